@@ -1,13 +1,16 @@
-# make demo   translate with the shipped model, in torch and in onnxruntime; make demo TEXT="A dog runs." adds a sentence
-# make test   the test suite, without the slow tests; make test-all runs those too
-# make test-versions  the suite, and exports without torch, at the lowest and at the newest versions of what they need
-# make test-clients  libraries that others wrote, over what we save and export; needs Node and Chromium
-# make cards  the models of model_cards/ with their code, as repositories that are ready for the Hub: build/cards/
-# make docs   the site of docs/, with the API reference: build/docs/index.html
-# make bench  the CPU benchmark, hours on an idle machine: benchmarks/results/cpu-avx2.json or cpu-vnni.json, its tables and its
-#             plot; make bench CAPTIONS=FILE translates the first 1000 lines of FILE too
-# make bench-peers  the same with OpenVINO and llama.cpp, which it installs; needs npm
-# make bench-cuda  that of a GPU, ten minutes with the Python of PYTHON=, which has torch and onnxruntime-gpu: results/cuda.json
+# make demo           Translate captions with torch and with onnxruntime. TEXT="A dog runs." adds a sentence.
+# make lint           Run ruff and mypy.
+# make test           Run the tests, except the slow ones.
+# make test-all       Run all tests.
+# make test-versions  Run the tests with the lowest and with the newest versions of the dependencies.
+# make test-clients   Run programs of others on our checkpoints and exports. Needs Node and Chromium.
+# make cards          Write the models of model_cards/ with their code, ready for the Hub, to build/cards/.
+# make docs           Build the documentation with the API reference into build/docs/.
+# make bench          Measure speed on a CPU. Takes hours on an idle machine, and writes benchmarks/results/cpu-*.json.
+#                     CAPTIONS=FILE also translates the first 1000 lines of FILE.
+# make bench-peers    The same, with OpenVINO and llama.cpp, which it installs. Needs npm.
+# make bench-cuda     Measure speed on a GPU, in ten minutes, and write benchmarks/results/cuda.json.
+#                     PYTHON=python is a Python with torch and onnxruntime-gpu.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -60,6 +63,7 @@ lint: .venv/installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	mkdir -p build/types && ln -sfn ../../export build/types/vanilla_transformer_export
 	$(BIN)/mypy
+	$(BIN)/python .ci/prose.py
 
 # torch first and by itself: the version pinned here has a CPU build, what other packages ask for may not.
 .venv/installed: pyproject.toml constraints.txt

@@ -80,16 +80,19 @@ def main(argv: list[str] | None = None) -> None:
         source = write_lines(args.captions, args.lines, Path(folder) / "lines.txt")
         tenth = write_lines(args.captions, args.lines // 10, Path(folder) / "tenth.txt")
         first = isolated(bulk, args.export, tenth, Path(folder) / "tenth")
-        found, expected = [], []
+        results, expected = [], []
         for number in range(args.repeats):
-            found.append(isolated(bulk, args.export, source, Path(folder) / f"out-{number}"))
+            results.append(isolated(bulk, args.export, source, Path(folder) / f"out-{number}"))
             expected.append(isolated(offline, args.export, source))
-    rates = {"bulk": [each["per_second"] for each in found], "offline": expected}
+    rates = {
+        "bulk": [record["per_second"] for record in results],
+        "offline": expected,
+    }
     medians = {name: statistics.median(values) for name, values in rates.items()}
-    ratios = [own / other for own, other in zip(rates["bulk"], rates["offline"])]
+    ratios = [bulk_rate / other for bulk_rate, other in zip(rates["bulk"], rates["offline"])]
     result = {
         "lines": args.lines,
-        "bad": found[0]["bad"],
+        "bad": results[0]["bad"],
         **{f"{name}_per_second": round(x, 1) for name, x in medians.items()},
     }
     result |= {
@@ -98,7 +101,11 @@ def main(argv: list[str] | None = None) -> None:
     }
     print(
         json.dumps(
-            result | {"peak_of_a_tenth": first["peak"], "peak": max(each["peak"] for each in found)}
+            result
+            | {
+                "peak_of_a_tenth": first["peak"],
+                "peak": max(record["peak"] for record in results),
+            }
         )
     )
 

@@ -48,13 +48,13 @@ class Transformers:
         )
         self.model = model.eval().to(device)
 
-    def given(self, ids):
+    def prepare(self, ids):
         import torch
 
         return torch.from_numpy(ids), torch.ones(ids.shape, dtype=torch.int64)
 
-    def run(self, given, new_tokens, beams):
-        ids, mask = (tensor.to(self.device) for tensor in given)
+    def run(self, inputs, new_tokens, beams):
+        ids, mask = (tensor.to(self.device) for tensor in inputs)
         if self.kind == "bert":
             return self.model(input_ids=ids, attention_mask=mask).last_hidden_state.cpu()
         return self.model.generate(
@@ -109,10 +109,10 @@ class TorchGraph(Vanilla):
         super().__init__(*args)
         self.decoders = {}
 
-    def run(self, given, new_tokens, beams):
+    def run(self, inputs, new_tokens, beams):
         from torch_graph import GraphDecoder
 
-        ids, _ = given
+        ids, _ = inputs
         key = (*ids.shape, new_tokens)
         if key not in self.decoders:
             self.decoders[key] = GraphDecoder(self.model, *key)
@@ -144,24 +144,24 @@ class CTranslate2:
             str(root / engine), compute_type=dtype, inter_threads=workers, intra_threads=threads
         )
 
-    def given(self, ids):
+    def prepare(self, ids):
         return (
             ids.tolist() if self.kind == "bert" else [[str(token) for token in row] for row in ids]
         )
 
-    def run(self, given, new_tokens, beams):
+    def run(self, inputs, new_tokens, beams):
         if self.kind == "bert":
-            return np.array(self.model.forward_batch(given).last_hidden_state)
+            return np.array(self.model.forward_batch(inputs).last_hidden_state)
         if self.kind == "gpt2":
             return self.model.generate_batch(
-                given,
+                inputs,
                 beam_size=beams,
                 min_length=new_tokens,
                 max_length=new_tokens,
                 include_prompt_in_result=False,
             )
         return self.model.translate_batch(
-            given,
+            inputs,
             beam_size=beams,
             min_decoding_length=new_tokens,
             max_decoding_length=new_tokens,
@@ -192,13 +192,13 @@ class Onnx:
             Runtime(root / engine, threads=arrangement.threads, device=device),
         )
 
-    def given(self, ids):
+    def prepare(self, ids):
         return ids, np.ones_like(ids)
 
-    def run(self, given, new_tokens, beams):
+    def run(self, inputs, new_tokens, beams):
         if self.kind == "bert":
-            return self.model.encode(*given)
-        return self.model.generate(*given, max_new_tokens=new_tokens, num_beams=beams)
+            return self.model.encode(*inputs)
+        return self.model.generate(*inputs, max_new_tokens=new_tokens, num_beams=beams)
 
     def output(self, result, new_tokens):
         return result if self.kind == "bert" else result[:, -new_tokens:]
@@ -211,11 +211,11 @@ class Parts:
     def __init__(self, model, workers):
         self.model, self.workers, self.threads = model, workers, ThreadPoolExecutor(workers)
 
-    def given(self, ids):
-        return [self.model.given(part) for part in np.array_split(ids, self.workers)]
+    def prepare(self, ids):
+        return [self.model.prepare(part) for part in np.array_split(ids, self.workers)]
 
-    def run(self, given, new_tokens, beams):
-        return list(self.threads.map(lambda part: self.model.run(part, new_tokens, beams), given))
+    def run(self, inputs, new_tokens, beams):
+        return list(self.threads.map(lambda part: self.model.run(part, new_tokens, beams), inputs))
 
     def output(self, results, new_tokens):
         return np.concatenate([self.model.output(result, new_tokens) for result in results])
@@ -243,8 +243,8 @@ ENGINES = {
 
 def is_installed(engine: str) -> bool:
     """Return True if the packages of an engine, and its folder if it has one, exist."""
-    found = [importlib.util.find_spec(package) for package in ENGINES[engine].packages]
-    return all(found) and getattr(ENGINES[engine], "folder", Path("/")).exists()
+    specs = [importlib.util.find_spec(package) for package in ENGINES[engine].packages]
+    return all(specs) and getattr(ENGINES[engine], "folder", Path("/")).exists()
 
 
 class Worker:
@@ -328,14 +328,14 @@ def serve(connection, engine, kind, root, arrangement, device):
         except EOFError:
             return
         try:
-            connection.send(ANSWERS[request](model, model.given(ids), *settings))
+            connection.send(ANSWERS[request](model, model.prepare(ids), *settings))
         except Exception as error:
             connection.send({"error": one_line(error)})
 
 
-def timed(model, given, new_tokens, beams):
+def timed(model, inputs, new_tokens, beams):
     start = time.perf_counter()
-    result = model.run(given, new_tokens, beams)
+    result = model.run(inputs, new_tokens, beams)
     seconds = time.perf_counter() - start
     return {
         "seconds": seconds,
@@ -344,11 +344,11 @@ def timed(model, given, new_tokens, beams):
     }
 
 
-def profiled(model, given, new_tokens, beams):
+def profiled(model, inputs, new_tokens, beams):
     from gpu import device_seconds
 
-    model.run(given, new_tokens, beams)  # the earlier capture for this shape may be gone
-    return device_seconds(lambda: model.run(given, new_tokens, beams))
+    model.run(inputs, new_tokens, beams)  # the earlier capture for this shape may be gone
+    return device_seconds(lambda: model.run(inputs, new_tokens, beams))
 
 
 ANSWERS = {"timed": timed, "profiled": profiled}

@@ -16,12 +16,12 @@ def device_facts() -> dict | None:
 
     if not torch.cuda.is_available():
         return None
-    found = torch.cuda.get_device_properties(0)
+    properties = torch.cuda.get_device_properties(0)
     return {
-        "gpu": devices.gpu() or found.name,
-        "gpu_memory_bytes": found.total_memory,
-        "gpu_l2_bytes": found.L2_cache_size,
-        "multiprocessors": found.multi_processor_count,
+        "gpu": devices.gpu() or properties.name,
+        "gpu_memory_bytes": properties.total_memory,
+        "gpu_l2_bytes": properties.L2_cache_size,
+        "multiprocessors": properties.multi_processor_count,
         "cuda": torch.version.cuda,
     }
 
@@ -51,7 +51,7 @@ def device_seconds(run) -> dict:
     from torch.profiler import ProfilerActivity, profile
 
     if not torch.cuda.is_available():
-        raise RuntimeError("there is no GPU to profile")
+        raise RuntimeError("found no GPU, expected one to profile")
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         run()
         torch.cuda.synchronize()
@@ -75,7 +75,7 @@ def totals(events) -> dict:
             )
             seconds[name] += event.duration_ns() / 1e9
     if not seconds["kernel_seconds"]:
-        raise RuntimeError("the profiler saw no kernel")
+        raise RuntimeError("the profiler recorded no kernel, expected at least one")
     return seconds
 
 
@@ -93,7 +93,7 @@ def step_values(kind: str, root: Path) -> dict:
     with torch.device("meta"):
         model = model_class(model_class.config_class.from_pretrained(root / "vanilla"))
     decoder = model.get_decoder()
-    own, cross = cached(layer.self_attn for layer in decoder.layers), []
+    layers, cross = cached(layer.self_attn for layer in decoder.layers), []
     if model.config.is_encoder_decoder:
         cross = cached(layer.cross_attn for layer in decoder.layers)
     modules = (decoder.layers, decoder.norm, model.lm_head)
@@ -102,7 +102,8 @@ def step_values(kind: str, root: Path) -> dict:
         weight.numel() for projection in cross for weight in projection.parameters()
     )
     per_token, per_source = (
-        sum(projection.out_features for projection in found) for found in (own, cross)
+        sum(projection.out_features for projection in projections)
+        for projections in (layers, cross)
     )
     return {"weights": weights - computed_before, "per_token": per_token, "per_source": per_source}
 

@@ -20,8 +20,8 @@ def corpus_interval(metric, outputs: list[str], references: list[str]) -> tuple[
 
 def accuracy_interval(correct: int, count: int) -> tuple[float, float]:
     """Return the 95% interval of a share, by the score of a binomial (Wilson 1927)."""
-    found = binomtest(int(correct), count).proportion_ci(0.95, method="wilson")
-    return float(found.low), float(found.high)
+    interval = binomtest(int(correct), count).proportion_ci(0.95, method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def nll_interval(losses: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
@@ -35,9 +35,10 @@ def nll_interval(losses: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
 
     sums = losses.sum(axis=1, dtype=np.float64), (labels != -100).sum(axis=1)
     parts = [
-        [part.sum() for part in np.array_split(each, min(STRETCHES, len(each)))] for each in sums
+        [part.sum() for part in np.array_split(values, min(STRETCHES, len(values)))]
+        for values in sums
     ]
-    found = bootstrap(
+    interval = bootstrap(
         parts, mean, n_resamples=RESAMPLES, paired=True, vectorized=True, method="percentile", rng=0
     )
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+    return float(interval.confidence_interval.low), float(interval.confidence_interval.high)

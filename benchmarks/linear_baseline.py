@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from intervals import accuracy_interval
-from scores import recipe_of
+from scores import read_recipe
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline, make_union
@@ -70,34 +70,36 @@ def accuracy(correct: int, rows: int) -> dict:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--data", type=Path, required=True, help="where the directories of the recipes' text are"
+        "--data", type=Path, required=True, help="folder with the directories of the recipes' text"
     )
     parser.add_argument(
         "cards",
         nargs="*",
         type=Path,
-        help="directories of model_cards/; all classifiers if not given",
+        help="directories of model_cards/; by default all classifiers",
     )
     options = parser.parse_args()
     for card in options.cards or sorted(path.parent for path in CARDS.rglob(RECORD)):
-        recipe = recipe_of(card, options.data)
+        recipe = read_recipe(card, options.data)
         if recipe.task != TASK:
             continue
         for features in FEATURES:
-            found = []
+            results = []
             for fold in range(recipe.data.get("folds", 1)):
                 data = recipe.data | ({"fold": fold} if "folds" in recipe.data else {})
-                found.append(baseline(data, features))
+                results.append(baseline(data, features))
                 print(
                     json.dumps(
-                        {"model": str(card), "features": features, "fold": fold, **found[-1]}
+                        {"model": str(card), "features": features, "fold": fold, **results[-1]}
                     ),
                     flush=True,
                 )
-            total = accuracy(*(sum(each[name] for each in found) for name in ("correct", "rows")))
+            total = accuracy(
+                *(sum(result[name] for result in results) for name in ("correct", "rows"))
+            )
             print(
                 json.dumps(
-                    {"model": str(card), "features": features, "folds": len(found), **total}
+                    {"model": str(card), "features": features, "folds": len(results), **total}
                 ),
                 flush=True,
             )

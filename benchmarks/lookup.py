@@ -94,9 +94,9 @@ def measure(
         ratios, alike = [], []
         for _ in range(rounds):
             without, _ = generated(runtime, rows)
-            seconds, found = generated(runtime, rows, **lookup)
+            seconds, tokens = generated(runtime, rows, **lookup)
             ratios.append(seconds / without)
-            alike.append(sum(map(list.__eq__, found, expected)))
+            alike.append(sum(map(list.__eq__, tokens, expected)))
     if dtype == "fp32" and min(alike) < len(rows):
         raise SystemExit(
             f"{min(alike)} of {len(rows)} rows have the same tokens with prompt lookup, expected "
@@ -129,15 +129,19 @@ def main() -> None:
     parser.add_argument(
         "--train", action="store_true", help="only train the models that --models does not have"
     )
-    parser.add_argument("--steps", type=int, default=800, help="updates of each trained model")
+    parser.add_argument(
+        "--steps", type=int, default=800, help="optimizer steps of each trained model"
+    )
     parser.add_argument(
         "--tasks", nargs="+", default=[*TASKS, "translation"], choices=[*TASKS, "translation"]
     )
     parser.add_argument(
-        "--dtypes", nargs="+", default=["fp32", "int8"], help="of the weights of the exports"
+        "--dtypes", nargs="+", default=["fp32", "int8"], help="precisions of the exports"
     )
     parser.add_argument("--candidates", type=int, default=10, help="prompt_lookup_num_tokens")
-    parser.add_argument("--texts", type=int, default=100, help="of validation, for each task")
+    parser.add_argument(
+        "--texts", type=int, default=100, help="number of validation texts per task"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     if options.train and not options.models:

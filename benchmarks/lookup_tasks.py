@@ -31,11 +31,11 @@ Pairs = Iterator[tuple[str, str]]  # an endless stream of a source and its targe
 def with_errors(text: str, rng: random.Random) -> str:
     """Return `text` with two neighbouring letters exchanged in `ERRORS` words."""
     words = text.split(" ")
-    long = [place for place, word in enumerate(words) if len(word) > 3]
-    for place in rng.sample(long, min(ERRORS, len(long))):
-        first = rng.randrange(1, len(words[place]) - 2)
-        word = words[place]
-        words[place] = word[:first] + word[first + 1] + word[first] + word[first + 2 :]
+    long = [index for index, word in enumerate(words) if len(word) > 3]
+    for index in rng.sample(long, min(ERRORS, len(long))):
+        first = rng.randrange(1, len(words[index]) - 2)
+        word = words[index]
+        words[index] = word[:first] + word[first + 1] + word[first] + word[first + 2 :]
     return " ".join(words)
 
 
@@ -51,7 +51,8 @@ def is_of_a_child(caption: str) -> bool:
 
 def summaries(captions: list[str], rng: random.Random) -> Pairs:
     others, kept = (
-        [each for each in captions if is_of_a_child(each) is wanted] for wanted in (False, True)
+        [caption for caption in captions if is_of_a_child(caption) is has_child]
+        for has_child in (False, True)
     )
     while True:
         texts = rng.sample(others, READ - KEPT) + rng.sample(kept, KEPT)

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import workload
 from engines import CONTEXT, Worker, is_installed, one_line
-from plan import CHECKPOINTS, Arrangement, Cell, Plan, cells_of
+from plan import CHECKPOINTS, Arrangement, Cell, Plan, list_cells
 
 INSTRUCTIONS = (
     "avx2",
@@ -53,17 +53,17 @@ def once(folder: Path, function, *args) -> dict:
 
     The result is kept in a JSON file beside the folder.
     """
-    made = folder.with_name(f"{folder.name}.json")
-    if not made.exists():
+    marker = folder.with_name(f"{folder.name}.json")
+    if not marker.exists():
         shutil.rmtree(folder, ignore_errors=True)
-        made.write_text(json.dumps(function(*args)))
-    return json.loads(made.read_text())
+        marker.write_text(json.dumps(function(*args)))
+    return json.loads(marker.read_text())
 
 
 def command_line(script: str) -> str:
     """Return the command line of this process, with file names instead of paths."""
     return shlex.join(
-        ["python", f"benchmarks/{script}", *(Path(each).name for each in sys.argv[1:])]
+        ["python", f"benchmarks/{script}", *(Path(argument).name for argument in sys.argv[1:])]
     )
 
 
@@ -106,9 +106,9 @@ class Benchmark:
         }
 
     def write(self):
-        whole = self.options.out.with_suffix(".part")
-        whole.write_text(json.dumps(self.result, indent=1) + "\n")
-        whole.replace(self.options.out)
+        part = self.options.out.with_suffix(".part")
+        part.write_text(json.dumps(self.result, indent=1) + "\n")
+        part.replace(self.options.out)
 
     def say(self, what):
         print(f"{time.monotonic() - self.began:5.0f} s  {what}", file=sys.stderr)
@@ -118,7 +118,7 @@ class Benchmark:
         return None if self.deadline is None or time.monotonic() < self.deadline else NO_TIME
 
     def cells(self, shape):
-        return cells_of(self.plan, shape, self.options.quick)
+        return list_cells(self.plan, shape, self.options.quick)
 
     def side_by_side(self, jobs: dict) -> dict:
         """Run each job, a function and its arguments, in its own process, and return the results by
@@ -151,8 +151,8 @@ class Benchmark:
                 quick,
                 folder,
             )
-        for (_, kind), made in self.side_by_side(jobs).items():
-            self.result["models"][kind] = {**workload.fields(kind, quick), **made}
+        for (_, kind), outcome in self.side_by_side(jobs).items():
+            self.result["models"][kind] = {**workload.fields(kind, quick), **outcome}
         jobs = {}
         for kind in kinds:
             self.result["exports"].setdefault(kind, {})
@@ -171,11 +171,11 @@ class Benchmark:
                         kind,
                         folder,
                     )
-        for (_, kind, engine), made in self.side_by_side(jobs).items():
-            if "missing" in made:
-                self.errors[engine, kind] = f"no export: {made['missing']}"
+        for (_, kind, engine), outcome in self.side_by_side(jobs).items():
+            if "missing" in outcome:
+                self.errors[engine, kind] = f"no export: {outcome['missing']}"
             else:
-                self.result["exports"][kind][engine] = made
+                self.result["exports"][kind][engine] = outcome
 
     def is_wanted(self, engine, kind) -> bool:
         """Return True if the engine has a cell of a model."""
@@ -235,10 +235,10 @@ class Benchmark:
     def summary(self, cell, rounds, worker) -> dict:
         """Return the summary of the rounds for a record."""
         names = [name for name in ("seconds", "first_token_seconds") if name in rounds[0]]
-        found = {name: spread([answer[name] for answer in rounds]) for name in names}
+        spreads = {name: spread([answer[name] for answer in rounds]) for name in names}
         return {
-            **found,
-            "per_second": cell.batch * max(cell.new_tokens, 1) / found["seconds"]["median"],
+            **spreads,
+            "per_second": cell.batch * max(cell.new_tokens, 1) / spreads["seconds"]["median"],
         }
 
     def inputs(self, cell):
@@ -316,9 +316,9 @@ def spread(values) -> dict:
 
 
 def cores() -> int:
-    from vanilla_transformer_export.inference.devices import processors
+    from vanilla_transformer_export.inference.devices import available_cpus
 
-    return processors()
+    return available_cpus()
 
 
 def processor_facts() -> dict[str, str]:
@@ -347,10 +347,10 @@ def hardware() -> dict:
 
 
 def versions(packages) -> dict:
-    found = {"python": platform.python_version()}
+    result = {"python": platform.python_version()}
     for package in packages:
         try:
-            found[package] = version(package)
+            result[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            result[package] = "not installed"
+    return result

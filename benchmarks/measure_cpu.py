@@ -64,7 +64,7 @@ class CpuBenchmark(Benchmark):
         """Return the cells of a shape that the result lacks."""
         if shape == "load" and self.result["load"]:
             return []
-        done = {cell_of(record) for record in self.result["cells"]}
+        done = {to_cell(record) for record in self.result["cells"]}
         return [cell for cell in self.cells(shape) if cell not in done]
 
     def workers(self, cell, before):
@@ -84,17 +84,17 @@ class CpuBenchmark(Benchmark):
                 before.close()
             return Absent(reason)
         kept = [before] if getattr(before, "arrangement", None) else []
-        wanted = arrangements_on_cpu(engine, cell, self.options.threads)
-        found = kept + [
-            self.start(engine, cell.kind, each)
-            for each in wanted
-            if each not in [one.arrangement for one in kept]
+        arrangements = arrangements_on_cpu(engine, cell, self.options.threads)
+        candidates = kept + [
+            self.start(engine, cell.kind, arrangement)
+            for arrangement in arrangements
+            if arrangement not in [one.arrangement for one in kept]
         ]
-        if len(found) == 1:
-            return found[0]
-        ids, seconds = self.inputs(cell), {worker: [] for worker in found}
+        if len(candidates) == 1:
+            return candidates[0]
+        ids, seconds = self.inputs(cell), {worker: [] for worker in candidates}
         for _ in range(1 + TRIALS):  # the first one warms up
-            for worker in found:
+            for worker in candidates:
                 time.sleep(self.plan.pause)
                 started = worker.started
                 answer = (
@@ -103,8 +103,8 @@ class CpuBenchmark(Benchmark):
                     else started
                 )
                 seconds[worker].append(answer.get("seconds", float("inf")))
-        best = min(found, key=lambda worker: min(seconds[worker][1:]))
-        for worker in found:
+        best = min(candidates, key=lambda worker: min(seconds[worker][1:]))
+        for worker in candidates:
             if worker is not best:
                 worker.close()
         return best
@@ -132,14 +132,14 @@ class CpuBenchmark(Benchmark):
         missing = {
             engine: self.reason(engine, cell) or self.untranslated(engine) for engine in blank
         }
-        found = {}
+        speeds = {}
         if None in missing.values():
             texts = serving_offline.read_captions(self.options.captions, cell.batch)
             isolated(
                 serving_models.prepare, "tiny", TRANSLATOR, self.root, texts, self.options.quick
             )
             run = SimpleNamespace(root=self.root, repeats=self.options.repeats, captions=texts)
-            found = serving_offline.offline(run, "tiny")
+            speeds = serving_offline.offline(run, "tiny")
         records = []
         for engine, record in blank.items():
             reason = missing[engine]
@@ -149,7 +149,7 @@ class CpuBenchmark(Benchmark):
                     **(
                         {"missing": reason}
                         if reason
-                        else captions_summary(engine, found, len(texts))
+                        else captions_summary(engine, speeds, len(texts))
                     ),
                 }
             )
@@ -164,9 +164,9 @@ class CpuBenchmark(Benchmark):
     def measure_load(self, cell) -> list[dict]:
         """Measure fresh processes: imports, loading, and the first token."""
         self.say(cell)
-        ids, found = self.inputs(cell), {engine: [] for engine in self.options.engines}
+        ids, rounds_by_engine = self.inputs(cell), {engine: [] for engine in self.options.engines}
         for _ in range(self.options.repeats):
-            for engine, rounds in found.items():
+            for engine, rounds in rounds_by_engine.items():
                 reason = self.reason(engine, cell)
                 worker = Absent(reason) if reason else self.start(engine, cell.kind)
                 answer = (
@@ -180,7 +180,7 @@ class CpuBenchmark(Benchmark):
                 worker.close()
         return [
             {"engine": engine, "kind": cell.kind, **load_summary(rounds)}
-            for engine, rounds in found.items()
+            for engine, rounds in rounds_by_engine.items()
         ]
 
     def measure_bandwidth(self, cell):
@@ -189,14 +189,14 @@ class CpuBenchmark(Benchmark):
         for record in self.result["cells"]:
             if (
                 not record["engine"].startswith("cpu-")
-                or cell_of(record) != cell
+                or to_cell(record) != cell
                 or "missing" in record
             ):
                 continue
             steps = record["seconds"]["median"] - record["first_token_seconds"]["median"]
             step_seconds = steps / (cell.new_tokens - 1)
             count = isolated(workload.bytes_per_step, self.root / cell.kind / record["engine"])
-            found = isolated(
+            bandwidth = isolated(
                 workload.read_bandwidth, count, record["arrangement"]["threads"], repeats
             )
             self.result["bandwidth"].append(
@@ -205,9 +205,9 @@ class CpuBenchmark(Benchmark):
                     "engine": record["engine"],
                     "bytes_per_step": count,
                     "step_seconds": step_seconds,
-                    **found,
+                    **bandwidth,
                     "fits_cache": count <= self.result["hardware"]["l3_bytes"],
-                    "share": count / step_seconds / found["bytes_per_second"],
+                    "share": count / step_seconds / bandwidth["bytes_per_second"],
                 }
             )
 
@@ -221,11 +221,11 @@ def resumed(before: dict, now: dict) -> dict:
     for name in ("options", "environment", "hardware", "versions"):
         if before[name] != now[name]:
             raise ValueError(
-                f"the file has the {name} {before[name]}, expected {now[name]} to go on with it: "
-                "give another --out"
+                f"the file has the {name} {before[name]}, expected {now[name]} to resume it: "
+                "use another --out"
             )
-    late = {cell_of(record) for record in before["cells"] if record.get("missing") == NO_TIME}
-    cells = [record for record in before["cells"] if cell_of(record) not in late]
+    late = {to_cell(record) for record in before["cells"] if record.get("missing") == NO_TIME}
+    cells = [record for record in before["cells"] if to_cell(record) not in late]
     return {
         **before,
         "command": f"{before['command']}; {now['command']}",
@@ -234,18 +234,18 @@ def resumed(before: dict, now: dict) -> dict:
     }
 
 
-def cell_of(record: dict) -> Cell:
+def to_cell(record: dict) -> Cell:
     return Cell(**{field.name: record[field.name] for field in fields(Cell)})
 
 
-def captions_summary(engine: str, found: dict, count: int) -> dict:
+def captions_summary(engine: str, speeds: dict, count: int) -> dict:
     """Return the fastest setting of an engine, from the measurements of `serving_offline` by
     dtype."""
     dtype, kinds = CAPTIONS[engine]
-    settings = {name: each for name, each in found[dtype].items() if name.split()[0] in kinds}
+    settings = {name: speed for name, speed in speeds[dtype].items() if name.split()[0] in kinds}
     name = max(settings, key=lambda name: settings[name]["per_second"]["median"])
     kind, workers, threads, rows = name.split()
-    seconds = [count / each for each in settings[name]["per_second"]["runs"]]
+    seconds = [count / speed for speed in settings[name]["per_second"]["runs"]]
     return {
         "per_second": settings[name]["per_second"]["median"],
         "seconds": spread(seconds),
@@ -260,8 +260,8 @@ def captions_summary(engine: str, found: dict, count: int) -> dict:
 
 
 def load_summary(rounds) -> dict:
-    errors = [found["error"] for found in rounds if "error" in found]
+    errors = [load["error"] for load in rounds if "error" in load]
     if errors:
         return {"missing": errors[0]}
     names = ("import_seconds", "load_seconds", "first_token_seconds")
-    return {name: spread([found[name] for found in rounds]) for name in names}
+    return {name: spread([load[name] for load in rounds]) for name in names}

@@ -78,13 +78,13 @@ class CudaBenchmark(Benchmark):
         }
         reasons |= {("bleu", engine): self.untranslated(engine) for engine in TRANSLATORS}
         done = self.side_by_side({key: job for key, job in jobs.items() if reasons[key] is None})
-        found = {key: done.get(key) or {"missing": reasons[key]} for key in jobs}
+        reports = {key: done.get(key) or {"missing": reasons[key]} for key in jobs}
         self.result["verify"] = [
-            {"kind": kind, "engine": engine, **found["verify", kind, engine]}
+            {"kind": kind, "engine": engine, **reports["verify", kind, engine]}
             for kind, engine in exports
         ]
         self.result["bleu"] = [
-            {"engine": engine, **found["bleu", engine]} for engine in TRANSLATORS
+            {"engine": engine, **reports["bleu", engine]} for engine in TRANSLATORS
         ]
 
     def untranslated(self, engine):
@@ -110,17 +110,17 @@ class CudaBenchmark(Benchmark):
 
     def count_bytes(self, shape):
         """Record how close a step of greedy search comes to the copy bandwidth."""
-        found = [
+        counts = [
             record
             for record in self.result["cells"]
             if record["shape"] == shape and record["beams"] == 1
         ]
-        if not found[0]["new_tokens"]:
+        if not counts[0]["new_tokens"]:
             return
-        kind = found[0]["kind"]
-        measured = any("missing" not in record for record in found)
+        kind = counts[0]["kind"]
+        measured = any("missing" not in record for record in counts)
         values = isolated(gpu.step_values, kind, self.root / kind) if measured else None
-        for record in found:
+        for record in counts:
             step = {name: record[name] for name in ("kind", "engine", "batch")}
             step |= (
                 {"missing": record["missing"]} if "missing" in record else self.step(values, record)

@@ -36,23 +36,28 @@ def parse(arguments=None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--repeats", type=int, default=5, help="rounds measured after a warm-up (5)"
-    )
-    parser.add_argument("--new-tokens", type=int, default=64, help="of each row at most (64)")
-    parser.add_argument("--threads", type=int, help="of each (as many as there are processors)")
-    parser.add_argument(
-        "--models", nargs="+", choices=KINDS, default=list(KINDS), help="which of them (all)"
+        "--repeats", type=int, default=5, help="measured rounds, after a warm-up (5)"
     )
     parser.add_argument(
-        "--targets", nargs="+", choices=list(map("-".join, TARGETS)), help="which of them (all)"
+        "--new-tokens", type=int, default=64, help="maximum number of new tokens per row (64)"
+    )
+    parser.add_argument("--threads", type=int, help="CPU threads (all CPUs)")
+    parser.add_argument(
+        "--models", nargs="+", choices=KINDS, default=list(KINDS), help="models to measure (all)"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="tiny models: tries everything, measures nothing"
+        "--targets",
+        nargs="+",
+        choices=list(map("-".join, TARGETS)),
+        help="targets to measure (all)",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny models, to test the benchmark itself"
     )
     return parser.parse_args(arguments)
 
 
-def checkpoint_of(name: str, quick: bool, root: Path) -> Path:
+def make_checkpoint(name: str, quick: bool, root: Path) -> Path:
     """Return the checkpoint of the model `name`, which is made in `root` unless it is a card."""
     kind = KINDS[name]
     if kind is None:
@@ -73,11 +78,11 @@ def inputs(checkpoint: Path, batch: int) -> np.ndarray:
         tokenizer.enable_padding()
         texts = [lines[row % len(lines)].split("\t")[0] for row in range(batch)]
         return np.array([row.ids for row in tokenizer.encode_batch(texts)])
-    last = config_of(checkpoint)["vocab_size"] - 1
+    last = read_config(checkpoint)["vocab_size"] - 1
     return np.random.default_rng(0).integers(workload.FIRST_TOKEN, last, (batch, LENGTH))
 
 
-def config_of(checkpoint: Path) -> dict:
+def read_config(checkpoint: Path) -> dict:
     return json.loads((checkpoint / "config.json").read_text())
 
 
@@ -106,23 +111,23 @@ def runs(
     }
 
 
-def measured(found: dict[str, Callable[[], np.ndarray]], repeats: int, prompt: int) -> dict:
+def measured(functions: dict[str, Callable[[], np.ndarray]], repeats: int, prompt: int) -> dict:
     """Return the seconds of each function, run in turns after a warm-up, and the ratios.
 
     Sequences begin with `prompt` tokens.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in found}
-    sequences = {name: run() for name, run in found.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    sequences = {name: run() for name, run in functions.items()}
     for _ in range(repeats):
-        for name, run in found.items():
+        for name, run in functions.items():
             start = time.perf_counter()
             run()
             seconds[name].append(time.perf_counter() - start)
     ratios = [
         runtime / graph for runtime, graph in zip(seconds["runtime"], seconds["graph"], strict=True)
     ]
-    medians = {name: statistics.median(each) for name, each in seconds.items()}
-    width = min(each.shape[1] for each in sequences.values())
+    medians = {name: statistics.median(array) for name, array in seconds.items()}
+    width = min(array.shape[1] for array in sequences.values())
     alike = (sequences["graph"][:, :width] == sequences["runtime"][:, :width]).all(axis=1)
     return {
         "speed": round(medians["runtime"] / medians["graph"], 3),
@@ -146,20 +151,22 @@ def compared(
         batch: runs(directory, graph, inputs(checkpoint, batch), steps, threads)
         for batch in BATCHES
     }
-    prompt = LENGTH if "encoder_layers" not in config_of(checkpoint) else 1
-    return {batch: measured(each, options.repeats, prompt) for batch, each in both.items()}
+    prompt = LENGTH if "encoder_layers" not in read_config(checkpoint) else 1
+    return {
+        batch: measured(functions, options.repeats, prompt) for batch, functions in both.items()
+    }
 
 
 def run(options: argparse.Namespace) -> dict:
     speeds: dict[str, dict] = {}
     for name in options.models:
         with tempfile.TemporaryDirectory() as root:
-            checkpoint = checkpoint_of(name, options.quick, Path(root))
+            checkpoint = make_checkpoint(name, options.quick, Path(root))
             for target, dtype in TARGETS:
                 if options.targets is None or f"{target}-{dtype}" in options.targets:
                     with tempfile.TemporaryDirectory() as exports:
-                        found = compared(checkpoint, target, dtype, options, Path(exports))
-                    speeds.setdefault(name, {})[f"{target}-{dtype}"] = found
+                        results = compared(checkpoint, target, dtype, options, Path(exports))
+                    speeds.setdefault(name, {})[f"{target}-{dtype}"] = results
     return {"hardware": hardware(), "versions": versions(PACKAGES), "models": speeds}
 
 

@@ -60,7 +60,7 @@ def answers(card: Path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "cards", nargs="*", type=Path, help="directories of model_cards/; all if not given"
+        "cards", nargs="*", type=Path, help="directories of model_cards/; by default all"
     )
     options = parser.parse_args()
     for card in options.cards or sorted(path.parent for path in CARDS.glob("*/README.md")):

@@ -44,7 +44,7 @@ class CrossStates(nn.Module):
     def forward(self, input_ids, attention_mask):
         states = self.encoder(input_ids, attention_mask)
         both = (layer.cross_attn.keys_and_values(None, states, None, None) for layer in self.layers)
-        return tuple(each for pair in both for each in pair)
+        return tuple(state for pair in both for state in pair)
 
 
 class Decoder(nn.Module):
@@ -62,20 +62,22 @@ class Decoder(nn.Module):
 
     def forward(self, input_ids, position_ids, attention_mask, beam_idx, *states):
         count = len(states) // 2 if self.cross else len(states)
-        own = cache_of([past.index_select(0, beam_idx) for past in states[:count]])
+        reordered = make_cache([past.index_select(0, beam_idx) for past in states[:count]])
         if self.cross:
-            cache = EncoderDecoderCache(own, cache_of(states[count:]))
-            cache.is_updated = dict.fromkeys(range(len(own.layers)), True)
+            cache = EncoderDecoderCache(reordered, make_cache(states[count:]))
+            cache.is_updated = dict.fromkeys(range(len(reordered.layers)), True)
             mask = added(attention_mask[:, None, None] > 0)
             source = {"encoder_hidden_states": states[count], "encoder_attention_mask": mask}
         else:
-            cache, source = own, {"attention_mask": added(causal(input_ids, attention_mask))}
+            cache, source = reordered, {"attention_mask": added(causal(input_ids, attention_mask))}
         decoder = self.model.get_decoder()
         states = decoder(
             input_ids, position_ids=position_ids, past_key_values=cache, use_cache=True, **source
         )
         logits = self.model.lm_head(states.last_hidden_state[:, -1:])
-        return logits, *(each for layer in own.layers for each in (layer.keys, layer.values))
+        return logits, *(
+            state for layer in reordered.layers for state in (layer.keys, layer.values)
+        )
 
 
 def added(allowed):
@@ -84,11 +86,13 @@ def added(allowed):
 
 def causal(input_ids, mask):
     """Return which tokens each new token may look at: (B, 1, T, past + T)."""
-    places = torch.arange(mask.shape[1])
-    return (places <= places[-input_ids.shape[1] :, None])[None, None] & (mask[:, None, None] > 0)
+    positions = torch.arange(mask.shape[1])
+    return (positions <= positions[-input_ids.shape[1] :, None])[None, None] & (
+        mask[:, None, None] > 0
+    )
 
 
-def cache_of(states) -> DynamicCache:
+def make_cache(states) -> DynamicCache:
     """Return a cache with the keys and values of each layer, given as alternating tensors."""
     cache = DynamicCache()
     for key, value in zip(states[::2], states[1::2], strict=True):
@@ -113,13 +117,13 @@ def convert_openvino(kind: str, checkpoint: Path, out: Path, dtype: str) -> None
     )
     out.mkdir()
     with torch.no_grad():
-        for name, graph in graphs_of(kind, model).items():
+        for name, graph in make_graphs(kind, model).items():
             openvino.save_model(
                 compressed(graph, dtype, model.config), out / f"{name}.xml", compress_to_fp16=False
             )
 
 
-def graphs_of(kind, model) -> dict:
+def make_graphs(kind, model) -> dict:
     config = model.config
     if kind == "bert":
         return {
@@ -132,7 +136,7 @@ def graphs_of(kind, model) -> dict:
     heads, width = config.num_attention_heads, config.head_dim
     if kind == "gpt2":
         past = caches("past", config.num_hidden_layers, (heads, 3, width))
-        return {"decoder": stateful(Decoder(model, False), inputs_of(4, mask=7) | past)}
+        return {"decoder": stateful(Decoder(model, False), make_inputs(4, mask=7) | past)}
     past = caches("past", config.decoder_layers, (heads, 3, width))
     cross = caches("cross", config.decoder_layers, (heads, 5, width))
     encoder = traced(
@@ -140,7 +144,7 @@ def graphs_of(kind, model) -> dict:
     )
     return {
         "encoder": encoder,
-        "decoder": stateful(Decoder(model, True), inputs_of(1, mask=5) | past | cross),
+        "decoder": stateful(Decoder(model, True), make_inputs(1, mask=5) | past | cross),
     }
 
 
@@ -148,7 +152,7 @@ def tokens(name, length):
     return {name: torch.ones(2, length, dtype=torch.int64)}
 
 
-def inputs_of(length, mask):
+def make_inputs(length, mask):
     # with 64 bits, OpenVINO's graph is slow and wrong
     rows = torch.arange(2, dtype=torch.int32)
     return {
@@ -175,14 +179,14 @@ def traced(module, examples: dict, outputs: list[str]):
     import openvino
 
     graph = openvino.convert_model(module.eval(), example_input=tuple(examples.values()))
-    for found, names in ((graph.inputs, examples), (graph.outputs, outputs)):
-        for port, name in zip(found, names, strict=True):
+    for ports, names in ((graph.inputs, examples), (graph.outputs, outputs)):
+        for port, name in zip(ports, names, strict=True):
             port.get_tensor().set_names({name})
     free = {2: [-1, -1], 1: [-1]}
     graph.reshape(
         {
-            name: free.get(each.ndim) or [-1, each.shape[1], -1, each.shape[3]]
-            for name, each in examples.items()
+            name: free.get(example.ndim) or [-1, example.shape[1], -1, example.shape[3]]
+            for name, example in examples.items()
         }
     )
     return graph

@@ -12,7 +12,7 @@ import numpy as np
 LLAMA_CPP = Path(__file__).parent / "node_modules/@node-llama-cpp/linux-x64/bins/linux-x64"
 
 
-def config_of(root: Path) -> dict:
+def read_config(root: Path) -> dict:
     return json.loads((root / "transformers/config.json").read_text())
 
 
@@ -29,7 +29,7 @@ class OpenVINO:
     def __init__(self, engine, kind, root, arrangement, device):
         import openvino
 
-        self.kind, self.start = kind, config_of(root).get("decoder_start_token_id")
+        self.kind, self.start = kind, read_config(root).get("decoder_start_token_id")
         settings = {
             "INFERENCE_NUM_THREADS": arrangement.workers * arrangement.threads,
             "NUM_STREAMS": arrangement.workers,
@@ -48,16 +48,16 @@ class OpenVINO:
         for _ in range(arrangement.workers):
             self.idle.put({name: graph.create_infer_request() for name, graph in graphs.items()})
 
-    def given(self, ids):
+    def prepare(self, ids):
         return ids, np.ones_like(ids)
 
-    def run(self, given, new_tokens, beams):
+    def run(self, inputs, new_tokens, beams):
         requests = self.idle.get()
         try:
             return (
-                self.generate(requests, *given, new_tokens)
+                self.generate(requests, *inputs, new_tokens)
                 if new_tokens
-                else encode(requests["encoder"], *given).copy()
+                else encode(requests["encoder"], *inputs).copy()
             )
         finally:
             self.idle.put(requests)
@@ -71,8 +71,8 @@ class OpenVINO:
             for output in requests["encoder"].model_outputs:
                 decoder.set_tensor(output.any_name, requests["encoder"].get_tensor(output))
             ids = np.full((len(ids), 1), self.start)
-        found, past = [], 0
-        while len(found) < new_tokens:
+        tokens, past = [], 0
+        while len(tokens) < new_tokens:
             used = past + ids.shape[1]
             feeds = {
                 "input_ids": ids,
@@ -85,9 +85,9 @@ class OpenVINO:
                 feeds["attention_mask"] = mask
             decoder.infer(feeds, share_outputs=True)
             ids = decoder.get_tensor("logits").data[:, -1].argmax(axis=-1)[:, None]
-            found.append(ids)
+            tokens.append(ids)
             past = used
-        return np.concatenate(found, axis=1)
+        return np.concatenate(tokens, axis=1)
 
     def output(self, result, new_tokens):
         return result
@@ -147,50 +147,53 @@ class LlamaCpp:
 
     def __init__(self, engine, kind, root, arrangement, device):
         self.library, self.threads, self.contexts = load_llama_cpp(), arrangement.threads, {}
-        self.vocabulary = config_of(root)["vocab_size"]
+        self.vocabulary = read_config(root)["vocab_size"]
         path = str(root / engine / "model.gguf").encode()
         self.model = self.library.llama_model_load_from_file(
             path, self.library.llama_model_default_params()
         )
         if not self.model:
-            raise OSError(f"llama.cpp does not load {path.decode()}")
+            raise OSError(f"llama.cpp cannot load {path.decode()}")
 
-    def given(self, ids):
+    def prepare(self, ids):
         return ids
 
-    def context(self, rows, length, places):
-        """Return a context for `places` tokens of each row, rounded up to blocks of `PLACES`.
+    def context(self, rows, length, num_positions):
+        """Return a context for `num_positions` tokens of each row, rounded up to blocks of
+        `PLACES`.
 
         Contexts are kept.
         """
-        places = -(-places // PLACES) * PLACES
-        if (rows, places) not in self.contexts:
+        num_positions = -(-num_positions // PLACES) * PLACES
+        if (rows, num_positions) not in self.contexts:
             params = self.library.llama_context_default_params()
-            found = {name: getattr(params, name) for name in DEFAULTS}
-            if found != DEFAULTS:
+            values = {name: getattr(params, name) for name in DEFAULTS}
+            if values != DEFAULTS:
                 raise OSError(
-                    f"llama.cpp's defaults are {found}, expected {DEFAULTS}: another version"
+                    f"llama.cpp's defaults are {values}, expected {DEFAULTS}: the version differs"
                 )
-            params.n_ctx, params.n_seq_max = rows * places, rows
+            params.n_ctx, params.n_seq_max = rows * num_positions, rows
             params.n_batch = max(params.n_batch, rows * length)
             context = self.library.llama_init_from_model(self.model, params)
             if not context:
-                raise OSError(f"llama.cpp has no context of {rows} rows of {places} tokens")
+                raise OSError(
+                    f"llama.cpp cannot create a context of {rows} rows of {num_positions} tokens"
+                )
             self.library.llama_set_n_threads(context, self.threads, self.threads)
-            self.contexts[rows, places] = context
-        return self.contexts[rows, places]
+            self.contexts[rows, num_positions] = context
+        return self.contexts[rows, num_positions]
 
     def run(self, ids, new_tokens, beams):
         """Return the new tokens (B, new_tokens)."""
         rows, length = ids.shape
         context = self.context(rows, length, length + new_tokens)
         self.library.llama_memory_clear(self.library.llama_get_memory(context), True)
-        found, past = [], 0
-        while len(found) < new_tokens:
+        tokens, past = [], 0
+        while len(tokens) < new_tokens:
             ids = self.logits(context, ids, past).argmax(axis=-1)[:, None]
-            past = length + len(found)
-            found.append(ids)
-        return np.concatenate(found, axis=1)
+            past = length + len(tokens)
+            tokens.append(ids)
+        return np.concatenate(tokens, axis=1)
 
     def logits(self, context, ids, past):
         """Return the logits (B, V) after the last token of each row (B, T).
@@ -210,7 +213,7 @@ class LlamaCpp:
         )
         batch = Batch(ids.size, **{name: column.ctypes.data for name, column in columns.items()})
         if code := self.library.llama_decode(context, batch):
-            raise OSError(f"llama_decode returned {code}")
+            raise OSError(f"llama_decode returned {code}, expected 0")
         return np.ctypeslib.as_array(
             self.library.llama_get_logits(context), (rows, self.vocabulary)
         )

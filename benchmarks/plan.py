@@ -102,13 +102,13 @@ def arrangements_on_cpu(engine: str, cell: Cell, threads: int) -> list[Arrangeme
 
     torch has one arrangement: it is fastest with all threads.
     """
-    found = [Arrangement(1, threads)]
+    arrangements = [Arrangement(1, threads)]
     if engine in CHECKPOINTS or threads == 1:
-        return found
-    found.append(Arrangement(1, 1))
+        return arrangements
+    arrangements.append(Arrangement(1, 1))
     if cell.batch > 1 and not engine.startswith(("llamacpp-", "portable-")):
-        found.append(Arrangement(threads, 1))
-    return found
+        arrangements.append(Arrangement(threads, 1))
+    return arrangements
 
 
 def left_out_on_cpu(engine: str, cell: Cell) -> str | None:
@@ -227,7 +227,7 @@ PLANS = {
 }
 
 
-def cells_of(plan: Plan, shape: str, quick: bool) -> list[Cell]:
+def list_cells(plan: Plan, shape: str, quick: bool) -> list[Cell]:
     if not quick:
         return plan.shapes[shape]
     small = [

@@ -158,7 +158,7 @@ def overview(result: dict) -> str:
     }
     rows = []
     for engine, label in LABELS.items():
-        cells = [found.get(engine, {}) for found in columns.values()]
+        cells = [by_engine_name.get(engine, {}) for by_engine_name in columns.values()]
         if any(cells):
             rows.append(
                 [
@@ -187,11 +187,11 @@ def setting(result):
 
 
 def machine(result):
-    found = result["hardware"]
+    hardware = result["hardware"]
     return (
-        f"{found['cpu']}, {found['cores']} cores ({', '.join(found['instructions'])}; L3 "
-        f"{found['l3_bytes'] / 2**20:.0f} MB), "
-        f"{found['memory_bytes'] / 2**30:.0f} GB"
+        f"{hardware['cpu']}, {hardware['cores']} cores ({', '.join(hardware['instructions'])}; L3 "
+        f"{hardware['l3_bytes'] / 2**20:.0f} MB), "
+        f"{hardware['memory_bytes'] / 2**30:.0f} GB"
     )
 
 
@@ -229,32 +229,33 @@ def records(result, shape, beams=1):
     ]
 
 
-def by_engine(found, field):
+def by_engine(cells, field):
     """Return {engine: {value of `field`: record}}, in the order of measurement."""
-    engines = {record["engine"]: {} for record in found}
-    for record in found:
+    engines = {record["engine"]: {} for record in cells}
+    for record in cells:
         engines[record["engine"]][record[field]] = record
     return engines
 
 
 def speed_table(result, title, shape, beams):
-    found = records(result, shape, beams)
-    if not found:
+    shape_records = records(result, shape, beams)
+    if not shape_records:
         return ""
-    batches = sorted({record["batch"] for record in found})
+    batches = sorted({record["batch"] for record in shape_records})
     header = ["", *(f"batch {batch}" for batch in batches)]
     has_first = shape not in ("bert", "captions") and beams == 1
     header += [f"first token, ms, batch {batches[0]}"] if has_first else []
     has_memory, has_kernels = (
-        any(name in record for record in found) for name in ("peak_memory", "kernel_seconds")
+        any(name in record for record in shape_records)
+        for name in ("peak_memory", "kernel_seconds")
     )
     header += [f"memory, MB (above imports), batch {batch}" for batch in batches if has_memory]
     header += [f"in kernels, ms, batch {batch}" for batch in batches if has_kernels]
-    has_arrangements = any("arrangement" in record for record in found)
+    has_arrangements = any("arrangement" in record for record in shape_records)
     header += ["workers x threads"] if has_arrangements else []
     header += ["error" if shape == "bert" else "same tokens"]
     rows = []
-    for engine, cells in by_engine(found, "batch").items():
+    for engine, cells in by_engine(shape_records, "batch").items():
         row = [LABELS[engine], *(speed(cells[batch]) for batch in batches)]
         row += [milliseconds(cells[batches[0]], "first_token_seconds")] if has_first else []
         row += [memory(cells[batch]) for batch in batches if has_memory]
@@ -263,7 +264,7 @@ def speed_table(result, title, shape, beams):
             [", ".join(arrangement(cells[batch]) for batch in batches)] if has_arrangements else []
         )
         rows.append([*row, likeness(cells.values())])
-    return markdown(title, header, rows) + notes(found)
+    return markdown(title, header, rows) + notes(shape_records)
 
 
 def growth(result, shape):
@@ -271,24 +272,24 @@ def growth(result, shape):
 
     Small batches are those of seq2seq.
     """
-    found = records(result, shape)
-    engines = {record["engine"] for record in found if "missing" not in record}
-    smaller = records(result, "seq2seq") if found and shape == "batch" else []
-    return [record for record in smaller + found if record["engine"] in engines]
+    cells = records(result, shape)
+    engines = {record["engine"] for record in cells if "missing" not in record}
+    smaller = records(result, "seq2seq") if cells and shape == "batch" else []
+    return [record for record in smaller + cells if record["engine"] in engines]
 
 
 def growth_table(result, shape):
     title, field = GROWTH[shape]
-    found = growth(result, shape)
-    if not found:
+    grown = growth(result, shape)
+    if not grown:
         return ""
-    values = sorted({record[field] for record in found})
+    values = sorted({record[field] for record in grown})
     show = speed if field == "batch" else seconds
     rows = [
         [LABELS[engine], *(show(cells[value]) if value in cells else "-" for value in values)]
-        for engine, cells in by_engine(found, field).items()
+        for engine, cells in by_engine(grown, field).items()
     ]
-    return markdown(title, ["", *map(str, values)], rows) + notes(found)
+    return markdown(title, ["", *map(str, values)], rows) + notes(grown)
 
 
 def speed(record):
@@ -327,8 +328,8 @@ def memory(record):
 
 
 def arrangement(record):
-    found = record.get("arrangement")
-    return f"{found['workers']} x {found['threads']}" if found else "-"
+    value = record.get("arrangement")
+    return f"{value['workers']} x {value['threads']}" if value else "-"
 
 
 def kernels(record):
@@ -351,10 +352,10 @@ def likeness(cells):
     return f"{max(differences):.1e}" if differences else "-"
 
 
-def notes(found):
+def notes(cells):
     """Return each reason for a `-`, once for each engine."""
     reasons = {}
-    for record in found:
+    for record in cells:
         for field, what in (("missing", ""), ("kernels_missing", ", kernels")):
             if field in record:
                 reasons[f"\n- {LABELS[record['engine']]}{what}: {record[field]}"] = None
@@ -378,19 +379,19 @@ def leads(result: dict) -> dict[tuple[str, str], dict[int, tuple[dict, dict]]]:
     for record in result["cells"]:
         if "per_second" in record:
             cells.setdefault((work(record), record["batch"]), {})[record["engine"]] = record
-    found = {}
+    result_leads = {}
     for (what, batch), engines in cells.items():
         pairs = {name: others for ours, others in PRECISIONS.values() for name in ours}
         for name, others in pairs.items():
             if name in engines and (other := fastest(engines, others)):
-                found.setdefault((what, name), {})[batch] = engines[name], other
+                result_leads.setdefault((what, name), {})[batch] = engines[name], other
         best = (
             fastest(engines, pairs),
             fastest(engines, [name for others in pairs.values() for name in others]),
         )
         if what == SPEEDS["captions", 1][0] and all(best):
-            found.setdefault((what, "any"), {})[batch] = best
-    return found
+            result_leads.setdefault((what, "any"), {})[batch] = best
+    return result_leads
 
 
 def fastest(engines: dict, names) -> dict | None:
@@ -402,12 +403,12 @@ def fastest(engines: dict, names) -> dict | None:
 
 
 def lead_table(result):
-    found = leads(result)
-    if not found:
+    pairs_by_engine = leads(result)
+    if not pairs_by_engine:
         return ""
-    batches = sorted({batch for pairs in found.values() for batch in pairs})
+    batches = sorted({batch for pairs in pairs_by_engine.values() for batch in pairs})
     rows = []
-    for (what, engine), pairs in found.items():
+    for (what, engine), pairs in pairs_by_engine.items():
         cells = [
             lead(*pairs[batch], engine == "any") if batch in pairs else "-" for batch in batches
         ]
@@ -433,7 +434,7 @@ def ratios(result: dict) -> list[dict]:
 
     A ratio is `None` if one side was not measured.
     """
-    found = []
+    result_ratios = []
     for what, field, shape, beams, engine, other in RATIOS:
         engines = by_engine(records(result, shape, beams), "batch")
         batches = {}
@@ -442,17 +443,19 @@ def ratios(result: dict) -> list[dict]:
             batches[batch] = (
                 record[field] / divisor if divisor is not None and field in record else None
             )
-        found.append({"what": what, "engine": engine, "divided_by": other, "batches": batches})
-    return found
+        result_ratios.append(
+            {"what": what, "engine": engine, "divided_by": other, "batches": batches}
+        )
+    return result_ratios
 
 
 def ratio_table(result):
-    found = [ratio for ratio in ratios(result) if ratio["batches"]]
-    if not found:
+    filled = [ratio for ratio in ratios(result) if ratio["batches"]]
+    if not filled:
         return ""
-    batches = sorted({batch for ratio in found for batch in ratio["batches"]})
+    batches = sorted({batch for ratio in filled for batch in ratio["batches"]})
     rows = []
-    for ratio in found:
+    for ratio in filled:
         goals = GOALS.get((ratio["what"], ratio["engine"], ratio["divided_by"]), {})
         name = f"{ratio['what']}, {LABELS[ratio['engine']]} / {LABELS[ratio['divided_by']]}"
         rows.append(
@@ -466,11 +469,11 @@ def goal_cell(value, goal):
 
 
 def verify_table(result):
-    found = result.get("verify", [])
-    if not found:
+    reports = result.get("verify", [])
+    if not reports:
         return ""
     rows = []
-    for report in found:
+    for report in reports:
         cells = ["-"] * 4
         if "missing" not in report:
             agreeing = f"{report['agreeing_tokens']} of {report['tokens']}"
@@ -483,14 +486,14 @@ def verify_table(result):
         rows.append([f"{report['kind']}, {LABELS[report['engine']]}", *cells])
     return markdown(
         "verify", ["", "cases", "largest error", "top choices that agree", "failures"], rows
-    ) + notes(found)
+    ) + notes(reports)
 
 
 def bleu_table(result):
-    found = result.get("bleu", [])
-    if not found:
+    scores_by_engine = result.get("bleu", [])
+    if not scores_by_engine:
         return ""
-    scores = {score["engine"]: score.get("bleu") for score in found}
+    scores = {score["engine"]: score.get("bleu") for score in scores_by_engine}
     rows = []
     for engine, score in scores.items():
         is_known = score is not None and scores["torch"] is not None
@@ -502,7 +505,9 @@ def bleu_table(result):
             ]
         )
     reasons = dict.fromkeys(
-        f"\n- {score['engine']}: {score['missing']}" for score in found if "missing" in score
+        f"\n- {score['engine']}: {score['missing']}"
+        for score in scores_by_engine
+        if "missing" in score
     )
     title = f"BLEU of the shipped model (goal: {BLEU_GOAL} from torch at most)"
     return markdown(title, ["", "BLEU", "from torch"], rows) + (
@@ -511,12 +516,12 @@ def bleu_table(result):
 
 
 def step_table(result):
-    found = result.get("steps", [])
-    batches = sorted({step["batch"] for step in found})
+    step_records = result.get("steps", [])
+    batches = sorted({step["batch"] for step in step_records})
     rows = []
-    for kind in dict.fromkeys(step["kind"] for step in found):
+    for kind in dict.fromkeys(step["kind"] for step in step_records):
         for engine, steps in by_engine(
-            [step for step in found if step["kind"] == kind], "batch"
+            [step for step in step_records if step["kind"] == kind], "batch"
         ).items():
             rows.append(
                 [f"{kind}, {LABELS[engine]}", *(step_cell(steps.get(batch)) for batch in batches)]
@@ -542,14 +547,14 @@ def bandwidth_table(result):
         return ""
     rows = [
         [
-            f"{found['kind']}, {LABELS[found['engine']]}",
-            f"{found['bytes_per_step'] / MEGA:.1f}",
-            number(1000 * found["step_seconds"]),
-            f"{found['bytes_per_second'] / 1e9:.1f} "
-            f"({found['reader']}{', fits the cache' if found['fits_cache'] else ''})",
-            f"{100 * found['share']:.0f}%",
+            f"{record['kind']}, {LABELS[record['engine']]}",
+            f"{record['bytes_per_step'] / MEGA:.1f}",
+            number(1000 * record["step_seconds"]),
+            f"{record['bytes_per_second'] / 1e9:.1f} "
+            f"({record['reader']}{', fits the cache' if record['fits_cache'] else ''})",
+            f"{100 * record['share']:.0f}%",
         ]
-        for found in result["bandwidth"]
+        for record in result["bandwidth"]
     ]
     header = [
         "batch 1",
@@ -566,9 +571,9 @@ def load_table(result):
         return ""
     names = ("import_seconds", "load_seconds", "first_token_seconds")
     rows = [
-        [f"{found['kind']}, {LABELS[found['engine']]}"]
-        + (["-"] * 3 if "missing" in found else [milliseconds(found, name) for name in names])
-        for found in result["load"]
+        [f"{record['kind']}, {LABELS[record['engine']]}"]
+        + (["-"] * 3 if "missing" in record else [milliseconds(record, name) for name in names])
+        for record in result["load"]
     ]
     return markdown("fresh process, ms", ["", "imports", "load", "first token"], rows) + notes(
         result["load"]
@@ -605,8 +610,8 @@ def plot(result: dict, out: Path) -> None:
     figure, axes = plt.subplots(
         rows, columns, figsize=(5.5 * columns, 2.8 * rows), layout="constrained", squeeze=False
     )
-    for axis, (title, found) in zip(axes.flat, bars):
-        draw_bars(axis, title, found)
+    for axis, (title, cells) in zip(axes.flat, bars):
+        draw_bars(axis, title, cells)
     for axis, shape in zip(axes.flat[len(bars) :], lines):
         draw_lines(axis, *GROWTH[shape], growth(result, shape))
     for axis in axes.flat[count:]:
@@ -618,31 +623,31 @@ def plot(result: dict, out: Path) -> None:
     plt.close(figure)
 
 
-def draw_bars(axis, title, found):
-    found = [record for record in found if "missing" not in record][::-1]
-    speeds = [record["per_second"] for record in found]
+def draw_bars(axis, title, cells):
+    cells = [record for record in cells if "missing" not in record][::-1]
+    speeds = [record["per_second"] for record in cells]
     ends = [
         [
             abs(speed * record["seconds"]["median"] / record["seconds"][end] - speed)
-            for speed, record in zip(speeds, found)
+            for speed, record in zip(speeds, cells)
         ]
         for end in ("max", "min")
     ]
     axis.barh(
-        [LABELS[record["engine"]] for record in found],
+        [LABELS[record["engine"]] for record in cells],
         speeds,
-        color=[COLORS[record["engine"]] for record in found],
+        color=[COLORS[record["engine"]] for record in cells],
     )
     axis.errorbar(
-        speeds, range(len(found)), xerr=ends, fmt="none", ecolor="black", elinewidth=1, capsize=2
+        speeds, range(len(cells)), xerr=ends, fmt="none", ecolor="black", elinewidth=1, capsize=2
     )
     axis.set_title(title, fontsize=9)
     axis.tick_params(labelsize=7)
 
 
-def draw_lines(axis, title, field, found):
+def draw_lines(axis, title, field, line_records):
     for engine, cells in by_engine(
-        [record for record in found if "missing" not in record], field
+        [record for record in line_records if "missing" not in record], field
     ).items():
         values = [
             cell["per_second"] if field == "batch" else cell["seconds"]["median"]
@@ -650,7 +655,7 @@ def draw_lines(axis, title, field, found):
         ]
         axis.plot(list(cells), values, marker="o", label=LABELS[engine], color=COLORS[engine])
     axis.set_xscale("log", base=2)
-    values = sorted({record[field] for record in found})
+    values = sorted({record[field] for record in line_records})
     axis.set_xticks(values, values)
     axis.set_ylim(bottom=0)
     axis.set_title(title, fontsize=9)

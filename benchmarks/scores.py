@@ -21,7 +21,7 @@ from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import TEXT_AUGMENTATION, Recipe
 from vanilla_transformer.training.record import RECORD
 from vanilla_transformer.training.tasks.translation import texts_of_ids
-from vanilla_transformer.training.trainer import make_trainer, metrics_of, training_arguments
+from vanilla_transformer.training.trainer import build_metrics, make_trainer, training_arguments
 from vanilla_transformer.training.values import SPLITS
 
 CARDS = Path(__file__).parents[1] / "model_cards"
@@ -33,24 +33,24 @@ def scores(card: Path, data: Path) -> dict[str, tuple[float, tuple[float, float]
 
     They are computed as in the training run of the card.
     """
-    recipe = recipe_of(card, data)
+    recipe = read_recipe(card, data)
     with tempfile.TemporaryDirectory() as state:
         tokenizer, model, rows = prepare(recipe)
         trainer = make_trainer(
             recipe, training_arguments(recipe, Path(state)), tokenizer, model, rows
         )
-        found = {}
+        results = {}
         for split in (split for split in SPLITS[1:] if split in rows):
-            trainer.compute_metrics = metrics_of(recipe, tokenizer, model, rows[split])
+            trainer.compute_metrics = build_metrics(recipe, tokenizer, model, rows[split])
             outputs = trainer.predict(rows[split], metric_key_prefix=split, **recipe.generation)
             for name, interval in intervals(
                 recipe, tokenizer, outputs.predictions, outputs.label_ids
             ).items():
-                found[f"{split}_{name}"] = outputs.metrics[f"{split}_{name}"], interval
-        return found
+                results[f"{split}_{name}"] = outputs.metrics[f"{split}_{name}"], interval
+        return results
 
 
-def recipe_of(card: Path, data: Path) -> Recipe:
+def read_recipe(card: Path, data: Path) -> Recipe:
     """Return the recipe of `card` for the text in `data`, starting from the card's weights."""
     recipe = Recipe(**json.loads((card / RECORD).read_text())["recipe"])
     recipe.data["directory"] = str(data / recipe.data["directory"])
@@ -81,28 +81,28 @@ def intervals(recipe, tokenizer, predictions, labels) -> dict[str, tuple[float, 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--data", type=Path, required=True, help="where the directories of the recipes' text are"
+        "--data", type=Path, required=True, help="folder with the directories of the recipes' text"
     )
     parser.add_argument(
-        "cards", nargs="*", type=Path, help="directories of model_cards/; all if not given"
+        "cards", nargs="*", type=Path, help="directories of model_cards/; by default all"
     )
     options = parser.parse_args()
     wrong = 0
     for card in options.cards or sorted(path.parent for path in CARDS.rglob(RECORD)):
-        said = json.loads((card / RECORD).read_text())["metrics"]
+        recorded = json.loads((card / RECORD).read_text())["metrics"]
         for name, (value, interval) in scores(card, options.data).items():
-            is_same = abs(value - said[name]) <= TOLERANCE * abs(said[name])
+            is_same = abs(value - recorded[name]) <= TOLERANCE * abs(recorded[name])
             wrong += not is_same
             line = {
                 "model": str(card),
                 "score": name,
                 "now": value,
                 "interval": interval,
-                "said": said[name],
+                "said": recorded[name],
                 "same": is_same,
             }
             print(json.dumps(line), flush=True)
-    sys.exit(f"{wrong} scores are not what was said" if wrong else None)
+    sys.exit(f"{wrong} scores differ from those of the cards" if wrong else None)
 
 
 if __name__ == "__main__":

@@ -69,9 +69,9 @@ def right_texts(split: Splitter) -> dict[str, int]:
 
 def is_right(split: Splitter, text: str, language: str) -> bool:
     sentences = text.split("|")
-    whole = ("" if language in UNSPACED else " ").join(sentences)
+    joined = ("" if language in UNSPACED else " ").join(sentences)
     return [
-        sentence.strip() for sentence in split(whole, language) if sentence.strip()
+        sentence.strip() for sentence in split(joined, language) if sentence.strip()
     ] == sentences
 
 
@@ -88,10 +88,8 @@ def right_captions(split: Splitter, captions: list[str], language: str) -> tuple
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "captions", help="a text file, also compressed with gzip, a caption in each line"
-    )
-    parser.add_argument("--language", default="en", help="of the captions")
+    parser.add_argument("captions", help="text file with one caption per line, plain or gzip")
+    parser.add_argument("--language", default="en", help="language of the captions")
     args = parser.parse_args()
     opened = gzip.open if args.captions.endswith(".gz") else open
     with opened(args.captions, "rt", encoding="utf-8") as file:

@@ -44,7 +44,11 @@ def parse(arguments):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--captions", type=Path, required=True, metavar="FILE", help="what is translated"
+        "--captions",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="text file to translate, one sentence per line",
     )
     parser.add_argument(
         "--parts",
@@ -63,22 +67,27 @@ def parse(arguments):
         help=", ".join(MODELS),
     )
     parser.add_argument(
-        "--servers", nargs="+", metavar="NAME", help="of the part saturation; all if not given"
+        "--servers", nargs="+", metavar="NAME", help="servers of the part saturation (all)"
     )
-    parser.add_argument("--repeats", type=int, default=5, help="rounds (5)")
-    parser.add_argument("--seconds", type=float, default=8, help="of one round of one server (8)")
+    parser.add_argument("--repeats", type=int, default=5, help="number of rounds (5)")
+    parser.add_argument("--seconds", type=float, default=8, help="seconds per round and server (8)")
     parser.add_argument(
-        "--minutes", type=float, default=9, help="of the parts memory and overload (9)"
-    )
-    parser.add_argument("--sentences", type=int, default=1000, help="of FILE (1000)")
-    parser.add_argument(
-        "--quick", action="store_true", help="a tiny base model: tries everything, measures nothing"
+        "--minutes", type=float, default=9, help="minutes of the parts memory and overload (9)"
     )
     parser.add_argument(
-        "--root", type=Path, default=HERE.parent / "build/serving", help="where models are kept"
+        "--sentences", type=int, default=1000, help="number of sentences of FILE (1000)"
     )
     parser.add_argument(
-        "--out", type=Path, default=HERE / "results/serving.json", help="the JSON file"
+        "--quick", action="store_true", help="a tiny base model, to test the benchmark itself"
+    )
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=HERE.parent / "build/serving",
+        help="folder that keeps the models",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=HERE / "results/serving.json", help="output file, JSON"
     )
     return parser.parse_args(arguments)
 
@@ -109,14 +118,14 @@ def main(arguments=None):
         for model in PARTS[part][1]:
             if model != "decoder" and model not in options.models:
                 continue
-            found = measure(options, part, model)
+            results = measure(options, part, model)
             result.setdefault(part, {})[model] = {
                 "command": command_line("serving.py"),
                 "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 "quick": options.quick,
                 "hardware": hardware(),
                 "versions": versions(PACKAGES),
-                "found": found,
+                "found": results,
             }
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -39,13 +39,13 @@ def engine(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> C
     engine = LocalScheduler(admission, open_for_workers(info, threads)).start()
 
     async def answers(ids):
-        return await engine.generate([engine.admission.job(row, {}) for row in ids])
+        return await engine.generate([engine.admission.admit(row, {}) for row in ids])
 
     def generate(ids):
-        order = sorted(range(len(ids)), key=lambda place: -len(ids[place]))
-        found = asyncio.run(answers([ids[place] for place in order]))
-        tokens = dict(zip(order, (each[0].tokens for each in found)))
-        return [tokens[place] for place in range(len(ids))]
+        order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
+        results = asyncio.run(answers([ids[index] for index in order]))
+        tokens = dict(zip(order, (result[0].tokens for result in results)))
+        return [tokens[index] for index in range(len(ids))]
 
     return generate
 
@@ -63,24 +63,24 @@ def runtime(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> 
     """Return a function that translates in static batches of similar length, longest first."""
     from vanilla_transformer_export import Runtime
     from vanilla_transformer_export.inference.inputs import pad_sequences
-    from vanilla_transformer_export.scheduler import many_rows as module
+    from vanilla_transformer_export.scheduler import offline as module
 
-    module.LEAST_ROWS = math.inf  # otherwise many rows would run in workers
+    module.MIN_OFFLINE_ROWS = math.inf  # otherwise many rows would run in workers
     runtimes = [Runtime(folder / dtype, threads=threads) for _ in range(workers)]
 
     def generate(ids):
-        order = sorted(range(len(ids)), key=lambda place: -len(ids[place]))
+        order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
         batches = [order[start : start + rows] for start in range(0, len(ids), rows)][::-1]
         tokens = [None] * len(ids)
 
         def work(runtime):
             while batches:
-                places = batches.pop()
-                found = runtime.generate(*pad_sequences([ids[place] for place in places], 0))
-                for place, row in zip(places, found[:, 1:].tolist()):
-                    tokens[place] = row
+                indices = batches.pop()
+                generated = runtime.generate(*pad_sequences([ids[index] for index in indices], 0))
+                for index, row in zip(indices, generated[:, 1:].tolist()):
+                    tokens[index] = row
 
-        running = [threading.Thread(target=work, args=[each]) for each in runtimes]
+        running = [threading.Thread(target=work, args=[model]) for model in runtimes]
         for thread in running:
             thread.start()
         for thread in running:
@@ -96,7 +96,7 @@ def ctranslate2(folder: Path, dtype: str, workers: int, threads: int, rows: int)
 
     from vanilla_transformer_export import Runtime
 
-    most = Runtime(folder / dtype).defaults["max_new_tokens"]
+    max_new_tokens = Runtime(folder / dtype).defaults["max_new_tokens"]
     name = CTRANSLATE2[dtype]
     model = ctranslate2.Translator(
         str(folder / f"ctranslate2-{name}"),
@@ -107,10 +107,10 @@ def ctranslate2(folder: Path, dtype: str, workers: int, threads: int, rows: int)
 
     def generate(ids):
         source = [[str(token) for token in row] for row in ids]
-        found = model.translate_batch(
-            source, beam_size=1, max_decoding_length=most, max_batch_size=rows
+        results = model.translate_batch(
+            source, beam_size=1, max_decoding_length=max_new_tokens, max_batch_size=rows
         )
-        return [[int(token) for token in row.hypotheses[0]] for row in found]
+        return [[int(token) for token in row.hypotheses[0]] for row in results]
 
     return generate
 
@@ -120,21 +120,21 @@ def loaded_memory(export: Path) -> dict:
 
     The slots are not touched yet.
     """
-    from serving_servers import memory_of
+    from serving_servers import memory_bytes
 
-    from vanilla_transformer_export.inference.devices import processors
+    from vanilla_transformer_export.inference.devices import available_cpus
     from vanilla_transformer_export.model import open_export, open_for_workers
     from vanilla_transformer_export.scheduler.admission import Admission
-    from vanilla_transformer_export.scheduler.capacity import arrangement
+    from vanilla_transformer_export.scheduler.capacity import arrange_workers
     from vanilla_transformer_export.scheduler.client import LocalScheduler
     from vanilla_transformer_export.scheduler.slot_batch import slot_bytes
 
-    arranged = arrangement(json.loads((export / "config.json").read_text()), processors())
+    arranged = arrange_workers(json.loads((export / "config.json").read_text()), available_cpus())
     info = open_export(export)
     admission = Admission(info, arranged.workers, arranged.threads)
     engine = LocalScheduler(admission, open_for_workers(info, arranged.threads))
-    slots = engine.admission.slots * slot_bytes(info, admission.room)
-    return {"loaded": memory_of("self"), "slots": slots}
+    slots = engine.admission.slots * slot_bytes(info, admission.slot_size)
+    return {"loaded": memory_bytes("self"), "slots": slots}
 
 
 KINDS = {"engine": engine, "workers": workers, "runtime": runtime, "ctranslate2": ctranslate2}
@@ -178,7 +178,7 @@ def token_ids(export: Path, texts: list[str]) -> list[list[int]]:
 
 
 def compare(run, model, dtype, ids) -> dict:
-    chosen = {
+    engines = {
         (kind, *setting): ProcessPoolExecutor(
             1, CONTEXT, load, (kind, run.root / model, dtype, *setting)
         )
@@ -187,18 +187,18 @@ def compare(run, model, dtype, ids) -> dict:
         or (dtype in CTRANSLATE2 and importlib.util.find_spec("ctranslate2"))
         for setting in settings
     }
-    seconds, tokens = {key: [] for key in chosen}, {}
-    for process in chosen.values():
+    seconds, tokens = {key: [] for key in engines}, {}
+    for process in engines.values():
         process.submit(one_round, ids).result()  # in its first round an engine touches its slots
     for repeat in range(run.repeats + 1):
-        for key, process in list(chosen.items()):
+        for key, process in list(engines.items()):
             took, tokens[key] = process.submit(one_round, ids).result()
             seconds[key].append(took)
         if repeat == 0:
             best = finalists(seconds)
-            for key in set(chosen) - best:
-                chosen.pop(key).shutdown()
-    for process in chosen.values():
+            for key in set(engines) - best:
+                engines.pop(key).shutdown()
+    for process in engines.values():
         process.shutdown()
     expected = tokens[
         min(
@@ -218,7 +218,7 @@ def finalists(seconds: dict) -> set:
     return {
         key
         for kind in KINDS
-        for key in sorted((each for each in seconds if each[0] == kind), key=seconds.get)[
+        for key in sorted((setting for setting in seconds if setting[0] == kind), key=seconds.get)[
             :FINALISTS
         ]
     }

@@ -68,24 +68,26 @@ class Run:
 
 def saturation(run: Run, model: str) -> dict:
     """Measure a closed loop on each server, in turns."""
-    chosen = {
+    selected = {
         name: plan
         for name, plan in plans(run.root, model).items()
         if run.servers is None or name in run.servers
     }
-    found = {name: {"ready_seconds": None, "rounds": []} for name in chosen}
+    results = {name: {"ready_seconds": None, "rounds": []} for name in selected}
     with ExitStack() as stack:
-        servers = {name: run.start(stack, f"{model}-{name}", plan) for name, plan in chosen.items()}
+        servers = {
+            name: run.start(stack, f"{model}-{name}", plan) for name, plan in selected.items()
+        }
         for name, server in servers.items():
-            found[name]["ready_seconds"] = server.seconds
+            results[name]["ready_seconds"] = server.seconds
             server.load(**run.warm_up, connections=CONNECTIONS)
         for repeat in range(run.repeats):
             for name, server in servers.items():
                 load = server.load(**run.translations, connections=CONNECTIONS, first=repeat * 97)
-                found[name]["rounds"].append(load)
-    for of_server in found.values():
+                results[name]["rounds"].append(load)
+    for of_server in results.values():
         of_server["per_second"] = spread([load["per_second"] for load in of_server["rounds"]])
-    return found
+    return results
 
 
 def latency(run: Run, model: str) -> dict:
@@ -99,10 +101,10 @@ def latency(run: Run, model: str) -> dict:
             unloaded = server.load(**run.translations, connections=1, first=repeat * 97)
             half = server.load(**run.translations, rate=rate / 2, seed=repeat, first=repeat * 97)
             rounds.append({"unloaded": unloaded, "half": half})
-    median = statistics.median(each["unloaded"]["latency"]["p50"] for each in rounds)
+    median = statistics.median(load["unloaded"]["latency"]["p50"] for load in rounds)
     ratios = {
         rank: spread(
-            [each["half"]["latency"][rank] / each["unloaded"]["latency"]["p50"] for each in rounds]
+            [load["half"]["latency"][rank] / load["unloaded"]["latency"]["p50"] for load in rounds]
         )
         for rank in ("p50", "p95", "p99")
     }
@@ -116,15 +118,15 @@ def latency(run: Run, model: str) -> dict:
 
 def rates(run: Run, model: str) -> dict:
     """Measure Poisson arrivals at rising shares of each server's own closed loop."""
-    found = {}
+    results = {}
     for name in (BEST, "ctranslate2-int8-2x1"):
         with ExitStack() as stack:
             server = run.start(stack, f"{model}-{name}", plans(run.root, model)[name])
             server.load(**run.warm_up, connections=CONNECTIONS)
             rate = server.load(**run.translations, connections=CONNECTIONS)["per_second"]
             loads = {share: server.load(**run.translations, rate=share * rate) for share in SHARES}
-            found[name] = {"closed_per_second": rate, "loads": loads}
-    return found
+            results[name] = {"closed_per_second": rate, "loads": loads}
+    return results
 
 
 def refusals(run: Run, model: str) -> dict:
@@ -146,10 +148,10 @@ def refusals(run: Run, model: str) -> dict:
                 {"unloaded": alone, "half": server.load(**malformed, rate=PROBE_RATE, seed=repeat)}
             )
             outcome(load)
-    medians = [each["unloaded"]["latency"]["p50"] for each in rounds]
+    medians = [rates["unloaded"]["latency"]["p50"] for rates in rounds]
     return {
         "unloaded_median": spread(medians),
-        "half_p99": spread([each["half"]["latency"]["p99"] for each in rounds]),
+        "half_p99": spread([rates["half"]["latency"]["p99"] for rates in rounds]),
         "rounds": rounds,
     }
 
@@ -173,10 +175,10 @@ def memory(run: Run, model: str) -> dict:
         server = run.start(stack, f"{model}-memory", plans(run.root, model)[BEST])
         ready = server.memory
         samples, load = sampled(run, server, {"connections": CONNECTIONS})
-    found = isolated(loaded_memory, run.root / model / DTYPES[0])
-    above = max(samples) - found["loaded"] - found["slots"]
+    sizes = isolated(loaded_memory, run.root / model / DTYPES[0])
+    above = max(samples) - sizes["loaded"] - sizes["slots"]
     return {
-        **found,
+        **sizes,
         "ready": ready,
         "above": above,
         "samples": samples,
@@ -235,7 +237,7 @@ def decoder(run: Run, card: Path) -> dict:
             [*PEERS, "transformers-serve", name["transformers-serve"]], ready="/health"
         ),
     }
-    found = {server: {"whole": [], "streams": []} for server in commands}
+    results = {server: {"whole": [], "streams": []} for server in commands}
     with ExitStack() as stack:
         servers = {
             server: run.start(stack, f"decoder-{server}", plan) for server, plan in commands.items()
@@ -254,8 +256,8 @@ def decoder(run: Run, card: Path) -> dict:
                     "seconds": run.seconds,
                     "connections": 8,
                 }
-                found[label][kind].append(server.load(**load))
-    return found
+                results[label][kind].append(server.load(**load))
+    return results
 
 
 MODELS = ("tiny", "base")

@@ -24,10 +24,10 @@ class CTranslate2Engine:
     def __init__(self, info, model: Path, workers: int, threads: int):
         import ctranslate2
 
-        from vanilla_transformer_export.scheduler.slot_batch import Room
+        from vanilla_transformer_export.scheduler.slot_batch import SlotSize
 
         self.info, self.admission = info, self
-        self.room = Room(ROWS, 512, 512)
+        self.slot_size = SlotSize(ROWS, 512, 512)
         self.translator = ctranslate2.Translator(
             str(model), compute_type="int8", inter_threads=workers, intra_threads=threads
         )
@@ -38,22 +38,22 @@ class CTranslate2Engine:
         for _ in range(workers):
             threading.Thread(target=self.work, daemon=True).start()
 
-    def job(self, input_ids, options, prefix=(), top_logprobs=None, scores_prompt=False):
+    def admit(self, input_ids, options, prefix=(), top_logprobs=None, scores_prompt=False):
         from vanilla_transformer_export.requests import generation_request
-        from vanilla_transformer_export.scheduler.request import Job
+        from vanilla_transformer_export.scheduler.request import GenerationInput
 
         key = tuple(options.items())
         if key not in self.checked:  # once for the same options, as our engine does
             ids = np.array([input_ids])
             request = generation_request(self.info, ids, np.ones_like(ids), None, options)
             self.checked[key] = request.options
-        return Job(self.checked[key], [], [str(token) for token in input_ids])
+        return GenerationInput(self.checked[key], [], [str(token) for token in input_ids])
 
-    async def generate(self, jobs):
+    async def generate(self, inputs):
         loop = asyncio.get_running_loop()
-        futures = [loop.create_future() for _ in jobs]
+        futures = [loop.create_future() for _ in inputs]
         with self.changed:
-            self.queue.extend(zip(jobs, futures))
+            self.queue.extend(zip(inputs, futures))
             self.changed.notify()
         return await asyncio.gather(*futures)
 
@@ -76,17 +76,17 @@ class CTranslate2Engine:
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self.queue)
-                taken = [self.queue.popleft() for _ in range(min(self.rows, len(self.queue)))]
-            found = self.translate([job for job, _ in taken])
-            futures = [future for _, future in taken]
-            futures[0].get_loop().call_soon_threadsafe(deliver, futures, found)
+                batch = [self.queue.popleft() for _ in range(min(self.rows, len(self.queue)))]
+            translations = self.translate([request for request, _ in batch])
+            futures = [future for _, future in batch]
+            futures[0].get_loop().call_soon_threadsafe(deliver, futures, translations)
 
-    def translate(self, jobs):
+    def translate(self, inputs):
         from vanilla_transformer_export.scheduler.request import STOP, Generated
 
-        most = max(job.options.max_new_tokens for job in jobs)
+        max_new_tokens = max(row.options.max_new_tokens for row in inputs)
         rows = self.translator.translate_batch(
-            [job.source for job in jobs], beam_size=1, max_decoding_length=most
+            [row.source for row in inputs], beam_size=1, max_decoding_length=max_new_tokens
         )
         return [[Generated([int(token) for token in row.hypotheses[0]], STOP)] for row in rows]
 
@@ -166,10 +166,12 @@ def parse():
     parser.add_argument("kind", choices=["ctranslate2", "transformers", "transformers-serve"])
     parser.add_argument("model", type=Path)
     parser.add_argument(
-        "--export", type=Path, help="ours, of the same checkpoint: its tokenizer and its options"
+        "--export",
+        type=Path,
+        help="our export of the same checkpoint, for its tokenizer and options",
     )
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2, help="of each worker")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads per worker")
     parser.add_argument("--port", type=int, required=True)
     return parser.parse_args()
 

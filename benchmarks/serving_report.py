@@ -37,12 +37,12 @@ def setting(result):
 
 
 def machine(entry):
-    found = entry["hardware"]
+    hardware = entry["hardware"]
     packages = ", ".join(f"{name} {version}" for name, version in entry["versions"].items())
     quick = "; tiny models, which measure nothing" if entry["quick"] else ""
     return (
-        f"{found['cpu']}, {found['cores']} cores ({', '.join(found['instructions'])}){quick}. "
-        f"{packages}."
+        f"{hardware['cpu']}, {hardware['cores']} cores ({', '.join(hardware['instructions'])})"
+        f"{quick}. {packages}."
     )
 
 
@@ -66,8 +66,8 @@ def spread(values, scale=1):
 
 def milliseconds(loads, rank, field="latency"):
     """Return the median over rounds of a rank, in milliseconds."""
-    found = [load[field][rank] for load in loads if load[field]]
-    return number(1000 * median(found)) if found else "-"
+    values = [load[field][rank] for load in loads if load[field]]
+    return number(1000 * median(values)) if values else "-"
 
 
 def errors(loads):
@@ -85,10 +85,10 @@ def errors(loads):
 
 def best(speeds: dict, start: str) -> float | None:
     """Return the largest median of settings that begin with `start`."""
-    found = [
-        each["per_second"]["median"] for name, each in speeds.items() if name.startswith(start)
+    medians = [
+        speed["per_second"]["median"] for name, speed in speeds.items() if name.startswith(start)
     ]
-    return max(found, default=None)
+    return max(medians, default=None)
 
 
 def ratio(first, second):
@@ -98,13 +98,13 @@ def ratio(first, second):
 def floors(result: dict) -> list[tuple[str, float | None, float, bool]]:
     """Return the targets: name, measured value, bound, and True if more is better."""
 
-    def found(part, model):
+    def read_part(part, model):
         return result.get(part, {}).get(model, {}).get("found", {})
 
     rows = []
     for model in ("tiny", "base"):
         for dtype, floor in (("fp32", 1.0), ("int8", 0.9), ("calibrated", 0.9)):
-            speeds = found("offline", model).get(dtype, {})
+            speeds = read_part("offline", model).get(dtype, {})
             share = ratio(best(speeds, "engine"), best(speeds, "runtime"))
             rows.append(
                 (
@@ -115,16 +115,16 @@ def floors(result: dict) -> list[tuple[str, float | None, float, bool]]:
                 )
             )
     for model, floor in (("tiny", 0.75), ("base", 0.9)):
-        offline = best(found("offline", model).get("calibrated", {}), "runtime")
+        offline = best(read_part("offline", model).get("calibrated", {}), "runtime")
         rows.append(
             (
                 f"over HTTP / the runtime's batches, {model} int8, calibrated",
-                ratio(best(found("saturation", model), BEST), offline),
+                ratio(best(read_part("saturation", model), BEST), offline),
                 floor,
                 True,
             )
         )
-    tiny = found("saturation", "tiny")
+    tiny = read_part("saturation", "tiny")
     for peer, floor in (("ctranslate2-int8", 1.2), ("transformers", 50)):
         rows.append(
             (
@@ -134,7 +134,7 @@ def floors(result: dict) -> list[tuple[str, float | None, float, bool]]:
                 True,
             )
         )
-    ratios = found("latency", "tiny").get("ratios", {})
+    ratios = read_part("latency", "tiny").get("ratios", {})
     for rank, bound in (("p95", 5), ("p99", 7)):
         rows.append(
             (
@@ -148,7 +148,7 @@ def floors(result: dict) -> list[tuple[str, float | None, float, bool]]:
         ("median unloaded", "unloaded_median", 1),
         ("p99 at half load", "half_p99", 20),
     ):
-        seconds = found("refusals", "tiny").get(field, {}).get("median")
+        seconds = read_part("refusals", "tiny").get(field, {}).get("median")
         rows.append(
             (f"refusing a malformed request, ms, {name}", seconds and 1000 * seconds, bound, False)
         )
@@ -156,12 +156,12 @@ def floors(result: dict) -> list[tuple[str, float | None, float, bool]]:
         rows.append(
             (
                 f"start to ready, s, {model} int8",
-                found("start", model).get("seconds", {}).get("median"),
+                read_part("start", model).get("seconds", {}).get("median"),
                 bound,
                 False,
             )
         )
-    above = found("memory", "tiny").get("above")
+    above = read_part("memory", "tiny").get("above")
     rows.append(
         ("memory above the loaded model and its slots, MB", above and above / MEGA, 60, False)
     )
@@ -189,10 +189,10 @@ def floors_table(result):
 
 def offline_table(models):
     rows = [
-        [f"{model}, {dtype}, {name}", spread(each["per_second"]), f"{100 * each['same']:.1f}%"]
+        [f"{model}, {dtype}, {name}", spread(engine["per_second"]), f"{100 * engine['same']:.1f}%"]
         for model, part in models.items()
         for dtype, engines in part["found"].items()
-        for name, each in engines.items()
+        for name, engine in engines.items()
     ]
     header = [
         "kind, threads beside each other, threads of each, rows",
@@ -240,9 +240,9 @@ def saturation_table(models):
 def latency_table(models):
     rows = []
     for model, part in models.items():
-        found = part["found"]
+        results = part["found"]
         for name in ("unloaded", "half"):
-            loads = [each[name] for each in found["rounds"]]
+            loads = [loads_by_name[name] for loads_by_name in results["rounds"]]
             rows.append(
                 [
                     f"{model}, {name}",
@@ -253,7 +253,7 @@ def latency_table(models):
         rows.append(
             [
                 f"{model}, half / unloaded median",
-                *(spread(found["ratios"][rank]) for rank in ("p50", "p95", "p99")),
+                *(spread(results["ratios"][rank]) for rank in ("p50", "p95", "p99")),
                 "-",
             ]
         )
@@ -267,9 +267,9 @@ def latency_table(models):
 def rates_table(models):
     rows = []
     for model, part in models.items():
-        for server, found in part["found"].items():
-            for share, load in found["loads"].items():
-                rate = float(share) * found["closed_per_second"]
+        for server, results in part["found"].items():
+            for share, load in results["loads"].items():
+                rate = float(share) * results["closed_per_second"]
                 ranks = [milliseconds([load], rank) for rank in ("p50", "p95", "p99")]
                 name = f"{model}, {server}, {100 * float(share):.0f}%"
                 rows.append(
@@ -296,12 +296,12 @@ def start_table(models):
 
 
 def growing_table(title):
-    def rows_of(models):
+    def make_rows(models):
         rows = []
         for model, part in models.items():
-            found, load = part["found"], part["found"]["load"]
+            results, load = part["found"], part["found"]["load"]
             counts = [load["statuses"].get(status, 0) for status in ("200", "429", "503")]
-            sizes = [number(found["samples"][place] / MEGA) for place in (0, -1)]
+            sizes = [number(results["samples"][index] / MEGA) for index in (0, -1)]
             minutes = number(load["seconds"] / 60)
             wrong = [load["wrong"], load["unpromised"]]
             rows.append(
@@ -312,7 +312,7 @@ def growing_table(title):
                     errors([load]),
                     *wrong,
                     *sizes,
-                    f"{found['growth'] / MEGA:.1f}",
+                    f"{results['growth'] / MEGA:.1f}",
                 ]
             )
         header = [
@@ -327,16 +327,16 @@ def growing_table(title):
         ]
         return table(title, [*header, "memory at first, MB", "at last", "growth, MB"], rows)
 
-    return rows_of
+    return make_rows
 
 
 def decoder_table(models):
     rows = []
-    for name, found in models["decoder"]["found"].items():
-        speeds = [load["per_second"] for load in found["whole"]]
-        firsts = [milliseconds(found["streams"], rank, "first_byte") for rank in ("p50", "p99")]
+    for name, results in models["decoder"]["found"].items():
+        speeds = [load["per_second"] for load in results["whole"]]
+        firsts = [milliseconds(results["streams"], rank, "first_byte") for rank in ("p50", "p99")]
         rows.append(
-            [name, number(median(speeds)), *firsts, errors(found["whole"] + found["streams"])]
+            [name, number(median(speeds)), *firsts, errors(results["whole"] + results["streams"])]
         )
     header = ["", "completions/s", "time to first token, p50, ms", "p99", "errors"]
     return table("completions of the shipped decoder, 8 connections", header, rows)

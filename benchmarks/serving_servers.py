@@ -25,13 +25,13 @@ PEERS = [sys.executable, str(HERE / "serving_peers.py")]
 class Plan:
     """The command of a server, without the port.
 
-    `most` is the maximum number of connections in a closed loop, for servers that accept only a few
-    at a time.
+    `max_connections` is the maximum number of connections in a closed loop. Some servers accept
+    only a few at a time.
     """
 
     command: list[str]
     ready: str = "/health/ready"
-    most: int = 10**6
+    max_connections: int = 10**6
 
 
 def plans(root: Path, model: str) -> dict[str, Plan]:
@@ -39,17 +39,18 @@ def plans(root: Path, model: str) -> dict[str, Plan]:
 
     Servers whose best setting depends on the machine have several.
     """
-    folder, found = root / model, {}
+    folder, result = root / model, {}
     for dtype in DTYPES:
-        found[f"ours-{dtype}"] = Plan([*OURS, str(folder / dtype), "--languages", "en-de"])
+        result[f"ours-{dtype}"] = Plan([*OURS, str(folder / dtype), "--languages", "en-de"])
     for workers, threads in ((2, 1), (1, 2), (1, 1)):
         settings = ["--workers", str(workers), "--threads", str(threads)]
         ct2 = ["ctranslate2", str(folder / "ctranslate2-int8"), "--export", str(folder / "int8")]
-        found[f"ctranslate2-int8-{workers}x{threads}"] = Plan([*PEERS, *ct2, *settings])
-        found[f"transformers-{workers}x{threads}"] = Plan(
-            [*PEERS, "transformers", str(folder / "transformers"), *settings], most=2 * workers
+        result[f"ctranslate2-int8-{workers}x{threads}"] = Plan([*PEERS, *ct2, *settings])
+        result[f"transformers-{workers}x{threads}"] = Plan(
+            [*PEERS, "transformers", str(folder / "transformers"), *settings],
+            max_connections=2 * workers,
         )
-    return found
+    return result
 
 
 class Server:
@@ -68,8 +69,10 @@ class Server:
         while self.status(plan.ready) != 200:
             if self.process.poll() is not None or time.perf_counter() > start + PATIENCE:
                 self.stop()
-                said = log.read_text()[-500:] if log.is_file() else ""
-                raise RuntimeError(f"{' '.join(plan.command)} was not ready: {said}")
+                log_end = log.read_text()[-500:] if log.is_file() else ""
+                raise RuntimeError(
+                    f"{' '.join(plan.command)} is not ready, expected it to listen: {log_end}"
+                )
             time.sleep(0.01)
         self.seconds = time.perf_counter() - start
 
@@ -115,12 +118,12 @@ class Server:
     @property
     def cpu(self) -> float:
         """Seconds, of all its threads."""
-        return sum(map(cpu_of, self.processes))
+        return sum(map(cpu_seconds, self.processes))
 
     @property
     def memory(self) -> int:
         """Bytes in use now."""
-        return sum(map(memory_of, self.processes))
+        return sum(map(memory_bytes, self.processes))
 
     def start_load(self, **load) -> subprocess.Popen:
         """Start the `load`, in the form of serving_client.py."""
@@ -134,21 +137,24 @@ class Server:
         """Run a load, and return the client's outcome, CPU seconds per request and the memory
         afterwards."""
         if "connections" in load:
-            load["connections"] = min(load["connections"], self.plan.most)
+            load["connections"] = min(load["connections"], self.plan.max_connections)
         before = self.cpu
-        found = outcome(self.start_load(**load))
-        answers = max(1, sum(found["statuses"].values()))
-        cpu = {"server": (self.cpu - before) / answers, "client": found.pop("client_cpu") / answers}
-        return {**found, "cpu_per_request": cpu, "memory": self.memory}
+        summary = outcome(self.start_load(**load))
+        answers = max(1, sum(summary["statuses"].values()))
+        cpu = {
+            "server": (self.cpu - before) / answers,
+            "client": summary.pop("client_cpu") / answers,
+        }
+        return {**summary, "cpu_per_request": cpu, "memory": self.memory}
 
 
-def cpu_of(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """Return the CPU seconds of all threads of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def memory_of(pid: int | str) -> int:
+def memory_bytes(pid: int | str) -> int:
     """Return the bytes in use now.
 
     Shared pages count in parts, so that the sum over processes is the memory of all.
@@ -161,7 +167,7 @@ def outcome(client: subprocess.Popen) -> dict:
     with client.stdout:
         text = client.stdout.read()
     if client.wait():
-        raise RuntimeError(f"the client ended with code {client.returncode}")
+        raise RuntimeError(f"the client ended with code {client.returncode}, expected 0")
     return json.loads(text)
 
 

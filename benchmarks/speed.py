@@ -26,7 +26,9 @@ BENCHMARKS = {"cpu": CpuBenchmark, "cuda": CudaBenchmark}
 
 def parse(arguments):
     chooser = argparse.ArgumentParser(add_help=False)
-    chooser.add_argument("--device", choices=PLANS, default="cpu", help="what models run on (cpu)")
+    chooser.add_argument(
+        "--device", choices=PLANS, default="cpu", help="device to run the models on (cpu)"
+    )
     device = chooser.parse_known_args(arguments)[0].device
     name = f"cpu-{report.processor(instructions())}" if device == "cpu" else device
     plan, out = PLANS[device], report.RESULTS / f"{name}.json"
@@ -43,41 +45,41 @@ def parse(arguments):
             help=", ".join(values),
         )
     parser.add_argument(
-        "--repeats", type=int, default=5, help="rounds measured after a warm-up (5)"
+        "--repeats", type=int, default=5, help="measured rounds, after a warm-up (5)"
     )
     parser.add_argument(
         "--threads",
         type=int,
         default=plan.threads,
-        help=f"threads of an engine at most ({plan.threads})",
+        help=f"maximum number of threads of an engine ({plan.threads})",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="tiny models: tries everything, measures nothing"
+        "--quick", action="store_true", help="tiny models, to test the benchmark itself"
     )
     parser.add_argument(
         "--minutes",
         type=float,
         default=plan.minutes,
-        help=f"after which nothing is begun ({plan.minutes})",
+        help=f"minutes after which no measurement starts ({plan.minutes})",
     )
-    parser.add_argument("--out", type=Path, default=out, help="the JSON file")
+    parser.add_argument("--out", type=Path, default=out, help="output file, JSON")
     parser.add_argument(
         "--files",
         type=Path,
         metavar="DIR",
-        help="keeps the files of engines there for other runs; delete it after a change",
+        help="folder that keeps the files of engines between runs; delete it after a change",
     )
     if device == "cpu":
         parser.add_argument(
             "--captions",
             type=Path,
             metavar="FILE",
-            help="a sentence on each line, gzip or not, to translate",
+            help="text file with one sentence per line, plain or gzip, to translate",
         )
         parser.add_argument(
             "--resume",
             action="store_true",
-            help="goes on with the JSON file: measures what it does not have",
+            help="resume the run of the output file: measure only what it lacks",
         )
     else:
         parser.add_argument(
@@ -85,7 +87,7 @@ def parse(arguments):
             type=Path,
             nargs=2,
             metavar=("SOURCE", "TARGET"),
-            help="for BLEU of the shipped model",
+            help="text for the BLEU of the shipped model",
         )
     return parser.parse_args(arguments), plan
 

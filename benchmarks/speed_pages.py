@@ -25,14 +25,16 @@ def results(folder: Path = report.RESULTS) -> dict[str, dict]:
     return {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("cpu-*.json"))}
 
 
-def highlights(found: dict[str, dict]) -> str:
+def highlights(by_machine: dict[str, dict]) -> str:
     """Return the table of README.md.
 
     For each CPU it has our fastest export, and the fastest engine of each program.
     """
-    names = [name for result in found.values() for name in (f"ours, {kind(result)}", "to compare")]
+    names = [
+        name for result in by_machine.values() for name in (f"ours, {kind(result)}", "to compare")
+    ]
     rows = [
-        [what, *(cell for result in found.values() for cell in compared(result, key))]
+        [what, *(cell for result in by_machine.values() for cell in compared(result, key))]
         for key, what in HIGHLIGHTS.items()
     ]
     return report.table(["2 CPU threads", *names], rows)
@@ -45,15 +47,17 @@ def compared(result: dict, key: tuple[str, int, int]) -> tuple[str, str]:
         record for record in report.records(result, shape, beams) if record["batch"] == batch
     ]
     measured = {record["engine"]: record for record in records if "per_second" in record}
-    ours = said(measured, [name for name in measured if name.startswith("cpu-")])
+    ours = format_names(measured, [name for name in measured if name.startswith("cpu-")])
     others = [
-        said(measured, [name for name in measured if report.LABELS[name].startswith(program)])
+        format_names(
+            measured, [name for name in measured if report.LABELS[name].startswith(program)]
+        )
         for program in PROGRAMS
     ]
     return ours, "; ".join(filter(None, others))
 
 
-def said(measured: dict, names: list[str]) -> str:
+def format_names(measured: dict, names: list[str]) -> str:
     """Return the speed and the name of the fastest engine."""
     best = report.fastest(measured, names)
     return (
@@ -64,9 +68,9 @@ def said(measured: dict, names: list[str]) -> str:
     )
 
 
-def overviews(found: dict[str, dict]) -> str:
+def overviews(by_machine: dict[str, dict]) -> str:
     """Return the tables of docs/results.md, each with its CPU and a link to the rest."""
-    return "\n\n".join(overview(name, result) for name, result in found.items())
+    return "\n\n".join(overview(name, result) for name, result in by_machine.items())
 
 
 def overview(name: str, result: dict) -> str:
@@ -110,10 +114,13 @@ def filled(page: str, text: str) -> str:
 
 
 def main(root: Path = ROOT) -> None:
-    found = results(root / "benchmarks/results")
-    for page, text in {"README.md": highlights(found), "docs/results.md": overviews(found)}.items():
+    by_machine = results(root / "benchmarks/results")
+    for page, text in {
+        "README.md": highlights(by_machine),
+        "docs/results.md": overviews(by_machine),
+    }.items():
         (root / page).write_text(filled((root / page).read_text(), text))
-        print(f"{page}: {', '.join(found)}")
+        print(f"{page}: {', '.join(by_machine)}")
 
 
 if __name__ == "__main__":

@@ -105,24 +105,24 @@ class GraphDecoder:
             split_heads(projection(states), width).contiguous() for projection, width in projected
         ]
 
-    def read(self, places):
-        """Read the tokens at `places` (T,) of each row, and store the top token after the last of
-        them."""
+    def read(self, positions):
+        """Read the tokens at `positions` (T,) of each row, and store the top token after the last
+        of them."""
         embeddings = self.decoder.embeddings
-        states = embeddings.embed_tokens(self.tokens[:, places]) * embeddings.scale
-        states = embeddings.norm(states + self.positions[places])
-        visible = self.order <= places[:, None]
+        states = embeddings.embed_tokens(self.tokens[:, positions]) * embeddings.scale
+        states = embeddings.norm(states + self.positions[positions])
+        visible = self.order <= positions[:, None]
         for number, layer in enumerate(self.decoder.layers):
-            attend = partial(self.self_attention, layer.self_attn, number, places, visible)
+            attend = partial(self.self_attention, layer.self_attn, number, positions, visible)
             states = layer.residual(states, attend, layer.self_attn_norm)
             if self.is_encoder_decoder:
                 attend = partial(self.cross_attention, layer.cross_attn, number)
                 states = layer.residual(states, attend, layer.cross_attn_norm)
             states = layer.residual(states, layer.feed_forward, layer.feed_forward_norm)
         logits = self.model.lm_head(self.decoder.norm(states[:, -1]))
-        self.tokens.index_copy_(1, places[-1:] + 1, logits.argmax(dim=-1, keepdim=True))
+        self.tokens.index_copy_(1, positions[-1:] + 1, logits.argmax(dim=-1, keepdim=True))
 
-    def self_attention(self, attention, number, places, visible, states):
+    def self_attention(self, attention, number, positions, visible, states):
         widths = [
             projection.out_features
             for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -130,7 +130,7 @@ class GraphDecoder:
         query, *new = functional.linear(states, *self.projections[number]).split(widths, dim=-1)
         cache = self.caches[number]
         for kept, part in zip(cache, new, strict=True):
-            kept.index_copy_(2, places, split_heads(part, kept.shape[-1]))
+            kept.index_copy_(2, positions, split_heads(part, kept.shape[-1]))
         return attend(attention, query, *cache, visible)
 
     def cross_attention(self, attention, number, states):
@@ -140,7 +140,7 @@ class GraphDecoder:
 def attend(attention, query, key, value, mask):
     """Apply attention: query (B, T, H * d), key and value (B, H, slots, d) -> (B, T, D)."""
     query = split_heads(query, attention.head_dim)
-    found = functional.scaled_dot_product_attention(
+    attended = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=attention.scaling
     )
-    return attention.o_proj(found.transpose(1, 2).flatten(2))
+    return attention.o_proj(attended.transpose(1, 2).flatten(2))

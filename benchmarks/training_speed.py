@@ -32,7 +32,7 @@ from transformers import (
     set_seed,
 )
 
-from vanilla_transformer.training.augment import augmentation_of
+from vanilla_transformer.training.augment import build_augmentation
 from vanilla_transformer.training.batches import collate_batches
 from vanilla_transformer.training.dry_run import quiet_trainer
 from vanilla_transformer.training.prepare import prepare
@@ -78,15 +78,15 @@ def measured(trainer, pad_token_id) -> float:
 def ours(recipe, prepared, folder):
     tokenizer, model, rows = prepared
     return quiet_trainer(
-        recipe, folder, tokenizer, model, rows, max_steps=updates_of(recipe), disable_tqdm=True
+        recipe, folder, tokenizer, model, rows, max_steps=count_updates(recipe), disable_tqdm=True
     )
 
 
-def updates_of(recipe):
+def count_updates(recipe):
     return 1 + -(-TOKENS // (2 * recipe.training["tokens_per_update"]))
 
 
-def marian_of(config) -> MarianMTModel:
+def make_marian(config) -> MarianMTModel:
     """Return a Marian model of the same shape; its labels begin with the padding token."""
     return MarianMTModel(
         MarianConfig(
@@ -136,45 +136,45 @@ def with_our_batches(model, prepared, folder, recipe):
     tokenizer, _, rows = prepared
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     settings = {name: getattr(training_arguments(recipe, folder), name) for name in names}
-    found = training_dataset(
-        rows["train"], recipe, augmentation_of(recipe, tokenizer, rows["train"])
+    dataset = training_dataset(
+        rows["train"], recipe, build_augmentation(recipe, tokenizer, rows["train"])
     )
     return plain(
         model,
         tokenizer,
-        found,
+        dataset,
         folder,
-        max_steps=updates_of(recipe),
+        max_steps=count_updates(recipe),
         remove_unused_columns=False,
         **settings,
     )
 
 
-def makers_of(recipe, prepared, marian, folder) -> dict[tuple, Callable[[], Seq2SeqTrainer]]:
+def make_makers(recipe, prepared, marian, folder) -> dict[tuple, Callable[[], Seq2SeqTrainer]]:
     """Return functions that make a trainer, by (model, batches) and batch size if there are
     several."""
-    found = {("ours", OUR_BATCHES): partial(ours, recipe, prepared, folder)}
+    makers = {("ours", OUR_BATCHES): partial(ours, recipe, prepared, folder)}
     for strategy, size in product(STRATEGIES, BATCH_SIZES):
-        found["MarianMTModel", strategy, size] = partial(
+        makers["MarianMTModel", strategy, size] = partial(
             with_strategy, marian, prepared, folder, strategy, size
         )
-    found["MarianMTModel", OUR_BATCHES] = partial(
+    makers["MarianMTModel", OUR_BATCHES] = partial(
         with_our_batches, marian, prepared, folder, recipe
     )
-    return found
+    return makers
 
 
-def ratio(found: dict[tuple, list[float]], kind: str) -> dict:
+def ratio(speeds: dict[tuple, list[float]], kind: str) -> dict:
     """Return our speed over the fastest MarianMTModel with batches of that kind, round by round."""
-    others = [key for key in found if key[:2] == ("MarianMTModel", kind)]
-    best = max(others, key=lambda key: statistics.median(found[key]))
+    others = [key for key in speeds if key[:2] == ("MarianMTModel", kind)]
+    best = max(others, key=lambda key: statistics.median(speeds[key]))
     ratios = [
-        one / other for one, other in zip(found["ours", OUR_BATCHES], found[best], strict=True)
+        one / other for one, other in zip(speeds["ours", OUR_BATCHES], speeds[best], strict=True)
     ]
-    return {"over": name_of(best), **spread(ratios)}
+    return {"over": join_key(best), **spread(ratios)}
 
 
-def name_of(key):
+def join_key(key):
     model, kind, *size = key
     return ", ".join([model, kind, *(f"batch {number}" for number in size)])
 
@@ -183,12 +183,12 @@ def run(options, folder) -> dict:
     recipe = read_recipe(options.recipe, {"data.directory": str(options.data), **dict(options.set)})
     set_seed(0)
     prepared = prepare(recipe)
-    marian, pad = marian_of(prepared[1].config), prepared[1].config.pad_token_id
-    makers = makers_of(recipe, prepared, marian, folder)
-    found = {key: [] for key in makers}
+    marian, pad = make_marian(prepared[1].config), prepared[1].config.pad_token_id
+    makers = make_makers(recipe, prepared, marian, folder)
+    speeds = {key: [] for key in makers}
     for _ in range(options.repeats):
         for key, make in makers.items():
-            found[key].append(measured(make(), pad))
+            speeds[key].append(measured(make(), pad))
     return {
         "command": f"python benchmarks/training_speed.py --data DATA --repeats {options.repeats}",
         "recipe": options.recipe,
@@ -196,8 +196,8 @@ def run(options, folder) -> dict:
         "threads": torch.get_num_threads(),
         "hardware": hardware(),
         "versions": versions(PACKAGES),
-        "tokens_per_second": {name_of(key): spread(values) for key, values in found.items()},
-        "ratios": {kind: ratio(found, kind) for kind in (*STRATEGIES, OUR_BATCHES)},
+        "tokens_per_second": {join_key(key): spread(values) for key, values in speeds.items()},
+        "ratios": {kind: ratio(speeds, kind) for kind in (*STRATEGIES, OUR_BATCHES)},
     }
 
 

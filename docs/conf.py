@@ -1,5 +1,6 @@
 """The configuration of Sphinx: `make docs` writes build/docs and fetches nothing."""
 
+import re
 from importlib.metadata import version as version_of
 
 project = "vanilla-transformer"
@@ -15,4 +16,14 @@ myst_heading_anchors = 3
 default_role = "code"  # `name` in a docstring is code, as in Markdown
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-napoleon_custom_sections = [("Args beside the common ones", "params_style")]
+
+
+def split_headings(app, what, name, obj, options, lines):
+    """Put "Args:" on a line of its own below a heading such as "Args beside those of `X`:", because
+    napoleon knows only the short form."""
+    text = re.sub(r"^(Args .+:)$", r"\1\n\nArgs:", "\n".join(lines), flags=re.MULTILINE)
+    lines[:] = text.split("\n")
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", split_headings, priority=400)  # napoleon has 500

@@ -1,8 +1,8 @@
 """A generator of tables and docstrings for options and settings: `.venv/bin/python
 docs/options.py`.
 
-It writes the tables in docs/runtime.md, docs/export.md and docs/serving.md, and the lines of
-options in the docstrings of `Runtime.generate` and `export`.
+It writes the tables in docs/settings.md, and the lines of options in the docstrings of
+`Runtime.generate` and `export`.
 """
 
 from collections.abc import Callable
@@ -13,17 +13,17 @@ from vanilla_transformer_export.inference import options as generation_options
 from vanilla_transformer_export.serving.settings import settings_table
 
 TABLES = {
-    "runtime.md": ("options", generation_options.options_table),
-    "export.md": ("options", export_options.options_table),
-    "serving.md": ("settings", settings_table),
+    "generation options": generation_options.options_table,
+    "export options": export_options.options_table,
+    "server settings": settings_table,
 }
 # Module -> the lines of its docstring, and the indentation of `Raises` after them.
 DOCSTRINGS: dict[str, tuple[Callable[[str], str], str]] = {
     "runtime.py": (generation_options.options_text, "        "),
     "exporting/export.py": (export_options.options_text, "    "),
 }
-FOLDER = Path(__file__).parent
-CODE = FOLDER.parent / "export"
+PAGE = Path(__file__).parent / "settings.md"
+CODE = PAGE.parents[1] / "export"
 END = "<!-- end -->"
 
 
@@ -31,7 +31,7 @@ def with_table(text: str, name: str, table: str) -> str:
     """Return the text of the page with the current table between its marks."""
     begin = f"<!-- {name} table -->\n"
     before, rest = text.split(begin)
-    _, after = rest.split(END)
+    _, after = rest.split(END, 1)
     return f"{before}{begin}{table}\n{END}{after}"
 
 
@@ -51,8 +51,7 @@ if __name__ == "__main__":
         path = CODE / module
         code = with_docstring(path.read_text(encoding="utf-8"), lines, indent)
         path.write_text(code, encoding="utf-8")
-    for page, (name, table) in TABLES.items():
-        path = FOLDER / page
-        path.write_text(
-            with_table(path.read_text(encoding="utf-8"), name, table()), encoding="utf-8"
-        )
+    text = PAGE.read_text(encoding="utf-8")
+    for name, table in TABLES.items():
+        text = with_table(text, name, table())
+    PAGE.write_text(text, encoding="utf-8")

@@ -40,8 +40,8 @@ def main(argv=None):
     attention_mask[1, 10:] = 0  # the second row is shorter
     with torch.no_grad():
         expected = theirs(input_ids, attention_mask).last_hidden_state
-        found = ours(input_ids, attention_mask).last_hidden_state
-    difference = (found - expected)[attention_mask.bool()].abs().max().item()
+        actual = ours(input_ids, attention_mask).last_hidden_state
+    difference = (actual - expected)[attention_mask.bool()].abs().max().item()
     print(f"largest difference of the last hidden states: {difference:.1e}")
     if difference > TOLERANCE:
         sys.exit(f"the difference is {difference:.1e}, expected at most {TOLERANCE:.0e}")

@@ -17,10 +17,10 @@ FLAG = re.compile(r"--\w[\w-]*")
 # Python's spelling of literals that JSON writes in lower case
 LITERALS = {"True": True, "False": False, "None": None}
 MAX_INT64 = 2**63 - 1
-SHOWN = 40  # characters of a wrong value in an error
+MAX_SHOWN = 40  # characters of a wrong value in an error
 VARIANT_HELP = "variant of the weights, as in from_pretrained: fp16 reads model.fp16.safetensors"
 LEAVE_OUT_HELP = (
-    "names of tensors to leave out, with * and ? as in a shell: 'cls.chain.*'; may be repeated"
+    "names of tensors to leave out, with shell wildcards: 'cls.chain.*'; may be repeated"
 )
 
 
@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         if FLAG.fullmatch(word) and word not in self._option_string_actions:
             known = self._option_string_actions
             self.error(
-                f"no flag {word!r}"
+                f"unknown flag {word!r}"
                 + (did_you_mean(word, known) or f", expected one of {', '.join(known)}")
             )
 
@@ -76,7 +76,7 @@ def add_field(group: argparse._ArgumentGroup, field: dataclasses.Field) -> None:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, help=help)
     else:
         group.add_argument(
-            flag, type=of_kind(field.metadata["kind"]), metavar=metavar(field.type), help=help
+            flag, type=json_argument(field.metadata["kind"]), metavar=metavar(field.type), help=help
         )
 
 
@@ -93,12 +93,12 @@ def add_set(parser: Parser, help: str) -> None:
 
 
 def add_output(parser: Parser, help: str) -> None:
-    """Add OUTPUT and `--output OUTPUT`, which `output_of` reads."""
+    """Add OUTPUT and `--output OUTPUT`, which `get_output` reads."""
     parser.add_argument("positional_output", type=path, nargs="?", metavar="OUTPUT", help=help)
-    parser.add_argument("--output", type=path, help="the same, as a flag")
+    parser.add_argument("--output", type=path, help="OUTPUT as a flag")
 
 
-def output_of(args: argparse.Namespace) -> Path:
+def get_output(args: argparse.Namespace) -> Path:
     """Return the output of a command with `add_output`.
 
     Raises:
@@ -106,45 +106,46 @@ def output_of(args: argparse.Namespace) -> Path:
     """
     match args.positional_output, args.output:
         case (None, None):
-            raise UsageError("no output, expected OUTPUT or --output OUTPUT")
+            raise UsageError("the output is missing, expected OUTPUT or --output OUTPUT")
         case (output, None) | (None, output):
             return output
     raise UsageError(
-        f"two outputs, {args.positional_output} and --output {args.output}: expected one of them"
+        f"got two outputs, {args.positional_output} and --output {args.output}, expected one "
+        "of them"
     )
 
 
-def one_of(what: str, known: Iterable[str]) -> Callable[[str], str]:
+def choice_type(what: str, known: Iterable[str]) -> Callable[[str], str]:
     """Return the type of an argument that is one of the names `known`."""
 
     def name(text: str) -> str:
         if text in known:
             return text
-        seen = f"no {what} {text[:SHOWN]!r}, expected one of {', '.join(known)}"
+        seen = f"unknown {what} {text[:MAX_SHOWN]!r}, expected one of {', '.join(known)}"
         raise argparse.ArgumentTypeError(f"{seen}{did_you_mean(text, known)}")
 
     return name
 
 
-def of_kind(kind: Any) -> Callable[[str], Any]:
+def json_argument(kind: Any) -> Callable[[str], Any]:
     """Return the type of a JSON argument for which `kind.holds`. `kind.expected` describes such
     values."""
 
     def checked(text: str) -> Any:
-        given = value(unicode(text))
-        if not kind.holds(given):
-            raise argparse.ArgumentTypeError(f"expected {kind.expected}, got {text[:SHOWN]!r}")
-        return given
+        parsed = value(unicode(text))
+        if not kind.holds(parsed):
+            raise argparse.ArgumentTypeError(f"expected {kind.expected}, got {text[:MAX_SHOWN]!r}")
+        return parsed
 
     return checked
 
 
 def key_value(text: str) -> tuple[str, Any]:
     """Return the name and the value of `name=value`, the value as `value` reads it."""
-    name, separator, given = unicode(text).partition("=")
+    name, separator, text_value = unicode(text).partition("=")
     if not separator:
         raise argparse.ArgumentTypeError(f"expected key=value, got {text!r}")
-    return name, value(given)
+    return name, value(text_value)
 
 
 def value(text: str) -> Any:
@@ -156,7 +157,7 @@ def value(text: str) -> Any:
         return text
     except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
         raise argparse.ArgumentTypeError(
-            f"expected a value in JSON or text, got {text[:SHOWN]!r}...: {error}"
+            f"expected a value in JSON or text, got {text[:MAX_SHOWN]!r}...: {error}"
         ) from None
 
 
@@ -184,22 +185,22 @@ def path(text: str) -> Path:
 
 
 def positive(text: str) -> int:
-    return whole(text, 1)
+    return integer(text, 1)
 
 
 def natural(text: str) -> int:
-    return whole(text, 0)
+    return integer(text, 0)
 
 
-def whole(text: str, least: int) -> int:
+def integer(text: str, minimum: int) -> int:
     try:
         number = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"expected a whole number of at least {least}, got {text[:SHOWN]!r}"
+            f"expected a whole number of at least {minimum}, got {text[:MAX_SHOWN]!r}"
         ) from None
-    if not least <= number <= MAX_INT64:
+    if not minimum <= number <= MAX_INT64:
         raise argparse.ArgumentTypeError(
-            f"expected a whole number of at least {least} and below 2**63, got {text[:SHOWN]}"
+            f"expected a whole number of at least {minimum} and below 2**63, got {text[:MAX_SHOWN]}"
         )
     return number

@@ -211,9 +211,9 @@ def find_task(architecture: str, name: str | None) -> Task:
     """
     tasks = {task.name: task for task in HEADS[architecture].tasks}
     if not tasks:
-        raise ValueError(f"this export is a {architecture}, which no task is for: use Runtime")
+        raise ValueError(f"a {architecture} has no task, expected a model with one: use Runtime")
     if name is not None and name not in tasks:
         raise UsageError(
-            f"{name} is not what a {architecture} is for, expected one of {', '.join(tasks)}"
+            f"{name} is not a task of a {architecture}, expected one of {', '.join(tasks)}"
         )
     return tasks[name] if name is not None else next(iter(tasks.values()))

@@ -51,9 +51,7 @@ class ImageRuntime:
         self.runtime = Runtime(directory, threads, **options)
         self.info = self.runtime.info
         if self.info.config["model_type"] != VISION:
-            raise ValueError(
-                f"{directory} is a {self.info.architecture}, expected a model that reads images"
-            )
+            raise ValueError(f"{directory} is a {self.info.architecture}, expected a vision model")
         path = self.info.directory / IMAGE_PROCESSOR
         content = self.info.read(IMAGE_PROCESSOR)
         if content is None:
@@ -76,7 +74,9 @@ class ImageRuntime:
         """
         if not is_int64(top_k) or top_k < 1:
             raise UsageError(f"top_k must be a whole number of at least 1, got {top_k!r}")
-        scores = activated(self._outputs(images, "logits"), self.info.config.get("problem_type"))
+        scores = apply_activation(
+            self._outputs(images, "logits"), self.info.config.get("problem_type")
+        )
         labels = self.info.config["id2label"]
         ranked = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
         return [
@@ -108,7 +108,7 @@ class ImageRuntime:
                 f"{reprlib.repr(images)}"
             )
         if len(images) == 0:
-            raise ValueError("no images, expected at least one")
+            raise ValueError("images is empty, expected at least one image")
         return (
             self._pixel_values(image, f"image {index} of {len(images)}")
             for index, image in enumerate(images)
@@ -118,17 +118,18 @@ class ImageRuntime:
         if isinstance(image, str | os.PathLike):
             name = os.fspath(image)
         try:
-            pixels = self.processor(opened(image))
+            pixels = self.processor(open_image(image))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         expected = self.info.specs["encoder"].inputs[0].shape[1:]
         if any(
-            isinstance(wanted, int) and wanted != size
-            for wanted, size in zip(expected, pixels.shape)
+            isinstance(expected_size, int) and expected_size != size
+            for expected_size, size in zip(expected, pixels.shape)
         ):
-            found = "x".join(map(str, pixels.shape))
+            got = "x".join(map(str, pixels.shape))
             raise ValueError(
-                f"{name} is {found} for the model, expected {'x'.join(map(str, expected))}"
+                f"{name} has shape {got} after preprocessing, expected "
+                f"{'x'.join(map(str, expected))}"
             )
         return pixels
 
@@ -138,17 +139,17 @@ class ImageRuntime:
             raise ValueError(
                 f"a {self.info.architecture} returns {' and '.join(known)}, expected {output}"
             )
-        found = [
+        outputs = [
             self.runtime.outputs(pixel_values=batch)[output]
             for batch in self._batches(self.pixel_values(images))
         ]
-        if len({states.shape[1:] for states in found}) > 1:
-            shapes = " and ".join(sorted({str(states.shape[1:]) for states in found}))
+        if len({states.shape[1:] for states in outputs}) > 1:
+            shapes = " and ".join(sorted({str(states.shape[1:]) for states in outputs}))
             raise ValueError(
-                f"the states of the images have the shapes {shapes}, expected one: give images of "
-                "one size"
+                f"the hidden states of the images have the shapes {shapes}, expected one "
+                "shape: pass images of the same size"
             )
-        return np.concatenate(found)
+        return np.concatenate(outputs)
 
     def _batches(self, pixels: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         """Yield batches of consecutive images of one size, no larger than is worth it."""
@@ -159,26 +160,26 @@ class ImageRuntime:
                 yield np.stack(batch)
 
 
-def opened(image: Input) -> Image.Image | np.ndarray:
+def open_image(image: Input) -> Image.Image | np.ndarray:
     """Return the image. Raises FileNotFoundError for a path without a file, and ValueError for
     other files and git-lfs pointers."""
     if isinstance(image, np.ndarray):
         return image
     if isinstance(image, str | os.PathLike):
         if not Path(image).is_file():
-            raise FileNotFoundError(f"{os.fspath(image)!r} is no file, expected an image")
+            raise FileNotFoundError(f"{os.fspath(image)!r} is not a file, expected an image")
         check_no_pointer(image)
         with image_errors(), Image.open(image) as file:
-            return upright(file)
+            return rotate_upright(file)
     if not isinstance(image, Image.Image):
         raise ValueError(
             f"it is a {type(image).__name__}, expected a path, a Pillow image or an array"
         )
     with image_errors():
-        return upright(image)
+        return rotate_upright(image)
 
 
-def upright(image: Image.Image) -> Image.Image:
+def rotate_upright(image: Image.Image) -> Image.Image:
     """Return the image as RGB, rotated as the EXIF data say."""
     turned = ImageOps.exif_transpose(image)
     assert turned is not None  # it is only where the image itself is turned
@@ -192,13 +193,13 @@ def image_errors() -> Iterator[None]:
         yield
     except UnidentifiedImageError:
         raise ValueError(
-            "it is no image that Pillow reads, expected one such as .png or .jpg"
+            "it is not an image that Pillow can read, expected one such as .png or .jpg"
         ) from None
     except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
-        raise ValueError(f"it is no whole image: {' '.join(str(error).split())}") from None
+        raise ValueError(f"it is not a complete image: {' '.join(str(error).split())}") from None
 
 
-def activated(logits: np.ndarray, problem_type: str | None) -> np.ndarray:
+def apply_activation(logits: np.ndarray, problem_type: str | None) -> np.ndarray:
     """Return the scores of the logits (B, num_labels), as `classify` describes them."""
     if problem_type == "regression":
         return logits

@@ -22,7 +22,7 @@ from .inference.devices import CUDA, TENSORRT, require, require_onnxruntime
 from .inference.export_info import ExportInfo, open_export_info
 from .inference.inputs import MAX_TOKENS, run_by_length
 from .inference.options import is_int64
-from .inference.prompt_lookup import tokens_by_lookup
+from .inference.prompt_lookup import prompt_lookup_tokens
 from .inference.search import Search, start_search
 from .inference.session import Session, Sessions
 from .requests import check_generates
@@ -49,12 +49,12 @@ def open_export(directory: str | os.PathLike, dtype: str | None = None) -> Expor
     """
     info = open_export_info(directory)
     if (mode := info.manifest.get("generate")) is not None:
-        found = f"{info.directory} has one graph that generates by itself, by {mode} search"
-        raise ValueError(f"{found}: run that in onnxruntime, or export without --generate")
+        problem = f"{info.directory} was exported with --generate {mode}"
+        raise ValueError(f"{problem}: run its graph in onnxruntime, or export without --generate")
     if info.architecture not in HEADS:
-        found = f"{info.directory} has the architecture {info.architecture!r}"
-        raise ValueError(f"{found}, expected one of {', '.join(HEADS)}")
-    target = target_of(info)
+        problem = f"{info.directory} has the architecture {info.architecture!r}"
+        raise ValueError(f"{problem}, expected one of {', '.join(HEADS)}")
+    target = find_target(info)
     if dtype is not None and dtype not in info.dtypes:
         raise UsageError(f"{directory} has no dtype {dtype!r}, expected one of {info.dtypes}")
     check_config(info.config, info.directory / "config.json")
@@ -68,7 +68,7 @@ def open_export(directory: str | os.PathLike, dtype: str | None = None) -> Expor
     return opened
 
 
-def target_of(info: ExportInfo) -> Target:
+def find_target(info: ExportInfo) -> Target:
     """Return the target of an export. Raise ValueError for one that is not registered, and for a
     dtype that the target does not have."""
     name = info.manifest["target"]
@@ -78,8 +78,8 @@ def target_of(info: ExportInfo) -> Target:
         raise ValueError(f"{info.directory} is for the target {name!r}: {error}") from None
     for dtype in info.dtypes:
         if dtype not in target.dtypes:
-            found = f"{info.directory} is for the target {name!r} with dtype {dtype!r}"
-            raise ValueError(f"{found}, expected one of: {known_targets()}")
+            problem = f"{info.directory} is for the target {name!r} with dtype {dtype!r}"
+            raise ValueError(f"{problem}, expected one of: {known_targets()}")
     return target
 
 
@@ -99,7 +99,7 @@ def open_for_workers(info: ExportInfo, threads: int) -> "OnnxModel":
     export has one. Raise as `OnnxModel.open`, and OSError for a device that does not run."""
     require_onnxruntime()
     check_threads(threads)
-    device = target_of(info).default_device
+    device = find_target(info).default_device
     if device != "cpu":
         require(device)
     roles = main_roles(info)
@@ -146,15 +146,15 @@ class OnnxModel:
         """
         self._check_listed()
         done = self.sessions.keys() | self._opener.contents.keys()
-        if not (wanted := sorted(set(roles) - done)):
+        if not (missing := sorted(set(roles) - done)):
             return self
-        on_demand = [role for role in wanted if self.info.specs[role].is_on_demand]
+        on_demand = [role for role in missing if self.info.specs[role].is_on_demand]
         try:
             self.info.check_listed()
             self.info.check_hashes(".onnx")
             contents = self._opener.contents | {role: self._content(role) for role in on_demand}
             self._opener = dataclasses.replace(self._opener, contents=contents)
-            self.sessions |= self._opener.open([role for role in wanted if role not in contents])
+            self.sessions |= self._opener.open([role for role in missing if role not in contents])
         finally:  # before an error that only follows from other weights
             self.info.check_unchanged()
         return self
@@ -164,7 +164,7 @@ class OnnxModel:
         for role, spec in info.specs.items():
             if role != "step" and spec.file not in info.manifest["files"]:
                 raise ValueError(
-                    f"{info.directory}/manifest.json lists no {spec.file}: export again"
+                    f"{info.directory}/manifest.json does not list {spec.file}: export again"
                 )
 
     def _content(self, role: str) -> bytes:
@@ -190,7 +190,7 @@ class OnnxModel:
         graphs."""
         if threads == self.threads:
             return self
-        opened = {own: session for own, session in self.sessions.items() if own != role}
+        opened = {name: session for name, session in self.sessions.items() if name != role}
         arena = self._opener.arena
         return OnnxModel(self.info, threads, arena, self.device, self.engine_cache, opened)
 
@@ -214,7 +214,7 @@ class OnnxModel:
         loaded = LoadedExport(
             info.config, info.specs, sessions, self._make_session, self.device, self.encode
         )
-        return target_of(info).open(loaded)
+        return find_target(info).open(loaded)
 
     def check_lookup(self, request: GenerationRequest) -> None:
         """Raise UsageError for prompt lookup with several rows, or with a target whose graphs
@@ -222,13 +222,12 @@ class OnnxModel:
         if (count := request.options.prompt_lookup_num_tokens) is None:
             return
         if (rows := len(request.input_ids)) > 1:
-            raise UsageError(f"prompt_lookup_num_tokens={count} is for one row, got {rows}")
-        if not self.decoders.takes_candidates:
+            raise UsageError(f"prompt_lookup_num_tokens={count} is for one input, got {rows}")
+        if not self.decoders.supports_candidates:
             target = self.info.manifest["target"]
             raise UsageError(
-                f"prompt_lookup_num_tokens={count} does not go with this export, target "
-                f"{target!r}, expected None: its graphs do not check several tokens of a row at "
-                "once"
+                f"prompt_lookup_num_tokens={count} is not supported by this export, target "
+                f"{target!r}, expected None: its graphs check one token per step"
             )
 
     def generate(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
@@ -247,7 +246,7 @@ class OnnxModel:
             logits = decoder.prefill(request.input_ids, request.attention_mask)
             if request.options.prompt_lookup_num_tokens is not None:
                 candidates = cast(CandidateDecoder, decoder)  # see `check_lookup`
-                yield from tokens_by_lookup(request, candidates, search, logits[:, -1])
+                yield from prompt_lookup_tokens(request, candidates, search, logits[:, -1])
                 return
             if request.options.rows_per_input > 1:
                 decoder.expand(request.options.rows_per_input)
@@ -261,13 +260,13 @@ class OnnxModel:
     # ------------------------------------------------------------------------------------ devices
 
     def _providers(self, role: str) -> list[tuple[str, dict]]:
-        """Return what runs the graph of `role`, with options. Each provider runs what those before
-        it cannot."""
+        """Return the execution providers of the graph of `role`, with options. A provider runs the
+        nodes that the providers before it do not support."""
         providers: list[tuple[str, dict]] = [("CPUExecutionProvider", {})]
         if self.device != "cpu":
             # float32 is not rounded to 19 bits.
             options = {"enable_cuda_graph": "0", "use_tf32": "0"}
-            providers.insert(0, (CUDA, options | target_of(self.info).provider_options(role)))
+            providers.insert(0, (CUDA, options | find_target(self.info).provider_options(role)))
         if self.device == "tensorrt" and role == "encoder":
             providers.insert(0, (TENSORRT, self._engine_options()))
         return providers

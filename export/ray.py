@@ -1,8 +1,8 @@
-"""`serve` in the replicas of Ray Serve: `serve run vanilla_transformer_export.ray:app
-exports=my-export`.
+"""The server as an application of Ray Serve: `serve run vanilla_transformer_export.ray:app
+exports=my-export`. It needs the extra `ray`.
 
-It needs the extra `ray`. Ray's proxy takes the requests and gives them to replicas, each of which
-is what a process of `vanilla-transformer serve` is.
+Ray's proxy distributes the requests to replicas. Each replica is the same service as a process of
+`vanilla-transformer serve`.
 """
 
 import argparse
@@ -18,34 +18,39 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import UsageError, did_you_mean
 from .serving.service import Service
-from .serving.settings import FIELDS, Settings, read, settings_of, token_of
+from .serving.settings import FIELDS, Settings, parse_settings, read, read_token
 from .serving.sources import Source, sources
 
-OWN = ("exports", "replicas", "cpus")  # the arguments that are no settings of `serve`
-OF_PROXY = ("host", "port", "connections", "header_timeout", "grace")  # Ray has its own
-BUSY = 16  # requests at once for each processor of a replica, above which others are started
+RAY_ARGUMENTS = ("exports", "replicas", "cpus")  # arguments that are not settings of `serve`
+PROXY_SETTINGS = (
+    "host",
+    "port",
+    "connections",
+    "header_timeout",
+    "grace",
+)  # settings of `serve` that Ray Serve replaces
+BUSY = 16  # requests at once per CPU above which Ray starts another replica
 
 
 def app(args: dict[str, Any]) -> Any:
     """Return the application that `serve run` and `serve deploy` build.
 
-    Args:
-        args: `exports`: PATH or NAME=PATH, with commas between several. Every replica has all of
-            them, and every node has the paths. `replicas`: how many, or the least and the most of
-            them as 1-4; default: 1. `cpus`: processors of one replica; default: 1. Else settings of
-            `serve` by their names, as `max_batch`, with spaces between several values.
+    Args: args: The argument `exports` is PATH or NAME=PATH, with commas between several. Every
+        replica has all exports, and every node needs the paths. `replicas` is the number of
+        replicas, or a range such as 1-4; default: 1. `cpus` is the number of CPUs of a replica;
+        default: 1. Other arguments are settings of `serve`, such as `max_batch`, with spaces
+        between several values.
 
     Raises:
-        UsageError: for an argument that there is not, and a value that cannot be read.
-        FileNotFoundError, ValueError: for a directory that is no export, and for what is wrong with
-            the token.
+        UsageError: if an argument is unknown or its value is invalid.
+        FileNotFoundError, ValueError: if a directory is not an export, or the token is invalid.
     """
     from ray import serve
 
     settings = settings_from(args, os.environ)
-    found = exports_of(args, settings)
-    cpus = whole("cpus", str(args.get("cpus", 1)))
-    needs_token = token_of(settings, os.environ) is not None
+    sources = parse_exports(args, settings)
+    cpus = positive_number("cpus", str(args.get("cpus", 1)))
+    needs_token = read_token(settings, os.environ) is not None
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name="exports",
@@ -55,74 +60,82 @@ def app(args: dict[str, Any]) -> Any:
         graceful_shutdown_timeout_s=settings.drain,
         **scale(str(args.get("replicas", 1)), cpus),
     )
-    return deployment.bind(found, settings, cpus, needs_token)
+    return deployment.bind(sources, settings, cpus, needs_token)
 
 
 def settings_from(args: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
-    """Return the settings: the arguments, else the variables of `serve`, else the defaults. Raises
-    UsageError as `app`."""
-    known = (*OWN, *(name for name in FIELDS if name not in OF_PROXY))
+    """Return the settings. Arguments take precedence over the environment variables of `serve`, and
+    these over the defaults. Raises UsageError as `app`."""
+    known = (*RAY_ARGUMENTS, *(name for name in FIELDS if name not in PROXY_SETTINGS))
     for name in args:
         if name not in known:
             raise UsageError(
-                f"no argument {name!r}, expected some of "
+                f"the argument {name!r} is unknown, expected one of "
                 f"{', '.join(known)}{did_you_mean(name, known)}"
             )
-    given = {
+    values = {
         name: read(name, str(value), FIELDS[name])
         for name, value in args.items()
-        if name not in OWN
+        if name not in RAY_ARGUMENTS
     }
-    found = settings_of(argparse.Namespace(**given), environment)
-    return dataclasses.replace(found, token_file=found.token_file and found.token_file.absolute())
+    settings = parse_settings(argparse.Namespace(**values), environment)
+    return dataclasses.replace(
+        settings, token_file=settings.token_file and settings.token_file.absolute()
+    )
 
 
-def exports_of(args: Mapping[str, Any], settings: Settings) -> list[Source]:
+def parse_exports(args: Mapping[str, Any], settings: Settings) -> list[Source]:
     """Return the sources with absolute paths, because a replica runs in another directory."""
-    given = str(args.get("exports", ""))
-    if not given:
+    exports = str(args.get("exports", ""))
+    if not exports:
         raise UsageError(
-            "exports is missing, expected exports=PATH, or several with commas between them"
+            "exports is missing, expected exports=PATH, or several paths with commas between them"
         )
-    found = sources(given.split(","), settings.languages)
+    parsed = sources(exports.split(","), settings.languages)
     return [
-        dataclasses.replace(each, directory=Path(os.path.abspath(each.directory))) for each in found
+        dataclasses.replace(source, directory=Path(os.path.abspath(source.directory)))
+        for source in parsed
     ]
 
 
 def scale(replicas: str, cpus: int) -> dict[str, Any]:
-    """Return Ray's options for a number of replicas, such as 2, or 1-4."""
-    least, separator, most = replicas.partition("-")
+    """Return the options of Ray Serve for a number of replicas, such as 2 or 1-4."""
+    smallest, separator, largest = replicas.partition("-")
     if not separator:
-        return {"num_replicas": whole("replicas", least)}
-    numbers = {"min_replicas": whole("replicas", least), "max_replicas": whole("replicas", most)}
+        return {"num_replicas": positive_number("replicas", smallest)}
+    numbers = {
+        "min_replicas": positive_number("replicas", smallest),
+        "max_replicas": positive_number("replicas", largest),
+    }
     if numbers["min_replicas"] > numbers["max_replicas"]:
         raise UsageError(f"replicas is {replicas}, expected the smaller number first")
     return {"autoscaling_config": {**numbers, "target_ongoing_requests": BUSY * cpus}}
 
 
-def whole(name: str, text: str) -> int:
+def positive_number(name: str, text: str) -> int:
     if not re.fullmatch(r"[1-9]\d{0,5}", text):
-        expected = "a number from 1, or two as 1-4" if name == "replicas" else "a number from 1"
-        raise UsageError(f"{name} is {text!r:.60}, expected {expected}")
+        expected = (
+            "a number such as 2, or a range such as 1-4" if name == "replicas" else "a number"
+        )
+        raise UsageError(f"{name} is {text!r:.60}, expected {expected} of at least 1")
     return int(text)
 
 
 class Replica:
-    """A replica of Ray: a service, from the first model to the last answer."""
+    """A replica of Ray Serve that runs a `Service`."""
 
-    def __init__(self, found: Sequence[Source], settings: Settings, cpus: int, needs_token: bool):
-        token = token_of(settings, os.environ)
+    def __init__(self, sources: Sequence[Source], settings: Settings, cpus: int, needs_token: bool):
+        token = read_token(settings, os.environ)
         if needs_token and token is None:
             raise ValueError(
-                "this replica has no token, expected it in the environment of all nodes, or "
-                "in a file"
+                "this replica has no token, expected it in the environment of every node or in "
+                "the token_file"
             )
-        self.service = Service(found, settings, token, print, cores=cpus)
+        self.service = Service(sources, settings, token, print, cores=cpus)
         self._watching: asyncio.Task | None = None
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Ray asks for it once, before the replica gets requests."""
+        """Load the models and return the application. Ray calls this once, before requests."""
         await self.service.start()
         self._watching = asyncio.create_task(self.service.watch())
         return BehindProxy(self.service.app)
@@ -134,8 +147,8 @@ class Replica:
 
 
 class BehindProxy:
-    """An ASGI application: `app` below whatever path Ray has given it, without a request id beside
-    Ray's, which is the same."""
+    """An ASGI application that adapts `app` to Ray's proxy: paths are relative to Ray's route
+    prefix, and only Ray sends the header X-Request-ID."""
 
     def __init__(self, app: ASGIApp):
         self.app = app
@@ -145,7 +158,9 @@ class BehindProxy:
             if message["type"] == "http.response.start":
                 message = {
                     **message,
-                    "headers": [each for each in message["headers"] if each[0] != b"x-request-id"],
+                    "headers": [
+                        header for header in message["headers"] if header[0] != b"x-request-id"
+                    ],
                 }
             await send(message)
 

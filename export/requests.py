@@ -27,7 +27,7 @@ def check_options(info: ExportInfo, options: dict[str, Any]) -> Options:
     """Return `options` over those of the export. Raise as `Runtime.generate` does for options that
     are wrong with any inputs."""
     check_generates(info)
-    return resolved(info, option_fields.check(options), prompt_length=1)
+    return resolve_options(info, option_fields.check(options), prompt_length=1)
 
 
 def check_generates(info: ExportInfo) -> None:
@@ -36,7 +36,7 @@ def check_generates(info: ExportInfo) -> None:
         raise ValueError(f"{info.architecture} cannot generate: use encode")
 
 
-def resolved(info: ExportInfo, options: dict[str, Any], prompt_length: int) -> Options:
+def resolve_options(info: ExportInfo, options: dict[str, Any], prompt_length: int) -> Options:
     """Return checked `options` over those of the export, for prompts of `prompt_length` tokens."""
     return resolve(options, info.generation_config | info.defaults, info.config, prompt_length)
 
@@ -44,18 +44,18 @@ def resolved(info: ExportInfo, options: dict[str, Any], prompt_length: int) -> O
 # ------------------------------------------------------------------------------- whole sequences
 
 
-def encoder_feeds(info: ExportInfo, given: dict[str, Any]) -> dict[str, np.ndarray]:
+def encoder_feeds(info: ExportInfo, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
     """Return the inputs of the encoder graph by name, from the arguments of `Runtime.outputs`.
     Raise as `Runtime.outputs`."""
     if "encoder" not in info.specs:
         raise ValueError(f"{info.architecture} has no encoder: use generate")
     spec = info.specs["encoder"]
     if "token_type_ids" not in {tensor.name for tensor in spec.inputs} and not np.any(
-        given.get("token_type_ids")
+        inputs.get("token_type_ids")
     ):
         # zeros are what tokenizers give for models without types
-        given = {**given, "token_type_ids": None}
-    feeds = check_inputs(spec.inputs, given, info.architecture)
+        inputs = {**inputs, "token_type_ids": None}
+    feeds = check_inputs(spec.inputs, inputs, info.architecture)
     check_sequences(info, feeds)
     return feeds
 
@@ -116,7 +116,7 @@ def decoder_request(
 ) -> GenerationRequest:
     """Return the batch of a decoder, whose prompts are padded on the left."""
     ids, mask = prompt
-    final = resolved(info, options, ids.shape[1])
+    final = resolve_options(info, options, ids.shape[1])
     check_contiguous(mask, "attention_mask")
     check_positions(int(mask.sum(axis=1).max()) + final.max_new_tokens - 1, info.config)
     assert final.pad_token_id is not None  # see `resolve`
@@ -134,7 +134,7 @@ def seq2seq_request(
     """Return the batch of a seq2seq model, whose sources are padded on the right."""
     ids, mask = source
     start = start_tokens(info, len(ids), decoder_input_ids, options)
-    final = resolved(info, options, start.shape[1])
+    final = resolve_options(info, options, start.shape[1])
     check_positions(num_positions(ids, mask, info.config), info.config)
     check_positions(start.shape[1] + final.max_new_tokens - 1, info.config)
     assert final.pad_token_id is not None  # see `resolve`
@@ -154,9 +154,9 @@ def prompts(
     ends = as_list(special_token("eos_token_id", options, info.defaults, info.config))
     if attention_mask is None and pad is not None and pad not in ends:
         attention_mask = np.asarray(input_ids) != pad
-    given = {"input_ids": input_ids, "attention_mask": attention_mask}
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
     tensors = token_inputs(info.config, ("batch_size", "source_length"))
-    feeds = check_inputs(tensors, given, info.architecture)
+    feeds = check_inputs(tensors, inputs, info.architecture)
     return feeds["input_ids"], feeds["attention_mask"]
 
 

@@ -11,17 +11,17 @@ import numpy as np
 from . import requests
 from .errors import UsageError
 from .inference.decoder import GenerationRequest
-from .inference.devices import processors, require, require_onnxruntime
+from .inference.devices import available_cpus, require, require_onnxruntime
 from .inference.export_info import ExportInfo
 from .inference.options import Options, is_int64
 from .inference.search import start_search
-from .model import OnnxModel, check_threads, main_roles, open_export, target_of
-from .scheduler import many_rows
-from .scheduler.capacity import arrangement, workers_of_many_rows
+from .model import OnnxModel, check_threads, find_target, main_roles, open_export
+from .scheduler import offline
+from .scheduler.capacity import arrange_workers, offline_workers
 from .targets.registry import default_target
 
 # rows per call with continuous batching; above it, the idle slots at the end hardly matter
-MOST_TOGETHER = 4096
+MAX_ROWS_PER_CALL = 4096
 
 
 class Runtime:
@@ -75,7 +75,7 @@ class Runtime:
         if self.device != "cpu":
             require(self.device)
         # onnxruntime's own default is the host's cores, not the process's.
-        self.threads = threads or processors()
+        self.threads = threads or available_cpus()
         self.workers = self._checked_workers(workers)
         self.model = OnnxModel(self.info, self.threads, arena, self.device, self.engine_cache)
         self.model.open(main_roles(self.info))
@@ -89,43 +89,44 @@ class Runtime:
         return {"threads": self.threads, "device": self.device, "dtype": self.dtype, **workers}
 
     def _checked_device(self, device: str | None) -> str:
-        target = target_of(self.info)
+        target = find_target(self.info)
         devices = target.devices(main_roles(self.info), self.dtype)
-        chosen = device or target.default_device
-        if chosen not in devices:
-            found = f"{self.architecture}, target {self.target!r}, dtype {self.dtype!r}"
+        selected = device or target.default_device
+        if selected not in devices:
+            export = f"{self.architecture}, target {self.target!r}, dtype {self.dtype!r}"
             raise UsageError(
-                f"device {device!r} does not go with {found}, expected one of {list(devices)}"
+                f"device {device!r} is not supported by this export ({export}), expected one "
+                f"of {list(devices)}"
             )
-        return chosen
+        return selected
 
     def _checked_engine_cache(self, engine_cache: str | os.PathLike | None) -> Path | None:
         if engine_cache is None:
             return None
         if self.device != "tensorrt":
             raise UsageError(
-                f"engine_cache is of no use on device {self.device!r}, expected device='tensorrt'"
+                f"engine_cache has no effect on device {self.device!r}, expected device='tensorrt'"
             )
         if Path(engine_cache).resolve().is_relative_to(self.info.directory):
             raise UsageError(
-                f"engine_cache is {engine_cache}, inside the export: expected a place outside, "
-                "its files stay"
+                f"engine_cache is {engine_cache}, inside the export: expected a directory "
+                "outside of it"
             )
         return Path(engine_cache)
 
     def _checked_workers(self, workers: int | None) -> int:
         if workers is None:
-            return workers_of_many_rows(self.config, self.threads) if self.info.step else 1
+            return offline_workers(self.config, self.threads) if self.info.step else 1
         if not (is_int64(workers) and 1 <= workers <= self.threads):
             raise UsageError(
                 f"workers must be a whole number from 1 to {self.threads}, the threads, "
                 f"got {workers!r}"
             )
         if not self.info.step:
-            found = f"{self.architecture}, target {self.target!r}"
+            export = f"{self.architecture}, target {self.target!r}"
             raise UsageError(
-                f"workers is {workers}, expected None: rows of this export, {found}, cannot join "
-                "and leave a batch"
+                f"workers={workers} is not supported by this export ({export}), expected None: "
+                "continuous batching needs a cpu export of a model that generates"
             )
         return workers
 
@@ -168,8 +169,8 @@ class Runtime:
         Rows of similar length run together. Outputs of padding may be 0.
 
         Args:
-            input_ids: integers (B, S), for multiple choice (B, C, S). Rows are padded on the right;
-                those of a decoder-only model on either side.
+            input_ids: integers (B, S), for multiple choice (B, C, S). Rows are padded on the right,
+                or on either side for a decoder-only model.
             attention_mask: 1 for tokens, 0 for padding, by default all 1.
             token_type_ids: by default all 0.
             decoder_input_ids, decoder_attention_mask: (B, T), for a seq2seq model that returns
@@ -178,13 +179,13 @@ class Runtime:
                 (B, C, H, W).
 
         Raises:
-            ValueError: for an input that is missing, or that the graph does not take; for an empty
+            ValueError: for an input that is missing or unknown to the graph; for an empty
                 batch, shapes that do not fit each other, ids outside the vocabulary, token types
                 the model does not have, a mask with holes for a decoder, a sequence longer than a
                 learned position table, a row without the end token that a seq2seq classifier reads,
                 or a model without an encoder.
         """
-        given = {
+        arguments = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
@@ -192,7 +193,7 @@ class Runtime:
             "decoder_attention_mask": decoder_attention_mask,
             **inputs,
         }
-        return self.model.outputs(requests.encoder_feeds(self.info, given))
+        return self.model.outputs(requests.encoder_feeds(self.info, arguments))
 
     def generate(
         self,
@@ -224,38 +225,40 @@ class Runtime:
         Options take precedence over generation_config.json. They have the meanings and defaults of
         transformers:
 
-            max_new_tokens: new tokens at most (20)
-            max_length: as max_new_tokens, with the prompt; max_new_tokens goes before it (None)
-            num_beams: hypotheses of beam search; 1 is greedy search, or sampling (1)
-            length_penalty: of beam search: scores are divided by length^length_penalty (1.0)
-            early_stopping: of beam search: stop at num_beams finished ones, or 'never' while better
-                ones are possible (False)
-            num_return_sequences: sequences for each input: samples, or the best of num_beams (1)
-            do_sample: draw tokens instead of taking the likeliest (False)
-            temperature: of sampling: logits are divided by it (1.0)
-            top_k: of sampling: draw from so many likeliest tokens; 0 is all (50)
-            top_p: of sampling: draw from the fewest tokens that are as likely together (1.0)
-            min_p: of sampling: draw from tokens this likely in relation to the likeliest (0.0)
-            seed: of sampling: the same seed draws the same tokens; without one they differ (None)
-            repetition_penalty: makes tokens that occurred less likely, above 1 (1.0)
-            no_repeat_ngram_size: no so many tokens in a row occur twice; 0 is off (0)
-            bad_words_ids: rows of tokens that are never generated (None)
-            min_new_tokens: new tokens before the end token at least (0)
-            min_length: as min_new_tokens, with the prompt; min_new_tokens goes before it (None)
-            forced_bos_token_id: the first token of all, after the start token (None)
-            forced_eos_token_id: the last token where max_new_tokens is reached (None)
+            max_new_tokens: maximum number of new tokens (20)
+            max_length: maximum length including the prompt; ignored if max_new_tokens is set (None)
+            num_beams: number of beams; 1 is greedy search, or sampling with do_sample (1)
+            length_penalty: beam search: scores are divided by length^length_penalty (1.0)
+            early_stopping: beam search: stop at num_beams finished sequences, or 'never' while
+                better ones are possible (False)
+            num_return_sequences: number of sequences per input: samples, or the best of num_beams
+                (1)
+            do_sample: sample tokens instead of choosing the most likely (False)
+            temperature: sampling: temperature by which logits are divided (1.0)
+            top_k: sampling: keep this many of the most likely tokens; 0 keeps all (50)
+            top_p: nucleus sampling: keep the smallest set of tokens whose probabilities sum to at
+                least top_p (1.0)
+            min_p: sampling: minimum probability of a token, relative to the most likely one (0.0)
+            seed: seed of sampling; without a seed, each call draws other tokens (None)
+            repetition_penalty: penalty for tokens that occurred before; above 1 makes them less
+                likely (1.0)
+            no_repeat_ngram_size: n-grams of this size may not repeat; 0 turns it off (0)
+            bad_words_ids: token sequences that are never generated (None)
+            min_new_tokens: minimum number of new tokens before the end token (0)
+            min_length: minimum length including the prompt; ignored if min_new_tokens is set (None)
+            forced_bos_token_id: token to generate first (None)
+            forced_eos_token_id: token to generate last if max_new_tokens is reached (None)
             suppress_tokens: tokens that are never generated (None)
-            begin_suppress_tokens: tokens that are not generated first (None)
-            renormalize_logits: of beam search: the options before this leave probabilities that sum
-                to 1 again (False)
-            prompt_lookup_num_tokens: of greedy search of one row: candidates of a step, looked up
-                in what was read (None)
-            max_matching_ngram_size: of prompt lookup: so many of the last tokens are looked up, or
-                fewer (2)
-            eos_token_id: ends a sequence; that of the model if not given (None)
-            pad_token_id: fills rows that ended; that of the model if not given (None)
-            decoder_start_token_id: of seq2seq: the first token; that of the model if not given
-                (None)
+            begin_suppress_tokens: tokens that are never generated first (None)
+            renormalize_logits: beam search: normalize probabilities again after all options above
+                (False)
+            prompt_lookup_num_tokens: prompt lookup decoding: candidate tokens per step; for greedy
+                search of one input (None)
+            max_matching_ngram_size: prompt lookup decoding: maximum n-gram size to look up (2)
+            eos_token_id: token that ends a sequence; default: the model's (None)
+            pad_token_id: token that fills finished sequences; default: the model's (None)
+            decoder_start_token_id: first decoder token of an encoder-decoder model; default: the
+                model's (None)
 
         Raises:
             UsageError: for an unknown option, a value an option cannot have, options that do not go
@@ -300,8 +303,7 @@ class Runtime:
         request = self.request(input_ids, attention_mask, None, options)
         if request.options.num_beams > 1:
             raise UsageError(
-                f"num_beams is {request.options.num_beams}, which cannot stream: expected "
-                f"num_beams=1"
+                f"num_beams is {request.options.num_beams}, expected num_beams=1 to stream"
             )
         search = start_search(request.options, request.prompt)
         return self.model.tokens(request, search)
@@ -322,8 +324,8 @@ class Runtime:
         resolved = self.check_options(options)
         if resolved.prompt_lookup_num_tokens is not None:
             return 1
-        suits = many_rows.is_suited(self.info, self.workers, rows, resolved, is_scored)
-        return MOST_TOGETHER if suits else batch_size
+        suits = offline.fits_options(self.info, self.workers, rows, resolved, is_scored)
+        return MAX_ROWS_PER_CALL if suits else batch_size
 
     def request(
         self,
@@ -343,11 +345,11 @@ class Runtime:
     def _generated(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
         """Return what `generate_with_scores` returns; no scores unless they are computed."""
         scores: np.ndarray | None
-        if many_rows.suits_request(self.info, self.workers, request):
-            new = many_rows.generate(self._worker_model, request, self.workers)
+        if offline.fits_workers(self.info, self.workers, request):
+            new = offline.generate(self._worker_model, request, self.workers)
             scores = None
-        elif many_rows.suits_batches(self.model, request):
-            new, scores = many_rows.generate_in_batches(self.model, request)
+        elif offline.fits_static_batches(self.model, request):
+            new, scores = offline.generate_in_batches(self.model, request)
         else:
             new, scores = self.model.generate(request)
         prompts = np.repeat(request.input_ids, request.options.num_return_sequences, axis=0)
@@ -356,6 +358,6 @@ class Runtime:
     @functools.cached_property
     def _worker_model(self) -> OnnxModel:
         """The model with a step graph and the threads of a worker, opened on first use."""
-        assert self.info.step is not None  # see `many_rows.is_suited`
-        threads = arrangement(self.config, self.threads, self.workers).threads
+        assert self.info.step is not None  # see `offline.fits_options`
+        threads = arrange_workers(self.config, self.threads, self.workers).threads
         return self.model.with_threads(threads, self.info.step)

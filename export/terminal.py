@@ -32,7 +32,7 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
+def raise_on_termination() -> Iterator[None]:
     def terminate(*_):
         raise Terminated
 
@@ -78,7 +78,7 @@ def say(result: object, end: str = "\n") -> None:
         OSError: if standard output is closed, or cannot be written.
     """
     if sys.stdout is None:
-        raise OSError("standard output is closed, expected a place for the result")
+        raise OSError("standard output is closed, expected an open one for the result")
     with output_errors():
         print(result, end=end, flush=True)
 
@@ -126,7 +126,7 @@ def one_line(text: object) -> str:
     return " ".join(str(text).split())
 
 
-def words_of(error: object) -> object:
+def error_message(error: object) -> object:
     """Return the message of `error`, which adds the expectation if the operating system only names
     a path."""
     if not isinstance(error, OSError) or error.filename is None:
@@ -137,7 +137,7 @@ def words_of(error: object) -> object:
 
 def fail(error: object, code: int = 1) -> NoReturn:
     """End the process with one line."""
-    line = f"{PROGRAM}: {one_line(words_of(error))}"
+    line = f"{PROGRAM}: {one_line(error_message(error))}"
     if code == 1:
         sys.exit(line)
     print(line, file=sys.stderr)

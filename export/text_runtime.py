@@ -22,9 +22,9 @@ from .inference.export_info import MANIFEST, TARGET_TOKENIZER, ExportInfo, json_
 from .inference.inputs import pad_sequences
 from .inference.options import special_token
 from .runtime import Runtime
-from .text.detokenizer import Pieces, TokenNames
+from .text.detokenizer import Detokenizer, TokenNames
 from .text.language_pairs import sentence_languages
-from .text.languages import Choice, languages_of
+from .text.languages import Choice, read_languages
 from .text.tasks import (
     classification,
     embedding,
@@ -35,8 +35,8 @@ from .text.tasks import (
     tagging,
     translation,
 )
-from .text.tasks.rows import check_unicode, decode_batch, errors_of, named, single_texts
-from .text.tokenization_spaces import CleanPieces
+from .text.tasks.rows import check_texts, check_unicode, decode_batch, tokenizer_errors, with_names
+from .text.tokenization_spaces import CleaningDetokenizer
 
 TOGETHER = 64  # texts that the tokenizer cuts at once
 
@@ -54,11 +54,11 @@ class TextRuntime:
 
     @classmethod
     def around(cls, runtime: Any) -> "TextRuntime":
-        """Return the text side of `runtime`: a `Runtime`, or what has the `info` of an export and
-        those of its methods that are called."""
-        made = cls.__new__(cls)
-        made._read_tokenizer(runtime)
-        return made
+        """Return the text side of `runtime`: a `Runtime`, or an object with the same `info` and
+        methods."""
+        text_runtime = cls.__new__(cls)
+        text_runtime._read_tokenizer(runtime)
+        return text_runtime
 
     def _read_tokenizer(self, runtime: Any) -> None:
         self.runtime = runtime
@@ -70,16 +70,16 @@ class TextRuntime:
                 f"{self.path} is missing: the checkpoint had no tokenizer, so this export takes "
                 f"only ids"
             )
-        with errors_of(self.path):
+        with tokenizer_errors(self.path):
             self.tokenizer = self.target_tokenizer = Tokenizer.from_buffer(content)
         target = self.info.read(TARGET_TOKENIZER)  # tokenizer of generated texts, if it differs
         if target is not None:
-            with errors_of(self.path.with_name(TARGET_TOKENIZER)):
+            with tokenizer_errors(self.path.with_name(TARGET_TOKENIZER)):
                 self.target_tokenizer = Tokenizer.from_buffer(target)
         for tokenizer in (self.tokenizer, self.target_tokenizer):
             tokenizer.no_padding()
             tokenizer.no_truncation()
-        self.languages = languages_of(self.info)
+        self.languages = read_languages(self.info)
         self.lock = threading.Lock()  # protects the tokenizer, whose truncation some tasks change
         # None of what generates does: there a long text blocks no short one.
         self.may_cut = not self.info.generates
@@ -112,23 +112,23 @@ class TextRuntime:
         """Return one text for each of `texts`, or `num_return_sequences`: the translation, or the
         continuation of a decoder. `options` as `Runtime.generate`.
 
-        `target_prefix`, for seq2seq only, is what each translation begins with, one text (or an
-        empty one) for each of `texts`; the translation has it too.
+        `target_prefix`, for encoder-decoder models only, has the start of each translation: one
+        text (or an empty one) per text of `texts`. The translation includes it.
 
         `src_lang` and `tgt_lang`, for multilingual models only, are the languages of the texts and
-        of the translations, as the tokenizer names them: one, or a list of one for each of `texts`.
-        By default they are the tokenizer's source language, and the target language that
-        generation_config.json names, if it does.
+        of the translations, by their names in the tokenizer: one for all, or a list with one per
+        text. Defaults are the tokenizer's source language and the target language of
+        generation_config.json.
 
-        `seeds`, one for each of `texts` in place of the option `seed`, make the samples of a text
-        independent of the other texts.
+        `seeds`, one per text instead of the option `seed`, make the samples of a text independent
+        of the other texts.
 
         Raises:
-            UsageError: for a language that the model does not have, without a target language
-                that it needs, and for another number of `seeds`.
-            ValueError: for no texts, what is no list of strings, an empty text, one that the
-                tokenizer fails on, one that begins with the word of an unknown language, a
-                `target_prefix` of another length, and as `Runtime.generate`.
+            UsageError: for an unknown language, for a missing target language that the model
+                needs, and for another number of `seeds`.
+            ValueError: for no texts, anything but a list of strings, an empty text, a text that the
+                tokenizer fails on or that begins with an unknown language, a `target_prefix` of
+                another length, and as `Runtime.generate`.
         """
         options = option_fields.check(options)
         rows = self.rows(texts, src_lang)
@@ -193,32 +193,34 @@ class TextRuntime:
             for prefix, target in zip(prefixes, targets or [{}] * len(rows))
         ]
         for kind in dict.fromkeys(kinds):
-            chosen = np.array([row for row, other in enumerate(kinds) if other == kind])
-            ids, mask = self.batch([rows[row] for row in chosen])
+            indices = np.array([row for row, other in enumerate(kinds) if other == kind])
+            ids, mask = self.batch([rows[row] for row in indices])
             length, target = kind
-            given = {**options, **dict(target)}
+            batch_options = {**options, **dict(target)}
             if seeds is not None:
-                given["seeds"] = [seeds[row] for row in chosen]
+                batch_options["seeds"] = [seeds[row] for row in indices]
             if length:
-                given["decoder_input_ids"] = np.array(
-                    [self.first_tokens(given) + prefixes[row] for row in chosen]
+                batch_options["decoder_input_ids"] = np.array(
+                    [self.first_tokens(batch_options) + prefixes[row] for row in indices]
                 )
             if is_scored:
-                outputs, found = self.runtime.generate_with_scores(ids, mask, **given)
-                scores[chosen] = found.reshape(-1, copies)
+                outputs, batch_scores = self.runtime.generate_with_scores(
+                    ids, mask, **batch_options
+                )
+                scores[indices] = batch_scores.reshape(-1, copies)
             else:
-                outputs = self.runtime.generate(ids, mask, **given)
+                outputs = self.runtime.generate(ids, mask, **batch_options)
             start = ids.shape[1] if "encoder" not in self.info.specs else 1
-            for row, own in zip(
-                chosen, outputs[:, start:].reshape(len(chosen), copies, -1).tolist()
+            for row, results in zip(
+                indices, outputs[:, start:].reshape(len(indices), copies, -1).tolist()
             ):
-                tokens[row] = own
-        return [each for own in tokens for each in own], scores.ravel()
+                tokens[row] = results
+        return [row_ids for results in tokens for row_ids in results], scores.ravel()
 
     def stream(
         self, text: str, /, src_lang: str | None = None, tgt_lang: str | None = None, **options: Any
     ) -> Iterator[str]:
-        """Return an iterator over pieces of the text that `generate` returns for `text`. A piece
+        """Return an iterator over parts of the text that `generate` returns for `text`. A piece
         comes as soon as its tokens exist. `options` as `Runtime.stream`.
 
         Raises:
@@ -232,7 +234,7 @@ class TextRuntime:
             )
         inputs = self.batch(self.rows([text], src_lang))
         [target] = self.target_options(tgt_lang, 1, options)
-        return self.text_of(
+        return self.decode_stream(
             self.runtime.stream(*inputs, **{**options, **target, "num_return_sequences": 1})
         )
 
@@ -267,18 +269,19 @@ class TextRuntime:
     def token_names(self) -> TokenNames:
         return TokenNames(self.tokenizer, self.special_ids, self.path)
 
-    def pieces(self) -> Pieces | CleanPieces:
-        """Return an object that makes text of the tokens of a row as they come."""
-        pieces = Pieces(self.tokenizer, self.special_ids, self.path)
-        return CleanPieces(pieces) if self.tokenizer_settings.cleans_up else pieces
+    def detokenizer(self) -> Detokenizer | CleaningDetokenizer:
+        """Return an incremental detokenizer for one row of tokens."""
+        detokenizer = Detokenizer(self.tokenizer, self.special_ids, self.path)
+        cleans_up = self.tokenizer_settings.cleans_up
+        return CleaningDetokenizer(detokenizer) if cleans_up else detokenizer
 
-    def text_of(self, steps: Iterator[np.ndarray]) -> Iterator[str]:
-        """Yield the pieces of the text of one row, whose tokens come in arrays of one."""
-        pieces = self.pieces()
+    def decode_stream(self, steps: Iterator[np.ndarray]) -> Iterator[str]:
+        """Yield the text of one row in parts, from `steps` with one token each."""
+        detokenizer = self.detokenizer()
         for [token] in steps:
-            if piece := pieces.add(int(token)):
+            if piece := detokenizer.add(int(token)):
                 yield piece
-        if rest := pieces.end():
+        if rest := detokenizer.end():
             yield rest
 
     def tokenize(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -290,7 +293,7 @@ class TextRuntime:
 
     def rows(self, texts: list[str], src_lang: Choice = None) -> list[list[int]]:
         """Return the tokens of each text in its language. A decoder's prompt gets no end token."""
-        texts = single_texts(texts)
+        texts = check_texts(texts)
         self.languages.check_words(texts)
         if src_lang is not None:
             return self.languages.rows(
@@ -314,8 +317,8 @@ class TextRuntime:
             return [[]] * count
         if "encoder" not in self.info.specs:
             raise ValueError(
-                "a target_prefix is for seq2seq: this export is a decoder, whose prompt is what it "
-                "goes on from"
+                "target_prefix needs an encoder-decoder model, this export is a decoder: put "
+                "the prefix at the end of the prompt"
             )
         if (
             not isinstance(texts, list | tuple)
@@ -337,13 +340,13 @@ class TextRuntime:
     ) -> list[Encoding]:
         """Return the encoding of each text, by default with the tokenizer of source text. Raises
         ValueError if the tokenizer fails on a text."""
-        for text, name in named(texts):
+        for text, name in with_names(texts):
             check_unicode(text, name)
-        chosen = tokenizer or self.tokenizer
-        with self.lock if self.may_cut else contextlib.nullcontext(), errors_of(self.path):
+        selected = tokenizer or self.tokenizer
+        with self.lock if self.may_cut else contextlib.nullcontext(), tokenizer_errors(self.path):
             if len(texts) == 1:  # without the threads of a batch
-                return [chosen.encode(texts[0], add_special_tokens=special_tokens)]
-            return chosen.encode_batch(texts, add_special_tokens=special_tokens)
+                return [selected.encode(texts[0], add_special_tokens=special_tokens)]
+            return selected.encode_batch(texts, add_special_tokens=special_tokens)
 
 
 def open_runtime(directory: str | os.PathLike, threads: int | None = None, **options: Any) -> Any:

@@ -20,7 +20,7 @@ def register_adapters(model_type: str) -> None:
     """
     constants = sys.modules.get("peft.utils.constants")
     for name, dictionary in vars(constants).items() if constants else ():
-        if found := DICTIONARY.fullmatch(name):
+        if match := DICTIONARY.fullmatch(name):
             dictionary.setdefault(
-                model_type, list(TARGET_MODULES.get(found[1], QUERIES_AND_VALUES))
+                model_type, list(TARGET_MODULES.get(match[1], QUERIES_AND_VALUES))
             )

@@ -37,7 +37,7 @@ MARGIN_INCHES = 1.5
 MAP_INCHES = 1.5
 TOKEN_INCHES = 0.25
 MAX_INCHES = 50.0
-PICTURE_INCHES = 4.0  # side of a single image
+IMAGE_INCHES = 4.0  # side of a single image
 
 
 @dataclass
@@ -53,12 +53,16 @@ class AttentionMaps:
 
 @dataclass
 class ImageAttentionMaps:
-    """`weights` (layers, heads, rows, columns): how much the first token looks at each patch of
-    `picture`, the image as a model sees it, (H, W, 3) of 0 to 255. `patch` is the height and the
-    width of one."""
+    """The attention of the first token to each patch of an image.
+
+    Attributes:
+        weights: (layers, heads, rows, columns) of patches.
+        image: the preprocessed image (H, W, 3), 0 to 255.
+        patch: height and width of a patch in pixels.
+    """
 
     weights: np.ndarray
-    picture: np.ndarray
+    image: np.ndarray
     patch: tuple[int, int]
 
 
@@ -79,7 +83,7 @@ def save_attention_maps(
     `force`. `variant` is as in `checkpoint.load_checkpoint`.
 
     Raises:
-        FileExistsError: if `out` exists and `force` is not given.
+        FileExistsError: if `out` exists without `force`.
         UsageError: as `attention_maps` and `plot`, for the name of a file that is of no image
             format, and for a kind or a target with an image.
         FileNotFoundError, ValueError: as `attention_maps`, `image_attention_maps`,
@@ -92,11 +96,11 @@ def save_attention_maps(
         )
     with new_file(out, force, [checkpoint]) as file:
         model = load_checkpoint(checkpoint, variant)
-        figure = plot(maps_of(model, checkpoint, texts, kind), layer, head)
+        figure = plot(compute_maps(model, checkpoint, texts, kind), layer, head)
         figure.savefig(file, dpi=DPI)
 
 
-def maps_of(
+def compute_maps(
     model: PreTrainedModel, checkpoint: str | os.PathLike, texts: tuple[str, ...], kind: str | None
 ):
     if model.main_input_name != "pixel_values":
@@ -107,13 +111,13 @@ def maps_of(
         )
     [path] = texts
     if not Path(path).is_file():
-        raise FileNotFoundError(f"{path!r} is no file, expected an image")
+        raise FileNotFoundError(f"{path!r} is not a file, expected an image")
     check_no_pointer(path)
     try:
-        picture = load_image(path)
+        image = load_image(path)
     except (OSError, SyntaxError) as error:
-        raise ValueError(f"{path} is no whole image: {error}") from None
-    return image_attention_maps(model, load_image_processor(checkpoint), picture)
+        raise ValueError(f"{path} is not a complete image: {error}") from None
+    return image_attention_maps(model, load_image_processor(checkpoint), image)
 
 
 def image_attention_maps(
@@ -139,8 +143,8 @@ def image_attention_maps(
     weights = torch.cat(outputs.attentions)[:, :, 0, model.config.num_first_tokens :].unflatten(
         -1, (rows, columns)
     )
-    picture = np.broadcast_to(seen.transpose(1, 2, 0), (*seen.shape[1:], 3))  # one channel is grey
-    return ImageAttentionMaps(weights.double().numpy(), picture, model.config.patch_shape)
+    pixels = np.broadcast_to(seen.transpose(1, 2, 0), (*seen.shape[1:], 3))  # one channel is grey
+    return ImageAttentionMaps(weights.double().numpy(), pixels, model.config.patch_shape)
 
 
 def attention_maps(
@@ -200,25 +204,24 @@ def check_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tex
     # a damaged tokenizer may panic here for the first time
     with readers_errors(tokenizer.name_or_path or "the tokenizer"):
         ids = tokenizer(text)["input_ids"]
-        own = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if not own:
+        text_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not text_ids:
         raise ValueError(f"the text {text!r} has no tokens, expected at least one")
     largest = max(ids)
     size = model.config.vocab_size
     if largest >= size:
         raise ValueError(
-            f"the tokenizer gives the token {largest}, expected one of [0, {size - 1}], the "
-            "model's vocabulary"
+            f"the tokenizer returned token id {largest}, expected less than vocab_size={size}"
         )
     maps = (
         max(getattr(model.config, name) for name in depth_fields(model.config))
         * model.config.num_attention_heads
     )
-    most = math.isqrt(MAX_MAP_VALUES // maps)
-    if len(ids) > most:
+    max_tokens = math.isqrt(MAX_MAP_VALUES // maps)
+    if len(ids) > max_tokens:
         raise ValueError(
-            f"a text has {len(ids)} tokens, expected at most {most} for maps of {maps} layers "
-            f"and heads"
+            f"a text has {len(ids)} tokens, expected at most {max_tokens} for the maps of {maps} "
+            f"attention heads"
         )
 
 
@@ -248,8 +251,8 @@ def plot(
     Raises:
         UsageError: for a layer or a head that does not exist.
     """
-    layers = chosen("layer", layer, maps.weights.shape[0])
-    heads = chosen("head", head, maps.weights.shape[1])
+    layers = selected_indices("layer", layer, maps.weights.shape[0])
+    heads = selected_indices("head", head, maps.weights.shape[1])
     is_alone = len(layers) == len(heads) == 1
     # no pyplot, which would keep the figure alive
     figure = Figure(figsize=figure_size(maps, layers, heads), layout="constrained")
@@ -278,7 +281,7 @@ def figure_size(
     if len(layers) > 1 or len(heads) > 1:
         sides = [len(heads) * MAP_INCHES, len(layers) * MAP_INCHES]
     elif isinstance(maps, ImageAttentionMaps):
-        sides = [PICTURE_INCHES, PICTURE_INCHES]
+        sides = [IMAGE_INCHES, IMAGE_INCHES]
     else:
         sides = [len(maps.keys) * TOKEN_INCHES, len(maps.queries) * TOKEN_INCHES]
     return [min(MARGIN_INCHES + side, MAX_INCHES) for side in sides]
@@ -289,13 +292,13 @@ def draw(axes: Axes, maps: AttentionMaps | ImageAttentionMaps, weights: np.ndarr
     scale = {"vmin": 0, "vmax": maps.weights.max()}
     if isinstance(maps, AttentionMaps):
         return axes.imshow(weights, cmap="Blues", aspect="auto", **scale)
-    axes.imshow(maps.picture)
+    axes.imshow(maps.image)
     height, width = (count * side for count, side in zip(weights.shape, maps.patch))
-    places = (-0.5, width - 0.5, height - 0.5, -0.5)  # pixel centres are whole numbers
-    return axes.imshow(weights, cmap="inferno", alpha=0.6, extent=places, **scale)
+    extent = (-0.5, width - 0.5, height - 0.5, -0.5)  # pixel centres are whole numbers
+    return axes.imshow(weights, cmap="inferno", alpha=0.6, extent=extent, **scale)
 
 
-def chosen(name: str, index: int | None, count: int) -> Sequence[int]:
+def selected_indices(name: str, index: int | None, count: int) -> Sequence[int]:
     if index is not None and not 0 <= index < count:
         raise UsageError(f"{name} is {index}, expected one of 0 to {count - 1}")
     return range(count) if index is None else [index]

@@ -37,7 +37,7 @@ from .checkpoint_files import (
     has_tokenizer,
     read_json,
     readers_errors,
-    shown,
+    shorten,
     stored_tensors,
     weight_files,
 )
@@ -109,20 +109,20 @@ def load_directory(source: str | os.PathLike, directory: Path) -> PreTrainedMode
 def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a checkpoint, a directory or Hub id.
 
-    If target text is split in another way, the tokenizer does so for `text_target`.
+    Its `text_target` uses the tokenization of target texts, if the checkpoint has one.
 
     Raises:
-        FileNotFoundError: without a directory, or files of a tokenizer.
-        ValueError: for files that are damaged, and for a tokenizer that is code beside them.
+        FileNotFoundError: for a missing directory, and without tokenizer files.
+        ValueError: for damaged files, and for a tokenizer with custom code.
     """
     directory = checkpoint_directory(source)
     check_tokenizer(directory)
-    found = [directory / name for name in TOKENIZER_FILES if (directory / name).is_file()]
+    files = [directory / name for name in TOKENIZER_FILES if (directory / name).is_file()]
     if not has_tokenizer(directory):
         raise FileNotFoundError(
             f"{directory} has no tokenizer, expected one of {', '.join(VOCABULARIES)}"
         )
-    contents = {file.name: read_json(file) for file in found if file.suffix == ".json"}
+    contents = {file.name: read_json(file) for file in files if file.suffix == ".json"}
     code = contents.get("tokenizer_config.json", {}).get("auto_map")
     try:
         with readers_errors(directory):
@@ -130,7 +130,7 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
             # transformers would notice only while it encodes
             longest = tokenizer.model_max_length
             if not isinstance(longest, int | float):
-                raise ValueError(f"model_max_length is {shown(longest)}, expected a number")
+                raise ValueError(f"model_max_length is {shorten(longest)}, expected a number")
             target = directory / TARGET_TOKENIZER
             if target.is_file():
                 give_target(tokenizer, Tokenizer.from_file(str(target)))
@@ -139,8 +139,8 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
         if not code:
             raise
     raise ValueError(
-        f"{directory} has a tokenizer of its own code, which is not run: expected one of "
-        f"transformers, got {code}"
+        f"{directory} has a tokenizer with custom code, {code}, which is not run: expected a "
+        "tokenizer of transformers"
     )
 
 
@@ -179,7 +179,7 @@ def load_image_processor(source: str | os.PathLike) -> BaseImageProcessor:
     path = directory / IMAGE_PROCESSOR
     if not path.is_file():
         raise FileNotFoundError(
-            f"{directory} has no {IMAGE_PROCESSOR}, expected one beside a model of images"
+            f"{directory} has no {IMAGE_PROCESSOR}, expected one for a vision model"
         )
     read_json(path)
     with readers_errors(path):

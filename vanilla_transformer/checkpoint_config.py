@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import HAS_TORCH
-from .checkpoint_files import read_json, readers_errors, shown
+from .checkpoint_files import read_json, readers_errors, shorten
 from .files import CONFIG
 from .standins import standins
 
@@ -35,8 +35,8 @@ def read_config(directory: Path) -> tuple[Any, str]:
             for config_class in CONFIGS.values()
             for name in config_class.auto_classes().values()
         ]
-        found = f"{directory} has model_type {model_type} and architecture {name}"
-        raise ValueError(f"{found}, expected one of {', '.join(known)}: convert it first")
+        problem = f"{directory} has model_type {model_type} and architecture {name}"
+        raise ValueError(f"{problem}, expected one of {', '.join(known)}: convert it first")
     config_class = CONFIGS[model_type]
     known = config_class.auto_classes().values()
     if name not in known:
@@ -51,9 +51,9 @@ def read_config(directory: Path) -> tuple[Any, str]:
     }.items():
         if not any(content.get(flag, allowed[0]) is value for value in allowed):
             raise ValueError(
-                f"{directory / CONFIG} has {flag} {shown(content[flag])}, expected {allowed[0]}"
+                f"{directory / CONFIG} has {flag} {shorten(content[flag])}, expected {allowed[0]}"
             )
-    config = made_config(config_class, content, directory)
+    config = build_config(config_class, content, directory)
     # a file may name other code; our models are saved with ours
     config.auto_map = dict(config.default_auto_map)
     return config, name
@@ -70,14 +70,14 @@ def read_raw_config(directory: Path) -> tuple[dict, str]:
     content = read_json(path)
     model_type = content.get("model_type")
     if not isinstance(model_type, str | None):
-        raise ValueError(f"{path} has the model_type {shown(model_type)}, expected a name")
+        raise ValueError(f"{path} has the model_type {shorten(model_type)}, expected a name")
     names = content.get("architectures") or ["none"]
     if not isinstance(names, list) or not isinstance(names[0], str):
-        raise ValueError(f"{path} has the architectures {shown(names)}, expected a list of names")
-    return content | {"model_type": model_type or model_type_of(names[0])}, names[0]
+        raise ValueError(f"{path} has the architectures {shorten(names)}, expected a list of names")
+    return content | {"model_type": model_type or class_model_type(names[0])}, names[0]
 
 
-def model_type_of(architecture: str) -> str | None:
+def class_model_type(architecture: str) -> str | None:
     """Return the model_type of the class `architecture`, or None, as always where transformers is
     not installed."""
     if not HAS_TORCH:
@@ -87,7 +87,7 @@ def model_type_of(architecture: str) -> str | None:
     return find_model_type(architecture)
 
 
-def made_config(config_class: type, content: dict, directory: Path) -> Any:
+def build_config(config_class: type, content: dict, directory: Path) -> Any:
     """Return the config of a file's `content`.
 
     The content may have fields that the class lacks, but none that would replace a method.
@@ -95,8 +95,8 @@ def made_config(config_class: type, content: dict, directory: Path) -> Any:
     path = directory / CONFIG
     if parts := sorted(content.keys() & {"decoder", "generator", "text_config", "text_encoder"}):
         raise ValueError(
-            f"{path} has the configs {', '.join(parts)} within, expected one of a model that has "
-            f"no parts"
+            f"{path} has the nested configs {', '.join(parts)}, expected the config of a "
+            "single model"
         )
     settable = {
         "model_type",
@@ -109,17 +109,17 @@ def made_config(config_class: type, content: dict, directory: Path) -> Any:
         attribute = inspect.getattr_static(config_class, name, None)
         if attribute is not None and name not in settable and not isinstance(attribute, property):
             raise ValueError(
-                f"{path} has the key {name}, expected none of a class's own attributes"
+                f"{path} has the key {name}, an attribute of the config class: expected only fields"
             )
     labels = content.get("num_labels")
     if labels is not None and (type(labels) is not int or not 0 <= labels <= MAX_LABELS):
-        raise ValueError(f"{path} has num_labels {shown(labels)}, expected at most {MAX_LABELS}")
+        raise ValueError(f"{path} has num_labels {shorten(labels)}, expected at most {MAX_LABELS}")
     for name in ("id2label", "label2id"):
         if not isinstance(content.get(name) or {}, dict):
-            raise ValueError(f"{path} has {name} {shown(content[name])}, expected a JSON object")
+            raise ValueError(f"{path} has {name} {shorten(content[name])}, expected a JSON object")
     attention = content.get("_attn_implementation")
     if not isinstance(attention, str | None):
-        raise ValueError(f"{path} has _attn_implementation {shown(attention)}, expected a name")
+        raise ValueError(f"{path} has _attn_implementation {shorten(attention)}, expected a name")
     if "quantization_config" in content:
         raise ValueError(f"{path} has a quantization_config, expected weights in floating point")
     # these describe the machine that wrote the file, which is another one
@@ -148,15 +148,15 @@ def check_depth(config: Any, shapes: dict[str, tuple], where: Path | str) -> Non
         {number for name in shapes for number in re.findall(r"(?<=\.)\d+(?=\.)", f".{name}")}
     )
     widest = max((size for shape, _ in shapes.values() for size in shape), default=0)
-    for field, most in {
+    for field, maximum in {
         "encoder_layers": layers,
         "decoder_layers": layers,
         "num_hidden_layers": layers,
         "hidden_size": widest,
     }.items():
-        found = getattr(config, field, 0)
-        if found > most:
+        value = getattr(config, field, 0)
+        if value > maximum:
             raise ValueError(
-                f"{field} is {found} in the config of {where}, expected at most {most} by its "
+                f"{field} is {value} in the config of {where}, expected at most {maximum} by its "
                 f"tensors"
             )

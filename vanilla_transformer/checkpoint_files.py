@@ -20,7 +20,7 @@ from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 
 from .files import CONFIG, TOKENIZER_FILES, VOCABULARIES, WEIGHTS, check_no_pointer
-from .variants import index_of, variant_hint
+from .variants import index_name, variant_hint
 
 GENERATION_CONFIG = "generation_config.json"
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -40,7 +40,7 @@ COUNTS += ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "top_k")
 NUMBERS = ("temperature", "top_p", "min_p", "typical_p", "length_penalty", "repetition_penalty")
 SEVERAL = ("eos_token_id", "forced_eos_token_id")
 # fields of a tokenizer's config in which transformers records where it was loaded from
-OF_THE_PLACE = ("is_local", "local_files_only")
+LOADING_FIELDS = ("is_local", "local_files_only")
 TOKENIZER_OF_BYTES = "ByT5Tokenizer"
 OF_THE_HUB = ("constraints", "dola_layers", "force_words_ids", "penalty_alpha")
 INPUT_NAMES = ["input_ids", "attention_mask"]  # inputs of a `PreTrainedTokenizerFast`
@@ -79,11 +79,11 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
             )
         )
     except RepositoryNotFoundError:
-        reason = "the Hub has none of this name, or not for this login"
+        reason = "the Hub has no repository of this name, or none that this login may read"
     except IncompleteSnapshotError:
-        reason = "the cache has only a part of it, and the Hub cannot be reached"
+        reason = "the cache has only a part of it and the Hub cannot be reached"
     except LocalEntryNotFoundError:
-        reason = "it is not in the cache, and the Hub cannot be reached"
+        reason = "it is not in the cache and the Hub cannot be reached"
     except (OSError, ValueError) as error:  # errors of the Hub client
         reason = one_line(error)
     else:
@@ -94,8 +94,8 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
 
 
 def parent_hint(file: Path) -> str:
-    """Return the end of an error about a file in place of a directory: the directory that holds it,
-    if it is a checkpoint."""
+    """Return a hint for errors about a file where a directory is expected: its parent directory, if
+    that is a checkpoint."""
     return f", such as {file.parent}" if (file.parent / CONFIG).is_file() else ""
 
 
@@ -144,7 +144,7 @@ def for_every_version(directory: Path, changes: dict | None = None) -> None:
     if not path.is_file():
         return
     before = read_json(path)
-    content = {name: value for name, value in before.items() if name not in OF_THE_PLACE} | (
+    content = {name: value for name, value in before.items() if name not in LOADING_FIELDS} | (
         changes or {}
     )
     content.setdefault("clean_up_tokenization_spaces", False)
@@ -169,13 +169,13 @@ def check_generation(path: Path, vocab_size: int) -> None:
     content = read_json(path) if path.is_file() else {}
     for name, value in content.items():
         if value is not None and (fault := generation_fault(name, value, vocab_size)):
-            raise ValueError(f"{path} has {name} {shown(value)}, {fault}")
+            raise ValueError(f"{path} has {name} {shorten(value)}, {fault}")
 
 
 def generation_fault(name: str, value: object, vocab_size: int = 2**31) -> str | None:
-    """Return what is wrong with a field of a generation config, or `None`."""
+    """Return the fault of a field of a generation config, or `None` if it is valid."""
     if name in OF_THE_HUB:
-        return "which transformers runs with code of the Hub: expected none"
+        return "which runs code from the Hub in transformers: expected none"
     if name in COUNTS and not (type(value) is int and 0 <= value < 2**31):
         return "expected a whole number of at least 0 and below 2**31"
     if name in NUMBERS and type(value) not in (int, float):
@@ -201,42 +201,42 @@ def weight_files(directory: Path, names: tuple[str, ...] = (WEIGHTS,)) -> list[P
     """Return the first file of `names` that exists, or its shards.
 
     Raises:
-        FileNotFoundError: if there is none, or a shard is missing.
-        ValueError: for an index that is none, and for a git-lfs pointer.
+        FileNotFoundError: without weights, or if a shard is missing.
+        ValueError: for an invalid index, and for a git-lfs pointer.
     """
     for name in names:
         if (directory / name).is_file():
             check_no_pointer(directory / name)
             return [directory / name]
-        index = directory / index_of(name)
+        index = directory / index_name(name)
         if index.is_file():
             return shards(index, Path(name).suffix)
-    found = ", ".join(sorted(os.listdir(directory))[:10]) or "nothing"
+    files = ", ".join(sorted(os.listdir(directory))[:10]) or "nothing"
     raise FileNotFoundError(
         f"{directory} has no weights: expected {' or '.join(names)}, found "
-        f"{found}{variant_hint(directory, names)}"
+        f"{files}{variant_hint(directory, names)}"
     )
 
 
 def shards(index: Path, suffix: str) -> list[Path]:
     content = read_json(index)
-    places = content.get("weight_map")
+    weight_map = content.get("weight_map")
     if (
-        not isinstance(places, dict)
-        or not places
-        or not all(isinstance(file, str) for file in places.values())
+        not isinstance(weight_map, dict)
+        or not weight_map
+        or not all(isinstance(file, str) for file in weight_map.values())
     ):
         raise ValueError(
-            f"{index} has the weight_map {shown(places)}, expected the file of each tensor"
+            f"{index} has the weight_map {shorten(weight_map)}, expected the file of each tensor"
         )
     if not isinstance(content.get("metadata", {}), dict):
         raise ValueError(
-            f"{index} has the metadata {shown(content['metadata'])}, expected a JSON object"
+            f"{index} has the metadata {shorten(content['metadata'])}, expected a JSON object"
         )
-    names = sorted(set(places.values()))
+    names = sorted(set(weight_map.values()))
     wrong = [name for name in names if Path(name).name != name or Path(name).suffix != suffix]
     if wrong:
-        raise ValueError(f"{index} names {shown(wrong)}, expected {suffix} files beside it")
+        raise ValueError(f"{index} names {shorten(wrong)}, expected {suffix} files beside it")
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         raise FileNotFoundError(
@@ -254,9 +254,9 @@ def stored_tensors(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
     """Return the shape and the type of each tensor of a safetensors file, by its header.
 
     Raises:
-        ValueError: for a file that is not whole, and a type of tensors that has no place here.
+        ValueError: for an incomplete file, and for an unsupported dtype.
     """
-    found = {}
+    facts = {}
     try:
         # reads the header and compares it with the size of the file
         with safe_open(file, "np") as tensors:
@@ -266,12 +266,12 @@ def stored_tensors(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
                     raise ValueError(
                         f"{file}: {name} is of type {part.get_dtype()}, expected one of {[*DTYPES]}"
                     )
-                found[name] = tuple(part.get_shape()), part.get_dtype()
+                facts[name] = tuple(part.get_shape()), part.get_dtype()
     except SafetensorError as error:
         raise ValueError(
-            f"{file} is not a whole safetensors file ({file.stat().st_size} bytes): {error}"
+            f"{file} is not a complete safetensors file ({file.stat().st_size} bytes): {error}"
         ) from None
-    return found
+    return facts
 
 
 def check_tensors(
@@ -281,17 +281,19 @@ def check_tensors(
     stored: dict[str, tuple[tuple[int, ...], str]],
     where: Path,
 ) -> None:
-    """Raise ValueError unless the tensors in files are the `expected` ones; `tied` ones may be
-    there or not."""
-    found = {bare(name): shape for name, (shape, _) in stored.items()}
-    other = {name: f"{found[name]} for {expected[name]}" for name in expected.keys() & found.keys()}
+    """Raise ValueError unless the tensors in files are the `expected` ones. `tied` tensors are
+    optional."""
+    shapes = {bare(name): shape for name, (shape, _) in stored.items()}
+    other = {
+        name: f"{shapes[name]} for {expected[name]}" for name in expected.keys() & shapes.keys()
+    }
     problems = {
-        "missing": expected.keys() - tied - found.keys(),
-        "unexpected": found.keys() - expected.keys(),
+        "missing": expected.keys() - tied - shapes.keys(),
+        "unexpected": shapes.keys() - expected.keys(),
         "of another shape": {
-            f"{name} {other[name]}" for name in other if found[name] != expected[name]
+            f"{name} {other[name]}" for name in other if shapes[name] != expected[name]
         },
-        "no floating point": {name for name, (_, dtype) in stored.items() if dtype not in FLOATS},
+        "not floating point": {name for name, (_, dtype) in stored.items() if dtype not in FLOATS},
     }
     for problem, names in problems.items():
         if names:
@@ -326,7 +328,7 @@ def read_json(path: Path) -> dict:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {one_line(error)}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds {shown(content)}, expected a JSON object")
+        raise ValueError(f"{path} holds {shorten(content)}, expected a JSON object")
     return content
 
 
@@ -353,5 +355,5 @@ def one_line(error: BaseException) -> str:
     )
 
 
-def shown(value: object) -> str:
+def shorten(value: object) -> str:
     return f"{value!r:.100}"

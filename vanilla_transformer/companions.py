@@ -14,7 +14,7 @@ import huggingface_hub
 from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
 from . import HAS_TORCH
-from .checkpoint_files import checkpoint_directory, read_json, readers_errors, shown
+from .checkpoint_files import checkpoint_directory, read_json, readers_errors, shorten
 from .errors import torch_missing
 from .files import COMPANION, CONFIG, MODULES, PICKLE, WEIGHTS, check_no_pointer
 
@@ -26,7 +26,7 @@ REQUIRED_FILES = {
     "Dense": ((MODULE_CONFIG,), MODULE_WEIGHTS),
     "Normalize": (),
 }
-# What transformers reads beside the weights and a checkpoint of another family has no place for.
+# files that transformers reads with the weights, and that a converted checkpoint cannot keep
 ADAPTERS = re.compile(
     r"adapter_config\.json|adapter_model\.(safetensors|bin)|custom_generate/generate\.py"
 )
@@ -99,14 +99,14 @@ def companions(source: str | os.PathLike) -> Companions:
     directory = checkpoint_directory(source)
     modules = read_modules(directory / MODULES)
     if modules and not os.path.isdir(source):
-        places = (
+        paths = (
             f"{module.folder}/{name}"
             for module in modules
             for name in (MODULE_CONFIG, *MODULE_WEIGHTS)
         )
-        directory = checkpoint_directory(source, tuple(places))
+        directory = checkpoint_directory(source, tuple(paths))
     names = [name for name in sorted(os.listdir(directory)) if COMPANION.fullmatch(name)]
-    names += [name for module in modules for name in files_of(directory, module)]
+    names += [name for module in modules for name in module_files(directory, module)]
     for name in names:
         check_no_pointer(directory / name)
         if name.endswith(".json") and name != MODULES:
@@ -123,8 +123,8 @@ def read_modules(path: Path) -> tuple[Module, ...]:
     with readers_errors(path):
         content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, list) or not content:
-        raise ValueError(f"{path} holds {shown(content)}, expected a list of modules")
-    first, *rest = [module_of(path, entry) for entry in content]
+        raise ValueError(f"{path} holds {shorten(content)}, expected a list of modules")
+    first, *rest = [parse_module(path, entry) for entry in content]
     if first != Module("Transformer", ""):
         raise ValueError(
             f"{path} begins with a {first.kind} in {first.folder!r}, expected a Transformer in ''"
@@ -137,7 +137,7 @@ def read_modules(path: Path) -> tuple[Module, ...]:
     return tuple(rest)
 
 
-def module_of(path: Path, entry: object) -> Module:
+def parse_module(path: Path, entry: object) -> Module:
     """Return the module of an entry of modules.json.
 
     Classes have moved between versions of sentence-transformers, so only their names count.
@@ -151,41 +151,41 @@ def module_of(path: Path, entry: object) -> Module:
         or not re.fullmatch(r"[\w-]*", folder)
     ):
         raise ValueError(
-            f"{path} has the module {shown(entry)}, expected its type and the name of its folder"
+            f"{path} has the module {shorten(entry)}, expected its type and the name of its folder"
         )
     return Module(
         kind.rpartition(".")[2] if kind.startswith("sentence_transformers.") else kind, folder
     )
 
 
-def files_of(directory: Path, module: Module) -> list[str]:
+def module_files(directory: Path, module: Module) -> list[str]:
     """Return the files of `module` in `directory`; of several weights, only the first that
     exists."""
     files = {}
     for names in ((MODULE_CONFIG,), MODULE_WEIGHTS):
-        places = [f"{module.folder}/{name}" for name in names]
-        files[names] = [place for place in places if (directory / place).is_file()][:1]
+        paths = [f"{module.folder}/{name}" for name in names]
+        files[names] = [name for name in paths if (directory / name).is_file()][:1]
         if names in REQUIRED_FILES[module.kind] and not files[names]:
             raise FileNotFoundError(
-                f"{directory} lacks {' or '.join(places)}, which {MODULES} asks for"
+                f"{directory} lacks {' or '.join(paths)}, which {MODULES} asks for"
             )
     return [name for names in files.values() for name in names]
 
 
-def left_out(source: str | os.PathLike, content: dict) -> list[str]:
+def omitted_files(source: str | os.PathLike, content: dict) -> list[str]:
     """Return other files of a checkpoint that change its results: adapters, and the code of its
     config."""
     references = content.get("auto_map")
     references = references.values() if isinstance(references, dict) else ()
     code = {
-        f"{found.partition('.')[0]}.py"
-        for found in references
-        if isinstance(found, str) and "--" not in found
+        f"{reference.partition('.')[0]}.py"
+        for reference in references
+        if isinstance(reference, str) and "--" not in reference
     }
-    return [name for name in names_of(source) if ADAPTERS.fullmatch(name) or name in code]
+    return [name for name in file_names(source) if ADAPTERS.fullmatch(name) or name in code]
 
 
-def names_of(source: str | os.PathLike) -> list[str]:
+def file_names(source: str | os.PathLike) -> list[str]:
     """Return the names of the files of `source`, at most one folder deep.
 
     For a Hub id these come from the cached list of its files, and are empty without one.
@@ -198,9 +198,9 @@ def names_of(source: str | os.PathLike) -> list[str]:
             for path in root.glob(pattern)
         )
     try:
-        found = huggingface_hub.get_cached_repo_tree(
+        files = huggingface_hub.get_cached_repo_tree(
             os.fspath(source), revision=checkpoint_directory(source, (CONFIG,)).name
         )
     except CachedRepoTreeNotFoundError:
         return []
-    return sorted(file.path for file in found)
+    return sorted(file.path for file in files)

@@ -92,7 +92,7 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
 
     Raises:
         ValueError: for sizes below 1 or above 2**28, heads that do not divide the width when
-            `head_dim` is not given, an unknown activation, or a dropout outside [0, 1).
+            `head_dim` is `None`, an unknown activation, or a dropout outside [0, 1).
         huggingface_hub.errors.StrictDataclassError: for a value of the wrong type.
     """
 
@@ -202,12 +202,12 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
                 raise ValueError(f"{name} must be at most {LARGEST}, got {getattr(self, name)}")
         for name in ["head_dim", "value_head_dim"]:
             if self.num_attention_heads * (getattr(self, name) or 1) > LARGEST:
-                found = (
+                got = (
                     f"num_attention_heads={self.num_attention_heads} and "
                     f"{name}={getattr(self, name)}"
                 )
                 raise ValueError(
-                    f"num_attention_heads times {name} must be at most {LARGEST}, got {found}"
+                    f"num_attention_heads times {name} must be at most {LARGEST}, got {got}"
                 )
         for name in [field.name for field in fields(self) if field.name.endswith("_act")]:
             value = getattr(self, name)
@@ -233,7 +233,7 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
 class VanillaTextConfig(VanillaTransformerConfig):
     """The base of the three configs of text models. Use one of the subclasses.
 
-    Args beside those of `VanillaTransformerConfig`:
+    Args in addition to those of `VanillaTransformerConfig`:
         vocab_size (`int`, defaults to 37000): number of token types.
         embedding_size (`int`, defaults to `hidden_size`): width of the token embeddings and of the
             states that the projection to the vocabulary reads. Another width than `hidden_size`
@@ -247,26 +247,28 @@ class VanillaTextConfig(VanillaTransformerConfig):
             (Raffel et al. 2020, T5), `"learned_relative"`, both at once (Song et al. 2020, MPNet),
             or `"none"`. Rotary and relative positions act in self-attention; they and `"none"` add
             nothing to the embeddings.
-        max_position_embeddings (`int`, defaults to 512): learned positions, so the longest
-        sequence; the others have no limit. position_ids_from (`str`, defaults to `"place"`): what a
-        token's position counts where no `position_ids` are given:
-            its `"place"` in the row (BERT, GPT-2); the tokens before it that the attention `"mask"`
-            does not hide (OPT); or the `"ids"` before it that are not `pad_token_id` (RoBERTa).
-            Padding, where it does not count, is at -1, and has a row of its own in the learned
-            table, the first.
+        max_position_embeddings (`int`, defaults to 512): rows of the learned position table, so the
+            maximum length with learned positions. Other positions have no limit.
+        position_ids_from (`str`, defaults to `"place"`): how positions are counted without
+            `position_ids`: by the `"place"` in the row (BERT, GPT-2), by the earlier tokens that
+            the attention `"mask"` does not hide (OPT), or by the earlier `"ids"` other than
+            `pad_token_id` (RoBERTa). Padding that is not counted is at position -1, which is the
+            first row of the learned table.
         rope_theta (`float`, defaults to 10000): base of the rotary angles.
-        relative_attention_num_buckets (`int`, defaults to 32): distances that relative positions
-        tell apart. relative_attention_max_distance (`int`, defaults to 128): all distances from
-        here on are one bucket. sliding_window (`int`, *optional*): in self-attention, a decoder's
-            token looks at this many tokens, itself included, an encoder at this many before and
-            after it (Beltagy et al. 2020, section 3.1); by default at all. At least 2 with a
-            decoder.
+        relative_attention_num_buckets (`int`, defaults to 32): number of distances with a relative
+            position of their own.
+        relative_attention_max_distance (`int`, defaults to 128): distances from here on share one
+            bucket.
+        sliding_window (`int`, *optional*): in self-attention, a decoder's token attends to this
+            many tokens, itself included, an encoder's to this many before and after it (Beltagy et
+            al. 2020, section 3.1); by default to all. At least 2 with a decoder.
         scale_embedding (`bool`, defaults to `True`): multiply token embeddings by
-        sqrt(embedding_size), section 3.4. embedding_norm (`bool`, defaults to `False`): LayerNorm
-        after the sum of embeddings and positions (BERT, BART). lm_head_bias (`bool`, defaults to
-        `True`): bias of the projection to the vocabulary. tie_word_embeddings (`bool`, defaults to
-            `True`): one matrix for the token embeddings and the projection to the vocabulary,
-            section 3.4.
+            sqrt(embedding_size), section 3.4.
+        embedding_norm (`bool`, defaults to `False`): LayerNorm after the sum of embeddings and
+            positions (BERT, BART).
+        lm_head_bias (`bool`, defaults to `True`): bias of the projection to the vocabulary.
+        tie_word_embeddings (`bool`, defaults to `True`): one matrix for the token embeddings and
+            the projection to the vocabulary, section 3.4.
         pad_token_id, bos_token_id, eos_token_id, sep_token_id: 0, 1, 2 and `None`.
 
     Raises:
@@ -364,11 +366,12 @@ class VanillaEncoderConfig(VanillaTextConfig):
     """A stack of `num_hidden_layers` (6, the paper's N) encoder layers: bidirectional attention, as
     in BERT.
 
-    Args beside the common ones:
-        type_vocab_size (`int`, defaults to 0): kinds of tokens (`token_type_ids`) that have an
-        embedding of their own. pooler_act (`str`, *optional*): the first token's state passes a
-            linear map and this activation to become `pooler_output`, which the sentence heads then
-            read (`"tanh"` in BERT); by default they read the state itself.
+    Args in addition to those of `VanillaTextConfig`:
+        type_vocab_size (`int`, defaults to 0): number of token types (`token_type_ids`) with an
+            embedding.
+        pooler_act (`str`, *optional*): the first token's state passes a linear map and this
+            activation to become `pooler_output`, which the sentence heads then read (`"tanh"` in
+            BERT); by default they read the state itself.
         lm_transform_act (`str`, *optional*): a linear map, this activation and a LayerNorm stand in
             front of the projection to the vocabulary (BERT's masked-LM transform).
         token_transform_act (`str`, *optional*): a linear map and this activation stand in front of
@@ -440,16 +443,19 @@ class VanillaDecoderConfig(VanillaTextConfig):
 
 @strict
 class VanillaSeq2SeqConfig(VanillaTextConfig):
-    """The paper's encoder-decoder: `encoder_layers` (6) and `decoder_layers` (6), Figure 1. Given
-    to the constructor, `N` or `num_hidden_layers` is the depth of both.
+    """The paper's encoder-decoder, Figure 1. The argument `N` or `num_hidden_layers` of the
+    constructor sets the depth of both stacks.
 
-    `decoder_start_token_id` (defaults to 1, the token `bos_token_id` names) is what generation
-    starts from, and what stands in front where the decoder's input is another sequence shifted
-    right: the labels in training, for some heads the source. With `wrap_last_token` (`bool`,
-    defaults to `False`) its own last token stands there, as mBART's language code does.
-    `share_encoder_decoder_embeddings` (defaults to `True`): with `tie_word_embeddings`, source and
-    target have one embedding matrix; `False` ties the target's with the projection to the
-    vocabulary only.
+    Args in addition to those of `VanillaTextConfig`:
+        encoder_layers, decoder_layers (`int`, defaults to 6): depth of each stack.
+        decoder_start_token_id (`int`, defaults to 1, as `bos_token_id`): the first decoder input in
+            generation. It also precedes a sequence that is shifted right: the labels in training,
+            and the source in some heads.
+        wrap_last_token (`bool`, defaults to `False`): shift right with the last token of the
+            sequence in front instead, such as mBART's language code.
+        share_encoder_decoder_embeddings (`bool`, defaults to `True`): with `tie_word_embeddings`,
+            source and target have one embedding matrix. `False` ties only the target's matrix with
+            the projection to the vocabulary.
     """
 
     model_type = "vanilla-seq2seq"
@@ -477,16 +483,16 @@ class VanillaSeq2SeqConfig(VanillaTextConfig):
         depths = {name: kwargs.pop(name, None) for name in ("N", "num_hidden_layers")}
         both = {name: value for name, value in depths.items() if value is not None}
         stacks = {stack: getattr(self, stack) for stack in DEPTHS}
-        given = both | {stack: value for stack, value in stacks.items() if value is not None}
+        explicit = both | {stack: value for stack, value in stacks.items() if value is not None}
         depth = next(iter(both.values()), 6)
-        if both and any(value != depth for value in given.values()):
-            found = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        if both and any(value != depth for value in explicit.values()):
+            got = ", ".join(f"{name}={value!r}" for name, value in explicit.items())
             raise ValueError(
-                f"{' and '.join(both)} set the depth of both stacks, expected no other beside, "
-                f"got {found}"
+                f"{' and '.join(both)} set the depth of both stacks, expected no other depth, "
+                f"got {got}"
             )
         for stack in DEPTHS:
-            setattr(self, stack, given.get(stack, depth))
+            setattr(self, stack, explicit.get(stack, depth))
         self._translates = kwargs.get("custom_pipelines") == TRANSLATION
         if self._translates and not __name__.startswith("transformers_modules."):
             # The package has this pipeline itself; a config that names code for it makes every task
@@ -574,16 +580,16 @@ class VanillaVisionConfig(VanillaTransformerConfig):
     (Table 1): other than above, `hidden_size` 768, `intermediate_size` 3072, 12 heads, `"gelu"`,
     `norm_first` and no dropout.
 
-    Args beside those of `VanillaTransformerConfig`:
-        image_size (`int` or a pair, defaults to 224): pixels of the height and the width of an
-        image. patch_size (`int` or a pair, defaults to 16): of a patch. What an image has beyond
-        whole patches is not read. num_channels (`int`, defaults to 3): numbers of a pixel.
+    Args in addition to those of `VanillaTransformerConfig`:
+        image_size (`int` or a pair, defaults to 224): height and width of an image in pixels.
+        patch_size (`int` or a pair, defaults to 16): height and width of a patch. Pixels beyond the
+            last full patch are not read.
+        num_channels (`int`, defaults to 3): values per pixel.
         num_first_tokens (`int`, defaults to 1): learned tokens before the patches; 2 are a class
-            and a distillation token (Touvron et al. 2021, DeiT). Their states are what the
-            classifier reads.
+            and a distillation token (Touvron et al. 2021, DeiT). The classifier reads their states.
         interpolate_pos_encoding (`bool`, defaults to `False`): whether images of any size are read,
-            with the positions of `image_size` interpolated; `forward` has an argument of this name,
-            which goes before it.
+            with the positions of `image_size` interpolated. The argument of `forward` with this
+            name takes precedence.
         pooler_act (`str`, *optional*): as in `VanillaEncoderConfig`.
 
     Raises:

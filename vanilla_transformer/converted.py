@@ -52,17 +52,17 @@ def converted(
         return
     if not HAS_TORCH:
         raise torch_missing(
-            f"{source} is a checkpoint of another family ({family_of(source)}), whose conversion"
+            f"{source} is a checkpoint of another family ({family_hint(source)}), whose conversion"
         )
-    from .conversion import convert, warn_of
+    from .conversion import convert, log_notes
 
     if keep is not None:
-        warn_of(convert(source, keep, config=config, leave_out=leave_out, variant=variant))
+        log_notes(convert(source, keep, config=config, leave_out=leave_out, variant=variant))
         yield Path(keep)
     else:
         with tempfile.TemporaryDirectory(prefix="vanilla-transformer-") as directory:
             out = Path(directory, "converted")
-            warn_of(convert(source, out, config=config, leave_out=leave_out, variant=variant))
+            log_notes(convert(source, out, config=config, leave_out=leave_out, variant=variant))
             with errors_name(Path(source), out):
                 yield out
 
@@ -80,7 +80,7 @@ def is_marian(source: Path) -> bool:
     return not (source / CONFIG).is_file() and any(source.glob("*.npz"))
 
 
-def family_of(source: str | os.PathLike) -> str:
+def family_hint(source: str | os.PathLike) -> str:
     """Return what an error says of the family of a checkpoint that is not ours."""
     if os.path.isdir(source) and is_marian(Path(source)):
         return "files of Marian"

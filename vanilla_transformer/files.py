@@ -1,17 +1,17 @@
-"""Outputs: directories and files that appear whole or not at all, and take the place only of what
-we wrote.
+"""Atomic outputs: directories and files that appear complete or not at all, and that replace only
+what this package wrote.
 
-While OUT is being made, `.OUT.partial` stands beside it (or `OUT/.partial` inside, if OUT is a
-mount point, which cannot be renamed). A lock on it claims OUT for one process of this machine. It
-holds
+While OUT is written, the folder `.OUT.partial` is next to it (or `OUT/.partial` inside it, if OUT
+is a mount point, which cannot be renamed). A lock on the folder claims OUT for one process of this
+machine. The folder contains
 
-    new      what is being written
-    ready    `new`, whole, while its entries move into a mount point
-    old      what OUT was, from when it is moved aside until `new` has its name
-    trash    what OUT was, afterwards
+    new      the output that is being written
+    ready    the complete output, while its entries move into a mount point
+    old      the previous OUT, until `new` is renamed to OUT
+    trash    the previous OUT, afterwards
 
-The lock ends with its process. So whoever locks a folder that is there already knows what a killed
-process left to do.
+The lock ends with its process. A process that locks an existing folder therefore finishes or undoes
+the work of a killed process.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ COMPANION = re.compile(
 OF_MODULE = re.compile(r"([\w-]+)/(config\.json|model\.safetensors|pytorch_model\.bin)")
 IGNORED = {"__pycache__", ".DS_Store"}  # files that operating systems create
 IGNORED_ON_MOUNT = {"lost+found", ".partial"}
-NAMED = 5  # maximum number of foreign entries in an error
+MAX_NAMES = 5  # maximum number of foreign entries in an error
 PARTS = {"writing", "new", "ready", "old", "trash"}  # entries of a claim
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -111,23 +111,22 @@ def new_directory(
     Args:
         path: a new path, or an empty directory. A symbolic link to a directory stays; its target is
             replaced.
-        force: whether what is at `path` may be replaced, if it is an export or a checkpoint that we
-            wrote.
+        force: whether an export or a checkpoint of this package at `path` may be replaced.
         inputs: paths that the caller reads, which must be neither `path` nor inside it.
 
     Raises:
-        FileNotFoundError: if `path` is a link that leads nowhere.
+        FileNotFoundError: if `path` is a broken link.
         NotADirectoryError: if it is a file.
-        FileExistsError: if it exists and `force` is not given; if it holds anything that we do not
-            write; if another process is writing it; or if it has changed at the end. In the last
-            case the changed directory stays, and the error names the result beside it.
+        FileExistsError: if it exists without `force`, holds files of anyone else, is being written
+            by another process, or has changed at the end. In the last case the changed directory
+            stays, and the error names the folder of the result.
         ValueError: if it is the working directory, the home directory, an input, one that holds any
             of these, or a mount point that is not empty.
     """
     out = output_path(path, inputs)
-    with claimed(out) as claim:
+    with claim_output(out) as claim:
         check_replaceable(out, force)
-        before, new = state_of(out), claim / "new"
+        before, new = file_states(out), claim / "new"
         new.mkdir()
         with full_disk_named(out):
             yield new
@@ -144,14 +143,14 @@ def new_file(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ())
         FileNotFoundError, FileExistsError, ValueError: as `new_directory`.
     """
     out = output_path(path, inputs)
-    with claimed(out) as claim:
+    with claim_output(out) as claim:
         if out.is_dir():
             raise IsADirectoryError(f"{out} is a directory, expected a file or a new path")
         if out.exists() and not force:
             raise FileExistsError(
-                f"{out} exists already; expected a new path, or --force to replace it"
+                f"{out} exists already, expected a new path, or --force to replace it"
             )
-        before, folder = state_of(out), claim / "writing"
+        before, folder = file_states(out), claim / "writing"
         folder.mkdir()
         with full_disk_named(out):
             yield folder / out.name  # matplotlib reads the image format from the name
@@ -196,18 +195,16 @@ def output_path(path: StrPath, inputs: Iterable[StrPath] = ()) -> Path:
     for what, place in kept.items():
         place = Path(os.path.realpath(place))
         if any(
-            os.path.exists(found) and os.path.samefile(out, found)
-            for found in (place, *place.parents)
+            os.path.exists(parent) and os.path.samefile(out, parent)
+            for parent in (place, *place.parents)
         ):
-            raise ValueError(
-                f"{path} is {what} or holds it: expected a path whose replacement leaves that alone"
-            )
+            raise ValueError(f"{path} is or contains {what}, expected a path that does not")
     return out
 
 
-def named(names: list[str]) -> str:
-    rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + rest
+def join_names(names: list[str]) -> str:
+    rest = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + rest
 
 
 def check_replaceable(directory: Path, force: bool) -> None:
@@ -225,11 +222,11 @@ def check_replaceable(directory: Path, force: bool) -> None:
         return
     if os.path.ismount(directory):
         raise ValueError(
-            f"{directory} is a mount point that holds {named(entries)}: expected an empty one"
+            f"{directory} is a mount point that holds {join_names(entries)}: expected an empty one"
         )
     if not force:
         raise FileExistsError(
-            f"{directory} exists already; expected a new path, or --force to replace it"
+            f"{directory} exists already, expected a new path, or --force to replace it"
         )
     ours = (
         files_of_export(directory)
@@ -237,16 +234,15 @@ def check_replaceable(directory: Path, force: bool) -> None:
         or files_of_triton_model(directory)
     )
     if not ours:
-        found = f"{directory} holds {named(entries)}"
         raise FileExistsError(
-            f"{found}: expected an export or a checkpoint that vanilla-transformer wrote, "
-            f"nothing else"
+            f"{directory} holds {join_names(entries)}: expected only an export or a checkpoint "
+            "that vanilla-transformer wrote"
         )
-    found = {path for path in relative_files(directory) if not IGNORED & {*Path(path).parts}}
-    if foreign := sorted(found - ours):
+    files = {path for path in relative_files(directory) if not IGNORED & {*Path(path).parts}}
+    if foreign := sorted(files - ours):
         raise FileExistsError(
-            f"{directory} also holds {named(foreign)}, which vanilla-transformer did not write: "
-            "move it away"
+            f"{directory} also holds {join_names(foreign)}, which vanilla-transformer did not "
+            "write: move it away"
         )
 
 
@@ -312,20 +308,20 @@ def companions_in(directory: Path, files: Iterable[str]) -> set[str]:
     """Return the `files` of an image processor, of sentence-transformers, or of a module in
     modules.json."""
     modules = json_or_none(directory / MODULES)
-    named = (
+    module_paths = (
         {module.get("path") for module in modules if isinstance(module, dict)}
         if isinstance(modules, list)
         else set()
     )
     matches = [match for match in map(OF_MODULE.fullmatch, files) if match]
-    of_modules = {match[0] for match in matches if match[1] in named}
+    of_modules = {match[0] for match in matches if match[1] in module_paths}
     return of_modules | {name for name in files if COMPANION.fullmatch(name)}
 
 
 def read_object(path: Path) -> dict:
     """Return the JSON object in a file, or an empty one if the file holds anything else."""
-    found = json_or_none(path)
-    return found if isinstance(found, dict) else {}
+    content = json_or_none(path)
+    return content if isinstance(content, dict) else {}
 
 
 def json_or_none(path: Path) -> object:
@@ -336,19 +332,19 @@ def json_or_none(path: Path) -> object:
         return None
 
 
-def state_of(path: Path) -> dict[str, tuple] | None:
+def file_states(path: Path) -> dict[str, tuple] | None:
     """Return the identity and state of the files in or at `path`, which renaming does not
     change."""
     if not path.exists():
         return None
     names = relative_files(path) if path.is_dir() else [""]
-    found = {name: (path / name).lstat() for name in names if not IGNORED & {*Path(name).parts}}
+    states = {name: (path / name).lstat() for name in names if not IGNORED & {*Path(name).parts}}
     return {
         name: (
             state.st_ino,
             *((state.st_size, state.st_mtime_ns) if S_ISREG(state.st_mode) else ()),
         )
-        for name, state in found.items()
+        for name, state in states.items()
     }
 
 
@@ -356,25 +352,23 @@ def state_of(path: Path) -> dict[str, tuple] | None:
 
 
 @contextlib.contextmanager
-def claimed(out: Path) -> Iterator[Path]:
-    """Yield the claim of `out`, a folder beside it. What a killed process left there is settled
-    first.
+def claim_output(out: Path) -> Iterator[Path]:
+    """Yield the claim of `out`, a locked folder next to it. The work of a killed process in it is
+    finished or undone first.
 
     Raises:
-        FileExistsError: if another process of this machine has the claim, or if something else is
-            in its place.
+        FileExistsError: if another process of this machine has the claim, or if the folder's name
+            is taken.
     """
     claim = out / ".partial" if os.path.ismount(out) else out.with_name(f".{out.name}.partial")
     created = [folder for folder in claim.parents if not folder.exists()]
     claim.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with locked(claim, out):
+        with hold_lock(claim, out):
             check_ours(claim)
             settle(claim, out)
             if left := sorted(claim.iterdir()):
-                raise FileExistsError(
-                    f"{left[0]}, which a run that was killed left, cannot be removed: remove it"
-                )
+                raise FileExistsError(f"{left[0]} of a killed run cannot be removed: remove it")
             try:
                 yield claim
             finally:
@@ -388,7 +382,7 @@ def claimed(out: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def locked(claim: Path, out: Path) -> Iterator[None]:
+def hold_lock(claim: Path, out: Path) -> Iterator[None]:
     """Make the folder `claim` and hold its lock, where the system has such locks."""
     while True:
         make_claim(claim)
@@ -401,7 +395,7 @@ def locked(claim: Path, out: Path) -> Iterator[None]:
             continue
         try:
             lock(handle, out)
-            if is_path_of(handle, claim):
+            if is_same_file(handle, claim):
                 yield
                 return
         finally:
@@ -413,7 +407,7 @@ def make_claim(claim: Path) -> None:
     place."""
     if claim.is_symlink() or (claim.exists() and not claim.is_dir()):
         raise FileExistsError(
-            f"{claim} is no directory of ours, expected nothing there: move it away"
+            f"{claim} was not written by vanilla-transformer, expected nothing there: move it away"
         )
     claim.mkdir(exist_ok=True)
 
@@ -423,11 +417,11 @@ def lock(handle: int, out: Path) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise FileExistsError(
-            f"{out} is being written by another process: expected to be alone"
+            f"{out} is being written by another process, expected no other writer"
         ) from None
 
 
-def is_path_of(handle: int, path: Path) -> bool:
+def is_same_file(handle: int, path: Path) -> bool:
     """Return whether `path` still leads to what `handle` is of."""
     try:
         return os.path.samestat(os.fstat(handle), os.stat(path))
@@ -439,8 +433,8 @@ def check_ours(claim: Path) -> None:
     """Raise FileExistsError for an entry of `claim` that no run of this package makes."""
     if foreign := sorted({path.name for path in claim.iterdir()} - PARTS):
         raise FileExistsError(
-            f"{claim / foreign[0]} is of no run of vanilla-transformer: expected nothing else in "
-            f"{claim}"
+            f"{claim / foreign[0]} was not written by vanilla-transformer, expected nothing "
+            f"else in {claim}"
         )
 
 
@@ -458,8 +452,8 @@ def publish(claim: Path, out: Path, before: dict | None) -> None:
             return
         if before is not None and out.exists():
             out.rename(old)
-            if state_of(old) != before:
-                raise FileExistsError("it is another than when this began")
+            if file_states(old) != before:
+                raise FileExistsError("it changed while the new one was written")
         place(new, out)
     except (OSError, ValueError) as error:
         if old.exists() and not out.exists():
@@ -539,5 +533,5 @@ def set_modes(path: Path, claim: Path) -> None:
     Some libraries write files that only their owner may read.
     """
     mode = claim.stat().st_mode & 0o777
-    for found in (path, *path.rglob("*")):
-        found.chmod(mode if found.is_dir() else mode & 0o666)
+    for entry in (path, *path.rglob("*")):
+        entry.chmod(mode if entry.is_dir() else mode & 0o666)

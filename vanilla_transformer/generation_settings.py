@@ -80,7 +80,7 @@ def unused_settings(generation: "GenerationConfig | SimpleNamespace") -> Iterato
                 yield name, reason
     for name in OPTIONAL_TOKENS:
         if is_absent_token(name, getattr(generation, name, None)):
-            yield name, "which is no token"
+            yield name, "which is not a token"
 
 
 def modes(generation: "GenerationConfig | SimpleNamespace") -> list[tuple[dict, bool, str]]:

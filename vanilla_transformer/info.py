@@ -45,7 +45,7 @@ def info(source: str | os.PathLike, variant: str | None = None) -> dict[str, Any
         OSError: if there is no config, or no weights of `variant`.
         ValueError: if it is damaged, or neither one of ours nor one that converts.
     """
-    config, model_class = config_and_class_of(source, variant)
+    config, model_class = load_config_and_class(source, variant)
     model = with_one_layer(model_class, config)
     parameters = parameters_by_block(model, config)
     total = sum(parameters.values())
@@ -65,7 +65,7 @@ def info(source: str | os.PathLike, variant: str | None = None) -> dict[str, Any
     }
 
 
-def config_and_class_of(
+def load_config_and_class(
     source: str | os.PathLike, variant: str | None
 ) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
     """Return the config and the model class of a checkpoint of ours, or those that it converts
@@ -158,13 +158,13 @@ def flops(model: PreTrainedModel, config: VanillaTransformerConfig | None = None
     counts = Counter()
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            counts[runs_per(name, model)] += (
+            counts[cost_unit(name, model)] += (
                 2 * module.in_features * module.out_features * repeats(name, config)
             )
     return dict(counts)
 
 
-def runs_per(name: str, model: PreTrainedModel) -> str:
+def cost_unit(name: str, model: PreTrainedModel) -> str:
     """Return the unit that the module `name` runs once for, such as "source token" or "image"."""
     is_of_images = isinstance(model.config, VanillaVisionConfig)
     if not model.sequence_modules.isdisjoint(name.split(".")):

@@ -201,10 +201,8 @@ class VanillaEmbeddings(nn.Module):
 
     def tokens(self, input_ids, inputs_embeds):
         if (input_ids is None) == (inputs_embeds is None):
-            given = "neither" if input_ids is None else "both"
-            raise ValueError(
-                f"exactly one of input_ids and inputs_embeds must be given, got {given}"
-            )
+            got = "neither" if input_ids is None else "both"
+            raise ValueError(f"exactly one of input_ids and inputs_embeds must be given, got {got}")
         return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
 
     def forward(self, inputs_embeds, position_ids, token_type_ids=None):
@@ -285,10 +283,10 @@ class VanillaPatchEmbeddings(nn.Module):
             )
         height, width = self.config.patch_shape
         rows, columns = size[0] // height, size[1] // width
-        whole = pixel_values[:, :, : rows * height, : columns * width].to(
+        cropped = pixel_values[:, :, : rows * height, : columns * width].to(
             self.embed_patches.weight.dtype
         )
-        patches = whole.reshape(batch, channels, rows, height, columns, width).permute(
+        patches = cropped.reshape(batch, channels, rows, height, columns, width).permute(
             0, 2, 4, 1, 3, 5
         )
         embedded = self.embed_patches(
@@ -626,7 +624,10 @@ def check_attention_implementation(config: VanillaTransformerConfig):
             f"value_head_dim "
             f"{config.value_head_dim}: use sdpa, flex_attention or eager"
         )
-    if any(each in name for each in ("flash", "flex", "vllm")) and config.has_relative_positions:
+    if (
+        any(kernel in name for kernel in ("flash", "flex", "vllm"))
+        and config.has_relative_positions
+    ):
         positions = config.position_embedding_type
         raise ValueError(
             f"{name} cannot add a bias to the scores, which position_embedding_type={positions!r} "
@@ -703,8 +704,8 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
         check_attention_implementation(self.config)
         if kwargs.get("past_key_values") is not None:
             raise ValueError(
-                "got past_key_values, as of prefix tuning: an encoder keeps no keys and values, "
-                "expected none"
+                "an encoder has no key-value cache: expected past_key_values None, got "
+                "prefixes as of prefix tuning"
             )
         inputs_embeds = self.embeddings.tokens(input_ids, inputs_embeds)
         order = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device)
@@ -735,8 +736,8 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
 
 
 class VanillaDecoderModel(VanillaPreTrainedModel):
-    """The right half of Figure 1: embeddings and N layers, each position looking at itself and what
-    is before it, and, in an encoder-decoder, at the encoder's output."""
+    """The right half of Figure 1: embeddings and N layers. A position attends to itself and earlier
+    positions and, in an encoder-decoder, to the encoder's output."""
 
     config_class = VanillaDecoderConfig
     _can_record_outputs = {

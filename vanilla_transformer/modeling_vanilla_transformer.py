@@ -591,9 +591,9 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
         The inputs are those of `VanillaEncoderModel.forward` with an axis of choices: `input_ids`
         are (B, C, S).
         """
-        given = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self.model(
-            *(None if tensor is None else tensor.flatten(0, 1) for tensor in given), **kwargs
+            *(None if tensor is None else tensor.flatten(0, 1) for tensor in inputs), **kwargs
         )
         choices = (inputs_embeds if input_ids is None else input_ids).shape[1]
         logits = self.choice_classifier(self.dropout(pooled_state(outputs))).view(-1, choices)
@@ -663,8 +663,8 @@ class VanillaDecoderForSequenceClassification(VanillaPreTrainedModel):
             not_padding = not_padding * (attention_mask[:, -not_padding.shape[1] :] != 0)
         if input_ids is not None and self.config.pad_token_id is not None:
             not_padding = not_padding * (input_ids != self.config.pad_token_id)
-        places = torch.arange(not_padding.shape[1], device=not_padding.device)
-        return (not_padding * places).argmax(-1)
+        positions = torch.arange(not_padding.shape[1], device=not_padding.device)
+        return (not_padding * positions).argmax(-1)
 
 
 class VanillaDecoderForTokenClassification(VanillaPreTrainedModel):
@@ -827,9 +827,10 @@ class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
 
     def last_end_token(self, input_ids, attention_mask):
         if input_ids is None or self.config.eos_token_id is None:
-            found = "eos_token_id is None" if input_ids is not None else "input_ids are None"
+            problem = "eos_token_id is None" if input_ids is not None else "input_ids are None"
             raise ValueError(
-                f"{found}, expected token ids: the classifier reads the state at the last end token"
+                f"{problem}, expected token ids: the classifier reads the state at the last end "
+                "token"
             )
         not_padding = (
             torch.ones_like(input_ids, dtype=torch.bool)

@@ -103,10 +103,10 @@ class QuestionAnsweringPipeline(ChunkPipeline):
             "align_to_words": align_to_words,
         }
 
-        def given(parameters):
+        def without_none(parameters):
             return {name: value for name, value in parameters.items() if value is not None}
 
-        return given(preprocess), {}, given(postprocess)
+        return without_none(preprocess), {}, without_none(postprocess)
 
     def __call__(
         self,
@@ -148,15 +148,17 @@ class QuestionAnsweringPipeline(ChunkPipeline):
             question_len = max_question_len
         # The tokenizer rejects windows that do not advance, without a reason. A short context needs
         # none.
-        room = max_seq_len - question_len - self.tokenizer.num_special_tokens_to_add(pair=True)
-        if room <= doc_stride:
+        max_context = (
+            max_seq_len - question_len - self.tokenizer.num_special_tokens_to_add(pair=True)
+        )
+        if max_context <= doc_stride:
             context_len = len(
                 self.tokenizer(context, add_special_tokens=False, verbose=False)["input_ids"]
             )
-            if context_len > room:
+            if context_len > max_context:
                 raise ValueError(
-                    f"max_seq_len={max_seq_len} leaves {room} tokens for the context beside a "
-                    f"question of {question_len}; "
+                    f"max_seq_len={max_seq_len} leaves {max_context} tokens for the context beside "
+                    f"a question of {question_len}; "
                     f"a context of {context_len} needs more than doc_stride={doc_stride}"
                 )
             doc_stride = 0
@@ -221,7 +223,9 @@ class QuestionAnsweringPipeline(ChunkPipeline):
             context = window["context"]
             sequence = 1 if self.tokenizer.padding_side == "right" else 0
             tokens = [
-                index for index, found in enumerate(encoding.sequence_ids) if found == sequence
+                index
+                for index, sequence_id in enumerate(encoding.sequence_ids)
+                if sequence_id == sequence
             ]
             start, end, null_score = self._probabilities(window, tokens)
             null_scores.append(null_score)
@@ -320,16 +324,16 @@ def _examples(args, question, context, data):
 
 def _question_and_context(example):
     if isinstance(example, dict):
-        found = {name: example.get(name) for name in ("question", "context")}
+        texts = {name: example.get(name) for name in ("question", "context")}
     elif hasattr(example, "question_text") and hasattr(example, "context_text"):
-        found = {"question": example.question_text, "context": example.context_text}
+        texts = {"question": example.question_text, "context": example.context_text}
     else:
         raise ValueError(
             "expected an example that is a dict with a question and a context, or that has "
             "question_text and "
             f"context_text, got {example!r}"
         )
-    for name, text in found.items():
+    for name, text in texts.items():
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"{name} must be a non-empty string, got {text!r}")
-    return found["question"], found["context"]
+    return texts["question"], texts["context"]

@@ -35,25 +35,25 @@ class Text2TextGenerationPipeline(Pipeline):
     Args:
         truncation (`bool` or `str`, defaults to `False`): cut a text that is longer than the
             tokenizer's `model_max_length`. It is an error of the model otherwise.
-        return_tensors (`bool`, defaults to `False`): `"generated_token_ids"` (a tensor) in place of
-            the text.
+        return_tensors (`bool`, defaults to `False`): `"generated_token_ids"` (a tensor) instead
+            of the text.
         return_text (`bool`, *optional*): the opposite of `return_tensors`.
         clean_up_tokenization_spaces (`bool`, defaults to `False`): as in the tokenizer's `decode`.
         stop_sequence (`str`, *optional*): generation ends with the first token of it.
         batch_size (`int`, defaults to 1): texts that are generated together.
         assistant_model, assistant_tokenizer (*optional*): for assisted generation, for
             `transformers.pipeline` only.
-        generate_kwargs: every parameter of `generate`. What is not given here is looked up in the
-            model config's `task_specific_params[task]`, in the model's generation config and in the
-            defaults of the pipeline (`max_new_tokens=256, num_beams=4`), in this order.
-            `max_length` takes the place of a `max_new_tokens` that comes later in this order, and
-            the reverse. A `generation_config` in a call leaves only the model's own to look in.
+        generate_kwargs: parameters of `generate`. Missing ones come from the model config's
+            `task_specific_params[task]`, then from the model's generation config, then from the
+            defaults of the pipeline (`max_new_tokens=256, num_beams=4`). `max_length` replaces a
+            `max_new_tokens` of a later source, and the reverse. With a `generation_config` in a
+            call, only the model's generation config is used besides.
 
     The text is put after the `prefix` of the model config's `task_specific_params[task]`, or of the
     model config, if any.
 
     Raises:
-        TypeError: for a text that is no string.
+        TypeError: for a text that is not a string.
         ValueError: for a model that is not an encoder-decoder, a missing tokenizer, an empty text,
             a `stop_sequence` without tokens, and a token id outside the model's vocabulary.
     """
@@ -120,7 +120,7 @@ class Text2TextGenerationPipeline(Pipeline):
             generate_kwargs.update(
                 tokenizer=self.tokenizer, assistant_tokenizer=self.assistant_tokenizer
             )
-        return _given(preprocess), _one_limit(generate_kwargs), _given(postprocess)
+        return _without_none(preprocess), _one_limit(generate_kwargs), _without_none(postprocess)
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
         if isinstance(inputs, list) and not inputs:
@@ -155,13 +155,13 @@ class Text2TextGenerationPipeline(Pipeline):
     def _forward(self, model_inputs, **generate_kwargs):
         rows, input_length = model_inputs["input_ids"].shape
         if "generation_config" in generate_kwargs:
-            kwargs = chosen = generate_kwargs
+            kwargs = params = generate_kwargs
         else:
             kwargs = self._prepare_generate_kwargs(generate_kwargs)
-            chosen = {**self._generate_kwargs, **generate_kwargs}
+            params = {**self._generate_kwargs, **generate_kwargs}
         # The user did not choose the pipeline's default, so it causes no warning.
-        chosen = self._get_set_generation_params(chosen)
-        if limit := chosen.get("max_new_tokens") or chosen.get("max_length"):
+        params = self._get_set_generation_params(params)
+        if limit := params.get("max_new_tokens") or params.get("max_length"):
             self.check_length(input_length, limit)
         output_ids = self.model.generate(**model_inputs, **kwargs)
         # (texts, sequences of each, T)
@@ -220,7 +220,7 @@ class TranslationPipeline(Text2TextGenerationPipeline):
     def _sanitize_parameters(self, src_lang=None, tgt_lang=None, **kwargs):
         preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
         return (
-            {**preprocess, **_given({"src_lang": src_lang, "tgt_lang": tgt_lang})},
+            {**preprocess, **_without_none({"src_lang": src_lang, "tgt_lang": tgt_lang})},
             forward,
             postprocess,
         )
@@ -244,9 +244,9 @@ class TranslationPipeline(Text2TextGenerationPipeline):
                     f"src_lang is {src_lang!r} and tgt_lang {tgt_lang!r}, expected languages of "
                     "the tokenizer"
                 )
-            chosen = choose_languages(self.model, self.tokenizer, src_lang, tgt_lang)
+            languages = choose_languages(self.model, self.tokenizer, src_lang, tgt_lang)
             return BatchEncoding(
-                {**self.tokenizer(text, return_tensors="pt", truncation=truncation), **chosen}
+                {**self.tokenizer(text, return_tensors="pt", truncation=truncation), **languages}
             )
         if src_lang is not None or tgt_lang is not None:
             name = type(self.tokenizer).__name__
@@ -291,7 +291,7 @@ def choose_languages(
                 f"; did you mean {close[0]!r}?" if close else ""
             )
             raise ValueError(
-                f"{name} {language!r} is no language of the tokenizer, expected {known}"
+                f"{name} {language!r} is not a language of the tokenizer, expected {known}"
             )
     if src_lang is not None:
         tokenizer.src_lang = src_lang
@@ -304,7 +304,7 @@ def choose_languages(
     return {"decoder_start_token_id" if is_start else "forced_bos_token_id": codes[tgt_lang]}
 
 
-def _given(parameters: dict[str, Any]) -> dict[str, Any]:
+def _without_none(parameters: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in parameters.items() if value is not None}
 
 

@@ -17,7 +17,7 @@ from .linked_copies import errors_name, linked_copy
 SHARD = re.compile(r".*-\d+-of-\d+")
 
 
-def index_of(name: str) -> str:
+def index_name(name: str) -> str:
     """Return the name of the index of the shards of the weights `name`."""
     return f"{name}.index.json"
 
@@ -42,8 +42,8 @@ def name_patterns(names: Collection[str]) -> Iterator[tuple[str, str]]:
     for name in names:
         stem, suffix = map(re.escape, os.path.splitext(name))
         yield rf"{stem}\.(.+){suffix}", name
-        yield rf"{stem}{suffix}\.index\.(.+)\.json", index_of(name)
-        yield rf"{stem}\.(.+){suffix}\.index\.json", index_of(name)
+        yield rf"{stem}{suffix}\.index\.(.+)\.json", index_name(name)
+        yield rf"{stem}\.(.+){suffix}\.index\.json", index_name(name)
 
 
 def has_weights(directory: Path, variant: str | None) -> bool:
@@ -51,7 +51,7 @@ def has_weights(directory: Path, variant: str | None) -> bool:
     None."""
     if variant is not None:
         return variant in find_variants(directory, (WEIGHTS,))
-    return any((directory / name).is_file() for name in (WEIGHTS, index_of(WEIGHTS)))
+    return any((directory / name).is_file() for name in (WEIGHTS, index_name(WEIGHTS)))
 
 
 def variant_hint(directory: Path, names: Collection[str]) -> str:
@@ -69,11 +69,11 @@ def check_variant(directory: Path, variant: str) -> None:
     if variant in variants:
         return
     stem, suffix = os.path.splitext(WEIGHTS)
-    found = ", ".join(sorted(os.listdir(directory))[:10]) or "nothing"
+    files = ", ".join(sorted(os.listdir(directory))[:10]) or "nothing"
     hint = f", whose variants are {' and '.join(variants)}" if variants else ""
     raise FileNotFoundError(
         f"{directory} has no weights of the variant {variant!r}: expected "
-        f"{stem}.{variant}{suffix}, found {found}{hint}"
+        f"{stem}.{variant}{suffix}, found {files}{hint}"
     )
 
 
@@ -86,7 +86,7 @@ def linked_variant(directory: Path, variant: str) -> TemporaryDirectory:
     """
     check_variant(directory, variant)
     copy = linked_copy(
-        directory, {plain for name in (WEIGHTS, PICKLE) for plain in (name, index_of(name))}
+        directory, {plain for name in (WEIGHTS, PICKLE) for plain in (name, index_name(name))}
     )
     for plain, file in find_variants(directory)[variant].items():
         Path(copy.name, plain).symlink_to(directory.resolve() / file)

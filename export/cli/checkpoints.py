@@ -8,9 +8,9 @@ from ..arguments import (
     Parser,
     add_output,
     add_set,
+    choice_type,
+    get_output,
     natural,
-    one_of,
-    output_of,
     path,
     source,
     unicode,
@@ -25,29 +25,31 @@ ATTENTION_KINDS = ("encoder", "decoder", "cross")
 def convert_arguments(parser: Parser) -> None:
     families = converters()
     known = ", ".join(family.name for family in families)
-    source_help = f"{CHECKPOINT} ({known}), or the file of a torch.nn.Transformer's state dict"
+    source_help = f"{CHECKPOINT} ({known}), or a state dict file of torch.nn.Transformer"
     parser.add_argument("source", type=source, metavar="SOURCE", help=source_help)
-    add_output(parser, "checkpoint to write; none is needed with --dry-run")
+    add_output(parser, "checkpoint directory to write; optional with --dry-run")
     back = [family.model_type for family in families if family.converts_back]
-    to_help = f"convert one of our checkpoints to this family: {', '.join(back)}"
-    parser.add_argument("--to", type=one_of("family", back), metavar="FAMILY", help=to_help)
+    to_help = f"family to convert one of our checkpoints to: {', '.join(back)}"
+    parser.add_argument("--to", type=choice_type("family", back), metavar="FAMILY", help=to_help)
     parser.add_argument(
-        "--dry-run", action="store_true", help="print which tensor becomes which; write nothing"
+        "--dry-run", action="store_true", help="print how tensors are mapped and write nothing"
     )
     parser.add_argument(
         "--embeddings",
         type=path,
         metavar="FILE",
-        help="has embed_tokens; a state dict of torch needs it",
+        help="file with embed_tokens, required for a state dict of torch.nn.Transformer",
     )
     set_help = (
-        "field of SOURCE's config.json: model_type=bert, architectures=BertModel ...; of a state "
-        "dict num_attention_heads"
+        "field of SOURCE's config.json: model_type=bert, architectures=BertModel ...; for a "
+        "state dict: num_attention_heads"
     )
     add_set(parser, set_help)
     add_leave_out(parser)
     add_variant(parser)
-    parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
+    parser.add_argument(
+        "--force", action="store_true", help="replace OUTPUT if vanilla-transformer wrote it"
+    )
 
 
 def converters() -> tuple:
@@ -62,7 +64,7 @@ def converters() -> tuple:
     return run_path(f"{package.submodule_search_locations[0]}/conversion/registry.py")["REGISTERED"]
 
 
-@verb("convert another project's checkpoint to ours, or back", convert_arguments, extras="torch")
+@verb("convert a checkpoint of another family to ours, or back", convert_arguments, extras="torch")
 def convert(args: argparse.Namespace) -> None:
     from vanilla_transformer import conversion
 
@@ -70,7 +72,7 @@ def convert(args: argparse.Namespace) -> None:
     if is_file:
         conversion.check_state_dict(Path(args.source))
     check_convert_flags(args, is_file)
-    # one is of no use, two are wrong
+    # a dry run ignores one output; two are an error
     if args.dry_run and (args.positional_output is None or args.output is None):
         say(
             conversion.plan_conversion(
@@ -78,7 +80,7 @@ def convert(args: argparse.Namespace) -> None:
             )
         )
         return
-    output = output_of(args)
+    output = get_output(args)
     if is_file:
         fields = dict(args.set)
         conversion.check_fields(fields)
@@ -91,16 +93,20 @@ def convert(args: argparse.Namespace) -> None:
 
 
 def check_convert_flags(args: argparse.Namespace, is_file: bool) -> None:
-    """Raise UsageError for a flag that a checkpoint directory has no use for, or the file of a
-    state dict."""
+    """Raise UsageError for a flag that this kind of source does not support: a state dict file or
+    a checkpoint directory."""
     names = ("to", "dry_run", "leave_out", "variant") if is_file else ("embeddings",)
-    expected, found = ("a checkpoint directory or Hub id", "the file of a state dict")
     for name in names:
         if getattr(args, name):
             flag = f"--{name.replace('_', '-')}"
             if is_file:
-                raise UsageError(f"{flag} is for {expected}, and {args.source} is {found}")
-            raise UsageError(f"{flag} is for {found}, and {args.source} is none")
+                raise UsageError(
+                    f"{flag} is not supported for {args.source}, a state dict file: expected a "
+                    "checkpoint directory or Hub id"
+                )
+            raise UsageError(
+                f"{flag} is not supported for {args.source}: expected a state dict file"
+            )
 
 
 def info_arguments(parser: Parser) -> None:
@@ -119,19 +125,23 @@ def info(args: argparse.Namespace) -> None:
 
 def attention_arguments(parser: Parser) -> None:
     parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
-    parser.add_argument(
-        "source", type=unicode, metavar="SOURCE", help="a text, or the file of an image"
-    )
-    target_help = "its translation; that of the model if not given"
+    parser.add_argument("source", type=unicode, metavar="SOURCE", help="text, or path of an image")
+    target_help = "translation of SOURCE; default: generated by the model"
     parser.add_argument("target", type=unicode, nargs="?", metavar="TARGET", help=target_help)
-    kind_help = "of models that have all three: encoder, decoder or cross (if not given)"
-    parser.add_argument("--kind", type=one_of("kind of attention", ATTENTION_KINDS), help=kind_help)
-    parser.add_argument("--layer", type=natural, metavar="N", help="from 0 on; all if not given")
+    kind_help = (
+        "kind of attention of an encoder-decoder model: encoder, decoder or cross; default: cross"
+    )
+    parser.add_argument(
+        "--kind", type=choice_type("kind of attention", ATTENTION_KINDS), help=kind_help
+    )
+    parser.add_argument(
+        "--layer", type=natural, metavar="N", help="layer, counted from 0; default: all"
+    )
     parser.add_argument(
         "--head",
         type=natural,
         metavar="N",
-        help="from 0 on; all if not given; with a layer, one map with its tokens",
+        help="head, counted from 0; default: all; with --layer, one map with token labels",
     )
     add_variant(parser)
     parser.add_argument(
@@ -139,7 +149,7 @@ def attention_arguments(parser: Parser) -> None:
         type=path,
         required=True,
         metavar="FILE",
-        help="figure to write: .png, .svg, .pdf ...",
+        help="figure file to write: .png, .svg, .pdf ...",
     )
     parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
 

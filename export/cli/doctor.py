@@ -1,4 +1,4 @@
-"""The verb that shows what is installed, and what each target runs on here."""
+"""The verb that shows the installed packages, and where each target runs."""
 
 import argparse
 import json
@@ -12,48 +12,48 @@ def doctor_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-@verb("show what is installed here, and what will run where", doctor_arguments, extras="cpu")
+@verb("show installed packages, and where each target runs", doctor_arguments, extras="cpu")
 def doctor(args: argparse.Namespace) -> None:
     from ..inference.devices import facts
 
-    found = facts()
-    say(json.dumps(found) if args.json else report(found))
+    details = facts()
+    say(json.dumps(details) if args.json else report(details))
 
 
-def report(found: dict) -> str:
+def report(facts: dict) -> str:
     """Return `devices.facts` as lines, with the devices of each target."""
     from ..targets.registry import targets
 
-    lines = [f"python       {found['python']}"]
-    lines += [f"{name:<12} {number}" for name, number in found["packages"].items()]
+    lines = [f"python       {facts['python']}"]
+    lines += [f"{name:<12} {number}" for name, number in facts["packages"].items()]
     lines += [
-        f"providers    {', '.join(found['providers']) or 'none: onnxruntime is not installed'}"
+        f"providers    {', '.join(facts['providers']) or 'none: onnxruntime is not installed'}"
     ]
-    lines += [f"libraries    {', '.join(found['libraries']) or 'none of those that CUDA needs'}"]
+    lines += [f"libraries    {', '.join(facts['libraries']) or 'none of the CUDA libraries'}"]
     lines += [
-        f"processor    {found['processor']}: "
-        f"{' '.join(found['instructions']) or 'no instructions for integers known'}"
+        f"cpu          {facts['processor']}: "
+        f"{' '.join(facts['instructions']) or 'no known int8 instructions'}"
     ]
-    lines += [f"gpu          {found['gpu'] or 'none'}"]
-    if found["onnxruntime_problem"]:
-        lines += [f"no target runs: {found['onnxruntime_problem']}"]
-    elif not found["providers"]:
+    lines += [f"gpu          {facts['gpu'] or 'none'}"]
+    if facts["onnxruntime_problem"]:
+        lines += [f"no target runs: {facts['onnxruntime_problem']}"]
+    elif not facts["providers"]:
         lines += ["no target runs: pip install 'vanilla-transformer[cpu]', or [gpu] for CUDA"]
     else:
-        lines += [runs_on(target.name, target.default_device, found) for target in targets()]
-    problem = found["tensorrt_problem"]
+        lines += [runs_on(target.name, target.default_device, facts) for target in targets()]
+    problem = facts["tensorrt_problem"]
     lines += [
         f"TensorRT does not run: {problem}"
         if problem
-        else "TensorRT can be asked for: --device tensorrt"
+        else "TensorRT is available: --device tensorrt"
     ]
     return "\n".join(lines)
 
 
-def runs_on(target: str, device: str, found: dict) -> str:
+def runs_on(target: str, device: str, facts: dict) -> str:
     if device == "cpu":
-        return f"target {target} runs on the CPU, with {found['threads']} threads"
-    problem = found[f"{device}_problem"]
+        return f"target {target} runs on the CPU, with {facts['threads']} threads"
+    problem = facts[f"{device}_problem"]
     return (
         f"target {target} does not run: {problem}"
         if problem

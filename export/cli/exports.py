@@ -7,8 +7,8 @@ import sys
 from ..arguments import (
     Parser,
     add_output,
+    get_output,
     natural,
-    output_of,
     path,
     positive,
     source,
@@ -36,16 +36,18 @@ def export_arguments(parser: Parser) -> None:
 
 @verb("write a checkpoint as ONNX graphs", export_arguments, extras="export,cpu")
 def export(args: argparse.Namespace) -> None:
-    output = output_of(args)
+    output = get_output(args)
 
     from vanilla_transformer.files import output_path
 
     from ..exporting.export import export
-    from ..exporting.options import options_of
+    from ..exporting.options import options_from_flags
 
-    for each in [output] if args.triton is None else [output, args.triton]:
-        output_path(each, [text for text in (args.shortlist, args.calibrate) if text is not None])
-    manifest = export(args.checkpoint, output, **options_of(args))
+    for directory in [output] if args.triton is None else [output, args.triton]:
+        output_path(
+            directory, [text for text in (args.shortlist, args.calibrate) if text is not None]
+        )
+    manifest = export(args.checkpoint, output, **options_from_flags(args))
     files = {
         name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")
     }
@@ -69,17 +71,21 @@ def verify_arguments(parser: Parser) -> None:
         type=positive,
         default=60,
         metavar="N",
-        help="random batches to compare; default: %(default)s",
+        help="number of random batches to compare; default: %(default)s",
     )
     parser.add_argument(
-        "--seed", type=natural, default=0, metavar="N", help="of the batches; default: %(default)s"
+        "--seed",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="seed of the random batches; default: %(default)s",
     )
     add_variant(parser)
     add_metric_arguments(parser)
 
 
 @verb(
-    "compare an export with its checkpoint, also by metrics",
+    "compare an export with its checkpoint: outputs and metrics",
     verify_arguments,
     extras="torch,cpu",
 )
@@ -110,9 +116,7 @@ def evaluate_arguments(parser: Parser) -> None:
         "checkpoint directory or Hub id (run by torch), or export directory (run by onnxruntime)"
     )
     parser.add_argument("model", type=source, metavar="MODEL", help=model_help)
-    parser.add_argument(
-        "--dtype", help="which of an export's, if it has several; the first if not given"
-    )
+    parser.add_argument("--dtype", help="dtype of the export's weights; default: its first")
     add_variant(parser)
     add_workers(parser)
     add_language_arguments(parser)
@@ -139,28 +143,31 @@ def evaluate(args: argparse.Namespace) -> None:
 
 
 def add_metric_arguments(parser: Parser) -> None:
-    files = parser.add_argument_group("text to measure on")
+    files = parser.add_argument_group("evaluation text")
     files.add_argument(
         "--source",
         type=path,
         metavar="FILE",
-        help="for BLEU: one sentence a line, plain, .gz, .bz2 or .xz",
+        help="for BLEU: source sentences, one per line; plain, .gz, .bz2 or .xz",
     )
     files.add_argument(
-        "--references", type=path, metavar="FILE", help="for BLEU: their translations, line by line"
+        "--references",
+        type=path,
+        metavar="FILE",
+        help="for BLEU: reference translations, one per line",
     )
-    tokenize_help = "of sacreBLEU: 13a (if not given), or none for text that is in tokens already"
+    tokenize_help = "sacreBLEU tokenizer: 13a, or none for tokenized text; default: 13a"
     files.add_argument("--bleu-tokenize", metavar="NAME", help=tokenize_help)
-    text_help = "for (pseudo-)perplexity: any text; for accuracy: one text a line"
+    text_help = "for (pseudo-)perplexity: any text; for accuracy: one text per line"
     files.add_argument("--text", type=path, metavar="FILE", help=text_help)
-    labels_help = "for accuracy: the name or id of each text's label, line by line"
+    labels_help = "for accuracy: label name or id of each text, one per line"
     files.add_argument("--labels", type=path, metavar="FILE", help=labels_help)
     files.add_argument(
         "--batch-size",
         type=positive,
         default=32,
         metavar="N",
-        help="sentences run together; default: %(default)s",
+        help="sentences per batch; default: %(default)s",
     )
 
 

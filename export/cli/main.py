@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from .. import UNINSTALLED
-from ..arguments import Parser, one_of
+from ..arguments import Parser, choice_type
 from ..terminal import (
     PROGRAM,
     OutputClosed,
@@ -15,7 +15,7 @@ from ..terminal import (
     fail,
     is_expected,
     open_standard_streams,
-    terminated_as_interrupted,
+    raise_on_termination,
     warnings_in_one_line,
 )
 from . import checkpoints, doctor, exports, predictions, serving, training
@@ -40,13 +40,15 @@ VERBS = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command with `argv`, by default that of the process. On an error, print one line on
-    standard error and end the process. The exit code is 2 for wrong usage, 1 for other errors, and
-    130 and 143 for interrupts. If the reader of standard output has gone, end quietly with code
-    0."""
+    """Run the command with the arguments `argv`, by default `sys.argv[1:]`.
+
+    An error is one line on standard error and ends the process. The exit code is 2 for wrong usage,
+    1 for other errors, and 130 and 143 for interrupts. If the reader of standard output is gone,
+    the process ends silently with code 0.
+    """
     open_standard_streams()
     try:
-        with terminated_as_interrupted(), warnings_in_one_line():
+        with raise_on_termination(), warnings_in_one_line():
             run(parse(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt as interrupt:
         fail("interrupted", 143 if isinstance(interrupt, Terminated) else 130)
@@ -85,7 +87,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main_parser() -> Parser:
     """Return the parser of the arguments before a verb."""
-    package = installed()
+    package = package_metadata()
     lines = [f"    {name:<15} {verb.help}" for name, verb in VERBS.items()]
     parser = Parser(
         prog=PROGRAM,
@@ -97,20 +99,22 @@ def main_parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {package['Version']}")
-    parser.add_argument("verb", metavar="VERB", type=one_of("verb", VERBS), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "verb", metavar="VERB", type=choice_type("verb", VERBS), help=argparse.SUPPRESS
+    )
     return parser
 
 
-def installed() -> Mapping[str, str]:
+def package_metadata() -> Mapping[str, str]:
     """Return the package's summary and version. Both are placeholders if the package is on the path
     but not installed."""
     from importlib.metadata import PackageNotFoundError, metadata
 
     try:
-        found = metadata(PROGRAM)
+        package = metadata(PROGRAM)
     except PackageNotFoundError:
         return {"Summary": "", "Version": UNINSTALLED}
-    return {"Summary": str(found.json.get("summary", "")), "Version": found["Version"]}
+    return {"Summary": str(package.json.get("summary", "")), "Version": package["Version"]}
 
 
 if __name__ == "__main__":

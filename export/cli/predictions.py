@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ..arguments import Parser, add_set, one_of, path, positive, unicode
+from ..arguments import Parser, add_set, choice_type, path, positive, unicode
 from ..errors import UsageError
 from ..terminal import say
 from .verbs import (
@@ -23,58 +23,55 @@ if TYPE_CHECKING:
     from ..files.predictions import Predictions
     from ..files.run import Runner
 
-STREAM_LINES = 512  # lines of standard input that run together, unless --shard-lines is given
+STREAM_LINES = 512  # lines of standard input per shard, without --shard-lines
 
 
 # ------------------------------------------------------------------------------------------- flags
 
 
 def add_files(parser: Parser) -> None:
-    """Add the flags of what is read and where results go."""
-    group = parser.add_argument_group("files", "Instead of texts and standard input.")
+    """Add the flags of inputs and outputs."""
+    group = parser.add_argument_group("files", "Files instead of TEXT or standard input.")
     input_help = (
-        "files of lines, .jsonl or .parquet; the first two also .gz, .bz2 or .xz; without an "
-        "output the results of one file are printed"
+        "input files: text lines, .jsonl or .parquet; the first two also .gz, .bz2 or .xz; "
+        "without an output, the results of one file are printed"
     )
     group.add_argument(
         "--input", type=path, nargs="+", action="extend", metavar="FILE", help=input_help
     )
-    output_help = "file for the results of one input; the same call resumes a run that was stopped"
+    output_help = "file for the results of one input; the same command resumes an interrupted run"
     outputs = group.add_mutually_exclusive_group()
     outputs.add_argument("--output", type=path, metavar="FILE", help=output_help)
-    directory_help = "directory for the results of all inputs; resumes as --output"
+    directory_help = "directory for the results of all inputs; resumes like --output"
     outputs.add_argument("--output-dir", type=path, metavar="DIR", help=directory_help)
-    group.add_argument("--force", action="store_true", help="replace the --output FILE")
+    group.add_argument("--force", action="store_true", help="replace the file of --output")
     bad_help = (
-        "stop, or skip: count bad lines, and list them in OUTPUT.bad.jsonl; default: skip with an "
-        "output, else stop"
+        "stop at a bad line, or skip it and list it in OUTPUT.bad.jsonl; default: skip with an "
+        "output, otherwise stop"
     )
     group.add_argument(
         "--on-bad-line",
-        type=one_of("reaction", ("stop", "skip")),
+        type=choice_type("value", ("stop", "skip")),
         metavar="stop|skip",
         help=bad_help,
     )
-    batch_help = "lines run together, those of similar length; default: %(default)s"
+    batch_help = "lines per batch, grouped by length; default: %(default)s"
     group.add_argument("--batch-size", type=positive, default=32, metavar="N", help=batch_help)
     shard_help = (
-        "lines read, run and written together, of which a run that is stopped loses at most so "
-        f"many; default: 4096 with an output, else {STREAM_LINES}"
+        "lines per shard, written together; an interrupted run loses at most one shard; "
+        f"default: 4096 with an output, otherwise {STREAM_LINES}"
     )
     group.add_argument("--shard-lines", type=positive, metavar="N", help=shard_help)
     field_help = (
-        "of .jsonl and .parquet: where the text is, also nested as doc.text; text, or what else "
-        "the task reads, if not given"
+        "field of the text in .jsonl and .parquet, also nested as doc.text; default: the "
+        "fields of the task, such as text"
     )
     group.add_argument("--field", type=unicode, metavar="NAME", help=field_help)
     output_field_help = (
-        "of .jsonl and .parquet: where the results go; translation, prediction or embedding if not "
-        "given"
+        "field of the results in .jsonl and .parquet; default: translation, prediction or embedding"
     )
     group.add_argument("--output-field", type=unicode, metavar="NAME", help=output_field_help)
-    ray_help = (
-        "run on the Ray cluster of this address: auto, local or HOST:PORT; needs --output-dir"
-    )
+    ray_help = "address of the Ray cluster to run on: auto, local or HOST:PORT; needs --output-dir"
     group.add_argument("--ray", type=unicode, metavar="ADDRESS", help=ray_help)
 
 
@@ -82,50 +79,55 @@ def add_generation(parser: Parser) -> None:
     """Add the flags of tasks that generate."""
     add_workers(parser)
     add_language_arguments(parser)
-    prefix_help = "file with the beginning of each line's translation; for one input of seq2seq"
+    prefix_help = (
+        "file with the start of each translation, line by line; for one input and "
+        "encoder-decoder models"
+    )
     parser.add_argument("--target-prefix", type=path, metavar="FILE", help=prefix_help)
     shape = parser.add_mutually_exclusive_group()
-    best_help = "N results of each line, best first, as `line ||| text ||| score`"
+    best_help = "number of results per line, best first, as `line ||| text ||| score`"
     shape.add_argument("--n-best", type=positive, metavar="N", help=best_help)
     shape.add_argument(
         "--scores",
         action="store_true",
-        help="after each result a tab and its score, of log probabilities",
+        help="write a tab and the log-probability score after each result",
     )
     add_generation_options(parser)
 
 
 def generate_arguments(parser: Parser) -> None:
     parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
-    text_help = "texts; without any, the lines of standard input"
+    text_help = "texts; default: the lines of standard input"
     parser.add_argument("text", type=unicode, nargs="*", metavar="TEXT", help=text_help)
     add_runtime(parser)
-    stream_help = "one text after the other, each as it is generated; without beams"
+    stream_help = "print each text while it is generated; not with beam search"
     parser.add_argument("--stream", action="store_true", help=stream_help)
     add_files(parser)
     add_generation(parser)
     add_set(
         parser,
-        "a generation option by its name, the value in JSON: top_p=0.9, eos_token_id=null ...",
+        "generation option as NAME=JSON: top_p=0.9, eos_token_id=null ...",
     )
 
 
 def predict_arguments(parser: Parser) -> None:
     parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
     text_help = (
-        "texts, JSON objects of what has several parts, or paths of images; without any, the lines "
-        "of standard input"
+        "texts, JSON objects for inputs with several parts, or paths of images; default: the "
+        "lines of standard input"
     )
     parser.add_argument("text", type=unicode, nargs="*", metavar="TEXT", help=text_help)
     parser.add_argument(
         "--task",
         metavar="NAME",
-        help="what the head is for if not given; a wrong one lists those that fit",
+        help=(
+            "task to run; default: the first that the model's head supports; an unknown name "
+            "lists all"
+        ),
     )
     add_set(
         parser,
-        "an option of the task by its name, the value in JSON: top_k=3, split=false, "
-        "aggregation_strategy=simple ...",
+        "option of the task as NAME=JSON: top_k=3, split=false, aggregation_strategy=simple ...",
     )
     add_runtime(parser)
     add_files(parser)
@@ -147,7 +149,7 @@ def generate(args: argparse.Namespace) -> None:
         run_task(args, "generate")
 
 
-@verb("do what an export's head is for, with texts or with files", predict_arguments, extras="cpu")
+@verb("run the task of an export's head on texts, images or files", predict_arguments, extras="cpu")
 def predict(args: argparse.Namespace) -> None:
     check_sources(args)
     run_task(args, args.task)
@@ -156,22 +158,29 @@ def predict(args: argparse.Namespace) -> None:
 def check_sources(args: argparse.Namespace) -> None:
     """Raise UsageError for flags that do not go together. Texts, standard input and files exclude
     each other."""
-    given = {name for name, value in vars(args).items() if value}
-    has_output = bool(given & {"output", "output_dir"})
-    if "input" in given and given & {"text", "stream"}:
-        raise UsageError("--input goes without texts and --stream, expected one of them")
-    if has_output and "input" not in given:
-        raise UsageError("--output and --output-dir need --input, and go without --stream")
-    if "output_dir" not in given and len(args.input or ()) > 1:
-        raise UsageError(f"--input has {len(args.input)} files, expected one, or --output-dir DIR")
+    flags = {name for name, value in vars(args).items() if value}
+    has_output = bool(flags & {"output", "output_dir"})
+    if "input" in flags and flags & {"text", "stream"}:
+        raise UsageError("--input cannot be combined with TEXT or --stream, expected one of them")
+    if has_output and "input" not in flags:
+        raise UsageError(
+            "--output and --output-dir need --input and cannot be combined with --stream"
+        )
+    if "output_dir" not in flags and len(args.input or ()) > 1:
+        raise UsageError(
+            f"--input has {len(args.input)} files, expected one file or --output-dir DIR"
+        )
     needs = {"force": "output", "ray": "output_dir"}
     needs |= dict.fromkeys(("target_prefix", "field", "output_field"), "input")
     for name, other in needs.items():
-        if name in given and other not in given:
+        if name in flags and other not in flags:
             raise UsageError(f"{flag(name)} needs {flag(other)}")
     for name in ("n_best", "scores"):
-        if name in given and given & {"text", "stream"}:
-            raise UsageError(f"{flag(name)} is for lines, expected no texts and no --stream")
+        if name in flags and flags & {"text", "stream"}:
+            raise UsageError(
+                f"{flag(name)} needs lines from --input or standard input, expected no TEXT "
+                "and no --stream"
+            )
 
 
 def flag(name: str) -> str:
@@ -180,22 +189,22 @@ def flag(name: str) -> str:
 
 def stream(args: argparse.Namespace) -> None:
     """Print each text as it is generated."""
-    from ..files.text_lines import lines_of
+    from ..files.text_lines import decode_lines
     from ..text_runtime import TextRuntime
 
     options = generation_options(args) | dict(args.set) | language_settings(args)
     runtime = TextRuntime(args.export, args.threads, **runtime_settings(args), workers=args.workers)
-    for text in args.text or lines_of(standard_input(), "standard input"):
+    for text in args.text or decode_lines(standard_input(), "standard input"):
         for piece in runtime.stream(text, **options) if text.strip() or args.text else ():
             say(piece, end="")
         say("")
 
 
 def run_task(args: argparse.Namespace, task: str | None) -> None:
-    """Run a task on what `args` name, and print the results or a report."""
+    """Run a task on the inputs of `args`, and print the results or a report."""
     from ..files.run import SHARD_LINES, Runner
 
-    predictions = opened(args, task)
+    predictions = open_predictions(args, task)
     if args.text and predictions.generates:
         say("\n".join(predictions.function(predictions.runtime, args.text, **predictions.options)))
         return
@@ -213,11 +222,11 @@ def run_task(args: argparse.Namespace, task: str | None) -> None:
     elif args.output is not None:
         say(json.dumps(runner.to_file(args.input[0], args.output, args.force)))
     else:
-        for results in printed(args, runner):
+        for results in iterate_results(args, runner):
             say(results, end="")
 
 
-def printed(args: argparse.Namespace, runner: "Runner") -> Iterator[str]:
+def iterate_results(args: argparse.Namespace, runner: "Runner") -> Iterator[str]:
     """Yield the results of a file, of arguments or of standard input."""
     from ..files.text_lines import raw_lines
 
@@ -229,7 +238,7 @@ def printed(args: argparse.Namespace, runner: "Runner") -> Iterator[str]:
     return runner.lines(lines, "line {} of standard input")
 
 
-def opened(args: argparse.Namespace, task: str | None) -> "Predictions":
+def open_predictions(args: argparse.Namespace, task: str | None) -> "Predictions":
     """Open the export for a task."""
     from ..files.predictions import Predictions
     from ..text_runtime import open_runtime

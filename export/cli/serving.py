@@ -12,28 +12,26 @@ from .verbs import verb
 def serve_arguments(parser: Parser) -> None:
     from ..serving.settings import add_settings
 
-    exports_help = (
-        "export directories; NAME=PATH gives the model another name than that of its directory"
-    )
+    exports_help = "export directories; NAME=PATH sets the model's name, by default the directory's"
     parser.add_argument("exports", nargs="+", type=source, metavar="EXPORT", help=exports_help)
     add_settings(parser)
 
 
-@verb("answer HTTP requests with exports", serve_arguments, extras="serve")
+@verb("serve exports over HTTP", serve_arguments, extras="serve")
 def serve(args: argparse.Namespace) -> None:
     from ..scheduler.process import scheduler_process
-    from ..serving.settings import settings_of, token_of
+    from ..serving.settings import parse_settings, read_token
     from ..serving.sources import sources
 
-    settings = settings_of(args, os.environ)
-    token = token_of(settings, os.environ)
-    found = sources(args.exports, settings.languages)
+    settings = parse_settings(args, os.environ)
+    token = read_token(settings, os.environ)
+    exports = sources(args.exports, settings.languages)
 
     def tell(line: str) -> None:
         with contextlib.suppress(OSError):  # a full disk does not stop a server
             say(line)
 
-    with scheduler_process(any(source.generates for source in found)) as process:
+    with scheduler_process(any(source.generates for source in exports)) as process:
         from ..serving.server import serve  # late, or the process would copy it
 
-        serve(found, settings, token, tell, process)
+        serve(exports, settings, token, tell, process)

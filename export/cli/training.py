@@ -12,31 +12,34 @@ def train_arguments(parser: Parser) -> None:
     parser.add_argument(
         "recipe",
         metavar="RECIPE",
-        help="a recipe's name (a wrong one lists them) or its .toml file",
+        help="recipe name or .toml file; an unknown name lists all recipes",
     )
     parser.add_argument(
         "--data", type=path, metavar="DIR", help="directory of the recipe's text files"
     )
     parser.add_argument(
-        "--output", type=path, required=True, help="checkpoint to write; OUTPUT-run holds the state"
+        "--output",
+        type=path,
+        required=True,
+        help="checkpoint directory to write; OUTPUT-run holds the training state",
     )
-    add_set(parser, "change the recipe: training.learning_rate=1e-3, model.dropout=0.2 ...")
+    add_set(parser, "recipe value to override: training.learning_rate=1e-3, model.dropout=0.2 ...")
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print sizes, time and memory of a few updates; write nothing",
+        help="print sizes, time and memory of a few updates and write nothing",
     )
     parser.add_argument(
-        "--force", action="store_true", help="replace OUTPUT if it is a checkpoint of ours"
+        "--force", action="store_true", help="replace OUTPUT if vanilla-transformer wrote it"
     )
     parser.add_argument(
         "--restart",
         action="store_true",
-        help="begin anew: move OUTPUT-run, if it is there, to a free name",
+        help="start again; an existing OUTPUT-run is moved to a free name",
     )
 
 
-@verb("train a model with a recipe", train_arguments, extras="train,cpu")
+@verb("train a model from a recipe", train_arguments, extras="train,cpu")
 def train(args: argparse.Namespace) -> None:
     from accelerate import PartialState
 
@@ -67,11 +70,13 @@ def average_arguments(parser: Parser) -> None:
         "checkpoints", nargs="+", type=source, metavar="CHECKPOINT", help="checkpoints of one model"
     )
     add_variant(parser)
-    parser.add_argument("--output", type=path, required=True, help="checkpoint to write")
-    parser.add_argument("--force", action="store_true", help="replace OUTPUT if it is ours")
+    parser.add_argument("--output", type=path, required=True, help="checkpoint directory to write")
+    parser.add_argument(
+        "--force", action="store_true", help="replace OUTPUT if vanilla-transformer wrote it"
+    )
 
 
-@verb("write the mean of several checkpoints", average_arguments, extras="torch")
+@verb("average the weights of several checkpoints", average_arguments, extras="torch")
 def average(args: argparse.Namespace) -> None:
     from vanilla_transformer.training.averaging import average
 

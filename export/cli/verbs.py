@@ -10,7 +10,7 @@ from ..arguments import (
     VARIANT_HELP,
     Parser,
     add_field,
-    one_of,
+    choice_type,
     path,
     positive,
     source,
@@ -60,39 +60,36 @@ def add_runtime(parser: Parser) -> None:
         "--threads",
         type=positive,
         metavar="N",
-        help="processor threads; all this process may use if not given",
+        help="CPU threads; default: all that this process may use",
     )
-    device_help = f"{', '.join(DEVICES)}; that of the target if not given"
-    parser.add_argument("--device", type=one_of("device", DEVICES), help=device_help)
-    parser.add_argument(
-        "--dtype", help="which of the export's, if it has several; the first if not given"
-    )
-    cache_help = "where tensorrt keeps what it compiled; nowhere if not given"
+    device_help = f"device to run on: {', '.join(DEVICES)}; default: the target's"
+    parser.add_argument("--device", type=choice_type("device", DEVICES), help=device_help)
+    parser.add_argument("--dtype", help="dtype of the export's weights; default: its first")
+    cache_help = "directory where TensorRT keeps compiled engines; default: none"
     parser.add_argument("--engine-cache", type=path, metavar="DIR", help=cache_help)
 
 
 def add_workers(parser: Parser) -> None:
     workers_help = (
-        "batches beside each other, of many texts, that share the threads; as suits the model if "
-        "not given"
+        "number of batches that run at the same time and share the threads; default: by the "
+        "size of the model"
     )
     parser.add_argument("--workers", type=positive, metavar="N", help=workers_help)
 
 
 def add_language_arguments(parser: Parser) -> None:
     source_help = (
-        "language of the texts, of multilingual models, as eng_Latn; that of the tokenizer if not "
-        "given"
+        "source language of a multilingual model, such as eng_Latn; default: the tokenizer's"
     )
     parser.add_argument("--src-lang", type=unicode, metavar="LANG", help=source_help)
-    target_help = "language of the translations; that of generation_config.json if not given"
+    target_help = "target language of a multilingual model; default: that of generation_config.json"
     parser.add_argument("--tgt-lang", type=unicode, metavar="LANG", help=target_help)
 
 
 def language_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the languages that were given."""
-    given = {"src_lang": args.src_lang, "tgt_lang": args.tgt_lang}
-    return {name: language for name, language in given.items() if language is not None}
+    """Return the languages that the user set."""
+    languages = {"src_lang": args.src_lang, "tgt_lang": args.tgt_lang}
+    return {name: language for name, language in languages.items() if language is not None}
 
 
 def add_generation_options(parser: Parser, excluded: Collection[str] = ()) -> None:
@@ -100,7 +97,8 @@ def add_generation_options(parser: Parser, excluded: Collection[str] = ()) -> No
     from ..inference.options import Options
 
     group = parser.add_argument_group(
-        "generation", "generation_config.json of the checkpoint replaces these defaults."
+        "generation",
+        "Values in the checkpoint's generation_config.json take precedence over these defaults.",
     )
     for field in dataclasses.fields(Options):
         if field.name not in excluded:
@@ -108,8 +106,8 @@ def add_generation_options(parser: Parser, excluded: Collection[str] = ()) -> No
 
 
 def generation_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that were given."""
+    """Return the generation options that the user set."""
     from ..inference.options import Options
 
-    given = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(Options)}
-    return {name: value for name, value in given.items() if value is not None}
+    options = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(Options)}
+    return {name: value for name, value in options.items() if value is not None}

@@ -1,8 +1,7 @@
-"""The ranges of the inputs of matrix multiplications while the model runs on text. With them the
-products can be quantized with one scale for all rows.
+"""Calibration: the ranges of the inputs of matrix multiplications while the model runs on text.
 
-The ranges of activations are found once, on given text, instead of in each row while the graph runs
-(Jacob et al. 2018, section 3.1).
+With these ranges, all rows of a matmul are quantized with one scale, instead of one scale per row
+that the graph computes while it runs (Jacob et al. 2018, section 3.1).
 """
 
 import os
@@ -16,7 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.training.data import lines_of
+from vanilla_transformer.training.data import read_all_lines
 
 from ..graphs.input_scales import Calibration, InputStatistics
 from ..graphs.weights import bare
@@ -47,9 +46,9 @@ def calibrate(
             inputs = [{"input_ids": ids[:, None]} for ids in batches]
         else:
             inputs = [{"input_ids": ids} for ids in batches]
-        with observed(model) as calibration:
-            for each in inputs:
-                model(**each)
+        with observe_inputs(model) as calibration:
+            for feeds in inputs:
+                model(**feeds)
     return calibration
 
 
@@ -77,7 +76,7 @@ def num_read(output: list[int], eos_token_id: int | list[int] | None) -> int:
     equal the end token."""
     ends = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
     return next(
-        (place for place, token in enumerate(output) if place > 0 and token in ends),
+        (position for position, token in enumerate(output) if position > 0 and token in ends),
         len(output) - 1,
     )
 
@@ -87,20 +86,20 @@ def read(
 ) -> Iterator[torch.Tensor]:
     """Yield batches of rows of equal length (B, S). They have no padding, because its states would
     count though no one reads them."""
-    lines = [line for line in lines_of([os.fspath(text)], fault=None) if line.strip()][:LINES]
+    lines = [line for line in read_all_lines([os.fspath(text)], fault=None) if line.strip()][:LINES]
     longest = min(TOKENS, model.config.max_position_embeddings)
     rows = tokenizer(lines, truncation=True, max_length=longest)["input_ids"] if lines else []
     if not any(set(row) - set(tokenizer.all_special_ids) for row in rows):
-        found = f"{text} has {len(lines)} lines and no token that the tokenizer knows"
+        problem = f"{text} has {len(lines)} lines without a token that the tokenizer knows"
         raise ValueError(
-            f"{found}, expected text as the model reads it; without calibration each row has a "
-            "scale of its own"
+            f"{problem}, expected text in the language of the model: without calibrate, each "
+            "row has its own scale"
         )
-    most = max(map(max, filter(None, rows)))
+    largest = max(map(max, filter(None, rows)))
     size = model.config.vocab_size
-    if most >= size:
+    if largest >= size:
         raise ValueError(
-            f"the tokenizer gives the token {most}, expected one of [0, {size - 1}], the vocabulary"
+            f"the tokenizer returned token id {largest}, expected less than vocab_size={size}"
         )
     for _, group in groupby(sorted(filter(None, rows), key=len), len):
         alike = torch.tensor(list(group))
@@ -108,7 +107,7 @@ def read(
 
 
 @contextmanager
-def observed(model: PreTrainedModel) -> Iterator[Calibration]:
+def observe_inputs(model: PreTrainedModel) -> Iterator[Calibration]:
     """Record what the linear layers of `model` read."""
     calibration, generator = Calibration(), np.random.default_rng(0)
 

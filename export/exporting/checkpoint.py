@@ -22,7 +22,7 @@ from vanilla_transformer.generation_settings import read_generation_settings
 
 from ..errors import UsageError
 from ..graphs.config import Config
-from ..graphs.expected_weights import checked_weights
+from ..graphs.expected_weights import load_checked_weights
 from ..graphs.weights import CheckpointWeights
 from ..heads import HEADS, READS_IMAGES
 from ..inference.export_info import CARD
@@ -68,16 +68,16 @@ class Checkpoint:
             FileNotFoundError, ImportError, OSError, UsageError, ValueError: as `export`.
         """
         tokenizer = tokenizer_to_write(directory)
-        found, architecture = read_config(directory)
-        check_exportable(name, found, architecture)
-        config = Config(found, architecture)
+        content, architecture = read_config(directory)
+        check_exportable(name, content, architecture)
+        config = Config(content, architecture)
         if image_size is not None:
             set_image_size(name, config, image_size)
         model = load_model(directory) if HAS_TORCH else None
-        weights = (checked_weights if model is None else CheckpointWeights)(directory, config)
+        weights = (load_checked_weights if model is None else CheckpointWeights)(directory, config)
         generation = generation_settings(directory, config, model)
-        beside = companions(directory)
-        return cls(name, directory, config, weights, generation, model, tokenizer, beside)
+        companion_files = companions(directory)
+        return cls(name, directory, config, weights, generation, model, tokenizer, companion_files)
 
     @property
     def architecture(self) -> str:
@@ -106,7 +106,7 @@ def check_exportable(name: str | os.PathLike, config: Any, architecture: str) ->
         raise ValueError(f"{name} is a {architecture}, expected one of {', '.join(HEADS)}")
     if getattr(config, "add_cross_attention", False):
         raise ValueError(
-            f"{name} has add_cross_attention=True, which no graph here can hold: expected False"
+            f"{name} has add_cross_attention=True, which exports do not support: expected False"
         )
 
 
@@ -114,8 +114,8 @@ def set_image_size(name: str | os.PathLike, config: Config, image_size: str) -> 
     """Raise UsageError for a model that does not read images."""
     if HEADS[config.architecture].reads != READS_IMAGES:
         raise UsageError(
-            f"image size {image_size!r} is for models of images, and {name} has a "
-            f"{config.architecture}"
+            f"image_size={image_size!r} is not supported for {name}, a {config.architecture}: "
+            "expected a vision model"
         )
     config.values.interpolate_pos_encoding = image_size == "free"
 
@@ -134,7 +134,9 @@ def tokenizer_to_write(directory: Path) -> "FoundTokenizer | None":
     if not has_tokenizer(directory):
         return None
     if not HAS_TORCH:
-        raise torch_missing(f"{directory} has no tokenizer.json, and making it of the other files")
+        raise torch_missing(
+            f"{directory} has no tokenizer.json, and building it from the other files"
+        )
     from vanilla_transformer.conversion.tokenizers import find_tokenizer
 
     return find_tokenizer(directory)

@@ -11,7 +11,7 @@ from vanilla_transformer.checkpoint_files import GENERATION_CONFIG, for_every_ve
 
 from ..inference.export_info import TOKENIZER_FILES
 from .checkpoint import Checkpoint
-from .languages import languages_of
+from .languages import read_languages
 from .plan import Graphs
 from .repository_files import (
     base_name,
@@ -44,20 +44,20 @@ def write_companions(checkpoint: Checkpoint, graphs: Graphs, directory: Path) ->
     facts: dict[str, Any] = {"sentence_modules": checkpoint.companions.facts()}
     if checkpoint.generates:
         start = checkpoint.generation.get("decoder_start_token_id")
-        languages = languages_of(directory, start)
+        languages = read_languages(directory, start)
         facts |= {} if languages is None else {"languages": languages}
     return facts | clients
 
 
 def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
     """Write the tokenizer's files. One of them is made if the checkpoint has only others."""
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as temporary:
         if checkpoint.tokenizer is not None:
-            checkpoint.tokenizer.save(Path(made))
-        found = checkpoint.directory if checkpoint.tokenizer is None else Path(made)
+            checkpoint.tokenizer.save(Path(temporary))
+        source = checkpoint.directory if checkpoint.tokenizer is None else Path(temporary)
         for name in TOKENIZER_FILES:
-            if (found / name).is_file():
-                shutil.copyfile(found / name, directory / name)
+            if (source / name).is_file():
+                shutil.copyfile(source / name, directory / name)
     for_every_version(directory)
 
 

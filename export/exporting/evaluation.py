@@ -8,7 +8,7 @@ export.
 | masked language model | one text a line | pseudo-perplexity of each token given its whole line |
 | sequence classifier | one text a line, one label a line | accuracy |
 
-The pseudo-perplexity is that of Salazar et al. 2020: each token is masked, and all others are seen.
+Pseudo-perplexity (Salazar et al. 2020) masks one token at a time and reads all other tokens.
 """
 
 import os
@@ -37,7 +37,7 @@ MAX_LOGITS = 1 << 26  # held at once, 256 MB
 
 
 class Backend(Protocol):
-    """A model that is run. Logits are float32; a place is a position in a sequence, from 0 on."""
+    """A model that runs in torch or onnxruntime. Logits are float32."""
 
     name: str
     architecture: str
@@ -76,47 +76,50 @@ def evaluate(
     variant: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Return the metric of the table above by its name, for the checkpoint or export `directory`.
+    """Return the metric of the checkpoint or export `directory`, see the table of the module.
 
-    `labels` are names of the config's `label2id` or ids. BLEU is sacreBLEU's, cased, generated with
-    the settings of the checkpoint and `options` over them (as `TextRuntime.generate`, so languages
-    too); the option `bleu_tokenize` is sacreBLEU's `tokenize`, "13a" by default, "none" for text
-    that is in tokens already. `dtype` chooses among the weights of an export, as `Runtime`, and
-    `workers` is as there. `variant` is that of a checkpoint's weights, see `load_checkpoint`.
+    The result has the metric by name, `engine`, the number of `sentences` or `tokens`, and for BLEU
+    its `signature`.
 
-    Returns the metric, `engine`, how much was read (`sentences` or `tokens`), and for BLEU its
-    `signature`.
+    Args:
+        labels: file of label names (as in the config's `label2id`) or ids.
+        dtype: dtype of an export's weights, as in `Runtime`.
+        workers: as in `Runtime`.
+        variant: variant of a checkpoint's weights, see `load_checkpoint`.
+        options: generation options and languages for BLEU, as in `TextRuntime.generate`. They take
+            precedence over the checkpoint's settings. `bleu_tokenize` is sacreBLEU's `tokenize`:
+            "13a" by default, "none" for tokenized text. BLEU is cased.
 
     Raises:
-        UsageError: for files and options that the model's metric does not take, and as
-            `Runtime.generate`.
-        ValueError: for files that do not fit each other, for a model without a metric, and for a
-            label that the model does not have.
+        UsageError: for files and options that the metric does not use, and as `Runtime.generate`.
+        ValueError: for files that do not match, for a model without a metric, and for a label that
+            the model does not have.
     """
-    engine = engine_of(directory, dtype, workers, variant)
+    engine = load_engine(directory, dtype, workers, variant)
     name = HEADS[engine.architecture].metric
     if name is None:
         scored = ", ".join(name for name, head in HEADS.items() if head.metric)
-        raise ValueError(f"no metric for a {engine.architecture}, expected one of {scored}")
-    metric, takes = METRICS[name]
-    given = {"source": source, "references": references, "text": text, "labels": labels}
-    files = {name: Path(file) for name, file in given.items() if file is not None}
-    if set(files) != set(takes):
-        wanted, found = (
-            " and ".join(f"--{name}" for name in names) or "none" for names in (takes, files)
+        raise ValueError(f"{engine.architecture} has no metric, expected one of {scored}")
+    metric, parameters = METRICS[name]
+    inputs = {"source": source, "references": references, "text": text, "labels": labels}
+    files = {name: Path(file) for name, file in inputs.items() if file is not None}
+    if set(files) != set(parameters):
+        expected, got = (
+            " and ".join(f"--{name}" for name in names) or "none" for names in (parameters, files)
         )
-        raise UsageError(f"a {engine.architecture} is evaluated on {wanted}, got {found}")
+        raise UsageError(f"a {engine.architecture} is evaluated on {expected}, got {got}")
     if options and metric is not bleu:
         raise UsageError(
-            f"options {sorted(options)} have no effect on the {metric.__name__} of a model"
+            f"generation options {sorted(options)} have no effect on the {metric.__name__}, "
+            "expected none"
         )
     return {
-        **metric(engine, *(files[name] for name in takes), batch_size, **options),
+        **metric(engine, *(files[name] for name in parameters), batch_size, **options),
         "engine": engine.name,
     }
 
 
-def engine_of(
+def load_engine(
     directory: str | os.PathLike,
     dtype: str | None,
     workers: int | None = None,
@@ -125,12 +128,16 @@ def engine_of(
     if (Path(directory) / MANIFEST).is_file():
         if variant is not None:
             raise UsageError(
-                f"variant {variant!r} is for a checkpoint, and {directory} is an export"
+                f"variant={variant!r} is not supported for an export ({directory}), expected a "
+                "checkpoint"
             )
         return OnnxEngine(directory, dtype, workers)
     for name, value in {"dtype": dtype, "workers": workers}.items():
         if value is not None:
-            raise UsageError(f"{name} {value!r} is for an export, and {directory} is none")
+            raise UsageError(
+                f"{name}={value!r} is not supported for a checkpoint ({directory}), expected "
+                "an export"
+            )
     return TorchEngine(directory, variant)
 
 
@@ -142,15 +149,15 @@ def compare(
     **settings: Any,
 ) -> dict[str, Any]:
     """Return `evaluate` of both with the same `settings`: the metric by engine, and the
-    `difference` (export - checkpoint). `dtype` is that of the export, `variant` that of the
-    checkpoint."""
-    found = evaluate(export, dtype=dtype, **settings)
+    `difference` (export - checkpoint). `dtype` selects the weights of the export, `variant`
+    those of the checkpoint."""
+    result = evaluate(export, dtype=dtype, **settings)
     expected = evaluate(checkpoint, variant=variant, **settings)
-    metric = next(iter(found))
-    difference = found[metric] - expected[metric]
+    metric = next(iter(result))
+    difference = result[metric] - expected[metric]
     return {
         "metric": metric,
-        "onnxruntime": found[metric],
+        "onnxruntime": result[metric],
         "torch": expected[metric],
         "difference": round(difference, 6),
     }
@@ -174,9 +181,9 @@ def bleu(
         raise UsageError(str(error)) from None
     sources, targets = zip(*read_parallel(source, references))
     outputs = [""] * len(sources)
-    for chosen in batches(sources, engine.rows_together(len(sources), batch_size, options)):
+    for batch in batches(sources, engine.rows_together(len(sources), batch_size, options)):
         for index, output in zip(
-            chosen, engine.generate([sources[index] for index in chosen], **options), strict=True
+            batch, engine.generate([sources[index] for index in batch], **options), strict=True
         ):
             outputs[index] = output
     score, signature = corpus_bleu(outputs, targets, bleu_tokenize)
@@ -194,11 +201,12 @@ def perplexity(engine: Backend, text: Path, batch_size: int) -> dict[str, Any]:
     vocabulary = engine.config["vocab_size"]
     if ids.max() >= vocabulary:
         raise ValueError(
-            f"the tokenizer gives token id {ids.max()}, expected less than vocab_size, {vocabulary}"
+            f"the tokenizer returned token id {ids.max()}, expected less than "
+            f"vocab_size={vocabulary}"
         )
-    for chosen in batches(windows, max(1, min(batch_size, MAX_LOGITS // (window * vocabulary)))):
-        for length in {len(windows[index]) for index in chosen}:  # the last window may be shorter
-            rows = np.stack([windows[index] for index in chosen if len(windows[index]) == length])
+    for batch in batches(windows, max(1, min(batch_size, MAX_LOGITS // (window * vocabulary)))):
+        for length in {len(windows[index]) for index in batch}:  # the last window may be shorter
+            rows = np.stack([windows[index] for index in batch if len(windows[index]) == length])
             if length > 1:
                 total += sum(
                     sum_nll(logits, rows[:, start + 1 :])
@@ -214,18 +222,20 @@ def pseudo_perplexity(engine: Backend, text: Path, batch_size: int) -> dict[str,
         raise ValueError("the tokenizer has no mask token, which pseudo-perplexity needs")
     encodings = engine.encode(read_lines(text), special_tokens=True)
     rows = [
-        (e.ids, place)
+        (e.ids, position)
         for e in encodings
-        for place, special in enumerate(e.special_tokens_mask)
+        for position, special in enumerate(e.special_tokens_mask)
         if not special
     ]
-    most = max(1, MAX_LOGITS // (max(len(ids) for ids, _ in rows) * engine.config["vocab_size"]))
+    max_rows = max(
+        1, MAX_LOGITS // (max(len(ids) for ids, _ in rows) * engine.config["vocab_size"])
+    )
     total = 0.0
-    for chosen in batches([ids for ids, _ in rows], min(batch_size, most)):
+    for batch in batches([ids for ids, _ in rows], min(batch_size, max_rows)):
         ids, mask = pad_sequences(
-            [rows[index][0] for index in chosen], engine.config["pad_token_id"]
+            [rows[index][0] for index in batch], engine.config["pad_token_id"]
         )
-        at = np.arange(len(chosen)), np.array([rows[index][1] for index in chosen])
+        at = np.arange(len(batch)), np.array([rows[index][1] for index in batch])
         tokens = ids[at]
         ids[at] = mask_token
         total += sum_nll(engine.logits(ids, mask)[at][:, None], tokens[:, None])
@@ -233,22 +243,20 @@ def pseudo_perplexity(engine: Backend, text: Path, batch_size: int) -> dict[str,
 
 
 def accuracy(engine: Backend, text: Path, labels: Path, batch_size: int) -> dict[str, Any]:
-    texts, wanted = zip(*read_parallel(text, labels))
+    texts, expected = zip(*read_parallel(text, labels))
     names = {str(name): int(index) for index, name in engine.config["id2label"].items()}
     names |= {str(index): index for index in names.values() if str(index) not in names}
-    if unknown := set(wanted) - names.keys():
+    if unknown := set(expected) - names.keys():
         raise ValueError(
             f"{labels} has labels {sorted(unknown)[:5]}, expected some of {sorted(names)}"
         )
     encodings = engine.encode(list(texts), special_tokens=True)
     right = 0
-    for chosen in batches([encoding.ids for encoding in encodings], batch_size):
+    for batch in batches([encoding.ids for encoding in encodings], batch_size):
         logits = engine.logits(
-            *pad_sequences(
-                [encodings[index].ids for index in chosen], engine.config["pad_token_id"]
-            )
+            *pad_sequences([encodings[index].ids for index in batch], engine.config["pad_token_id"])
         )
-        right += int((logits.argmax(axis=-1) == [names[wanted[index]] for index in chosen]).sum())
+        right += int((logits.argmax(axis=-1) == [names[expected[index]] for index in batch]).sum())
     return {"accuracy": round(right / len(texts), 4), "sentences": len(texts)}
 
 
@@ -321,8 +329,8 @@ class OnnxEngine:
                 yield 0, decoder.prefill(ids, np.ones_like(ids))
                 return
             yield 0, decoder.prefill(first, request.attention_mask)
-            for place in range(1, ids.shape[1]):
-                yield place, decoder.step(ids[:, place : place + 1])
+            for position in range(1, ids.shape[1]):
+                yield position, decoder.step(ids[:, position : position + 1])
 
 
 class TorchEngine:
@@ -366,7 +374,7 @@ class TorchEngine:
         if beams > self.model.config.vocab_size:
             raise UsageError(
                 f"num_beams is {beams}, expected at most {self.model.config.vocab_size}, the "
-                f"vocabulary"
+                "vocabulary size"
             )
         seed = options.pop("seed", None)
         if seed is not None:
@@ -403,8 +411,7 @@ class TorchEngine:
         size = self.model.config.vocab_size
         if ids.max() >= size:
             raise ValueError(
-                f"the tokenizer gives the token {ids.max()}, expected one of [0, {size - 1}], the "
-                "vocabulary"
+                f"the tokenizer returned token id {ids.max()}, expected less than vocab_size={size}"
             )
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:

@@ -22,8 +22,8 @@ from .repository_files import base_name, write_generator_card
 from .triton import write_triton_model
 
 NO_TORCH = (
-    "torch is not installed: `vanilla-transformer verify` compares an export with its checkpoint "
-    "where it is"
+    "torch is not installed: run `vanilla-transformer verify` with torch to compare the export "
+    "with its checkpoint"
 )
 # whose versions the manifest has
 PACKAGES = ("vanilla-transformer", "torch", "transformers", "onnx")
@@ -42,57 +42,58 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
     and `leave_out` a list.
 
     Args:
-        target: portable (standard operators), cpu (onnxruntime's own operators for processors),
-            cuda (onnxruntime's own operators for NVIDIA GPUs) ('portable')
-        dtype: of the weights: portable with fp32, int8; cpu with fp32, int8, int4; cuda with fp32,
-            fp16, bf16, int8, int4; if not given fp32, on GPUs fp16, or bf16 where float16
-            overflows; portable: also several in one directory, as fp32,int8 (None)
-        opset: of the graphs: portable 18 to 23; the lowest if not given (None)
-        image_size: of images: the model's own (trained) or any (free); by the model's config if not
-            given (None)
-        shortlist: text: only its tokens, and the special ones, can be generated (None)
-        calibrate: text: int8 products of the cpu target get one scale for all rows, by what they
-            read of it; faster (None)
-        generate: one graph that takes ids and returns sequences, of a model that generates: greedy,
-            sample or beam search (None)
-        keep: keep the converted checkpoint there, where CHECKPOINT is of another family; temporary
-            if not given (None)
-        config: field of the config.json of a CHECKPOINT of another family: architectures=BertModel
+        target: portable (standard operators), cpu (onnxruntime's own operators for CPUs), cuda
+            (onnxruntime's own operators for NVIDIA GPUs) ('portable')
+        dtype: dtype of the weights: portable with fp32, int8; cpu with fp32, int8, int4; cuda with
+            fp32, fp16, bf16, int8, int4; default: fp32, on GPUs fp16, or bf16 if float16 overflows;
+            portable: also several in one directory, as fp32,int8 (None)
+        opset: opset of the graphs: portable 18 to 23; default: the lowest (None)
+        image_size: images of a vision model: trained (only the size of the config) or free (any
+            size); default: by the model's config (None)
+        shortlist: text file; only its tokens and the special tokens can be generated (None)
+        calibrate: text file to calibrate int8 on the cpu target: one activation scale for all rows
+            instead of one per row; faster (None)
+        generate: write one graph with the whole generation loop, from token ids to sequences:
+            greedy, sample or beam (None)
+        keep: directory for the converted CHECKPOINT of another family; default: temporary (None)
+        config: field of config.json, for a CHECKPOINT of another family: architectures=BertModel
             ... (None)
-        leave_out: names of tensors to leave out, with * and ? as in a shell: 'cls.chain.*'; may be
+        leave_out: names of tensors to leave out, with shell wildcards: 'cls.chain.*'; may be
             repeated (())
         variant: variant of the weights, as in from_pretrained: fp16 reads model.fp16.safetensors
             (None)
-        triton: also write a model of Triton there, its folder in a model repository; without
-            generation, or with --generate (None)
-        force: replace OUTPUT if it is ours (False)
-        cases: random inputs on which the graphs are compared with torch (12)
+        triton: directory for a Triton model, a folder of a model repository; for models that do not
+            generate, or with --generate (None)
+        force: replace OUTPUT if vanilla-transformer wrote it (False)
+        cases: number of random inputs on which the graphs are compared with torch (12)
 
     Raises:
         FileExistsError: if `out` or `triton` cannot be written, see `files.new_directory`.
         ImportError: where torch is not installed, for a checkpoint of another family, for
             `calibrate`, and for a tokenizer without tokenizer.json.
         UsageError: for an option that is unknown or has a wrong value, for several dtypes where
-            there can be one, for `keep`, `config` or `leave_out` where nothing is converted, for an
-            image size where there are no images, for `calibrate` where there are no such products,
-            and if one of `out` and `triton` is inside the other.
+            the target takes one, for `keep`, `config` or `leave_out` if nothing is converted, for
+            an image size of a text model, for `calibrate` without integer matmuls, and if `out` or
+            `triton` is inside the other.
         FileNotFoundError, OSError, ValueError: as `load_checkpoint` and `calibration.calibrate`;
-            ValueError for a target or dtype that cannot hold the model, and if the graphs do not
-            give what torch gives. Half precision is compared where there is a GPU.
+            ValueError for a target or dtype that does not support the model, and if the graphs
+            differ from torch. Half precision is only compared on a GPU.
     """
-    asked = ExportOptions.of(options)
-    check_apart(out, asked.triton)
+    parsed = ExportOptions.of(options)
+    check_apart(out, parsed.triton)
     with contextlib.ExitStack() as outputs:
         directories = [
-            outputs.enter_context(new_directory(each, asked.force, [checkpoint, *asked.texts]))
-            for each in (out, asked.triton)
-            if each is not None
+            outputs.enter_context(
+                new_directory(directory, parsed.force, [checkpoint, *parsed.texts])
+            )
+            for directory in (out, parsed.triton)
+            if directory is not None
         ]
         ours = outputs.enter_context(
-            converted(checkpoint, asked.keep, asked.config, asked.leave_out, asked.variant)
+            converted(checkpoint, parsed.keep, parsed.config, parsed.leave_out, parsed.variant)
         )
-        opened = Checkpoint.open(checkpoint, ours, asked.image_size)
-        return write_export(opened, asked, *directories)
+        opened = Checkpoint.open(checkpoint, ours, parsed.image_size)
+        return write_export(opened, parsed, *directories)
 
 
 def write_export(
@@ -136,11 +137,11 @@ def check_apart(out: str | os.PathLike, triton: str | os.PathLike | None) -> Non
     """Raise UsageError if one of the two outputs is inside the other."""
     if triton is None:
         return
-    places = [Path(os.path.realpath(path)) for path in (out, triton)]
-    if os.path.commonpath(places) in map(str, places):
+    outputs = [Path(os.path.realpath(path)) for path in (out, triton)]
+    if os.path.commonpath(outputs) in map(str, outputs):
         raise UsageError(
-            f"the output {out} and the model of Triton {triton} hold each other, expected "
-            f"two places"
+            f"the output {out} and the Triton model {triton} contain each other, expected two "
+            "separate directories"
         )
 
 
@@ -148,9 +149,9 @@ def check_whole_sequences(checkpoint: Checkpoint) -> None:
     """Raise ValueError for a model whose graphs continue sequences in steps, which Triton does not
     run by itself."""
     if checkpoint.generates:
-        found = f"{checkpoint.name} is a {checkpoint.architecture}"
+        problem = f"{checkpoint.name} is a {checkpoint.architecture}"
         raise ValueError(
-            f"{found}, expected for Triton a model that does not generate, or the option generate"
+            f"{problem}, expected a model that does not generate for triton, or the option generate"
         )
 
 
@@ -166,7 +167,7 @@ def describe(checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int
     Raises:
         ValueError: if the graphs do not give what torch gives.
     """
-    facts = facts_of(checkpoint, graphs) | write_companions(checkpoint, graphs, directory)
+    facts = manifest_facts(checkpoint, graphs) | write_companions(checkpoint, graphs, directory)
     facts |= {"versions": versions()}
     if checkpoint.model is None:
         warnings.warn(f"parity is not checked, {NO_TORCH}", stacklevel=2)
@@ -192,8 +193,7 @@ def compare_with_torch(
         report = verify(directory, checkpoint.model, cases, device=device, dtype=dtype)
         if report.failures:
             raise ValueError(
-                f"the export of {checkpoint.name} does not give what torch gives: "
-                f"{report.failures[0]}"
+                f"the export of {checkpoint.name} differs from torch: {report.failures[0]}"
             )
         parity[dtype] = report.summary()
     return parity
@@ -208,7 +208,7 @@ def without_parity(
     )
 
 
-def facts_of(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
+def manifest_facts(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
     """Return what the manifest says of the checkpoint and of all graphs."""
     config, architecture = checkpoint.config_json, checkpoint.architecture
     facts = {
@@ -228,8 +228,8 @@ def facts_of(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Return the version of each of `PACKAGES` that is installed."""
-    found = {}
+    installed = {}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            installed[name] = version(name)
+    return installed

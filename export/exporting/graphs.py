@@ -82,7 +82,7 @@ def write_graph(
         op, source.config, store, target, form.opset, source.shortlist, source.calibration
     )
     inputs = {tensor.name: with_spec(Value(), tensor) for tensor in spec.inputs}
-    outputs = target.write[kind_of(role, source.config)](g, dict(inputs))
+    outputs = target.write[graph_kind(role, source.config)](g, dict(inputs))
     graph = ir.Graph(
         list(inputs.values()),
         [with_spec(value, tensor) for value, tensor in zip(outputs, spec.outputs, strict=True)],
@@ -102,7 +102,7 @@ def write_graph(
 def check_standard(model: ir.Model) -> None:
     """Check that `model` is valid and has standard operators only.
 
-    Its weights are inputs in what is checked, so that they are not read.
+    In the checked model the weights are inputs, so that they are not read.
 
     Raises:
         onnx.checker.ValidationError: if it is not.
@@ -117,7 +117,7 @@ def check_standard(model: ir.Model) -> None:
     onnx.checker.check_model(proto)
 
 
-def kind_of(role: str, config: Config) -> str:
+def graph_kind(role: str, config: Config) -> str:
     """Return the key of `TargetGraphs.write`."""
     if not HEADS[config.architecture].generates:
         return "sequence"

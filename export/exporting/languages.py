@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .repository_files import template_of
+from .repository_files import single_template
 
 
 class Names(NamedTuple):
@@ -28,45 +28,45 @@ CLASSES = {
 OF_MARIAN = re.compile(r">>[^<>]*<<")
 
 
-def languages_of(directory: Path, start: int | None) -> dict[str, Any] | None:
+def read_languages(directory: Path, start: int | None) -> dict[str, Any] | None:
     """Return the languages for the manifest, from the tokenizer's files in the export `directory`,
     or `None`.
 
-    Where the runtime replaces the language: `tokens` by name, `source` (the name of the one that
-    tokenizer.json has), `before` and `after` (ids around a text, `None` for the language) and
-    `target`, the option of generation that the target language is. Where it is a word of the text,
-    as in Marian: these `words`.
+    If the language is a word of the text, as in Marian, the result has these `words`. Otherwise it
+    has `tokens` (ids by language), `source` (the language of tokenizer.json), `before` and `after`
+    (ids around a text, `None` for the language), and `target` (the generation option that selects
+    the target language).
 
     Args:
         start: the `decoder_start_token_id` of the model.
     """
-    content = content_of(directory / "tokenizer.json")
+    content = read_object(directory / "tokenizer.json")
     added = {token["content"]: token["id"] for token in content.get("added_tokens", ())}
     words = [token for token in added if OF_MARIAN.fullmatch(token)]
     if words:
         return {"words": words}
-    name = str(content_of(directory / "tokenizer_config.json").get("tokenizer_class"))
+    name = str(read_object(directory / "tokenizer_config.json").get("tokenizer_class"))
     names = CLASSES.get(name.removesuffix("Fast"))  # transformers 4 had two classes of most
     matches = [(names.token.fullmatch(token), id) for token, id in added.items()] if names else []
     tokens = {match[1]: id for match, id in matches if match}
-    template = [part.get("SpecialToken", {}).get("id") for part in template_of(content)]
+    template = [part.get("SpecialToken", {}).get("id") for part in single_template(content)]
     ids = [added.get(token) for token in template]
     sources = [name for name, id in tokens.items() if id in ids]
     if names is None or len(sources) != 1:
         return None
-    place = template.index(None)  # position of the text
+    text_position = template.index(None)  # position of the text
     around = [None if id == tokens[sources[0]] else id for id in ids]
     is_start = names.is_start and (start is None or start in tokens.values())
     return {
         "tokens": tokens,
         "source": sources[0],
-        "before": around[:place],
-        "after": around[place + 1 :],
+        "before": around[:text_position],
+        "after": around[text_position + 1 :],
         "target": "decoder_start_token_id" if is_start else "forced_bos_token_id",
     }
 
 
-def content_of(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file, or an empty one without the file."""
     content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return content if isinstance(content, dict) else {}

@@ -17,19 +17,19 @@ from ..targets.target import Target
 from .checkpoint import Checkpoint
 from .one_graph_comparison import compare
 
-OF_OTHER_GRAPHS = ("step", "genai")  # facts of the manifest
+OMITTED_FACTS = ("step", "genai")  # facts of the manifest
 
 
 def check_model(checkpoint: Checkpoint, mode: str) -> None:
     """Raise ValueError for a model that does not generate, and as `Rules.of`."""
     if not checkpoint.generates:
-        found = f"{checkpoint.name} is a {checkpoint.architecture}"
-        raise ValueError(f"{found}, expected for --generate a {' or a '.join(GENERATORS)}")
+        problem = f"{checkpoint.name} is a {checkpoint.architecture}"
+        raise ValueError(f"{problem}, expected a {' or a '.join(GENERATORS)} for --generate")
     rules = Rules.of(mode, checkpoint.generation, checkpoint.config_json)
     if checkpoint.config.is_seq2seq and rules.options.decoder_start_token_id is None:
         raise ValueError(
-            f"{checkpoint.name} has decoder_start_token_id None, expected the token id generation "
-            f"starts from"
+            f"{checkpoint.name} has decoder_start_token_id None, expected the id of the first "
+            "decoder token"
         )
 
 
@@ -56,13 +56,13 @@ def write_generator(
             "graphs": {ROLE: spec.file},
             "parity": {**(facts["parity"] or {}), "sequences": sequences},
         }
-    left_out = {"schema_version", "files", *OF_OTHER_GRAPHS}
+    left_out = {"schema_version", "files", *OMITTED_FACTS}
     kept = {name: value for name, value in info.manifest.items() if name not in left_out}
     manifest = write_manifest(directory, **kept | {"generate": mode, "variants": variants})
     return manifest, specs[info.dtypes[0]]
 
 
-def whole(path: Path) -> ir.Model:
+def load_graph(path: Path) -> ir.Model:
     """Return the graph of the file `path` with its weights in memory."""
     return ir.external_data.load_to_model(ir.load(path))
 
@@ -75,7 +75,7 @@ def write_graph(
     config = info.config
     files = info.manifest["variants"][dtype]["graphs"]
     graphs = {
-        role: whole(info.directory / files[role])
+        role: load_graph(info.directory / files[role])
         for role in ("encoder", "decoder")
         if role in files
     }

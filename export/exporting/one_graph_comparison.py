@@ -13,7 +13,7 @@ from ..runtime import Runtime
 
 # of the rows: two tokens or a bound that are the same to float32's last bits, in either order
 NEAR_TIES = 0.02
-STEPS, LONGEST, MOST_ROWS = 12, 33, 6
+STEPS, LONGEST, MAX_ROWS = 12, 33, 6
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sample": {"temperature": 0.9, "top_k": 20, "top_p": 0.8},
@@ -46,19 +46,19 @@ def compare(export: Path, graph: Path, mode: str, dtype: str, cases: int) -> dic
     for _ in range(cases):
         feeds = random_feeds(rng, runtime.config, mode)
         expected = expected_sequences(runtime, feeds, mode)
-        found = session.run(["sequences"], feeds)[0]
+        sequences = session.run(["sequences"], feeds)[0]
         rows += len(expected)
-        width = max(found.shape[1], expected.shape[1])
+        width = max(sequences.shape[1], expected.shape[1])
         fill = runtime.check_options(host_options(mode)).fill_token_id
         both = [
-            np.pad(each, ((0, 0), (0, width - each.shape[1])), constant_values=fill)
-            for each in (found, expected)
+            np.pad(ids, ((0, 0), (0, width - ids.shape[1])), constant_values=fill)
+            for ids in (sequences, expected)
         ]
         equal += int((both[0] == both[1]).all(axis=1).sum())
     if dtype == "fp32" and rows - equal > NEAR_TIES * rows + 1:
         raise ValueError(
-            f"the one graph gives other sequences than the runtime in {rows - equal} of {rows} "
-            "rows, expected none"
+            f"the generation graph returns other sequences than the runtime in {rows - equal} "
+            f"of {rows} rows, expected none"
         )
     return {"rows": rows, "equal": equal}
 
@@ -70,10 +70,10 @@ def random_feeds(
     size, positions = config["vocab_size"], config["max_position_embeddings"]
     steps = min(STEPS, positions // 2 if is_decoder else positions)
     longest = max(min(LONGEST, positions - (steps if is_decoder else 2)), 1)
-    rows, length = rng.integers(1, MOST_ROWS), rng.integers(1, longest + 1)
+    rows, length = rng.integers(1, MAX_ROWS), rng.integers(1, longest + 1)
     ids = rng.integers(0, size, (rows, length))
     pad = config.get("pad_token_id")
-    if pad is not None:  # what is not padding does not look like it
+    if pad is not None:  # only padding may have the pad token
         ids[ids == pad] = (pad + 1) % size
     mask = (np.arange(length) < rng.integers(1, length + 1, (rows, 1))).astype(np.int64)
     if is_decoder and rng.random() < 0.5:  # padding of a prompt may stand on either side

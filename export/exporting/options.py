@@ -1,6 +1,8 @@
-"""The options of `export` beside the checkpoint and the output directory. An option is one field of
-`ExportOptions`: its default, how its flag is read, its help, and its check. The flags of the
-command, the docstring of `export` and the table of the documentation are made from the fields."""
+"""The options of `export`, other than the checkpoint and the output directory.
+
+An option is one field of `ExportOptions`, with its default, its flag, its help and its check. The
+flags of the command, the docstring of `export` and the table of the documentation come from here.
+"""
 
 import argparse
 import dataclasses
@@ -14,8 +16,8 @@ from ..arguments import (
     LEAVE_OUT_HELP,
     VARIANT_HELP,
     Parser,
+    choice_type,
     key_value,
-    one_of,
     path,
     positive,
     source,
@@ -39,7 +41,7 @@ def target_help() -> str:
 def dtype_help() -> str:
     several = " and ".join(target.name for target in targets() if target.is_standard)
     return (
-        f"of the weights: {known_targets()}; if not given fp32, on GPUs fp16, or bf16 where "
+        f"dtype of the weights: {known_targets()}; default: fp32, on GPUs fp16, or bf16 if "
         f"float16 overflows; {several}: also several in one directory, as fp32,int8"
     )
 
@@ -50,19 +52,19 @@ def opset_help() -> str:
         for target in targets()
         if len(target.opsets) > 1
     ]
-    return f"of the graphs: {', '.join(opsets)}; the lowest if not given"
+    return f"opset of the graphs: {', '.join(opsets)}; default: the lowest"
 
 
 # -------------------------------------------------------------------------------- types of flags
 
 
 def target_name(text: str) -> str:
-    return one_of("target", [target.name for target in targets()])(text)
+    return choice_type("target", [target.name for target in targets()])(text)
 
 
 def dtype_names(text: str) -> str | list[str]:
     known = dict.fromkeys(dtype for target in targets() for dtype in target.dtypes)
-    dtype = one_of("dtype", known)
+    dtype = choice_type("dtype", known)
     return [dtype(name) for name in text.split(",")] if "," in text else dtype(text)
 
 
@@ -78,18 +80,19 @@ def check_target(options: "ExportOptions") -> None:
 
 def check_dtypes(options: "ExportOptions") -> None:
     target, dtypes = get_target(options.target), options.dtypes
-    for each in dtypes or [""]:
-        if ("fp32" if each is None else each) not in target.dtypes:
+    for dtype in dtypes or [""]:
+        if ("fp32" if dtype is None else dtype) not in target.dtypes:
             raise UsageError(
-                f"no target {target.name!r} with dtype {each!r}, expected one of: {known_targets()}"
+                f"the target {target.name!r} does not support dtype {dtype!r}, expected one of: "
+                f"{known_targets()}"
             )
     if len(dtypes) > 1 and not target.is_standard:
         raise UsageError(
-            f"several dtypes, {dtypes}, are for the target {default_target()!r}, expected one for "
-            f"{target.name!r}"
+            f"dtype is {dtypes}, expected one for the target {target.name!r}: only "
+            f"{default_target()!r} takes several"
         )
     if len(set(dtypes)) < len(dtypes):
-        raise UsageError(f"dtypes are {dtypes}, expected each once")
+        raise UsageError(f"dtype is {dtypes}, expected no duplicates")
 
 
 def check_opset(options: "ExportOptions") -> None:
@@ -97,14 +100,14 @@ def check_opset(options: "ExportOptions") -> None:
     if options.opset not in (None, *target.opsets):
         expected = " to ".join(dict.fromkeys(map(str, (target.opsets[0], target.opsets[-1]))))
         raise UsageError(
-            f"no opset {options.opset} for the target {target.name!r}, expected {expected}"
+            f"opset is {options.opset}, expected {expected} for the target {target.name!r}"
         )
 
 
 def check_image_size(options: "ExportOptions") -> None:
     if options.image_size not in (None, *IMAGE_SIZES):
         raise UsageError(
-            f"no image size {options.image_size!r}, expected one of {', '.join(IMAGE_SIZES)}"
+            f"image_size is {options.image_size!r}, expected one of {', '.join(IMAGE_SIZES)}"
         )
 
 
@@ -121,12 +124,16 @@ def check_calibrate(options: "ExportOptions") -> None:
         if not HAS_TORCH:
             raise torch_missing("calibrate runs the model, which")
         return
-    found = (
-        f"calibrate is {os.fspath(options.calibrate)!r} for the target {options.target!r} with "
-        f"dtype {dtype!r}"
+    problem = (
+        f"calibrate={os.fspath(options.calibrate)!r} is not supported by the target "
+        f"{options.target!r} with dtype {dtype!r}"
     )
-    fits = [f"{known.name!r} with {each!r}" for known in targets() for each in known.integer_dtypes]
-    raise UsageError(f"{found}, expected {', '.join(fits)}")
+    fits = [
+        f"{known.name!r} with {supported!r}"
+        for known in targets()
+        for supported in known.integer_dtypes
+    ]
+    raise UsageError(f"{problem}, expected {', '.join(fits)}")
 
 
 def check_generate(options: "ExportOptions") -> None:
@@ -136,15 +143,16 @@ def check_generate(options: "ExportOptions") -> None:
     if mode is None:
         return
     if mode not in MODES:
-        raise UsageError(f"no mode {mode!r} of generate, expected one of {', '.join(MODES)}")
-    if get_target(options.target).generation_step is None:
+        raise UsageError(f"generate is {mode!r}, expected one of {', '.join(MODES)}")
+    supporting = [target.name for target in targets() if target.generation_step is not None]
+    if options.target not in supporting:
         raise UsageError(
-            f"generate is {mode!r} for the target {options.target!r}, which has no graph that "
-            "generates by itself"
+            f"generate={mode!r} is not supported by the target {options.target!r}, expected "
+            f"{' or '.join(supporting)}"
         )
     if options.image_size is not None:
         raise UsageError(
-            f"generate is {mode!r} with image size {options.image_size!r}, expected no image size: "
+            f"generate={mode!r} is not supported with image_size={options.image_size!r}: "
             "images are not generated"
         )
 
@@ -167,7 +175,7 @@ def option(
         help: a function if it names the targets that are registered.
         read: reads the value of its flag, and raises ArgumentTypeError.
         check: raises UsageError for a value that it cannot have.
-        is_repeated: whether the flag may be given again.
+        is_repeated: whether the flag may be repeated.
         flag: `--set` for `config`; by default the name of the field.
     """
     metadata = {"help": help, "read": read, "check": check, "is_repeated": is_repeated}
@@ -190,42 +198,42 @@ class ExportOptions:
     opset: int | None = option(None, opset_help, positive, check_opset, metavar="N")
     image_size: str | None = option(
         None,
-        "of images: the model's own (trained) or any (free); by the model's config if not given",
-        one_of("image size", IMAGE_SIZES),
+        "images of a vision model: trained (only the size of the config) or free (any size); "
+        "default: by the model's config",
+        choice_type("image size", IMAGE_SIZES),
         check_image_size,
     )
     shortlist: Iterable[int] | str | os.PathLike | None = option(
         None,
-        "text: only its tokens, and the special ones, can be generated",
+        "text file; only its tokens and the special tokens can be generated",
         path,
         metavar="FILE",
     )
     calibrate: File = option(
         None,
-        "text: int8 products of the cpu target get one scale for all rows, by what they read of "
-        "it; faster",
+        "text file to calibrate int8 on the cpu target: one activation scale for all rows "
+        "instead of one per row; faster",
         path,
         check_calibrate,
         metavar="FILE",
     )
     generate: str | None = option(
         None,
-        "one graph that takes ids and returns sequences, of a model that generates: greedy, sample "
-        "or beam search",
-        one_of("mode", MODES),
+        "write one graph with the whole generation loop, from token ids to sequences: greedy, "
+        "sample or beam",
+        choice_type("mode", MODES),
         check_generate,
         metavar="MODE",
     )
     keep: File = option(
         None,
-        "keep the converted checkpoint there, where CHECKPOINT is of another family; temporary if "
-        "not given",
+        "directory for the converted CHECKPOINT of another family; default: temporary",
         path,
         metavar="DIR",
     )
     config: Mapping[str, Any] | None = option(
         None,
-        "field of the config.json of a CHECKPOINT of another family: architectures=BertModel ...",
+        "field of config.json, for a CHECKPOINT of another family: architectures=BertModel ...",
         key_value,
         is_repeated=True,
         flag="--set",
@@ -237,13 +245,13 @@ class ExportOptions:
     variant: str | None = option(None, VARIANT_HELP, source, metavar="NAME")
     triton: File = option(
         None,
-        "also write a model of Triton there, its folder in a model repository; without generation, "
-        "or with --generate",
+        "directory for a Triton model, a folder of a model repository; for models that do not "
+        "generate, or with --generate",
         path,
         metavar="DIR",
     )
-    force: bool = option(False, "replace OUTPUT if it is ours")
-    cases: int = option(12, "random inputs on which the graphs are compared with torch")
+    force: bool = option(False, "replace OUTPUT if vanilla-transformer wrote it")
+    cases: int = option(12, "number of random inputs on which the graphs are compared with torch")
 
     def __post_init__(self) -> None:
         for name, field in FIELDS.items():
@@ -258,8 +266,8 @@ class ExportOptions:
         """Return the options by name. Raises UsageError for an unknown name, and as the class."""
         for name in options.keys() - FIELDS.keys():
             raise UsageError(
-                f"no option {name!r} of export, expected some of {', '.join(FIELDS)}"
-                f"{did_you_mean(name, FIELDS)}"
+                f"export has no option {name!r}, expected one of "
+                f"{', '.join(FIELDS)}{did_you_mean(name, FIELDS)}"
             )
         return cls(**options)
 
@@ -272,19 +280,19 @@ class ExportOptions:
     @property
     def texts(self) -> list[str | os.PathLike]:
         """The files that are read beside the checkpoint."""
-        given = (self.shortlist, self.calibrate)
-        return [text for text in given if isinstance(text, str | os.PathLike)]
+        texts = (self.shortlist, self.calibrate)
+        return [text for text in texts if isinstance(text, str | os.PathLike)]
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(ExportOptions)}
 WITHOUT_FLAG = ("cases",)
 
 
-def flag_of(field: dataclasses.Field) -> str:
+def flag_name(field: dataclasses.Field) -> str:
     return field.metadata["flag"] or f"--{field.name.replace('_', '-')}"
 
 
-def help_of(field: dataclasses.Field) -> str:
+def flag_help(field: dataclasses.Field) -> str:
     help = field.metadata["help"]
     return help if isinstance(help, str) else help()
 
@@ -294,7 +302,7 @@ def add_options(parser: Parser) -> None:
     for name, field in FIELDS.items():
         if name in WITHOUT_FLAG:
             continue
-        settings: dict[str, Any] = {"dest": name, "help": help_of(field).replace("%", "%%")}
+        settings: dict[str, Any] = {"dest": name, "help": flag_help(field).replace("%", "%%")}
         if field.default is False:
             settings |= {"action": "store_true"}
         else:
@@ -304,20 +312,20 @@ def add_options(parser: Parser) -> None:
             settings |= {"action": "append", "default": []}
         elif field.default:
             settings["help"] += "; default: %(default)s"
-        parser.add_argument(flag_of(field), **settings)
+        parser.add_argument(flag_name(field), **settings)
 
 
-def options_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `export` that the flags give."""
-    given = {name: getattr(args, name) for name in FIELDS if name not in WITHOUT_FLAG}
-    return given | {"config": dict(given["config"])}
+def options_from_flags(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of `export` that the flags set."""
+    options = {name: getattr(args, name) for name in FIELDS if name not in WITHOUT_FLAG}
+    return options | {"config": dict(options["config"])}
 
 
 def options_text(indent: str = "") -> str:
     """Return the fields for a docstring, in lines of at most 100 columns."""
     hanging = textwrap.TextWrapper(100, initial_indent=indent, subsequent_indent=f"{indent}    ")
     return "\n".join(
-        hanging.fill(f"{name}: {help_of(field)} ({field.default!r})")
+        hanging.fill(f"{name}: {flag_help(field)} ({field.default!r})")
         for name, field in FIELDS.items()
     )
 
@@ -328,7 +336,7 @@ def options_table() -> str:
     for name, field in FIELDS.items():
         metavar = field.metadata["metavar"] or name.upper()
         value = "" if field.default is False else f" {metavar}"
-        flag = "" if name in WITHOUT_FLAG else f"`{flag_of(field)}{value}`"
+        flag = "" if name in WITHOUT_FLAG else f"`{flag_name(field)}{value}`"
         default = "" if field.default in (None, (), False) else f"`{field.default}`"
-        lines.append(f"| `{name}` | {flag} | {default} | {help_of(field)} |")
+        lines.append(f"| `{name}` | {flag} | {default} | {flag_help(field)} |")
     return "\n".join(lines)

@@ -17,10 +17,10 @@ from ..inference.decoder import GenerationRequest, cross_states, next_input_name
 from ..inference.inputs import move_padding
 from ..inference.options import Options, as_list
 from ..runtime import Runtime
-from ..specs.graph_spec import shape_of
+from ..specs.graph_spec import concrete_shape
 from .shortlist_head import with_shortlist
 
-TOLERANCE = 1e-4  # times what `scale_of` says, float32
+TOLERANCE = 1e-4  # times what `error_scale` says, float32
 OF_LARGEST = 0.1  # sums that a vector's largest value comes from round all of its values by as much
 LATER_STEPS = (1, 3, 1)  # tokens fed per step once a cache is there
 STEP = "step"  # the role of a graph
@@ -100,22 +100,22 @@ class Report:
 
     def compare(
         self,
-        found: np.ndarray,
+        result: np.ndarray,
         expected: np.ndarray,
         real: np.ndarray,
         case: str,
         same: np.ndarray | None = None,
     ) -> None:
-        """Compare `found` with `expected` (B, ..., C) where the boolean `real` (B, ...) is True.
-        Errors are relative to `scale_of`. `same` is torch's result in the precision of `found`, if
-        `expected` has another."""
+        """Compare `result` with `expected` (B, ..., C) where the boolean `real` (B, ...) is True.
+        Errors are relative to `error_scale`. `same` is torch's result in the precision of `result`,
+        if `expected` has another precision."""
         never = np.isneginf(expected)  # tokens outside a shortlist
-        if not np.isfinite(found[~never]).all() or not np.isneginf(found[never]).all():
-            self.failures.append(f"{case}: values that are not finite")
+        if not np.isfinite(result[~never]).all() or not np.isneginf(result[never]).all():
+            self.failures.append(f"{case}: some values are not finite")
             return
-        finite = real[(...,) + (None,) * (found.ndim - real.ndim)] & ~never
-        scale = scale_of(np.where(never, 0, expected))[finite]
-        errors = np.abs(found[finite] - expected[finite]) / scale
+        finite = real[(...,) + (None,) * (result.ndim - real.ndim)] & ~never
+        scale = error_scale(np.where(never, 0, expected))[finite]
+        errors = np.abs(result[finite] - expected[finite]) / scale
         if same is not None:
             torch_errors = np.abs(same[finite] - expected[finite]) / scale
             self.torch_max_error = max(self.torch_max_error, float(torch_errors.max(initial=0)))
@@ -141,16 +141,16 @@ class Report:
                 )
 
     def compare_tokens(
-        self, found: np.ndarray, expected: np.ndarray, real: np.ndarray, case: str
+        self, logits: np.ndarray, expected: np.ndarray, real: np.ndarray, case: str
     ) -> None:
         """Compare the best tokens of two arrays of logits (B, ..., V) where `real` (B, ...) is
         True."""
-        if found.shape[-1] < 2:
+        if logits.shape[-1] < 2:
             return
-        found = found[real]
+        logits = logits[real]
         expected = expected[real]
-        self.tokens += len(found)
-        differs = found.argmax(axis=-1) != expected.argmax(axis=-1)
+        self.tokens += len(logits)
+        differs = logits.argmax(axis=-1) != expected.argmax(axis=-1)
         self.agreeing += int((~differs).sum())
         if self.tolerance is None:
             return
@@ -159,10 +159,10 @@ class Report:
         self.ties += int((differs & tied).sum())
         wrong = int((differs & ~tied).sum())
         if wrong > 0:
-            self.failures.append(f"{case}: {wrong} of {len(found)} top choices differ")
+            self.failures.append(f"{case}: {wrong} of {len(logits)} top choices differ")
 
 
-def scale_of(expected: np.ndarray) -> np.ndarray:
+def error_scale(expected: np.ndarray) -> np.ndarray:
     """Return the scale of the error of each value of (..., C): the largest of 1, the value, and
     `OF_LARGEST` times the largest of its vector."""
     sizes = np.abs(expected)
@@ -240,10 +240,10 @@ class Case:
         return self.models[0].config
 
     def compare(
-        self, found: np.ndarray, expected: list[np.ndarray], real: np.ndarray, part: str
+        self, result: np.ndarray, expected: list[np.ndarray], real: np.ndarray, part: str
     ) -> None:
-        wanted, *same = expected
-        self.report.compare(found, wanted, real, f"{self.name}, {part}", *same)
+        reference, *same = expected
+        self.report.compare(result, reference, real, f"{self.name}, {part}", *same)
 
 
 def references(model: PreTrainedModel, dtype: str) -> list[PreTrainedModel]:
@@ -253,7 +253,7 @@ def references(model: PreTrainedModel, dtype: str) -> list[PreTrainedModel]:
         return [model]
     dtypes = (torch.float64, HALF[dtype])
     # `to` has no types.
-    return [copy.deepcopy(model).to(each) for each in dtypes]  # type: ignore[arg-type]
+    return [copy.deepcopy(model).to(reference_dtype) for reference_dtype in dtypes]  # type: ignore[arg-type]
 
 
 def array(states: torch.Tensor) -> np.ndarray:
@@ -281,18 +281,17 @@ def check_same_model(runtime: Runtime, model: PreTrainedModel) -> None:
         "patch_size",
         "num_channels",
     )
-    found = {"architecture": runtime.architecture, **runtime.config}
-    found["num_labels"] = len(runtime.config.get("id2label") or ())
+    facts = {"architecture": runtime.architecture, **runtime.config}
+    facts["num_labels"] = len(runtime.config.get("id2label") or ())
     expected = {
         "architecture": type(model).__name__,
         **{name: getattr(model.config, name, None) for name in sizes},
     }
     for name, value in expected.items():
-        if found.get(name, value) != value:
+        if facts.get(name, value) != value:
             export = runtime.info.directory
             raise ValueError(
-                f"{export} is an export of a model with {name} {found[name]}, not of the "
-                f"checkpoint: {value}"
+                f"{export} has {name}={facts[name]!r}, expected {value!r} as in the checkpoint"
             )
 
 
@@ -318,29 +317,31 @@ def compare_images(case: Case) -> None:
     patch = case.config.patch_shape
     height, width = (int(case.rng.integers(side, 8 * side)) for side in patch)
     sizes = {"batch_size": int(case.rng.integers(1, 6)), "height": height, "width": width}
-    pixel_values = case.rng.standard_normal(shape_of(spec.inputs[0], sizes)).astype(np.float32)
-    found = case.runtime.outputs(pixel_values=pixel_values)
+    pixel_values = case.rng.standard_normal(concrete_shape(spec.inputs[0], sizes)).astype(
+        np.float32
+    )
+    results = case.runtime.outputs(pixel_values=pixel_values)
     images = torch.from_numpy(pixel_values)
     interpolates = "height" in spec.inputs[0].shape
     expected = [model(images, interpolate_pos_encoding=interpolates) for model in case.models]
     for tensor in spec.outputs:
         values = [array(outputs[tensor.name]) for outputs in expected]
         real = np.ones(values[0].shape[:-1], bool)
-        case.compare(found[tensor.name], values, real, tensor.name)
+        case.compare(results[tensor.name], values, real, tensor.name)
         if tensor.name == "logits":
             case.report.compare_tokens(
-                found[tensor.name], values[0], real, f"{case.name}, {tensor.name}"
+                results[tensor.name], values[0], real, f"{case.name}, {tensor.name}"
             )
 
 
 def compare_sequences(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
     """Compare all outputs of a graph that reads full sequences."""
     feeds = sequence_inputs(case, ids, mask)
-    found = case.runtime.outputs(**feeds)
-    given = {
+    results = case.runtime.outputs(**feeds)
+    inputs = {
         name: torch.from_numpy(values) for name, values in torch_inputs(feeds, case.config).items()
     }
-    expected = [model(**given) for model in case.models]
+    expected = [model(**inputs) for model in case.models]
     for spec in case.runtime.specs["encoder"].outputs:
         real = feeds["attention_mask"] == 1
         if "source_length" not in spec.shape:
@@ -348,19 +349,19 @@ def compare_sequences(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
         if "target_length" in spec.shape:
             real = real[:, None] & (feeds["decoder_attention_mask"] == 1)
         values = [array(outputs[spec.name]) for outputs in expected]
-        case.compare(found[spec.name], values, real, spec.name)
+        case.compare(results[spec.name], values, real, spec.name)
         if spec.name.endswith("logits"):
-            compare_choices(case, found[spec.name], values[0], real, spec.name)
+            compare_choices(case, results[spec.name], values[0], real, spec.name)
 
 
 def compare_choices(
-    case: Case, found: np.ndarray, expected: np.ndarray, real: np.ndarray, part: str
+    case: Case, logits: np.ndarray, expected: np.ndarray, real: np.ndarray, part: str
 ) -> None:
-    if found.shape == real.shape:  # the choice is a token or one of the choices
-        found = np.where(real, found, -np.inf)
+    if logits.shape == real.shape:  # the choice is a token or one of the choices
+        logits = np.where(real, logits, -np.inf)
         expected = np.where(real, expected, -np.inf)
         real = np.asarray(real.any(axis=-1))
-    case.report.compare_tokens(found, expected, real, f"{case.name}, {part}")
+    case.report.compare_tokens(logits, expected, real, f"{case.name}, {part}")
 
 
 def sequence_inputs(case: Case, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
@@ -419,11 +420,11 @@ def compare_seq2seq(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
     # only after what is decoded is there padding, which would not count
     if config.position_ids_from == "ids":
         tokens[tokens == config.pad_token_id] = (config.pad_token_id + 1) % config.vocab_size
-    given = dict(
+    inputs = dict(
         attention_mask=source_mask, decoder_input_ids=torch.from_numpy(tokens), use_cache=False
     )
     expected = [
-        array(model(encoder_outputs=outputs, **given).logits)
+        array(model(encoder_outputs=outputs, **inputs).logits)
         for model, outputs in zip(case.models, encoded)
     ]
     real = np.repeat(np.any(mask, axis=1, keepdims=True), tokens.shape[1], axis=1)
@@ -452,44 +453,44 @@ def compare_rows(
     lengths = np.maximum(mask.sum(axis=1), 1)
     sizes = {"rows": len(ids), "max_length": tokens.shape[1]}
     states = {
-        tensor.name: np.zeros(shape_of(tensor, sizes), np.float32)
+        tensor.name: np.zeros(concrete_shape(tensor, sizes), np.float32)
         for tensor in spec.inputs
         if ".decoder." in tensor.name
     }
     states |= cross_states(model.encode(ids, mask))
     names = [tensor.name for tensor in spec.outputs]
-    for place in range(tokens.shape[1]):
+    for position in range(tokens.shape[1]):
         counts = {
-            "position_ids": np.full((len(ids), 1), place),
-            "last_position": np.full(len(ids), place, np.int32),
-            "total_length": np.array([place + 1], np.int32),
+            "position_ids": np.full((len(ids), 1), position),
+            "last_position": np.full(len(ids), position, np.int32),
+            "total_length": np.array([position + 1], np.int32),
             "last_source_position": (lengths - 1).astype(np.int32),
             "total_source_length": lengths.max(keepdims=True).astype(np.int32),
         }
-        feeds = {"input_ids": tokens[:, place : place + 1], **counts, **states}
+        feeds = {"input_ids": tokens[:, position : position + 1], **counts, **states}
         logits, *present = model.session(STEP).run(names, feeds)
         states = {next_input_name(name): array for name, array in zip(names[1:], present)}
-        wanted = [each[:, place] for each in expected]
-        case.compare(logits, wanted, real[:, place], f"step {place + 1}")
+        references = [logits_of_model[:, position] for logits_of_model in expected]
+        case.compare(logits, references, real[:, position], f"step {position + 1}")
         case.report.compare_tokens(
-            logits, wanted[0], real[:, place], f"{case.name}, step {place + 1}"
+            logits, references[0], real[:, position], f"{case.name}, step {position + 1}"
         )
 
 
 def compare_decoder(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
     """Compare the logits of a decoder after prompts that are padded on the left."""
-    if not case.runtime.model.decoders.takes_empty_prompts:
+    if not case.runtime.model.decoders.supports_empty_prompts:
         mask[~mask.any(axis=1), 0] = 1
     ids, mask = move_padding(ids, mask, "left", 0)
     later = case.rng.integers(0, case.config.vocab_size, (len(ids), sum(LATER_STEPS)))
     tokens = np.concatenate([ids, later], axis=1)
-    whole_mask = np.concatenate([mask, np.ones_like(later)], axis=1)
-    positions = np.maximum(whole_mask.cumsum(axis=1) - 1, 0)
-    given = [torch.from_numpy(values) for values in (tokens, whole_mask, positions)]
-    expected = [array(model(*given, use_cache=False).logits) for model in case.models]
+    full_mask = np.concatenate([mask, np.ones_like(later)], axis=1)
+    positions = np.maximum(full_mask.cumsum(axis=1) - 1, 0)
+    inputs = [torch.from_numpy(values) for values in (tokens, full_mask, positions)]
+    expected = [array(model(*inputs, use_cache=False).logits) for model in case.models]
     request = GenerationRequest(Options(max_new_tokens=sum(LATER_STEPS)), ids, mask)
-    compare_steps(case, request, tokens, expected, whole_mask == 1)
-    compare_lookup(case, request, tokens, expected, whole_mask == 1)
+    compare_steps(case, request, tokens, expected, full_mask == 1)
+    compare_lookup(case, request, tokens, expected, full_mask == 1)
 
 
 def compare_lookup(
@@ -536,6 +537,6 @@ def compare_step(
     """Compare `logits` (B, t, V), those after the last t of the first `end` tokens."""
     step = slice(end - logits.shape[1], end)
     part = f"after token {end}"
-    wanted = [states[:, step] for states in expected]
-    case.compare(logits, wanted, real[:, step], part)
-    case.report.compare_tokens(logits, wanted[0], real[:, step], f"{case.name}, {part}")
+    references = [states[:, step] for states in expected]
+    case.compare(logits, references, real[:, step], part)
+    case.report.compare_tokens(logits, references[0], real[:, step], f"{case.name}, {part}")

@@ -87,22 +87,22 @@ def uses_target(config: Config) -> bool:
 
 def check_fields(config: Config, target: Target) -> None:
     for name, expected in target.unsupported_fields(config).items():
-        found = f"{name}={getattr(config, name)!r} does not fit the {target.name} target"
-        raise ValueError(f"{found}, expected {expected}: use --target {default_target()}")
+        problem = f"{name}={getattr(config, name)!r} is not supported by the {target.name} target"
+        raise ValueError(f"{problem}, expected {expected}: use --target {default_target()}")
 
 
 def graph_source(checkpoint: Checkpoint, options: ExportOptions) -> GraphSource:
-    """Return what graphs are written from: the weights, and what is found in texts."""
-    tokens = shortlisted(checkpoint, options.shortlist)
+    """Return the source of the graphs: the weights, the shortlist and the calibration."""
+    tokens = shortlist_tokens(checkpoint, options.shortlist)
     rows = {} if tokens is None else {f"{LM_HEAD}.{part}": tokens for part in ("weight", "bias")}
     calibration = None
     if options.calibrate is not None:
-        calibration = calibrated(checkpoint, tokens, options.calibrate)
+        calibration = calibrate_inputs(checkpoint, tokens, options.calibrate)
     weights = checkpoint.weights.with_rows(rows)
     return GraphSource(checkpoint.config, weights, tokens, calibration)
 
 
-def shortlisted(
+def shortlist_tokens(
     checkpoint: Checkpoint, shortlist: Iterable[int] | str | os.PathLike | None
 ) -> list[int] | None:
     if shortlist is None:
@@ -112,7 +112,7 @@ def shortlisted(
     return with_special_tokens(shortlist, checkpoint.config, checkpoint.generation)
 
 
-def calibrated(
+def calibrate_inputs(
     checkpoint: Checkpoint, tokens: list[int] | None, text: str | os.PathLike
 ) -> Calibration:
     from vanilla_transformer.checkpoint import load_tokenizer

@@ -69,15 +69,15 @@ def client_config(
     numbers = config.get("label2id") or {
         label: int(number) for number, label in config["id2label"].items()
     }
-    found = {**config, **names, "label2id": numbers, "model_type": model_type}
+    fields = {**config, **names, "label2id": numbers, "model_type": model_type}
     if not dtypes:
-        return found
+        return fields
     loaded: dict[str, Any] = {"dtype": dtypes[0]}
     if "int8" in dtypes[1:]:
         loaded["device_config"] = {"wasm": {"dtype": "int8"}}
     if external:
         loaded["use_external_data_format"] = dict.fromkeys(external, True)
-    return {**found, "transformers.js_config": loaded}
+    return {**fields, "transformers.js_config": loaded}
 
 
 def give_token_types(path: Path) -> None:
@@ -92,13 +92,15 @@ def give_first_token(directory: Path) -> None:
     """Note in tokenizer_config.json, as versions before 5 did, that tokenizer.json puts a token
     before each text and none after it. Otherwise Transformers.js leaves the token out of
     prompts."""
-    template = template_of(json.loads((directory / "tokenizer.json").read_text(encoding="utf-8")))
+    template = single_template(
+        json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+    )
     if "SpecialToken" in template[0] and "SpecialToken" not in template[-1]:
         path = directory / "tokenizer_config.json"
         write_json(path, {**json.loads(path.read_text(encoding="utf-8")), "add_bos_token": True})
 
 
-def template_of(tokenizer: dict) -> list[dict]:
+def single_template(tokenizer: dict) -> list[dict]:
     """Return the parts that a tokenizer.json makes of one text: the text and the special tokens
     around it."""
     processor = tokenizer.get("post_processor") or {}
@@ -122,15 +124,15 @@ def write_genai_config(directory: Path, config: dict, generation: dict, file: st
     """Write genai_config.json for the portable graph `file` of a decoder. `config` and `generation`
     are its configs. Return the entry for the manifest.
 
-    Without a tokenizer that genai reads rightly it names a folder that does not exist as that of
-    the tokenizer: genai would otherwise give wrong ids without a word. There is no
-    genai_config.json where values are not as wide as keys.
+    If genai would read the tokenizer wrongly, the config names a tokenizer folder that does not
+    exist: otherwise genai would return wrong ids without an error. There is no genai_config.json
+    if values are not as wide as keys.
     """
     width = config["head_dim"]
     if width != config["value_head_dim"]:
         two_widths = (
-            f"keys are {width} and values {config['value_head_dim']} wide, onnxruntime-genai has "
-            "one width"
+            f"head_dim is {width} and value_head_dim {config['value_head_dim']}, "
+            "onnxruntime-genai needs equal widths"
         )
         return {"config": False, "tokenizer": False, "because": two_widths}
     path = directory / "tokenizer.json"
@@ -175,8 +177,8 @@ def write_genai_config(directory: Path, config: dict, generation: dict, file: st
         **({"tokenizer_dir": NO_TOKENIZER} if because else {}),
         "decoder": decoder,
     }
-    chosen = {name: generation[name] for name in SAMPLING if generation.get(name) is not None}
-    search = {"max_length": length, "past_present_share_buffer": False, **chosen}
+    sampling = {name: generation[name] for name in SAMPLING if generation.get(name) is not None}
+    search = {"max_length": length, "past_present_share_buffer": False, **sampling}
     write_json(directory / GENAI_CONFIG, {"model": model, "search": search})
     return {
         "config": True,
@@ -201,10 +203,10 @@ def unread_by_genai(tokenizer: dict | None) -> str | None:
         "decoder": "ByteLevel",
     }
     if parts != expected or tokenizer["pre_tokenizer"].get("add_prefix_space"):
-        found = " and ".join(f"{name} {parts[name]}" for name in ("model", "pre_tokenizer"))
-        return f"genai reads byte-level BPE without a normalizer, and this has {found}"
-    if "SpecialToken" in template_of(tokenizer)[0]:
-        return "genai adds no token to a text, and this puts one in front"
+        types = " and ".join(f"{name} {parts[name]}" for name in ("model", "pre_tokenizer"))
+        return f"genai supports byte-level BPE without a normalizer, this tokenizer has {types}"
+    if "SpecialToken" in single_template(tokenizer)[0]:
+        return "genai adds no special tokens, this tokenizer puts one in front of each text"
     return None
 
 
@@ -255,7 +257,7 @@ def write_card(
         f"Graphs of {name} ({architecture}),",
         f"written by `vanilla-transformer export` for the target {target.name} in "
         f"{' and '.join(dtypes)}. manifest.json says",
-        "with which versions, and how far they are from the checkpoint.",
+        "with which versions, and how much they differ from the checkpoint.",
     ]
     # what makes them of texts and images
     inputs = (directory / name for name in ("tokenizer.json", IMAGE_PROCESSOR))
@@ -297,10 +299,9 @@ def write_generator_card(
         *front_matter(metadata),
         f"# {base or 'a checkpoint'} in one ONNX graph",
         "",
-        f"It takes token ids and returns sequences, by {mode} search. `vanilla-transformer export "
-        f"--generate {mode}` wrote it",
-        f"for the target {target.name} in {' and '.join(dtypes)}. manifest.json says with which "
-        f"versions.",
+        f"This graph takes token ids and returns sequences, by {mode} search, for the target "
+        f"{target.name} in {' and '.join(dtypes)}.",
+        f"`vanilla-transformer export --generate {mode}` wrote it. manifest.json has the versions.",
     ]
     (directory / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -316,7 +317,7 @@ def read_metadata(readme: Path) -> dict:
     read."""
     try:
         matched = FRONT_MATTER.match(readme.read_text(encoding="utf-8-sig"))
-        found = yaml.safe_load(matched[1]) if matched else None
+        metadata = yaml.safe_load(matched[1]) if matched else None
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return metadata if isinstance(metadata, dict) else {}

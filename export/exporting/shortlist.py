@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from vanilla_transformer.checkpoint_files import checkpoint_directory, read_json, readers_errors
 from vanilla_transformer.files import TARGET_TOKENIZER
-from vanilla_transformer.training.data import lines_of
+from vanilla_transformer.training.data import read_all_lines
 
 from ..graphs.config import Config
 from ..heads import HEADS
@@ -34,13 +34,16 @@ def with_special_tokens(
         ValueError: for a model that does not generate, no tokens, or one outside the vocabulary.
     """
     if not HEADS[config.architecture].generates:
-        raise ValueError(f"{config.architecture} does not generate, expected no shortlist")
+        raise ValueError(
+            f"shortlist is not supported by a {config.architecture}, which does not generate: "
+            "expected None"
+        )
     known = {int(token) for token in tokens}
     size = config.vocab_size
     if not known or min(known) < 0 or max(known) >= size:
-        found = f"{min(known)} to {max(known)}" if known else "none"
+        got = f"{min(known)} to {max(known)}" if known else "none"
         raise ValueError(
-            f"the tokens of a shortlist must be in [0, {size - 1}], the vocabulary, got {found}"
+            f"the tokens of a shortlist must be in [0, {size - 1}], the vocabulary, got {got}"
         )
     for name in SPECIAL_TOKENS:
         value = generation.get(name)
@@ -62,7 +65,7 @@ def shortlist_from_text(text: str | os.PathLike, checkpoint: str | os.PathLike) 
     path = directory / (TARGET_TOKENIZER if has_target else "tokenizer.json")
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} is missing, expected the tokenizer that makes tokens of {text}"
+            f"{path} is missing, expected the tokenizer of the shortlist {text}"
         )
     read_json(path)
     with readers_errors(path):
@@ -70,5 +73,5 @@ def shortlist_from_text(text: str | os.PathLike, checkpoint: str | os.PathLike) 
     special = {
         token for token, facts in tokenizer.get_added_tokens_decoder().items() if facts.special
     }
-    lines = lines_of([os.fspath(text)], fault=None)
+    lines = read_all_lines([os.fspath(text)], fault=None)
     return sorted(special.union(*(encoding.ids for encoding in tokenizer.encode_batch(lines))))

@@ -60,22 +60,24 @@ def config_text(spec: GraphSpec) -> str:
         ValueError: for a tensor whose first axis is not the batch, or of a type that Triton has
             not.
     """
-    tensors = "\n".join([listed("input", spec.inputs), listed("output", spec.outputs)])
+    tensors = "\n".join([tensor_list("input", spec.inputs), tensor_list("output", spec.outputs)])
     return TEMPLATE.format(max_batch=MAX_BATCH, tensors=tensors, delay=QUEUE_DELAY)
 
 
-def listed(name: str, tensors: Collection[TensorSpec]) -> str:
-    return "\n".join([f"{name} [", ",\n".join(map(described, tensors)), "]"])
+def tensor_list(name: str, tensors: Collection[TensorSpec]) -> str:
+    return "\n".join([f"{name} [", ",\n".join(map(tensor_config, tensors)), "]"])
 
 
-def described(tensor: TensorSpec) -> str:
+def tensor_config(tensor: TensorSpec) -> str:
     """Return the tensor without the batch axis, which Triton puts in front. -1 is any size."""
     if tensor.shape[:1] != (BATCH_AXIS,) or len(tensor.shape) < 2:
         raise ValueError(
-            f"{tensor.name} has shape {tensor.shape}, expected {BATCH_AXIS} and other axes "
-            f"behind it"
+            f"{tensor.name} has shape {tensor.shape}, expected {BATCH_AXIS} and at least one "
+            "axis after it"
         )
     if tensor.dtype not in TYPES:
-        raise ValueError(f"{tensor.name} is of {tensor.dtype}, expected one of {', '.join(TYPES)}")
+        raise ValueError(
+            f"{tensor.name} has dtype {tensor.dtype}, expected one of {', '.join(TYPES)}"
+        )
     sizes = ", ".join(str(-1 if isinstance(size, str) else size) for size in tensor.shape[1:])
     return f'  {{ name: "{tensor.name}", data_type: {TYPES[tensor.dtype]}, dims: [ {sizes} ] }}'

@@ -52,11 +52,11 @@ def without_compression(name: str) -> str:
 def open_lines(path: Path) -> BinaryIO:
     """Open a file of lines, plain or compressed. Raises as `check_lines`."""
     check_lines(path)
-    module = module_of(path.name)
+    module = compression_module(path.name)
     return open(path, "rb") if module is None else module.open(path, "rb")
 
 
-def module_of(name: str) -> Any:
+def compression_module(name: str) -> Any:
     """Return the module that reads a file of this name, or None for a plain file."""
     module = COMPRESSIONS[Path(name).suffix].module if name.endswith(READABLE) else None
     return None if module is None else importlib.import_module(module)
@@ -98,7 +98,7 @@ def decompression_errors(name: str) -> Iterator[None]:
             raise
         suffix = Path(name).suffix
         kind = COMPRESSIONS[suffix].name if suffix in COMPRESSIONS else "compressed"
-        raise ValueError(f"{name} is not a whole {kind} file: {error}") from None
+        raise ValueError(f"{name} is not a complete {kind} file: {error}") from None
 
 
 def is_damage(error: Exception) -> bool:

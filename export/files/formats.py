@@ -43,7 +43,7 @@ class FileFormat(Protocol):
         """Write a file of the files that `write` has written, one after the other."""
 
 
-def kind_of(path: Path) -> str:
+def format_name(path: Path) -> str:
     """Return the format that the name tells, with or without .gz, .bz2 or .xz.
 
     Raises:
@@ -59,11 +59,11 @@ def kind_of(path: Path) -> str:
 def output_kind(path: Path, predictions: Predictions) -> str:
     """Return the format in which the results of a file are written: predictions of text are JSON
     lines."""
-    kind = kind_of(path)
+    kind = format_name(path)
     return JSON if kind == TEXT and not predictions.generates else kind
 
 
-def format_of(
+def select_format(
     path: Path, predictions: Predictions, field: str | None = None, output_field: str | None = None
 ) -> FileFormat:
     """Return how the file `path` is read, and how the results are written. In JSON objects and
@@ -79,7 +79,7 @@ def format_of(
     check_lines(path)
     fields = RecordFields(predictions.kind.forms, field)
     name = output_field or predictions.field
-    match kind_of(path):
+    match format_name(path):
         case "Parquet":
             from .parquet import Parquet
 
@@ -88,11 +88,9 @@ def format_of(
             # a pipe is read only once
             number = first_line_with(path, name) if path.is_file() else None
             if number is not None:
-                found = f"line {number} of {path} has a field {name} already"
-                raise UsageError(
-                    f"{found}: expected another name for the results, --output-field NAME"
-                )
-            read = lambda line: without_field(fields.of_json(line), name)  # noqa: E731
+                problem = f"line {number} of {path} has a field {name} already"
+                raise UsageError(f"{problem}: expected another --output-field NAME for the results")
+            read = lambda line: without_field(fields.parse_json(line), name)  # noqa: E731
             return Lines(
                 read,
                 lambda number, row, result: to_json(
@@ -101,20 +99,22 @@ def format_of(
             )
     keys = fields.forms[0]
     if len(keys) > 1:
-        seen = f"{path} has one text on each line, and the task reads {' and '.join(keys)}"
-        raise UsageError(f"{seen}: expected JSON lines, a name with .jsonl")
+        seen = f"{path} has one text per line, and the task needs {' and '.join(keys)}"
+        raise UsageError(f"{seen}: expected a .jsonl file")
     for option, value in {"field": field, "output_field": output_field}.items():
         if value is not None:
             raise UsageError(
                 f"{option} is {value!r}, expected None for {path}: lines of text have no fields"
             )
-    return text_format(predictions, fields.of_text)
+    return text_format(predictions, fields.parse_text)
 
 
 def line_format(predictions: Predictions) -> "Lines":
     """Return how arguments and standard input are read, and how their results are written."""
     fields = RecordFields(predictions.kind.forms)
-    return text_format(predictions, fields.of_text if predictions.generates else fields.of_line)
+    return text_format(
+        predictions, fields.parse_text if predictions.generates else fields.parse_line
+    )
 
 
 def text_format(predictions: Predictions, read: Callable[[bytes], Row]) -> "Lines":
@@ -133,7 +133,7 @@ def first_line_with(path: Path, name: str) -> int | None:
     key = to_json(name).encode()
     with contextlib.suppress(ValueError), open_lines(path) as file:
         for number, line in enumerate(raw_lines(file, str(path)), 1):
-            if key in line and name in (RecordFields(()).of_json(line).record or ()):
+            if key in line and name in (RecordFields(()).parse_json(line).record or ()):
                 return number
     return None
 
@@ -185,10 +185,10 @@ class Lines:
             file.writelines(self.lines(shard, rows, results))
 
     def join(self, parts: Iterable[Path], path: Path) -> None:
-        with open(path, "wb") as whole:
+        with open(path, "wb") as output:
             for part in parts:
                 with open(part, "rb") as file:
-                    shutil.copyfileobj(file, whole)
+                    shutil.copyfileobj(file, output)
 
 
 def to_json(value: Any) -> str:
@@ -196,7 +196,7 @@ def to_json(value: Any) -> str:
 
 
 def generated_text(number: int, result: Any, n_best: int | None, scores: bool) -> str:
-    """Return what is written of the result of a line, without its last line break. A line without a
+    """Return the output of the result of a line, without the last line break. A line without a
     result is empty."""
     if n_best is not None:
         pairs = result or [{"text": "", "score": 0.0}]

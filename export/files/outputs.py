@@ -1,8 +1,8 @@
-"""The output of a run, of which each file appears whole or not at all.
+"""The output of a run. Each file appears complete or not at all.
 
 manifest.json      what the results depend on, and which files are finished
-NAME.parts/        while NAME grows: the results of each shard, and then `N.facts` with what they
-                   were made of
+NAME.parts/        while NAME grows: the results of each shard, and then `N.facts` with the hashes
+                   of its lines and results
 NAME               the results of a file, in order
 NAME.bad.jsonl     its bad lines, if it has any
 
@@ -35,7 +35,7 @@ BAD_LINES = ".bad.jsonl"  # after the name of the output
 
 
 @contextlib.contextmanager
-def written(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Yield the path to write the file `path` to. It is renamed when the block ends without an
     error."""
     new = path.with_name(f".{path.name}.new")
@@ -49,18 +49,18 @@ def written(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a file of JSON, whole or not at all."""
-    with written(path) as new:
+    """Write a JSON file atomically."""
+    with atomic_write(path) as new:
         new.write_text(json.dumps(value), encoding="utf-8")
 
 
 def read_json(path: Path) -> dict | None:
     """Return the object in a file; `None` if there is no file, or a damaged one."""
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class Directory:
         """Yield the facts of finished files by name.
 
         Raises:
-            FileExistsError: if the directory holds anything else, was begun with other facts, or is
-                in use by another process.
+            FileExistsError: if the directory holds anything else, was started with other facts, or
+                is in use by another process.
             NotADirectoryError: for a file.
         """
         if self.path.exists() and not self.path.is_dir():
@@ -113,34 +113,32 @@ class Directory:
         write_json(self.path / MANIFEST, {"kind": KIND, "facts": self.facts, "finished": finished})
 
     @property
-    def is_begun(self) -> bool:
+    def is_started(self) -> bool:
         """True if more than the manifest is there."""
         return any(path.name != MANIFEST for path in self.path.rglob("*") if path.is_file())
 
 
 @contextlib.contextmanager
-def removed_unless_begun(directory: Directory) -> Iterator[None]:
+def remove_unless_started(directory: Directory) -> Iterator[None]:
     """Remove the directory after an error before its first shard."""
     try:
         yield
     except BaseException:
-        if not directory.is_begun:
+        if not directory.is_started:
             shutil.rmtree(directory.path, ignore_errors=True)
         raise
 
 
 @contextlib.contextmanager
 def remedies(directory: Directory) -> Iterator[None]:
-    """Add to an error of a run what is kept, and how to resume."""
+    """Add the finished shards and how to resume to the errors of a run."""
     try:
         yield
     except (UsageError, FileExistsError):
         raise
     except (MemoryError, OSError, ValueError) as error:
-        kept = (
-            f"the shards that are whole stay in {directory.path}, and the same call resumes there"
-        )
-        remedy = f"; {kept}" if directory.is_begun else ""
+        kept = f"the finished shards stay in {directory.path}, and the same command resumes there"
+        remedy = f"; {kept}" if directory.is_started else ""
         if isinstance(error, MemoryError):
             raise OSError(errno.ENOMEM, f"not enough memory: {error}{remedy}") from error
         kind = OSError if isinstance(error, OSError) else ValueError
@@ -154,7 +152,7 @@ def lock(handle: int, path: Path) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise FileExistsError(
-            f"{path} is being written by another process: expected to be alone"
+            f"{path} is being written by another process, expected no other writer"
         ) from None
 
 
@@ -169,8 +167,8 @@ def check_same(path: str, before: dict, facts: dict) -> None:
             name if name == "export" else f"{name} {before.get(name)!r}, now {facts.get(name)!r}"
             for name in names
         ]
-        seen = f"{path} was begun with another {', '.join(values)}"
-        raise FileExistsError(f"{seen}: expected the same call, or that you remove it")
+        seen = f"{path} was started with another {', '.join(values)}"
+        raise FileExistsError(f"{seen}: expected the same command, or a new output")
 
 
 @dataclass(frozen=True)
@@ -188,22 +186,21 @@ class Parts:
     def bad_lines(self) -> Path:
         return self.path.with_name(f"{self.path.name}{BAD_LINES}")
 
-    def place(self, number: int) -> Path:
+    def part_path(self, number: int) -> Path:
         """Return the path of the results of a shard."""
         return self.folder / f"{number:06}{self.path.suffix}"
 
-    def place_of_facts(self, number: int) -> Path:
+    def facts_path(self, number: int) -> Path:
         return self.folder / f"{number:06}.facts"
 
     def facts(self, number: int, digest: str) -> dict | None:
-        """Return the facts of a shard, if it is whole and was made of lines with this `digest`."""
-        facts = read_json(self.place_of_facts(number))
+        """Return the facts of a shard; `None` if it is damaged or has another `digest`."""
+        facts = read_json(self.facts_path(number))
         if facts is None or facts.get("input") != digest:
             return None
-        if facts.get("output") != digest_of(self.place(number)):
+        if facts.get("output") != sha256_or_none(self.part_path(number)):
             warnings.warn(
-                f"{self.place(number)} is damaged, expected what was written there: it is "
-                f"made again",
+                f"{self.part_path(number)} is damaged, its shard is computed again",
                 stacklevel=2,
             )
             return None
@@ -213,17 +210,17 @@ class Parts:
     def new(self, number: int, facts: dict) -> Iterator[Path]:
         """Yield the path to write the results of a shard to."""
         self.folder.mkdir(exist_ok=True)
-        self.place_of_facts(number).unlink(missing_ok=True)
-        with written(self.place(number)) as place:
-            yield place
-            facts["output"] = digest_of(place)
-        write_json(self.place_of_facts(number), facts)
+        self.facts_path(number).unlink(missing_ok=True)
+        with atomic_write(self.part_path(number)) as part_file:
+            yield part_file
+            facts["output"] = sha256_or_none(part_file)
+        write_json(self.facts_path(number), facts)
 
     def write_bad(self, count: int) -> None:
         """Write the file of the bad lines of `count` shards, if there are any."""
-        all_facts = (read_json(self.place_of_facts(number)) or {} for number in range(count))
+        all_facts = (read_json(self.facts_path(number)) or {} for number in range(count))
         bad = (pair for facts in all_facts for pair in facts["bad"])
-        with written(self.bad_lines) as new, open(new, "w", encoding="utf-8") as file:
+        with atomic_write(self.bad_lines) as new, open(new, "w", encoding="utf-8") as file:
             for number, reason in bad:
                 line = {"line": number + 1, "reason": reason}
                 file.write(json.dumps(line, ensure_ascii=True) + "\n")
@@ -232,16 +229,16 @@ class Parts:
 
     def remove(self) -> None:
         """Remove our files from the folder, and the folder if nothing else is in it."""
-        for place in self.folder.glob("[0-9]*"):
-            if place.stem.isdecimal() and place.suffix in (".facts", self.path.suffix):
-                place.unlink()
-        for place in self.folder.glob(".[0-9]*.new"):
-            place.unlink()
+        for part_file in self.folder.glob("[0-9]*"):
+            if part_file.stem.isdecimal() and part_file.suffix in (".facts", self.path.suffix):
+                part_file.unlink()
+        for part_file in self.folder.glob(".[0-9]*.new"):
+            part_file.unlink()
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
 
-def digest_of(path: Path) -> str | None:
+def sha256_or_none(path: Path) -> str | None:
     """Return the SHA-256 of a file, `None` if there is no file."""
     try:
         with open(path, "rb") as file:
@@ -262,24 +259,24 @@ def check_outside(output: Path, paths: Sequence[Path], export: Path) -> None:
             )
 
 
-def checked_output(output: Path, inputs: Sequence[Path | None], export: Path, force: bool) -> Path:
+def check_output(output: Path, inputs: Sequence[Path | None], export: Path, force: bool) -> Path:
     """Return the path that the file `output` leads to."""
     out = Path(os.path.realpath(output))
     if without_compression(out.name) != out.name:
         raise UsageError(
-            f"the output is {output}, but it is written as plain text: expected a name without "
-            f"{out.suffix}"
+            f"the output is {output}, expected a name without {out.suffix}: it is written as "
+            "plain text"
         )
     if out.is_relative_to(export):
         raise UsageError(f"the output is {output}, inside the export: expected a place outside")
     for path in inputs:
         if path is not None and out.exists() and path.exists() and out.samefile(path):
-            raise UsageError(f"the output is {output}, an input: expected another file")
+            raise UsageError(f"the output {output} is also an input, expected another file")
     if out.exists() and not out.is_file():
-        raise FileExistsError(f"{output} is no file, expected a file or a new path")
+        raise FileExistsError(f"{output} is not a file, expected a file or a new path")
     for path in (output, output.with_name(f"{output.name}{BAD_LINES}")):
         if path.exists() and not force:
             raise FileExistsError(
-                f"{path} exists already; expected a new path, or --force to replace it"
+                f"{path} exists already, expected a new path, or --force to replace it"
             )
     return out

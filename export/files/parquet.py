@@ -30,24 +30,24 @@ class Parquet:
         """Return itself if `path` is a table that it reads.
 
         Raises:
-            ValueError: for what is none or has two columns of one name.
+            ValueError: for another file, and for two columns with one name.
             UsageError: for one without the columns that the task reads, or with a column
                 `output_field` already.
         """
         try:
             schema = pyarrow.parquet.read_schema(path)
         except pyarrow.ArrowInvalid as error:
-            raise ValueError(f"{path} is not a whole Parquet file: {error}") from None
+            raise ValueError(f"{path} is not a complete Parquet file: {error}") from None
         doubles = [name for name, count in Counter(schema.names).items() if count > 1]
         if doubles:
             raise ValueError(
-                f"{path} has several columns of the name {', '.join(doubles)}, expected one of "
-                f"each name"
+                f"{path} has several columns with the name {', '.join(doubles)}, expected one "
+                "of each name"
             )
         if self.output_field in schema.names:
-            found = f"{path} has a column {self.output_field} already"
-            raise UsageError(f"{found}: expected another name for the results, --output-field NAME")
-        if fault := self.fields.of_record(sample_record(schema)).fault:
+            problem = f"{path} has a column {self.output_field} already"
+            raise UsageError(f"{problem}: expected another --output-field NAME for the results")
+        if fault := self.fields.parse_record(sample_record(schema)).fault:
             raise UsageError(f"{path}: {fault}")
         return self
 
@@ -62,7 +62,7 @@ class Parquet:
                 if not file.metadata.num_rows:  # whose columns are to be there all the same
                     yield pyarrow.RecordBatch.from_pylist([], file.schema_arrow)
         except (pyarrow.ArrowInvalid, OSError) as error:
-            raise ValueError(f"{path} is not a whole Parquet file: {error}") from None
+            raise ValueError(f"{path} is not a complete Parquet file: {error}") from None
 
     def digest(self, content: pyarrow.RecordBatch) -> str:
         return hashlib.sha256(content.serialize()).hexdigest()
@@ -76,7 +76,7 @@ class Parquet:
         names = content.schema.names
         columns = dict.fromkeys(name if name in names else name.partition(".")[0] for name in read)
         known = content.select([name for name in columns if name in names])
-        return [self.fields.of_record(record) for record in known.to_pylist()]
+        return [self.fields.parse_record(record) for record in known.to_pylist()]
 
     def write(self, path: Path, shard: Shard, rows: list[Row], results: list[Any]) -> None:
         kind = pyarrow.list_(pyarrow.float32()) if self.has_vectors else pyarrow.string()

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import UsageError, did_you_mean
 from ..heads import PAIR, Task, find_task
-from ..inference.logits import derived_seed
+from ..inference.logits import derive_seed
 from ..text_runtime import task_function
 
 GENERATING = ("generate", "translate")  # methods of TextRuntime that give a text for a text
@@ -44,7 +44,10 @@ class Predictions:
         self.check_options()
         if self.is_scored and self.kind.method != "generate":
             name = "scores" if self.scores else "n_best"
-            raise UsageError(f"{name} is for the task generate, and the task is {self.kind.method}")
+            raise UsageError(
+                f"{name} is not supported by the task {self.kind.method}, expected the task "
+                "generate"
+            )
         if self.generates:
             self.check_generation()
 
@@ -77,12 +80,12 @@ class Predictions:
         """Raise UsageError for an unknown or a missing option of the task's function."""
         parameters = inspect.signature(self.function).parameters.values()
         known = {
-            each.name: each.default
-            for each in parameters
-            if each.kind is each.POSITIONAL_OR_KEYWORD
+            parameter.name: parameter.default
+            for parameter in parameters
+            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         }
         # a function with **options checks their names itself
-        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             for name in self.options.keys() - known.keys():
                 expected = f"expected some of {', '.join(known)}" if known else "it has none"
                 raise UsageError(
@@ -108,11 +111,11 @@ class Predictions:
         return options if self.n_best is None else options | {"num_return_sequences": self.n_best}
 
     def call(self, examples: list[dict[str, Any]], numbers: list[int]) -> list[Any]:
-        """Return the result of each example, ready for JSON. `numbers` are those of their lines."""
+        """Return the result of each example, ready for JSON. `numbers` are their line numbers."""
         if self.generates:
             return self.generate(examples, numbers)
-        found = self.function(self.runtime, *self.arguments(examples), **self.options)
-        return [result.tolist() if isinstance(result, np.ndarray) else result for result in found]
+        results = self.function(self.runtime, *self.arguments(examples), **self.options)
+        return [result.tolist() if isinstance(result, np.ndarray) else result for result in results]
 
     def arguments(self, examples: list[dict[str, Any]]) -> list[list[Any]]:
         """Return the arguments of the task's method for examples of its forms."""
@@ -127,7 +130,7 @@ class Predictions:
         options = dict(self.options)
         seed = options.pop("seed", None)
         if seed is not None:
-            options["seeds"] = [derived_seed(seed, number) for number in numbers]
+            options["seeds"] = [derive_seed(seed, number) for number in numbers]
         texts = [example["text"] for example in examples]
         if self.kind.method == "translate":
             return self.runtime.translate(texts, **options)
@@ -136,15 +139,15 @@ class Predictions:
         options["num_return_sequences"] = count
         if not self.is_scored:
             return self.runtime.generate(texts, **options)
-        found, scores = self.runtime.generate_with_scores(texts, **options)
-        pairs = [{"text": text, "score": score} for text, score in zip(found, scores.tolist())]
+        outputs, scores = self.runtime.generate_with_scores(texts, **options)
+        pairs = [{"text": text, "score": score} for text, score in zip(outputs, scores.tolist())]
         if self.n_best is None:
             return pairs
         rows = [pairs[start : start + count] for start in range(0, len(pairs), count)]
         return [sorted(row, key=lambda pair: -pair["score"]) for row in rows]  # as samples are not
 
     def rows_together(self, count: int) -> int:
-        """Return how many of `count` examples are best given to `call` at once."""
+        """Return the best number of examples, of `count`, for one `call`."""
         if self.kind.method == "translate":  # translate makes batches of sentences itself
             return max(count, 1)
         if not self.generates:

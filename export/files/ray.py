@@ -1,9 +1,9 @@
-"""A run whose shards are computed on a Ray cluster, by Ray Data; all else stays in the process that
-was called.
+"""A run whose shards are computed on a Ray cluster by Ray Data. The calling process reads and
+writes the files.
 
-A reader on the node of that process gives one shard after the other. Workers, which have opened the
-export each, give the results. Ray Data places the workers, keeps the order, and tries again what
-one that died was at.
+A reader on the node of that process yields the shards in order. Each worker opens the export and
+returns the results. Ray Data places the workers, keeps the order, and retries the shards of a
+worker that died.
 """
 
 import contextlib
@@ -31,18 +31,18 @@ try:
 except ImportError:
     ray = None
 
-SAID = {  # by Ray Data, on standard error: no errors, which are raised as well
+LOG_LEVELS = {  # of Ray Data's loggers; its errors are raised, so they need no log line
     "ray.data": logging.WARNING,
     "ray.data.exceptions": logging.CRITICAL,
     "ray.data._internal.execution.streaming_executor_state": logging.CRITICAL,
     "ray.data._internal.progress": logging.ERROR,
 }
-PATIENCE = 10  # seconds, for an address
-TRIES = 3  # more, of a shard whose worker died
-AHEAD = 2  # shards that a worker has at once, so that it need not wait for the next
+PATIENCE = 10  # seconds to connect to an address
+TRIES = 3  # retries of a shard whose worker died
+AHEAD = 2  # shards per worker in flight, so that a worker does not wait for the next
 
 
-class Place(NamedTuple):
+class ShardId(NamedTuple):
     """The number of a file, the number of a shard in it, and the digest of the shard."""
 
     file: int
@@ -52,21 +52,22 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardSource:
-    """The inputs of a run, as its workers get them."""
+    """The inputs of a run, sent to its workers."""
 
     inputs: Sequence[Input]
     shard_lines: int
 
-    def shards(self, start: tuple[int, int]) -> Iterator[tuple[Place, int, list[Row]]]:
-        """Yield the place, the first line and the rows of each shard from the file and the shard
-        `start` on. Records are left out: only what is written needs them. Ends where a file is
-        damaged: the process that was called reads it as well, and reports it."""
+    def shards(self, start: tuple[int, int]) -> Iterator[tuple[ShardId, int, list[Row]]]:
+        """Yield the id, the first line and the rows of each shard from the file and shard `start`.
+
+        Rows have no records, which only the calling process needs. The iterator ends at a damaged
+        file: the calling process reads it too and reports the error."""
         for file, source in enumerate(self.inputs):
             with contextlib.suppress(ValueError, OSError):
                 for shard in source.shards(self.shard_lines) if file >= start[0] else ():
                     if (file, shard.number) >= start:
                         rows = [row._replace(record=None) for row in shard.rows()]
-                        yield Place(file, shard.number, shard.digest), shard.first, rows
+                        yield ShardId(file, shard.number, shard.digest), shard.first, rows
 
 
 @dataclass(frozen=True)
@@ -110,58 +111,58 @@ class PredictionWorker:
         self.predictions: Predictions | None = None
 
     def __call__(self, table: "pyarrow.Table") -> "pyarrow.Table":
-        place, first, rows = unpacked(table)
-        found: Results | Exception
+        shard_id, first, rows = unpack(table)
+        result: Results | Exception
         try:
             # not before, as Ray tries again what fails while a worker starts
             if self.predictions is None:
                 self.predictions = self.recipe.make()
-            found = compute(self.predictions, rows, first, lambda count: None)
+            result = compute(self.predictions, rows, first, lambda count: None)
         except (OSError, ValueError, MemoryError, ImportError) as error:
-            found = error
-        return packed((place, found))
+            result = error
+        return pack((shard_id, result))
 
 
 @dataclass
 class Cluster:
-    """The `Work` of a run. Shards are asked for in order; those that are not are whole, and what
-    comes of them is left out."""
+    """The `Work` of a run on a cluster. Callers request shards in order and skip finished ones. The
+    results of skipped shards are dropped."""
 
     source: ShardSource
     recipe: Recipe
     after: int = 0  # the number of the shard that comes next in the file
-    found: Generator[tuple[Place, Results | Exception], None, None] | None = None
+    pairs: Generator[tuple[ShardId, Results | Exception], None, None] | None = None
 
     def __call__(self, file: int, shard: Shard, rows: list[Row], bar: Bar | ProgressLog) -> Results:
         """Return the results of a shard. Raises the worker's error, OSError for errors of Ray, and
         ValueError if the reader read different lines."""
-        place = Place(file, shard.number, shard.digest)
-        if self.found is None or place.number not in (0, self.after):
+        shard_id = ShardId(file, shard.number, shard.digest)
+        if self.pairs is None or shard_id.number not in (0, self.after):
             self.close()
-            self.found = self.results(place[:2])
-        self.after = place.number + 1
+            self.pairs = self.results(shard_id[:2])
+        self.after = shard_id.number + 1
         try:
-            pair = next((pair for pair in self.found if pair[0][:2] >= place[:2]), None)
+            pair = next((pair for pair in self.pairs if pair[0][:2] >= shard_id[:2]), None)
         except (ray.exceptions.RayError, ray.data.exceptions.SystemException) as error:
             raise OSError(f"the Ray cluster could not compute a shard: {error}") from error
-        if pair is None or pair[0] != place:
+        if pair is None or pair[0] != shard_id:
             raise ValueError(
-                f"{self.source.inputs[file].path} changed while it was read: expected it to stay "
-                f"as it is"
+                f"{self.source.inputs[file].path} changed while it was read, expected an "
+                "unchanged file"
             )
-        found = pair[1]
-        if isinstance(found, Exception):
-            raise found
+        result = pair[1]
+        if isinstance(result, Exception):
+            raise result
         bar.update(len(rows))
-        return found
+        return result
 
     def close(self) -> None:
-        if self.found is not None:
-            self.found.close()
+        if self.pairs is not None:
+            self.pairs.close()
 
     def results(
         self, start: tuple[int, int]
-    ) -> Generator[tuple[Place, Results | Exception], None, None]:
+    ) -> Generator[tuple[ShardId, Results | Exception], None, None]:
         """Yield the results of the shards from `start` on, in order."""
         with warnings.catch_warnings(), ray.data.DataContext.current(settings()):
             # of max_task_retries, which has no other place yet
@@ -173,7 +174,7 @@ class Cluster:
                 num_cpus=0,
                 label_selector={"ray.io/node-id": ray.get_runtime_context().get_node_id()},
             )
-            found = shards.map_batches(
+            results = shards.map_batches(
                 PredictionWorker,
                 batch_size=1,
                 batch_format="pyarrow",
@@ -182,8 +183,8 @@ class Cluster:
                 max_task_retries=TRIES,
                 **resources(self.recipe.arguments),
             )
-        for table in found.iter_batches(batch_size=None, batch_format="pyarrow"):
-            yield unpacked(table)
+        for table in results.iter_batches(batch_size=None, batch_format="pyarrow"):
+            yield unpack(table)
 
 
 def read(
@@ -191,17 +192,17 @@ def read(
 ) -> Iterator["pyarrow.Table"]:
     """Yield all shards. Ray Data calls this once, on this node, and takes shards as workers need
     them."""
-    yield from map(packed, source.shards(start))
+    yield from map(pack, source.shards(start))
 
 
 def settings() -> Any:
     """Return Ray Data's settings: each shard is a block, blocks stay in order, and progress is
     ours."""
-    found = ray.data.DataContext.get_current().copy()
-    found.target_max_block_size = 1
-    found.execution_options.preserve_order = True
-    found.enable_progress_bars = False
-    return found
+    context = ray.data.DataContext.get_current().copy()
+    context.target_max_block_size = 1
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    return context
 
 
 def resources(arguments: dict[str, Any]) -> dict[str, int]:
@@ -209,11 +210,11 @@ def resources(arguments: dict[str, Any]) -> dict[str, int]:
     return {"num_cpus": arguments["threads"], "num_gpus": 0 if arguments["device"] == "cpu" else 1}
 
 
-def packed(value: object) -> "pyarrow.Table":
+def pack(value: object) -> "pyarrow.Table":
     return pyarrow.table({"pickled": pyarrow.array([pickle.dumps(value)], pyarrow.large_binary())})
 
 
-def unpacked(table: "pyarrow.Table") -> Any:
+def unpack(table: "pyarrow.Table") -> Any:
     [value] = table["pickled"].to_pylist()
     return pickle.loads(value)
 
@@ -228,16 +229,16 @@ def cluster(
     Raises:
         ImportError: without Ray Data.
         ConnectionError: where no cluster answers.
-        UsageError: for an address of Ray Client, and for more threads than a node has processors.
+        UsageError: for an address of Ray Client, and for more threads than a node has CPUs.
     """
     if ray is None:
         raise ImportError("Ray Data is not installed: pip install 'vanilla-transformer[ray]'")
     if "://" in address:
         raise UsageError(
-            f"ray is {address!r}, expected auto, local or HOST:PORT: a node of the cluster makes "
-            f"this call"
+            f"ray is {address!r}, expected auto, local or HOST:PORT: run this on a node of the "
+            "cluster"
         )
-    for name, level in SAID.items():
+    for name, level in LOG_LEVELS.items():
         logging.getLogger(name).setLevel(level)
     try:
         if address not in ("auto", "local"):  # as Ray asks for minutes
@@ -249,7 +250,7 @@ def cluster(
             f"no Ray cluster answers at {address!r}, expected auto, local or HOST:PORT: {error}"
         ) from None
     try:
-        check_room(predictions.runtime.runtime.threads)
+        check_cpus(predictions.runtime.runtime.threads)
         runtime = predictions.runtime.runtime
         names = [field.name for field in fields(Predictions) if field.name != "runtime"]
         settings = {name: getattr(predictions, name) for name in names}
@@ -261,11 +262,11 @@ def cluster(
         ray.shutdown()
 
 
-def check_room(threads: int) -> None:
+def check_cpus(threads: int) -> None:
     """Raise UsageError if a worker would wait forever."""
-    most = max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"])
-    if threads > most:
+    max_threads = max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"])
+    if threads > max_threads:
         raise UsageError(
-            f"threads is {threads}, expected at most {most}: the processors of the largest node "
-            "of the cluster"
+            f"threads is {threads}, expected at most {max_threads}, the CPUs of the cluster's "
+            "largest node"
         )

@@ -31,44 +31,44 @@ def compute(
     """
     values: list[Any] = [None] * len(rows)
     faults = [row.fault for row in rows]
-    places = [place for place, row in enumerate(rows) if row.example is not None]
-    update(len(rows) - len(places))
-    places.sort(key=lambda place: length_of(rows[place]))
-    size = predictions.rows_together(len(places)) if places else 1
+    indices = [index for index, row in enumerate(rows) if row.example is not None]
+    update(len(rows) - len(indices))
+    indices.sort(key=lambda index: length_key(rows[index]))
+    size = predictions.rows_together(len(indices)) if indices else 1
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for start in range(0, len(places), size):
-            batch = places[start : start + size]
-            for place, value, fault in try_rows(predictions, rows, batch, first):
-                values[place], faults[place] = value, fault
+        for start in range(0, len(indices), size):
+            batch = indices[start : start + size]
+            for index, value, fault in try_rows(predictions, rows, batch, first):
+                values[index], faults[index] = value, fault
             update(len(batch))
-    bad = [(first + place, fault) for place, fault in enumerate(faults) if fault is not None]
+    bad = [(first + index, fault) for index, fault in enumerate(faults) if fault is not None]
     return Results(values, bad, [str(warning.message) for warning in caught])
 
 
-def length_of(row: Row) -> tuple[int, int]:
+def length_key(row: Row) -> tuple[int, int]:
     """Return the sort key by which similar rows run together. Target prefixes of one length do."""
     example = row.example or {}
     return len(example.get("target_prefix", "")), len(str(example))
 
 
 def try_rows(
-    predictions: Predictions, rows: Sequence[Row], places: list[int], first: int
+    predictions: Predictions, rows: Sequence[Row], indices: list[int], first: int
 ) -> Iterator[tuple[int, Any, str | None]]:
-    """Yield the result of each of `places`, or what is wrong with it."""
-    read = (rows[place].example for place in places)
+    """Yield the result or the fault of each of the rows `indices`."""
+    read = (rows[index].example for index in indices)
     examples = [example for example in read if example is not None]
     try:
-        values = predictions.call(examples, [first + place for place in places])
+        values = predictions.call(examples, [first + index for index in indices])
     except ValueError as error:
         is_of_a_line = not isinstance(error, UsageError | SessionError)
-        if len(places) == 1 and is_of_a_line:
-            yield places[0], None, " ".join(str(error).split())
+        if len(indices) == 1 and is_of_a_line:
+            yield indices[0], None, " ".join(str(error).split())
             return
-        if len(places) == 1 or isinstance(error, UsageError):
+        if len(indices) == 1 or isinstance(error, UsageError):
             raise
-        middle = len(places) // 2
-        yield from try_rows(predictions, rows, places[:middle], first)
-        yield from try_rows(predictions, rows, places[middle:], first)
+        middle = len(indices) // 2
+        yield from try_rows(predictions, rows, indices[:middle], first)
+        yield from try_rows(predictions, rows, indices[middle:], first)
     else:
-        yield from ((place, value, None) for place, value in zip(places, values, strict=True))
+        yield from ((index, value, None) for index, value in zip(indices, values, strict=True))

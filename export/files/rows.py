@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from ..errors import UsageError
-from .text_lines import text_of
+from .text_lines import decode_line
 
 
 class Row(NamedTuple):
@@ -45,59 +45,59 @@ class RecordFields:
                 f"{' and '.join(self.forms[0])}"
             )
 
-    def of_text(self, line: bytes) -> Row:
+    def parse_text(self, line: bytes) -> Row:
         """Read a line of text, for a task that reads one."""
         try:
-            return self.row(None, {self.forms[0][0]: text_of(line, "it")})
+            return self.row(None, {self.forms[0][0]: decode_line(line, "it")})
         except ValueError as error:
             return Row(fault=str(error))
 
-    def of_line(self, line: bytes) -> Row:
+    def parse_line(self, line: bytes) -> Row:
         """Read an argument or a line of standard input: a JSON object if it begins with {, else a
         text."""
         if line.lstrip().startswith(b"{"):
-            return self.of_json(line)
+            return self.parse_json(line)
         keys = self.forms[0]
         if line.strip() and len(keys) > 1:
             seen = reprlib.repr(line.decode(errors="replace"))
             return Row(fault=f"it is {seen}, expected a JSON object with {' and '.join(keys)}")
-        return self.of_text(line)
+        return self.parse_text(line)
 
-    def of_json(self, line: bytes) -> Row:
+    def parse_json(self, line: bytes) -> Row:
         """Read a line that is a JSON object."""
         try:
-            text = text_of(line, "it")
+            text = decode_line(line, "it")
         except ValueError as error:
             return Row(fault=str(error))
         if not text.strip():
             return Row()
         try:
-            found = json.loads(
+            record = json.loads(
                 text,
                 parse_float=finite_number,
                 parse_constant=reject_constant,
                 object_pairs_hook=unique_fields,
             )
         except (ValueError, RecursionError) as error:
-            return Row(fault=f"it is no JSON that can be read: {error}")
-        if not isinstance(found, dict):
-            return Row(fault=f"it is {reprlib.repr(found)}, expected a JSON object")
-        return self.of_record(found)
+            return Row(fault=f"it is not valid JSON: {error}")
+        if not isinstance(record, dict):
+            return Row(fault=f"it is {reprlib.repr(record)}, expected a JSON object")
+        return self.parse_record(record)
 
-    def of_record(self, record: Mapping[str, Any]) -> Row:
+    def parse_record(self, record: Mapping[str, Any]) -> Row:
         """Read a JSON object, or the row of a table."""
-        named = [(self.field,)] if self.field is not None else self.forms
+        forms = [(self.field,)] if self.field is not None else self.forms
         present = (
-            form for form in named if all(find_value(record, name) is not MISSING for name in form)
+            form for form in forms if all(find_value(record, name) is not MISSING for name in form)
         )
-        found = max(present, key=len, default=None)
-        if found is None:
-            expected = ", or ".join(" and ".join(form) for form in named)
+        fields = max(present, key=len, default=None)
+        if fields is None:
+            expected = ", or ".join(" and ".join(form) for form in forms)
             return Row(
                 record, fault=f"it has the fields {reprlib.repr(list(record))}, expected {expected}"
             )
-        keys = found if self.field is None else self.forms[0]
-        return self.row(record, {key: find_value(record, name) for key, name in zip(keys, found)})
+        keys = fields if self.field is None else self.forms[0]
+        return self.row(record, {key: find_value(record, name) for key, name in zip(keys, fields)})
 
     def row(self, record: Mapping[str, Any] | None, example: dict[str, Any]) -> Row:
         for key, value in example.items():
@@ -108,8 +108,7 @@ class RecordFields:
 
 
 def find_value(record: Mapping[str, Any], name: str) -> Any:
-    """Return the field `name`, or the nested field that its dots lead to; `MISSING` if there is
-    none."""
+    """Return the field `name`, or the nested field of its dots, or `MISSING`."""
     if name in record:
         return record[name]
     outer, dot, inner = name.partition(".")
@@ -124,8 +123,8 @@ def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(
-            f"the field {next(name for name in names if names.count(name) > 1)!r} is there twice, "
-            "expected once"
+            f"the field {next(name for name in names if names.count(name) > 1)!r} occurs "
+            "twice, expected once"
         )
     return fields
 
@@ -135,10 +134,12 @@ def finite_number(text: str) -> float:
     JSON."""
     number = float(text)
     if math.isinf(number):
-        raise ValueError(f"the number {text:.40} is beyond float64, expected at most 1.8e308")
+        raise ValueError(
+            f"the number {text:.40} is too large for float64, expected at most 1.8e308"
+        )
     return number
 
 
 def reject_constant(name: str) -> NoReturn:
     """Raise ValueError for NaN and Infinity, which Python reads but JSON does not have."""
-    raise ValueError(f"{name} is not in JSON, expected a number or null")
+    raise ValueError(f"{name} is not valid JSON, expected a number or null")

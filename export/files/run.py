@@ -10,26 +10,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from ..inference.export_info import stamp_of
+from ..inference.export_info import file_stamp
 from .compression import without_compression
 from .formats import (
     JSON,
     PARQUET,
     TEXT,
     Lines,
-    format_of,
-    kind_of,
+    format_name,
     line_format,
     output_kind,
+    select_format,
 )
 from .outputs import (
     Directory,
     Parts,
+    atomic_write,
+    check_output,
     check_outside,
-    checked_output,
     remedies,
-    removed_unless_begun,
-    written,
+    remove_unless_started,
 )
 from .predictions import Predictions
 from .progress import Bar, ProgressLog, progress
@@ -43,8 +43,8 @@ Work = Callable[[int, Shard, list[Row], Bar | ProgressLog], Results]
 # What has no effect on lines, and what has.
 OF_TEXTS = {
     "num_return_sequences": "n_best",
-    "target_prefix": "a file of them",
-    "seeds": "seed, from which each line has its own",
+    "target_prefix": "--target-prefix FILE",
+    "seeds": "seed, from which each line derives its own",
 }
 
 
@@ -72,17 +72,19 @@ class Runner:
     def __post_init__(self) -> None:
         for name, expected in OF_TEXTS.items():
             if self.predictions.generates and name in self.predictions.options:
-                raise UsageError(f"{name} has no effect on lines: expected {expected}")
+                raise UsageError(f"{name} has no effect on files of lines: expected {expected}")
         if self.target_prefix is not None:
             self.check_target_prefix()
 
     def check_target_prefix(self) -> None:
-        seen = f"the target prefixes are {self.target_prefix}"
+        seen = f"target_prefix is {self.target_prefix}"
         method = self.predictions.kind.method
         if method != "generate":
-            raise UsageError(f"{seen}, expected the task generate, not {method}")
+            raise UsageError(f"{seen}, expected the task generate, got {method}")
         if "encoder" not in self.predictions.runtime.runtime.specs:
-            raise UsageError(f"{seen}, expected an encoder-decoder: a decoder continues its prompt")
+            raise UsageError(
+                f"{seen}, expected an encoder-decoder model: a decoder continues its prompt"
+            )
 
     # ------------------------------------------------------------------------ to standard output
 
@@ -100,7 +102,7 @@ class Runner:
         """
         [source] = self.inputs([path])
         if not isinstance(source.format, Lines):
-            raise UsageError(f"{path} is a table, expected a file for the results, --output FILE")
+            raise UsageError(f"{path} is a Parquet table, expected --output FILE for the results")
         yield from self.printed(source.shards(self.shard_lines), f"line {{}} of {path}")
 
     def printed(self, shards: Iterator[Shard], unit: str) -> Iterator[str]:
@@ -127,7 +129,7 @@ class Runner:
         Raises:
             FileNotFoundError, IsADirectoryError: for an input that is no file.
             UsageError: for target prefixes and several inputs.
-            ValueError: as `format_of`, and for another number of prefixes than of lines.
+            ValueError: as `select_format`, and for another number of prefixes than of lines.
         """
         for path in paths:
             if path.is_dir():
@@ -136,12 +138,11 @@ class Runner:
                 raise FileNotFoundError(f"{path} does not exist, expected a file")
         if self.target_prefix is not None and len(paths) > 1:
             raise UsageError(
-                f"the target prefixes are {self.target_prefix}, expected one input, got "
-                f"{len(paths)}"
+                f"target_prefix is {self.target_prefix}, expected one input, got {len(paths)}"
             )
         inputs = []
         for path in paths:
-            form = format_of(path, self.predictions, self.field, self.output_field)
+            form = select_format(path, self.predictions, self.field, self.output_field)
             inputs.append(Input(path, form, self.target_prefix))
             inputs[-1].check_prefixes()
         return inputs
@@ -150,21 +151,21 @@ class Runner:
         """Write a file for each of `paths` into the directory `output`, with as many lines in the
         same order. Return the number of `lines`, of `bad` lines, and both for each of `files`.
 
-        A call that was stopped, in whatever way, resumes where it was: the result is the same, byte
-        for byte. So it does after lines were repaired: shards of other lines are made again. With
-        the address `ray` the workers of that cluster compute the shards that are missing.
+        An interrupted call resumes where it stopped, with the same result byte for byte. After
+        lines were repaired, only the changed shards are computed again. With the address `ray`, the
+        workers of that cluster compute the missing shards.
 
         Raises:
             ImportError: for `ray` without Ray Data.
             ConnectionError: for `ray` where no cluster answers.
-            FileNotFoundError, IsADirectoryError: for an input that is no file.
+            FileNotFoundError, IsADirectoryError: for an input that is not a file.
             FileExistsError: for an `output` that holds anything else, that another process writes,
-                or that a call began with other arguments, or finished with other lines.
+                or that has results of other arguments or other lines.
             ValueError: for an input that is damaged, or changes meanwhile, and for a bad line
                 unless these are skipped.
             UsageError: for two inputs of one name, an input within `output`, an `output` within the
                 export, and options that the task does not take.
-            OSError: for a full disk, where memory is short, and for what a cluster cannot do.
+            OSError: for a full disk, too little memory, and errors of a cluster.
         """
         names = unique_names(paths, output, self.predictions)
         check_outside(output, paths, self.export)
@@ -196,17 +197,17 @@ class Runner:
         `to_directory` does: until the file is finished, its parts are in `.OUTPUT.partial`.
 
         Raises:
-            FileExistsError: if `output` exists and `force` is not given.
+            FileExistsError: if `output` exists without `force`.
             UsageError: if the name of `output` is not that of its format, and if it is an input.
             Exception: as `to_directory`.
         """
-        out = checked_output(output, [path, self.target_prefix], self.export, force)
+        out = check_output(output, [path, self.target_prefix], self.export, force)
         check_suffix(output, path, self.predictions)
         [source] = self.inputs([path])
         count = count_lines([source])
         directory = Directory(out.with_name(f".{out.name}.partial"), self.facts([path]))
         parts = Parts(out, directory.path)
-        with directory.open(), removed_unless_begun(directory), remedies(directory):
+        with directory.open(), remove_unless_started(directory), remedies(directory):
             with progress(count) as bar:
                 facts = File(self, 0, source, parts, self.work, force).finish(None, bar)
             shutil.rmtree(directory.path)
@@ -243,8 +244,8 @@ class File:
     force: bool = True
 
     def finish(self, before: dict | None, bar: Bar | ProgressLog) -> dict:
-        """Compute the shards that are missing, and join them. Return the facts of the file, which
-        are those of `before` if it was finished."""
+        """Compute the missing shards and join them. Return the facts of the file, or `before` if it
+        was already finished."""
         stamps = self.stamps()
         before = before if self.parts.path.exists() else None
         digest = hashlib.sha256()
@@ -260,7 +261,7 @@ class File:
             total = {key: value + facts[f"{key}_count"] for key, value in total.items()}
         if self.stamps() != stamps:
             raise ValueError(
-                f"{self.source.path} changed while it was read: expected it to stay as it is"
+                f"{self.source.path} changed while it was read, expected an unchanged file"
             )
         if before is not None:
             self.check_input(before, digest.hexdigest())
@@ -270,11 +271,13 @@ class File:
 
     def stamps(self) -> list:
         paths = (self.source.path, self.source.target_prefix)
-        return [stamp_of(path.stat()) for path in paths if path is not None]
+        return [file_stamp(path.stat()) for path in paths if path is not None]
 
     def check_input(self, before: dict, digest: str) -> None:
         if before["input"] != digest:
-            seen = f"{self.parts.path} was made of other lines than {self.source.path} has now"
+            seen = (
+                f"{self.parts.path} was computed from other lines than {self.source.path} has now"
+            )
             raise FileExistsError(f"{seen}: expected the same lines, or a new directory")
 
     def shard_facts(self, shard: Shard, bar: Bar | ProgressLog) -> dict:
@@ -305,11 +308,14 @@ class File:
         path = self.parts.path
         if path.exists() and not self.force:
             raise FileExistsError(
-                f"{path} was made meanwhile; the result is in {self.parts.folder}"
+                f"{path} was created by another process meanwhile, the result is in "
+                f"{self.parts.folder}"
             )
         self.parts.write_bad(count)
-        with written(path) as place:
-            self.source.format.join((self.parts.place(number) for number in range(count)), place)
+        with atomic_write(path) as temporary:
+            self.source.format.join(
+                (self.parts.part_path(number) for number in range(count)), temporary
+            )
 
 
 def rows_with_faults(shard: Shard, rows: Sequence[Row]) -> list[tuple[int, str]]:
@@ -325,12 +331,12 @@ def bad_messages(bad: Iterable[tuple[int, str]], unit: str) -> Iterator[str]:
 
 
 def report(facts: dict[Path, dict]) -> dict:
-    """Return the numbers of lines and of bad lines, and those of each file."""
+    """Return the numbers of lines and of bad lines, in total and per file."""
     files = {
-        str(path): {key: own[key] for key in ("lines", "bad", "warnings")}
-        for path, own in facts.items()
+        str(path): {key: counts[key] for key in ("lines", "bad", "warnings")}
+        for path, counts in facts.items()
     }
-    totals = {key: sum(own[key] for own in files.values()) for key in ("lines", "bad")}
+    totals = {key: sum(counts[key] for counts in files.values()) for key in ("lines", "bad")}
     return totals | {"files": files}
 
 
@@ -339,11 +345,12 @@ def unique_names(paths: Sequence[Path], output: Path, predictions: Predictions) 
     names: dict[str, Path] = {}
     for path in paths:
         name = without_compression(path.name)
-        if output_kind(path, predictions) != kind_of(path):
+        if output_kind(path, predictions) != format_name(path):
             name = f"{name}.jsonl"
         if name in names:
             raise UsageError(
-                f"{names[name]} and {path} would both become {output / name}: expected other names"
+                f"{names[name]} and {path} would both become {output / name}, expected "
+                "different file names"
             )
         names[name] = path
     return list(names)
@@ -351,7 +358,7 @@ def unique_names(paths: Sequence[Path], output: Path, predictions: Predictions) 
 
 def check_suffix(output: Path, path: Path, predictions: Predictions) -> None:
     """Raise UsageError if the name of `output` tells another format than it will have."""
-    kind, suffix_kind = output_kind(path, predictions), kind_of(output)
+    kind, suffix_kind = output_kind(path, predictions), format_name(output)
     if suffix_kind != kind and (kind, suffix_kind) != (JSON, TEXT):
         expected = {PARQUET: "a name with .parquet", JSON: "a name with .jsonl"}.get(
             kind, f"a name without {output.suffix}"

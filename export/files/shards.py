@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .compression import open_lines
 from .rows import Row
-from .text_lines import hash_lines, raw_lines, text_of
+from .text_lines import decode_line, hash_lines, raw_lines
 
 if TYPE_CHECKING:
     from .formats import FileFormat
@@ -31,7 +31,7 @@ class Shard:
 
     @property
     def digest(self) -> str:
-        """A hash of the lines, with their place in the file."""
+        """A hash of the lines and their position in the file."""
         prefixes = "" if self.prefixes is None else f" {hash_lines(self.prefixes)}"
         return f"{self.first} {self.format.digest(self.content)}{prefixes}"
 
@@ -102,7 +102,7 @@ def with_prefix(row: Row, line: bytes) -> Row:
     if row.example is None:
         return row
     try:
-        prefix = text_of(line, "its target prefix")
+        prefix = decode_line(line, "its target prefix")
     except ValueError as error:
         return row._replace(example=None, fault=str(error))
     return row._replace(example={**row.example, "target_prefix": prefix})

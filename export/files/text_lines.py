@@ -15,51 +15,51 @@ LINE_BREAKS = re.compile(r"[\r\n]+")
 
 
 def raw_lines(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[bytes]:
-    """Yield lines without LF or CRLF, and without a byte order mark at the start of the file. Cut a
-    line of more than `LONGEST` bytes, but leave it longer than that.
+    """Yield lines without LF or CRLF, and without a byte order mark at the start of the file. A
+    line of more than `LONGEST` bytes is cut, but stays longer than `LONGEST`.
 
     Raises:
         ValueError: for a damaged compressed file.
     """
-    most = LONGEST + 5  # with a byte order mark and the end
+    max_bytes = LONGEST + 5  # with a byte order mark and the end
     with decompression_errors(name):
         for number in itertools.count(1):
-            line = file.readline(most)
+            line = file.readline(max_bytes)
             if not line:
                 return
-            is_cut = len(line) == most and not line.endswith(b"\n")
+            is_cut = len(line) == max_bytes and not line.endswith(b"\n")
             line = (
                 line.removesuffix(b"\r\n") if line.endswith(b"\r\n") else line.removesuffix(b"\n")
             )
             yield line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-            while is_cut and (rest := file.readline(most)):
+            while is_cut and (rest := file.readline(max_bytes)):
                 is_cut = not rest.endswith(b"\n")
 
 
-def text_of(line: bytes, name: str) -> str:
+def decode_line(line: bytes, name: str) -> str:
     """Return the text of a line. `name` stands for the line in errors.
 
     Raises:
         ValueError: for a line that is not UTF-8 or has more than `LONGEST` bytes.
     """
     if len(line) > LONGEST:
-        raise ValueError(f"{name} has more than {LONGEST:,} bytes, expected at most that")
+        raise ValueError(f"{name} is longer than {LONGEST:,} bytes, expected at most {LONGEST:,}")
     try:
         return line.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{name} is not UTF-8 text: {error}") from None
 
 
-def lines_of(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[str]:
-    """Yield the text of each line. Raise as `raw_lines` and `text_of` do."""
+def decode_lines(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[str]:
+    """Yield the text of each line. Raise as `raw_lines` and `decode_line` do."""
     for number, line in enumerate(raw_lines(file, name), 1):
-        yield text_of(line, f"line {number} of {name}")
+        yield decode_line(line, f"line {number} of {name}")
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yield the text of each line of a file, plain or compressed. Raise as `lines_of` does."""
+    """Yield the text of each line of a file, plain or compressed. Raise as `decode_lines` does."""
     with open_lines(path) as file:
-        yield from lines_of(file, str(path))
+        yield from decode_lines(file, str(path))
 
 
 def hash_lines(lines: list[bytes]) -> str:

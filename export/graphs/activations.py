@@ -72,7 +72,7 @@ def xielu(g: GraphContext, x: Value, name: str) -> Value:
     """Write the integral of ELU with two learned slopes (Huang 2024)."""
     op = g.op
     names = [f"{name}.{part}" for part in ("alpha_p", "alpha_n", "beta", "eps")]
-    positive, negative, beta, epsilon = g.transformed(names, xielu_slopes)
+    positive, negative, beta, epsilon = g.transform_weights(names, xielu_slopes)
     linear = op("Mul", x, beta)
     square = op("Mul", op("Mul", x, x), positive)
     exponential = op("Sub", op("Sub", op("Exp", op("Min", x, epsilon)), 1.0), x)

@@ -19,7 +19,7 @@ from onnx_ir import Value
 
 from .context import Caches, GraphContext, Pair, Pairs, Tokens
 from .layers import Attention, linear
-from .positions import bidirectional_bias, masked
+from .positions import bidirectional_bias, mask_scores
 
 MIN_BLOCK = 64  # queries; with fewer, matrices would be too small to multiply well
 
@@ -39,14 +39,14 @@ def growing_attention(g: GraphContext, positions: Value, bias: Value, caches: Ca
 
     def attend(layer: int, name: str, x: Value) -> Value:
         query, *new = project_heads(g, name, x, positions)
-        states = grown(g, caches.past[layer], new)
+        states = append_keys(g, caches.past[layer], new)
         caches.present.append(states)
         return scaled_dot_product(g, query, *states, bias)
 
     return attend
 
 
-def grown(g: GraphContext, past: Pair, new: Sequence[Value]) -> Pair:
+def append_keys(g: GraphContext, past: Pair, new: Sequence[Value]) -> Pair:
     """Return the keys and values of `past`, (B, H, S, d), with the `new` ones behind them."""
     keys, values = (g.op("Concat", *parts, axis=2) for parts in zip(past, new))
     return keys, values
@@ -97,9 +97,7 @@ def project(
     g: GraphContext, name: str, x: Value, positions: Value | None
 ) -> tuple[Value, Value, Value]:
     """Return queries, keys and values of self-attention, turned by rotary positions."""
-    query, key, value = g.target.dialect.linear_each(
-        g, x, *(f"{name}.{part}_proj" for part in "qkv")
-    )
+    query, key, value = g.target.dialect.linears(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
     if positions is not None and g.config.has_rotary_positions:
         query, key = (g.target.dialect.rotate(g, states, positions) for states in (query, key))
     return query, key, value
@@ -139,7 +137,7 @@ def source_heads(g: GraphContext, source: Value) -> Pairs:
         for layer in range(g.config.decoder_layers)
     ]
     names = [f"{module}.{part}_proj" for module in modules for part in "kv"]
-    states = g.target.dialect.linear_each(g, source, *names)
+    states = g.target.dialect.linears(g, source, *names)
     return [
         (split_keys(g, key), split_values(g, value))
         for key, value in zip(states[::2], states[1::2])
@@ -197,7 +195,7 @@ def block_attention(g: GraphContext, tokens: Tokens) -> Attention:
     distance = op(
         "Sub", op("Range", -block, 2 * block, 1), op("Unsqueeze", op("Range", 0, block, 1), [1])
     )
-    bias = masked(g, op("And", is_key, op("LessOrEqual", op("Abs", distance), reach)))
+    bias = mask_scores(g, op("And", is_key, op("LessOrEqual", op("Abs", distance), reach)))
 
     def attend(layer: int, name: str, x: Value) -> Value:
         query, key, value = project(g, name, x, tokens.positions)

@@ -71,7 +71,7 @@ class Dialect:
 
     Args:
         rms_norm: x, a weight and epsilon -> the norm of root mean squares.
-        linear_each: x and names of linear maps -> the result of each.
+        linears: x and names of linear maps -> the result of each.
         activated_linear: x, the name of a linear map and an activation -> the activation of the
             map.
         add_and_norm: x, the input of the last map of a sublayer, its name, the name of a norm or
@@ -84,7 +84,7 @@ class Dialect:
     """
 
     rms_norm: Callable[[GraphContext, Value, Value, float], Value]
-    linear_each: Callable[..., list[Value]]
+    linears: Callable[..., list[Value]]
     activated_linear: Callable[[GraphContext, Value, str, str], Value]
     add_and_norm: Callable[[GraphContext, Value, Value, str, str | None], tuple[Value, Value]]
     rotate: Callable[[GraphContext, Value, Value], Value]
@@ -137,7 +137,7 @@ class GraphContext:
 
     def weight(self, name: str) -> Value:
         """Return the weights `name` as they are."""
-        return self.transformed([name], unchanged)[0]
+        return self.transform_weights([name], unchanged)[0]
 
     def bias(self, name: str) -> Value | None:
         """Return the bias of the linear map `name`, if it has one."""
@@ -145,11 +145,11 @@ class GraphContext:
 
     def matrices(self, names: Sequence[str], transform: Callable, *arguments: Any) -> list[Value]:
         """Return what `transform` makes of the matrices of the linear maps `names`."""
-        return self.transformed([f"{name}.weight" for name in names], transform, *arguments)
+        return self.transform_weights([f"{name}.weight" for name in names], transform, *arguments)
 
-    def transformed(
+    def transform_weights(
         self, names: Sequence[str], transform: Callable, *arguments: Any
     ) -> list[Value]:
         """Return what `transform` makes of the weights `names`, see `WeightStore`."""
-        tensors = self.store.transformed(names, transform, *arguments)
+        tensors = self.store.transform_weights(names, transform, *arguments)
         return [self.op.initializer(id(tensor), tensor) for tensor in tensors]

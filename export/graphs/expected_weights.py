@@ -11,7 +11,7 @@ from vanilla_transformer.checkpoint_config import check_depth
 from vanilla_transformer.checkpoint_files import check_tensors, stored_tensors, weight_files
 
 from ..heads import HEADS
-from ..specs.sequences import pair, size_of
+from ..specs.sequences import axis_size, pair
 from .config import Config
 from .weights import CheckpointWeights, tied_names
 
@@ -24,7 +24,7 @@ ACTIVATIONS: dict[str, dict[str, Shape]] = {
 }
 
 
-def checked_weights(checkpoint: Path, config: Config) -> CheckpointWeights:
+def load_checked_weights(checkpoint: Path, config: Config) -> CheckpointWeights:
     """Return the weights in `checkpoint`, whose files are checked without torch.
 
     Raises:
@@ -187,7 +187,7 @@ def head(config: Config) -> Shapes:
     )
     labels = len(config.id2label)
     for name, outputs in HEADS[config.architecture].linear.items():
-        yield from linear(name, size, int(size_of(outputs, config.to_dict())))
+        yield from linear(name, size, int(axis_size(outputs, config.to_dict())))
     if config.head in ("MaskedLM", "PreTraining"):
         yield from lm_transform(config)
     match config.head:

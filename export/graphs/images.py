@@ -17,7 +17,7 @@ def image_labels(g: GraphContext, states: Value) -> Value:
     return row_linear(g, g.op("Reshape", first, [0, count * g.config.hidden_size]), "classifier")
 
 
-def embedded_patches(g: GraphContext, pixels: Value) -> Value:
+def patch_states(g: GraphContext, pixels: Value) -> Value:
     """Write equation 1: learned first tokens and the patches, plus positions, (B, first tokens +
     patches, D)."""
     op, config = g.op, g.config
@@ -32,7 +32,9 @@ def embedded_patches(g: GraphContext, pixels: Value) -> Value:
     first = op("Expand", first, op.shape(op.size(pixels, 0), 1, 1))
     table = f"{name}.positions"
     positions = (
-        interpolated(g, table, *grid) if config.interpolate_pos_encoding else g.weight(table)
+        interpolate_positions(g, table, *grid)
+        if config.interpolate_pos_encoding
+        else g.weight(table)
     )
     return op("Add", op("Concat", first, x, axis=1), positions)
 
@@ -43,19 +45,19 @@ def split_patches(g: GraphContext, pixels: Value, rows: Value, columns: Value) -
     op = g.op
     height, width = pair(g.config.patch_size)
     ends = op.shape(op("Mul", rows, height), op("Mul", columns, width))
-    whole = op("Slice", pixels, [0, 0], ends, [2, 3])
+    cropped = op("Slice", pixels, [0, 0], ends, [2, 3])
     return op(
         "Transpose",
-        op("Reshape", whole, op.shape(0, 0, rows, height, columns, width)),
+        op("Reshape", cropped, op.shape(0, 0, rows, height, columns, width)),
         perm=[0, 2, 4, 1, 3, 5],
     )
 
 
-def interpolated(g: GraphContext, name: str, rows: Value, columns: Value) -> Value:
+def interpolate_positions(g: GraphContext, name: str, rows: Value, columns: Value) -> Value:
     """Return the learned positions of an image with another number of patches. Those of the first
     tokens stay."""
     op, config = g.op, g.config
-    first, grid = g.transformed([name], first_and_grid, config.num_first_tokens, *config.grid)
+    first, grid = g.transform_weights([name], first_and_grid, config.num_first_tokens, *config.grid)
     sizes = op.shape(1, config.hidden_size, rows, columns)
     bicubic: dict[str, Any] = {
         "mode": "cubic",

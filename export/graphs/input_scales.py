@@ -113,7 +113,7 @@ class Choice:
 
     @property
     def exported_error(self) -> float:
-        """The error of what is exported."""
+        """The error of the exported matmul."""
         return self.row_error if self.steps is None else self.error
 
 
@@ -135,16 +135,16 @@ class Calibration:
         """Add `inputs` to what the module `name` read."""
         self.inputs[name] = inputs.merge(self.inputs[name]) if name in self.inputs else inputs
 
-    def choose(self, name: str, readers: tuple[str, ...], matrices: Sequence[np.ndarray]) -> Choice:
+    def choose(self, name: str, modules: tuple[str, ...], matrices: Sequence[np.ndarray]) -> Choice:
         """Return the choice for the matrix multiplication `name`. Graphs share it.
 
-        It is the same for all modules `readers`, which read the same rows and have the `matrices`
+        It is the same for all modules `modules`, which read the same rows and have the `matrices`
         (K, N).
         """
-        if readers not in self.choices:
-            self.choices[readers] = choose(self.inputs[name], matrices)
-        self.matmuls[name] = self.choices[readers]
-        return self.choices[readers]
+        if modules not in self.choices:
+            self.choices[modules] = choose(self.inputs[name], matrices)
+        self.matmuls[name] = self.choices[modules]
+        return self.choices[modules]
 
     def summary(self) -> dict[str, Any]:
         """Return the numbers of matrix multiplications and of those with a scale for each row, and
@@ -177,7 +177,9 @@ def choose(inputs: InputStatistics, matrices: Sequence[np.ndarray]) -> Choice:
     loses less."""
     make_steps, error = best_steps(inputs, matrices)
     row_error = largest_error(
-        [multiply_rows(inputs.rows, matrix) for matrix in sampled(matrices)], inputs.rows, matrices
+        [multiply_rows(inputs.rows, matrix) for matrix in sample_columns(matrices)],
+        inputs.rows,
+        matrices,
     )
     if error >= MAX_ERROR and error > row_error:
         return Choice(None, error, row_error)
@@ -228,14 +230,15 @@ def held_out_error(
         make_steps(lowest, highest, matrices)
         for lowest, highest in zip(inputs.lowest, inputs.highest)
     ]
-    products = [
-        np.empty((len(inputs.rows), matrix.shape[1]), np.float32) for matrix in sampled(matrices)
+    approximations = [
+        np.empty((len(inputs.rows), matrix.shape[1]), np.float32)
+        for matrix in sample_columns(matrices)
     ]
     for half in (0, 1):
         held_out = inputs.halves != half
-        for product, matrix in zip(products, sampled(matrices)):
-            product[held_out] = steps[half].multiply(inputs.rows[held_out], matrix)
-    return largest_error(products, inputs.rows, matrices)
+        for approximation, matrix in zip(approximations, sample_columns(matrices)):
+            approximation[held_out] = steps[half].multiply(inputs.rows[held_out], matrix)
+    return largest_error(approximations, inputs.rows, matrices)
 
 
 def multiply_rows(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
@@ -247,23 +250,23 @@ def multiply_rows(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     return (np.rint(rows / scales * levels) @ (weights * column_scales)) * (scales / levels)
 
 
-def sampled(matrices: Sequence[np.ndarray]) -> list[np.ndarray]:
+def sample_columns(matrices: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the first `MEASURED_COLUMNS` columns of each matrix."""
     return [matrix[:, :MEASURED_COLUMNS] for matrix in matrices]
 
 
 def largest_error(
-    products: Sequence[np.ndarray], rows: np.ndarray, matrices: Sequence[np.ndarray]
+    approximations: Sequence[np.ndarray], rows: np.ndarray, matrices: Sequence[np.ndarray]
 ) -> float:
-    """Return the largest `relative_error` of the `products` of `rows` with the first columns of
-    `matrices`."""
+    """Return the largest `relative_error` of the `approximations` of `rows @ matrix`, over the
+    sampled columns of all `matrices`."""
     return max(
-        relative_error(product, rows @ matrix)
-        for product, matrix in zip(products, sampled(matrices))
+        relative_error(approximation, rows @ matrix)
+        for approximation, matrix in zip(approximations, sample_columns(matrices))
     )
 
 
-def relative_error(products: np.ndarray, exact: np.ndarray) -> float:
+def relative_error(approximations: np.ndarray, exact: np.ndarray) -> float:
     """Return ||products - exact||^2 / ||exact||^2: of all rows together, or the median over rows if
     that is larger.
 
@@ -271,7 +274,7 @@ def relative_error(products: np.ndarray, exact: np.ndarray) -> float:
     only the median shows what those lose. Only the error of all rows shows values that are clipped
     in fewer than half of them.
     """
-    lost = np.square(products - exact, dtype=np.float64).sum(axis=1)
+    lost = np.square(approximations - exact, dtype=np.float64).sum(axis=1)
     sizes = np.square(exact, dtype=np.float64).sum(axis=1)
     if not sizes.any():
         return 0.0

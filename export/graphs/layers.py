@@ -29,7 +29,7 @@ def embed(
     if config.scale_embedding:
         x = op("Mul", x, math.sqrt(config.embedding_size))
     if not config.embedding_norm:
-        x = projected(g, x, f"{name}.projection")
+        x = project(g, x, f"{name}.projection")
     if config.position_embedding_type == "sinusoidal":
         x = op("Add", x, sinusoids(g, positions))
     elif config.has_learned_positions:
@@ -39,9 +39,7 @@ def embed(
     if types is not None:
         x = op("Add", x, op("Gather", g.weight(f"{name}.embed_token_types.weight"), types))
     return (
-        projected(g, norm(g, x, f"{name}.norm"), f"{name}.projection")
-        if config.embedding_norm
-        else x
+        project(g, norm(g, x, f"{name}.norm"), f"{name}.projection") if config.embedding_norm else x
     )
 
 
@@ -77,7 +75,7 @@ def stack(g: GraphContext, prefix: str, x: Value, *attentions: Attention) -> Val
         )
         x = total if config.norm_first else normed
     states = normed if config.norm_first or final is None else norm(g, normed, final)
-    return projected(g, states, f"{prefix}output_projection")
+    return project(g, states, f"{prefix}output_projection")
 
 
 def feed_forward(g: GraphContext, layer: int, name: str, x: Value) -> Value:
@@ -86,7 +84,7 @@ def feed_forward(g: GraphContext, layer: int, name: str, x: Value) -> Value:
     dialect, act = g.target.dialect, g.config.hidden_act
     if not g.config.gated:
         return dialect.activated_linear(g, x, f"{name}.up_proj", act)
-    gate, inner = dialect.linear_each(g, x, f"{name}.gate_proj", f"{name}.up_proj")
+    gate, inner = dialect.linears(g, x, f"{name}.gate_proj", f"{name}.up_proj")
     return g.op("Mul", activation(g, gate, act, f"{name}.activation"), inner)
 
 
@@ -98,11 +96,11 @@ def linear(g: GraphContext, x: Value, *names: str) -> Value:
     biases or none."""
     bias = g.bias(names[0])
     if len(names) > 1 and bias is not None:
-        [bias] = g.transformed([f"{name}.bias" for name in names], concatenated)
+        [bias] = g.transform_weights([f"{name}.bias" for name in names], concatenated)
     return g.target.precision.matmul(g, x, names, bias)
 
 
-def projected(g: GraphContext, x: Value, name: str) -> Value:
+def project(g: GraphContext, x: Value, name: str) -> Value:
     """Write the linear map `name` between embeddings and states of different widths. Models of one
     width have none."""
     return linear(g, x, name) if g.has(f"{name}.weight") else x
@@ -114,7 +112,7 @@ def row_linear(g: GraphContext, x: Value, name: str) -> Value:
     return g.op("Gemm", x, g.weight(f"{name}.weight"), g.bias(name), transB=1)
 
 
-def pooled(g: GraphContext, states: Value) -> Value:
+def pool(g: GraphContext, states: Value) -> Value:
     """Return the state of the first token, (B, D), after the pooler if there is one (Devlin et al.
     2019)."""
     first = g.op("Gather", states, 0, axis=1)
@@ -126,7 +124,7 @@ def pooled(g: GraphContext, states: Value) -> Value:
     )
 
 
-def linear_each(g: GraphContext, x: Value, *names: str) -> list[Value]:
+def linears(g: GraphContext, x: Value, *names: str) -> list[Value]:
     """Write x W + b of each of the maps `names`."""
     # `precisions.calibrated_steps` chooses one scale of x for all of them
     g.op.once(("readers", x), lambda: names)
@@ -169,13 +167,11 @@ def fused_rms_norm(g: GraphContext, x: Value, weight: Value, epsilon: float) -> 
 
 
 def last_index(g: GraphContext, indices: Value) -> Value:
-    """Return the largest index of each row: its place, since an index stands at its own place."""
+    """Return the largest of `indices` in each row, where index i is stored at position i."""
     return g.op("ArgMax", indices, axis=1, keepdims=0)
 
 
-STANDARD = Dialect(
-    rms_norm, linear_each, activated_linear, add_and_norm, rotate, last_index, LOWEST
-)
+STANDARD = Dialect(rms_norm, linears, activated_linear, add_and_norm, rotate, last_index, LOWEST)
 
 
 # ------------------------------------------------------------------------------------------- logits

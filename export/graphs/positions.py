@@ -56,7 +56,7 @@ def angles(
     return g.op("Mul", g.op("Unsqueeze", g.op.cast(positions, "float32"), [-1]), steps)
 
 
-def in_dtype(g: GraphContext, value: Value) -> Value:
+def cast_to_graph_dtype(g: GraphContext, value: Value) -> Value:
     """Return the float32 `value` in the type that the graph computes in."""
     return value if g.op.dtype == np.float32 else g.op.cast(value, g.op.dtype.name)
 
@@ -66,7 +66,7 @@ def sinusoids(g: GraphContext, positions: Value) -> Value:
     op, width = g.op, g.config.position_size
     turned = angles(g, positions, width, 10000.0)
     is_even = np.arange(width) % 2 == 0
-    return in_dtype(g, op("Where", is_even, op("Sin", turned), op("Cos", turned)))
+    return cast_to_graph_dtype(g, op("Where", is_even, op("Sin", turned), op("Cos", turned)))
 
 
 def rotate(g: GraphContext, states: Value, positions: Value) -> Value:
@@ -88,7 +88,7 @@ def rotary_factors(g: GraphContext, positions: Value) -> list[Value]:
         op("Cos", angles(g, positions, width, base)),
         op("Sin", angles(g, positions, width, base, (-1, 1))),
     )
-    return [op("Unsqueeze", in_dtype(g, factor), [2]) for factor in factors]
+    return [op("Unsqueeze", cast_to_graph_dtype(g, factor), [2]) for factor in factors]
 
 
 # ------------------------------------------------------------------------------ distances and masks
@@ -115,7 +115,7 @@ def position_bias(g: GraphContext, distances: Value, is_causal: bool) -> Value:
     prefix = config.decoder_prefix if is_causal else config.encoder_prefix
     largest = config.relative_attention_max_distance
     arguments = (config.relative_attention_num_buckets, largest, is_causal)
-    [table] = g.transformed(
+    [table] = g.transform_weights(
         [f"{prefix}relative_positions.bias.weight"], biases_by_distance, *arguments
     )
     rows = op("Add", op("Clip", distances, -largest, largest), largest)
@@ -139,7 +139,7 @@ def biases_by_distance(
     return (biases[bucket if is_causal else bucket + (offset > 0) * count],)
 
 
-def masked(g: GraphContext, is_visible: Value) -> Value:
+def mask_scores(g: GraphContext, is_visible: Value) -> Value:
     """Return what hides the keys that are not visible: 0, or a very low number, to be added to
     scores."""
     return g.op("Where", is_visible, 0.0, g.target.dialect.mask_value)
@@ -153,7 +153,7 @@ def key_flags(g: GraphContext, mask: Value) -> Value:
 def source_bias(g: GraphContext, mask: Value) -> Value:
     """Return what is added to the scores of cross-attention, (B, 1, 1, S). It hides padding of the
     source."""
-    return masked(g, key_flags(g, mask))
+    return mask_scores(g, key_flags(g, mask))
 
 
 def bidirectional_bias(g: GraphContext, ids: Value, mask: Value) -> Value:
@@ -167,7 +167,7 @@ def bidirectional_bias(g: GraphContext, ids: Value, mask: Value) -> Value:
     if config.sliding_window is not None:
         is_near = op("LessOrEqual", op("Abs", offsets(g, ids)), config.sliding_window)
         is_visible = op("And", is_visible, op("Unsqueeze", is_near, [1]))
-    hidden = masked(g, is_visible)
+    hidden = mask_scores(g, is_visible)
     if not config.has_relative_positions:
         return hidden
     return op("Add", position_bias(g, offsets(g, ids), is_causal=False), hidden)
@@ -186,7 +186,7 @@ def causal_bias(g: GraphContext, distances: Value, mask: Value | None) -> Value:
     is_visible = op("Unsqueeze", is_visible, [1])
     if mask is not None:
         is_visible = op("And", is_visible, key_flags(g, mask))
-    hidden = masked(g, is_visible)
+    hidden = mask_scores(g, is_visible)
     return (
         op("Add", position_bias(g, distances, True), hidden)
         if g.config.has_relative_positions

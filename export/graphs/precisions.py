@@ -30,8 +30,8 @@ from .weights import bare
 COLUMN_MULTIPLE = 8
 
 
-def add_bias(g: GraphContext, product: Value, bias: Value | None) -> Value:
-    return product if bias is None else g.op("Add", product, bias)
+def add_bias(g: GraphContext, result: Value, bias: Value | None) -> Value:
+    return result if bias is None else g.op("Add", result, bias)
 
 
 # ----------------------------------------------------------------------------------- floating point
@@ -69,16 +69,16 @@ def row_int8_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value
     if steps is not None:
         return calibrated_matmul(g, x, names, bias, steps)
     weights, scales = g.matrices(names, int8_matrices)
-    integers, step, zero, largest = g.op.once(("rounded rows", x), lambda: rounded_rows(g, x))
-    product = g.contrib("MatMulIntegerToFloat", integers, weights, step, scales, zero)
-    return add_bias(g, g.op("Mul", product, largest), bias)
+    integers, step, zero, largest = g.op.once(("rounded rows", x), lambda: quantize_rows(g, x))
+    scaled = g.contrib("MatMulIntegerToFloat", integers, weights, step, scales, zero)
+    return add_bias(g, g.op("Mul", scaled, largest), bias)
 
 
-def rounded_rows(g: GraphContext, x: Value) -> tuple[Value, np.float32, np.uint8, Value]:
+def quantize_rows(g: GraphContext, x: Value) -> tuple[Value, np.float32, np.uint8, Value]:
     """Return x in 8 bits, its step and zero point for rows whose largest magnitude is 1, and the
     largest magnitudes.
 
-    A row of zeros is divided by 0; the product of what that gives is multiplied by 0.
+    A row of zeros is divided by 0. Its matmul is multiplied by 0 in the end, so it is 0.
     """
     producer = x.producer()
     is_positive = producer is not None and producer.op_type == "Relu"
@@ -97,9 +97,9 @@ def calibrated_steps(g: GraphContext, x: Value, names: Sequence[str]) -> Steps |
     name = bare(names[0])
     if g.calibration is None or name not in g.calibration.inputs:
         return None
-    readers = g.op.once(("readers", x), lambda: names)
-    matrices = [g.store.weights[f"{reader}.weight"].T for reader in readers]
-    return g.calibration.choose(name, tuple(map(bare, readers)), matrices).steps
+    modules = g.op.once(("readers", x), lambda: names)
+    matrices = [g.store.weights[f"{module}.weight"].T for module in modules]
+    return g.calibration.choose(name, tuple(map(bare, modules)), matrices).steps
 
 
 def calibrated_matmul(
@@ -107,14 +107,14 @@ def calibrated_matmul(
 ) -> Value:
     """Write int8 weights with a scale for each column, and x in 8 bits with one scale for all
     rows."""
-    integers = g.op.once(("rounded", x), lambda: rounded(g, x, steps))
+    integers = g.op.once(("rounded", x), lambda: quantize_linear(g, x, steps))
     weights, scales = g.matrices(names, calibrated_matrices, steps)
     return g.contrib(
         "MatMulIntegerToFloat", integers, weights, steps.scale, scales, steps.zero, None, bias
     )
 
 
-def rounded(g: GraphContext, x: Value, steps: Steps) -> Value:
+def quantize_linear(g: GraphContext, x: Value, steps: Steps) -> Value:
     divided = x if steps.smoothing is None else g.op("Mul", x, 1 / steps.smoothing)
     return g.op("QuantizeLinear", divided, steps.scale, steps.zero)
 
@@ -127,15 +127,15 @@ def block_int4_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Val
 def block_weight_matmul(
     bits: int, g: GraphContext, x: Value, names: Sequence[str], bias: Value | None
 ) -> Value:
-    """Write weights of `bits` bits with a scale for each block of a column, and x as it is.
+    """Write weights of `bits` bits with a scale for each block of a column. x is not quantized.
 
-    A matrix is padded to a multiple of `COLUMN_MULTIPLE`: the CUDA provider unpacks any other
-    before each product.
+    Columns are padded to a multiple of `COLUMN_MULTIPLE`: the CUDA provider would unpack any other
+    matrix before each matmul.
     """
     count = columns(g, names)
-    product = block_matmul(g, x, names, bits, multiple=COLUMN_MULTIPLE)
+    scaled = block_matmul(g, x, names, bits, multiple=COLUMN_MULTIPLE)
     return add_bias(
-        g, g.op("Slice", product, [0], [count], [-1]) if count % COLUMN_MULTIPLE else product, bias
+        g, g.op("Slice", scaled, [0], [count], [-1]) if count % COLUMN_MULTIPLE else scaled, bias
     )
 
 
@@ -167,7 +167,7 @@ def columns(g: GraphContext, names: Sequence[str]) -> int:
 
 def block_look_up(g: GraphContext, table: str, ids: Value) -> Value:
     """Write rows in 8 bits with a scale for each block of a row."""
-    integers, scales = g.transformed([table], block_table)
+    integers, scales = g.transform_weights([table], block_table)
     attributes = {"bits": 8, "block_size": EMBEDDING_BLOCK, "gather_axis": 0, "quantize_axis": 1}
     return g.contrib("GatherBlockQuantized", integers, ids, scales, **attributes)
 
@@ -185,13 +185,13 @@ def standard_int8_matmul(
     integers, scale, zero = op.once(
         ("rounded", x), lambda: op.outputs(3, "DynamicQuantizeLinear", x)
     )
-    product = op.cast(op("MatMulInteger", integers, weights, zero), "float32")
-    return add_bias(g, op("Mul", product, op("Mul", scale, scales)), bias)
+    scaled = op.cast(op("MatMulInteger", integers, weights, zero), "float32")
+    return add_bias(g, op("Mul", scaled, op("Mul", scale, scales)), bias)
 
 
 def row_look_up(g: GraphContext, table: str, ids: Value) -> Value:
     """Write rows in int8 with a scale for each."""
-    integers, scales = g.transformed([table], int8_table)
+    integers, scales = g.transform_weights([table], int8_table)
     return g.op(
         "Mul", g.op.cast(g.op("Gather", integers, ids), "float32"), g.op("Gather", scales, ids)
     )

@@ -25,9 +25,8 @@ def in_slices(
 def int8_columns(matrix: np.ndarray) -> Quantized:
     """(K, N) float32 -> int8 and the scales (N,) of its columns.
 
-    Processors without VNNI add two products, those of weights 2i and 2i + 1, in 16 bits. With
-    activations of at most 255 no sum overflows where no two such weights add up to more than 128,
-    and the scale sees to that."""
+    CPUs without VNNI add the products of weights 2i and 2i + 1 in 16 bits. With activations of at
+    most 255, no sum overflows if two such weights add up to at most 128. The scale is chosen so."""
     pairs = matrix[: len(matrix) // 2 * 2]
     largest = np.maximum(
         np.abs(matrix).max(axis=0), np.abs(pairs[::2] + pairs[1::2]).max(axis=0, initial=0)

@@ -13,7 +13,7 @@ from ..heads import HEADS, READS_CHOICES, READS_TARGETS
 from .activations import activation
 from .attention import encoder_attention, self_attention, source_attention, source_heads
 from .context import GraphContext, Tokens, Values, flat
-from .images import embedded_patches, image_labels
+from .images import image_labels, patch_states
 from .layers import (
     Attention,
     decoder_states,
@@ -21,8 +21,8 @@ from .layers import (
     linear,
     logits,
     norm,
-    pooled,
-    projected,
+    pool,
+    project,
     row_linear,
     stack,
 )
@@ -39,7 +39,7 @@ def sequence_outputs(g: GraphContext, inputs: Values, attention: EncoderAttentio
     write_head = WRITERS[g.config.head]
     match g.config.model_type:
         case "vanilla-vision":
-            patches = embedded_patches(g, inputs["pixel_values"])
+            patches = patch_states(g, inputs["pixel_values"])
             states = stack(g, g.config.encoder_prefix, patches, attention(g, None))
             return write_head(g, states, inputs)
         case "vanilla-decoder":
@@ -110,7 +110,7 @@ def shifted_right(g: GraphContext, ids: Value) -> Value:
 
 def model_outputs(g: GraphContext, states: Value, inputs: Values) -> list[Value]:
     """Return the states, and the pooled state if the model has a pooler."""
-    return [states, pooled(g, states)] if getattr(g.config, "pooler_act", None) else [states]
+    return [states, pool(g, states)] if getattr(g.config, "pooler_act", None) else [states]
 
 
 def choice_logits(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[Value]:
@@ -123,7 +123,7 @@ def choice_logits(g: GraphContext, inputs: Values, attention: EncoderAttention) 
         for name, value in inputs.items()
     }
     states = encoder_states(g, rows, attention)
-    return [op("Reshape", row_linear(g, pooled(g, states), "choice_classifier"), rows_and_choices)]
+    return [op("Reshape", row_linear(g, pool(g, states), "choice_classifier"), rows_and_choices)]
 
 
 def vocabulary_logits(g: GraphContext, states: Value) -> Value:
@@ -131,14 +131,14 @@ def vocabulary_logits(g: GraphContext, states: Value) -> Value:
     embeddings."""
     act = g.config.lm_transform_act
     if not act:
-        return logits(g, projected(g, states, "transform"))
+        return logits(g, project(g, states, "transform"))
     inner = g.target.dialect.activated_linear(g, states, "transform.dense", act)
     return logits(g, norm(g, inner, "transform.norm"))
 
 
 def is_next(g: GraphContext, states: Value) -> Value:
     """Return the logits of whether the second sentence follows the first, (B, 2)."""
-    return row_linear(g, pooled(g, states), "next_sentence")
+    return row_linear(g, pool(g, states), "next_sentence")
 
 
 def token_labels(g: GraphContext, states: Value) -> Value:
@@ -161,7 +161,7 @@ def sequence_labels(g: GraphContext, states: Value, inputs: Values) -> list[Valu
         case "vanilla-encoder":
             is_mean = g.config.classifier_pooling == "mean"
             return [
-                row_linear(g, mean(g, states, mask) if is_mean else pooled(g, states), "classifier")
+                row_linear(g, mean(g, states, mask) if is_mean else pool(g, states), "classifier")
             ]
         case "vanilla-decoder":
             return [linear(g, last_state(g, states, token_flags(g, ids, mask)), "score")]
@@ -182,9 +182,9 @@ def token_flags(g: GraphContext, ids: Value, mask: Value) -> Value:
 def mean(g: GraphContext, states: Value, mask: Value) -> Value:
     """Return the mean of the states (B, S, D) that are not padding, (B, D).
 
-    It is a product of matrices: `ReduceSum` adds in one order for one row and in another for
-    several. Two equal rows of weights keep the product from becoming one with a vector, which has
-    another order again.
+    It is a matmul, because `ReduceSum` adds in one order for one row and in another for several.
+    Two equal rows of weights keep it a matrix-matrix product: a matrix-vector product would add in
+    a third order.
     """
     op = g.op
     weights = op("Unsqueeze", op.cast(mask, op.dtype.name), [1])

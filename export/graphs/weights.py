@@ -36,9 +36,9 @@ class CheckpointWeights:
 
     def with_rows(self, rows: dict[str, list[int]]) -> "CheckpointWeights":
         """Return the same weights with only some rows of the tensors `rows`."""
-        found = copy.copy(self)
-        found.rows = rows
-        return found
+        weights = copy.copy(self)
+        weights.rows = rows
+        return weights
 
     def __contains__(self, name: str) -> bool:
         return self.owner(name) in self.entries
@@ -96,10 +96,10 @@ def tied_names(config: Config) -> Collection[str]:
 
 
 class WeightStore:
-    """Tensors made of weights, each made once for all graphs of an export.
+    """Tensors computed from weights, once for all graphs of an export.
 
-    Each is written to the file `path` when it is made, so that only the matrices of one product are
-    in memory at a time.
+    A tensor is written to the file `path` at once, so that only the matrices of one matmul are in
+    memory at a time.
     """
 
     def __init__(self, weights: CheckpointWeights, dtype: np.dtype, path: Path):
@@ -109,7 +109,7 @@ class WeightStore:
         self.tensors: dict[Any, list[ir.TensorProtocol]] = {}
         path.write_bytes(b"")
 
-    def transformed(
+    def transform_weights(
         self, names: Sequence[str], transform: Callable, *arguments: Any
     ) -> list[ir.TensorProtocol]:
         """Return the arrays that `transform` returns for the weights `names`, in the dtype of the

@@ -59,8 +59,8 @@ def check_config(config: dict, path: Path) -> None:
             f"{path.parent} has a model of type {config['model_type']!r}, expected one of "
             f"{list(LAYERS_OF)}"
         )
-    own = OF_IMAGES if config["model_type"] == VISION else OF_TEXT
-    required = {**REQUIRED, **own, LAYERS_OF[config["model_type"]]: LAYERS}
+    inputs = OF_IMAGES if config["model_type"] == VISION else OF_TEXT
+    required = {**REQUIRED, **inputs, LAYERS_OF[config["model_type"]]: LAYERS}
     optional = {**OPTIONAL, **{name: FIELDS[name].metadata["kind"] for name in SPECIAL_TOKENS}}
     for name, (expected, holds) in {**required, **optional}.items():
         value = config.get(name)

@@ -17,7 +17,7 @@ from .logits import Prompt
 from .options import Options, check_seeds
 from .session import Session
 
-INITIAL_ROOM = 256  # initial capacity of growing caches, in new tokens
+INITIAL_CAPACITY = 256  # initial capacity of growing caches, in new tokens
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,11 @@ class DecoderFactory(Protocol):
     """The decoders of one loaded export. It keeps the state that is shared by requests."""
 
     @property
-    def takes_empty_prompts(self) -> bool:
+    def supports_empty_prompts(self) -> bool:
         """True if a row of a prompt may be empty."""
 
     @property
-    def takes_candidates(self) -> bool:
+    def supports_candidates(self) -> bool:
         """True if `start` returns a `CandidateDecoder` for `prompt_lookup_num_tokens`."""
 
     def start(self, request: GenerationRequest) -> Decoder:
@@ -144,16 +144,16 @@ def check_memory(request: GenerationRequest, vocab_size: int, cache_bytes: int) 
     options = request.options
     rows = len(request.input_ids) * options.rows_per_input
     needed = 2 * 4 * rows * vocab_size + cache_bytes
-    most = memory()
-    if needed > most:
-        of_each = (
+    available = memory()
+    if needed > available:
+        sequences = (
             f"{options.rows_per_input} sequences or beams of each and "
             f"max_new_tokens={options.max_new_tokens}"
         )
-        found = f"{len(request.input_ids)} inputs, {of_each}"
+        request_size = f"{len(request.input_ids)} inputs, {sequences}"
         raise UsageError(
-            f"{found} take {needed / 1e9:.0f} GB or more, expected at most the {most / 1e9:.0f} "
-            f"GB here"
+            f"{request_size} need at least {needed / 1e9:.0f} GB, expected at most "
+            f"{available / 1e9:.0f} GB, the memory of this machine"
         )
 
 

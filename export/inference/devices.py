@@ -8,7 +8,7 @@ import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 
-from .processor import Processor
+from .cpu_info import Cpu
 
 # Older versions fail in the cpu target's graphs; versions up to 1.26 crash the process.
 ONNXRUNTIME = (1, 30)
@@ -66,8 +66,8 @@ def require_running(provider: str, running: list[str]) -> None:
         OSError: if `provider` is missing, with the running providers.
     """
     if provider not in running:
-        said = "its warning says why; look at: vanilla-transformer doctor"
-        raise OSError(f"{provider} was asked for and onnxruntime fell back to {running}, {said}")
+        hint = "see its warning and `vanilla-transformer doctor`"
+        raise OSError(f"onnxruntime runs on {running}, expected {provider}: {hint}")
 
 
 def facts() -> dict:
@@ -79,45 +79,45 @@ def facts() -> dict:
     available = providers()
     if CUDA in available:
         preload()
-    here = Processor.here()
-    found = {
+    cpu = Cpu.detect()
+    report = {
         "python": platform.python_version(),
-        "packages": installed(),
-        "threads": processors(),
-        "processor": here.name,
-        "instructions": sorted(here.instructions.intersection(INSTRUCTIONS)),
+        "packages": installed_versions(),
+        "threads": available_cpus(),
+        "processor": cpu.name,
+        "instructions": sorted(cpu.instructions.intersection(INSTRUCTIONS)),
         "providers": available,
         "onnxruntime_problem": onnxruntime_problem(),
         "libraries": [name for name in LIBRARIES if loads(name)],
         "gpu": gpu(),
     }
     return {
-        **found,
-        "cuda_problem": cuda_problem(found),
-        "tensorrt_problem": tensorrt_problem(found),
+        **report,
+        "cuda_problem": cuda_problem(report),
+        "tensorrt_problem": tensorrt_problem(report),
     }
 
 
 def onnxruntime_problem() -> str | None:
     """Return why the installed onnxruntime cannot be used, with the fix, or `None`."""
     try:
-        from onnxruntime import __version__ as found
+        from onnxruntime import __version__ as installed_version
     except ImportError:
         return None
-    if tuple(map(int, found.split(".")[:2])) >= ONNXRUNTIME:
+    if tuple(map(int, installed_version.split(".")[:2])) >= ONNXRUNTIME:
         return None
-    name = "onnxruntime-gpu" if "onnxruntime-gpu" in installed() else "onnxruntime"
+    name = "onnxruntime-gpu" if "onnxruntime-gpu" in installed_versions() else "onnxruntime"
     lowest = ".".join(map(str, ONNXRUNTIME))
     return (
-        f"{name} {found} is too old for these graphs, expected {lowest} or newer: pip install "
-        f"'{name}>={lowest}'"
+        f"{name} {installed_version} is too old for these graphs, expected {lowest} or newer: "
+        f"pip install '{name}>={lowest}'"
     )
 
 
-def cuda_problem(found: dict) -> str | None:
-    """Return why CUDA cannot be used according to the facts `found`, with the fix, or `None`."""
-    packages = found["packages"]
-    missing = [name for name in LIBRARIES if name not in found["libraries"]]
+def cuda_problem(report: dict) -> str | None:
+    """Return why CUDA cannot be used according to the facts `report`, with the fix, or `None`."""
+    packages = report["packages"]
+    missing = [name for name in LIBRARIES if name not in report["libraries"]]
     if "onnxruntime" in packages and "onnxruntime-gpu" in packages:
         versions = (
             f"onnxruntime {packages['onnxruntime']} and onnxruntime-gpu "
@@ -126,39 +126,39 @@ def cuda_problem(found: dict) -> str | None:
         return (
             f"{versions} are both installed, and one has overwritten files of the other: {ONLY_GPU}"
         )
-    if found["onnxruntime_problem"]:
-        return found["onnxruntime_problem"]
-    if CUDA not in found["providers"]:
-        return f"this onnxruntime has no CUDA, its providers are {found['providers']}: {ONLY_GPU}"
-    if found["gpu"] is None:
-        return "there is no NVIDIA GPU or no driver, `nvidia-smi -L` must list one"
+    if report["onnxruntime_problem"]:
+        return report["onnxruntime_problem"]
+    if CUDA not in report["providers"]:
+        return f"this onnxruntime has no CUDA, its providers are {report['providers']}: {ONLY_GPU}"
+    if report["gpu"] is None:
+        return "no NVIDIA GPU or driver was detected, `nvidia-smi -L` must list a GPU"
     if missing:
         return f"libraries of CUDA or cuDNN are missing, {', '.join(missing)}: {WITH_LIBRARIES}"
     return None
 
 
-def tensorrt_problem(found: dict) -> str | None:
+def tensorrt_problem(report: dict) -> str | None:
     """Return why TensorRT cannot be used, with the fix, or `None`. TensorRT needs CUDA."""
-    problem = cuda_problem(found)
-    if problem or TENSORRT in found["providers"]:
+    problem = cuda_problem(report)
+    if problem or TENSORRT in report["providers"]:
         return problem
     return (
-        f"this onnxruntime has no TensorRT, its providers are {found['providers']}: use CUDA alone"
+        f"this onnxruntime has no TensorRT, its providers are {report['providers']}: use CUDA alone"
     )
 
 
-def installed() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """Return the versions of the installed `PACKAGES`."""
-    found = {}
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
-def processors() -> int:
+def available_cpus() -> int:
     """Return how many CPUs this process may use. On macOS and Windows, count all CPUs."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -196,7 +196,7 @@ def gpu() -> str | None:
     """Return name, driver and memory of the GPU from `nvidia-smi`, or `None` without a GPU."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
-        found = subprocess.run(query, capture_output=True, text=True, timeout=20)
+        result = subprocess.run(query, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.strip().replace("\n", "; ") or None if found.returncode == 0 else None
+    return result.stdout.strip().replace("\n", "; ") or None if result.returncode == 0 else None

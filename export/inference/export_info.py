@@ -90,7 +90,7 @@ class ExportInfo:
         return [default, *(dtype for dtype in self.manifest["variants"] if dtype != default)]
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of the file `name`, or `None` if the export has no such file.
+        """Return the content of the file `name`, or `None` if the export does not have it.
 
         Raises:
             FileNotFoundError, ValueError: as in `read_export_info`, if the file is missing,
@@ -104,20 +104,20 @@ class ExportInfo:
                 raise ValueError(changed_while_opened(path))
             return content
         if path.exists():
-            raise ValueError(f"{self.directory / MANIFEST} lists no {name}: export again")
+            raise ValueError(f"{self.directory / MANIFEST} does not list {name}: export again")
         return None
 
     def check_listed(self) -> None:
-        """Raise ValueError for an unlisted file beside the graphs: onnxruntime opens whatever a
-        graph names there.
+        """Raise ValueError for an unlisted file beside the graphs: onnxruntime opens any
+        file that a graph names there.
 
         onnxruntime itself rejects graphs that name a file outside of their folder.
         """
-        listed = self.manifest["files"]
-        for folder in {(self.directory / name).parent for name in listed if name.endswith(".onnx")}:
+        files = self.manifest["files"]
+        for folder in {(self.directory / name).parent for name in files if name.endswith(".onnx")}:
             for path in sorted(folder.rglob("*")):
                 name = path.relative_to(self.directory).as_posix()
-                if not path.is_dir() and name not in listed:
+                if not path.is_dir() and name not in files:
                     raise ValueError(
                         f"{self.directory} has {name!r:.200}, which {MANIFEST} does not list: "
                         f"remove it"
@@ -142,7 +142,7 @@ class ExportInfo:
         """
         wait(self.hashing.values())
         for name, stamp in self.stamps.items():
-            if stamp_of((self.directory / name).stat()) != stamp:
+            if file_stamp((self.directory / name).stat()) != stamp:
                 raise ValueError(changed_while_opened(self.directory / name))
         self.check_hashes()
 
@@ -223,18 +223,20 @@ def open_export_info(directory: str | os.PathLike) -> ExportInfo:
     directory = Path(directory).resolve()
     check_has_manifest(directory)
     path = directory / MANIFEST
-    stamps = {".": stamp_of(directory.stat())}
+    stamps = {".": file_stamp(directory.stat())}
     with open(path, "rb") as file:
-        stamps[MANIFEST] = stamp_of(os.fstat(file.fileno()))
+        stamps[MANIFEST] = file_stamp(os.fstat(file.fileno()))
         content = file.read()
     manifest = json_object(path, content)
-    found = manifest.get("schema_version")
-    if found != SCHEMA_VERSION:
-        is_newer = isinstance(found, int) and found > SCHEMA_VERSION
+    schema_version = manifest.get("schema_version")
+    if schema_version != SCHEMA_VERSION:
+        is_newer = isinstance(schema_version, int) and schema_version > SCHEMA_VERSION
         remedy = (
             "a newer vanilla-transformer wrote it, update this one" if is_newer else "export again"
         )
-        raise ValueError(f"{path} has schema version {found}, expected {SCHEMA_VERSION}: {remedy}")
+        raise ValueError(
+            f"{path} has schema version {schema_version}, expected {SCHEMA_VERSION}: {remedy}"
+        )
     if missing := REQUIRED.keys() - manifest.keys():
         raise ValueError(f"{path} lacks {', '.join(sorted(missing))}: export again")
     for name, kind in {**REQUIRED, **OPTIONAL}.items():
@@ -264,8 +266,10 @@ def open_export_info(directory: str | os.PathLike) -> ExportInfo:
                 type(facts.get("bytes")),
                 type(facts.get("sha256")),
             ) != (int, str):
-                found = f"{path} has {reprlib.repr(facts)} for {name:.200}"
-                raise ValueError(f"{found}, expected its bytes and sha256: export again")
+                raise ValueError(
+                    f"{path} has {reprlib.repr(facts)} for {name:.200}, expected its bytes and "
+                    "sha256: export again"
+                )
             if name in configs:
                 stamps[name], content = read_file(directory / name, facts)
                 configs[name] = json_object(directory / name, content)
@@ -286,12 +290,12 @@ def open_export_info(directory: str | os.PathLike) -> ExportInfo:
 def json_object(path: Path, content: bytes) -> dict:
     """Return the parsed `content` of the file `path`. Raise ValueError if it is no object."""
     try:
-        found = json.loads(content)
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is a {type(found).__name__}, expected a JSON object")
-    return found
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is a {type(value).__name__}, expected a JSON object")
+    return value
 
 
 def read_file(path: Path, facts: dict | None) -> tuple[tuple, bytes]:
@@ -314,14 +318,14 @@ def open_file(path: Path, facts: dict | None) -> tuple[tuple, io.BufferedReader]
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: the export is incomplete, export again")
     file = open(path, "rb")  # noqa: SIM115 - the caller closes it
-    found = os.fstat(file.fileno())
-    if facts is not None and found.st_size != facts["bytes"]:
+    status = os.fstat(file.fileno())
+    if facts is not None and status.st_size != facts["bytes"]:
         file.close()
         check_no_pointer(path)
         raise ValueError(
-            f"{path} has {found.st_size} bytes, expected {facts['bytes']}: export again"
+            f"{path} has {status.st_size} bytes, expected {facts['bytes']}: export again"
         )
-    return stamp_of(found), file
+    return file_stamp(status), file
 
 
 def check_hash(file: io.BufferedReader | io.BytesIO, facts: dict, path: Path) -> None:
@@ -333,9 +337,9 @@ def check_hash(file: io.BufferedReader | io.BytesIO, facts: dict, path: Path) ->
         raise ValueError(f"{path} has SHA-256 {digest}, expected {facts['sha256']}: export again")
 
 
-def stamp_of(found: os.stat_result) -> tuple:
+def file_stamp(status: os.stat_result) -> tuple:
     """Return a stamp that changes if a file is replaced, modified or renamed."""
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def sha256(path: Path) -> str:

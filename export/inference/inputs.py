@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..specs.graph_spec import LONG, GraphSpec, TensorSpec, shape_of
+from ..specs.graph_spec import LONG, GraphSpec, TensorSpec, concrete_shape
 from ..specs.sequences import pair
 from .config import LEARNED_POSITIONS
 from .session import Session
@@ -18,7 +18,7 @@ MIN_TOKENS = 128
 
 
 def check_inputs(
-    tensors: Sequence[TensorSpec], given: dict[str, np.ndarray | None], reader: str
+    tensors: Sequence[TensorSpec], inputs: dict[str, np.ndarray | None], model: str
 ) -> dict[str, np.ndarray]:
     """Return the inputs `tensors` by name, converted to their dtypes. Inputs that are `None` get
     their defaults.
@@ -27,25 +27,27 @@ def check_inputs(
 
     Args:
         tensors: specs of the inputs.
-        given: inputs of the caller by name.
-        reader: the model or graph, for errors.
+        inputs: inputs of the caller by name.
+        model: the model or graph, for errors.
 
     Raises:
         ValueError: for a missing or unknown input, and for a wrong dtype, shape or range; for an
             empty input, and for a number that is not finite.
     """
     names = [tensor.name for tensor in tensors]
-    for name, values in given.items():
+    for name, values in inputs.items():
         if values is not None and name not in names:
-            raise ValueError(f"{reader} takes no {name}, expected {' and '.join(names)}")
+            raise ValueError(f"{model} has no input {name}, expected {' and '.join(names)}")
     sizes: dict[str, int] = {}
     checked = {}
     for tensor in tensors:
-        values = given.get(tensor.name)
+        values = inputs.get(tensor.name)
         if values is None and tensor.default is None:
-            raise ValueError(f"{reader} takes {tensor.name}, which was not given")
+            raise ValueError(f"{model} needs the input {tensor.name}, got None")
         if values is None:
-            checked[tensor.name] = np.full(shape_of(tensor, sizes), tensor.default, tensor.dtype)
+            checked[tensor.name] = np.full(
+                concrete_shape(tensor, sizes), tensor.default, tensor.dtype
+            )
         else:
             checked[tensor.name] = check_input(tensor, np.asarray(values), sizes)
     return checked
@@ -64,13 +66,17 @@ def check_input(tensor: TensorSpec, values: np.ndarray, sizes: dict[str, int]) -
         )
     expected = [sizes.get(size, size) if isinstance(size, str) else size for size in tensor.shape]
     fits = len(expected) == values.ndim and all(
-        isinstance(size, str) or size == own for size, own in zip(expected, values.shape)
+        isinstance(size, str) or size == actual for size, actual in zip(expected, values.shape)
     )
     if not fits or values.size == 0:
-        least = "" if values.size else ", all at least 1"
+        minimum = "" if values.size else ", all at least 1"
         axes = ", ".join(map(str, expected))
-        raise ValueError(f"{tensor.name} must have shape ({axes}){least}, got shape {values.shape}")
-    sizes |= {axis: own for axis, own in zip(tensor.shape, values.shape) if isinstance(axis, str)}
+        raise ValueError(
+            f"{tensor.name} must have shape ({axes}){minimum}, got shape {values.shape}"
+        )
+    sizes |= {
+        axis: actual for axis, actual in zip(tensor.shape, values.shape) if isinstance(axis, str)
+    }
     if is_flag and not ((values == 0) | (values == 1)).all():
         raise ValueError(f"{tensor.name} must be 0s and 1s, got {np.unique(values).tolist()}")
     if tensor.range is not None and (
@@ -92,12 +98,14 @@ def check_contiguous(mask: np.ndarray, name: str) -> None:
     ones of the mask."""
     begins = mask[:, 1:] > mask[:, :-1]
     if (begins.sum(axis=1) + mask[:, 0]).max() > 1:
-        row, place = next(
-            (row, place + 1) for row, place in np.argwhere(begins) if mask[row, : place + 1].any()
+        row, position = next(
+            (row, position + 1)
+            for row, position in np.argwhere(begins)
+            if mask[row, : position + 1].any()
         )
         raise ValueError(
-            f"row {row} of {name} has ones again at place {place}, after zeros: expected its ones "
-            "together"
+            f"row {row} of {name} has ones again at position {position}, after zeros: expected "
+            "its ones in one block"
         )
 
 
@@ -122,20 +130,20 @@ def check_positions(length: int, config: dict) -> None:
     rows = position_limit(config)
     if rows is not None and length > rows:
         counted = (
-            ""
-            if config.get("model_type") == "vanilla-encoder"
-            else ", prompt and new ones together,"
+            "" if config.get("model_type") == "vanilla-encoder" else " of prompt and new tokens"
         )
-        raise ValueError(f"{length} tokens{counted} are more than the {rows} learned positions")
+        raise ValueError(
+            f"{length} tokens{counted}, expected at most {rows}, the learned positions"
+        )
 
 
 def check_patches(pixel_values: np.ndarray, config: dict) -> None:
     """Raise ValueError for images (B, C, H, W) that are smaller than a patch."""
     patch = pair(config["patch_size"])
-    if any(side < least for side, least in zip(pixel_values.shape[2:], patch)):
-        found = "x".join(map(str, pixel_values.shape[2:]))
+    if any(side < minimum for side, minimum in zip(pixel_values.shape[2:], patch)):
+        got = "x".join(map(str, pixel_values.shape[2:]))
         raise ValueError(
-            f"the images are {found}, expected at least {'x'.join(map(str, patch))}, a patch"
+            f"the images are {got}, expected at least {'x'.join(map(str, patch))}, the patch size"
         )
 
 
@@ -164,9 +172,9 @@ def move_padding(
     if mask.all():
         return ids, mask
     first = mask.argmax(axis=1) if side == "right" else -mask[:, ::-1].argmax(axis=1)
-    places = (np.arange(mask.shape[1]) + first[:, None]) % mask.shape[1]
-    moved = np.take_along_axis(mask, places, axis=1)
-    return np.where(moved == 1, np.take_along_axis(ids, places, axis=1), pad_token_id), moved
+    indices = (np.arange(mask.shape[1]) + first[:, None]) % mask.shape[1]
+    moved = np.take_along_axis(mask, indices, axis=1)
+    return np.where(moved == 1, np.take_along_axis(ids, indices, axis=1), pad_token_id), moved
 
 
 def run_by_length(
@@ -192,15 +200,15 @@ def run_by_length(
     trimmed = [tensor.name for tensor in spec.inputs if tensor.shape[-1] == "source_length"]
     results: dict[str, np.ndarray] = {}
     for rows, longest in groups:
-        own = {name: array[rows] for name, array in feeds.items()}
-        own |= {name: own[name][..., :longest] for name in trimmed}
-        for tensor, values in zip(spec.outputs, session.run(names, own), strict=True):
+        batch = {name: array[rows] for name, array in feeds.items()}
+        batch |= {name: batch[name][..., :longest] for name in trimmed}
+        for tensor, values in zip(spec.outputs, session.run(names, batch), strict=True):
             rest = zip(tensor.shape[1:], values.shape[1:])
             sizes = [source_length if axis == "source_length" else size for axis, size in rest]
             shape = (len(feeds["attention_mask"]), *sizes)
-            whole = results.setdefault(tensor.name, np.zeros(shape, values.dtype))
+            result = results.setdefault(tensor.name, np.zeros(shape, values.dtype))
             covered: tuple[Any, ...] = (rows, *map(slice, values.shape[1:]))
-            whole[covered] = values
+            result[covered] = values
     return results
 
 

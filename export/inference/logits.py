@@ -20,7 +20,7 @@ CHUNK = 1 << 18  # logits that `log_sum_exp` processes at once, to fit into the 
 NUCLEUS = 64  # tokens that `Sampler` sorts first to find the nucleus
 
 # (ids (R, T), scores (R, V)) -> None: changes the scores in place
-Processor = Callable[[np.ndarray, np.ndarray], None]
+LogitsProcessor = Callable[[np.ndarray, np.ndarray], None]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Prompt:
 # not enable it.
 
 
-def repetition_penalty(options: "Options", prompt: Prompt) -> Processor | None:
+def repetition_penalty(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     """Return the processor that penalizes earlier tokens (Keskar et al. 2019, section 4.1)."""
     penalty = np.float32(options.repetition_penalty)
 
@@ -57,20 +57,20 @@ def repetition_penalty(options: "Options", prompt: Prompt) -> Processor | None:
     return process if options.repetition_penalty != 1 else None
 
 
-def no_repeat_ngrams(options: "Options", prompt: Prompt) -> Processor | None:
+def no_repeat_ngrams(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     size = options.no_repeat_ngram_size
 
     def process(ids: np.ndarray, scores: np.ndarray) -> None:
         if ids.shape[1] >= size:
             ngrams = sliding_window_view(ids, size, axis=1)
-            begun = ids[:, None, ids.shape[1] + 1 - size :]
-            rows, places = np.nonzero((ngrams[..., :-1] == begun).all(axis=-1))
-            scores[rows, ngrams[rows, places, -1]] = -np.inf
+            last_tokens = ids[:, None, ids.shape[1] + 1 - size :]
+            rows, positions = np.nonzero((ngrams[..., :-1] == last_tokens).all(axis=-1))
+            scores[rows, ngrams[rows, positions, -1]] = -np.inf
 
     return process if size else None
 
 
-def bad_words(options: "Options", prompt: Prompt) -> Processor | None:
+def bad_words(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     """Return the processor that suppresses the last token of each of `bad_words_ids` after its
     other tokens. A single end token is not suppressed."""
     ends = [[token] for token in options.eos_token_ids]
@@ -82,17 +82,19 @@ def bad_words(options: "Options", prompt: Prompt) -> Processor | None:
 
     def process(ids: np.ndarray, scores: np.ndarray) -> None:
         for same_length in by_length:
-            begun = same_length.shape[1] - 1
-            if begun <= ids.shape[1]:
-                rows, chosen = np.nonzero(
-                    (ids[:, None, ids.shape[1] - begun :] == same_length[:, :-1]).all(axis=-1)
+            prefix_length = same_length.shape[1] - 1
+            if prefix_length <= ids.shape[1]:
+                rows, matches = np.nonzero(
+                    (ids[:, None, ids.shape[1] - prefix_length :] == same_length[:, :-1]).all(
+                        axis=-1
+                    )
                 )
-                scores[rows, same_length[chosen, -1]] = -np.inf
+                scores[rows, same_length[matches, -1]] = -np.inf
 
     return process if words else None
 
 
-def min_new_tokens(options: "Options", prompt: Prompt) -> Processor | None:
+def min_new_tokens(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     if not options.eos_token_ids or not options.min_new_tokens:
         return None
     return partial(
@@ -102,13 +104,13 @@ def min_new_tokens(options: "Options", prompt: Prompt) -> Processor | None:
     )
 
 
-def forced_bos(options: "Options", prompt: Prompt) -> Processor | None:
+def forced_bos(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     if options.forced_bos_token_id is None:
         return None
     return partial(force, tokens=options.forced_bos_token_id, length=1)
 
 
-def forced_eos(options: "Options", prompt: Prompt) -> Processor | None:
+def forced_eos(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     if options.forced_eos_token_id is None:
         return None
     return partial(
@@ -116,7 +118,7 @@ def forced_eos(options: "Options", prompt: Prompt) -> Processor | None:
     )
 
 
-def suppress_tokens(options: "Options", prompt: Prompt) -> Processor | None:
+def suppress_tokens(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     return (
         partial(suppress, tokens=distinct(options.suppress_tokens))
         if options.suppress_tokens
@@ -124,14 +126,14 @@ def suppress_tokens(options: "Options", prompt: Prompt) -> Processor | None:
     )
 
 
-def begin_suppress_tokens(options: "Options", prompt: Prompt) -> Processor | None:
+def begin_suppress_tokens(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     if not options.begin_suppress_tokens:
         return None
     first = prompt.length + (prompt.length == 1 and options.forced_bos_token_id is not None)
     return partial(suppress, tokens=distinct(options.begin_suppress_tokens), lengths=(first,))
 
 
-def renormalize(options: "Options", prompt: Prompt) -> Processor | None:
+def renormalize(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     """Return the processor that normalizes the log p of beams after the other processors.
 
     Without beams it would not change the selected tokens."""
@@ -194,15 +196,19 @@ def top(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     blocks = width // BLOCK
     if 2 * count > blocks:
         return largest(scores, count)
-    whole = scores[:, : blocks * BLOCK]
-    maxima = np.maximum.reduceat(whole, np.arange(0, blocks * BLOCK, BLOCK), axis=1)
-    chosen = np.sort(largest(maxima, count)[1], axis=1)
-    picked = whole.reshape(rows, blocks, BLOCK)[np.arange(rows)[:, None], chosen].reshape(rows, -1)
+    full_blocks = scores[:, : blocks * BLOCK]
+    maxima = np.maximum.reduceat(full_blocks, np.arange(0, blocks * BLOCK, BLOCK), axis=1)
+    block_indices = np.sort(largest(maxima, count)[1], axis=1)
+    picked = full_blocks.reshape(rows, blocks, BLOCK)[
+        np.arange(rows)[:, None], block_indices
+    ].reshape(rows, -1)
     if width % BLOCK:  # always search the remainder of the row
         picked = np.concatenate([picked, scores[:, blocks * BLOCK :]], axis=1)
-        chosen = np.concatenate([chosen, np.full((rows, 1), blocks)], axis=1)
+        block_indices = np.concatenate([block_indices, np.full((rows, 1), blocks)], axis=1)
     values, indices = largest(picked, count)
-    return values, np.take_along_axis(chosen, indices // BLOCK, axis=1) * BLOCK + indices % BLOCK
+    return values, np.take_along_axis(
+        block_indices, indices // BLOCK, axis=1
+    ) * BLOCK + indices % BLOCK
 
 
 def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -211,26 +217,26 @@ def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     if count == width:
         indices = np.broadcast_to(np.arange(width), scores.shape)
     else:
-        least = np.partition(scores, width - count, axis=1)[:, width - count, None]
-        chosen = scores >= least
-        found = np.count_nonzero(chosen)
-        if found < rows * count:
+        threshold = np.partition(scores, width - count, axis=1)[:, width - count, None]
+        is_top = scores >= threshold
+        count_top = np.count_nonzero(is_top)
+        if count_top < rows * count:
             raise ValueError("some logits are NaN, expected numbers")
-        if found > rows * count:  # ties at the smallest value
-            above = scores > least
-            equal = scores == least
-            chosen = above | equal & (
+        if count_top > rows * count:  # ties at the smallest value
+            above = scores > threshold
+            equal = scores == threshold
+            is_top = above | equal & (
                 equal.cumsum(axis=1) <= count - above.sum(axis=1, keepdims=True)
             )
         indices = (
-            np.flatnonzero(chosen).reshape(rows, count) - np.arange(0, scores.size, width)[:, None]
+            np.flatnonzero(is_top).reshape(rows, count) - np.arange(0, scores.size, width)[:, None]
         )
     values = np.take_along_axis(scores, indices, axis=1)
     order = np.argsort(-values, axis=1, kind="stable")
     return np.take_along_axis(values, order, axis=1), np.take_along_axis(indices, order, axis=1)
 
 
-def derived_seed(seed: int, number: int) -> int:
+def derive_seed(seed: int, number: int) -> int:
     """Return the seed of text number `number`, such as a line of a file."""
     return int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0])
 
@@ -268,24 +274,24 @@ class Sampler:
             weights, tokens = self.weights(logits)
         rows, width = weights.shape
         if width <= 8 * BLOCK:
-            places = self.draw(weights)
+            indices = self.draw(weights)
         else:  # sample a block of the row, then a column of the block
             blocks = self.draw(np.add.reduceat(weights, np.arange(0, width, BLOCK), axis=1))
             columns = blocks[:, None] * BLOCK + np.arange(BLOCK)
             inside = np.take_along_axis(weights, np.minimum(columns, width - 1), axis=1)
-            places = blocks * BLOCK + self.draw(np.where(columns < width, inside, 0))
-        return places if tokens is None else tokens[np.arange(rows), places]
+            indices = blocks * BLOCK + self.draw(np.where(columns < width, inside, 0))
+        return indices if tokens is None else tokens[np.arange(rows), indices]
 
     def draw(self, weights: np.ndarray) -> np.ndarray:
         """Sample an index of each row, with a probability proportional to its weight."""
         cumulative = weights.cumsum(axis=1, dtype=np.float64)
         if not (cumulative[:, -1] > 0).all():
             raise ValueError(
-                "no token may follow: all are suppressed, or the logits are not finite"
+                "no token can be generated: all are suppressed, or the logits are not finite"
             )
         # rows per generator: all of them without seeds per input
-        each = len(weights) // len(self.generators)
-        drawn = np.concatenate([generator.random((each, 1)) for generator in self.generators])
+        rows = len(weights) // len(self.generators)
+        drawn = np.concatenate([generator.random((rows, 1)) for generator in self.generators])
         return (cumulative <= drawn * cumulative[:, -1:]).sum(axis=1)
 
     def weights(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -303,12 +309,12 @@ class Sampler:
         # Every filter keeps a prefix of a sorted row, so sort only until the end of this prefix.
         while True:
             values, tokens = top(logits, count)
-            weights = self.filtered(values, total)
+            weights = self.filter_weights(values, total)
             if count == width or not weights[:, -1].any():
                 return weights, tokens
             count = min(8 * count, width)
 
-    def filtered(self, values: np.ndarray, total: np.ndarray | None) -> np.ndarray:
+    def filter_weights(self, values: np.ndarray, total: np.ndarray | None) -> np.ndarray:
         """Return the weights exp(value - largest), 0 for filtered tokens.
 
         `values` (R, n) are sorted, largest first. `total` (R, 1) is the sum of the weights of the

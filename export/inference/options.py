@@ -41,7 +41,7 @@ def is_float32(value: object) -> bool:
     return bool(-LARGEST_FLOAT32 <= number <= LARGEST_FLOAT32)
 
 
-def is_list_of(value: object, holds: Callable[[object], bool]) -> bool:
+def is_list(value: object, holds: Callable[[object], bool]) -> bool:
     return isinstance(value, list | tuple) and all(map(holds, value))
 
 
@@ -74,14 +74,14 @@ FLAG_OR_NEVER = Kind(
     "True, False or 'never'", lambda value: isinstance(value, bool) or value == "never"
 )
 TOKEN = Kind("a token id", is_int64)
-TOKENS = Kind("a list of token ids", lambda value: is_list_of(value, is_int64))
+TOKENS = Kind("a list of token ids", lambda value: is_list(value, is_int64))
 ONE_OR_MORE_TOKENS = Kind(
-    "a token id or a list of them", lambda value: is_int64(value) or is_list_of(value, is_int64)
+    "a token id or a list of them", lambda value: is_int64(value) or is_list(value, is_int64)
 )
 WORDS = Kind(
     "a list of lists of token ids, none empty",
     lambda value: (
-        bool(value) and is_list_of(value, lambda word: bool(word) and is_list_of(word, is_int64))
+        bool(value) and is_list(value, lambda word: bool(word) and is_list(word, is_int64))
     ),
 )
 
@@ -113,61 +113,80 @@ class Options:
         UsageError: for an invalid value, and for values that cannot be combined.
     """
 
-    max_new_tokens: int = option(COUNT, 20, "new tokens at most")
+    max_new_tokens: int = option(COUNT, 20, "maximum number of new tokens")
     max_length: int | None = option(
-        COUNT, None, "as max_new_tokens, with the prompt; max_new_tokens goes before it"
+        COUNT, None, "maximum length including the prompt; ignored if max_new_tokens is set"
     )
-    num_beams: int = option(COUNT, 1, "hypotheses of beam search; 1 is greedy search, or sampling")
+    num_beams: int = option(
+        COUNT, 1, "number of beams; 1 is greedy search, or sampling with do_sample"
+    )
     length_penalty: float = option(
-        NUMBER, 1.0, "of beam search: scores are divided by length^length_penalty"
+        NUMBER, 1.0, "beam search: scores are divided by length^length_penalty"
     )
     early_stopping: bool | str = option(
         FLAG_OR_NEVER,
         False,
-        "of beam search: stop at num_beams finished ones, or 'never' while better ones are "
+        "beam search: stop at num_beams finished sequences, or 'never' while better ones are "
         "possible",
     )
     num_return_sequences: int = option(
-        COUNT, 1, "sequences for each input: samples, or the best of num_beams"
+        COUNT, 1, "number of sequences per input: samples, or the best of num_beams"
     )
-    do_sample: bool = option(FLAG, False, "draw tokens instead of taking the likeliest")
-    temperature: float = option(POSITIVE, 1.0, "of sampling: logits are divided by it")
-    top_k: int = option(COUNT_OR_0, 50, "of sampling: draw from so many likeliest tokens; 0 is all")
+    do_sample: bool = option(FLAG, False, "sample tokens instead of choosing the most likely")
+    temperature: float = option(POSITIVE, 1.0, "sampling: temperature by which logits are divided")
+    top_k: int = option(
+        COUNT_OR_0, 50, "sampling: keep this many of the most likely tokens; 0 keeps all"
+    )
     top_p: float = option(
-        PROBABILITY, 1.0, "of sampling: draw from the fewest tokens that are as likely together"
+        PROBABILITY,
+        1.0,
+        "nucleus sampling: keep the smallest set of tokens whose probabilities sum to at "
+        "least top_p",
     )
     min_p: float = option(
-        PROBABILITY, 0.0, "of sampling: draw from tokens this likely in relation to the likeliest"
+        PROBABILITY,
+        0.0,
+        "sampling: minimum probability of a token, relative to the most likely one",
     )
     seed: int | None = option(
-        SEED, None, "of sampling: the same seed draws the same tokens; without one they differ"
+        SEED, None, "seed of sampling; without a seed, each call draws other tokens"
     )
     repetition_penalty: float = option(
-        POSITIVE, 1.0, "makes tokens that occurred less likely, above 1", logits.repetition_penalty
+        POSITIVE,
+        1.0,
+        "penalty for tokens that occurred before; above 1 makes them less likely",
+        logits.repetition_penalty,
     )
     no_repeat_ngram_size: int = option(
-        COUNT_OR_0, 0, "no so many tokens in a row occur twice; 0 is off", logits.no_repeat_ngrams
+        COUNT_OR_0,
+        0,
+        "n-grams of this size may not repeat; 0 turns it off",
+        logits.no_repeat_ngrams,
     )
     bad_words_ids: list[list[int]] | None = option(
-        WORDS, None, "rows of tokens that are never generated", logits.bad_words, in_vocabulary=True
+        WORDS,
+        None,
+        "token sequences that are never generated",
+        logits.bad_words,
+        in_vocabulary=True,
     )
     min_new_tokens: int = option(
-        COUNT_OR_0, 0, "new tokens before the end token at least", logits.min_new_tokens
+        COUNT_OR_0, 0, "minimum number of new tokens before the end token", logits.min_new_tokens
     )
     min_length: int | None = option(
-        COUNT_OR_0, None, "as min_new_tokens, with the prompt; min_new_tokens goes before it"
+        COUNT_OR_0, None, "minimum length including the prompt; ignored if min_new_tokens is set"
     )
     forced_bos_token_id: int | None = option(
         TOKEN,
         None,
-        "the first token of all, after the start token",
+        "token to generate first",
         logits.forced_bos,
         in_vocabulary=True,
     )
     forced_eos_token_id: int | list[int] | None = option(
         ONE_OR_MORE_TOKENS,
         None,
-        "the last token where max_new_tokens is reached",
+        "token to generate last if max_new_tokens is reached",
         logits.forced_eos,
         in_vocabulary=True,
     )
@@ -175,65 +194,74 @@ class Options:
         TOKENS, None, "tokens that are never generated", logits.suppress_tokens
     )
     begin_suppress_tokens: list[int] | None = option(
-        TOKENS, None, "tokens that are not generated first", logits.begin_suppress_tokens
+        TOKENS, None, "tokens that are never generated first", logits.begin_suppress_tokens
     )
     renormalize_logits: bool = option(
         FLAG,
         False,
-        "of beam search: the options before this leave probabilities that sum to 1 again",
+        "beam search: normalize probabilities again after all options above",
         logits.renormalize,
     )
     prompt_lookup_num_tokens: int | None = option(
-        COUNT, None, "of greedy search of one row: candidates of a step, looked up in what was read"
+        COUNT,
+        None,
+        "prompt lookup decoding: candidate tokens per step; for greedy search of one input",
     )
     max_matching_ngram_size: int = option(
-        COUNT, 2, "of prompt lookup: so many of the last tokens are looked up, or fewer"
+        COUNT, 2, "prompt lookup decoding: maximum n-gram size to look up"
     )
     eos_token_id: int | list[int] | None = option(
-        ONE_OR_MORE_TOKENS, None, "ends a sequence; that of the model if not given"
+        ONE_OR_MORE_TOKENS, None, "token that ends a sequence; default: the model's"
     )
     pad_token_id: int | None = option(
         COUNT_OR_0,
         None,
-        "fills rows that ended; that of the model if not given",
+        "token that fills finished sequences; default: the model's",
         in_vocabulary=True,
     )
     decoder_start_token_id: int | None = option(
         TOKEN,
         None,
-        "of seq2seq: the first token; that of the model if not given",
+        "first decoder token of an encoder-decoder model; default: the model's",
         in_vocabulary=True,
     )
 
     def __post_init__(self) -> None:
-        given = {
+        options = {
             name: value for name, value in vars(self).items() if value is not FIELDS[name].default
         }
-        for name, value in check(given).items():
+        for name, value in check(options).items():
             value = FIELDS[name].default if value is None else value
-            if value is not given[name]:
+            if value is not options[name]:
                 object.__setattr__(self, name, value)
         if self.do_sample and self.num_beams > 1:
             raise UsageError(
-                f"do_sample=True does not go with num_beams={self.num_beams}, expected num_beams=1"
+                f"do_sample=True cannot be combined with num_beams={self.num_beams}, expected "
+                "num_beams=1"
             )
         if self.prompt_lookup_num_tokens is not None and (self.do_sample or self.num_beams > 1):
-            found = f"prompt_lookup_num_tokens={self.prompt_lookup_num_tokens} does not go with"
+            problem = (
+                f"prompt_lookup_num_tokens={self.prompt_lookup_num_tokens} cannot be combined with"
+            )
             other = (
                 "do_sample=True, expected False"
                 if self.do_sample
                 else f"num_beams={self.num_beams}, expected 1"
             )
-            raise UsageError(f"{found} {other}: it is for greedy search")
+            raise UsageError(f"{problem} {other}: prompt lookup needs greedy search")
         if self.num_return_sequences > self.num_beams and not self.do_sample:
-            most = f"num_beams, {self.num_beams}," if self.num_beams > 1 else "1"
+            maximum = f"num_beams, {self.num_beams}," if self.num_beams > 1 else "1"
             name, count = "num_return_sequences", self.num_return_sequences
-            raise UsageError(f"{name} must be at most {most} without do_sample, got {count}", name)
+            raise UsageError(
+                f"{name} must be at most {maximum} without do_sample, got {count}", name
+            )
         for name in ("forced_bos_token_id", "forced_eos_token_id"):
             forced = as_list(getattr(self, name))
             if forced and set(forced) <= set(as_list(self.suppress_tokens)):
                 raise UsageError(
-                    f"{name} must have a token that suppress_tokens has not, got {forced}", name
+                    f"{name} must contain a token that suppress_tokens does not suppress, got "
+                    f"{forced}",
+                    name,
                 )
         # Scores are divided by length^length_penalty, a float32, and must stay above
         # `EXCLUDED_SCORE`.
@@ -277,7 +305,7 @@ class Options:
         if self.candidates > self.num_beams * size or self.num_beams > size:
             ends = f" and {len(self.eos_token_ids)} end tokens" if self.eos_token_ids else ""
             raise UsageError(
-                f"num_beams {self.num_beams}{ends} are too many for a vocabulary of {size} tokens",
+                f"num_beams={self.num_beams}{ends} are too many for a vocabulary of {size} tokens",
                 "num_beams",
             )
         for name in IN_VOCABULARY:
@@ -363,7 +391,7 @@ def to_python(value: Any) -> Any:
         return value
     if hasattr(value, "tolist"):
         return value.tolist()
-    return [to_python(each) for each in value] if isinstance(value, list | tuple) else value
+    return [to_python(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def resolve(
@@ -389,7 +417,7 @@ def resolve(
             vocabulary.
         ValueError: for a field of `generation_config` that this runtime does not support.
     """
-    given = {
+    merged = {
         **{
             name: value
             for name, value in generation_config.items()
@@ -397,18 +425,18 @@ def resolve(
         },
         **options,
     }
-    check_applied(generation_config, bool(given.get("do_sample")))
+    check_applied(generation_config, bool(merged.get("do_sample")))
     for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id"):
-        given[name] = special_token(name, options, generation_config, config)
-    if given["pad_token_id"] is None:
-        given["pad_token_id"] = next(iter(as_list(given["eos_token_id"])), 0)
-    if given.get("top_k", ...) is None:
-        given["top_k"] = 0  # only this option is turned off by `None`
-    if given.get("max_new_tokens") is None:
-        given["max_new_tokens"] = new_tokens(given.get("max_length"), prompt_length, config)
-    if given.get("min_new_tokens") is None:
-        given["min_new_tokens"] = max(0, (given.get("min_length") or 0) - prompt_length)
-    resolved = Options(**{name: value for name, value in given.items() if value is not None})
+        merged[name] = special_token(name, options, generation_config, config)
+    if merged["pad_token_id"] is None:
+        merged["pad_token_id"] = next(iter(as_list(merged["eos_token_id"])), 0)
+    if merged.get("top_k", ...) is None:
+        merged["top_k"] = 0  # only this option is turned off by `None`
+    if merged.get("max_new_tokens") is None:
+        merged["max_new_tokens"] = new_tokens(merged.get("max_length"), prompt_length, config)
+    if merged.get("min_new_tokens") is None:
+        merged["min_new_tokens"] = max(0, (merged.get("min_length") or 0) - prompt_length)
+    resolved = Options(**{name: value for name, value in merged.items() if value is not None})
     resolved.check_vocabulary(config["vocab_size"])
     return resolved
 
@@ -420,8 +448,8 @@ def check_applied(generation_config: dict[str, Any], is_sampling: bool) -> None:
         is_neutral = value is None or value == NEUTRAL.get(name, 0)
         if name not in harmless and not is_neutral and not name.startswith("_"):
             raise ValueError(
-                f"generation_config.json sets {name:.200} to {value!r:.200}, which this runtime "
-                "does not apply"
+                f"generation_config.json sets {name:.200} to {value!r:.200}, which this "
+                "runtime does not support"
             )
 
 
@@ -436,8 +464,7 @@ def new_tokens(max_length: int | None, prompt_length: int, config: dict[str, Any
         max_length = min(prompt_length + Options.max_new_tokens, config["max_position_embeddings"])
     if max_length <= prompt_length:
         raise UsageError(
-            f"max_length must be more than the {prompt_length} tokens of the prompt, got "
-            f"{max_length}"
+            f"max_length must be more than {prompt_length}, the prompt's tokens, got {max_length}"
         )
     return max_length - prompt_length
 

@@ -11,7 +11,7 @@ import numpy as np
 from .decoder import CandidateDecoder, GenerationRequest
 from .search import Search
 
-MOST_TOKENS = 256  # maximum tokens per step for a decoder without a limit
+MAX_TOKENS = 256  # maximum tokens per step for a decoder without a limit
 
 
 class NgramIndex:
@@ -44,7 +44,7 @@ class NgramIndex:
         return []
 
 
-def tokens_by_lookup(
+def prompt_lookup_tokens(
     request: GenerationRequest, decoder: CandidateDecoder, search: Search, logits: np.ndarray
 ) -> Iterator[np.ndarray]:
     """Yield the tokens of `search` of one row, beginning with the `logits` (1, V) of its prompt.
@@ -57,14 +57,16 @@ def tokens_by_lookup(
     index = NgramIndex(options.max_matching_ngram_size)
     for token in read_tokens(request):
         index.add(token)
-    most = min(options.prompt_lookup_num_tokens or 0, (decoder.max_step_tokens or MOST_TOKENS) - 1)
+    max_candidates = min(
+        options.prompt_lookup_num_tokens or 0, (decoder.max_step_tokens or MAX_TOKENS) - 1
+    )
     left = options.max_new_tokens
     candidates: list[int] = []
     is_copying = False
     all_logits = logits[:, None]
     while True:
-        for place, candidate in enumerate([*candidates, None]):
-            tokens, _ = search.advance(all_logits[:, place])
+        for position, candidate in enumerate([*candidates, None]):
+            tokens, _ = search.advance(all_logits[:, position])
             yield tokens
             if search.finished:
                 return
@@ -73,10 +75,10 @@ def tokens_by_lookup(
             if tokens[0] != candidate:
                 break
         if candidates:
-            decoder.crop(len(candidates) - place)
-            is_copying = place > 0
-        found = index.followers_of_last(1 if is_copying else min(2, index.max_size))
-        candidates = until_end(found[: min(most, left - 1)], options.eos_token_ids)
+            decoder.crop(len(candidates) - position)
+            is_copying = position > 0
+        followers = index.followers_of_last(1 if is_copying else min(2, index.max_size))
+        candidates = until_end(followers[: min(max_candidates, left - 1)], options.eos_token_ids)
         all_logits = decoder.step(np.array([[index.tokens[-1], *candidates]]))
 
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from .logits import Prompt, Sampler, as_rows, log_sum_exp, top
 from .options import EXCLUDED_SCORE, LOGITS_FUNCTIONS, Options
-from .top_k import likeliest_tokens
+from .top_k import top_k_tokens
 
-INITIAL_ROOM = 256  # initial capacity in new tokens; doubled when it is full
+INITIAL_CAPACITY = 256  # initial capacity in new tokens; doubled when it is full
 
 
 class Search(Protocol):
@@ -35,13 +35,13 @@ class Search(Protocol):
         if they were not requested."""
 
 
-class Processors:
+class LogitsProcessors:
     """The logits processors of `options`, in the order of transformers. False if there are none."""
 
     def __init__(self, options: Options, prompt: Prompt):
         self.prompt = prompt
-        made = [function(options, prompt) for function in LOGITS_FUNCTIONS]
-        self.active = [process for process in made if process is not None]
+        processors = [function(options, prompt) for function in LOGITS_FUNCTIONS]
+        self.active = [process for process in processors if process is not None]
 
     def __bool__(self) -> bool:
         return bool(self.active)
@@ -71,7 +71,7 @@ def start_search(
         threads: CPU threads of beam search.
         seeds: sampling seeds, one per input; `None` samples all rows with `options.seed`.
     """
-    processors = Processors(options, prompt)
+    processors = LogitsProcessors(options, prompt)
     if options.num_beams > 1:
         return BeamSearch(len(prompt.ids), options, processors, threads)
     scores = Scores(len(prompt.ids) * options.num_return_sequences) if is_scored else None
@@ -115,7 +115,7 @@ class TokenSearch:
         self,
         inputs: int,
         options: Options,
-        processors: Processors | None = None,
+        processors: LogitsProcessors | None = None,
         scores: Scores | None = None,
         seeds: Sequence[int] | None = None,
     ):
@@ -127,7 +127,7 @@ class TokenSearch:
         self.choose = Sampler(options, seeds=seeds) if options.do_sample else greedy
         self.eos = np.array(options.eos_token_ids, np.int64)
         self.running = np.ones(self.rows, bool)
-        self.tokens = np.empty((self.rows, min(options.max_new_tokens, INITIAL_ROOM)), np.int64)
+        self.tokens = np.empty((self.rows, min(options.max_new_tokens, INITIAL_CAPACITY)), np.int64)
         self.length = 0
         self.finished = False
 
@@ -135,7 +135,7 @@ class TokenSearch:
         """Select one token per row. Finished rows get the pad token."""
         logits = as_rows(logits, self.rows)
         if self.length == self.tokens.shape[1]:
-            self.tokens = doubled(self.tokens, self.fill_token_id)
+            self.tokens = double_length(self.tokens, self.fill_token_id)
         if self.processors is not None:
             self.processors(self.tokens[:, : self.length], logits)
         # sampling overwrites the logits
@@ -159,7 +159,7 @@ def greedy(logits: np.ndarray) -> np.ndarray:
     return logits.argmax(axis=1)
 
 
-def doubled(tokens: np.ndarray, fill_token_id: int) -> np.ndarray:
+def double_length(tokens: np.ndarray, fill_token_id: int) -> np.ndarray:
     """(..., t) -> (..., 2 * t), padded with `fill_token_id`."""
     return np.concatenate([tokens, np.full_like(tokens, fill_token_id)], axis=-1)
 
@@ -171,7 +171,11 @@ class BeamSearch:
     change the log p of each token. Without processors, `threads` CPU threads select the top k."""
 
     def __init__(
-        self, inputs: int, options: Options, processors: Processors | None = None, threads: int = 1
+        self,
+        inputs: int,
+        options: Options,
+        processors: LogitsProcessors | None = None,
+        threads: int = 1,
     ):
         self.options = options
         self.threads = threads
@@ -180,7 +184,7 @@ class BeamSearch:
         self.inputs = np.arange(inputs)[:, None]
         self.is_best = np.arange(options.candidates) < options.num_beams
         self.tokens = np.full(
-            (inputs * options.num_beams, min(options.max_new_tokens, INITIAL_ROOM)),
+            (inputs * options.num_beams, min(options.max_new_tokens, INITIAL_CAPACITY)),
             options.fill_token_id,
         )
         # The rows of one input are equal at first, so only the first row counts.
@@ -195,8 +199,8 @@ class BeamSearch:
         """Select the best K running hypotheses and store those that just ended."""
         options = self.options
         if self.length == self.tokens.shape[1]:
-            self.tokens = doubled(self.tokens, options.fill_token_id)
-            self.ended.sequences = doubled(self.ended.sequences, options.fill_token_id)
+            self.tokens = double_length(self.tokens, options.fill_token_id)
+            self.ended.sequences = double_length(self.ended.sequences, options.fill_token_id)
         candidates, tokens, parents = self.best_candidates(logits)
         sequences = self.tokens[parents]
         sequences[:, :, self.length] = tokens
@@ -235,27 +239,27 @@ class BeamSearch:
         new = self.tokens[::beams, :0] if is_first else self.tokens[:, : self.length]
         count = min(self.options.candidates, logits.shape[1])
         if self.processors:
-            log_p, tokens = processed(logits, new, count, self.processors)
+            log_p, tokens = process_logits(logits, new, count, self.processors)
         else:
-            log_p, tokens = likeliest_tokens(logits, count, self.threads)
+            log_p, tokens = top_k_tokens(logits, count, self.threads)
         if is_first:
             log_p = np.repeat(log_p, beams, axis=0)
             tokens = np.repeat(tokens, beams, axis=0)
-        each = log_p.shape[1]
-        candidates, chosen = top(
+        per_row = log_p.shape[1]
+        candidates, indices = top(
             (log_p + self.scores.reshape(-1, 1)).reshape(len(self.inputs), -1),
             self.options.candidates,
         )
-        tokens = np.take_along_axis(tokens.reshape(len(self.inputs), -1), chosen, axis=1)
-        return candidates, tokens, self.inputs * beams + chosen // each
+        tokens = np.take_along_axis(tokens.reshape(len(self.inputs), -1), indices, axis=1)
+        return candidates, tokens, self.inputs * beams + indices // per_row
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the best finished hypotheses of each input and their scores."""
         return self.ended.best(self.options.num_return_sequences)
 
 
-def processed(
-    logits: np.ndarray, new: np.ndarray, count: int, processors: Processors
+def process_logits(
+    logits: np.ndarray, new: np.ndarray, count: int, processors: LogitsProcessors
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the top `count` log p and tokens after `processors` have changed the log p.
 
@@ -275,7 +279,7 @@ class FinishedBeams:
     def __init__(self, tokens: np.ndarray, scores: np.ndarray):
         self.sequences = tokens.reshape(*scores.shape, -1)
         self.scores = np.full_like(scores, -np.inf)
-        self.lengths = np.zeros(scores.shape, np.int64)  # 0 for an empty place
+        self.lengths = np.zeros(scores.shape, np.int64)  # 0 for an empty slot
 
     def are_full(self) -> np.ndarray:
         return np.logical_and.reduce(self.lengths, axis=1, keepdims=True)

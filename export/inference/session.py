@@ -50,7 +50,7 @@ class Session:
                 graph, options, providers=providers, enable_fallback=0
             )
         except Exception as error:
-            raise self.explained(error, "load") from None
+            raise self.describe_error(error, "load") from None
 
     def run(self, names: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Return the outputs `names`. Raise SessionError if onnxruntime fails, such as out of
@@ -59,7 +59,7 @@ class Session:
             return self.inner.run(names, feeds)
         except Exception as error:
             shapes = {name: feeds[name].shape for name in feeds if name.endswith("input_ids")}
-            raise self.explained(error, "run", f" with {shapes}") from None
+            raise self.describe_error(error, "run", f" with {shapes}") from None
 
     def run_bound(
         self, binding: "onnxruntime.IOBinding", options: "onnxruntime.RunOptions | None" = None
@@ -68,17 +68,17 @@ class Session:
         try:
             self.inner.run_with_iobinding(binding, options)
         except Exception as error:
-            raise self.explained(error, "run") from None
+            raise self.describe_error(error, "run") from None
 
     def io_binding(self) -> "onnxruntime.IOBinding":
         return self.inner.io_binding()
 
-    def explained(self, error: Exception, what: str, given: str = "") -> SessionError:
+    def describe_error(self, error: Exception, what: str, feeds: str = "") -> SessionError:
         import onnxruntime
 
         reason = " ".join(str(error).split())
         return SessionError(
-            f"onnxruntime {onnxruntime.__version__} cannot {what} {self.path}{given}: {reason}"
+            f"onnxruntime {onnxruntime.__version__} cannot {what} {self.path}{feeds}: {reason}"
         )
 
 
@@ -105,8 +105,8 @@ class Sessions:
 
     def open(self, roles: list[str]) -> dict[str, Session]:
         """Open the graphs of `roles`, in parallel on CPUs, and return their sessions."""
-        is_on_processor = all(len(self.providers(role)) == 1 for role in roles)
-        with ThreadPoolExecutor(len(roles) if is_on_processor else 1) as pool:
+        is_on_cpu = all(len(self.providers(role)) == 1 for role in roles)
+        with ThreadPoolExecutor(len(roles) if is_on_cpu else 1) as pool:
             return dict(zip(roles, pool.map(self.make, roles)))
 
     def make(self, role: str, sizes: dict[str, int] | None = None) -> Session:
@@ -148,21 +148,22 @@ def check_graph(session: "onnxruntime.InferenceSession", spec: GraphSpec, path: 
         by_name = {value.name: value for value in values}
         if differ := by_name.keys() ^ {tensor.name for tensor in expected}:
             raise ValueError(
-                f"{path} does not fit config.json: only one of them has {min(differ)}, export again"
+                f"{path} does not match config.json: only one of them has {min(differ)}, "
+                "export again"
             )
         for tensor in expected:
             value = by_name[tensor.name]
             kind = f"tensor({tensor.dtype.replace('float32', 'float')})"
             sizes = [
-                size if isinstance(size, str) else own
-                for own, size in zip(value.shape, tensor.shape)
+                size if isinstance(size, str) else actual
+                for actual, size in zip(value.shape, tensor.shape)
             ]
             if (value.type, sizes, len(value.shape)) != (
                 kind,
                 list(tensor.shape),
                 len(tensor.shape),
             ):
-                wanted = f"as config.json says {kind} {list(tensor.shape)}: export again"
+                demand = f"as config.json says {kind} {list(tensor.shape)}: export again"
                 raise ValueError(
-                    f"{path} has {tensor.name} of {value.type} {value.shape}, expected {wanted}"
+                    f"{path} has {tensor.name} of {value.type} {value.shape}, expected {demand}"
                 )

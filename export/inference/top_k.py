@@ -17,7 +17,7 @@ CHUNK = 1 << 19
 GRAPH = Path(__file__).with_name("top_k.onnx")
 
 
-def likeliest_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
+def top_k_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
     """Return log p and index of the top `count` tokens of each row, both (rows, count).
 
     `logits` are (rows, V). The best token comes first, ties are sorted by index.
@@ -26,13 +26,16 @@ def likeliest_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.n
         ValueError: if a row has values that are not finite.
     """
     # Few logits take less time than the threads take to wake up.
-    run, each = session(threads if logits.size > CHUNK else 1).run, max(1, CHUNK // logits.shape[1])
+    run, chunk = (
+        session(threads if logits.size > CHUNK else 1).run,
+        max(1, CHUNK // logits.shape[1]),
+    )
     counts = np.array([count])
-    found = [
-        run(None, {"logits": logits[row : row + each], "count": counts})
-        for row in range(0, len(logits), each)
+    results = [
+        run(None, {"logits": logits[row : row + chunk], "count": counts})
+        for row in range(0, len(logits), chunk)
     ]
-    log_p, tokens = (np.concatenate(parts) for parts in zip(*found))
+    log_p, tokens = (np.concatenate(parts) for parts in zip(*results))
     if np.isnan(log_p).any():
         raise ValueError("some logits are NaN or infinite, expected numbers")
     return log_p, tokens

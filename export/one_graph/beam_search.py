@@ -1,9 +1,8 @@
 """Beam search as nodes of a loop: `runtime.search.BeamSearch`, but each input has its own number of
 beams, penalty and steps.
 
-B inputs, K the most beams of any, C the candidates of each, t the tokens so far. Beams that an
-input has not are empty: their scores are `EXCLUDED_SCORE`, so that they go on with no token before
-any other's.
+B inputs, K the largest number of beams, C candidates per input, t tokens so far. An input with
+fewer beams has empty ones: their score is `EXCLUDED_SCORE`, so that beams with tokens always win.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from ..graphs.ops import Ops
 from ..inference.options import EXCLUDED_SCORE
 from ..specs.graph_spec import TensorSpec
 from .generation_config import Rules
-from .searches import EACH, SEQUENCES
+from .searches import PER_ROW, SEQUENCES
 from .step import LoopInputs
 
 LOWEST = np.array(-np.inf, np.float32)
@@ -29,11 +28,11 @@ class Beams:
     """The best hypothesis of `num_beams`, by sum(log p) / length^length_penalty, and that score."""
 
     inputs = (
-        TensorSpec("num_beams", "int64", EACH),
-        TensorSpec("length_penalty", "float32", EACH),
-        TensorSpec("early_stopping", "int64", EACH),
+        TensorSpec("num_beams", "int64", PER_ROW),
+        TensorSpec("length_penalty", "float32", PER_ROW),
+        TensorSpec("early_stopping", "int64", PER_ROW),
     )
-    outputs = (SEQUENCES, TensorSpec("scores", "float32", EACH))
+    outputs = (SEQUENCES, TensorSpec("scores", "float32", PER_ROW))
     dtypes = ("int64", "float32", "int64", "float32", "int64", "bool")
 
     def __init__(self, rules: Rules):
@@ -56,15 +55,15 @@ class Beams:
         """
         ops = inputs.ops
         self.limit, self.settings, self.prompt = limit, settings, prompt
-        self.row_limit = inputs.repeated(limit)
-        self.places = ops.range(self.max_count)
-        self.exists = ops("Less", self.places, self.counts)
+        self.row_limit = inputs.repeat_rows(limit)
+        self.beam_indices = ops.range(self.max_count)
+        self.exists = ops("Less", self.beam_indices, self.counts)
         self.width = ops("Mul", self.max_count, self.per_beam)
         self.ranks = ops.range(self.width)
         self.stops = ops("Equal", settings["early_stopping"], STOPS)
         shape = [inputs.batch, self.max_count]
         tokens = ops.filled([*shape, 0], np.int64(0))
-        first = ops("Where", ops("Equal", self.places, 0), 0.0, EXCLUDED)
+        first = ops("Where", ops("Equal", self.beam_indices, 0), 0.0, EXCLUDED)
         scores = ops("Add", ops.filled(shape, np.float32(0)), first)
         none = ops.filled(shape, np.float32(-np.inf))
         return [
@@ -77,12 +76,12 @@ class Beams:
         ]
 
     def advance(
-        self, ops: Ops, logits: Value, states: list[Value], place: Value
+        self, ops: Ops, logits: Value, states: list[Value], position: Value
     ) -> tuple[Value, Value, list[Value], Value]:
         """Extend all beams by one token."""
         sequences, scores, *ended, can_improve = states
-        length = ops("Add", place, 1)
-        candidates, tokens, parents = self.candidates(ops, logits, scores, place)
+        length = ops("Add", position, 1)
+        candidates, tokens, parents = self.candidates(ops, logits, scores, position)
         sequences = ops(
             "Concat", beams_at(ops, sequences, parents), ops("Unsqueeze", tokens, [2]), axis=2
         )
@@ -99,10 +98,12 @@ class Beams:
         states = [beams_at(ops, sequences, kept), scores, *ended, can_improve]
         return next_tokens, ops("GatherElements", parents, kept, axis=1), states, goes_on
 
-    def candidates(self, ops: Ops, logits: Value, scores: Value, place: Value) -> list[Value]:
+    def candidates(self, ops: Ops, logits: Value, scores: Value, position: Value) -> list[Value]:
         """Return the best continuations of each input, all (B, C): log p, tokens, and the beams
         that they continue."""
-        log_p = self.rules.applied(ops, ops("LogSoftmax", logits, axis=-1), place, self.row_limit)
+        log_p = self.rules.applied(
+            ops, ops("LogSoftmax", logits, axis=-1), position, self.row_limit
+        )
         if self.rules.options.renormalize_logits:
             log_p = ops("LogSoftmax", log_p, axis=-1)
         size = self.rules.size

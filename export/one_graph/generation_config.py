@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..graphs.ops import Ops
 
 # Fields of `Options` whose values no graph here holds, and those that do.
-REFUSED = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_return_sequences": 1}
+UNSUPPORTED = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_return_sequences": 1}
 # a decoder's count the prompt, whose length no exporter knows
 OF_PROMPTS = ("min_length", "forced_bos_token_id")
 
@@ -36,18 +36,18 @@ class Rules:
             ValueError: for a field with a value that the graph does not support.
         """
         check_fields(mode, generation, config)
-        chosen = {
+        options = {
             "do_sample": mode == "sample",
             "num_beams": 2 if mode == "beam" else 1,
             "max_new_tokens": 1,
         }
         return cls(
-            resolve(chosen | {"length_penalty": 1.0}, generation, config, prompt_length=1),
+            resolve(options | {"length_penalty": 1.0}, generation, config, prompt_length=1),
             config["vocab_size"],
         )
 
-    def applied(self, ops: Ops, scores: ir.Value, place: ir.Value, limit: ir.Value) -> ir.Value:
-        """Return the processed `scores` (rows, V) of the token at position `place` (a scalar).
+    def applied(self, ops: Ops, scores: ir.Value, position: ir.Value, limit: ir.Value) -> ir.Value:
+        """Return the processed `scores` (rows, V) of the token at position `position` (a scalar).
 
         `limit` (rows, 1) is the maximum number of tokens."""
         options = self.options
@@ -57,17 +57,19 @@ class Rules:
         scores = self.without(ops, scores, never)
         if options.min_new_tokens:
             scores = self.without(
-                ops, scores, options.eos_token_ids, ops("Less", place, options.min_new_tokens)
+                ops, scores, options.eos_token_ids, ops("Less", position, options.min_new_tokens)
             )
         if options.forced_bos_token_id is not None:
-            scores = self.only(ops, scores, [options.forced_bos_token_id], ops("Equal", place, 0))
+            scores = self.only(
+                ops, scores, [options.forced_bos_token_id], ops("Equal", position, 0)
+            )
         if options.forced_eos_token_id is not None:
-            is_last = ops("Equal", place, ops("Sub", limit, 1))
+            is_last = ops("Equal", position, ops("Sub", limit, 1))
             scores = self.only(ops, scores, as_list(options.forced_eos_token_id), is_last)
         scores = self.without(ops, scores, options.suppress_tokens or ())
         first = int(options.forced_bos_token_id is not None)
         return self.without(
-            ops, scores, options.begin_suppress_tokens or (), ops("Equal", place, first)
+            ops, scores, options.begin_suppress_tokens or (), ops("Equal", position, first)
         )
 
     def without(
@@ -92,19 +94,22 @@ class Rules:
 
 def check_fields(mode: str, generation: dict[str, Any], config: dict[str, Any]) -> None:
     """Raise ValueError for a field that is set and that the graph of `mode` cannot hold."""
-    refused = REFUSED | ({"min_p": 0.0} if mode == "sample" else {})
+    unsupported = UNSUPPORTED | ({"min_p": 0.0} if mode == "sample" else {})
     if config["model_type"] == "vanilla-decoder":
-        refused |= dict.fromkeys(OF_PROMPTS)
-    for name, neutral in refused.items():
+        unsupported |= dict.fromkeys(OF_PROMPTS)
+    for name, neutral in unsupported.items():
         value = generation.get(name)
         if value is not None and value != neutral and (value or neutral):
             raise ValueError(
-                f"generation_config.json has {name}={value!r:.100}, which no graph holds: "
-                f"expected {neutral}"
+                f"generation_config.json has {name}={value!r:.100}, which --generate does not "
+                f"support: expected {neutral}"
             )
     longer = [word for word in generation.get("bad_words_ids") or () if len(word) > 1]
     if longer:
-        found = (
-            f"generation_config.json has bad_words_ids with {longer[0]!r:.100}, of several tokens"
+        problem = (
+            f"generation_config.json has bad_words_ids with {longer[0]!r:.100}, a word of "
+            "several tokens"
         )
-        raise ValueError(f"{found}, which no graph holds: expected words of one token")
+        raise ValueError(
+            f"{problem}, which --generate does not support: expected words of one token"
+        )

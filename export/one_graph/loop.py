@@ -22,13 +22,13 @@ from .searches import (
     STEPS,
     GraphSearch,
     GraphTokenSearch,
-    likeliest_tokens,
+    greedy_tokens,
     sampled_tokens,
 )
 from .step import LoopInputs, Step
 
 SEARCHES: dict[str, Callable[[Rules], GraphSearch]] = {
-    "greedy": lambda rules: GraphTokenSearch(rules, likeliest_tokens),
+    "greedy": lambda rules: GraphTokenSearch(rules, greedy_tokens),
     "sample": lambda rules: GraphTokenSearch(rules, sampled_tokens, SAMPLING),
     "beam": Beams,
 }
@@ -57,15 +57,15 @@ def one_graph(
     lengths = None
     prompt = ops.filled([ops.size(ids, 0), 1], np.int64(rules.options.decoder_start_token_id or 0))
     if config["model_type"] == "vanilla-decoder":
-        ids, mask, lengths = padded_on_the_left(ops, ids, mask, rules.options.pad_token_id)
+        ids, mask, lengths = pad_left(ops, ids, mask, rules.options.pad_token_id)
         prompt = ids
     positions = position_limit(config)
-    limit = at_most_positions(ops, max_steps(ops, settings), lengths, positions)
+    limit = limit_steps(ops, max_steps(ops, settings), lengths, positions)
     trips = ops("ReduceMax", limit, keepdims=0)
     inputs = LoopInputs(ops, ids, mask, search.beams(ops, settings), lengths, positions)
     last = ops("Slice", prompt, [-1], [np.iinfo(np.int64).max], [1])
     initial = [
-        inputs.repeated(last),
+        inputs.repeat_rows(last),
         *search.begin(inputs, settings, prompt, limit),
         *step.begin(inputs),
     ]
@@ -74,7 +74,7 @@ def one_graph(
     final = ops.outputs(len(initial), "Loop", trips, ops("Greater", trips, 0), *initial, body=body)
     set_types(final, types)
     results = search.end(ops, final[1 : 1 + len(search.dtypes)])
-    return model_of(ops, list(settings.values()), results, spec, opsets)
+    return build_model(ops, list(settings.values()), results, spec, opsets)
 
 
 def max_steps(ops: Ops, settings: Values) -> Value:
@@ -101,39 +101,35 @@ def set_types(values: Sequence[Value], types: Sequence[ir.TensorType]) -> None:
         value.type = type_
 
 
-def padded_on_the_left(
-    ops: Ops, ids: Value, mask: Value, pad: int | None
-) -> tuple[Value, Value, Value]:
+def pad_left(ops: Ops, ids: Value, mask: Value, pad: int | None) -> tuple[Value, Value, Value]:
     """Return `ids` (B, S) with all padding moved to the left, their mask, and their lengths (B, 1).
 
     A row without tokens keeps its last one."""
     size = ops("Shape", ids, start=1)
-    places = ops.range(size)
+    columns = ops.range(size)
     is_padding = ops("Less", mask, 1)
     # ranks are distinct
-    rank = ops("Sub", ops("Where", is_padding, ops("Mul", size, 2), size), places)
+    rank = ops("Sub", ops("Where", is_padding, ops("Mul", size, 2), size), columns)
     _, order = ops.outputs(2, "TopK", rank, size, axis=1)
     lengths = ops("Max", ops("ReduceSum", ops.cast(ops("Not", is_padding), "int64"), [1]), 1)
-    is_token = ops("GreaterOrEqual", places, ops("Sub", size, lengths))
+    is_token = ops("GreaterOrEqual", columns, ops("Sub", size, lengths))
     moved = ops("Where", is_token, ops("GatherElements", ids, order, axis=1), pad or 0)
     return moved, ops.cast(is_token, "int64"), lengths
 
 
-def at_most_positions(
-    ops: Ops, steps: Value, lengths: Value | None, positions: int | None
-) -> Value:
+def limit_steps(ops: Ops, steps: Value, lengths: Value | None, positions: int | None) -> Value:
     """Return `steps` (B, 1), at least 0 and limited by the `positions` of a learned table.
 
     Prompts have `lengths` (B, 1), or 1 token if `None`."""
     steps = ops("Max", steps, 0)
     if positions is None:
         return steps
-    room = (
+    free_positions = (
         ops.value(positions)
         if lengths is None
         else ops("Max", ops("Sub", positions + 1, lengths), 0)
     )
-    return ops("Min", steps, room)
+    return ops("Min", steps, free_positions)
 
 
 def loop_body(
@@ -142,22 +138,24 @@ def loop_body(
     """Return the body of the loop. It reads and returns the tokens, the states of the search and
     those of the step."""
     ops = Ops(main=inputs.ops)
-    place = Value(type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
+    position = Value(type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
     before = Value(type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
     current = [Value(type=type_) for type_ in types]
     count = 1 + len(search.dtypes)
-    logits, states = step.advance(ops, current[0], current[count:], place)
-    tokens, parents, search_states, goes_on = search.advance(ops, logits, current[1:count], place)
+    logits, states = step.advance(ops, current[0], current[count:], position)
+    tokens, parents, search_states, goes_on = search.advance(
+        ops, logits, current[1:count], position
+    )
     if parents is not None:
         masks, caches = states[: step.num_masks], states[step.num_masks :]
-        states = [*masks, *inputs.reordered(ops, caches, parents)]
+        states = [*masks, *inputs.reorder_rows(ops, caches, parents)]
     results = [tokens, *search_states, *states]
     set_types(results, types)
     goes_on.type, goes_on.shape = before.type, ir.Shape([])
-    return ir.Graph([place, before, *current], [goes_on, *results], nodes=ops.nodes, name="step")
+    return ir.Graph([position, before, *current], [goes_on, *results], nodes=ops.nodes, name="step")
 
 
-def model_of(
+def build_model(
     ops: Ops, inputs: list[Value], results: list[Value], spec: GraphSpec, opsets: dict[str, int]
 ) -> ir.Model:
     for value, tensor in zip(results, spec.outputs, strict=True):
@@ -171,7 +169,9 @@ def model_of(
     for node in ir.traversal.RecursiveGraphIterator(graph):
         node.name = f"{node.op_type}.{next(numbers)}"
         bodies = [
-            each.value for each in node.attributes.values() if each.type == ir.AttributeType.GRAPH
+            attribute.value
+            for attribute in node.attributes.values()
+            if attribute.type == ir.AttributeType.GRAPH
         ]
         for value in (*node.outputs, *(value for body in bodies for value in body.inputs)):
             if value not in kept:

@@ -38,10 +38,10 @@ def append_step(
     for node in fixed:
         inputs.ops.nodes.append(node)
         for value in source.intersection(node.outputs):
-            users = list(value.uses())  # before `repeated` is one of them
-            repeated = inputs.repeated(value)
+            users = list(value.uses())  # before `repeat_rows` is one of them
+            repeat_rows = inputs.repeat_rows(value)
             for user, index in users:
-                user.replace_input_with(index, repeated)
+                user.replace_input_with(index, repeat_rows)
     return outputs
 
 
@@ -56,13 +56,13 @@ def inline(
     for value in graph.inputs:
         value.replace_all_uses_with(bindings[value.name])
     for value in list(graph.initializers.values()):
-        value.replace_all_uses_with(shared(ops, value.const_value))
+        value.replace_all_uses_with(shared_initializer(ops, value.const_value))
     nodes = list(graph)
     graph.remove(nodes)
     return nodes, outputs
 
 
-def shared(ops: Ops, tensor: ir.TensorProtocol) -> Value:
+def shared_initializer(ops: Ops, tensor: ir.TensorProtocol) -> Value:
     """Return the one initializer of `ops` that holds the numbers of `tensor`."""
     return ops.initializer(
         (tensor.dtype, tuple(tensor.shape), hashlib.sha256(tensor.tobytes()).digest()), tensor

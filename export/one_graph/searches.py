@@ -14,19 +14,19 @@ from ..specs.graph_spec import TensorSpec
 from .generation_config import Rules
 from .step import LoopInputs
 
-EACH = ("batch_size", 1)
-STEPS = TensorSpec("max_new_tokens", "int64", EACH)
+PER_ROW = ("batch_size", 1)
+STEPS = TensorSpec("max_new_tokens", "int64", PER_ROW)
 SAMPLING = (
-    TensorSpec("temperature", "float32", EACH),
-    TensorSpec("top_k", "int64", EACH),
-    TensorSpec("top_p", "float32", EACH),
+    TensorSpec("temperature", "float32", PER_ROW),
+    TensorSpec("top_k", "int64", PER_ROW),
+    TensorSpec("top_p", "float32", PER_ROW),
     TensorSpec("uniforms", "float32", ("batch_size", "steps")),
 )
 SEQUENCES = TensorSpec("sequences", "int64", ("batch_size", "sequence_length"))
 ZERO = np.array(0, np.float64)
 # below it, as at it, only the most likely token is left
 MIN_TEMPERATURE = np.array(1e-6, np.float32)
-# Logits (B, V), the place of the token and the settings -> tokens (B, 1).
+# Logits (B, V), the position of the token and the settings -> tokens (B, 1).
 ChooseTokens = Callable[[Ops, Value, Value, Values], Value]
 
 
@@ -53,9 +53,9 @@ class GraphSearch(Protocol):
         `prompt` (B, P)."""
 
     def advance(
-        self, ops: Ops, logits: Value, states: list[Value], place: Value
+        self, ops: Ops, logits: Value, states: list[Value], position: Value
     ) -> tuple[Value, Value | None, list[Value], Value]:
-        """Return the next tokens, their parents, the new states, and whether to go on (a scalar).
+        """Return the next tokens, their parents, the new states, and a scalar, True to continue.
 
         Logits are (rows, V), tokens (rows, 1). The parents are the beams (B, K) that the tokens
         continue, `None` if each row continues itself.
@@ -89,16 +89,16 @@ class GraphTokenSearch:
         return [prompt, inputs.ops("Less", limit, 1)]
 
     def advance(
-        self, ops: Ops, logits: Value, states: list[Value], place: Value
+        self, ops: Ops, logits: Value, states: list[Value], position: Value
     ) -> tuple[Value, None, list[Value], Value]:
         """Append one token to each sequence."""
         sequences, ended = states
         options = self.rules.options
         tokens = self.choose(
-            ops, self.rules.applied(ops, logits, place, self.limit), place, self.settings
+            ops, self.rules.applied(ops, logits, position, self.limit), position, self.settings
         )
         tokens = ops("Where", ended, options.fill_token_id, tokens)
-        ended = ops("Or", ended, ops("GreaterOrEqual", ops("Add", place, 1), self.limit))
+        ended = ops("Or", ended, ops("GreaterOrEqual", ops("Add", position, 1), self.limit))
         if options.eos_token_ids:
             ended = ops("Or", ended, ops.is_in(tokens, options.eos_token_ids))
         return (
@@ -113,12 +113,12 @@ class GraphTokenSearch:
         return states[:1]
 
 
-def likeliest_tokens(ops: Ops, logits: Value, place: Value, settings: Values) -> Value:
+def greedy_tokens(ops: Ops, logits: Value, position: Value, settings: Values) -> Value:
     """Write greedy search."""
     return ops("ArgMax", logits, axis=-1, keepdims=1)
 
 
-def sampled_tokens(ops: Ops, logits: Value, place: Value, settings: Values) -> Value:
+def sampled_tokens(ops: Ops, logits: Value, position: Value, settings: Values) -> Value:
     """Write sampling with top_k, temperature and top_p, as in transformers.
 
     Of the tokens that are left, most likely first, it returns the first whose cumulative
@@ -133,7 +133,7 @@ def sampled_tokens(ops: Ops, logits: Value, place: Value, settings: Values) -> V
     values, tokens = ops.outputs(2, "TopK", logits, max_count, axis=-1, largest=1, sorted=1)
     weights = sampling_weights(ops, values, counts, settings)
     uniform = ops.cast(
-        ops("Gather", settings["uniforms"], ops("Reshape", place, [1]), axis=1), "float64"
+        ops("Gather", settings["uniforms"], ops("Reshape", position, [1]), axis=1), "float64"
     )
     cumulative = ops("CumSum", weights, 1)
     bound = ops("Mul", uniform, ops("ReduceSum", weights, [1]))
@@ -152,11 +152,11 @@ def sampling_weights(ops: Ops, values: Value, counts: Value, settings: Values) -
     temperature = ops("Max", settings["temperature"], MIN_TEMPERATURE)
     distance = ops.cast(ops("Sub", values, best), "float64")
     weights = ops("Exp", ops("Div", distance, ops.cast(temperature, "float64")))
-    places = ops.range(ops("Shape", values, start=1))
-    weights = ops("Where", ops("Less", places, counts), weights, ZERO)
+    ranks = ops.range(ops("Shape", values, start=1))
+    weights = ops("Where", ops("Less", ranks, counts), weights, ZERO)
     before = ops("CumSum", weights, 1, exclusive=1)
     share = ops("Div", before, ops("ReduceSum", weights, [1]))
     is_kept = ops(
-        "Or", ops("Less", share, ops.cast(settings["top_p"], "float64")), ops("Equal", places, 0)
+        "Or", ops("Less", share, ops.cast(settings["top_p"], "float64")), ops("Equal", ranks, 0)
     )
     return ops("Where", is_kept, weights, ZERO)

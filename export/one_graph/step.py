@@ -50,20 +50,20 @@ class LoopInputs:
         """The inputs of an encoder."""
         return {"input_ids": self.ids, "attention_mask": self.mask}
 
-    def repeated(self, value: Value) -> Value:
+    def repeat_rows(self, value: Value) -> Value:
         """(B, ...) -> (B * K, ...), the rows of one input together."""
         if self.beams is None:
             return value
         ops = self.ops
         return ops("Gather", value, ops("Div", ops.range(self.rows), self.beams), axis=0)
 
-    def reordered(self, ops: Ops, states: list[Value], parents: Value) -> list[Value]:
+    def reorder_rows(self, ops: Ops, states: list[Value], parents: Value) -> list[Value]:
         """Return each of `states` (B * K, ...) with the rows of the beams `parents` (B, K)."""
         first = self.ops("Mul", self.ops.range(self.batch), self.beams)
         rows = ops("Reshape", ops("Add", parents, self.ops("Unsqueeze", first, [1])), [-1])
         return [ops("Gather", state, rows, axis=0) for state in states]
 
-    def known(self, ops: Ops, positions: Value) -> Value:
+    def clip_positions(self, ops: Ops, positions: Value) -> Value:
         """Return `positions`, clipped to the table. Finished rows run on beside longer ones."""
         return positions if self.positions is None else ops("Min", positions, self.positions - 1)
 
@@ -85,9 +85,9 @@ class Step(Protocol):
         """
 
     def advance(
-        self, ops: Ops, tokens: Value, states: list[Value], place: Value
+        self, ops: Ops, tokens: Value, states: list[Value], position: Value
     ) -> tuple[Value, list[Value]]:
-        """Return the logits (rows, V) after `tokens` (rows, t), which follow `place` (a scalar)
+        """Return the logits (rows, V) after `tokens` (rows, t), which follow `position` (a scalar)
         tokens, and the new states."""
 
 

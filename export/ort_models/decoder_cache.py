@@ -9,7 +9,7 @@ from transformers import Cache
 
 from .. import requests
 from ..inference import inputs
-from ..inference.decoder import INITIAL_ROOM, GenerationRequest
+from ..inference.decoder import INITIAL_CAPACITY, GenerationRequest
 from ..inference.options import Options
 from ..runtime import Runtime
 from ..specs.sequences import token_inputs
@@ -36,7 +36,7 @@ class DecoderCache(Cache):
         self,
         runtime: Runtime,
         expand_size: int = 1,
-        max_new_tokens: int = INITIAL_ROOM,
+        max_new_tokens: int = INITIAL_CAPACITY,
         is_croppable: bool = False,
     ):
         super().__init__(layers=[])

@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 from transformers.utils import CONFIG_NAME
 
-from ..inference.devices import CUDA, TENSORRT, processors, require
+from ..inference.devices import CUDA, TENSORRT, available_cpus, require
 from ..inference.inputs import check_inputs
 from ..inference.session import Session
 from ..specs.graph_spec import TensorSpec
@@ -55,7 +55,7 @@ class ForeignGraph:
             providers.insert(0, TENSORRT)
         self.config = json.loads((directory / CONFIG_NAME).read_text(encoding="utf-8"))
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads or processors()
+        options.intra_op_num_threads = threads or available_cpus()
         self.session = Session(str(path), options, providers, path)
         inner = self.session.inner
         self.output_names = [output.name for output in inner.get_outputs()]

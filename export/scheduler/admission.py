@@ -12,13 +12,13 @@ from ..inference.export_info import ExportInfo
 from ..inference.inputs import position_limit
 from ..inference.options import Options
 from ..requests import generation_request
-from .capacity import Arrangement, rows_of_worker
-from .refusals import overloaded
-from .request import Job
-from .slot_batch import Room, slot_bytes
+from .capacity import Arrangement, slots_per_worker
+from .rejections import overloaded
+from .request import GenerationInput
+from .slot_batch import SlotSize, slot_bytes
 
-MOST_KNOWN = 1024  # size of the cache of checked options
-MOST_LENGTH = 512  # default tokens per slot
+MAX_CACHED_OPTIONS = 1024
+DEFAULT_LENGTH = 512  # tokens per slot, at most
 
 
 class Admission:
@@ -47,20 +47,21 @@ class Admission:
     ):
         self.info = info
         self.arrangement = Arrangement(workers, threads)
-        reads = "encoder" in info.specs
-        self.room = Room(1, self.longest(max_source) if reads else 0, self.longest(max_length))
-        self.room = dataclasses.replace(self.room, rows=self.rows_of_worker(workers, slots))
+        source = self.slot_length(max_source) if "encoder" in info.specs else 0
+        self.slot_size = SlotSize(1, source, self.slot_length(max_length))
+        rows = self.slots_per_worker(workers, slots)
+        self.slot_size = dataclasses.replace(self.slot_size, rows=rows)
         self.max_waiting = max_waiting
-        self._known: dict[tuple, tuple[Options, list[int]]] = {}
+        self._checked: dict[tuple, tuple[Options, list[int]]] = {}  # a cache
 
-    def longest(self, given: int | None) -> int:
-        """Return the tokens per slot: `given`, or by default the model's positions up to 512."""
-        found = given or min(self.info.config["max_position_embeddings"], MOST_LENGTH)
-        return min(found, position_limit(self.info.config) or found)
+    def slot_length(self, length: int | None) -> int:
+        """Return the tokens per slot: `length`, or by default the model's positions up to 512."""
+        length = length or min(self.info.config["max_position_embeddings"], DEFAULT_LENGTH)
+        return min(length, position_limit(self.info.config) or length)
 
-    def rows_of_worker(self, workers: int, slots: int | None) -> int:
+    def slots_per_worker(self, workers: int, slots: int | None) -> int:
         if slots is None:
-            return rows_of_worker(workers, slot_bytes(self.info, self.room))
+            return slots_per_worker(workers, slot_bytes(self.info, self.slot_size))
         if slots < workers:
             raise UsageError(
                 f"{slots} slots are fewer than {workers} workers, expected at least one for each"
@@ -70,33 +71,33 @@ class Admission:
     @property
     def slots(self) -> int:
         """Number of slots of all workers; each holds one running row."""
-        return self.arrangement.workers * self.room.rows
+        return self.arrangement.workers * self.slot_size.rows
 
     def describe(self) -> str:
         """Return one line about the batching mode, workers and slots, for the log."""
-        threads = f"{self.arrangement}, {self.room.rows} rows each"
+        threads = f"{self.arrangement}, {self.slot_size.rows} rows each"
         if self.info.step is None:
             return (
-                "whole batches grouped by length (the export has no step for continuous "
+                "static batches grouped by length (the export has no step for continuous "
                 f"batching), {threads}"
             )
-        return f"continuous batching, {threads} of {self.describe_room()} of slots"
+        return f"continuous batching, {threads} of {self.describe_slots()} of slots"
 
-    def describe_room(self) -> str:
+    def describe_slots(self) -> str:
         """Return the tokens per slot and the memory of all slots, as text."""
-        size = self.slots * slot_bytes(self.info, self.room) / 1e6
-        source = f"{self.room.source} source tokens and " if self.room.source else ""
-        return f"{source}{self.room.length} tokens, {size:.0f} MB"
+        size = self.slots * slot_bytes(self.info, self.slot_size) / 1e6
+        source = f"{self.slot_size.source} source tokens and " if self.slot_size.source else ""
+        return f"{source}{self.slot_size.length} tokens, {size:.0f} MB"
 
-    def job(
+    def admit(
         self,
         input_ids: Sequence[int],
         options: dict[str, Any],
         prefix: Sequence[int] = (),
         top_logprobs: int | None = None,
         scores_prompt: bool = False,
-    ) -> Job:
-        """Return the checked job for `input_ids` with the options of `Runtime.generate`.
+    ) -> GenerationInput:
+        """Return `input_ids` as a checked input with the options of `Runtime.generate`.
 
         Args:
             input_ids: the source of a seq2seq model, or a prompt.
@@ -108,79 +109,84 @@ class Admission:
             TooLong: if there are more tokens or rows than the slots hold.
         """
         self.check_lengths(len(input_ids))
-        length = 0 if self.room.source else len(input_ids)
-        # with the type, because True == 1
-        key = (length, *((name, type(value), value) for name, value in sorted(options.items())))
-        known = self.known_prompt(key, input_ids) if not prefix else None
-        if known is None:
-            known = self.checked(input_ids, options, prefix)
-            if not prefix and len(self._known) < MOST_KNOWN:
-                with contextlib.suppress(TypeError):  # options that are lists are not hashable
-                    self._known[key] = known
-        resolved, start = known
-        source, prompt = (input_ids, start) if self.room.source else (None, input_ids)
+        resolved, start = self.check_options(input_ids, options, prefix)
+        has_source = self.slot_size.source > 0
+        source, prompt = (input_ids, start) if has_source else (None, input_ids)
         if top_logprobs is not None and resolved.num_beams > 1:
             raise UsageError(
                 f"logprobs do not go with num_beams={resolved.num_beams}, expected num_beams=1",
                 "logprobs",
             )
-        job = Job(resolved, prompt, source, top_logprobs, scores_prompt)
-        self.check_room(job)
-        return job
+        admitted = GenerationInput(resolved, prompt, source, top_logprobs, scores_prompt)
+        self.check_slot(admitted)
+        return admitted
 
-    def checked(
+    def check_options(
         self, input_ids: Sequence[int], options: dict[str, Any], prefix: Sequence[int]
     ) -> tuple[Options, list[int]]:
-        """Return the resolved options and the decoder prompt. Raise as `Runtime.generate` does."""
+        """Return the resolved options and the decoder prompt. Raise as `Runtime.generate` does.
+
+        Results are cached, because a check takes as long as a short request."""
+        if prefix:
+            return self.resolve(input_ids, options, prefix)
+        length = 0 if self.slot_size.source else len(input_ids)
+        # with the type, because True == 1
+        key = (length, *((name, type(value), value) for name, value in sorted(options.items())))
+        if self.has_valid_tokens(input_ids):
+            with contextlib.suppress(TypeError, KeyError):  # lists are not hashable
+                return self._checked[key]
+        result = self.resolve(input_ids, options, prefix)
+        if len(self._checked) < MAX_CACHED_OPTIONS:
+            with contextlib.suppress(TypeError):
+                self._checked[key] = result
+        return result
+
+    def resolve(
+        self, input_ids: Sequence[int], options: dict[str, Any], prefix: Sequence[int]
+    ) -> tuple[Options, list[int]]:
+        """Like `check_options`, without the cache."""
         ids = np.array([input_ids], np.int64)
         start = np.array([prefix], np.int64) if prefix else None
-        if (given := options.get("prompt_lookup_num_tokens")) is not None:
+        if (count := options.get("prompt_lookup_num_tokens")) is not None:
             raise UsageError(
-                f"prompt_lookup_num_tokens is {given!r}, expected none: rows that share a batch "
+                f"prompt_lookup_num_tokens is {count!r}, expected none: rows that share a batch "
                 "take a token each"
             )
         without = {**options, "prompt_lookup_num_tokens": None}
         request = generation_request(self.info, ids, np.ones_like(ids), start, without)
         return request.options, request.input_ids[0].tolist()
 
-    def known_prompt(
-        self, key: tuple, input_ids: Sequence[int]
-    ) -> tuple[Options, list[int]] | None:
-        """Return the cached result of `checked`, or `None` if it is not known or the tokens are
-        invalid. Without the cache, the check takes as long as a short request."""
+    def has_valid_tokens(self, input_ids: Sequence[int]) -> bool:
+        """Return whether the model has positions for all tokens and each is in the vocabulary."""
         config = self.info.config
         fits = 0 < len(input_ids) <= config["max_position_embeddings"]
-        if not fits or min(input_ids) < 0 or max(input_ids) >= config["vocab_size"]:
-            return None
-        try:
-            return self._known.get(key)
-        except TypeError:
-            return None
+        return fits and min(input_ids) >= 0 and max(input_ids) < config["vocab_size"]
 
-    def check_queue(self, waiting: int, rows: int) -> None:
-        """Raise RequestError if `rows` more rows exceed the queue's limit. An empty queue accepts
-        any number of rows."""
-        if waiting and waiting + rows > self.max_waiting:
-            raise overloaded(waiting, self.max_waiting)
+    def check_queue(self, num_waiting: int, num_rows: int) -> None:
+        """Raise RequestError 429 if `num_rows` more rows exceed the queue's limit. An empty
+        queue accepts any number of rows."""
+        if num_waiting and num_waiting + num_rows > self.max_waiting:
+            raise overloaded(num_waiting, self.max_waiting)
 
-    def check_lengths(self, given: int) -> None:
-        """Raise TooLong if a source or prompt of `given` tokens does not fit into a slot."""
-        if not self.room.source:
-            if given > self.room.length:
-                raise TooLong(f"the prompt has {given} tokens, expected at most {self.room.length}")
-        elif given > self.room.source:
-            raise TooLong(f"the source has {given} tokens, expected at most {self.room.source}")
+    def check_lengths(self, length: int) -> None:
+        """Raise TooLong if a source or prompt of `length` tokens does not fit into a slot."""
+        is_source = self.slot_size.source > 0
+        limit = self.slot_size.source if is_source else self.slot_size.length
+        if length > limit:
+            name = "source" if is_source else "prompt"
+            raise TooLong(f"the {name} has {length} tokens, expected at most {limit}")
 
-    def check_room(self, job: Job) -> None:
-        fed = len(job.prompt) + job.options.max_new_tokens - 1  # the last token is not fed
-        if fed > self.room.length:
-            found = (
-                f"{len(job.prompt)} tokens at the start and "
-                f"max_new_tokens={job.options.max_new_tokens} are {fed} to be fed"
-            )
-            raise TooLong(f"{found}, expected at most {self.room.length}")
-        if job.rows > self.room.rows:
+    def check_slot(self, admitted: GenerationInput) -> None:
+        """Raise TooLong if the new tokens, or the rows, do not fit into the slots of a worker."""
+        size, max_new_tokens = self.slot_size, admitted.options.max_new_tokens
+        length = len(admitted.prompt) + max_new_tokens - 1  # the last token is not fed
+        if length > size.length:
             raise TooLong(
-                f"{job.rows} beams or sequences, expected at most {self.room.rows}, the slots "
-                f"of a worker"
+                f"{len(admitted.prompt)} tokens at the start and max_new_tokens={max_new_tokens} "
+                f"need {length} positions, expected at most {size.length}"
+            )
+        if admitted.num_rows > size.rows:
+            raise TooLong(
+                f"{admitted.num_rows} beams or sequences, expected at most {size.rows}, the slots "
+                "of a worker"
             )

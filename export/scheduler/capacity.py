@@ -8,16 +8,16 @@ from dataclasses import dataclass
 # Measured with two cores and 64 rows, two workers of one thread against one worker of two threads:
 # twice the tokens per second at 1.4 million multiplications, and 1.4 times at 45 million. A single
 # request takes longer at 45 million.
-SMALL = 100e6
+SMALL_COST = 100e6
 # multiplications per prefill chunk between two steps: a few hundredths of a second on one core
 CHUNK_COST = 2e9
-READ_COST = 5e9  # multiplications per batch of sources, which are encoded in parallel
-SOURCES = (64, 512)  # minimum and maximum source tokens that are encoded at a time
-CHUNKS = (16, 256)  # minimum and maximum prompt tokens per prefill chunk
-ROWS = 64  # of all workers together
+ENCODE_COST = 5e9  # multiplications per batch of sources, which are encoded in parallel
+SOURCE_LENGTHS = (64, 512)  # minimum and maximum source tokens that are encoded at a time
+CHUNK_LENGTHS = (16, 256)  # minimum and maximum prompt tokens per prefill chunk
+MAX_SLOTS = 64  # of all workers together
 # Offline inference: minimum rows per worker for continuous batching, and maximum slots per worker.
-LEAST_ROWS, MOST_ROWS = 24, 32
-MOST_BYTES = 2**30  # memory for the slots of a worker if their number is not set
+MIN_OFFLINE_ROWS, MAX_OFFLINE_ROWS = 24, 32
+MAX_SLOT_BYTES = 2**30  # memory for the slots of a worker if their number is not set
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Arrangement:
         )
 
 
-def cost_of_token(config: dict) -> float:
+def token_cost(config: dict) -> float:
     """Return the multiplications by weights per token, from the model's config.json."""
     layers = config.get("decoder_layers") or config["num_hidden_layers"]
     width = config["hidden_size"]
@@ -46,44 +46,46 @@ def cost_of_token(config: dict) -> float:
     )
     feed_forward = width * config["intermediate_size"] * (3 if config.get("gated") else 2)
     embeddings = config.get("embedding_size") or width
-    between = 0 if embeddings == width else 2 * width * embeddings
-    return layers * (attention + feed_forward) + between + embeddings * config.get("vocab_size", 0)
+    projections = 0 if embeddings == width else 2 * width * embeddings
+    return (
+        layers * (attention + feed_forward) + projections + embeddings * config.get("vocab_size", 0)
+    )
 
 
-def arrangement(
+def arrange_workers(
     config: dict, cores: int, workers: int | None = None, threads: int | None = None
 ) -> Arrangement:
     """Return the workers and threads for a model with this config.json. Unset ones get defaults."""
     if workers is None:
-        is_small = cost_of_token(config) <= SMALL
+        is_small = token_cost(config) <= SMALL_COST
         workers = max(1, cores // (threads or 1)) if is_small or threads else 1
     return Arrangement(workers, threads or max(1, cores // workers))
 
 
-def workers_of_many_rows(config: dict, threads: int) -> int:
+def offline_workers(config: dict, threads: int) -> int:
     """Return the number of workers for offline inference of a model with a step graph.
 
     Small models get one worker per thread. A large decoder gets a single worker with all threads:
     sessions with fewer threads would load its weights a second time."""
-    shares = "decoder_layers" not in config and cost_of_token(config) > SMALL
-    return 1 if shares else threads
+    is_large_decoder = "decoder_layers" not in config and token_cost(config) > SMALL_COST
+    return 1 if is_large_decoder else threads
 
 
 def chunk_length(config: dict) -> int:
     """Return the prompt tokens per prefill chunk: a power of two, smaller for larger models.
 
     It depends only on the model, never on the load, because other chunks give other bits."""
-    least, most = CHUNKS
-    fitting = CHUNK_COST / cost_of_token(config)
-    return min(most, max(least, 2 ** int(math.log2(max(fitting, 1)))))
+    minimum, maximum = CHUNK_LENGTHS
+    length = CHUNK_COST / token_cost(config)
+    return min(maximum, max(minimum, 2 ** int(math.log2(max(length, 1)))))
 
 
 def sources_length(config: dict) -> int:
     """Return how many source tokens, with padding, are encoded together between two steps."""
-    least, most = SOURCES
-    return min(most, max(least, int(READ_COST / cost_of_token(config))))
+    minimum, maximum = SOURCE_LENGTHS
+    return min(maximum, max(minimum, int(ENCODE_COST / token_cost(config))))
 
 
-def rows_of_worker(workers: int, slot_bytes: int) -> int:
+def slots_per_worker(workers: int, slot_bytes: int) -> int:
     """Return the default number of slots per worker, limited by its memory."""
-    return max(1, min(ROWS // workers, MOST_BYTES // slot_bytes))
+    return max(1, min(MAX_SLOTS // workers, MAX_SLOT_BYTES // slot_bytes))

@@ -9,9 +9,10 @@ from typing import Protocol
 from ..errors import UsageError
 from ..model import OnnxModel
 from .admission import Admission
-from .queue import Ticket
-from .request import Event, Generated, Job
+from .client_request import ClientRequest
+from .request import Event, Generated, GenerationInput
 from .scheduler import Scheduler, open_batches
+from .sequence_group import SequenceGroup, read_results, start_request
 from .worker import NoEvents, SchedulerEvents
 
 
@@ -28,16 +29,16 @@ class Client(Protocol):
     def running(self) -> int:
         """Rows that the workers ran in their last step."""
 
-    async def generate(self, jobs: Sequence[Job]) -> list[list[Generated]]:
+    async def generate(self, inputs: Sequence[GenerationInput]) -> list[list[Generated]]:
         """Like `generated`."""
 
-    def stream(self, job: Job) -> AsyncGenerator[Event, None]:
+    def stream(self, generation_input: GenerationInput) -> AsyncGenerator[Event, None]:
         """Like `streamed`."""
 
-    def put(self, ticket: Ticket) -> None:
+    def put(self, request: ClientRequest) -> None:
         """Send a request. Raise RequestError if too many rows wait, and after `close`."""
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, request: ClientRequest) -> None:
         """Drop a request that nobody waits for."""
 
     def close(self, seconds: float = 0.0) -> bool:
@@ -67,38 +68,40 @@ class LocalScheduler:
         self.scheduler.start()
         return self
 
-    async def generate(self, jobs: Sequence[Job]) -> list[list[Generated]]:
-        return await generated(self, jobs)
+    async def generate(self, inputs: Sequence[GenerationInput]) -> list[list[Generated]]:
+        return await generated(self, inputs)
 
-    def stream(self, job: Job) -> AsyncGenerator[Event, None]:
-        return streamed(self, job)
+    def stream(self, generation_input: GenerationInput) -> AsyncGenerator[Event, None]:
+        return streamed(self, generation_input)
 
-    def put(self, ticket: Ticket) -> None:
+    def put(self, request: ClientRequest) -> None:
         if not self.scheduler.queue.is_closed:
-            self.admission.check_queue(self.waiting, ticket.rows_waiting)
-        self.scheduler.put(ticket)
+            self.admission.check_queue(self.waiting, request.num_waiting_rows)
+        self.scheduler.put(request)
 
-    def cancel(self, ticket: Ticket) -> None:
-        self.scheduler.cancel(ticket)
+    def cancel(self, request: ClientRequest) -> None:
+        self.scheduler.cancel(request)
 
     def close(self, seconds: float = 0.0) -> bool:
         return self.scheduler.close(seconds)
 
-    def run(self, jobs: Sequence[Job], are_last: bool = False) -> list[list[Generated]]:
+    def run(
+        self, inputs: Sequence[GenerationInput], are_last: bool = False
+    ) -> list[list[Generated]]:
         """Like `generate`, but block this thread. With `are_last`, accept no more requests."""
         done = threading.Event()
-        ticket = Ticket(jobs, lambda events, is_over: done.set())
-        self.put(ticket)
+        request = start_request(inputs, lambda events, is_finished: done.set())
+        self.put(request)
         if are_last:
             self.scheduler.end()
         done.wait()
-        if ticket.error is not None:
-            raise ticket.error
-        return ticket.answers
+        if request.error is not None:
+            raise request.error
+        return read_results(request)
 
 
-async def generated(scheduler: Client, jobs: Sequence[Job]) -> list[list[Generated]]:
-    """Return the `num_return_sequences` answers of each job, best first. Cancelling stops the
+async def generated(scheduler: Client, inputs: Sequence[GenerationInput]) -> list[list[Generated]]:
+    """Return the `num_return_sequences` sequences of each input, best first. Cancelling stops the
     generation.
 
     Raises:
@@ -107,49 +110,55 @@ async def generated(scheduler: Client, jobs: Sequence[Job]) -> list[list[Generat
     loop = asyncio.get_running_loop()
     future = loop.create_future()
 
-    def receive(events: list[Event], is_over: bool) -> None:
+    def receive(events: list[Event], is_finished: bool) -> None:
         if not future.done():
             future.set_result(None)
 
-    ticket = put(scheduler, Ticket(jobs, receive), loop)
+    request = put(scheduler, start_request(inputs, receive), loop)
     try:
         await future
     finally:
-        scheduler.cancel(ticket)
-    if ticket.error is not None:
-        raise ticket.error
-    return ticket.answers
+        scheduler.cancel(request)
+    if request.error is not None:
+        raise request.error
+    return read_results(request)
 
 
-async def streamed(scheduler: Client, job: Job) -> AsyncGenerator[Event, None]:
-    """Yield the tokens of all answers as they are generated. Closing the generator stops the
+async def streamed(
+    scheduler: Client, generation_input: GenerationInput
+) -> AsyncGenerator[Event, None]:
+    """Yield the tokens of all sequences as they are generated. Closing the generator stops the
     generation.
 
     Raises:
         RequestError: as in `generated`.
         UsageError: for beam search.
     """
-    if job.options.num_beams > 1:
-        raise UsageError(
-            f"num_beams is {job.options.num_beams}, which cannot stream: expected num_beams=1"
-        )
+    if (num_beams := generation_input.options.num_beams) > 1:
+        raise UsageError(f"num_beams is {num_beams}, which cannot stream: expected num_beams=1")
     loop = asyncio.get_running_loop()
-    news: asyncio.Queue[tuple[list[Event], bool]] = asyncio.Queue()
-    ticket = put(scheduler, Ticket([job], lambda *each: news.put_nowait(each), streams=True), loop)
+    updates: asyncio.Queue[tuple[list[Event], bool]] = asyncio.Queue()
+    request = put(
+        scheduler,
+        start_request([generation_input], lambda *update: updates.put_nowait(update), True),
+        loop,
+    )
     try:
-        is_over = False
-        while not is_over:
-            events, is_over = await news.get()
+        is_finished = False
+        while not is_finished:
+            events, is_finished = await updates.get()
             for event in events:
                 yield event
-        if ticket.error is not None:
-            raise ticket.error
+        if request.error is not None:
+            raise request.error
     finally:
-        scheduler.cancel(ticket)
+        scheduler.cancel(request)
 
 
-def put(scheduler: Client, ticket: Ticket, loop: asyncio.AbstractEventLoop) -> Ticket:
+def put(
+    scheduler: Client, request: ClientRequest[SequenceGroup], loop: asyncio.AbstractEventLoop
+) -> ClientRequest[SequenceGroup]:
     """Send a request and return it. Its events are received in `loop`."""
-    ticket.call = loop.call_soon_threadsafe
-    scheduler.put(ticket)
-    return ticket
+    request.call = loop.call_soon_threadsafe
+    scheduler.put(request)
+    return request

@@ -3,184 +3,104 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
 
-from .refusals import draining
-from .request import Event, Generated, Job
-from .runs import Run
-from .slot_batch import Batch
+from .batch import Batch
+from .client_request import ClientRequest, RequestPart
+from .rejections import shutting_down
 
-# Prefill TOGETHER sequences at once, or fewer after one has waited WAIT seconds per running row.
-# A joint prefill is cheaper, and every prefill stalls the running rows.
-TOGETHER = 8
-WAIT = 0.00025
-# Seconds that a sequence of many rows may be overtaken. After that nothing joins until it fits.
-OVERTAKEN = 0.5
+# Minimum rows that join together. Fewer join once a row has waited the batch's `join_delay`.
+JOIN_SIZE = 8
+# Seconds that a part of many rows may be overtaken. After that nothing joins until it fits.
+MAX_OVERTAKEN = 0.5
 
 
-class Ticket:
-    """A client's request: `jobs` that are answered together. Workers store the answers.
-
-    Args:
-        jobs: the inputs to generate from.
-        receive: called with the new events and whether the request is finished.
-        streams: whether `receive` is called after each step that produced a token. Otherwise it is
-            called once, when all jobs are answered or one has failed.
-    """
-
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        receive: Callable[[list[Event], bool], None],
-        streams: bool = False,
-    ):
-        self.jobs = jobs
-        self.receive = receive
-        self.streams = streams
-        self.answers: list[list[Generated]] = [[] for _ in jobs]
-        self.events: list[Event] = []
-        self.error: Exception | None = None
-        self.cancelled = False
-        self.number = 0  # identifies the request in another process
-        self.put_at = 0.0  # time of arrival, possibly in another process
-        self.has_begun = False
-        self.waiting = deque(Run(job, self, place) for place, job in enumerate(jobs))
-        self.left = sum(samples_of(job) for job in jobs)
-        self.changed = False
-        self.call: Callable[..., Any] = call_at_once
-        self.lock = threading.Lock()  # several workers may answer jobs of this request
-
-    @property
-    def rows_waiting(self) -> int:
-        return sum(run.job.rows for run in self.waiting)
-
-    @property
-    def is_over(self) -> bool:
-        """True if the request is answered, cancelled or failed."""
-        return self.left == 0 or self.cancelled or self.error is not None
-
-    def answered(self, place: int, index: int, found: list[Generated]) -> None:
-        """Store the answers `found` of the job `place`, beginning at answer number `index`."""
-        with self.lock:
-            answers = self.answers[place]
-            # Each `None` is replaced before it is read.
-            missing = index + len(found) - len(answers)
-            answers.extend([None] * missing)  # type: ignore[list-item]
-            answers[index : index + len(found)] = found
-            self.left -= 1
-            self.changed |= self.left == 0
-
-    def tell(self, event: Event) -> None:
-        self.events.append(event)
-        self.changed = True
-
-    def news(self) -> tuple[list[Event], bool]:
-        """Return the events since the last call and whether the request is finished."""
-        events, self.events = self.events, []
-        self.changed = False
-        return events, self.is_over
-
-    def fail(self, error: Exception) -> None:
-        if self.error is None:
-            self.error = error
-            self.changed = True
-
-
-def call_at_once(function: Callable[..., Any], *args: Any) -> None:
-    function(*args)
-
-
-def samples_of(job: Job) -> int:
-    """Return how many answers finish independently: the samples, or 1 without sampling."""
-    return job.options.num_return_sequences if job.options.do_sample else 1
-
-
-class Queue:
-    """A first-come-first-served queue of requests. Requests take turns, one job each, so a long
-    list of texts does not delay a short one."""
+class RequestQueue:
+    """A queue that serves requests in turns (round-robin), one part each, in the order of their
+    arrival. So a long list of texts does not delay a short request."""
 
     def __init__(self) -> None:
-        self.tickets: deque[Ticket] = deque()
-        self.rows = 0
+        self.requests: deque[ClientRequest] = deque()
+        self.num_rows = 0
         self.changed = threading.Condition()
         self.is_closed = False
 
-    def put(self, ticket: Ticket) -> None:
+    def put(self, request: ClientRequest) -> None:
         """Add a request. Raise RequestError after `close`."""
         with self.changed:
             if self.is_closed:
-                raise draining()
-            ticket.put_at = ticket.put_at or time.perf_counter()
-            self.tickets.append(ticket)
-            self.rows += ticket.rows_waiting
-            self.changed.notify(len(ticket.jobs))
+                raise shutting_down()
+            request.arrived_at = request.arrived_at or time.perf_counter()
+            self.requests.append(request)
+            self.num_rows += request.num_waiting_rows
+            self.changed.notify(len(request.parts))
 
-    def take(self, batch: Batch, last: float = 0.0) -> list[Run] | None:
-        """Return the sequences that join `batch` now; `last` is the time of its last join.
+    def take(self, batch: Batch, last_join: float = 0.0) -> list[RequestPart] | None:
+        """Return the parts that join `batch` now; `last_join` is the time of its last join.
 
-        Block while there is no work. Return `None` once the queue is closed and empty."""
+        Block while the batch is empty and nothing joins. Return `None` once the queue is closed and
+        empty."""
+        is_empty = not batch.running and not batch.prefilling
         with self.changed:
-            while not self.tickets and not batch.running and not batch.unread:
-                if self.is_closed:
+            while True:
+                now = time.perf_counter()
+                if self.requests and self.is_worth_joining(batch, now, last_join):
+                    return self.select(batch, now)
+                if not is_empty:
+                    return []
+                if self.is_closed and not self.requests:
                     return None
-                self.changed.wait()
-            if not self.tickets or not batch.room:
-                return []
-            now = time.perf_counter()
-            if not self.is_worth_reading(batch, now - max(self.tickets[0].put_at, last)):
-                return []
-            return self.chosen(batch, now)
+                self.changed.wait(batch.join_delay if self.requests else None)
 
-    def is_worth_reading(self, batch: Batch, waited: float) -> bool:
-        """Return whether waiting sequences join now. After `close` no more requests arrive, so only
-        the free slots count."""
+    def is_worth_joining(self, batch: Batch, now: float, last_join: float) -> bool:
+        """Return whether waiting parts join now.
+
+        After `close` no more requests arrive, so waiting has no use: parts join as soon as
+        JOIN_SIZE rows, all waiting rows, or as many rows as there are running parts are free."""
+        free = batch.num_free_rows
         if self.is_closed:
-            return batch.room >= min(TOGETHER, self.rows, len(batch.running))
-        return min(self.rows, batch.room) >= TOGETHER or waited >= WAIT * len(batch.running)
+            return free >= min(JOIN_SIZE, self.num_rows, len(batch.running))
+        waited = now - max(self.requests[0].arrived_at, last_join)
+        is_due = waited >= batch.join_delay
+        return free > 0 and (is_due or min(self.num_rows, free) >= JOIN_SIZE)
 
-    def cancel(self, ticket: Ticket) -> None:
-        """Cancel a request and remove its waiting jobs."""
-        ticket.cancelled = True
-        if ticket.waiting:
-            with self.changed:
-                self.forget_over()
-
-    def forget_over(self) -> None:
-        """Remove answered, cancelled and failed requests."""
-        for ticket in [ticket for ticket in self.tickets if ticket.is_over]:
-            self.tickets.remove(ticket)
-            self.rows -= ticket.rows_waiting
-
-    def chosen(self, batch: Batch, now: float) -> list[Run]:
-        """Select sequences round-robin, one per request, while they fit into `batch`."""
-        runs: list[Run] = []
-        blocked = 0  # consecutive requests whose next job does not fit
-        room = batch.room
-        while room > 0 and self.tickets and blocked < len(self.tickets):
-            ticket = self.tickets[0]
-            if ticket.is_over or not ticket.waiting:
-                self.rows -= ticket.rows_waiting
-                self.tickets.popleft()
+    def select(self, batch: Batch, now: float) -> list[RequestPart]:
+        """Select parts round-robin, one of each request, while they fit into `batch`."""
+        parts: list[RequestPart] = []
+        num_blocked = 0  # consecutive requests whose next part does not fit
+        free = batch.num_free_rows
+        while free > 0 and self.requests and num_blocked < len(self.requests):
+            request = self.requests[0]
+            if request.is_finished or not request.waiting:
+                self.num_rows -= request.num_waiting_rows
+                self.requests.popleft()
                 continue
-            if batch.takes(ticket.waiting[0], runs):
-                runs.append(ticket.waiting.popleft())
-                self.rows -= runs[-1].job.rows
-                room -= runs[-1].job.rows
-                blocked = 0
+            if batch.fits(part := request.waiting[0], parts):
+                parts.append(request.waiting.popleft())
+                self.num_rows -= part.num_rows
+                free -= part.num_rows
+                num_blocked = 0
+            elif part.num_rows > free and now - request.arrived_at > MAX_OVERTAKEN:
+                break
             else:
-                blocked += 1
-                if now - ticket.put_at > OVERTAKEN and not blocked > 1:
-                    break
-            self.tickets.rotate(-1)
-        return runs
+                num_blocked += 1
+            self.requests.rotate(-1)
+        return parts
+
+    def cancel(self, request: ClientRequest) -> None:
+        """Cancel a request and remove its waiting parts."""
+        request.is_cancelled = True
+        if request.waiting:
+            with self.changed:
+                self.remove_finished()
+
+    def remove_finished(self) -> None:
+        """Remove answered, cancelled and failed requests."""
+        for request in [request for request in self.requests if request.is_finished]:
+            self.requests.remove(request)
+            self.num_rows -= request.num_waiting_rows
 
     def close(self) -> None:
-        """Accept no more requests. `take` still returns the waiting ones."""
+        """Accept no more requests, and wake all workers. `take` still returns the waiting ones."""
         with self.changed:
             self.is_closed = True
-            self.changed.notify_all()
-
-    def wake(self) -> None:
-        with self.changed:
             self.changed.notify_all()

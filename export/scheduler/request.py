@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from ..inference.options import Options
 
-# why an answer ended: at an end token, or at the maximum length
+# why a sequence ended: at an end token, or at the maximum length
 STOP, LENGTH = "stop", "length"
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
-    """One checked input to generate from, created by `Admission.job`. Each of its beams or samples
-    is a row of the batch.
+class GenerationInput:
+    """One checked input to generate from, created by `Admission.admit`. Each of its beams or
+    samples is a row of the batch.
 
     Args:
         options: resolved options, see `options.resolve`.
@@ -35,8 +35,13 @@ class Job:
     padding: int = 0
 
     @property
-    def rows(self) -> int:
+    def num_rows(self) -> int:
         return self.options.rows_per_input
+
+    @property
+    def num_independent_results(self) -> int:
+        """Results that finish one by one: the samples, or 1 without sampling."""
+        return self.options.num_return_sequences if self.options.do_sample else 1
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Generated:
-    """An answer to a job. A job's answers are ordered best first.
+    """A sequence generated from an input. The sequences of an input are ordered best first.
 
     Args:
         tokens: new tokens, including the end token if it was generated.
@@ -70,8 +75,8 @@ class Generated:
 
 @dataclass(frozen=True)
 class Event:
-    """A new `token` of answer number `index` of a streamed job. The last token of an answer has a
-    `finish_reason`."""
+    """A new `token` of sequence number `index` of a streamed input. The last token of a sequence
+    has a `finish_reason`."""
 
     index: int
     token: int

@@ -6,45 +6,48 @@ from collections.abc import Sequence
 from ..errors import UsageError
 from ..model import OnnxModel
 from .admission import Admission
-from .queue import Queue, Ticket
-from .slot_batch import Batch, SlotBatch
-from .static_batch import WholeBatch
+from .batch import Batch
+from .client_request import ClientRequest
+from .queue import RequestQueue
+from .slot_batch import SlotBatch
+from .static_batch import StaticBatch
 from .worker import SchedulerEvents, Worker
 
 
 class Scheduler:
-    """A queue of requests, and a worker for each of `batches`. A worker moves sequences from the
-    queue into its batch, steps the batch and reports the results."""
+    """A queue of requests, and a worker for each of `batches`. A worker moves parts of
+    requests from the queue into its batch, steps the batch and reports the results."""
 
     def __init__(self, batches: Sequence[Batch], events: SchedulerEvents):
-        self.queue = Queue()
+        self.queue = RequestQueue()
         self.workers = [Worker(self.queue, batch, events) for batch in batches]
 
     @property
     def waiting(self) -> int:
         """Rows in the queue."""
-        return self.queue.rows
+        return self.queue.num_rows
 
     @property
     def running(self) -> int:
         """Rows that the batches ran in their last step. Rows that finished in that step count,
         because their slots are filled again before the next one."""
-        return sum(worker.rows for worker in self.workers)
+        return sum(worker.num_rows for worker in self.workers)
 
     def start(self) -> None:
         for worker in self.workers:
             worker.thread.start()
 
-    def put(self, ticket: Ticket) -> None:
+    def put(self, request: ClientRequest) -> None:
         """Add a request to the queue. Raise RequestError after `end`."""
-        self.queue.put(ticket)
+        self.queue.put(request)
 
-    def cancel(self, ticket: Ticket) -> None:
-        """Cancel a request. Its running sequences are removed after the current step."""
-        self.queue.cancel(ticket)
+    def cancel(self, request: ClientRequest) -> None:
+        """Cancel a request. Its waiting parts leave the queue at once, its running parts leave
+        their batch after the current step (`Worker.remove_finished`)."""
+        self.queue.cancel(request)
 
     def end(self) -> None:
-        """Accept no more requests."""
+        """Accept no more requests, without waiting for the running ones."""
         self.queue.close()
 
     def close(self, seconds: float) -> bool:
@@ -58,8 +61,8 @@ class Scheduler:
             worker.thread.join(max(0.0, until - time.monotonic()))
         finished = not any(worker.thread.is_alive() for worker in self.workers)
         for worker in self.workers:
-            worker.gives_up = True
-        self.queue.wake()
+            worker.must_stop = True
+        self.queue.close()  # wakes workers that wait
         for worker in self.workers:
             worker.thread.join()
         return finished
@@ -72,16 +75,16 @@ def open_batches(admission: Admission, model: OnnxModel) -> list[Batch]:
         UsageError: if the slots do not fit into memory.
     """
     try:
-        return [batch_of(admission, model) for _ in range(admission.arrangement.workers)]
+        return [open_batch(admission, model) for _ in range(admission.arrangement.workers)]
     except MemoryError:
-        found = f"no memory for {admission.slots} slots of {admission.describe_room()}"
         raise UsageError(
-            f"{found}: expected fewer slots, or a smaller max_source or max_length"
+            f"no memory for {admission.slots} slots of {admission.describe_slots()}: expected "
+            "fewer slots, or a smaller max_source or max_length"
         ) from None
 
 
-def batch_of(admission: Admission, model: OnnxModel) -> Batch:
-    """Return an empty `SlotBatch` if the export has a step graph, else an empty `WholeBatch`."""
+def open_batch(admission: Admission, model: OnnxModel) -> Batch:
+    """Return an empty `SlotBatch` if the export has a step graph, else an empty `StaticBatch`."""
     if model.info.step is not None:
-        return SlotBatch(model, admission.room)
-    return WholeBatch(model, admission.room.rows)
+        return SlotBatch(model, admission.slot_size)
+    return StaticBatch(model, admission.slot_size.rows)

@@ -7,9 +7,9 @@ batch.
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,9 +17,10 @@ from ..inference.decoder import next_input_name, position_bytes
 from ..inference.export_info import ExportInfo
 from ..inference.inputs import bucket_by_length, pad_sequences
 from ..model import OnnxModel
-from ..specs.graph_spec import TensorSpec, shape_of
+from ..specs.graph_spec import TensorSpec, concrete_shape
+from .batch import WAIT_PER_PART
 from .capacity import chunk_length, sources_length
-from .runs import Run
+from .sequence_group import SequenceGroup
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -27,34 +28,8 @@ if TYPE_CHECKING:
 TOTALS = ("total_length", "total_source_length")  # inputs without a rows axis
 
 
-class Batch(Protocol):
-    """A batch of sequences that a worker steps. Each sequence has one or several rows."""
-
-    running: list[Run]
-
-    @property
-    def unread(self) -> Collection[Run]:
-        """Sequences that have joined and whose prompts are not prefilled yet."""
-
-    @property
-    def room(self) -> int:
-        """Number of rows that can join now."""
-
-    def takes(self, run: Run, beside: Sequence[Run]) -> bool:
-        """Return whether `run` can join now together with the sequences `beside` it."""
-
-    def join(self, runs: list[Run]) -> None:
-        """Add sequences and prefill their prompts, as far as allowed between two steps."""
-
-    def step(self) -> None:
-        """Generate one token of every sequence."""
-
-    def leave(self, run: Run) -> None:
-        """Remove a sequence and free its rows, whether it is finished or not."""
-
-
 @dataclass(frozen=True)
-class Room:
+class SlotSize:
     """The size of a batch: `rows` slots of `source` encoder tokens (0 for a decoder-only model) and
     `length` decoder tokens."""
 
@@ -82,11 +57,11 @@ class Binding:
 class SlotBatch:
     """The `Batch` of an export with a step graph. Several batches share one `model`."""
 
-    def __init__(self, model: OnnxModel, room: Room):
+    def __init__(self, model: OnnxModel, size: SlotSize):
         info, step = model.info, model.info.step
         assert step is not None
         self.model = model
-        self.capacity = room.rows
+        self.capacity = size.rows
         self.session = model.session(step)
         self.spec = info.specs[step]
         self.encodes = "encoder" in info.specs
@@ -97,32 +72,32 @@ class SlotBatch:
         ]
         others = [tensor for tensor in self.spec.inputs if tensor not in caches]
         self.arrays = {
-            tensor.name: np.zeros(slot_shape(tensor, room), tensor.dtype) for tensor in others
+            tensor.name: np.zeros(slot_shape(tensor, size), tensor.dtype) for tensor in others
         }
-        self.logits = np.zeros((room.rows, info.config["vocab_size"]), np.float32)
+        self.logits = np.zeros((size.rows, info.config["vocab_size"]), np.float32)
         self.caches = self.stacked(
-            [tensor for tensor in caches if ".encoder." not in tensor.name], room
+            [tensor for tensor in caches if ".encoder." not in tensor.name], size
         )
         self.sources = self.stacked(
-            [tensor for tensor in caches if ".encoder." in tensor.name], room
+            [tensor for tensor in caches if ".encoder." in tensor.name], size
         )
         # tokens in the cache before the current one
         self.lengths = self.arrays["last_position"]
         # empty for a decoder-only model
         self.last_source = self.arrays.get("last_source_position", self.lengths[:0])
         # by slot; `None` is a free slot, until a sequence joins or the next step
-        self.rows: list[Run | None] = []
-        self.running: list[Run] = []
+        self.slots: list[SequenceGroup | None] = []
+        self.running: list[SequenceGroup] = []
         # sequences to prefill; the first is being prefilled in the last slot
-        self.unread: deque[Run] = deque()
+        self.prefilling: deque[SequenceGroup] = deque()
         self.reserved = 0  # further rows that running sequences get with their first new token
-        self.bindings = [self.bound(count) for count in range(1, room.rows + 1)]
+        self.bindings = [self.bound(count) for count in range(1, size.rows + 1)]
 
-    def stacked(self, caches: list[TensorSpec], room: Room) -> np.ndarray:
+    def stacked(self, caches: list[TensorSpec], size: SlotSize) -> np.ndarray:
         """Return all `caches` as one array (caches, rows, H, tokens, d). Each cache is a view, and
         a row of all caches is copied at once."""
         array = np.zeros(
-            [len(caches), *(slot_shape(caches[0], room) if caches else [])], np.float32
+            [len(caches), *(slot_shape(caches[0], size) if caches else [])], np.float32
         )
         self.arrays |= {tensor.name: cache for tensor, cache in zip(caches, array)}
         return array
@@ -130,47 +105,51 @@ class SlotBatch:
     # -------------------------------------------------------------------------- joining and leaving
 
     @property
-    def room(self) -> int:
-        """Number of free slots that are not reserved."""
-        taken = (
-            len(self.rows)
-            - self.rows.count(None)
-            + self.reserved
-            + sum(other.job.rows for other in self.unread)
-        )
-        return self.capacity - taken
+    def join_delay(self) -> float:
+        return WAIT_PER_PART * len(self.running)
 
-    def takes(self, run: Run, beside: Sequence[Run]) -> bool:
+    @property
+    def num_free_rows(self) -> int:
+        """Number of free slots that are not reserved."""
+        used = (
+            len(self.slots)
+            - self.slots.count(None)
+            + self.reserved
+            + sum(other.num_rows for other in self.prefilling)
+        )
+        return self.capacity - used
+
+    def fits(self, group: SequenceGroup, beside: Sequence[SequenceGroup]) -> bool:
         """Return whether slots are free and the sources fit into one encoder batch."""
-        if sum(other.job.rows for other in beside) + run.job.rows > self.room:
+        if sum(other.num_rows for other in beside) + group.num_rows > self.num_free_rows:
             return False
-        sources = [len(other.job.source or ()) for other in (*beside, run)]
+        sources = [len(other.input.source or ()) for other in (*beside, group)]
         return not beside or max(sources) * len(sources) <= self.sources_length
 
-    def join(self, runs: list[Run]) -> None:
+    def join(self, groups: list[SequenceGroup]) -> None:
         """Encode the sources, or prefill at most `chunk` prompt tokens."""
-        if self.encodes and runs:
-            self.read_sources(runs)
+        if self.encodes and groups:
+            self.encode_sources(groups)
             return
-        for run in runs:
-            if run.reads_prompt:
-                self.unread.append(run)
+        for group in groups:
+            if group.has_prompt_to_read:
+                self.prefilling.append(group)
             else:
-                self.start(run)
-        room = self.chunk
-        while self.unread and room > 0:
-            room -= self.read_chunk(self.unread[0])
+                self.start(group)
+        budget = self.chunk
+        while self.prefilling and budget > 0:
+            budget -= self.prefill_chunk(self.prefilling[0])
 
-    def read_sources(self, runs: list[Run]) -> None:
+    def encode_sources(self, groups: list[SequenceGroup]) -> None:
         """Encode sources of similar length together. Decode steps feed the decoder prompts."""
-        ids, mask = pad_sequences([list(run.job.source or ()) for run in runs], 0)
-        groups = bucket_by_length(mask, self.sources_length)
-        states = [self.encode(ids[rows, :length], mask[rows, :length]) for rows, length in groups]
-        for run in runs:
-            run.read_one_by_one()
-        slots = np.array([self.start(run) for run in runs])
-        for (rows, length), each in zip(groups, states):
-            self.sources[:, slots[rows], :, :length] = each
+        ids, mask = pad_sequences([list(group.input.source or ()) for group in groups], 0)
+        buckets = bucket_by_length(mask, self.sources_length)
+        states = [self.encode(ids[rows, :length], mask[rows, :length]) for rows, length in buckets]
+        for group in groups:
+            group.read_one_by_one()
+        slots = np.array([self.start(group) for group in groups])
+        for (rows, length), values in zip(buckets, states):
+            self.sources[:, slots[rows], :, :length] = values
         self.last_source[slots] = mask.sum(axis=1) - 1
 
     def encode(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -186,50 +165,51 @@ class SlotBatch:
             ],
             np.float32,
         )
-        given = {"input_ids": ids, "attention_mask": mask}
+        inputs = {"input_ids": ids, "attention_mask": mask}
         binding = Binding(session.io_binding())
         for tensor in spec.inputs:
-            binding.put(tensor, given[tensor.name], is_input=True)
+            binding.put(tensor, inputs[tensor.name], is_input=True)
         for tensor, array in zip(spec.outputs, states):
             binding.put(tensor, array, is_input=False)
         session.run_bound(binding.io)
         return states
 
-    def start(self, run: Run) -> int:
-        """Add `run` to the next step and return its slot."""
-        slot = self.new_slot(run)
-        self.lengths[slot] = run.fed
-        self.running.append(run)
-        self.reserved += run.job.rows - 1
-        run.is_expanded = run.job.rows == 1
+    def start(self, group: SequenceGroup) -> int:
+        """Add `group` to the next step and return its slot."""
+        slot = self.new_slot(group)
+        self.lengths[slot] = group.num_prefilled
+        self.running.append(group)
+        self.reserved += group.num_rows - 1
+        group.is_expanded = group.num_rows == 1
         return slot
 
-    def new_slot(self, run: Run) -> int:
-        slot = self.rows.index(None) if None in self.rows else len(self.rows)
-        self.rows[slot : slot + 1] = [run]
-        run.slots.append(slot)
+    def new_slot(self, group: SequenceGroup) -> int:
+        slot = self.slots.index(None) if None in self.slots else len(self.slots)
+        self.slots[slot : slot + 1] = [group]
+        group.slots.append(slot)
         return slot
 
-    def read_chunk(self, run: Run) -> int:
+    def prefill_chunk(self, group: SequenceGroup) -> int:
         """Prefill the next chunk of a prompt in the last slot and return its number of tokens.
 
         The next decode step feeds the prompt's last token. The sequence is then in another slot, so
         the last slot is free for the next prompt."""
         slot = self.capacity - 1
-        if not run.fed:
+        if not group.num_prefilled:
             self.close_gaps()  # the last slot may be in use
-        tokens = run.job.prompt[run.fed : min(run.fed + self.chunk, len(run.job.prompt) - 1)]
-        self.read(slot, run.fed, tokens)
-        run.fed += len(tokens)
-        self.lengths[slot] = run.fed
-        if run.fed == len(run.job.prompt) - 1:
-            self.unread.popleft()
-            place = self.start(run)
+        end = len(group.input.prompt) - 1
+        tokens = group.input.prompt[group.num_prefilled : end][: self.chunk]
+        self.prefill(slot, group.num_prefilled, tokens)
+        group.num_prefilled += len(tokens)
+        self.lengths[slot] = group.num_prefilled
+        if group.num_prefilled == end:
+            self.prefilling.popleft()
+            place = self.start(group)
             if place != slot:
                 self.copy([slot], [place])
         return len(tokens)
 
-    def read(self, slot: int, done: int, tokens: Sequence[int]) -> None:
+    def prefill(self, slot: int, done: int, tokens: Sequence[int]) -> None:
         """Prefill `tokens` of one slot after its first `done` tokens."""
         end = done + len(tokens)
         values = {
@@ -240,27 +220,27 @@ class SlotBatch:
         }
         self.session.run_bound(self.bind(slice(slot, slot + 1), values).io)
 
-    def leave(self, run: Run) -> None:
+    def remove(self, group: SequenceGroup) -> None:
         """Remove a sequence. `close_gaps` moves other rows into its slots later."""
-        if run in self.unread:
-            self.unread.remove(run)
+        if group in self.prefilling:
+            self.prefilling.remove(group)
             return
-        self.running.remove(run)
-        if not run.is_expanded:
-            self.reserved -= run.job.rows - 1
-        for slot in run.slots:
-            self.rows[slot] = None
-        run.slots = []
+        self.running.remove(group)
+        if not group.is_expanded:
+            self.reserved -= group.num_rows - 1
+        for slot in group.slots:
+            self.slots[slot] = None
+        group.slots = []
 
     def close_gaps(self) -> None:
         """Move the last rows into free slots."""
         sources, targets = [], []
-        while None in self.rows:
-            if (moved := self.rows.pop()) is not None:
-                sources.append(len(self.rows))
-                targets.append(self.rows.index(None))
+        while None in self.slots:
+            if (moved := self.slots.pop()) is not None:
+                sources.append(len(self.slots))
+                targets.append(self.slots.index(None))
                 moved.slots[moved.slots.index(sources[-1])] = targets[-1]
-                self.rows[targets[-1]] = moved
+                self.slots[targets[-1]] = moved
         if sources:
             self.copy(sources, targets)
 
@@ -279,18 +259,13 @@ class SlotBatch:
 
     # ------------------------------------------------------------------------------------- the step
 
-    def step(self) -> None:
+    def step(self) -> list[list[int]]:
         """Run the step graph on the slots in use and select the next tokens."""
         self.close_gaps()
-        count = len(self.rows)
+        count = len(self.slots)
         if not count:
-            return
-        ids = self.arrays["input_ids"]
-        tokens = [0] * count
-        for run in self.running:
-            for slot, token in zip(run.slots, run.next_tokens):
-                tokens[slot] = token
-        ids[:count, 0] = tokens
+            return []
+        self.feed_tokens(count)
         lengths = self.lengths[:count]
         self.arrays["position_ids"][:count, 0] = lengths
         self.arrays["total_length"][0] = lengths.max() + 1
@@ -298,41 +273,52 @@ class SlotBatch:
             self.arrays["total_source_length"][0] = self.last_source[:count].max() + 1
         self.session.run_bound(self.bindings[count - 1].io)
         lengths += 1
-        logits = self.logits[:count]
-        likeliest = logits.argmax(axis=1).tolist()
-        for run in list(self.running):
-            if run.is_greedy:
-                run.take(likeliest[run.slots[0]])
+        return self.select(self.logits[:count])
+
+    def feed_tokens(self, count: int) -> None:
+        tokens = [0] * count
+        for group in self.running:
+            for slot, token in zip(group.slots, group.next_tokens):
+                tokens[slot] = token
+        self.arrays["input_ids"][:count, 0] = tokens
+
+    def select(self, logits: np.ndarray) -> list[list[int]]:
+        """Select the next tokens from the logits (slots, V)."""
+        top_tokens = logits.argmax(axis=1).tolist()
+        for group in list(self.running):
+            if group.is_greedy:
+                group.append(top_tokens[group.slots[0]])
             else:
-                self.advance(run, logits)
+                self.advance(group, logits)
+        return [tokens for group in self.running for tokens in group.new_tokens]
 
-    def advance(self, run: Run, logits: np.ndarray) -> None:
-        """Select the next tokens of a sequence with a search, and expand or reorder its rows."""
-        parents = run.advance(logits[run.slots])
-        if not run.is_expanded and run.has_begun:
-            self.expand(run)
+    def advance(self, group: SequenceGroup, logits: np.ndarray) -> None:
+        """Select the next tokens of a group with a search, and expand or reorder its rows."""
+        parents = group.advance(logits[group.slots])
+        if not group.is_expanded and group.has_started:
+            self.expand(group)
         elif parents is not None:
-            self.move(run, parents)
+            self.move(group, parents)
 
-    def move(self, run: Run, parents: list[int]) -> None:
+    def move(self, group: SequenceGroup, parents: list[int]) -> None:
         """Copy the caches of each row's parent to the row."""
         moved = [(row, parent) for row, parent in enumerate(parents) if row != parent]
         if moved:
-            used = int(self.lengths[run.slots[0]])
-            targets = [run.slots[row] for row, _ in moved]
-            sources = [run.slots[parent] for _, parent in moved]
+            used = int(self.lengths[group.slots[0]])
+            targets = [group.slots[row] for row, _ in moved]
+            sources = [group.slots[parent] for _, parent in moved]
             self.caches[:, targets, :, :used] = self.caches[:, sources, :, :used]
 
-    def expand(self, run: Run) -> None:
-        """Copy the row of `run` for its other beams or samples. Samples become sequences of their
+    def expand(self, group: SequenceGroup) -> None:
+        """Copy the row of `group` for its other beams or samples. Samples become sequences of their
         own."""
-        [first] = run.slots
-        run.is_expanded = True
-        self.reserved -= run.job.rows - 1
-        others = run.others()
+        [first] = group.slots
+        group.is_expanded = True
+        self.reserved -= group.num_rows - 1
+        others = group.expanded_rows()
         slots = [self.new_slot(other) for other in others]
         self.copy([first] * len(slots), slots)
-        self.running.extend(other for other in others if other is not run)
+        self.running.extend(other for other in others if other is not group)
 
     def bound(self, count: int) -> Binding:
         """Return the binding of a step of the first `count` slots."""
@@ -355,25 +341,25 @@ class SlotBatch:
         return binding
 
 
-def slot_shape(tensor: TensorSpec, room: Room) -> list[int]:
+def slot_shape(tensor: TensorSpec, size: SlotSize) -> list[int]:
     sizes = {
-        "rows": room.rows,
+        "rows": size.rows,
         "target_length": 1,
-        "max_length": room.length,
-        "max_source": room.source,
+        "max_length": size.length,
+        "max_source": size.source,
     }
     # names in graphs without a step
-    whole = {
-        "batch_size": room.rows,
-        "source_length": room.source,
-        "past_source_length": room.source,
+    full_sequences = {
+        "batch_size": size.rows,
+        "source_length": size.source,
+        "past_source_length": size.source,
     }
-    return shape_of(tensor, sizes | whole)
+    return concrete_shape(tensor, sizes | full_sequences)
 
 
-def slot_bytes(info: ExportInfo, room: Room) -> int:
+def slot_bytes(info: ExportInfo, size: SlotSize) -> int:
     """Return the bytes of the caches of one slot."""
     spec = info.specs[info.step or "decoder"]
     sources = [tensor for tensor in spec.inputs if ".encoder." in tensor.name]
-    source = sum(4 * int(np.prod(slot_shape(tensor, Room(1, 1, 1)))) for tensor in sources)
-    return room.length * position_bytes(spec) + room.source * source
+    source = sum(4 * int(np.prod(slot_shape(tensor, SlotSize(1, 1, 1)))) for tensor in sources)
+    return size.length * position_bytes(spec) + size.source * source

@@ -1,4 +1,4 @@
-"""A thread that runs sequences of the queue in a batch of its own."""
+"""A thread that runs parts of requests in a batch of its own."""
 
 import contextlib
 import threading
@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..errors import UsageError
-from .queue import Queue, Ticket
-from .refusals import draining
-from .slot_batch import Batch
+from .batch import Batch
+from .client_request import ClientRequest
+from .queue import RequestQueue
+from .rejections import shutting_down
 
 # Seconds until a thread must release the GIL. A worker waits for the GIL after each run of a graph,
 # and Python's default of 5 ms is longer than a step of a small model. Measured: 30 % more requests
@@ -39,75 +40,80 @@ class NoEvents:
 
 
 class Worker:
-    """A thread that steps a batch while there are jobs."""
+    """A thread that steps a batch while there are requests. Parts join and leave between steps."""
 
-    def __init__(self, queue: Queue, batch: Batch, events: SchedulerEvents):
+    def __init__(self, queue: RequestQueue, batch: Batch, events: SchedulerEvents):
         self.thread = threading.Thread(target=self.run, name="worker", daemon=True)
         self.queue = queue
         self.batch = batch
         self.events = events
-        self.gives_up = False
+        self.must_stop = False
         self.joined_at = 0.0
-        self.rows = 0  # rows of the last step; 0 while the batch is empty
+        self.num_rows = 0  # rows of the last step; 0 while the batch is empty
 
     def run(self) -> None:
+        """Until the queue is closed and empty: let parts join, step the batch, report results."""
         while (joining := self.queue.take(self.batch, self.joined_at)) is not None:
-            touched = {run.ticket for run in (*joining, *self.batch.running, *self.batch.unread)}
-            if self.gives_up:
-                for ticket in touched:
-                    ticket.fail(draining())
+            parts = (*joining, *self.batch.running, *self.batch.prefilling)
+            requests = {part.request for part in parts}
+            if self.must_stop:
+                for request in requests:
+                    request.fail(shutting_down())
             try:
-                self.drop()
-                self.begin([run for run in joining if not run.ticket.is_over])
-                self.rows = sum(len(run.slots) for run in self.batch.running)
-                self.batch.step()
-                self.events.stepped(self.rows, self.rows)
+                self.join([part for part in joining if not part.request.is_finished])
+                self.step()
             except Exception as error:  # errors of onnxruntime, such as out of memory
                 self.fail(error, joining)
-            self.end(touched)
+            self.remove_finished()
+            self.report(requests)
 
-    def begin(self, joining: list) -> None:
+    def join(self, joining: list) -> None:
         now = time.perf_counter()
         if joining:
             self.joined_at = now
-        for run in joining:
-            self.events.joined(now - run.ticket.put_at)
+        for part in joining:
+            self.events.joined(now - part.request.arrived_at)
         self.batch.join(joining)
 
-    def drop(self) -> None:
-        """Remove sequences of finished requests, such as those of disconnected clients."""
-        for run in (*self.batch.running, *self.batch.unread):
-            if run.ticket.is_over:
-                self.batch.leave(run)
+    def step(self) -> None:
+        self.num_rows = sum(len(part.slots) for part in self.batch.running)
+        new_tokens = self.batch.step()
+        self.events.stepped(self.num_rows, sum(map(len, new_tokens)))
 
     def fail(self, error: Exception, joining: list) -> None:
         failure = error
         if not isinstance(error, UsageError):  # a UsageError says that memory is short
             failure = RuntimeError(f"the engine failed: {error}")
             failure.__cause__ = error
-        for run in (*joining, *self.batch.running, *self.batch.unread):
-            run.ticket.fail(failure)
+        for part in (*joining, *self.batch.running, *self.batch.prefilling):
+            part.request.fail(failure)
 
-    def end(self, touched: set[Ticket]) -> None:
-        """Remove finished sequences and call the `receive` of changed requests."""
+    def remove_finished(self) -> None:
+        """Remove finished parts, and parts of requests that failed or whose client left."""
         now = time.perf_counter()
-        for run in list(self.batch.running):
-            if run.has_begun and not run.ticket.has_begun:
-                run.ticket.has_begun = True
-                self.events.first_token(now - run.ticket.put_at)
-            if run.finished or run.ticket.error is not None:
-                self.batch.leave(run)
+        for part in (*self.batch.running, *self.batch.prefilling):
+            request = part.request
+            if part.has_started and not request.has_started:
+                request.has_started = True
+                self.events.first_token(now - request.arrived_at)
+            if part.is_finished or request.is_finished:
+                self.batch.remove(part)
         if not self.batch.running:
-            self.rows = 0
-        news: dict[Callable[..., Any], list] = {}
-        for ticket in touched:
-            if ticket.changed:
-                news.setdefault(ticket.call, []).append((ticket.receive, ticket.news()))
-        for call, each in news.items():
+            self.num_rows = 0
+
+    def report(self, requests: set[ClientRequest]) -> None:
+        """Call the `receive` of changed requests."""
+        updates: dict[Callable[..., Any], list] = {}
+        for request in requests:
+            if request.is_changed:
+                updates.setdefault(request.call, []).append(
+                    (request.receive, request.take_update())
+                )
+        for call, calls in updates.items():
             with contextlib.suppress(RuntimeError):  # the event loop is closed
-                call(tell_all, each)
+                call(receive_all, calls)
 
 
-def tell_all(news: list[tuple[Callable, tuple]]) -> None:
-    for receive, each in news:
-        receive(*each)
+def receive_all(calls: list[tuple[Callable, tuple]]) -> None:
+    for receive, update in calls:
+        receive(*update)

@@ -1,4 +1,5 @@
-"""The application with all endpoints, and the responses to errors in each protocol's format."""
+"""The FastAPI application with the endpoints of all protocols. Errors become responses in the
+format of the protocol that the request uses."""
 
 import contextlib
 import functools
@@ -23,15 +24,16 @@ from .models import ServedModels
 from .protocols.protocol import Protocol
 from .settings import Settings
 
-OF_A_MODEL = "/models/{model}"
-IN_PATH = re.compile(r"^/models/[^/]+(?=/|$)")
-SHOWN = 80  # characters of a wrong value in an error
-LONGEST = 1000  # characters of an error
-NESTED = "the body is nested too deeply, expected fewer brackets"
+MODEL_PREFIX = "/models/{model}"
+MODEL_IN_PATH = re.compile(r"^/models/[^/]+(?=/|$)")
+MAX_VALUE_LENGTH = 80  # characters of a wrong value in an error
+MAX_ERROR_LENGTH = 1000  # characters of an error
+TOO_NESTED = "the body is nested too deeply, expected fewer levels of brackets"
 SHORT = reprlib.Repr()
-SHORT.maxother = SHORT.maxstring = SHORT.maxlong = SHOWN
-# the last ones begin halves of characters, and others
+SHORT.maxother = SHORT.maxstring = SHORT.maxlong = MAX_VALUE_LENGTH
+# signs of values that JSON does not allow: the last three begin surrogates, but not only those
 SUSPICIOUS = (b"NaN", b"Infinity", b"\\ud", b"\\uD", b"\xed")
+# modules that write responses; a ValueError from them is not the fault of the request
 RENDERING = ("json.encoder", "starlette.responses", "fastapi.routing", "fastapi.encoders")
 
 
@@ -42,8 +44,9 @@ def create_app(
     lifecycle: Lifecycle | None = None,
     metrics: Metrics | None = None,
 ) -> FastAPI:
-    """Return the application without its limits, which `Frame` adds. Errors become responses in the
-    format of their protocol. `app.state` has what handlers need."""
+    """Return the application without limits and authorization, which `Frame` adds.
+
+    `app.state` has the models, the settings, the lifecycle and the metrics for the endpoints."""
     app = FastAPI(
         title="vanilla-transformer", docs_url=None, redoc_url=None, redirect_slashes=False
     )
@@ -54,11 +57,11 @@ def create_app(
     app.state.errors = Errors(protocols)
     app.state.needs_token = False
     for router in [*(protocol.router for protocol in protocols), health.router]:
-        # routes are tried in order, and those of an included router take longer
+        # routes are tried in order; the routes of an included router take longer
         app.router.routes.extend(router.routes)
     for protocol in protocols:
         describe_errors(protocol)
-        app.include_router(protocol.router, prefix=OF_A_MODEL)
+        app.include_router(protocol.router, prefix=MODEL_PREFIX)
         add_roots(app, protocol)
     for kind in (RequestError, RequestValidationError, RecursionError, ValueError, HTTPException):
         app.add_exception_handler(kind, respond)
@@ -68,23 +71,24 @@ def create_app(
 
 
 def add_roots(app: FastAPI, protocol: Protocol) -> None:
-    """Answer POST /models/NAME as POST /models/NAME/, for clients that take the URL of a model
-    without a slash at its end.
+    """Answer POST /models/NAME like POST /models/NAME/, because some clients omit the last slash.
 
-    GET needs the slash: what the page asks for is relative to its address."""
+    GET needs the slash, because the links of the page are relative to its address."""
     for route in protocol.router.routes:
         if isinstance(route, APIRoute) and route.path == "/" and "POST" in (route.methods or ()):
-            app.add_api_route(OF_A_MODEL, route.endpoint, methods=["POST"], include_in_schema=False)
+            app.add_api_route(
+                MODEL_PREFIX, route.endpoint, methods=["POST"], include_in_schema=False
+            )
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document with the model of a path as a parameter. No handler declares the
-    parameter."""
+    """Return the OpenAPI document. Paths with `{model}` get a parameter, which no endpoint
+    declares."""
     if app.openapi_schema is None:
-        named = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+        parameter = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
         for path, operations in FastAPI.openapi(app)["paths"].items():
-            if path.startswith(OF_A_MODEL):
-                operations["parameters"] = [named]
+            if path.startswith(MODEL_PREFIX):
+                operations["parameters"] = [parameter]
     return app.openapi_schema or {}
 
 
@@ -100,9 +104,10 @@ def describe_errors(protocol: Protocol) -> None:
 
 
 async def respond(request: Request, error: Exception) -> JSONResponse:
+    """Return the error response for `error`. Raise `error` again if the server is at fault."""
     answer = await respond_to_mistake(request, error)
     if answer.status_code == 500:
-        raise error  # to the handler of mistakes, after which it is logged
+        raise error  # `Frame` logs it and responds with 500
     return answer
 
 
@@ -114,7 +119,7 @@ class Errors:
     """Error responses in the formats of `protocols`, by the path of the request."""
 
     def __init__(self, protocols: Sequence[Protocol] = ()):
-        routes = ((each, protocol) for protocol in protocols for each in protocol.router.routes)
+        routes = ((route, protocol) for protocol in protocols for route in protocol.router.routes)
         self.routes: list[tuple[Any, Protocol]] = list(routes)
         self.public_paths = frozenset[str]().union(
             *(protocol.public_paths for protocol in protocols)
@@ -125,23 +130,23 @@ class Errors:
         protocol = self.protocol(path)
         if isinstance(error, HTTPException) and error.status_code == 405:
             error = HTTPException(405, headers={"Allow": self.allowed_methods(path, error)})
-        refusal = refusal_of(error, 400 if protocol is None else protocol.validation)
-        body = {"error": refusal.message} if protocol is None else protocol.error_body(refusal)
-        return JSONResponse(body, refusal.status, headers_of(refusal, error))
+        rejection = to_request_error(error, 400 if protocol is None else protocol.validation)
+        body = {"error": rejection.message} if protocol is None else protocol.error_body(rejection)
+        return JSONResponse(body, rejection.status, error_headers(rejection, error))
 
     def check(self, path: str, body: bytes) -> None:
-        """Raise RequestError for values in `body` that JSON does not have."""
+        """Raise RequestError if `body` has NaN, Infinity or a surrogate."""
         if any(map(body.__contains__, SUSPICIOUS)):
             check_values(body, self.validation(path))
 
     def validation(self, path: str) -> int:
-        """Return the status for a body of the wrong form."""
+        """Return the status of validation errors at `path`."""
         protocol = self.protocol(path)
         return 400 if protocol is None else protocol.validation
 
     def allowed_methods(self, path: str, error: HTTPException) -> str:
         """Return the header Allow: the methods of all routes at `path`, and HEAD wherever GET is.
-        `error` has those of one."""
+        `error` has the methods of one route only."""
         methods = set((error.headers or {}).get("Allow", "").split(", "))
         methods.update(
             *(route.methods for route, _ in self.routes if route.path_regex.match(within(path)))
@@ -149,20 +154,25 @@ class Errors:
         return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
 
     def is_public(self, method: str, path: str) -> bool:
-        """Return whether this request needs no token."""
+        """Return True if the request needs no token."""
         return method == "GET" and within(path) in self.public_paths
 
     def template(self, scope: Scope) -> str:
         """Return the path template of the request's route, also if the request was rejected before
         routing. Paths without a route share the template "none"."""
         route = scope.get("route") or next(
-            (each for each, _ in self.routes if each.path_regex.match(within(scope["path"]))), None
+            (
+                candidate
+                for candidate, _ in self.routes
+                if candidate.path_regex.match(within(scope["path"]))
+            ),
+            None,
         )
-        return "none" if route is None else route.path.removeprefix(OF_A_MODEL) or "/"
+        return "none" if route is None else route.path.removeprefix(MODEL_PREFIX) or "/"
 
     def protocol(self, path: str) -> Protocol | None:
-        """Return the protocol of the route at `path`. A path without a route has the protocol of
-        the routes below the same first name."""
+        """Return the protocol of the route at `path`. A path without a route has the protocol of a
+        route that begins with the same name, or None."""
         path = within(path)
         below = f"/{path.split('/')[1]}/" if path.startswith("/") else ""
         exact = (protocol for route, protocol in self.routes if route.path_regex.match(path))
@@ -172,58 +182,58 @@ class Errors:
 
 def within(path: str) -> str:
     """Return `path` without the model in it."""
-    return IN_PATH.sub("", path, count=1) or "/"
+    return MODEL_IN_PATH.sub("", path, count=1) or "/"
 
 
-def headers_of(refusal: RequestError, error: BaseException) -> dict[str, str]:
-    # Allow, of a method that a route does not have
+def error_headers(rejection: RequestError, error: BaseException) -> dict[str, str]:
+    # a 405 has the header Allow
     headers = dict(getattr(error, "headers", None) or {})
-    if refusal.retry_after is not None:
-        headers["Retry-After"] = str(refusal.retry_after)
-    if refusal.status == 401:
+    if rejection.retry_after is not None:
+        headers["Retry-After"] = str(rejection.retry_after)
+    if rejection.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return headers
 
 
-def refusal_of(error: BaseException, validation: int) -> RequestError:
-    """Return the error response for `error`. A body of the wrong form gets the status
-    `validation`."""
-    refused = unshortened(error, validation)
-    refused.message = one_line(refused.message)
-    return refused
+def to_request_error(error: BaseException, validation: int) -> RequestError:
+    """Return `error` as a RequestError with a short message. `validation` is the status of
+    validation errors."""
+    rejection = convert_error(error, validation)
+    rejection.message = one_line(rejection.message)
+    return rejection
 
 
-def unshortened(error: BaseException, validation: int) -> RequestError:
-    """Return the answer for `error` with its whole message."""
+def convert_error(error: BaseException, validation: int) -> RequestError:
+    """Return `error` as a RequestError with the full message."""
     match error:
         case RequestError():
             return error
         case RequestValidationError():
-            place = error.errors()[0]["loc"][1:2]
-            param = str(place[0]) if place else None  # the body as a whole
-            return RequestError(validation, of_validation(error), param)
+            location = error.errors()[0]["loc"][1:2]
+            param = str(location[0]) if location else None  # None: the whole body
+            return RequestError(validation, validation_message(error), param)
         case TooLong():
             return RequestError(413, str(error))
         case TokenizerError():
             return RequestError(validation, str(error), code=TOKENIZER_FAILED)
         case UsageError():
             return RequestError(validation, str(error), error.param)
-        case RecursionError():  # no text and no number makes a handler go so deep
-            return RequestError(validation, NESTED)
-        case ValueError() if not is_of_answer(error):
+        case RecursionError():  # only a nested body makes an endpoint recurse so deep
+            return RequestError(validation, TOO_NESTED)
+        case ValueError() if not is_rendering_error(error):
             return RequestError(validation, str(error))
         case HTTPException():
-            # a body of the wrong form
+            # FastAPI could not parse the body
             is_unread = error.status_code == 400 and error.__cause__ is not None
-            return RequestError(validation if is_unread else error.status_code, of_http(error))
+            return RequestError(validation if is_unread else error.status_code, http_message(error))
     return RequestError(
-        500, "the server made a mistake, which its log describes: nothing is wrong with the request"
+        500, "internal server error: the request is not at fault, see the log of the server"
     )
 
 
-def is_of_answer(error: ValueError) -> bool:
-    """Return True if writing an answer raised `error`, for NaN or half of a character. The request
-    is not at fault then."""
+def is_rendering_error(error: ValueError) -> bool:
+    """Return True if `error` was raised while a response was written, for NaN or a surrogate. The
+    request is not at fault then."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -231,66 +241,65 @@ def is_of_answer(error: ValueError) -> bool:
     return not isinstance(error, UsageError) and last in RENDERING
 
 
-def of_http(error: HTTPException) -> str:
-    """Return the message of an error of FastAPI, whose own message has neither the value seen nor
-    the value expected."""
+def http_message(error: HTTPException) -> str:
+    """Return a message with the value expected for an error of FastAPI, whose messages lack it."""
     if error.status_code == 405:
         return (
-            f"this method does not go with this path, expected "
-            f"{(error.headers or {}).get('Allow', 'another')}"
+            f"this path does not support the method of the request, expected "
+            f"{(error.headers or {}).get('Allow', 'another method')}"
         )
     if error.status_code == 404:
-        return "nothing is at this path, expected one of those in /openapi.json"
+        return "this path does not exist, expected a path in /openapi.json"
     cause = error.__cause__
     if isinstance(cause, RecursionError):
-        return NESTED
+        return TOO_NESTED
     if cause is not None:
         return (
-            f"the body cannot be read: {cause}, expected valid JSON in UTF-8, or a form where the "
-            "path takes one"
+            f"the body cannot be read: {cause}, expected valid JSON in UTF-8, or a form if the "
+            "endpoint accepts forms"
         )
     return str(error.detail)
 
 
-def of_validation(error: RequestValidationError) -> str:
-    """Return the error for the first wrong value, with the value expected."""
+def validation_message(error: RequestValidationError) -> str:
+    """Return a message with the first wrong value and the value expected."""
     errors = error.errors()
     first = errors[0]
-    place = first["loc"][1:]
+    location = first["loc"][1:]
     if first["type"] == "json_invalid":
         return (
-            f"the body is not JSON at character {first['loc'][-1]}: {first['ctx']['error']}, "
-            "expected an object"
+            f"the body is not valid JSON at character {first['loc'][-1]}: {first['ctx']['error']}, "
+            "expected a JSON object"
         )
-    if not place:
-        return of_body(first)
-    name = ".".join(map(str, place))
+    if not location:
+        return body_message(first)
+    name = ".".join(map(str, location))
     if first["type"] == "missing":
         return f"{name} is missing, expected it in the {first['loc'][0]}"
     value = first["input"]
-    group = [each for each in errors if each["loc"][1:2] == place[:1]]
-    if len(group) > 1:  # the members of a union, each of which the value is not
-        name = str(place[0])
+    group = [item for item in errors if item["loc"][1:2] == location[:1]]
+    if len(group) > 1:  # one error for each member of a union
+        name = str(location[0])
         if isinstance(error.body, dict):
-            value = error.body.get(place[0], value)
+            value = error.body.get(location[0], value)
     expected = " or ".join(dict.fromkeys(map(expectation, group)))
-    others = len({each["loc"][1] for each in errors if len(each["loc"]) > 1}) - 1
-    return f"{name} is {shown(value)}, expected {expected}" + (
-        f" (and {others} more are wrong)" if others else ""
+    others = len({item["loc"][1] for item in errors if len(item["loc"]) > 1}) - 1
+    return f"{name} is {short_repr(value)}, expected {expected}" + (
+        f" ({others} more fields are invalid)" if others else ""
     )
 
 
-def of_body(error: dict[str, Any]) -> str:
+def body_message(error: dict[str, Any]) -> str:
     if error["type"] == "missing":
         return "the body is empty or null, expected a JSON object"
-    if isinstance(error["input"], bytes):  # it was not read, as no header says what it is
+    if isinstance(error["input"], bytes):  # FastAPI does not parse other media types
         return "the body has another Content-Type, expected application/json"
-    return f"the body is {shown(error['input'])}, expected a JSON object"
+    return f"the body is {short_repr(error['input'])}, expected a JSON object"
 
 
 def expectation(error: dict[str, Any]) -> str:
     if error["type"] == "extra_forbidden":
-        return "no such field"
+        return "no field of this name"
     message = error["msg"].removeprefix("Value error, ")
     return re.sub(
         r"^(greater|less) than",
@@ -299,42 +308,43 @@ def expectation(error: dict[str, Any]) -> str:
     )
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     try:
         return SHORT.repr(value)
-    except ValueError:  # a number of too many digits
+    except ValueError:  # an integer with too many digits
         return f"a {type(value).__name__}"
 
 
 def one_line(text: str) -> str:
-    """Return `text` as a response can hold it: short, and without halves of characters."""
+    """Return `text` as one line of at most `MAX_ERROR_LENGTH` characters, with surrogates
+    escaped."""
     line = " ".join(text.split())
     return (
-        (line if len(line) <= LONGEST else f"{line[:LONGEST]}...")
+        (line if len(line) <= MAX_ERROR_LENGTH else f"{line[:MAX_ERROR_LENGTH]}...")
         .encode("utf-8", "backslashreplace")
         .decode()
     )
 
 
 def check_values(body: bytes, validation: int) -> None:
-    """Check that `body` has no NaN, Infinity or halves of characters. JSON has none of them, but
-    Python reads them.
+    """Check that `body` has no NaN, Infinity or surrogate, which `json.loads` accepts.
 
     Raises:
-        RequestError: of the status `validation` if a body has one.
+        RequestError: with the status `validation`, if the body has one of them.
     """
 
-    def refuse(name: str) -> None:
+    def reject(name: str) -> None:
         raise RequestError(
-            validation, f"the body has the value {name}, expected a number that JSON has"
+            validation, f"the body has the value {name}, expected numbers that JSON allows"
         )
 
-    with contextlib.suppress(ValueError, RecursionError):  # the application says what is wrong
-        found = json.loads(body, parse_constant=refuse)
+    with contextlib.suppress(ValueError, RecursionError):  # the endpoint reports it
+        content = json.loads(body, parse_constant=reject)
         try:
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(content, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            half = error.object[error.start]
+            surrogate = error.object[error.start]
             raise RequestError(
-                validation, f"the body has {half!a}, half of a character, expected whole ones"
+                validation,
+                f"the body has the lone surrogate {surrogate!a}, expected Unicode characters",
             ) from None

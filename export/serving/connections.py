@@ -1,6 +1,6 @@
-"""The limits of open connections: their number, the time without a request, and the size and time
-of a header. uvicorn limits neither the time nor the size of a header, nor what a client does not
-read."""
+"""Limits of HTTP connections: their number, their idle time, and the size and time of a header.
+
+uvicorn limits neither the header nor the time that a client may leave a response unread."""
 
 import asyncio
 import sys
@@ -11,37 +11,36 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-MOST_HEADER = 64 * 1024  # bytes, beyond what came with its first ones
+MAX_HEADER_SIZE = 64 * 1024  # bytes, not counting the packet that begins the header
 TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: "
     b"close\r\nContent-Length: "
     b"0\r\n\r\n"
 )
-PIPELINED = 16  # requests of one connection that may wait for the one before
-SPARE = 128  # files that are open besides connections
+MAX_PIPELINED = 16  # requests of one connection that may wait for an earlier response
+SPARE_FILES = 128  # open files besides connections
 
 
 class Connection(HttpToolsProtocol):
-    """A uvicorn connection with limits on the bytes of an incomplete header and on bytes without a
-    part of a body. Trailers count as headers. The requests that wait for the one before are limited
-    too.
+    """A uvicorn connection that limits the size of a header and the number of pipelined requests.
+    Trailers count as headers.
 
-    A request that asks for another protocol, as Java's client does for HTTP/2, is answered as if it
-    did not. httptools would leave out its body.
+    A request to upgrade to another protocol is answered as if it did not ask. Java's client asks
+    for HTTP/2 in this way, and httptools would omit the body.
     """
 
-    _size = 0  # bytes without a sign of life
-    _data = _again = b""  # bytes being read, and bytes to read after them
+    _size = 0  # bytes since the last header or part of a body
+    _data = _again = b""  # bytes being parsed, and bytes to parse after them
 
     def data_received(self, data: bytes) -> None:
         self._again = data
         self._size += len(data)
-        while self._again and self.parser is not None and len(self.pipeline) <= PIPELINED:
+        while self._again and self.parser is not None and len(self.pipeline) <= MAX_PIPELINED:
             self._data, self._again = self._again, b""
             super().data_received(self._data)
-        if len(self.pipeline) > PIPELINED:
+        if len(self.pipeline) > MAX_PIPELINED:
             self.transport.abort()
-        if self._size > MOST_HEADER and not self.transport.is_closing():
+        if self._size > MAX_HEADER_SIZE and not self.transport.is_closing():
             self.transport.write(TOO_LARGE)
             self.transport.close()
 
@@ -50,7 +49,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # which it has when its header is whole; nobody reads trailers
+        # the scope has a method once the header is complete; later headers are trailers
         if "method" not in self.scope:
             super().on_header(name, value)
 
@@ -63,15 +62,15 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def _should_upgrade(self) -> bool:
-        """Return True if `handle_websocket_upgrade` gets the request in place of the application,
-        which is so for requests to upgrade but not for CONNECT."""
-        return self.parser.get_method() != b"CONNECT"  # CONNECT asks for no other protocol
+        """Return True if `handle_websocket_upgrade` handles the request: upgrades, but not
+        CONNECT."""
+        return self.parser.get_method() != b"CONNECT"
 
     def handle_websocket_upgrade(self) -> None:
-        """Read the request again without its upgrade."""
-        wish = sys.exception()
-        assert isinstance(wish, httptools.HttpParserUpgrade)
-        [end] = wish.args  # end of the header in `_data`
+        """Parse the request again without the header `Upgrade`."""
+        upgrade = sys.exception()
+        assert isinstance(upgrade, httptools.HttpParserUpgrade)
+        [end] = upgrade.args  # end of the header in `_data`
         version = self.parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
         lines += [b"%b: %b" % (name, value) for name, value in self.headers if name != b"upgrade"]
@@ -80,8 +79,8 @@ class Connection(HttpToolsProtocol):
         self._again = b"\r\n".join([*lines, b"", self._data[end:]])
 
 
-class Refused(asyncio.Protocol):
-    """A connection beyond the limit, which is closed."""
+class RejectedConnection(asyncio.Protocol):
+    """A connection beyond the limit. It is closed at once."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -92,39 +91,42 @@ class Connections:
     """The open connections of one server.
 
     Args:
-        most: open at once; those that come above are closed.
-        idle: seconds without a request, of which the header may have begun, until a connection is
-            closed.
-        unread: seconds that an answer may lie here because the client does not read it.
+        max_connections: open at once; further connections are closed.
+        idle: seconds without a complete request header after which a connection is closed.
+        unread: seconds after which a connection is closed if the client does not read a response.
     """
 
     def __init__(
-        self, most: int, idle: float, unread: float, clock: Callable[[], float] = time.monotonic
+        self,
+        max_connections: int,
+        idle: float,
+        unread: float,
+        clock: Callable[[], float] = time.monotonic,
     ):
-        self.most = most
+        self.max_connections = max_connections
         self.idle = idle
         self.unread = unread
         self._clock = clock
-        # the last request, and since when there is no other
+        # last request of each idle connection, and the time since when it is idle
         self._since: dict[HttpToolsProtocol, tuple[Any, float]] = {}
 
     def open(self, **settings: Any) -> asyncio.Protocol:
-        """Return the protocol of a new connection, which uvicorn asks for."""
-        is_full = len(settings["server_state"].connections) >= self.most
-        return Refused() if is_full else Connection(**settings)
+        """Return the asyncio protocol of a new connection. uvicorn calls this."""
+        is_full = len(settings["server_state"].connections) >= self.max_connections
+        return RejectedConnection() if is_full else Connection(**settings)
 
     def sweep(self, connections: set[Any]) -> None:
         """Close connections that are idle or do not read. Call it about once a second."""
-        self.look(connections)
+        self.find_idle(connections)
         now = self._clock()
         for connection, (_, since) in self._since.items():
             has_unread = connection.transport.get_write_buffer_size() > 0
             if now - since > (self.unread if has_unread else self.idle):
                 connection.transport.abort()
 
-    def look(self, connections: set[Any]) -> None:
-        """Find connections without a request, and since when, by whether they had the same request
-        before."""
+    def find_idle(self, connections: set[Any]) -> None:
+        """Record which connections are idle, and since when. A connection with the same last
+        request as in the call before stayed idle."""
         now = self._clock()
         before, self._since = self._since, {}
         for connection in connections:
@@ -134,14 +136,18 @@ class Connections:
                 self._since[connection] = (request, since if last is request else now)
 
 
-def files_for(connections: int) -> int:
-    """Return how many connections this process may open, at most `connections`. Increase the limit
-    of open files as far as the system allows."""
+def available_connections(connections: int) -> int:
+    """Raise the limit of open files as far as `connections` need and the system allows. Return the
+    number of connections that fit."""
     import resource  # not available on Windows
 
-    wanted = connections + SPARE
+    required = connections + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < required:
+        soft = required if hard == resource.RLIM_INFINITY else min(required, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return connections if soft == resource.RLIM_INFINITY else max(1, min(connections, soft - SPARE))
+    return (
+        connections
+        if soft == resource.RLIM_INFINITY
+        else max(1, min(connections, soft - SPARE_FILES))
+    )

@@ -17,15 +17,16 @@ PATHS = (
 
 @router.get("/health/live")
 async def live() -> JSONResponse:
-    """200 as long as the process answers."""
+    """Return status 200 while the process runs."""
     return JSONResponse({"status": "ok"})
 
 
 @router.get("/health")
 @router.get("/health/ready")
 async def ready(request: Request) -> JSONResponse:
-    """200 when requests are taken; 503 while the models are loaded, and from the first signal to
-    stop on."""
+    """Return status 200 if the server accepts requests.
+
+    Return 503 while it loads the models and while it shuts down."""
     status = request.app.state.lifecycle.status
     return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 

@@ -1,13 +1,13 @@
-"""The stages of a server's life, which decide whether it takes requests."""
+"""The stages of a server, which decide whether it accepts requests."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class Lifecycle:
-    """The stages of a server. `loading` ends when the models have answered once. `leaving` begins
-    with the first signal, so that balancers send requests elsewhere. `draining` means that only
-    accepted requests are answered."""
+    """The stages of a server. `loading` ends when all models have run once. `leaving` begins with
+    the first signal: load balancers see it and stop sending requests. While `draining`, the server
+    finishes the running requests and rejects new ones."""
 
     loading: bool = False
     leaving: bool = False

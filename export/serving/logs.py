@@ -1,6 +1,7 @@
-"""The log: a line of JSON each, on standard error. What cannot be written is lost, and the server
-goes on: a full disk, a closed stream, or a pipe that nobody empties must not stop it. So a thread
-of its own writes."""
+"""The log of the server: one JSON object per line on standard error.
+
+A separate thread writes the lines. A full disk, a closed stream or a pipe that nobody reads loses
+lines, but does not stop the server."""
 
 import collections
 import contextlib
@@ -15,8 +16,8 @@ from typing import Any
 
 from .settings import LEVELS
 
-WAITING = 10_000  # lines at most that wait to be written; then the oldest are lost
-PAUSE = 0.05  # seconds between writes, so that many lines are one
+MAX_WAITING = 10_000  # lines that wait to be written; beyond it the oldest are lost
+PAUSE = 0.05  # seconds between writes; one write has all lines since the last
 
 
 class Log:
@@ -24,25 +25,26 @@ class Log:
 
     def __init__(self, level: str = "info", descriptor: int = 2):
         self.descriptor = descriptor
-        self._least = LEVELS.index(level)
-        self._lines: collections.deque[tuple] = collections.deque(maxlen=WAITING)
+        self._min_level = LEVELS.index(level)
+        self._lines: collections.deque[tuple] = collections.deque(maxlen=MAX_WAITING)
         self._filled = threading.Event()
         self._is_writing = False
         threading.Thread(target=self._write_on, name="log", daemon=True).start()
 
-    def holds(self, level: str) -> bool:
-        return LEVELS.index(level) >= self._least
+    def is_enabled(self, level: str) -> bool:
+        """Return True if lines of `level` are written."""
+        return LEVELS.index(level) >= self._min_level
 
     def write(self, level: str, message: str, **facts: Any) -> None:
-        if LEVELS.index(level) < self._least:
+        if LEVELS.index(level) < self._min_level:
             return
         self._lines.append((time.time(), level, message, facts))
         if not self._filled.is_set():
             self._filled.set()
 
     def flush(self, seconds: float = 1.0) -> None:
-        """Wait until all lines are written, for at most `seconds`, because nobody may be
-        reading."""
+        """Wait until all lines are written, but at most `seconds`, because a pipe may have no
+        reader."""
         limit = time.monotonic() + seconds
         while (self._lines or self._is_writing) and time.monotonic() < limit:
             time.sleep(0.005)
@@ -62,7 +64,7 @@ class Log:
 
 
 def line(seconds: float, level: str, message: str, facts: dict[str, Any]) -> str:
-    """Return the line of the log for an event `seconds` after 1970."""
+    """Return a line of the log. `seconds` is the time of the event since 1970."""
     stamp = (
         f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{int(seconds % 1 * 1000):03d}Z"
     )
@@ -80,7 +82,7 @@ class Records:
         level = record.levelname.lower()
         facts = {"logger": record.name}
         if record.exc_info and record.exc_info[1]:
-            facts["error"] = described(record.exc_info[1])
+            facts["error"] = format_error(record.exc_info[1])
         known = level if level in LEVELS else "error" if record.levelno > logging.ERROR else "debug"
         self.log.write(known, record.getMessage().strip(), **facts)
         return ""
@@ -92,12 +94,12 @@ class Records:
         """Ignore the call; the thread of the log flushes."""
 
 
-def described(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)).strip()
 
 
 @contextlib.contextmanager
-def taking_over(log: Log) -> Iterator[None]:
+def capture_library_logs(log: Log) -> Iterator[None]:
     """Send library logs and warnings to `log`. At level debug, include their debug messages."""
     records = Records(log)
     handler = logging.StreamHandler(records)
@@ -105,7 +107,7 @@ def taking_over(log: Log) -> Iterator[None]:
     root = logging.getLogger()
     before = root.handlers[:], root.level
     root.handlers[:] = [handler]
-    root.setLevel(logging.DEBUG if log.holds("debug") else logging.WARNING)
+    root.setLevel(logging.DEBUG if log.is_enabled("debug") else logging.WARNING)
     logging.captureWarnings(True)
     try:
         yield

@@ -19,8 +19,8 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class EngineMetrics:
-    """The metrics of the engine of one model. Workers call them from their threads at every step,
-    so nothing is looked up."""
+    """The metrics of the scheduler of one model. Workers update them at every step, so the labels
+    are resolved beforehand."""
 
     def __init__(self, joined: Histogram, first_token: Histogram, rows: Histogram, tokens: Counter):
         # seconds that a row waited in the queue
@@ -43,41 +43,37 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.in_flight = self._gauge(
-            "requests_in_flight", "Requests that have no whole answer yet."
-        )
+        self.in_flight = self._gauge("requests_in_flight", "Requests without a complete response.")
         self._requests = self._counter(
             "requests",
-            "Requests, by route and status; 499 is a client that went away.",
+            "Requests by route and status. Status 499: the client disconnected.",
             "route",
             "status",
         )
         self._seconds = self._histogram(
             "request_seconds",
-            "From the header of a request to the end of its answer.",
+            "Seconds from the header of a request to the end of its response.",
             SECONDS,
             "route",
         )
         self._errors = self._counter(
-            "errors", "Errors of the server itself, which its log describes."
+            "errors", "Internal server errors. The log has their tracebacks."
         )
         self._queue = self._histogram(
-            "queue_seconds", "What a row waited for its place in a batch.", SECONDS, "model"
+            "queue_seconds", "Seconds that a row waited to join a batch.", SECONDS, "model"
         )
         self._first = self._histogram(
-            "first_token_seconds", "From the request to its first token.", SECONDS, "model"
+            "first_token_seconds", "Seconds from a request to its first token.", SECONDS, "model"
         )
-        self._rows = self._histogram("batch_rows", "Rows of a step.", ROWS, "model")
-        self._tokens = self._counter("tokens", "New tokens.", "model")
-        self._waiting = self._gauge(
-            "rows_waiting", "Rows that wait for a place in a batch.", "model"
-        )
-        self._running = self._gauge("rows_running", "Rows that are in a batch.", "model")
+        self._rows = self._histogram("batch_rows", "Rows of the batch in each step.", ROWS, "model")
+        self._tokens = self._counter("tokens", "Generated tokens.", "model")
+        self._waiting = self._gauge("rows_waiting", "Rows that wait to join a batch.", "model")
+        self._running = self._gauge("rows_running", "Rows in a batch.", "model")
         self._slots_used = self._gauge(
-            "slots_used_ratio", "Slots that have a running row, from 0 to 1.", "model"
+            "slots_used_ratio", "Share of the slots in use, from 0 to 1.", "model"
         )
         self.failed = self._errors.inc
-        # Finding the child of labels costs more than counting.
+        # cached, because resolving labels takes longer than counting
         self._count = functools.cache(
             lambda route, status: self._requests.labels(route, str(status)).inc
         )
@@ -89,18 +85,19 @@ class Metrics:
 
     def of_engine(self, model: str) -> EngineMetrics:
         joined, first, rows = (
-            each.labels(model) for each in (self._queue, self._first, self._rows)
+            metric.labels(model) for metric in (self._queue, self._first, self._rows)
         )
         return EngineMetrics(joined, first, rows, self._tokens.labels(model))
 
     def watch_process(self, pid: int) -> None:
-        """Add the measures of another process. Their names begin with `engine_process_`."""
+        """Add the memory and CPU metrics of the process `pid`. Their names begin with
+        `engine_process_`."""
         ProcessCollector("engine", pid=lambda: pid, registry=self.registry)
 
     def watch_rows(
         self, model: str, waiting: Callable[[], int], running: Callable[[], int]
     ) -> None:
-        """Read the engine of `model` whenever the metrics are read."""
+        """Report the waiting and running rows of `model` whenever the metrics are read."""
         self._waiting.labels(model).set_function(waiting)
         self._running.labels(model).set_function(running)
 

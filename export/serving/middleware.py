@@ -15,25 +15,26 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import RequestError
-from ..scheduler.refusals import draining
-from . import health, refusals
+from ..scheduler.rejections import shutting_down
+from . import health, rejections
 from .app import Errors
 from .lifecycle import Lifecycle
-from .logs import Log, described
+from .logs import Log, format_error
 from .metrics import Metrics
 from .settings import Settings
 
-GONE, SLOW, LATE, ENDED = "gone", "slow", "late", "ended"  # why a request was cancelled
-UNWATCHED = 0.1  # seconds that a request runs before it is noticed that its client went away
+# reasons to cancel a request: disconnect, slow body, timeout, shutdown
+GONE, SLOW, LATE, ENDED = "gone", "slow", "late", "ended"
+UNWATCHED = 0.1  # seconds that a request runs before a disconnected client is noticed
 CLIENT_GONE = 499  # in metrics and in the log only
 REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
 class Exchange:
-    """One request and its response: ASGI's `receive` and `send` for the application, whose task it
-    can cancel.
+    """One request and its response. It wraps ASGI's `receive` and `send`, and can cancel the
+    application's task.
 
-    A HEAD request is a GET request to the application; the server leaves out the body of the answer
+    The application sees a HEAD request as GET; uvicorn omits the body of the response
     (RFC 9110)."""
 
     __slots__ = (
@@ -47,7 +48,7 @@ class Exchange:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.id = b""
         self.started = time.perf_counter()
-        self.until = math.inf  # it is cancelled then, for this reason
+        self.until = math.inf  # time at which it is cancelled with `reason`
         self.reason = SLOW
         self.watcher: asyncio.Task | None = None
         self.status = 0
@@ -91,33 +92,33 @@ class Exchange:
             self.is_complete = True
         await self._send(message)
 
-    async def read(self, most: int) -> None:
+    async def read(self, max_size: int) -> None:
         """Read the body.
 
         Raises:
-            RequestError: 413 for one of more than `most` bytes.
-            ClientDisconnect: if the client is gone.
+            RequestError: 413 if it has more than `max_size` bytes.
+            ClientDisconnect: if the client has disconnected.
         """
-        # which the server has parsed
+        # uvicorn has checked that the header is a number
         length = self.headers.get(b"content-length")
-        if length is not None and int(length) > most:
-            raise refusals.too_large(int(length), most)
-        pieces, size = [], 0
+        if length is not None and int(length) > max_size:
+            raise rejections.too_large(int(length), max_size)
+        chunks, size = [], 0
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
-            pieces.append(message.get("body", b""))
-            size += len(pieces[-1])
-            if size > most:
-                raise refusals.too_large(size, most)
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > max_size:
+                raise rejections.too_large(size, max_size)
             if not message.get("more_body", False):
                 break
-        self.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self.body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def watch(self) -> None:
-        """Cancel the application when the client disconnects. Only for requests that take some
-        time, because it is a task."""
+        """Cancel the application when the client disconnects. This needs a task, so only requests
+        that take longer than `UNWATCHED` are watched."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         if not self.is_complete:
@@ -132,10 +133,10 @@ class Exchange:
 
 
 class Frame:
-    """An ASGI application around `app`.
+    """An ASGI application that adds limits, authorization, metrics and log lines to `app`.
 
     Args:
-        token: what clients have to send; `None` if they need none.
+        token: the token that clients must send; `None` if no token is required.
     """
 
     def __init__(
@@ -178,10 +179,10 @@ class Frame:
                 "error",
                 str(error) or type(error).__name__,
                 id=exchange.id.decode(),
-                error=described(error),
+                error=format_error(error),
             )
             if not exchange.status:
-                await self._refuse(exchange, error)
+                await self._reject(exchange, error)
         finally:
             self._note(exchange, time.perf_counter() - exchange.started)
 
@@ -194,11 +195,11 @@ class Frame:
             await self._authorize(exchange)
             self.errors.check(exchange.scope["path"], exchange.body or b"")
             exchange.until, exchange.reason = time.perf_counter() + self.settings.timeout, LATE
-            # streams need not look for the client
+            # Starlette then does not watch the client of a stream; `Exchange.watch` does
             exchange.scope["asgi"] = {**exchange.scope["asgi"], "spec_version": "2.4"}
             await self.app(exchange.scope, exchange.receive, exchange.send)
-        except RequestError as refusal:
-            await self._refuse(exchange, refusal)
+        except RequestError as rejection:
+            await self._reject(exchange, rejection)
         except asyncio.CancelledError:
             await self._end(exchange)
         finally:
@@ -207,8 +208,8 @@ class Frame:
                 exchange.watcher.cancel()
 
     def sweep(self) -> None:
-        """Check all running requests about ten times a second. Timers and a task for each request
-        would cost more than many requests do."""
+        """Cancel requests that are too late and watch the long ones. Call it about ten times a
+        second. Timers and a task per request would cost more than a short request."""
         now = time.perf_counter()
         for exchange in list(self.running):
             if now > exchange.until:
@@ -223,61 +224,63 @@ class Frame:
     def _admit(self) -> None:
         """Raise RequestError if the request is rejected before its body is read."""
         if self.lifecycle.loading:
-            raise refusals.loading()
+            raise rejections.loading()
         if self.lifecycle.draining:
-            raise draining()
+            raise shutting_down()
         if len(self.running) >= self.settings.requests:
-            raise refusals.busy(self.settings.requests)
+            raise rejections.busy(self.settings.requests)
 
     async def _authorize(self, exchange: Exchange) -> None:
-        """Raise RequestError unless the request has the token, as a bearer token or as
+        """Raise RequestError 401 unless the request has the token, as a bearer token or as
         LibreTranslate's `api_key`.
 
-        GET requests to public paths need none."""
+        GET requests to public paths need no token."""
         if self.token is None or self.errors.is_public(
             exchange.scope["method"], exchange.scope["path"]
         ):
             return
         header = exchange.headers.get(b"authorization")
-        scheme, _, given = (header or b"").partition(b" ")
+        scheme, _, token = (header or b"").partition(b" ")
         if header is None:
-            given = await api_key(exchange)
+            token = await api_key(exchange)
         elif scheme.lower() != b"bearer":
-            given = b""
-        if not given:
-            raise RequestError(401, "no token, expected the header Authorization: Bearer TOKEN")
-        if not hmac.compare_digest(given.strip(), self.token):
-            raise RequestError(401, "a wrong token, expected that of this server")
+            token = b""
+        if not token:
+            raise RequestError(
+                401, "the request has no token, expected the header Authorization: Bearer TOKEN"
+            )
+        if not hmac.compare_digest(token.strip(), self.token):
+            raise RequestError(401, "the token is wrong, expected the token of this server")
 
-    async def _refuse(self, exchange: Exchange, error: Exception) -> None:
+    async def _reject(self, exchange: Exchange, error: Exception) -> None:
         response = self.errors.response(exchange.scope["path"], error)
-        # the rest may never come; there are other servers
+        # a slow client may never send the rest; a server that drains takes no more requests
         if response.status_code == 408 or self.lifecycle.draining:
             response.headers["Connection"] = "close"
         await response(exchange.scope, exchange.receive, exchange.answer)
 
     async def _end(self, exchange: Exchange) -> None:
-        """Send the response to a cancelled request. A response that has begun stays without an end,
-        which tells the client."""
+        """Send the error response of a cancelled request. A response that has started stays
+        incomplete, which the client notices."""
         task = asyncio.current_task()
         while exchange.cancelled is not None and task is not None and task.uncancel():
             pass
         if exchange.cancelled == GONE or exchange.status:
             return
         if exchange.cancelled == SLOW:
-            refusal = RequestError(
+            rejection = RequestError(
                 408,
-                f"no whole body after {self.settings.body_timeout:g} seconds, the limit of "
-                f"this server",
+                f"the body was not complete after {self.settings.body_timeout:g} seconds, the "
+                f"limit of this server",
             )
         elif exchange.cancelled == LATE:
-            refusal = refusals.timed_out(self.settings.timeout)
+            rejection = rejections.timed_out(self.settings.timeout)
         else:
-            refusal = draining()
-        await self._refuse(exchange, refusal)
+            rejection = shutting_down()
+        await self._reject(exchange, rejection)
 
     def end_all(self) -> None:
-        """Cancel the requests that still run."""
+        """Cancel all running requests."""
         for exchange in list(self.running):
             exchange.cancel(ENDED)
 
@@ -292,7 +295,7 @@ class Frame:
             if exchange.scope["path"] in health.PATHS
             else "info"
         )
-        if self.log.holds(level):
+        if self.log.is_enabled(level):
             self.log.write(level, "request", **self._facts(exchange, status, seconds))
 
     def _facts(self, exchange: Exchange, status: int, seconds: float) -> dict[str, Any]:
@@ -312,23 +315,25 @@ class Frame:
         return facts
 
     def _id(self, exchange: Exchange) -> bytes:
-        """Return the id that the client gave its request, or a new one."""
-        given = exchange.headers.get(b"x-request-id")
-        if given is not None and REQUEST_ID.fullmatch(given):
-            return given
+        """Return the header X-Request-ID of the request if it is valid, or else a new id."""
+        request_id = exchange.headers.get(b"x-request-id")
+        if request_id is not None and REQUEST_ID.fullmatch(request_id):
+            return request_id
         return f"{self._prefix}-{next(self._numbers):x}".encode()
 
 
 async def api_key(exchange: Exchange) -> bytes:
-    """Return `api_key` of a JSON or form body, empty without one."""
+    """Return the field `api_key` of a JSON or form body, or empty bytes."""
     body = exchange.body or b""
 
     async def receive() -> Message:
         return {"type": "http.request", "body": body, "more_body": False}
 
     try:
-        async with Request(exchange.scope, receive).form() as form:  # empty if the body is no form
-            found = form["api_key"] if "api_key" in form else json.loads(body).get("api_key")
-    except Exception:  # whatever the parsers of forms raise
+        async with Request(
+            exchange.scope, receive
+        ).form() as form:  # empty if the body is not a form
+            key = form["api_key"] if "api_key" in form else json.loads(body).get("api_key")
+    except Exception:  # parsers of forms raise errors of many classes
         return b""
-    return found.encode("utf-8", "surrogatepass") if isinstance(found, str) else b""
+    return key.encode("utf-8", "surrogatepass") if isinstance(key, str) else b""

@@ -1,4 +1,4 @@
-"""The exports that are served, by name."""
+"""The models that are served, by name."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -10,43 +10,40 @@ from ..errors import RequestError, did_you_mean
 from ..heads import EMBED, GENERATE, TRANSLATE, Task, has_task
 from ..scheduler.admission import Admission
 from ..scheduler.client import Client
+from ..scheduler.encoder_scheduler import EncoderScheduler
 from ..text.language_pairs import Directions, names_by_code
-from .reading import Reader
 
 
 @dataclass(frozen=True)
 class ServedModel:
     """A loaded export.
 
-    Args:
-        runtime: a `TextRuntime` or an `ImageRuntime`.
-        scheduler: what generates; `None` for a model that only reads.
-        reader: what reads whole sequences, see `reading.batched`; `None` for a model that
-            generates.
-        languages: pairs of codes, source and target, that it translates.
-    """
+    Args: runtime: a `TextRuntime` or an `ImageRuntime`. scheduler: runs generation; `None` for
+        encoders. encoder: batches the calls of encoders, see `encoder_runtime.batched`; `None` for
+        a model that generates. languages: pairs of language codes, (source, target), that it
+        translates."""
 
     name: str
     runtime: Any
     scheduler: Client | None = None
     languages: list[tuple[str, str]] = field(default_factory=list)
-    reader: Reader | None = None
+    encoder: EncoderScheduler | None = None
 
     async def read(
         self, rows: int, function: Callable[..., Any], /, *args: Any, **options: Any
     ) -> Any:
-        """Run `function` in a thread and return its result, as one request of about `rows` rows
-        like `Reader.call`."""
-        if self.reader is None:
+        """Run `function` in a worker thread and return its result. Its model calls count as one
+        request of about `rows` rows, see `EncoderScheduler.call`."""
+        if self.encoder is None:
             return await asyncio.to_thread(function, *args, **options)
-        return await self.reader.call(rows, function, *args, **options)
+        return await self.encoder.call(rows, function, *args, **options)
 
     @property
-    def backend(self) -> Client | Reader:
-        """The scheduler or the reader that runs the model's requests."""
-        found = self.scheduler or self.reader
-        assert found is not None  # one of them is there
-        return found
+    def backend(self) -> Client | EncoderScheduler:
+        """The scheduler that runs the model's requests."""
+        engine = self.scheduler or self.encoder
+        assert engine is not None  # each model has one of them
+        return engine
 
     @property
     def admission(self) -> Admission:
@@ -55,11 +52,11 @@ class ServedModel:
         return self.scheduler.admission
 
     def describe(self) -> str:
-        """Return in one line how its requests run."""
+        """Return one line about the workers and slots, for the log."""
         if self.scheduler is not None:
             return self.admission.describe()
-        assert self.reader is not None  # one of them is there
-        return self.reader.describe()
+        assert self.encoder is not None  # a model without a scheduler has an encoder
+        return self.encoder.describe()
 
     @property
     def architecture(self) -> str:
@@ -80,7 +77,7 @@ class ServedModel:
 
     @property
     def embeds(self) -> bool:
-        """True if it embeds texts."""
+        """True if the model embeds texts."""
         return self.has_task(EMBED)
 
     @property
@@ -102,36 +99,40 @@ class ServedModels:
         in_path: str | None = None,
         in_body: str | None = None,
     ) -> ServedModel:
-        """Return the model that the path names, else the body, else the only one that `fits`.
-        `purpose` is for errors.
+        """Return the model with the name `in_path`, or else `in_body`. Without a name, return the
+        only model that `fits`. `purpose` completes "a model that can ..." in errors.
 
         Raises:
-            RequestError: 404 for a name that is not served; 400 for a model that does not fit, and
-                where several fit or none does.
+            RequestError: 404 for an unknown name; 400 if the named model does not fit, or without a
+                name if no model or several models fit.
         """
         name = in_path if in_path is not None else in_body
         if name is not None:
             if name not in self.models:
                 known = f"expected one of {', '.join(self.models)}{did_you_mean(name, self.models)}"
-                raise RequestError(404, f"no model {name!r:.100}, {known}")
+                raise RequestError(404, f"model is {name!r:.100}, {known}")
             if not fits(self.models[name]):
                 raise RequestError(
                     400,
-                    f"the model {name} is a {self.models[name].architecture}, which does not "
+                    f"the model {name} is a {self.models[name].architecture}, which cannot "
                     f"{purpose}",
                 )
             return self.models[name]
         return self.only([model for model in self if fits(model)], purpose)
 
     def only(self, fitting: Iterable[ServedModel], purpose: str) -> ServedModel:
-        """Return the only model of `fitting`. Raises RequestError 400 for none and for several,
-        with their names."""
-        found = list(fitting)
-        if len(found) == 1:
-            return found[0]
-        names = ", ".join(model.name for model in found)
-        if found:
+        """Return the only model of `fitting`.
+
+        Raises:
+            RequestError: 400 if there is no model or several, with their names.
+        """
+        models = list(fitting)
+        if len(models) == 1:
+            return models[0]
+        names = ", ".join(model.name for model in models)
+        if models:
             raise RequestError(
-                400, f"{len(found)} models {purpose}, expected the name of one of them: {names}"
+                400,
+                f"{len(models)} models can {purpose}, expected the name of one of them: {names}",
             )
-        raise RequestError(400, f"none of the models here can {purpose}: {', '.join(self.models)}")
+        raise RequestError(400, f"no model of this server can {purpose}: {', '.join(self.models)}")

@@ -1,4 +1,5 @@
-"""The page at `/`: one file, which asks the server for all that it shows."""
+"""The page at `/` and its endpoints. The page is one HTML file that loads everything else from this
+server."""
 
 import base64
 import hashlib
@@ -14,30 +15,30 @@ from pydantic import BaseModel, Field
 
 from ..errors import RequestError
 from ..heads import IMAGE, find_task
-from ..scheduler.request import Job
-from ..text.tasks.translation import Plan, Splitting, joined
+from ..scheduler.request import GenerationInput
+from ..text.tasks.translation import Plan, Splitting, join_parts
 from .models import ServedModel
-from .protocols.protocol import Protocol, models_of, name_in_path
+from .protocols.protocol import Protocol, name_in_path, served_models
 from .streams import EventStream, event
-from .translation.translator import offloaded, planned
+from .translation.translator import call_off_loop, plan_inputs
 
-MOST_TOKENS = 2048  # maximum of one continuation
+MAX_TOKENS = 2048  # maximum number of tokens of a continuation
 PAGE = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
 
 router = APIRouter(tags=["page"], include_in_schema=False)
 
 
 def hashes(element: str) -> str:
-    """Return the hashes of the contents of `element` in `PAGE`, as a Content-Security-Policy lists
-    them."""
-    found = re.findall(rf"<{element}>(.*?)</{element}>", PAGE, re.DOTALL)
+    """Return the hashes of the contents of `element` in `PAGE`, in the format of a
+    Content-Security-Policy."""
+    contents = re.findall(rf"<{element}>(.*?)</{element}>", PAGE, re.DOTALL)
     return " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-        for text in found
+        for text in contents
     )
 
 
-# Nothing from elsewhere, no script and no style but those of the page, and no other page around it.
+# The page loads nothing from other servers, runs only its own script, and cannot be framed.
 POLICY = (
     f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src "
     "'self'; "
@@ -52,13 +53,13 @@ HEADERS = {
 
 
 class PageRequest(BaseModel):
-    """A text that the page sends, to translate or to continue."""
+    """A text to translate or to continue."""
 
     text: str
     model: str | None = None
     source: str = ""
     target: str = ""
-    max_new_tokens: int = Field(64, ge=1, le=MOST_TOKENS)
+    max_new_tokens: int = Field(64, ge=1, le=MAX_TOKENS)
     temperature: float = Field(0, ge=0, le=100)
 
 
@@ -69,16 +70,16 @@ async def page() -> HTMLResponse:
 
 @router.get("/page/models")
 async def models(request: Request) -> JSONResponse:
-    """Return the name and the task of each model, or of the one in the path."""
+    """Return the name and the task of each model, or of the model in the path."""
     name = name_in_path(request)
     return JSONResponse(
-        [facts_of(model) for model in models_of(request) if name in (None, model.name)]
+        [describe_model(model) for model in served_models(request) if name in (None, model.name)]
     )
 
 
-def facts_of(model: ServedModel) -> dict[str, Any]:
-    found = find_task(model.architecture, None)
-    task = f"{found.name}-image" if found.forms == (IMAGE,) else found.name
+def describe_model(model: ServedModel) -> dict[str, Any]:
+    match = find_task(model.architecture, None)
+    task = f"{match.name}-image" if match.forms == (IMAGE,) else match.name
     task = "translate" if model.translates else task
     facts: dict[str, Any] = {"name": model.name, "task": task, "architecture": model.architecture}
     if task == "translate":
@@ -92,17 +93,19 @@ def facts_of(model: ServedModel) -> dict[str, Any]:
 
 @router.post("/page/stream")
 async def stream(request: Request, body: PageRequest) -> EventStream:
-    """Server-sent events: `{"text": ...}` for each piece of the translation or of the continuation,
-    and `{"done": true}`. What goes wrong after the first piece is `{"error": ...}`. Greedy, since
-    beams are not known before the end, or with a `temperature`."""
-    model = models_of(request).choose(
+    """Stream a translation or a continuation as server-sent events.
+
+    Each event is `{"text": ...}` with the next part, and the last one is `{"done": true}`. An error
+    after the first part is `{"error": ...}`. The model generates greedily, or samples with a
+    `temperature`."""
+    model = served_models(request).choose(
         lambda model: model.translates or model.completes,
         "generate text",
         name_in_path(request),
         body.model,
     )
     pieces = await (translation(model, body) if model.translates else completion(model, body))
-    first = await anext(pieces, "")  # a request that is refused has an answer with a status
+    first = await anext(pieces, "")  # a rejected request raises here, before the status is sent
     return EventStream(events(first, pieces))
 
 
@@ -119,65 +122,73 @@ async def events(first: str, pieces: AsyncGenerator[str, None]) -> AsyncGenerato
 
 
 async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[str, None]:
-    """Yield the pieces of what `translate` returns without beams."""
+    """Yield the parts of the translation that `translate` returns with greedy search."""
     direction = model.directions.find(body.source, body.target)
     if direction is None:
         pairs = ", ".join(f"{source} to {target}" for source, target in model.languages[:10])
         raise RequestError(
             400,
-            f"{body.source!r:.40} to {body.target!r:.40} is not served, expected one of: {pairs}",
+            f"{body.source!r:.40} to {body.target!r:.40} is not supported, expected one of: "
+            f"{pairs}",
         )
     text = f"{direction.word} {body.text}" if direction.word else body.text
     options = {"num_beams": 1, "do_sample": False}
     languages = direction.src_lang, direction.tgt_lang
-    plan, jobs = await offloaded(
-        len(text), planned, model, [text], Splitting(), *languages, options
+    plan, inputs = await call_off_loop(
+        len(text), plan_inputs, model, [text], Splitting(), *languages, options
     )
-    return sentences(model, plan, jobs)
+    return sentences(model, plan, inputs)
 
 
-async def sentences(model: ServedModel, plan: Plan, jobs: list[Job]) -> AsyncGenerator[str, None]:
-    """Yield the sentences one after the other, with the text between them."""
-    waiting = iter(jobs)
+async def sentences(
+    model: ServedModel, plan: Plan, inputs: list[GenerationInput]
+) -> AsyncGenerator[str, None]:
+    """Yield the parts of each sentence in turn, with the white space between sentences."""
+    waiting = iter(inputs)
     before: list[tuple[str, bool]] = []
-    given = 0  # characters
+    num_sent = 0  # characters
     for part in plan.parts[0]:
         text = "" if part.is_translated else part.text
         if part.is_translated:
-            async with aclosing(pieces_of(model, next(waiting))) as pieces:
+            async with aclosing(stream_text(model, next(waiting))) as pieces:
                 async for piece in pieces:
                     text += piece
-                    whole = joined([*before, (text, True)])
-                    yield whole[given:]
-                    given = len(whole)
+                    full_text = join_parts([*before, (text, True)])
+                    yield full_text[num_sent:]
+                    num_sent = len(full_text)
         before.append((text, part.is_sentence))
-    if rest := joined(before)[given:]:
+    if rest := join_parts(before)[num_sent:]:
         yield rest
 
 
 async def completion(model: ServedModel, body: PageRequest) -> AsyncGenerator[str, None]:
     assert model.scheduler is not None  # every model that completes has one
-    [tokens] = await offloaded(len(body.text), model.runtime.rows, [body.text])
-    most = max(1, min(body.max_new_tokens, model.admission.room.length + 1 - len(tokens)))
+    [tokens] = await call_off_loop(len(body.text), model.runtime.rows, [body.text])
+    max_new_tokens = max(
+        1, min(body.max_new_tokens, model.admission.slot_size.length + 1 - len(tokens))
+    )
     sampled = (
         {"do_sample": True, "temperature": body.temperature}
         if body.temperature
         else {"do_sample": False}
     )
-    job = model.admission.job(
-        tokens, {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": most, **sampled}
+    prompt_input = model.admission.admit(
+        tokens,
+        {"num_beams": 1, "num_return_sequences": 1, "max_new_tokens": max_new_tokens, **sampled},
     )
-    return pieces_of(model, job)
+    return stream_text(model, prompt_input)
 
 
-async def pieces_of(model: ServedModel, job: Job) -> AsyncGenerator[str, None]:
+async def stream_text(
+    model: ServedModel, generation_input: GenerationInput
+) -> AsyncGenerator[str, None]:
     assert model.scheduler is not None
-    pieces = model.runtime.pieces()
-    async with aclosing(model.scheduler.stream(job)) as tokens:
+    detokenizer = model.runtime.detokenizer()
+    async with aclosing(model.scheduler.stream(generation_input)) as tokens:
         async for token in tokens:
-            if piece := pieces.add(token.token):
+            if piece := detokenizer.add(token.token):
                 yield piece
-    if rest := pieces.end():
+    if rest := detokenizer.end():
         yield rest
 
 

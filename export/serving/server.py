@@ -1,5 +1,5 @@
-"""The server from the first socket to the last answer. It listens, lets the service load models,
-and drains at the end."""
+"""The HTTP server. It listens, lets the service load the models, and finishes running requests
+before it stops."""
 
 import asyncio
 import contextlib
@@ -14,38 +14,40 @@ import uvicorn
 import uvloop
 
 from ..scheduler.process import SIGNALS, SchedulerProcess
-from .connections import Connections, files_for
-from .logs import taking_over
+from .connections import Connections, available_connections
+from .logs import capture_library_logs
 from .protocols.protocol import Protocol
 from .service import PROTOCOLS, Say, Service
 from .settings import Settings
 from .sources import Source
 
-LAST_WORDS = 1  # seconds that uvicorn waits for clients that do not read their answers
+SHUTDOWN_TIMEOUT = 1  # seconds that uvicorn waits for clients that do not read their responses
 
 
 def serve(
-    found: Sequence[Source],
+    sources: Sequence[Source],
     settings: Settings,
     token: bytes | None,
     say: Say,
     process: SchedulerProcess | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. A second signal ends the process at once. `process` as
-    `Service`.
+    """Serve until SIGTERM or SIGINT. A second signal ends the process at once.
+
+    Args:
+        process: runs the schedulers, see `Service`.
 
     Raises:
-        UsageError, ValueError, OSError: for what is wrong with the settings, the exports or the
-            address, before or while the models are loaded; ChildProcessError if `process` has
-            ended.
+        UsageError, ValueError, OSError: if settings, exports or the address are invalid, before or
+            while the models are loaded.
+        ChildProcessError: if `process` has ended.
     """
     with (
         listening(settings.host, settings.port) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        server = Server(found, settings, token, say, PROTOCOLS, process)
+        server = Server(sources, settings, token, say, PROTOCOLS, process)
         runner.run(server.run(listener))
-        if server.gave_up:  # threads may be at work for them still, for which Python would wait
+        if server.gave_up:  # Python would wait for threads that still work on these requests
             os._exit(0)
 
 
@@ -61,18 +63,18 @@ def listening(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise OSError(
             f"cannot listen on {host} port {port}: {error.strerror or error}, expected a free "
-            f"address"
+            f"address and port"
         ) from None
     listener.listen(2048)
     return listener
 
 
 class Server:
-    """A uvicorn server with a service of `protocols`. It exists before the sources are loaded."""
+    """A uvicorn server with a service of `protocols`. It listens before the models are loaded."""
 
     def __init__(
         self,
-        found: Sequence[Source],
+        sources: Sequence[Source],
         settings: Settings,
         token: bytes | None,
         say: Say,
@@ -81,7 +83,7 @@ class Server:
     ):
         self.settings = settings
         self.say = say
-        self.service = Service(found, settings, token, say, protocols, process=process)
+        self.service = Service(sources, settings, token, say, protocols, process=process)
         if process is not None:
             process.failed = self.fail
         self.connections = Connections(
@@ -89,34 +91,38 @@ class Server:
         )
         self.uvicorn = uvicorn.Server(self.config())
         self.stopping = asyncio.Event()
-        self.gave_up = False  # on requests that did not end in time
-        self.error: Exception | None = None  # for which the server stops
+        self.gave_up = False  # True if requests did not finish before the end of `drain`
+        self.error: Exception | None = None  # the error that stopped the server
 
     def most_connections(self) -> int:
         """Return the maximum number of connections that the settings and the system allow."""
-        wanted = self.settings.connections
-        most = files_for(wanted)
-        if most < wanted:
-            found = f"the limit of open files allows {most} connections"
+        requested = self.settings.connections
+        allowed = available_connections(requested)
+        if allowed < requested:
             self.service.log.write(
-                "warning", f"{found}, expected it to allow {wanted}, as --connections says"
+                "warning",
+                f"the limit of open files allows {allowed} connections, expected {requested} as "
+                f"set by --connections",
             )
-        return most
+        return allowed
 
     def config(self) -> uvicorn.Config:
         off: dict[str, Any] = dict(
             log_config=None, access_log=False, server_header=False, proxy_headers=False
         )
         idle = math.ceil(self.settings.header_timeout)
-        times: dict[str, Any] = dict(timeout_keep_alive=idle, timeout_graceful_shutdown=LAST_WORDS)
-        opened: Any = self.connections.open  # any callable that makes a protocol will do
+        times: dict[str, Any] = dict(
+            timeout_keep_alive=idle, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT
+        )
+        opened: Any = self.connections.open  # uvicorn accepts any callable that returns a protocol
         return uvicorn.Config(
             self.service.app, http=opened, ws="none", lifespan="off", **off, **times
         )
 
     async def run(self, listener: socket.socket) -> None:
-        """Run the server. Raises the error of `load` once the server has stopped."""
-        with taking_over(self.service.log):
+        """Run the server until it is stopped. Raises the error that stopped it, such as an error
+        of loading a model."""
+        with capture_library_logs(self.service.log):
             await self._run(listener)
 
     async def _run(self, listener: socket.socket) -> None:
@@ -144,7 +150,7 @@ class Server:
         self.connections.sweep(self.uvicorn.server_state.connections)
 
     async def start(self) -> bool:
-        """Load the models. Return `False` if a signal came before they were loaded."""
+        """Load the models. Return False if a signal stopped the server before they were loaded."""
         starting, stopped = (
             asyncio.create_task(self.service.start()),
             asyncio.create_task(self.stopping.wait()),
@@ -158,14 +164,14 @@ class Server:
         return True
 
     async def drain(self) -> None:
-        """Tell balancers that this server leaves, reject new requests, and wait for running
-        ones."""
+        """Report the shutdown to load balancers for `grace` seconds. Then reject new requests and
+        wait for the running ones."""
         self.service.log.write("info", "stopping", running=len(self.service.frame.running))
         await asyncio.sleep(self.settings.grace)
         self.gave_up = not await self.service.drain()
 
     def stop(self, number: int) -> None:
-        """Begin to shut down after a signal. A second signal ends the process at once."""
+        """Start the shutdown after a signal. A second signal ends the process at once."""
         if self.stopping.is_set():
             self.service.log.flush(0.1)
             os._exit(128 + number)
@@ -173,7 +179,7 @@ class Server:
         self.stopping.set()
 
     def fail(self, error: Exception) -> None:
-        """Stop the server because of an error that it cannot continue after."""
+        """Stop the server because of a fatal error."""
         self.service.log.write("error", str(error))
         self.error = error
         self.service.lifecycle.leaving = True
@@ -181,7 +187,8 @@ class Server:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Install our handlers of signals. Those of uvicorn close the listening socket at once."""
+        """Install the signal handlers. uvicorn's own handlers close the listening socket at
+        once."""
         loop = asyncio.get_running_loop()
         # only the main thread may set signal handlers
         if threading.current_thread() is not threading.main_thread():

@@ -1,5 +1,5 @@
-"""The service of a process, without the server in front: the models, the application, its limits
-and metrics."""
+"""The models, the application, its limits and its metrics, without the HTTP server. Ray Serve runs
+the same service."""
 
 import asyncio
 import contextlib
@@ -17,36 +17,36 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from ..errors import UsageError
-from ..inference.devices import processors
+from ..inference.devices import available_cpus
 from ..inference.export_info import ExportInfo, json_object
-from ..model import open_export, open_for_workers, target_of
+from ..model import find_target, open_export, open_for_workers
 from ..scheduler.admission import Admission
-from ..scheduler.capacity import Arrangement, arrangement
+from ..scheduler.capacity import Arrangement, arrange_workers
 from ..scheduler.client import Client, LocalScheduler
 from ..scheduler.process import SchedulerProcess
 from ..scheduler.worker import SWITCH_INTERVAL, SchedulerEvents
-from ..text.language_pairs import languages_of_model
+from ..text.language_pairs import model_languages
 from ..text_runtime import TextRuntime, open_runtime
 from . import page
 from .app import create_app
+from .encoder_runtime import batched
 from .lifecycle import Lifecycle
-from .logs import Log, described
+from .logs import Log, format_error
 from .metrics import Metrics
 from .middleware import Frame
 from .models import ServedModel, ServedModels
 from .protocols import libretranslate, open_inference, openai_api, pipelines, text_embeddings
 from .protocols.protocol import Protocol
-from .reading import batched
 from .settings import Settings
 from .sources import Source
 
 PROTOCOLS: tuple[Protocol, ...] = tuple(
-    each.PROTOCOL
-    for each in (libretranslate, openai_api, text_embeddings, pipelines, open_inference, page)
+    module.PROTOCOL
+    for module in (libretranslate, openai_api, text_embeddings, pipelines, open_inference, page)
 )
 CONFIG = "config.json"
 Say = Callable[[str], None]
-# seconds between two looks at all requests, and how many there are to one at all connections
+# seconds between two checks of the requests, and their number per check of the connections
 TICK, TICKS = 0.1, 5
 
 
@@ -57,25 +57,27 @@ async def load(
     cores: int,
     process: SchedulerProcess | None,
 ) -> ServedModel:
-    """Load a model. Workers and threads are for `cores` cores. Workers of models that generate are
-    in `process`, if there is one.
+    """Load a model. The default numbers of workers and threads use `cores` CPU cores.
 
-    Raises what the runtime raises for a damaged export, and UsageError for a setting that the model
-    cannot have.
+    If there is a `process`, it runs the workers of models that generate.
+
+    Raises:
+        UsageError: if a setting is not possible for the model.
+        ValueError, OSError: if the export is damaged, as the runtime.
     """
     arranged = arrangement_for(source, settings, cores)
     events = metrics.of_engine(source.name)
     if source.generates:
         runtime, scheduler = await generator(source, settings, events, arranged, process)
-        languages = languages_of_model(runtime, source.languages)
+        languages = model_languages(runtime, source.languages)
         model = ServedModel(source.name, runtime, scheduler, languages)
     else:
         options: dict[str, Any] = dict(threads=arranged.threads, dtype=settings.dtype)
         runtime = await in_thread(functools.partial(open_runtime, source.directory, **options))
-        reader = batched(
-            runtime, arranged.workers, settings.queue, longest=settings.max_source, events=events
+        encoder = batched(
+            runtime, arranged.workers, settings.queue, max_source=settings.max_source, events=events
         )
-        model = ServedModel(source.name, runtime, reader=reader)
+        model = ServedModel(source.name, runtime, encoder=encoder)
     metrics.watch_rows(source.name, lambda: model.backend.waiting, lambda: model.backend.running)
     if model.scheduler is not None:
         metrics.watch_slots(source.name, model.admission.slots, lambda: model.backend.running)
@@ -89,10 +91,10 @@ async def generator(
     arranged: Arrangement,
     process: SchedulerProcess | None,
 ) -> tuple[TextRuntime, Client]:
-    """Return the text side of a model that generates, and its scheduler, whose graphs are open in
-    `process`, or here without one. Raise as `load`."""
+    """Return the text runtime of a model that generates, and its scheduler. The scheduler runs in
+    `process`, or in this process if it is None. Raises the same errors as `load`."""
     info = await in_thread(functools.partial(open_export, source.directory, settings.dtype))
-    arranged = limited(arranged, info, settings)
+    arranged = limit_workers(arranged, info, settings)
     sizes: dict[str, Any] = dict(workers=arranged.workers, slots=settings.slots)
     sizes |= dict(max_source=settings.max_source, max_length=settings.max_length)
     admission = Admission(info, threads=arranged.threads, max_waiting=settings.queue, **sizes)
@@ -104,42 +106,41 @@ async def generator(
     return runtime, await process.open(source.name, admission, events, **opened, sizes=sizes)
 
 
-def limited(arranged: Arrangement, info: ExportInfo, settings: Settings) -> Arrangement:
-    """Return `arranged` with as many workers as the target has at most. Raise UsageError if the
-    settings ask for more."""
-    most = target_of(info).max_workers
-    if most is None or arranged.workers <= most:
+def limit_workers(arranged: Arrangement, info: ExportInfo, settings: Settings) -> Arrangement:
+    """Return `arranged` with at most the number of workers that the target supports. Raise
+    UsageError if the settings ask for more."""
+    max_workers = find_target(info).max_workers
+    if max_workers is None or arranged.workers <= max_workers:
         return arranged
     if settings.workers is not None:
         target = info.manifest["target"]
         raise UsageError(
-            f"workers is {settings.workers}, expected at most {most} with the target {target!r}"
+            f"workers is {settings.workers}, expected at most {max_workers} with the target "
+            f"{target!r}"
         )
-    return dataclasses.replace(arranged, workers=most)
+    return dataclasses.replace(arranged, workers=max_workers)
 
 
 def arrangement_for(source: Source, settings: Settings, cores: int) -> Arrangement:
-    """Return the arrangement of workers and threads, before the runtime checks the config. Raises
-    ValueError for a config without the sizes of a model."""
+    """Return the numbers of workers and threads. Raises ValueError if config.json lacks a size of
+    the model; the runtime checks the other fields later."""
     path = source.directory / CONFIG
     config = json_object(path, path.read_bytes())
     try:
-        return arrangement(config, cores, settings.workers, settings.threads)
+        return arrange_workers(config, cores, settings.workers, settings.threads)
     except (KeyError, TypeError) as error:
-        found = (
-            f"lacks {error}"
-            if isinstance(error, KeyError)
-            else f"has a size that is no number: {error}"
+        reason = (
+            f"lacks {error}" if isinstance(error, KeyError) else f"has an invalid size: {error}"
         )
-        raise ValueError(f"{path} {found}: export again") from None
+        raise ValueError(f"{path} {reason}: export again") from None
 
 
 async def warm(model: ServedModel) -> None:
-    """Run the model once, because the first run of a graph takes longer than later runs."""
+    """Generate once, because the first run of a graph takes longer than later runs."""
     if model.scheduler is not None:
-        tokens = min(2, model.admission.room.length)
+        tokens = min(2, model.admission.slot_size.length)
         await model.scheduler.generate(
-            [model.admission.job([0], {"max_new_tokens": tokens, "num_beams": 1})]
+            [model.admission.admit([0], {"max_new_tokens": tokens, "num_beams": 1})]
         )
 
 
@@ -147,18 +148,18 @@ async def warm(model: ServedModel) -> None:
 
 
 class Service:
-    """The application of `protocols` with its limits, from before the sources are loaded on.
+    """The application of `protocols` with its limits. It exists before the models are loaded.
 
     Args:
-        token: what clients have to send; `None` if they need none.
-        say: is told of each model that is loaded.
-        cores: processors that the models share; all that this process may use if not given.
-        process: for the schedulers of what generates, which run in this one if it is not given.
+        token: the token that clients must send; `None` if no token is required.
+        say: called with a line for each model that is loaded.
+        cores: CPU cores that the models share; by default all that this process may use.
+        process: runs the schedulers of models that generate; by default they run in this process.
     """
 
     def __init__(
         self,
-        found: Sequence[Source],
+        sources: Sequence[Source],
         settings: Settings,
         token: bytes | None,
         say: Say,
@@ -166,10 +167,10 @@ class Service:
         cores: int | None = None,
         process: SchedulerProcess | None = None,
     ):
-        self.sources = found
+        self.sources = sources
         self.settings = settings
         self.say = say
-        self.cores = cores or processors()
+        self.cores = cores or available_cpus()
         self.process = process
         self.log = Log(settings.log_level)
         self.lifecycle = Lifecycle(loading=True)
@@ -183,7 +184,7 @@ class Service:
         self.app = with_cors(self.frame, settings.cors_origin)
 
     async def start(self) -> None:
-        """Load the models and let each answer once. Raises the errors of `load`."""
+        """Load the models and run each of them once. Raises the errors of `load`."""
         sys.setswitchinterval(SWITCH_INTERVAL)
         if self.process is not None:
             await self.process.connect()
@@ -208,11 +209,13 @@ class Service:
                 self.frame.sweep()
                 if tick % TICKS == 0:
                     sometimes()
-            except Exception as error:  # of one sweep; the next sweep runs anyway
-                self.log.write("error", "a look at what is running failed", error=described(error))
+            except Exception as error:  # the next check runs anyway
+                self.log.write(
+                    "error", "the check of the running requests failed", error=format_error(error)
+                )
 
     async def drain(self) -> bool:
-        """Reject new requests and wait for running ones. Return whether all of them finished in
+        """Reject new requests and wait for the running ones. Return True if all of them finished in
         time."""
         self.lifecycle.draining = True
         limit = time.monotonic() + self.settings.drain
@@ -222,11 +225,11 @@ class Service:
             return True
         self.log.write(
             "warning",
-            f"{len(self.frame.running)} requests had no answer after {self.settings.drain:g} "
-            f"seconds",
+            f"{len(self.frame.running)} requests did not finish within {self.settings.drain:g} "
+            f"seconds and are cancelled",
         )
         self.frame.end_all()
-        await asyncio.sleep(0.1)  # for the last refusals
+        await asyncio.sleep(0.1)  # for the last rejections
         return False
 
     def close(self) -> None:
@@ -241,22 +244,22 @@ def in_thread(function: Callable[[], Any]) -> asyncio.Future:
     """Run `function` in a thread and return a future of its result. Unlike a thread of asyncio, the
     thread does not keep the process from ending."""
     loop = asyncio.get_running_loop()
-    found: asyncio.Future = loop.create_future()
+    future: asyncio.Future = loop.create_future()
 
-    def deliver(give: Callable[[Any], None], what: Any) -> None:
-        if not found.done():  # nobody waits any more
-            give(what)
+    def deliver(setter: Callable[[Any], None], value: Any) -> None:
+        if not future.done():  # done: the caller was cancelled
+            setter(value)
 
     def run() -> None:
         try:
-            done = functools.partial(deliver, found.set_result, function())
+            done = functools.partial(deliver, future.set_result, function())
         except Exception as error:
-            done = functools.partial(deliver, found.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
+            done = functools.partial(deliver, future.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(done)
 
     threading.Thread(target=run, daemon=True).start()
-    return found
+    return future
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

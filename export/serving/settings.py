@@ -1,6 +1,5 @@
-"""The settings of `serve`. A setting is one field of `Settings`: its default, its valid values and
-its purpose. The flags of the command, the variables of the environment and the table of the
-documentation are made from the fields."""
+"""The settings of `serve`. Each field of `Settings` has a default, a parser and a help text. The
+flags, the environment variables and the table in the documentation are made from the fields."""
 
 import argparse
 import dataclasses
@@ -13,20 +12,22 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
-from ..arguments import SHOWN, Parser, one_of, path, positive, unicode, whole
+from ..arguments import MAX_SHOWN, Parser, choice_type, integer, path, positive, unicode
 from ..errors import UsageError
 
 PREFIX = "VANILLA_TRANSFORMER_"  # prefix of environment variables
-TOKEN = f"{PREFIX}TOKEN"  # no flag: all users of a machine see arguments
+TOKEN = (
+    f"{PREFIX}TOKEN"  # not a flag, because all users of a machine see the arguments of a process
+)
 LEVELS = ("debug", "info", "warning", "error")
 PAIR = re.compile(r"(?:([\w.-]+):)?([\w-]+?)-(\w+)")
 MEBIBYTE = 2**20
 
 
 def port(text: str) -> int:
-    number = whole(text, 0)
+    number = integer(text, 0)
     if number > 65535:
-        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text[:SHOWN]}")
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text[:MAX_SHOWN]}")
     return number
 
 
@@ -37,7 +38,7 @@ def seconds(text: str) -> float:
         number = math.nan
     if not 0 < number <= 1e6:
         raise argparse.ArgumentTypeError(
-            f"expected seconds above 0 and at most 1000000, got {text[:SHOWN]!r}"
+            f"expected a number of seconds above 0 and up to 1000000, got {text[:MAX_SHOWN]!r}"
         )
     return number
 
@@ -45,96 +46,105 @@ def seconds(text: str) -> float:
 def pair(text: str) -> tuple[str | None, str, str]:
     """Return the model, or `None`, and the codes of `en-de` or `NAME:en-de`. The last hyphen
     separates the codes."""
-    found = PAIR.fullmatch(unicode(text))
-    if not found:
+    match = PAIR.fullmatch(unicode(text))
+    if not match:
         raise argparse.ArgumentTypeError(
-            f"expected a pair of languages as en-de or NAME:en-de, got {text[:SHOWN]!r}"
+            f"expected a language pair such as en-de or NAME:en-de, got {text[:MAX_SHOWN]!r}"
         )
-    return found[1], found[2], found[3]
+    return match[1], match[2], match[3]
 
 
 def origin(text: str) -> str:
     if text != "*" and not re.fullmatch(r"https?://[\w.:\[\]-]+", text):
         raise argparse.ArgumentTypeError(
-            f"expected an origin as https://example.org, or *, got {text[:SHOWN]!r}"
+            f"expected an origin such as https://example.org, or *, got {text[:MAX_SHOWN]!r}"
         )
     return text
 
 
 def setting(kind: Callable[[str], Any], default: Any, help: str) -> Any:
-    """Return a field of `Settings`. `kind` reads a value and raises ArgumentTypeError. A field with
-    the default `()` may be repeated."""
+    """Return a field of `Settings`. `kind` parses a value, or raises ArgumentTypeError. The flag of
+    a field with the default `()` may be repeated."""
     return dataclasses.field(default=default, metadata={"kind": kind, "help": help})
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a server. `None` leaves the choice to the scheduler."""
+    """The settings of a server. The scheduler chooses values that are `None`."""
 
-    host: str = setting(
-        unicode, "127.0.0.1", "address to listen on; 0.0.0.0 is every one of this machine"
-    )
-    port: int = setting(port, 8000, "port to listen on; 0 is a free one, which is printed")
+    host: str = setting(unicode, "127.0.0.1", "address to listen on; 0.0.0.0 for all interfaces")
+    port: int = setting(port, 8000, "port to listen on; 0 picks a free port and prints it")
     languages: tuple[tuple[str | None, str, str], ...] = setting(
         pair,
         (),
-        "a pair that a model translates, as en-de, or NAME:en-de for one of several models; may be "
-        "given again",
+        "language pair that a model translates, such as en-de, or NAME:en-de for one of several "
+        "models; may be repeated",
     )
     dtype: str | None = setting(
-        unicode, None, "which of an export's, if it has several; the first if not given"
+        unicode, None, "precision to run, if the exports have several; by default the first"
     )
     workers: int | None = setting(
         positive,
         None,
-        "threads that each run a batch of their own; by the model's size if not given",
+        "worker threads, each with its own batch; by default chosen by the model's size",
     )
     threads: int | None = setting(
-        positive, None, "processor threads of one worker; by the model's size if not given"
+        positive, None, "CPU threads per worker; by default chosen by the model's size"
     )
     slots: int | None = setting(
-        positive, None, "rows that run at once, of all workers; by the model's size if not given"
+        positive,
+        None,
+        "rows (sequences or beams) that all workers run at once; by default chosen by the model's "
+        "size",
     )
     max_source: int | None = setting(
-        positive, None, "tokens of a source at most; the model's limit if not given, at most 512"
+        positive,
+        None,
+        "maximum number of source tokens; by default the model's limit, but at most 512",
     )
     max_length: int | None = setting(
         positive,
         None,
-        "tokens of a prompt and its continuation at most; the model's limit if not given, at "
-        "most 512",
+        "maximum number of tokens of prompt and continuation; by default the model's limit, but "
+        "at most 512",
     )
-    queue: int = setting(positive, 1024, "rows that wait at most; what comes then is refused")
-    max_batch: int = setting(positive, 128, "texts in one request at most")
-    max_body: int = setting(positive, 4 * MEBIBYTE, "bytes of a request's body at most")
+    queue: int = setting(
+        positive, 1024, "maximum number of waiting rows; further requests are rejected with 429"
+    )
+    max_batch: int = setting(positive, 128, "maximum number of texts in a request")
+    max_body: int = setting(positive, 4 * MEBIBYTE, "maximum size of a request body in bytes")
     requests: int = setting(
-        positive, 512, "requests at once at most; health and metrics are answered all the same"
+        positive, 512, "maximum number of requests at once, not counting health checks and metrics"
     )
     connections: int = setting(
-        positive, 4096, "open connections at most; above, new ones are closed"
+        positive, 4096, "maximum number of open connections; further connections are closed"
     )
-    timeout: float = setting(seconds, 120.0, "seconds for the answer to a request")
+    timeout: float = setting(
+        seconds, 120.0, "seconds until a request without a complete response fails"
+    )
     header_timeout: float = setting(
-        seconds, 10.0, "seconds until a connection has sent the header of its (next) request"
+        seconds, 10.0, "seconds that a connection may take to send the header of its next request"
     )
-    body_timeout: float = setting(seconds, 30.0, "seconds until the body is there")
+    body_timeout: float = setting(seconds, 30.0, "seconds that a client may take to send the body")
     grace: float = setting(
         seconds,
         1.0,
-        "seconds for which requests are taken after SIGTERM, with /health/ready at 503",
+        "seconds after SIGTERM in which requests are still accepted, while /health/ready is 503",
     )
-    drain: float = setting(seconds, 30.0, "seconds that the last requests have after that")
+    drain: float = setting(
+        seconds, 30.0, "seconds after the grace period for running requests to finish"
+    )
     token_file: Path | None = setting(
         path,
         None,
-        f"file of the token that clients must send; or the variable {TOKEN}; none is needed if "
-        f"not given",
+        f"file with the token that clients must send; or set {TOKEN}; by default no token is "
+        f"required",
     )
     cors_origin: tuple[str, ...] = setting(
-        origin, (), "a web site whose pages may ask, or *; may be given again"
+        origin, (), "origin of web pages that may send requests, or *; may be repeated"
     )
     log_level: str = setting(
-        one_of("level", LEVELS), "info", f"{', '.join(LEVELS)}: the least that is logged"
+        choice_type("level", LEVELS), "info", f"minimum level of log lines: {', '.join(LEVELS)}"
     )
 
 
@@ -164,9 +174,10 @@ def metavar(field: dataclasses.Field) -> str:
 
 
 def add_settings(parser: Parser) -> None:
-    """Add a flag for each field. Its value is `None` if not given."""
+    """Add a flag for each field. The value of an absent flag is `None`."""
     group = parser.add_argument_group(
-        "settings", f"Each can also be a variable, {PREFIX}PORT for --port; flags go first."
+        "settings",
+        f"Each can also be set by a variable, such as {PREFIX}PORT; flags take precedence.",
     )
     for field in FIELDS.values():
         default = "" if field.default in (None, ()) else f"; default: {json.dumps(field.default)}"
@@ -178,26 +189,27 @@ def add_settings(parser: Parser) -> None:
         )
 
 
-def settings_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
-    """Return the settings: flags, else variables of the environment, else defaults. A variable with
-    several values has spaces between them. An empty variable counts as not set.
+def parse_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
+    """Return the settings. Flags take precedence over environment variables, and variables over
+    defaults. Spaces separate the values of a variable. An empty variable counts as not set.
 
     Raises:
-        UsageError: for a variable that cannot be read.
+        UsageError: if a variable has an invalid value.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, field in FIELDS.items():
         variable = f"{PREFIX}{name.upper()}"
-        given = getattr(args, name, None)
-        if given is None and environment.get(variable, "").strip():
-            given = read(f"variable {variable}", environment[variable].strip(), field)
-        if given is not None:
-            found[name] = tuple(given) if is_repeatable(field) else given
-    return Settings(**found)
+        value = getattr(args, name, None)
+        if value is None and environment.get(variable, "").strip():
+            value = read(f"variable {variable}", environment[variable].strip(), field)
+        if value is not None:
+            values[name] = tuple(value) if is_repeatable(field) else value
+    return Settings(**values)
 
 
 def read(name: str, text: str, field: dataclasses.Field) -> Any:
-    """Return the value of a field. Raises UsageError, in which the value is called `name`."""
+    """Return the value of a field. Raises UsageError if `text` is invalid; `name` is for the
+    message."""
     kind = field.metadata["kind"]
     try:
         return [kind(word) for word in text.split()] if is_repeatable(field) else kind(text)
@@ -205,31 +217,31 @@ def read(name: str, text: str, field: dataclasses.Field) -> Any:
         raise UsageError(f"{name}: {error}") from None
 
 
-def token_of(settings: Settings, environment: Mapping[str, str]) -> bytes | None:
+def read_token(settings: Settings, environment: Mapping[str, str]) -> bytes | None:
     """Return the token that clients must send, or `None` if no token is required.
 
     Raises:
-        UsageError: for a file and a variable.
-        ValueError: for a token that is empty, or none that a header can hold.
-        OSError: for a file that cannot be read.
+        UsageError: if both the file and the variable are set.
+        ValueError: if the token is empty or has characters that a header cannot hold.
+        OSError: if the file cannot be read.
     """
     file, variable = settings.token_file, environment.get(TOKEN)
     if file is not None and variable is not None:
-        raise UsageError(f"a token in {file} and one in the variable {TOKEN}, expected one of them")
+        raise UsageError(f"both {file} and the variable {TOKEN} have a token, expected one of them")
     if file is None and variable is None:
         return None
     text = variable if file is None else file.read_bytes().decode("utf-8", "surrogateescape")
     token = (text or "").strip()
     if not re.fullmatch(r"[!-~]+", token):
-        place = TOKEN if file is None else file
+        name = TOKEN if file is None else file
         raise ValueError(
-            f"{place} has no token, expected one line of ASCII characters without spaces"
+            f"{name} has no token, expected one line of ASCII characters without spaces"
         )
     return token.encode()
 
 
 def settings_table() -> str:
-    """Return the fields for the documentation, in Markdown."""
+    """Return a Markdown table of the settings for the documentation."""
     lines = ["| flag | default | meaning |", "|---|---|---|"]
     for field in FIELDS.values():
         default = (

@@ -1,4 +1,4 @@
-"""The exports that are to be served, as far as can be told without loading them."""
+"""The exports to serve, before they are loaded."""
 
 import os
 import re
@@ -15,7 +15,7 @@ NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class Source:
-    """An export that is to be served."""
+    """An export to serve. `languages` are the pairs of `--languages`."""
 
     name: str
     directory: Path
@@ -33,29 +33,29 @@ def sources(
     """Parse `exports` (PATH or NAME=PATH) and check that each directory has a manifest.
 
     Raises:
-        UsageError: for a name that no path of a request can have, for two of one name, and for
-            languages of no model.
-        FileNotFoundError, NotADirectoryError, ValueError: for what is no directory of an export.
+        UsageError: if a name is not valid in a URL or occurs twice, or if no model translates a
+            pair of `languages`.
+        FileNotFoundError, NotADirectoryError, ValueError: if a path is not an export.
     """
-    found: dict[str, Source] = {}
+    by_name: dict[str, Source] = {}
     for text in exports:
-        name, directory = named(text)
-        if name in found:
+        name, directory = parse_name(text)
+        if name in by_name:
             raise UsageError(
-                f"two exports {name!r}, {found[name].directory} and {directory}: expected "
+                f"{by_name[name].directory} and {directory} both have the name {name!r}, expected "
                 "NAME=PATH for one of them"
             )
         check_has_manifest(directory)
         path = directory / MANIFEST
-        found[name] = Source(
+        by_name[name] = Source(
             name, directory, str(json_object(path, path.read_bytes()).get("architecture")), []
         )
     for model, source, target in languages:
-        chosen(found, model, f"{source}-{target}").languages.append((source, target))
-    return list(found.values())
+        find_translator(by_name, model, f"{source}-{target}").languages.append((source, target))
+    return list(by_name.values())
 
 
-def named(text: str) -> tuple[str, Path]:
+def parse_name(text: str) -> tuple[str, Path]:
     name, separator, path = text.partition("=")
     if not separator or Path(text).is_dir():
         name, path = os.path.basename(os.path.abspath(text)), text
@@ -63,27 +63,28 @@ def named(text: str) -> tuple[str, Path]:
         raise UsageError(f"expected NAME=PATH, got {text!r}")
     if not NAME.fullmatch(name) or name in (".", ".."):
         raise UsageError(
-            f"the name {name!r} has other characters than letters, digits, '.', '_' and '-': "
-            "expected NAME=PATH"
+            f"the name of an export is {name!r}, expected letters, digits, '.', '_' and '-': use "
+            "NAME=PATH"
         )
     return name, Path(path)
 
 
-def chosen(found: Mapping[str, Source], name: str | None, pair: str) -> Source:
-    """Return the model that translates the pair of `--languages`."""
-    if name is not None and name not in found:
+def find_translator(sources: Mapping[str, Source], name: str | None, pair: str) -> Source:
+    """Return the model of a pair of `--languages`: the model `name`, or the only one that
+    translates."""
+    if name is not None and name not in sources:
         raise UsageError(
-            f"--languages {name}:{pair}: no model {name!r}, expected one of {', '.join(found)}"
+            f"--languages {name}:{pair}: model is {name!r}, expected one of {', '.join(sources)}"
         )
     fitting = [
-        each
-        for each in found.values()
-        if has_task(each.architecture, TRANSLATE) and name in (None, each.name)
+        source
+        for source in sources.values()
+        if has_task(source.architecture, TRANSLATE) and name in (None, source.name)
     ]
     if len(fitting) != 1:
-        names = ", ".join(each.name for each in fitting) or "none"
+        names = ", ".join(source.name for source in fitting) or "none"
         raise UsageError(
-            f"--languages {pair}: expected one model that translates, or NAME:{pair}; these do: "
-            f"{names}"
+            f"--languages {pair}: the models that translate are {names}, expected one model, or "
+            f"NAME:{pair}"
         )
     return fitting[0]

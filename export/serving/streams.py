@@ -10,8 +10,8 @@ from starlette.types import Receive, Scope, Send
 
 
 class EventStream(StreamingResponse):
-    """An answer of events. Cancelled, it closes what makes them; that the client has gone it learns
-    by that."""
+    """A response of server-sent events. It closes `content` when the request is cancelled, for
+    example because the client disconnected."""
 
     def __init__(self, content: AsyncGenerator[bytes, None]):
         super().__init__(
@@ -25,8 +25,8 @@ class EventStream(StreamingResponse):
 
 
 def event(content: dict[str, Any]) -> bytes:
-    return b"data: %b\n\n" % json_of(content)
+    return b"data: %b\n\n" % to_json(content)
 
 
-def json_of(content: dict[str, Any]) -> bytes:
+def to_json(content: dict[str, Any]) -> bytes:
     return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

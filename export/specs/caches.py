@@ -54,8 +54,8 @@ def fixed_cache_specs(
     """
     rows, length = axes
     is_decoder = config["model_type"] == "vanilla-decoder"
-    own = {"" if is_decoder else "decoder.": length}
-    past, present = (cache_specs(config, name, rows, own, dtype) for name in NAMES)
+    lengths = {"" if is_decoder else "decoder.": length}
+    past, present = (cache_specs(config, name, rows, lengths, dtype) for name in NAMES)
     if is_decoder:
         return {"decoder": GraphSpec(FILE, (*inputs, *past), (*outputs, *present))}
     source = {"encoder.": "source_length"}

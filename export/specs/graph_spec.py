@@ -11,9 +11,8 @@ class TensorSpec:
     """One input or output; a `str` in `shape` is an axis, shared by all tensors that name it.
 
     Args:
-        range: the lowest and the highest number that callers may give; any if `None`.
-        default: what stands everywhere where a caller gives nothing; `None` if something must be
-            given.
+        range: the lowest and the highest number that callers may pass; any if `None`.
+        default: the value everywhere if a caller passes no tensor; `None` if it is required.
     """
 
     name: str
@@ -45,6 +44,6 @@ class GraphSpec:
     is_on_demand: bool = False
 
 
-def shape_of(tensor: TensorSpec, sizes: dict[str, int]) -> list[int]:
+def concrete_shape(tensor: TensorSpec, sizes: dict[str, int]) -> list[int]:
     """Return the shape of `tensor` with its axes replaced by `sizes`."""
     return [sizes[size] if isinstance(size, str) else size for size in tensor.shape]

@@ -43,7 +43,7 @@ SIZES: dict[str, Callable[[dict], int | str]] = {
 IMAGE_SIZES = ("trained", "free")  # that graphs read
 
 
-def size_of(axis: int | str, config: dict) -> int | str:
+def axis_size(axis: int | str, config: dict) -> int | str:
     return SIZES[axis](config) if isinstance(axis, str) and axis in SIZES else axis
 
 
@@ -51,7 +51,9 @@ def head_outputs(config: dict, head: Head) -> tuple[TensorSpec, ...]:
     """Return what a graph with this head returns."""
     return tuple(
         TensorSpec(
-            output.name, "float32", ("batch_size", *(size_of(axis, config) for axis in output.axes))
+            output.name,
+            "float32",
+            ("batch_size", *(axis_size(axis, config) for axis in output.axes)),
         )
         for output in head.outputs
         if output.needs is None or config.get(output.needs)
@@ -59,7 +61,8 @@ def head_outputs(config: dict, head: Head) -> tuple[TensorSpec, ...]:
 
 
 def sequence_specs(config: dict, architecture: str) -> dict[str, GraphSpec] | None:
-    """Return the graph in the role of an encoder, or `None` for an `architecture` that generates.
+    """Return the full-sequence graph, in the role of an encoder, or `None` if the `architecture`
+    generates.
 
     Args:
         config: the checkpoint's config.json.

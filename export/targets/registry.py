@@ -37,7 +37,7 @@ def get_target(name: str) -> Target:
     if name in _TARGETS:
         return _TARGETS[name]
     raise ValueError(
-        f"no target {name!r}, expected one of: {known_targets()}{did_you_mean(name, _TARGETS)}"
+        f"unknown target {name!r}, expected one of: {known_targets()}{did_you_mean(name, _TARGETS)}"
     )
 
 

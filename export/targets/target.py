@@ -90,7 +90,7 @@ class Target(Protocol):
         An encoder reads full sequences, and a decoder generates tokens."""
 
     def step_role(self, config: dict, architecture: str) -> str | None:
-        """Return the role of the graph for continuous batching, or `None` if there is none.
+        """Return the role of the graph for continuous batching, or `None` without one.
 
         Each row has its own length, and its results have the same bits in any batch. A graph that
         is used for nothing else has the role `"step"`."""

@@ -1,4 +1,5 @@
-"""The text of tokens that come one by one, as far as those that come later cannot change it."""
+"""Incremental detokenization: the text of tokens that arrive one by one, without text that later
+tokens can change."""
 
 import re
 from collections.abc import Collection
@@ -6,69 +7,73 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from .tasks.rows import errors_of
+from .tasks.rows import tokenizer_errors
 
-# What may still change when more tokens come: a character that lacks bytes, and every run of single
-# bytes.
-LACKS_BYTES = "\ufffd"
+# Later tokens can change an incomplete character and a run of single bytes.
+REPLACEMENT = "\ufffd"  # decoded in place of an incomplete character
 SINGLE_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-MOST_OPEN = 8  # tokens that lack bytes together; a character has four
+MAX_OPEN = 8  # tokens of an incomplete character; a character has at most four bytes
 
 
-class Pieces:
-    """An incremental detokenizer of one row of tokens. Joined, its pieces are what `tokenizer`
-    decodes the whole row to without its `special_ids`. Each token is decoded only with the tokens
-    of the piece before, so the work per token does not grow with the text."""
+class Detokenizer:
+    """An incremental detokenizer of one row of tokens. The joined texts equal the text that
+    `tokenizer` decodes from the complete row without `special_ids`.
+
+    Each token is decoded with the tokens of the text before only, so the work per token does not
+    grow with the text."""
 
     def __init__(self, tokenizer: Tokenizer, special_ids: Collection[int], path: Path):
         self.tokenizer = tokenizer
         self.special_ids = special_ids
         self.path = path  # path of the tokenizer, for errors
         self.tokens: list[int] = []
-        self.known = 0  # number of `tokens` at the start that belong to the piece before
-        self.given = 0  # number of characters of their text that were returned
+        self.known = 0  # number of first `tokens` that belong to the text before
+        self.num_returned = 0  # number of characters of the text of `tokens` that were returned
 
     def add(self, token: int) -> str:
-        """Add `token` and return the new text, empty while the text is not certain. Raises
-        ValueError if the tokenizer fails."""
+        """Add `token` and return the new text. It is empty while later tokens can change it. Raises
+        TokenizerError if the tokenizer fails."""
         if token in self.special_ids:
             return ""
         self.tokens.append(token)
         if SINGLE_BYTE.fullmatch(self.tokenizer.id_to_token(token) or ""):
             return ""
         text = self.decode(self.tokens)
-        is_open = text.endswith(LACKS_BYTES)
-        if is_open and len(self.tokens) < self.known + MOST_OPEN:
+        is_open = text.endswith(REPLACEMENT)
+        if is_open and len(self.tokens) < self.known + MAX_OPEN:
             return ""
-        piece = text[self.given : len(text) - is_open]
+        piece = text[self.num_returned : len(text) - is_open]
         if piece:
             del self.tokens[: self.known]
             self.known = len(self.tokens)
-            self.given = len(self.decode(self.tokens)) - is_open
+            self.num_returned = len(self.decode(self.tokens)) - is_open
         return piece
 
     def end(self) -> str:
-        """Return the text that is left after the last token."""
-        rest = self.decode(self.tokens)[self.given :] if self.tokens else ""
-        self.given += len(rest)
+        """Return the remaining text after the last token."""
+        rest = self.decode(self.tokens)[self.num_returned :] if self.tokens else ""
+        self.num_returned += len(rest)
         return rest
 
     def decode(self, tokens: list[int]) -> str:
-        with errors_of(self.path):
+        with tokenizer_errors(self.path):
             return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 class TokenNames:
-    """A table of the names of single tokens. A name is the token's text behind another token. A
-    token without a complete text of its own, such as a special token or a part of a character, has
-    its name in the vocabulary."""
+    """A function from token ids to names. A name is the token's text after another token. A special
+    token or a part of a character is named as in the vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer, special_ids: Collection[int], path: Path):
-        self.made_of = tokenizer, special_ids, path
+        self.arguments = tokenizer, special_ids, path
         self.names: dict[int, str] = {}
-        pieces = Pieces(*self.made_of)
+        detokenizer = Detokenizer(*self.arguments)
         self.before = next(
-            (id for id in range(tokenizer.get_vocab_size()) if pieces.add(id).strip().isalnum()),
+            (
+                id
+                for id in range(tokenizer.get_vocab_size())
+                if detokenizer.add(id).strip().isalnum()
+            ),
             None,
         )
 
@@ -78,11 +83,11 @@ class TokenNames:
         return self.names[token]
 
     def _name(self, token: int) -> str:
-        pieces = Pieces(*self.made_of)
-        name = pieces.tokenizer.id_to_token(token)
+        detokenizer = Detokenizer(*self.arguments)
+        name = detokenizer.tokenizer.id_to_token(token)
         if name is None:  # the model has more tokens than the tokenizer
             return f"token_id:{token}"
         if self.before is not None:
-            pieces.add(self.before)
-        text = pieces.add(token)
-        return name if not text or LACKS_BYTES in text else text
+            detokenizer.add(self.before)
+        text = detokenizer.add(token)
+        return name if not text or REPLACEMENT in text else text

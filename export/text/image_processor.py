@@ -13,7 +13,7 @@ from PIL import Image
 
 from ..inference.options import Kind, is_int64
 
-SIZE = Kind("a whole number of at least 1", lambda value: is_int64(value) and value >= 1)
+SIZE = Kind("an integer of at least 1", lambda value: is_int64(value) and value >= 1)
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 NUMBER = Kind(
     "a number",
@@ -35,7 +35,7 @@ SIZES = (
     ("max_height", "max_width"),
 )
 LAYOUTS = ("channels_first", "channels_last")
-# The steps in which these differ from each other, see the classes of these names in transformers.
+# settings in which the classes of transformers with these names differ from `DEFAULTS`
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 TYPES: dict[str, dict[str, Any]] = {
@@ -85,7 +85,7 @@ KINDS = {
     "image_std": NUMBERS,
     "input_data_format": Kind(" or ".join(LAYOUTS), lambda value: value in LAYOUTS),
 }
-# What changes no pixel.
+# settings that do not change pixels
 UNUSED = (
     *(
         "image_processor_type",
@@ -105,7 +105,7 @@ class ImageProcessor:
     normalisation.
 
     Args:
-        settings: the keys of `DEFAULTS`, "size" and "resample", with their values; sizes as
+        settings: the values of the keys of `DEFAULTS`, "size" and "resample"; sizes are
             dictionaries.
     """
 
@@ -113,11 +113,11 @@ class ImageProcessor:
 
     @classmethod
     def from_config(cls, config: dict, path: Path) -> "ImageProcessor":
-        """Return the processor of the settings `config`, the content of `path`.
+        """Return the processor with the settings `config`, the content of `path`.
 
         Raises:
-            ValueError: for an image processor or a step that is not known, and for a value of
-                another type or range.
+            ValueError: if the image processor or a step is unknown, or a value has a wrong type or
+                range.
         """
         name = str(config.get("image_processor_type") or config.get("feature_extractor_type"))
         base = (
@@ -130,26 +130,26 @@ class ImageProcessor:
                 f"{path} has the image_processor_type {name!r:.100}, expected one of "
                 f"{', '.join(TYPES)}"
             )
-        given = {name: value for name, value in config.items() if value is not None}
+        values = {name: value for name, value in config.items() if value is not None}
         settings = DEFAULTS | TYPES[base]
-        for name, value in given.items():
+        for name, value in values.items():
             if name not in (*settings, *UNUSED) and value is not False and not name.startswith("_"):
                 known = ", ".join(step for step in settings if step.startswith("do_"))
                 raise ValueError(
-                    f"{path} has {name} {reprlib.repr(value)}, a step that is not known here: "
-                    f"expected {known}"
+                    f"{path} has {name} {reprlib.repr(value)}, which is not supported: expected "
+                    f"{known}"
                 )
-        # null, as in transformers
-        settings |= {name: False for name in config.keys() - given if KINDS.get(name) is FLAG}
-        settings |= {name: value for name, value in given.items() if name in settings}
+        # null means False, as in transformers
+        settings |= {name: False for name in config.keys() - values if KINDS.get(name) is FLAG}
+        settings |= {name: value for name, value in values.items() if name in settings}
         for name, (expected, holds) in KINDS.items():
-            if name in given and not holds(given[name]):
+            if name in values and not holds(values[name]):
                 raise ValueError(
-                    f"{path} has {name} {reprlib.repr(given[name])}, expected {expected}"
+                    f"{path} has {name} {reprlib.repr(values[name])}, expected {expected}"
                 )
-        settings["size"] = size_of("size", settings["size"], settings["default_to_square"], path)
+        settings["size"] = parse_size("size", settings["size"], settings["default_to_square"], path)
         if settings["do_center_crop"]:
-            settings["crop_size"] = size_of("crop_size", settings["crop_size"], True, path)
+            settings["crop_size"] = parse_size("crop_size", settings["crop_size"], True, path)
             if "height" not in settings["crop_size"]:
                 raise ValueError(
                     f"{path} has crop_size {settings['crop_size']}, expected height and width"
@@ -163,8 +163,8 @@ class ImageProcessor:
         (1, 3 or 4).
 
         Raises:
-            ValueError: for an array of other axes or values, and for another number of channels
-                than image_mean has.
+            ValueError: if the array has other axes or values, or another number of channels than
+                image_mean.
         """
         settings = self.settings
         pixels = self.pixels(image)
@@ -189,18 +189,18 @@ class ImageProcessor:
             pixels = np.array(rgb(image) if converts else image)
             return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
         if image.ndim != 3 or image.size == 0 or image.dtype.kind not in "biuf":
-            found = f"{image.dtype} of shape {image.shape}"
+            seen = f"{image.dtype} of shape {image.shape}"
             raise ValueError(
-                f"the image is {found}, expected numbers (height, width, channels) or (channels, "
-                f"height, width)"
+                f"the image is {seen}, expected numbers of shape (height, width, channels) or "
+                f"(channels, height, width)"
             )
         if (self.settings["input_data_format"] or layout(image)) == "channels_last":
             image = np.moveaxis(image, -1, 0)
         return rgb_pixels(image) if converts else image
 
 
-def size_of(name: str, value: Any, is_square: bool, path: Path) -> dict[str, int]:
-    """Return a size as a dictionary. Older files have a number, or a pair of height and width."""
+def parse_size(name: str, value: Any, is_square: bool, path: Path) -> dict[str, int]:
+    """Return a size as a dictionary. Older files have a number, or a list of height and width."""
     if SIZE.holds(value):
         value = {"height": value, "width": value} if is_square else {"shortest_edge": value}
     elif isinstance(value, list) and len(value) == 2:
@@ -209,25 +209,28 @@ def size_of(name: str, value: Any, is_square: bool, path: Path) -> dict[str, int
     if not known or not all(map(SIZE.holds, value.values())):
         expected = " or ".join(" and ".join(names) for names in SIZES)
         raise ValueError(
-            f"{path} has {name} {reprlib.repr(value)}, expected {expected}, whole numbers of at "
-            f"least 1"
+            f"{path} has {name} {reprlib.repr(value)}, expected {expected}, with integers "
+            f"of at least 1"
         )
     return value
 
 
 def layout(pixels: np.ndarray) -> str:
-    """Return the layout of `pixels`, channels first or channels last. Channels first wins if both
-    are possible."""
+    """Return the layout of `pixels`, one of `LAYOUTS`. If both are possible, it is channels first.
+
+    Raises:
+        ValueError: if neither axis can be channels.
+    """
     for name, axis in zip(LAYOUTS, (0, 2)):
         if pixels.shape[axis] in (1, 3, 4):
             return name
     raise ValueError(
-        f"the image has shape {pixels.shape}, expected 1, 3 or 4 channels first or last"
+        f"the image has shape {pixels.shape}, expected 1, 3 or 4 channels as first or last axis"
     )
 
 
 def rgb(image: Image.Image) -> Image.Image:
-    """Return `image` as RGB, with white in place of transparency."""
+    """Return `image` as RGB, on a white background."""
     if "A" not in image.getbands() and image.info.get("transparency") is None:
         return image.convert("RGB")
     background = Image.new("RGBA", image.size, (255, 255, 255, 255))
@@ -235,7 +238,7 @@ def rgb(image: Image.Image) -> Image.Image:
 
 
 def rgb_pixels(pixels: np.ndarray) -> np.ndarray:
-    """Return pixels (C, H, W) as RGB, with white in place of transparency."""
+    """Return pixels (C, H, W) as RGB, on a white background."""
     if len(pixels) == 1:
         return np.repeat(pixels, 3, axis=0)
     if len(pixels) != 4:
@@ -243,8 +246,8 @@ def rgb_pixels(pixels: np.ndarray) -> np.ndarray:
     is_float = pixels.dtype.kind == "f"
     if is_float and (pixels.min() < 0 or pixels.max() > 1):
         raise ValueError(
-            f"the image has values from {pixels.min()} to {pixels.max()}, expected 0 to 1 with an "
-            "alpha channel"
+            f"the image has values from {pixels.min()} to {pixels.max()}, expected 0 to 1 for an "
+            "image with an alpha channel"
         )
     white = 1.0 if is_float else 255
     alpha = pixels[3:] / white
@@ -253,8 +256,8 @@ def rgb_pixels(pixels: np.ndarray) -> np.ndarray:
 
 
 def new_size(old: tuple[int, ...], size: dict[str, int]) -> tuple[int, int]:
-    """Return the height and width to resize an image of size `old` to. The aspect ratio decides
-    what `size` leaves open."""
+    """Return the height and width to resize an image of size `old` to. `size` with one number keeps
+    the aspect ratio."""
     height, width = old
     if "height" in size:
         return size["height"], size["width"]
@@ -273,17 +276,22 @@ def new_size(old: tuple[int, ...], size: dict[str, int]) -> tuple[int, int]:
 
 
 def resize(pixels: np.ndarray, size: tuple[int, int], resample: int) -> np.ndarray:
-    """(C, H, W) -> (C, *size), by Pillow, whose images are whole numbers up to 255."""
+    """(C, H, W) -> (C, *size). Pillow resizes integers from 0 to 255, so fractions are scaled to
+    them.
+
+    Raises:
+        ValueError: for more than 4 channels, or for values outside of the range.
+    """
     if len(pixels) > 4:
         raise ValueError(f"the image has {len(pixels)} channels, expected at most 4")
     with np.errstate(invalid="ignore"):  # values that are not finite are rejected below
         is_whole = pixels.dtype == np.uint8 or np.allclose(pixels, pixels.astype(int))
     highest = 255 if is_whole else 1
     if not (pixels.min() >= 0 and pixels.max() <= highest):
-        kind = "whole numbers" if is_whole else "fractions"
+        kind = "integers" if is_whole else "fractions"
         raise ValueError(
-            f"the image has values from {pixels.min()} to {pixels.max()}, expected 0 to {highest} "
-            f"of {kind}"
+            f"the image has values from {pixels.min()} to {pixels.max()}, expected {kind} from 0 "
+            f"to {highest}"
         )
     levels = (pixels if is_whole else rescale(pixels, 255)).astype(np.uint8)
     image = Image.fromarray(
@@ -295,9 +303,9 @@ def resize(pixels: np.ndarray, size: tuple[int, int], resample: int) -> np.ndarr
 
 
 def center_crop(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """(C, H, W) -> (C, height, width), with zeros around an image that is smaller."""
-    missing = [max(0, wanted - own) for wanted, own in zip((height, width), pixels.shape[1:])]
-    pixels = np.pad(pixels, [(0, 0), *((math.ceil(each / 2), each // 2) for each in missing)])
+    """(C, H, W) -> (C, height, width). A smaller image is padded with zeros."""
+    missing = [max(0, target - size) for target, size in zip((height, width), pixels.shape[1:])]
+    pixels = np.pad(pixels, [(0, 0), *((math.ceil(margin / 2), margin // 2) for margin in missing)])
     top, left = (pixels.shape[1] - height) // 2, (pixels.shape[2] - width) // 2
     return pixels[:, top : top + height, left : left + width]
 
@@ -313,6 +321,6 @@ def normalize(
     for name, values in (("image_mean", mean), ("image_std", std)):
         if isinstance(values, list | tuple) and len(values) != len(pixels):
             raise ValueError(
-                f"the image has {len(pixels)} channels, expected {len(values)}, as {name} has"
+                f"the image has {len(pixels)} channels, expected {len(values)} as in {name}"
             )
     return ((pixels.T - np.array(mean, pixels.dtype)) / np.array(std, pixels.dtype)).T

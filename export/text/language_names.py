@@ -1,9 +1,9 @@
 """The languages of ISO 639-1: their codes of two letters, those of three, and their names in
 English (CLDR).
 
-Of three letters: those of ISO 639-2, and that of the language which CLDR takes for a group of
-languages, as `arb`, Standard Arabic, for `ar`. The macrolanguages of ISO 639-3, such as Pashto,
-`ps`, are listed with their individual languages.
+The three-letter codes are those of ISO 639-2, and for a group of languages the code that CLDR uses:
+`arb`, Standard Arabic, for `ar`. Macrolanguages of ISO 639-3, such as Pashto, `ps`, have their
+individual languages in `MEMBERS`.
 """
 
 from collections.abc import Iterable
@@ -47,7 +47,7 @@ zh zho/chi/cmn Chinese; zu zul Zulu
 """
 ROWS = [row.strip().split(" ", 2) for row in TABLE.split(";")]
 NAMES = {code: name for code, _, name in ROWS}
-# by the codes of three
+# two-letter code by three-letter code
 TWO_LETTERS = {long: code for code, longs, _ in ROWS for long in longs.split("/")}
 
 MEMBERS = """

@@ -1,5 +1,4 @@
-"""The language pairs of a model: the codes that clients know and the names that the runtime
-uses."""
+"""The language pairs of a model: the codes that clients use and the names that the model uses."""
 
 import re
 from collections import Counter
@@ -19,14 +18,14 @@ if TYPE_CHECKING:
 
 Pair = tuple[str, str]  # the codes of a source and of a target
 
-OF_CARD = re.compile(r"^---\n(.*?)^---$", re.DOTALL | re.MULTILINE)
-# LibreTranslate's, where a model does not have these themselves
+FRONT_MATTER = re.compile(r"^---\n(.*?)^---$", re.DOTALL | re.MULTILINE)
+# aliases of LibreTranslate, for models without these codes
 ALIASES = {"zh": "zh-hans", "zt": "zh-hant", "pb": "pt-br"}
 
 
 class Direction(NamedTuple):
-    """A pair of codes, and what the runtime takes for it: languages, or the `word` in front of a
-    text."""
+    """A pair of language codes, and how to select it: the arguments `src_lang` and `tgt_lang`, or a
+    `word` before the text."""
 
     source: str
     target: str
@@ -37,23 +36,23 @@ class Direction(NamedTuple):
 
 @dataclass(frozen=True)
 class Directions:
-    """The directions that one model translates. `pairs` are codes of source and target. `names` are
-    the model's own names of languages, by code. With `has_words` the names are words of texts, for
-    targets only. Without `pairs` the languages are unknown and any are accepted."""
+    """The directions that a model translates. `pairs` are codes of source and target; without them
+    the languages are unknown and all are accepted. `names` are the model's names of languages by
+    code. If `has_words`, the names are words that precede a text and select the target."""
 
     pairs: Sequence[Pair]
     names: dict[str, str]
     has_words: bool
 
     def find(self, source: str, target: str) -> Direction | None:
-        """Return the direction of two codes, in any case, or of two names of the model. Return
-        `None` if the model does not translate it."""
+        """Return the direction of two codes or two names of the model, ignoring case. Return None
+        if the model does not translate it."""
         if not self.pairs:
             return Direction(source, target)
-        found = self.codes.get(key(source)), self.codes.get(key(target))
-        if found not in self.known:
+        pair = self.codes.get(key(source)), self.codes.get(key(target))
+        if pair not in self.known:
             return None
-        source, target = found
+        source, target = pair
         if self.has_words:
             return Direction(source, target, word=self.names[target])
         return Direction(source, target, self.names.get(source), self.names.get(target))
@@ -64,136 +63,145 @@ class Directions:
 
     @cached_property
     def codes(self) -> dict[str, str]:
-        """The code by each key that a client may send: the code, the model's name, or the language
-        in an unambiguous name."""
+        """Codes by the keys that a client may send: the code, the model's name, or an unambiguous
+        part of the name."""
         codes = list(dict.fromkeys(code for pair in self.pairs for code in pair))
-        named = {key(self.names[code]): code for code in codes if self.names.get(code)}
-        stems = [name.partition("-")[0] for name in named]
+        by_name = {key(self.names[code]): code for code in codes if self.names.get(code)}
+        stems = [name.partition("-")[0] for name in by_name]
         counts = Counter(stems)
-        stem_codes = {stem: code for stem, code in zip(stems, named.values()) if counts[stem] == 1}
-        found = stem_codes | named | {key(code): code for code in codes}
-        return {alias: found[long] for alias, long in ALIASES.items() if long in found} | found
+        stem_codes = {
+            stem: code for stem, code in zip(stems, by_name.values()) if counts[stem] == 1
+        }
+        by_key = stem_codes | by_name | {key(code): code for code in codes}
+        return {alias: by_key[long] for alias, long in ALIASES.items() if long in by_key} | by_key
 
     @cached_property
     def targets(self) -> dict[str, set[str]]:
-        """Target languages of each language; empty for a language that is only a target."""
-        found: dict[str, set[str]] = {}
+        """Target languages by language. The set is empty for languages that are targets only."""
+        result: dict[str, set[str]] = {}
         for source, target in self.pairs:
-            found.setdefault(source, set()).add(target)
-            found.setdefault(target, set())
-        return found
+            result.setdefault(source, set()).add(target)
+            result.setdefault(target, set())
+        return result
 
     @cached_property
     def sources(self) -> set[str]:
         return {source for source, _ in self.pairs}
 
 
-def languages_of_model(runtime: "TextRuntime", given: Sequence[Pair] = ()) -> list[Pair]:
-    """Return the pairs of languages that an export translates, or none if it does not translate.
-    The pairs `given` take precedence, then those of the tokenizer's languages, then those of its
-    card. A card counts if the model's name has one direction and the metadata have both languages.
+def model_languages(runtime: "TextRuntime", pairs: Sequence[Pair] = ()) -> list[Pair]:
+    """Return the language pairs that an export translates, empty if it does not translate.
 
-    Codes are those of ISO 639-1, with script or region where a model has several, as in "zh-Hans";
-    else the model's own.
+    `pairs` take precedence over the languages of the tokenizer, and these over the card. A card
+    counts if the model's name has one direction and the metadata have both languages.
+
+    Codes are those of ISO 639-1, with a script or region if the model has several, as in "zh-Hans".
+    Other languages keep the model's names.
 
     Raises:
-        UsageError: for a language that the model does not have.
+        UsageError: if the model does not have a language of `pairs`.
     """
     if not has_task(runtime.info.architecture, TRANSLATE):
         return []
     languages = runtime.languages
     names = names_by_code([*languages.tokens, *languages.words])
-    if given:
-        own = Directions([(code, code) for code in names], names, False).codes
-        return list(dict.fromkeys(given_pair(pair, own, bool(languages.words)) for pair in given))
+    if pairs:
+        codes = Directions([(code, code) for code in names], names, False).codes
+        return list(
+            dict.fromkeys(resolve_pair(pair, codes, bool(languages.words)) for pair in pairs)
+        )
     if languages.tokens:
         return [(source, target) for source in names for target in names if source != target]
     card = front_matter(runtime.info)
-    spoken = listed(card, "language")
+    spoken = read_list(card, "language")
     if languages.words:
         sources = [code for code in spoken if code not in names]
         return [(source, target) for source in sources for target in names]
     parts = re.split(
         r"[^a-zA-Z]+",
-        " ".join([*listed(card, "base_model"), runtime.info.directory.name]),
+        " ".join([*read_list(card, "base_model"), runtime.info.directory.name]),
     )
-    found = {
+    candidates = {
         pair for pair in zip(parts, parts[1:]) if pair[0] != pair[1] and set(pair) <= set(spoken)
     }
-    return list(found) if len(found) == 1 else []
+    return list(candidates) if len(candidates) == 1 else []
 
 
 def sentence_languages(runtime: "TextRuntime") -> dict[str | None, str]:
-    """Return the code of the language to split sentences by for each `src_lang`. None is the
-    model's own source language.
+    """Return the language whose rules split sentences, by `src_lang`. The key None is the model's
+    default source language.
 
-    A language is missing if nothing is known of it.
+    Languages without a known code are missing.
     """
     codes: dict[str | None, str] = {
         name: code for code, name in names_by_code(runtime.languages.tokens).items()
     }
     sources = (
-        {source for source, _ in languages_of_model(runtime)}
+        {source for source, _ in model_languages(runtime)}
         if not codes
         else {codes[runtime.languages.source]}
     )
     return codes | ({None: sources.pop()} if len(sources) == 1 else {})
 
 
-def given_pair(pair: Pair, own: dict[str, str], has_words: bool) -> Pair:
-    """Return `pair` in the codes of the model. `own` are the model's names by code. Words are for
-    targets only."""
-    source, target = (own.get(key(code), code) for code in pair)
+def resolve_pair(pair: Pair, codes: dict[str, str], has_words: bool) -> Pair:
+    """Return `pair` in the codes of the model. `codes` has the model's codes by key. If
+    `has_words`, only the target is checked."""
+    source, target = (codes.get(key(code), code) for code in pair)
     for code in (target,) if has_words else (source, target):
-        if own and code not in own.values():
-            known = some(set(own.values()))
+        if codes and code not in codes.values():
+            known = some(set(codes.values()))
             raise UsageError(
-                f"languages {'-'.join(pair)}: {code!r} is no language of the model, expected one "
+                f"languages {'-'.join(pair)}: the model has no language {code!r}, expected one "
                 f"of {known}"
             )
     return source, target
 
 
 def names_by_code(names: Iterable[str]) -> dict[str, str]:
-    """Return the model's `names` of languages, such as eng_Latn, de_DE or >>fra<<, by code. A code
-    has two letters if its language has no other name, else what follows too, else it is the name
-    itself."""
+    """Return the model's `names` of languages, such as eng_Latn, de_DE or >>fra<<, by code.
+
+    The code has two letters if the language has one name. If it has several, script or region
+    follow. Unknown languages keep their name."""
     parts = {name: re.split("[_-]", name.strip("<>"), maxsplit=1) for name in names}
     short = shorten_codes(stem for stem, *_ in parts.values())
     stems = {name: short[stem] for name, (stem, *_) in parts.items()}
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for name, (_, *rest) in parts.items():
         is_only = list(stems.values()).count(stems[name]) == 1
         code = stems[name] if is_only else "-".join([stems[name], *rest])
-        found.setdefault(code if stems[name] in NAMES else name.strip("<>"), []).append(name)
+        groups.setdefault(code if stems[name] in NAMES else name.strip("<>"), []).append(name)
     return {
         code if len(same) == 1 else name.strip("<>"): name
-        for code, same in found.items()
+        for code, same in groups.items()
         for name in same
     }
 
 
 def key(code: str) -> str:
-    """Return the form of `code` that comparisons use."""
+    """Return the normalized form of `code` for comparisons."""
     return code.strip("<>").replace("_", "-").lower()
 
 
 def language_name(code: str) -> str:
     """Return the English name of the language `code`, or `code` itself if the table lacks it."""
     stem, *rest = code.split("-", 1)
-    return " ".join([NAMES[stem], *(f"({each})" for each in rest)]) if stem in NAMES else code
+    return " ".join([NAMES[stem], *(f"({part})" for part in rest)]) if stem in NAMES else code
 
 
 def front_matter(info: ExportInfo) -> str:
-    """Return the metadata above the card of an export, or an empty string without a card."""
+    """Return the YAML metadata at the top of an export's card, or an empty string without a
+    card."""
     try:
-        found = OF_CARD.match((info.directory / CARD).read_text(encoding="utf-8", errors="replace"))
+        match = FRONT_MATTER.match(
+            (info.directory / CARD).read_text(encoding="utf-8", errors="replace")
+        )
     except OSError:
         return ""
-    return found[1] if found else ""
+    return match[1] if match else ""
 
 
-def listed(front_matter: str, name: str) -> list[str]:
-    """Return the strings of the field `name`: one value, `[one, two]`, or one per line."""
-    found = re.search(rf"^{name}:(.*\n(?:[ \t]*- .*\n)*)", front_matter, re.MULTILINE)
-    return re.findall(r"[^\s\[\],\"'-][^\s\[\],\"']*", found[1]) if found else []
+def read_list(front_matter: str, name: str) -> list[str]:
+    """Return the strings of the field `name` in YAML: one value, `[one, two]`, or one per line."""
+    match = re.search(rf"^{name}:(.*\n(?:[ \t]*- .*\n)*)", front_matter, re.MULTILINE)
+    return re.findall(r"[^\s\[\],\"'-][^\s\[\],\"']*", match[1]) if match else []

@@ -1,5 +1,4 @@
-"""The source and target languages of a multilingual model, from what the manifest says of its
-tokenizer."""
+"""The source and target languages of a multilingual model, as recorded in the manifest."""
 
 import re
 import reprlib
@@ -12,7 +11,7 @@ from ..inference.export_info import MANIFEST, ExportInfo
 
 LANGUAGE_WORD = re.compile(r">>[^\s<>]*<<")  # Marian's word for a language, at the start of a text
 
-Choice = str | list[str] | None  # one for all texts, or one for each
+Choice = str | list[str] | None  # one language for all texts, or a list with one for each text
 
 
 @dataclass(frozen=True)
@@ -41,87 +40,90 @@ class Languages:
             for row, language in zip(rows, ids)
         ]
 
-    def ids(self, name: str, given: Choice, count: int) -> list[int]:
-        """Return the token ids of the languages `given` for `count` texts. `name` is the argument,
-        for errors.
+    def ids(self, name: str, languages: Choice, count: int) -> list[int]:
+        """Return the token id of the language of each of `count` texts. `name` is the argument in
+        errors.
 
         Raises:
-            UsageError: for a model without languages, one that is unknown, and another number of
-                them.
+            UsageError: if the model has no languages, a language is unknown, or the number of
+                languages is not `count`.
         """
         if not self.tokens:
             hint = (
-                f"a text begins with one of {some(self.words)}"
+                f"instead begin each text with one of {some(self.words)}"
                 if self.words
-                else "the model has no languages to choose"
+                else "the model has no language codes"
             )
-            raise UsageError(f"{name} is {given!r}, expected None: {hint}")
-        chosen = [given] * count if isinstance(given, str) else given
-        if not isinstance(chosen, list | tuple) or not all(
-            isinstance(language, str) for language in chosen
+            raise UsageError(f"{name} is {languages!r}, expected None: {hint}")
+        names = [languages] * count if isinstance(languages, str) else languages
+        if not isinstance(names, list | tuple) or not all(
+            isinstance(language, str) for language in names
         ):
             raise UsageError(
-                f"{name} must be the name of a language, or a list of one for each text, got "
-                f"{given!r}"
+                f"{name} is {languages!r}, expected the name of a language, or a list with one for "
+                f"each text"
             )
-        if len(chosen) != count:
+        if len(names) != count:
             raise UsageError(
-                f"{name} has {len(chosen)} languages, expected one for each of {count} texts"
+                f"{name} has {len(names)} languages, expected {count}, one for each text"
             )
-        for language in chosen:
+        for language in names:
             if language not in self.tokens:
                 close = nearest_language(language, self.tokens)
                 hint = f"; did you mean {close!r}?" if close else ""
                 raise UsageError(
-                    f"{name} {language!r} is no language of the model, expected one of "
+                    f"{name} is {language!r}, which the model does not have: expected one of "
                     f"{some(self.tokens)}{hint}"
                 )
-        return [self.tokens[language] for language in chosen]
+        return [self.tokens[language] for language in names]
 
     def target_options(
         self, tgt_lang: Choice, count: int, options: dict[str, Any], default: int | None
     ) -> list[dict[str, Any]]:
-        """Return the generation options of the target language of each of `count` texts, beside the
-        given `options`. Without `tgt_lang` it is `default`, the model's own setting, if that is a
-        language.
+        """Return the generation options that select the target language of each of `count` texts.
+
+        Without `tgt_lang`, generation_config.json selects the language: `default` is its token id.
 
         Raises:
-            UsageError: as `ids`; without any target language, and for two.
+            UsageError: if there is no target language, if `options` select one too, or as `ids`.
         """
         if tgt_lang is None:
             if self.tokens and self.target not in options and default not in self.tokens.values():
-                found = "tgt_lang is None, and generation_config.json names no target language"
-                raise UsageError(f"{found}, expected one of {some(self.tokens)}")
+                raise UsageError(
+                    f"tgt_lang is None, expected one of {some(self.tokens)}: "
+                    f"generation_config.json has no target language"
+                )
             return [{}] * count
         ids = self.ids("tgt_lang", tgt_lang, count)
         if self.target in options:
             raise UsageError(
-                f"tgt_lang is {tgt_lang!r}, and {self.target} is given too, expected one of them"
+                f"tgt_lang is {tgt_lang!r} and {self.target} is {options[self.target]!r:.60}, "
+                f"expected only one of them"
             )
         others = {"forced_bos_token_id": None} if self.target == "decoder_start_token_id" else {}
         return [{**others, self.target: id} for id in ids]
 
     def check_words(self, texts: Iterable[str]) -> None:
-        """Raise ValueError if a text begins with the word of a language that the model does not
-        know."""
+        """Raise ValueError if a text begins with a language word that the model lacks."""
         for text in texts if self.words else ():
-            found = LANGUAGE_WORD.match(text)
-            if found and found[0] not in self.words:
-                known = f"expected one of {some(self.words)}{did_you_mean(found[0], self.words)}"
+            match = LANGUAGE_WORD.match(text)
+            if match and match[0] not in self.words:
+                known = f"expected one of {some(self.words)}{did_you_mean(match[0], self.words)}"
                 raise ValueError(
-                    f"a text begins with {found[0]:.50}, no language of the model, {known}"
+                    f"a text begins with {match[0]:.50}, which is not a language of the model: "
+                    f"{known}"
                 )
 
 
-def languages_of(info: ExportInfo) -> Languages:
-    """Return the languages in the manifest of `info`. Raises ValueError if the manifest has unknown
+def read_languages(info: ExportInfo) -> Languages:
+    """Return the languages from the manifest of `info`. Raises ValueError if they have unknown
     fields."""
-    found = info.manifest.get("languages") or {}
+    fields = info.manifest.get("languages") or {}
     try:
-        return Languages(**found)
+        return Languages(**fields)
     except TypeError as error:
         raise ValueError(
-            f"{info.directory / MANIFEST} has languages {reprlib.repr(found)}: {error}: "
+            f"{info.directory / MANIFEST} has languages {reprlib.repr(fields)}: {error}: "
             f"export again"
         ) from None
 

@@ -5,9 +5,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .detokenizer import Pieces
+    from .detokenizer import Detokenizer
 
-# In the order of transformers: the result of one replacement may be the input of a later one.
+# in the order of transformers, because later replacements apply to the result of earlier ones
 REPLACEMENTS = {
     " .": ".",
     " ?": "?",
@@ -20,17 +20,16 @@ REPLACEMENTS = {
     " 've": "'ve",
 }
 REPLACEMENTS |= {" 're": "'re"}
-# The end of a text that may become the left side of a replacement when more text follows. It is
-# empty in most texts.
+# end of a text that may become the start of a replacement when more text follows; mostly empty
 OPEN_END = re.compile(r"(?:(?: n| )? ')*(?: n| )?(?: (?:n'?|'?[vr]?))?$")
-# Tokenizers that transformers runs in Python. The others keep the spaces of BPE.
+# tokenizers that transformers implements in Python; all others keep the spaces of BPE
 PYTHON_TOKENIZERS = {"M2M100Tokenizer", "ByT5Tokenizer"}
 BPE_TOO = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
 
 
 def cleans_up(config: dict[str, Any], model_type: str) -> bool:
-    """Return whether transformers cleans up, by tokenizer_config.json and the type of the model in
-    tokenizer.json."""
+    """Return True if transformers cleans up spaces. `config` is tokenizer_config.json, and
+    `model_type` is the type of the model in tokenizer.json."""
     keeps_bpe = (
         model_type == "BPE"
         and not config.get(BPE_TOO)
@@ -46,17 +45,17 @@ def clean_up(text: str) -> str:
     return text
 
 
-class CleanPieces:
-    """An incremental detokenizer like `Pieces`, for a tokenizer that cleans up. Joined, the pieces
-    are `clean_up` of the decoded row."""
+class CleaningDetokenizer:
+    """An incremental detokenizer for a tokenizer that cleans up spaces. The joined texts equal
+    `clean_up` of the decoded row."""
 
-    def __init__(self, pieces: "Pieces"):
-        self.pieces = pieces
+    def __init__(self, detokenizer: "Detokenizer"):
+        self.detokenizer = detokenizer
         self.held = ""
 
     def add(self, token: int) -> str:
-        """Return the text that the next token settles, empty while more tokens may change it."""
-        self.held += self.pieces.add(token)
+        """Add `token` and return the new text. It is empty while later tokens can change it."""
+        self.held += self.detokenizer.add(token)
         open_end = OPEN_END.search(self.held)
         settled = self.held[: open_end.start()] if open_end else self.held
         self.held = self.held[len(settled) :]
@@ -64,6 +63,6 @@ class CleanPieces:
 
     def end(self) -> str:
         """Return the rest of the text after the last token."""
-        rest = clean_up(self.held + self.pieces.end())
+        rest = clean_up(self.held + self.detokenizer.end())
         self.held = ""
         return rest

@@ -20,7 +20,8 @@ import speed
 import torch
 import workload
 from checkpoints import EOS, build
-from plan import PLANS, Arrangement, cells_of
+from messages import raises
+from plan import PLANS, Arrangement, list_cells
 from torch_graph import GraphDecoder
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +48,7 @@ def grad():
 
 def run(engine, kind, root, new_tokens, beams=1):
     model = engines.ENGINES[engine](engine, kind, root / kind, Arrangement(1, 1), "cpu")
-    return engines.timed(model, model.given(IDS), new_tokens, beams)["output"]
+    return engines.timed(model, model.prepare(IDS), new_tokens, beams)["output"]
 
 
 # -------------------------------------------------------------------------------------- the engines
@@ -57,19 +58,21 @@ def run(engine, kind, root, new_tokens, beams=1):
 def test_the_bound_generates_what_the_model_generates_for_one_prompt_after_the_other(name):
     model = build(name)
     model.generation_config.eos_token_id, model.lm_head.bias.data[EOS] = None, -100
-    bound, found = GraphDecoder(model, 3, 8, 9), []
+    bound, actual = GraphDecoder(model, 3, 8, 9), []
     for ids in torch.randint(4, 48, (3, 3, 8)):
         expected = model.generate(ids, max_new_tokens=9, do_sample=False)[:, -9:]
         assert torch.equal(bound.generate(ids), expected)
-        found += expected.tolist()
-    assert len({tuple(row) for row in found}) > 3, "what is said depends on the prompt"
+        actual += expected.tolist()
+    assert len({tuple(row) for row in actual}) > 3, "what is said depends on the prompt"
 
 
 @pytest.mark.parametrize("new_tokens", [1, 6])
 @pytest.mark.parametrize("kind", ["seq2seq", "gpt2"])
 def test_all_torch_engines_say_the_same(roots, grad, kind, new_tokens):
     first, *others = (run(engine, kind, roots, new_tokens) for engine in TORCH_ENGINES)
-    assert first.shape == (3, new_tokens) and all(np.array_equal(found, first) for found in others)
+    assert first.shape == (3, new_tokens) and all(
+        np.array_equal(result, first) for result in others
+    )
 
 
 @pytest.mark.slow
@@ -97,7 +100,7 @@ def test_kernels_and_copies_are_added_up_and_no_kernel_is_an_error():
     ]
     events += [Event("void at::native::softmax", 2000, False), Event("Memset (Device)", 100, False)]
     assert gpu.totals(events) == pytest.approx({"kernel_seconds": 5e-6, "copy_seconds": 6e-7})
-    with pytest.raises(RuntimeError, match="the profiler saw no kernel"):
+    with raises(RuntimeError, seen="kernel"):
         gpu.totals(events[1:3])
 
 
@@ -105,8 +108,8 @@ def test_kernels_and_copies_are_added_up_and_no_kernel_is_an_error():
 def test_without_a_gpu_there_is_nothing_to_describe_or_to_profile(roots, grad):
     assert gpu.device_facts() is None
     model = engines.ENGINES["vanilla"]("vanilla", "gpt2", roots / "gpt2", Arrangement(1, 1), "cpu")
-    with pytest.raises(RuntimeError, match="there is no GPU to profile"):
-        engines.profiled(model, model.given(IDS), 2, 1)
+    with raises(RuntimeError, seen="GPU"):
+        engines.profiled(model, model.prepare(IDS), 2, 1)
     assert gpu.copy_bandwidth("cpu", True) > 1e6
 
 
@@ -135,7 +138,7 @@ def test_bytes_of_a_step_are_weights_and_what_is_cached(roots):
 
 @pytest.fixture
 def here(monkeypatch):
-    """What has a process of its own runs in this one."""
+    """Run in this process what a benchmark runs in processes of its own."""
     for module in (measure, measure_cuda):
         monkeypatch.setattr(module, "isolated", lambda function, *args: function(*args))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -170,7 +173,9 @@ def test_without_a_gpu_all_rows_are_there_and_say_so(here, tmp_path, capsys):
 
 def check_rows(result):
     cells = [
-        cell for shape in PLAN.shapes for cell in cells_of(PLAN, shape, result["options"]["quick"])
+        cell
+        for shape in PLAN.shapes
+        for cell in list_cells(PLAN, shape, result["options"]["quick"])
     ]
     assert [
         (row["engine"], row["batch"], row["beams"], row["kind"]) for row in result["cells"]
@@ -372,13 +377,13 @@ def test_the_checkout_is_imported_where_nothing_is_installed(tmp_path):
         "import vanilla_transformer_export.heads as heads; from importlib.metadata import version",
         "print(Path(heads.__file__).resolve()); print(version('vanilla-transformer'))",
     ]
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-I", "-S", "-c", "\n".join(lines)],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert found.stdout.split() == [
+    assert result.stdout.split() == [
         str(ROOT / "export/heads.py"),
         importlib.metadata.version("vanilla-transformer"),
     ]

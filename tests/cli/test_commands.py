@@ -1,7 +1,8 @@
-"""Every command that the cards show in blocks, and that README.md, docs/, the cards, the benchmarks
-and the launch file name in their text, is taken from there by a shell, and runs as it stands over
-made-up text; what needs a GPU, hours or several machines is read by the parsers that would read it.
-test_docs.py has the blocks of README.md and docs/."""
+"""Tests of every command of README.md, docs/, the cards, the benchmarks and the launch file.
+
+A shell takes each command from its page and runs it over made-up text. Commands that need a GPU,
+hours or several machines are only parsed, by the parsers that would read them. test_docs.py runs
+the blocks of README.md and docs/."""
 
 import argparse
 import json
@@ -31,18 +32,18 @@ CARDS = sorted((ROOT / "model_cards").glob("*/README.md"))
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
 
 PARSED = {  # what is only parsed, and why
-    "python benchmarks/speed.py": "an hour; test_benchmarks.py runs it with --quick",
+    "python benchmarks/speed.py": "an hour; test_quick_runs.py runs it with --quick",
     "python benchmarks/speed.py --resume": "the same",
     "python benchmarks/speed.py --device cuda": (
         "a GPU; test_benchmarks_cuda.py runs it with --quick"
     ),
     "python benchmarks/training_speed.py --data DIR": (
-        "some minutes and Multi30k; test_benchmarks.py runs it on less text"
+        "some minutes and Multi30k; test_quick_runs.py runs it on less text"
     ),
     "python benchmarks/lookup.py --data DIR": (
         "minutes of training; test_lookup_benchmark.py runs it on less text"
     ),
-    "python benchmarks/one_graph.py": "some minutes; test_benchmarks.py runs it with --quick",
+    "python benchmarks/one_graph.py": "some minutes; test_quick_runs.py runs it with --quick",
     "python benchmarks/serving.py --captions FILE": (
         "an hour; test_serving_benchmark.py runs it with --quick"
     ),
@@ -54,14 +55,14 @@ PARSED = {  # what is only parsed, and why
     ),
     "vanilla-transformer serve": "the program that the page of serving starts",
     "vanilla-transformer serve my-export": "the same, with another name of the export",
-    "vanilla-transformer VERB --help": "VERB is any; test_cli.py reads all",
-    "python -m vanilla_transformer_export": "the program by itself; test_cli.py runs it",
+    "vanilla-transformer VERB --help": "VERB is any; test_help_and_usage.py reads all",
+    "python -m vanilla_transformer_export": "the program by itself; test_cli_errors.py runs it",
     "accelerate launch --cpu": "without what it launches; test_distributed.py does that",
     "vanilla-transformer export facebook/nllb-200-distilled-600M OUT": (
         "the Hub; test_export_converted.py has another"
     ),
     "vanilla-transformer attention CHECKPOINT picture.png --output maps.png": (
-        "a picture; test_vision.py draws over one"
+        "a picture; test_attention_maps.py draws over one"
     ),
     "vanilla-transformer train digits --output my-digits": (
         "minutes, and images that the page of training makes"
@@ -89,18 +90,18 @@ LINES = {"scores": 4 + 1, "linear_baseline": 2 * (5 + 1), "lowercased": 2}
 def spans(text: str) -> set[str]:
     """Commands within a text, between backquotes or behind a comment sign."""
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    found = {" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)}
-    found |= {line.strip() for line in re.findall(r"^# {3}(.*)$", text, re.MULTILINE)}
-    return {span for span in found if span.split(" ")[0] in PROGRAMS}
+    result = {" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)}
+    result |= {line.strip() for line in re.findall(r"^# {3}(.*)$", text, re.MULTILINE)}
+    return {span for span in result if span.split(" ")[0] in PROGRAMS}
 
 
 def blocks(text: str) -> list[str]:
     """Shell scripts of their own."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    result = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     calls = rf'^\s*(?:\w+=")?(?:{"|".join(PROGRAMS)}) '
     return [
         block
-        for language, block in found
+        for language, block in result
         if language in ("", "bash") and re.search(calls, block, re.MULTILINE)
     ]
 
@@ -140,7 +141,7 @@ def test_commands_that_name_no_more_than_options_have_these(tmp_path):
 
 
 class Read(Exception):
-    """What a script's own parser made of its command line."""
+    """The arguments that a script's own parser made of its command line."""
 
 
 @pytest.mark.parametrize("command", [command for command in PARSED if "benchmarks/" in command])
@@ -160,11 +161,11 @@ def test_a_long_benchmark_s_command_is_read_by_its_own_parser(command, tmp_path,
 @pytest.mark.parametrize("command", spans_of("make"))
 def test_make_knows_its_targets_and_the_files_they_run(command, tmp_path):
     [[_, *arguments]] = commands(command, tmp_path)
-    said = subprocess.run(
+    printed = subprocess.run(
         ["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
-    files = re.findall(r"\S+\.py\b|\.ci/\w+", said)
-    assert files or "pytest" in said or "sphinx" in said
+    files = re.findall(r"\S+\.py\b|\.ci/\w+", printed)
+    assert files or "pytest" in printed or "sphinx" in printed
     assert all((ROOT / file).is_file() for file in files)
 
 
@@ -173,10 +174,10 @@ def test_pip_installs_extras_that_there_are(tmp_path):
         "optional-dependencies"
     ]
     calls = commands("\n".join(spans_of("pip")), tmp_path)
-    found = {
+    result = {
         extra for call in calls for extra in call[2].removeprefix(".[").removesuffix("]").split(",")
     }
-    assert found - {*extras} == {
+    assert result - {*extras} == {
         "tensorrt",
         "sentencex",
     }  # NVIDIA's, which needs a GPU; and one in a list of sentence splitters
@@ -190,8 +191,8 @@ def test_the_keys_that_texts_set_are_those_of_recipes():
         for key in keys
     }
     texts = [*TEXTS, *(path.read_text() for path in FOLDER.glob("*.toml"))]
-    found = {key for text in texts for key in re.findall(r"--set '?([a-z_]+\.[a-z_]+)=", text)}
-    assert len(found) > 15 and found <= known
+    result = {key for text in texts for key in re.findall(r"--set '?([a-z_]+\.[a-z_]+)=", text)}
+    assert len(result) > 15 and result <= known
 
 
 # --------------------------------------------------------------------------------------- benchmarks
@@ -246,10 +247,11 @@ def test_a_benchmark_s_command_runs(command, repository, tmp_path, monkeypatch, 
         runpy.run_path(script, run_name="__main__")
     except SystemExit as done:
         assert done.code is None
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     if count := LINES.get(Path(script).stem):
         assert (
-            len([json.loads(line) for line in said.splitlines() if line.startswith("{")]) == count
+            len([json.loads(line) for line in printed.splitlines() if line.startswith("{")])
+            == count
         )
     if "outside" in script:
         assert re.search(
@@ -257,7 +259,7 @@ def test_a_benchmark_s_command_runs(command, repository, tmp_path, monkeypatch, 
             (repository / "CARD" / "README.md").read_text(),
             re.MULTILINE,
         )
-    assert said
+    assert printed
 
 
 @pytest.mark.slow
@@ -265,13 +267,13 @@ def test_a_benchmark_s_command_runs(command, repository, tmp_path, monkeypatch, 
     "arguments", [[], ["Two dogs run across a field."]], ids=["as it is", "with a sentence"]
 )
 def test_the_demo_runs(arguments, monkeypatch, capsys):
-    """What `make demo` calls, as the test of `make` has seen."""
+    """The script and its arguments are those of `make demo`, which the test of `make` checks."""
     monkeypatch.setattr(sys, "argv", ["benchmarks/demo.py", *arguments])
     runpy.run_path(str(ROOT / "benchmarks/demo.py"), run_name="__main__")
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert (
-        "0 failures" in said
-        and f"{6 + len(arguments)} of {6 + len(arguments)} translations are the same" in said
+        "0 failures" in printed
+        and f"{6 + len(arguments)} of {6 + len(arguments)} translations are the same" in printed
     )
 
 
@@ -303,7 +305,8 @@ def cut(arguments: list[str]) -> list[str]:
 
 
 def stand_in(arguments: list[str]) -> None:
-    """For the result of a command, of which the name says what it is."""
+    """Write a stand-in for the output of the command `arguments`, whose name says which model it
+    is."""
     read = cli.parse(arguments)
     name, data = str(read.output), read_recipe(read.recipe, dict(read.set)).data
     if name == "masked":

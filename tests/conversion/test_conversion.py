@@ -11,9 +11,9 @@ from families import (
     SEEDS,
     assert_exact,
     cases,
+    compute_outputs,
     converted,
-    given_to,
-    outputs_of,
+    make_arguments,
     random_config,
     random_model,
 )
@@ -53,8 +53,8 @@ def test_a_converted_checkpoint_gives_the_same_outputs(family, architecture, dty
     dtype = computable(family, dtype)
     theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
     ours = converted(theirs, tmp_path, dtype)
-    given = given_to(theirs)
-    expected, got = outputs_of(theirs, given), outputs_of(ours, given)
+    given = make_arguments(theirs)
+    expected, got = compute_outputs(theirs, given), compute_outputs(ours, given)
     if architecture == "ElectraForPreTraining":
         got["logits"] = got["logits"].squeeze(-1)
     if architecture == "Dinov2Model":
@@ -75,9 +75,11 @@ def test_models_as_deep_as_nllb_s_give_the_same_logits(depth, tmp_path):
     theirs = random_model("M2M100ForConditionalGeneration", config, torch.float64)
     ours = converted(theirs, tmp_path, torch.float64)
     assert (ours.config.encoder_layers, ours.config.decoder_layers) == (depth, depth)
-    given = given_to(theirs)
+    given = make_arguments(theirs)
     assert_exact(
-        outputs_of(ours, given)["logits"], outputs_of(theirs, given)["logits"], torch.float64
+        compute_outputs(ours, given)["logits"],
+        compute_outputs(theirs, given)["logits"],
+        torch.float64,
     )
 
 
@@ -96,12 +98,12 @@ def test_the_export_of_a_converted_head_gives_the_same_outputs(family, architect
     theirs = random_model(architecture, random_config(family, architecture, 0))
     converted(theirs, tmp_path)
     export(tmp_path / "ours", tmp_path / "export", cases=4)
-    given = given_to(theirs)
-    found = Runtime(tmp_path / "export").outputs(
+    given = make_arguments(theirs)
+    actual = Runtime(tmp_path / "export").outputs(
         **{name: tensor.numpy() for name, tensor in given.items()}
     )
-    for name, expected in outputs_of(theirs, given).items():
-        got = torch.from_numpy(found[name])
+    for name, expected in compute_outputs(theirs, given).items():
+        got = torch.from_numpy(actual[name])
         assert_exact(
             got[RIGHT.bool()] if got.shape[:2] == RIGHT.shape else got,
             expected,
@@ -128,7 +130,7 @@ def test_exports_generate_the_source_s_tokens(family, architecture, target, tmp_
     ours = converted(theirs, tmp_path)
     export(tmp_path / "ours", tmp_path / "export", target=target, dtype="fp32", cases=3)
     runtime = Runtime(tmp_path / "export", device="cpu")
-    given = given_to(theirs)
+    given = make_arguments(theirs)
     sides = {"m2m_100": ("right", "left")}.get(
         family, ("right",) if theirs.config.is_encoder_decoder else ("left",)
     )
@@ -182,7 +184,7 @@ def test_left_padded_rows_and_caches_give_the_same_logits(
 def test_caches_of_both_stacks_give_the_same_logits(family, architecture, dtype, seed, tmp_path):
     theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
     ours = converted(theirs, tmp_path, dtype)
-    given = given_to(theirs) | dict(use_cache=True)
+    given = make_arguments(theirs) | dict(use_cache=True)
     later = torch.randint(3, theirs.config.vocab_size - 2, (3, 2))
     results = []
     with torch.no_grad():
@@ -203,7 +205,7 @@ def test_labels_give_the_source_s_loss_and_decoder_inputs(family, architecture, 
         config.decoder_start_token_id = start
     theirs = random_model(architecture, config, torch.float64)
     ours = converted(theirs, tmp_path, torch.float64)
-    given = given_to(theirs)
+    given = make_arguments(theirs)
     del given["decoder_input_ids"]
     labels = given["input_ids"].roll(1, 0).masked_fill(RIGHT.roll(1, 0) == 0, -100)
     for masked in (labels, labels.masked_fill(torch.rand(labels.shape) < 0.3, -100)):
@@ -250,7 +252,7 @@ def test_the_source_s_generation_config_comes_along_and_generates_the_same_token
     theirs.generation_config.update(**fields, **settings)
     ours = converted(theirs, tmp_path)
     assert ours.generation_config.num_beams == settings["num_beams"]
-    given = given_to(theirs)
+    given = make_arguments(theirs)
     given = dict(input_ids=given["input_ids"], attention_mask=RIGHT)
     if not theirs.config.is_encoder_decoder:  # prompts are padded on the left
         given = {name: tensor.flip(1) for name, tensor in given.items()}
@@ -263,7 +265,7 @@ def test_the_source_s_generation_config_comes_along_and_generates_the_same_token
 def test_a_config_that_holds_the_generation_settings_itself_is_enough(
     family, architecture, tmp_path
 ):
-    """As in checkpoints from before generation_config.json."""
+    """Checkpoints that are older than generation_config.json look like this."""
     theirs = random_model(architecture, random_config(family, architecture, 0))
     theirs.save_pretrained(tmp_path / "theirs")
     (tmp_path / "theirs" / "generation_config.json").unlink()

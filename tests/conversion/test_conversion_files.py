@@ -1,4 +1,4 @@
-"""What conversion reads, refuses and writes."""
+"""Tests of the files that conversion reads, rejects and writes."""
 
 import json
 import logging
@@ -13,14 +13,15 @@ import sentencepiece
 import torch
 import transformers
 from checkpoints import edit_json
-from families import assert_exact, given_to, outputs_of, random_config, random_model
+from families import assert_exact, compute_outputs, make_arguments, random_config, random_model
+from messages import check_message, raises
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast, pipeline
 
 import vanilla_transformer
 from vanilla_transformer.conversion import convert, plan_conversion
-from vanilla_transformer.conversion.registry import FAMILIES, REFUSED
+from vanilla_transformer.conversion.registry import FAMILIES, UNSUPPORTED
 from vanilla_transformer_export import TextRuntime, export
 from vanilla_transformer_export.cli.main import main
 
@@ -52,8 +53,8 @@ def assert_converts(directory, theirs, tmp_path):
         .from_pretrained(tmp_path / "ours")
         .eval()
     )
-    given = given_to(theirs)
-    got, expected = outputs_of(ours, given), outputs_of(theirs, given)
+    given = make_arguments(theirs)
+    got, expected = compute_outputs(ours, given), compute_outputs(theirs, given)
     for name in expected:
         assert_exact(got[name], expected[name], torch.float32)
     return result
@@ -121,8 +122,8 @@ def test_names_with_and_without_the_prefix_of_the_base_model(
 
 
 def test_tensors_of_the_family_s_other_heads_are_left_out_and_named(tmp_path):
-    """As in bert-base-uncased: a masked-LM checkpoint by its config, with everything BERT was
-    pre-trained with."""
+    """The file bert-base-uncased is such a checkpoint: masked-LM by its config, with everything
+    that BERT was pre-trained with."""
     directory, model = saved("BertForPreTraining", "bert", tmp_path)
     edit_json(directory / "config.json", architectures=["BertForMaskedLM"])
     masked = transformers.BertForMaskedLM.from_pretrained(directory).eval()
@@ -163,12 +164,9 @@ def test_a_stored_table_of_sinusoids_is_read_and_another_table_refused(
     table = model.get_parameter_or_buffer(name).clone()
     edit_tensors(directory, lambda t: t.update({name: table}))
     assert_converts(directory, model, tmp_path)
-    for wrong, fault in (
-        (table + 0.1, "is not the table of sinusoids"),
-        (table[:, 1:].contiguous(), "has the shape "),
-    ):
+    for wrong in (table + 0.1, table[:, 1:].contiguous()):
         edit_tensors(directory, lambda t, wrong=wrong: t.update({name: wrong}))
-        with pytest.raises(ValueError, match=f"{name.removeprefix('model.')} {fault}"):
+        with raises(ValueError, seen=name.removeprefix("model.")):
             plan_conversion(directory)
 
 
@@ -208,7 +206,7 @@ def test_fields_that_act_in_training_only_are_named_as_left_out(family, architec
     name = "layerdrop" if family == "opt" else "decoder_layerdrop"
     directory, model = saved(architecture, family, tmp_path, **{name: 0.1})
     assert assert_converts(directory, model, tmp_path)["left_out"][-1] == f"{name}=0.1"
-    assert str(plan_conversion(directory)).endswith(f"{name}=0.1 is left out")
+    assert f"{name}=0.1" in str(plan_conversion(directory)).splitlines()[-1]
 
 
 def test_a_base_model_without_a_pooler(tmp_path):
@@ -299,10 +297,7 @@ def test_a_pickle_of_before_torch_1_6_converts_with_a_warning(tmp_path, caplog, 
         )
         assert not caplog.text
         convert(directory, tmp_path / f"ours-{is_zip}")
-    assert (
-        "pytorch_model.bin is of torch before 1.6 and cannot be mapped: it is in memory as a whole"
-        in caplog.text
-    )
+    check_message(caplog.text, seen=("pytorch_model.bin", 1.6))
     weights = [
         load_file(tmp_path / f"ours-{is_zip}" / "model.safetensors") for is_zip in (True, False)
     ]
@@ -341,7 +336,7 @@ def test_what_cannot_be_represented_is_rejected_with_the_field_s_name(
     directory, _ = saved(architecture, family, tmp_path)
     edit_json(directory / "config.json", **field)
     [(name, value)] = field.items()
-    with pytest.raises(ValueError, match=f"{name}={value!r} cannot be converted, expected "):
+    with raises(ValueError, seen=(name, value)):
         convert(directory, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
@@ -351,45 +346,35 @@ def test_an_odd_width_has_no_sinusoids(tmp_path):
     edit_json(
         directory / "config.json", d_model=15, encoder_attention_heads=3, decoder_attention_heads=3
     )
-    with pytest.raises(
-        ValueError, match="d_model=15 cannot be converted: sinusoids need an even width"
-    ):
+    with raises(ValueError, seen=("d_model", 15)):
         plan_conversion(directory)
 
 
 def test_an_architecture_without_a_counterpart_is_refused(bert):
     edit_json(bert[0] / "config.json", architectures=["BertLMHeadModel"])
-    with pytest.raises(
-        ValueError, match=r"architectures=.* cannot be converted, expected one of BertModel, "
-    ):
+    with raises(ValueError, seen="architectures", expected="BertModel"):
         plan_conversion(bert[0])
 
 
 def test_another_family_is_refused(bert):
     edit_json(bert[0] / "config.json", model_type="gemma")
-    with pytest.raises(ValueError, match="has model_type gemma, expected one of bert, roberta, "):
+    with raises(ValueError, seen=("model_type", "gemma")):
         plan_conversion(bert[0])
 
 
-@pytest.mark.parametrize("model_type", REFUSED)
+@pytest.mark.parametrize("model_type", UNSUPPORTED)
 def test_a_family_that_is_known_is_refused_with_the_reason(model_type, bert):
     assert model_type in transformers.CONFIG_MAPPING and model_type not in FAMILIES
     edit_json(bert[0] / "config.json", model_type=model_type)
-    with pytest.raises(
-        ValueError,
-        match=f"has model_type {model_type}, which cannot be converted: {REFUSED[model_type]}$",
-    ):
+    with raises(ValueError, seen=("model_type", model_type, UNSUPPORTED[model_type])):
         plan_conversion(bert[0])
 
 
 def test_one_of_ours_needs_a_family(bert, tmp_path):
     convert(bert[0], tmp_path / "ours")
-    with pytest.raises(
-        ValueError,
-        match="has model_type vanilla-encoder already, expected a family to convert it to",
-    ):
+    with raises(ValueError, seen="model_type"):
         plan_conversion(tmp_path / "ours")
-    with pytest.raises(ValueError, match="has model_type bert, expected one of vanilla-encoder, "):
+    with raises(ValueError, seen=("model_type", "bert")):
         plan_conversion(bert[0], to="bert")
 
 
@@ -406,29 +391,21 @@ def test_unknown_tensors_inside_of_what_is_converted_are_named(name, bert):
     edit_tensors(
         bert[0], lambda t: t.update({name: torch.ones(3), "cls.chain.weight": torch.ones(2)})
     )
-    fault = (
-        f"has tensors that BertForMaskedLM does not know: {name.removeprefix('bert.')}; "
-        "--leave-out PATTERN"
-    )
-    with pytest.raises(ValueError, match=fault):
+    unknown = name.removeprefix("bert.")
+    with raises(ValueError, seen=("BertForMaskedLM", unknown, "--leave-out")):
         plan_conversion(bert[0])
 
 
 def test_missing_tensors_are_named(bert):
     names = ["encoder.layer.0.output.dense.bias", "cls.predictions.transform.dense.weight"]
     edit_tensors(bert[0], lambda t: [t.pop(f"bert.{names[0]}"), t.pop(names[1])])
-    with pytest.raises(
-        ValueError, match=f"lacks tensors that BertForMaskedLM needs: {', '.join(names)}$"
-    ):
+    with raises(ValueError, seen=("BertForMaskedLM", ", ".join(names))):
         plan_conversion(bert[0])
 
 
 def test_misshapen_tensors_are_named(bert):
     edit_json(bert[0] / "config.json", intermediate_size=999)
-    with pytest.raises(
-        ValueError,
-        match=r"intermediate.dense.weight gives .*up_proj.weight the shape .*, expected \(999, ",
-    ):
+    with raises(ValueError, seen=("intermediate.dense.weight", "up_proj.weight"), expected=999):
         plan_conversion(bert[0])
 
 
@@ -441,10 +418,7 @@ def test_a_pickle_that_holds_more_than_tensors_is_refused_and_not_run(bert, tmp_
     monkeypatch.chdir(tmp_path)
     (bert[0] / "model.safetensors").unlink()
     torch.save({"weight": Payload()}, bert[0] / "pytorch_model.bin")
-    with pytest.raises(
-        ValueError,
-        match=r"bin does not load with weights_only=True: [^.]* GLOBAL \w+.mkdir whose module",
-    ):
+    with raises(ValueError, seen=("weights_only", True, "GLOBAL")):
         plan_conversion(bert[0])
     assert not (tmp_path / "payload-ran").exists()
 
@@ -452,34 +426,23 @@ def test_a_pickle_that_holds_more_than_tensors_is_refused_and_not_run(bert, tmp_
 def test_a_truncated_file_is_refused(bert):
     data = (bert[0] / "model.safetensors").read_bytes()
     (bert[0] / "model.safetensors").write_bytes(data[: len(data) // 2])
-    with pytest.raises(
-        ValueError,
-        match=f"model.safetensors is not a whole safetensors file \\({len(data) // 2} bytes\\)",
-    ):
+    with raises(ValueError, seen=("model.safetensors", len(data) // 2)):
         plan_conversion(bert[0])
 
 
 def test_a_hub_id_that_cannot_be_reached_is_named():
-    with pytest.raises(
-        FileNotFoundError, match="someone/nothing is neither a checkpoint directory nor on the Hub"
-    ):
+    with raises(FileNotFoundError, seen="someone/nothing"):
         plan_conversion("someone/nothing")
 
 
 def test_missing_files_are_named(bert, tmp_path):
-    with pytest.raises(
-        FileNotFoundError,
-        match="nowhere does not exist, expected a checkpoint directory or a Hub id",
-    ):
+    with raises(FileNotFoundError, seen="nowhere"):
         plan_conversion(tmp_path / "nowhere")
     (bert[0] / "model.safetensors").unlink()
-    with pytest.raises(
-        FileNotFoundError,
-        match="has no weights: expected model.safetensors or pytorch_model.bin, found",
-    ):
+    with raises(FileNotFoundError, expected=("model.safetensors", "pytorch_model.bin")):
         plan_conversion(bert[0])
     (bert[0] / "config.json").unlink()
-    with pytest.raises(FileNotFoundError, match="has no config.json"):
+    with raises(FileNotFoundError, seen="config.json"):
         plan_conversion(bert[0])
 
 
@@ -490,7 +453,7 @@ def test_both_ways_a_conversion_is_kept_unless_forced_and_then_replaced(bert, tm
     ):
         architecture = convert(source, out, to)["architecture"]
         before = {path.name: path.read_bytes() for path in out.iterdir()}
-        with pytest.raises(FileExistsError, match="exists already"):
+        with raises(FileExistsError, seen=out.name, expected="--force"):
             convert(source, out, to)
         assert {path.name: path.read_bytes() for path in out.iterdir()} == before
         assert convert(source, out, to, force=True)["architecture"] == architecture
@@ -499,11 +462,9 @@ def test_both_ways_a_conversion_is_kept_unless_forced_and_then_replaced(bert, tm
 
 def test_a_checkpoint_that_we_did_not_write_is_not_replaced(bert, tmp_path):
     convert(bert[0], tmp_path / "ours")
-    with pytest.raises(
-        FileExistsError, match="expected an export or a checkpoint that vanilla-transformer wrote"
-    ):
+    with raises(FileExistsError, seen="theirs"):
         convert(tmp_path / "ours", bert[0], "bert", force=True)
-    with pytest.raises(ValueError, match="is the input .* or holds it"):
+    with raises(ValueError, seen="ours"):
         convert(tmp_path / "ours", tmp_path / "ours", "bert", force=True)
 
 
@@ -557,11 +518,11 @@ def test_a_converted_directory_gives_what_the_source_gives_in_a_pipeline(
     ours, theirs = (
         pipeline(task, model=str(tmp_path / name))(text, **options) for name in ("ours", "theirs")
     )
-    assert [{k: v for k, v in found.items() if "score" not in k} for found in ours] == [
-        {k: v for k, v in found.items() if "score" not in k} for found in theirs
+    assert [{k: v for k, v in result.items() if "score" not in k} for result in ours] == [
+        {k: v for k, v in result.items() if "score" not in k} for result in theirs
     ]
-    assert [found.get("score") for found in ours] == pytest.approx(
-        [found.get("score") for found in theirs], abs=1e-5
+    assert [result.get("score") for result in ours] == pytest.approx(
+        [result.get("score") for result in theirs], abs=1e-5
     )
 
 
@@ -574,15 +535,15 @@ def test_a_converted_opt_keeps_its_leading_token_and_continues_text_as_the_sourc
     convert(directory, tmp_path / "ours")
     export(tmp_path / "ours", tmp_path / "onnx", cases=2)
     texts = ["w7 w8 w9", "w5"]
-    found = TextRuntime(tmp_path / "onnx").generate(texts, max_new_tokens=6, min_new_tokens=6)
-    for text, line in zip(texts, found, strict=True):
+    result = TextRuntime(tmp_path / "onnx").generate(texts, max_new_tokens=6, min_new_tokens=6)
+    for text, line in zip(texts, result, strict=True):
         given = tokenizer(text, return_tensors="pt")
         assert given["input_ids"][0, 0] == 2
         outputs = theirs.generate(**given, max_new_tokens=6, min_new_tokens=6, do_sample=False)
         assert line == tokenizer.decode(
             outputs[0, given["input_ids"].shape[1] :], skip_special_tokens=True
         )
-    assert any(found)
+    assert any(result)
 
 
 def test_a_marian_checkpoint_comes_with_a_tokenizer_and_translates_without_torch(tmp_path):
@@ -633,7 +594,7 @@ def test_a_marian_checkpoint_comes_with_a_tokenizer_and_translates_without_torch
     ours, theirs = (
         pipeline("translation", model=str(tmp_path / name))(texts) for name in ("ours", "theirs")
     )
-    assert ours == theirs and any(found["translation_text"] for found in ours)
+    assert ours == theirs and any(result["translation_text"] for result in ours)
 
 
 # ------------------------------------------------------------------------------------- command line
@@ -676,10 +637,7 @@ def test_the_command_converts_there_and_back(bert, tmp_path, capsys):
 
 def test_the_command_says_what_is_wrong_in_one_line(bert, tmp_path):
     edit_json(bert[0] / "config.json", is_decoder=True)
-    message = (
-        "^vanilla-transformer: .*config.json: is_decoder=True cannot be converted, expected False$"
-    )
-    with pytest.raises(SystemExit, match=message):
+    with raises(SystemExit, seen=("config.json", "is_decoder", True), expected=False):
         main(["convert", str(bert[0]), str(tmp_path / "ours")])
 
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import sentencepiece
+from messages import raises
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, MarianTokenizer
@@ -109,8 +110,8 @@ def edited(model, change):
 
 
 def write_marian(directory, source, target, missing=(), languages=(">>deu<<", ">>nld<<")):
-    """As OPUS-MT: one vocabulary with the pieces of both models, but for those that are
-    `missing`."""
+    """Write a tokenizer like OPUS-MT's: one vocabulary with the pieces of both models, but for
+    those that are `missing`."""
     directory.mkdir(exist_ok=True)
     (directory / "source.spm").write_bytes(source)
     (directory / "target.spm").write_bytes(target)
@@ -148,15 +149,15 @@ def test_marian_gives_the_ids_and_texts_of_its_class_in_six_scripts(marian, tmp_
         and ours.model_max_length == theirs.model_max_length
     )
     lines = [*sentences(SOURCES, 400), *sentences([*SOURCES, TARGET, "en"], 100), *ODD]
-    wanted = theirs(lines)["input_ids"]
-    assert ours(lines)["input_ids"] == wanted
-    assert theirs.unk_token_id in sum(wanted, []) and theirs.convert_tokens_to_ids(
+    expected = theirs(lines)["input_ids"]
+    assert ours(lines)["input_ids"] == expected
+    assert theirs.unk_token_id in sum(expected, []) and theirs.convert_tokens_to_ids(
         "▁Hund"
-    ) not in sum(wanted[:400], [])
+    ) not in sum(expected[:400], [])
     generated = [
         [random.Random(seed).randrange(len(ours)) for _ in range(9)] for seed in range(100)
     ]
-    for ids in [*wanted, *generated]:
+    for ids in [*expected, *generated]:
         if not any(token.startswith(">>") for token in theirs.convert_ids_to_tokens(ids)):
             assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(
                 ids, skip_special_tokens=True
@@ -164,26 +165,28 @@ def test_marian_gives_the_ids_and_texts_of_its_class_in_six_scripts(marian, tmp_
 
 
 def test_marian_s_target_text_is_cut_by_the_target_s_model(marian, tmp_path):
-    found = find_tokenizer(marian)
-    found.save(tmp_path / "saved")
+    actual = find_tokenizer(marian)
+    actual.save(tmp_path / "saved")
     # as a run of training does
     load_tokenizer(tmp_path / "saved").save_pretrained(tmp_path / "again")
     again = load_tokenizer(tmp_path / "again")
     theirs = MarianTokenizer.from_pretrained(marian)
     lines = [*sentences([TARGET], 100), *sentences(SOURCES, 50), *ODD]
-    wanted, source = theirs(text_target=lines)["input_ids"], theirs(lines)["input_ids"]
+    expected, source = theirs(text_target=lines)["input_ids"], theirs(lines)["input_ids"]
     alone = Tokenizer.from_file(str(tmp_path / "saved" / "target_tokenizer.json"))
-    assert [encoding.ids for encoding in alone.encode_batch(lines)] == wanted != source
-    for ours in (found.tokenizer, again, pickle.loads(pickle.dumps(again))):
-        assert ours(text_target=lines)["input_ids"] == wanted and ours(lines)["input_ids"] == source
+    assert [encoding.ids for encoding in alone.encode_batch(lines)] == expected != source
+    for ours in (actual.tokenizer, again, pickle.loads(pickle.dumps(again))):
+        assert (
+            ours(text_target=lines)["input_ids"] == expected and ours(lines)["input_ids"] == source
+        )
         both = ours(lines, text_target=lines)
-        assert both["input_ids"] == source and both["labels"] == wanted
+        assert both["input_ids"] == source and both["labels"] == expected
     (tmp_path / "text").write_text("\n".join(lines[:100]), encoding="utf-8")
-    assert set(sum(wanted[:100], [])) <= set(
+    assert set(sum(expected[:100], [])) <= set(
         shortlist_from_text(tmp_path / "text", tmp_path / "saved")
     )
     columns = translation.encode({"source": lines, "target": lines}, again, {})
-    assert columns == {"input_ids": source, "labels": wanted}
+    assert columns == {"input_ids": source, "labels": expected}
 
 
 def test_marian_s_languages_stand_at_the_start_of_a_text(marian):
@@ -217,9 +220,9 @@ def test_symbols_that_the_user_defined_are_always_chosen(train, tmp_path):
 def test_pieces_that_the_vocabulary_lacks_are_counted(train, tmp_path):
     source = train(SOURCES)
     missing = [piece for piece in pieces_of(source) if len(piece) > 2][:3]
-    found = find_tokenizer(write_marian(tmp_path / "marian", source, train([TARGET]), missing))
+    result = find_tokenizer(write_marian(tmp_path / "marian", source, train([TARGET]), missing))
     few = ", ".join(sorted(missing))
-    assert found.notes == [
+    assert result.notes == [
         f"vocab.json lacks 3 of the pieces of source.spm, {few}: text is cut without them"
     ]
     assert find_tokenizer(write_marian(tmp_path / "whole", source, train([TARGET]))).notes == []
@@ -238,38 +241,22 @@ def with_all_spaces(proto):
 
 
 WRONG_MODELS = {
-    "bpe": (dict(model_type="bpe"), None, "is a model of type BPE, expected unigram"),
-    "word": (dict(model_type="word"), None, "is a model of type word, expected unigram"),
-    "bytes": (
-        dict(byte_fallback=True, vocab_size=420),
-        None,
-        "has pieces that are bytes, byte_fallback is True, expected False",
-    ),
-    "suffix": (
-        {},
-        as_suffix,
-        "treats spaces otherwise: treat_whitespace_as_suffix is True, expected False",
-    ),
-    "no prefix": (
-        {},
-        without_prefix,
-        "treats spaces otherwise: add_dummy_prefix is False, expected True",
-    ),
-    "all spaces": (
-        {},
-        with_all_spaces,
-        "treats spaces otherwise: remove_extra_whitespaces is False, expected True",
-    ),
+    "bpe": (dict(model_type="bpe"), None, ("BPE",), "unigram"),
+    "word": (dict(model_type="word"), None, ("word",), "unigram"),
+    "bytes": (dict(byte_fallback=True, vocab_size=420), None, ("byte_fallback", True), False),
+    "suffix": ({}, as_suffix, ("treat_whitespace_as_suffix", True), False),
+    "no prefix": ({}, without_prefix, ("add_dummy_prefix", False), True),
+    "all spaces": ({}, with_all_spaces, ("remove_extra_whitespaces", False), True),
 }
 
 
 @pytest.mark.parametrize("name", ["source.spm", "target.spm"])
 @pytest.mark.parametrize("wrong", WRONG_MODELS)
 def test_models_that_cut_otherwise_are_refused_by_what_they_are(marian, train, wrong, name):
-    settings, change, message = WRONG_MODELS[wrong]
+    settings, change, seen, expected = WRONG_MODELS[wrong]
     model = train([TARGET], **settings)
     (marian / name).write_bytes(edited(model, change) if change else model)
-    with pytest.raises(ValueError, match=f"^{marian / name} {message}"):
+    with raises(ValueError, seen=(marian / name, *seen), expected=expected):
         find_tokenizer(marian)
 
 
@@ -286,72 +273,59 @@ DAMAGES = {
 def test_a_damaged_model_is_named(marian, damage):
     path = marian / "source.spm"
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
-    size = path.stat().st_size
-    expected = (
-        f"{path} is no whole SentencePiece model: expected pieces and two specs in its {size} bytes"
-    )
-    with pytest.raises(ValueError, match=f"^{expected}$"):
+    with raises(ValueError, seen=(path, "SentencePiece"), expected=path.stat().st_size):
         find_tokenizer(marian)
 
 
 @pytest.mark.parametrize("name", ["source.spm", "target.spm", "vocab.json"])
 def test_a_file_that_is_missing_is_named(marian, name):
     (marian / name).unlink()
-    with pytest.raises(FileNotFoundError, match=f"^{marian / name} is missing, expected "):
+    with raises(FileNotFoundError, seen=marian / name):
         find_tokenizer(marian)
 
 
 VOCABULARIES = {
     "a gap": (
         '{"</s>": 0, "<unk>": 1, "<pad>": 3}',
-        "has gaps or doubles: 3 ids from 0 to 3, 3 different, of 3 pieces",
+        ("3 ids", "0 to 3", "3 different", "3 pieces"),
+        (),
     ),
     "a double": (
         '{"</s>": 0, "<unk>": 1, "<pad>": 1}',
-        "has gaps or doubles: 3 ids from 0 to 1, 2 different, of 3 pieces,",
+        ("3 ids", "0 to 1", "2 different", "3 pieces"),
+        (),
     ),
     "a piece twice": (
         '{"</s>": 0, "<unk>": 1, "</s>": 2}',
-        "has gaps or doubles: 3 ids from 0 to 2, 3 different, of 2 pieces",
+        ("3 ids", "0 to 2", "3 different", "2 pieces"),
+        (),
     ),
-    "no special token": (
-        '{"</s>": 0, "<unk>": 1}',
-        "lacks <pad>, expected the special tokens among its 2 pieces$",
-    ),
-    "truncated": ('{"</s>": 0, "<un', "is not JSON: "),
-    "a list": ('["</s>", "<unk>"]', "holds .*, expected a JSON object with an id for each piece$"),
-    "no ids": ('{"</s>": "a"}', "holds .*, expected a JSON object with an id for each piece$"),
-    "nothing": ("{}", "holds .*, expected a JSON object with an id for each piece$"),
+    "no special token": ('{"</s>": 0, "<unk>": 1}', ("<pad>",), 2),
+    "truncated": ('{"</s>": 0, "<un', ("JSON",), ()),
+    "a list": ('["</s>", "<unk>"]', ("['</s>', '<unk>']",), "JSON"),
+    "no ids": ('{"</s>": "a"}', ("(('</s>', 'a'),)",), "JSON"),
+    "nothing": ("{}", ("()",), "JSON"),
 }
 
 
 @pytest.mark.parametrize("wrong", VOCABULARIES)
 def test_a_vocabulary_that_is_none_is_refused(marian, wrong):
-    content, message = VOCABULARIES[wrong]
+    content, seen, expected = VOCABULARIES[wrong]
     (marian / "vocab.json").write_text(content)
-    with pytest.raises(ValueError, match=f"^{marian / 'vocab.json'} {message}"):
+    with raises(ValueError, seen=(marian / "vocab.json", *seen), expected=expected):
         find_tokenizer(marian)
 
 
 def test_two_vocabularies_are_refused(marian):
     (marian / "tokenizer_config.json").write_text(json.dumps({"separate_vocabs": True}))
-    with pytest.raises(
-        ValueError,
-        match=(
-            f"^{marian} has separate_vocabs, one for each language, expected one vocab.json "
-            f"for both$"
-        ),
-    ):
+    with raises(ValueError, seen=(marian, "separate_vocabs"), expected="vocab.json"):
         find_tokenizer(marian)
 
 
 def test_without_what_reads_models_the_extra_is_named(marian, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    expected = (
-        r"source.spm is read by sentencepiece and protobuf, which are missing .*: pip install "
-        r"'vanilla-transformer\[sentence"
-    )
-    with pytest.raises(ImportError, match=expected):
+    extra = "vanilla-transformer[sentencepiece]"
+    with raises(ImportError, seen=("source.spm", "sentencepiece", "protobuf", extra)):
         find_tokenizer(marian)
 
 
@@ -403,13 +377,13 @@ def test_a_directory_without_a_tokenizer_json_gets_one_with_the_same_ids(family,
         Tokenizer.from_file(str(tmp_path / "saved/tokenizer.json")),
     )
     lines = [*sentences(list(SCRIPTS), 200), *ODD, "<extra_id_0> a <extra_id_1>", "A <mask> b"]
-    wanted = theirs(lines)["input_ids"]
-    assert again(lines)["input_ids"] == wanted
-    assert [encoding.ids for encoding in alone.encode_batch(lines)] == wanted
+    expected = theirs(lines)["input_ids"]
+    assert again(lines)["input_ids"] == expected
+    assert [encoding.ids for encoding in alone.encode_batch(lines)] == expected
     generated = [
         [random.Random(seed).randrange(len(theirs)) for _ in range(9)] for seed in range(100)
     ]
-    for ids in [*wanted, *generated]:
+    for ids in [*expected, *generated]:
         text = theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert alone.decode(ids, skip_special_tokens=True) == text
 
@@ -440,12 +414,7 @@ def test_spaces_are_cleaned_up_as_by_the_family_s_class(family, train, tmp_path)
 def test_a_model_that_is_damaged_is_named_before_transformers_reads_it(train, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
     (tmp_path / "spiece.model").write_bytes(train(["en"], **OF_T5)[:500])
-    with pytest.raises(
-        ValueError,
-        match=(
-            "spiece.model is no whole SentencePiece model: expected pieces and two specs in its 500"
-        ),
-    ):
+    with raises(ValueError, seen=("spiece.model", "SentencePiece"), expected=500):
         find_tokenizer(tmp_path)
 
 
@@ -458,7 +427,7 @@ def test_a_tokenizer_that_stays_in_python_is_reported(tmp_path):
         json.dumps({"tokenizer_class": "CTRLTokenizer"})
     )
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    remedy = "exports of it take and give only token ids, unless you add a tokenizer.json"
+    remedy = "its exports take and return only token ids, unless you add a tokenizer.json"
     assert find_tokenizer(tmp_path).notes == [
-        f"no tokenizer.json can be made of a CTRLTokenizer: {remedy}"
+        f"a CTRLTokenizer cannot be converted to tokenizer.json: {remedy}"
     ]

@@ -5,11 +5,12 @@ import shutil
 
 import pytest
 import torch
-from checkpoints import copy_of, with_words
-from command_line import error_of
+from checkpoints import copy_folder, with_words
+from command_line import read_error
+from messages import check_message, raises
 from safetensors.torch import save_file
 
-from vanilla_transformer_export.image_runtime import opened
+from vanilla_transformer_export.image_runtime import open_image
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d' * 32}\nsize 12345\n"
 
@@ -36,16 +37,16 @@ def checkpoint(tmp_path_factory):
 )
 @pytest.mark.parametrize("verb", ["convert", "export"])
 def test_a_pointer_in_place_of_a_file_is_named(checkpoint, tmp_path, name, verb):
-    source = copy_of(checkpoint, tmp_path / "source")
+    source = copy_folder(checkpoint, tmp_path / "source")
     (source / name).write_text(POINTER)
-    said = error_of(verb, source, tmp_path / "out")
-    assert f"{source / name} is a git-lfs pointer" in said and "git lfs pull" in said
+    message = read_error(verb, source, tmp_path / "out")
+    check_message(message, seen=(source / name, "git-lfs"))
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model-00001-of-00001.safetensors"])
 def test_weights_of_another_form_are_named_too(checkpoint, tmp_path, name):
-    source = copy_of(checkpoint, tmp_path / "source")
+    source = copy_folder(checkpoint, tmp_path / "source")
     (source / "model.safetensors").unlink()
     (source / name).write_text(POINTER)
     if name.startswith("model"):
@@ -53,7 +54,7 @@ def test_weights_of_another_form_are_named_too(checkpoint, tmp_path, name):
             json.dumps({"weight_map": {"a": name}})
         )
     for arguments in (["info", source], ["convert", source, tmp_path / "out"]):
-        assert f"{name} is a git-lfs pointer" in error_of(*arguments)
+        check_message(read_error(*arguments), seen=(name, "git-lfs"))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_a_pointer_in_a_directory_of_marian_is_named(tmp_path, name):
     for other in ("model.npz", "vocab.yml", "decoder.yml", "source.spm", "target.spm"):
         (tmp_path / other).write_text(POINTER if other == name else "a: 0")
     for arguments in (["info", tmp_path], ["convert", tmp_path, tmp_path / "out"]):
-        assert f"{tmp_path / name} is a git-lfs pointer" in error_of(*arguments)
+        check_message(read_error(*arguments), seen=(tmp_path / name, "git-lfs"))
 
 
 def test_a_pointer_in_place_of_a_state_dict_or_its_embeddings_is_named(tmp_path):
@@ -75,8 +76,8 @@ def test_a_pointer_in_place_of_a_state_dict_or_its_embeddings_is_named(tmp_path)
     (tmp_path / "pointer.pt").write_text(POINTER)
     flags = ["--output", tmp_path / "out", "--set", "num_attention_heads=2", "--embeddings"]
     for source, embeddings in (("pointer.pt", "state.pt"), ("state.pt", "pointer.pt")):
-        said = error_of("convert", tmp_path / source, *flags, tmp_path / embeddings)
-        assert f"{tmp_path / 'pointer.pt'} is a git-lfs pointer" in said
+        message = read_error("convert", tmp_path / source, *flags, tmp_path / embeddings)
+        check_message(message, seen=(tmp_path / "pointer.pt", "git-lfs"))
 
 
 def test_a_pointer_in_place_of_a_table_or_an_image_is_named(exported, tmp_path):
@@ -85,17 +86,17 @@ def test_a_pointer_in_place_of_a_table_or_an_image_is_named(exported, tmp_path):
     export = with_words(exported("encoder").directory, tmp_path)
     for name in ("texts.parquet", "texts.jsonl", "texts.txt"):
         files = ["--input", tmp_path / name, "--output-dir", tmp_path / "out"]
-        said = error_of("predict", export, *files)
-        assert f"{tmp_path / name} is a git-lfs pointer" in said
-    with pytest.raises(ValueError, match="picture.png is a git-lfs pointer"):
-        opened(tmp_path / "picture.png")
+        message = read_error("predict", export, *files)
+        check_message(message, seen=(tmp_path / name, "git-lfs"))
+    with raises(ValueError, seen=("picture.png", "git-lfs")):
+        open_image(tmp_path / "picture.png")
 
 
 def test_a_pointer_in_an_export_is_named(exported, tmp_path):
-    export = copy_of(exported("encoder").directory, tmp_path)
+    export = copy_folder(exported("encoder").directory, tmp_path)
     [graph, *_] = sorted(export.rglob("*.onnx"))
     graph.write_text(POINTER)
-    assert f"{graph} is a git-lfs pointer" in error_of("predict", export, "a")
+    check_message(read_error("predict", export, "a"), seen=(graph, "git-lfs"))
 
 
 def test_a_file_of_a_checkpoint_is_no_source_and_its_directory_is_named(checkpoint, tmp_path):
@@ -103,7 +104,7 @@ def test_a_file_of_a_checkpoint_is_no_source_and_its_directory_is_named(checkpoi
         file = checkpoint / name
         assert (
             f"is not a directory, expected a checkpoint directory or a Hub id, such as {checkpoint}"
-            in error_of("info", file)
+            in read_error("info", file)
         )
         for flags in (
             [],
@@ -112,10 +113,10 @@ def test_a_file_of_a_checkpoint_is_no_source_and_its_directory_is_named(checkpoi
             ["--to", "bert"],
             ["--variant", "fp16"],
         ):
-            said = error_of("convert", file, tmp_path / "out", *flags)
+            message = read_error("convert", file, tmp_path / "out", *flags)
             assert (
-                f"{file} is a file with" in said
-                and f"expected a checkpoint directory, such as {checkpoint}, or" in said
+                f"{file} is a file with" in message
+                and f"expected a checkpoint directory, such as {checkpoint}, or" in message
             )
 
 
@@ -130,10 +131,10 @@ def test_files_of_other_kinds_are_no_source(tmp_path, name):
         (tmp_path / "a.zip").rename(file)
     if name.endswith(".pt"):
         torch.save({"epoch": 3}, file)
-    said = error_of("convert", file, tmp_path / "out")
+    message = read_error("convert", file, tmp_path / "out")
     assert (
         f"{file} is a file without tensors, expected a checkpoint directory, or the file of a "
-        f"torch.nn" in said
+        f"torch.nn" in message
     )
 
 
@@ -146,19 +147,19 @@ def test_a_file_of_an_export_is_no_export_and_its_directory_is_named(exported):
         ["serve", graph],
         ["serve", export / "config.json"],
     ):
-        said = error_of(*words)
-        assert "is a file, expected a directory `vanilla-transformer export` wrote" in said
-        assert said.endswith(f", such as {export}")
+        message = read_error(*words)
+        assert "is a file, expected a directory `vanilla-transformer export` wrote" in message
+        assert message.endswith(f", such as {export}")
 
 
 def test_tensors_of_another_library_are_no_state_dict_of_torch(tmp_path):
     save_file(
         {"bert.encoder.layer.0.output.dense.weight": torch.ones(2, 2)}, tmp_path / "a.safetensors"
     )
-    said = error_of(
+    message = read_error(
         "convert", tmp_path / "a.safetensors", tmp_path / "out", "--set", "num_attention_heads=2"
     )
     assert (
         "with the tensors bert.encoder.layer.0.output.dense.weight ..., expected a checkpoint "
-        "directory, or" in said
+        "directory, or" in message
     )

@@ -4,8 +4,9 @@ know no word."""
 import json
 
 import pytest
-from command_line import error_of
+from command_line import read_error
 from families import random_config, random_model
+from messages import raises
 
 from vanilla_transformer.checkpoint import load_tokenizer
 
@@ -25,9 +26,7 @@ FILES = {
 @pytest.mark.parametrize("name, files", FILES.items())
 def test_a_tokenizer_without_its_vocabulary_is_an_error_that_names_the_files(name, files, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
-    with pytest.raises(
-        FileNotFoundError, match=f"^{tmp_path} has a {name.removesuffix('Fast')}"
-    ) as caught:
+    with raises(FileNotFoundError, seen=(tmp_path, name.removesuffix("Fast"))) as caught:
         load_tokenizer(tmp_path)
     assert all(
         file in str(caught.value)
@@ -44,10 +43,10 @@ def test_the_class_is_that_of_the_family_where_no_config_names_one(family, archi
     random_model(architecture, random_config(family, architecture, 0)).save_pretrained(source)
     (source / "tokenizer_config.json").write_text("{}")
     for verb in ("convert", "export"):
-        said = error_of(verb, source, tmp_path / "out")
+        message = read_error(verb, source, tmp_path / "out")
         assert (
-            f"{source} has a " in said
-            and "Tokenizer without " in said
+            f"{source} has a " in message
+            and "Tokenizer without " in message
             and not (tmp_path / "out").exists()
         )
 
@@ -57,9 +56,7 @@ def test_merges_are_part_of_a_vocabulary(tmp_path):
         json.dumps({"tokenizer_class": "GPT2Tokenizer"})
     )
     (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2}))
-    with pytest.raises(
-        FileNotFoundError, match="without merges.txt: expected merges.txt, or tokenizer.json"
-    ):
+    with raises(FileNotFoundError, seen="merges.txt", expected=("merges.txt", "tokenizer.json")):
         load_tokenizer(tmp_path)
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
     assert load_tokenizer(tmp_path)("ab")["input_ids"] == [2]
@@ -70,10 +67,7 @@ def test_an_empty_vocabulary_is_named(tmp_path):
         json.dumps({"tokenizer_class": "BertTokenizer"})
     )
     (tmp_path / "vocab.txt").write_text("")
-    with pytest.raises(
-        ValueError,
-        match=f"{tmp_path / 'vocab.txt'} is empty, expected the vocabulary of a BertTokenizer",
-    ):
+    with raises(ValueError, seen=tmp_path / "vocab.txt", expected="BertTokenizer"):
         load_tokenizer(tmp_path)
 
 

@@ -1,5 +1,5 @@
-"""What other programs find beside the graphs is what they look for, as far as their sources and
-documents say it."""
+"""Tests of the files beside the graphs, which other programs read, by their sources and
+documentation."""
 
 import json
 import shutil
@@ -173,9 +173,9 @@ def test_a_class_that_gives_token_types_there_changes_nothing_in_transformers(ki
     )
     (tmp_path / "out/config.json").write_text('{"model_type": "bert"}')
     give_token_types(tmp_path / "out/tokenizer_config.json")
-    found = read(tmp_path / "out/tokenizer_config.json")
-    assert found["tokenizer_class"] in TYPED
-    assert {**found, "tokenizer_class": None} == {**config, "tokenizer_class": None}
+    actual = read(tmp_path / "out/tokenizer_config.json")
+    assert actual["tokenizer_class"] in TYPED
+    assert {**actual, "tokenizer_class": None} == {**config, "tokenizer_class": None}
     trained, out = (
         Tokenizer.from_file(str(tmp_path / place / "tokenizer.json"))
         for place in ("trained", "out")
@@ -290,16 +290,16 @@ def test_genai_takes_sampling_and_several_ends_from_the_generation_config(unchec
     )
     model.save_pretrained(tmp_path / "checkpoint")
     export(tmp_path / "checkpoint", tmp_path / "out")
-    found = read(tmp_path / "out/genai_config.json")
-    assert (found["model"]["eos_token_id"], found["model"]["pad_token_id"]) == ([2, 5], 2)
+    result = read(tmp_path / "out/genai_config.json")
+    assert (result["model"]["eos_token_id"], result["model"]["pad_token_id"]) == ([2, 5], 2)
     sampled = {"do_sample": True, "top_k": 7, "temperature": 0.5}
-    assert found["search"] == {"max_length": 512, "past_present_share_buffer": False, **sampled}
+    assert result["search"] == {"max_length": 512, "past_present_share_buffer": False, **sampled}
 
 
 def test_values_of_another_width_than_keys_have_no_genai_config_and_the_manifest_says_why(exported):
     assert not (exported("causal").directory / "genai_config.json").exists()
     because = read(exported("causal").directory / "manifest.json")["genai"]
-    assert because["config"] is False and "wide" in because["because"]
+    assert because["config"] is False and "value_head_dim" in because["because"]
 
 
 @pytest.mark.parametrize(

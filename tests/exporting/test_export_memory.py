@@ -26,8 +26,8 @@ FORMATS = [
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """By the dtype of its files: a translator with three matrices of the vocabulary, in several
-    files."""
+    """The directory of a translator in each dtype, in several files, with three matrices of the
+    vocabulary."""
     fields = dict(
         vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=WIDTH, num_attention_heads=4
     )

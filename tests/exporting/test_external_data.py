@@ -7,7 +7,8 @@ import shutil
 import numpy as np
 import onnx
 import pytest
-from checkpoints import add_to_output, copy_of, list_file, seal
+from checkpoints import add_to_output, copy_folder, list_file, seal
+from messages import raises
 from onnx import TensorProto, helper
 
 from vanilla_transformer_export import Runtime
@@ -47,8 +48,8 @@ def moved(directory, location, change=None):
     "place", ["../weights", "../../weights", "absolute", "link", "folder/weights"]
 )
 def test_weights_outside_the_folder_of_the_graph_are_refused(exported, tmp_path, place):
-    """By onnxruntime, even if the manifest lists them."""
-    directory = copy_of(exported("encoder").directory, tmp_path)
+    """onnxruntime rejects them, even if the manifest lists them."""
+    directory = copy_folder(exported("encoder").directory, tmp_path)
     if place in ("link", "folder/weights"):
         (tmp_path / "weights").touch()
         name = place.split("/")[0]
@@ -58,10 +59,7 @@ def test_weights_outside_the_folder_of_the_graph_are_refused(exported, tmp_path,
         list_file(directory, "weights" if place == "../weights" else "onnx/link")
     elif place == "folder/weights":
         list_file(directory, "onnx/folder/weights")
-    with pytest.raises(
-        ValueError,
-        match=r"onnxruntime \S+ cannot load .*/onnx/model.onnx: .*External data path validation",
-    ):
+    with raises(ValueError, seen=("model.onnx", "External data path validation")):
         Runtime(directory)
 
 
@@ -69,13 +67,11 @@ def test_weights_outside_the_folder_of_the_graph_are_refused(exported, tmp_path,
 def test_weights_in_the_folder_of_the_graph_that_the_manifest_does_not_list_are_refused(
     exported, tmp_path, place
 ):
-    directory = copy_of(exported("encoder").directory, tmp_path)
+    directory = copy_folder(exported("encoder").directory, tmp_path)
     (directory / "onnx/folder").mkdir()
     moved(directory, place)
     name = "onnx/folder/unlisted" if "folder" in place else "onnx/unlisted"
-    with pytest.raises(
-        ValueError, match=f"has '{name}', which manifest.json does not list: remove it"
-    ):
+    with raises(ValueError, seen=(name, "manifest.json")):
         Runtime(directory)
 
 
@@ -92,13 +88,11 @@ def test_a_subgraph_may_not_name_a_file_outside_either(exported, tmp_path):
         graph_of_model.node.append(helper.make_node("If", ["yes"], ["hidden"], **branches))
         add_to_output(graph_of_model, "hidden")
 
-    directory = copy_of(exported("encoder").directory, tmp_path)
+    directory = copy_folder(exported("encoder").directory, tmp_path)
     (tmp_path / "secret").write_bytes(b"12345678")
     moved(directory, "inside", hide)
     list_file(directory, "onnx/inside")
-    with pytest.raises(
-        ValueError, match="cannot load .*/onnx/model.onnx: .*points outside the directory"
-    ):
+    with raises(ValueError, seen=("model.onnx", "points outside the directory")):
         Runtime(directory)
 
 
@@ -128,15 +122,15 @@ def test_a_graph_in_memory_names_files_of_its_folder_only(tmp_path, monkeypatch)
         1,
         True,
     )
-    with pytest.raises(ValueError, match="onnxruntime .* cannot load .*/onnx/model.onnx: "):
+    with raises(ValueError, seen="model.onnx"):
         sessions.make("sum")
     (tmp_path / "work/weights").rename(tmp_path / "onnx/weights")
-    [found] = sessions.make("sum").run(["y"], {"x": np.zeros(2, np.float32)})
-    assert found.tolist() == [1, 2]
+    [result] = sessions.make("sum").run(["y"], {"x": np.zeros(2, np.float32)})
+    assert result.tolist() == [1, 2]
 
 
 def test_weights_that_the_manifest_lists_are_read(exported, tmp_path):
-    directory = copy_of(exported("encoder").directory, tmp_path)
+    directory = copy_folder(exported("encoder").directory, tmp_path)
     moved(directory, "inside")
     list_file(directory, "onnx/inside")
     ids = np.array([[5, 6, 7]])
@@ -161,5 +155,5 @@ def test_an_export_in_the_hub_s_cache_is_read_through_its_links(exported_for, tm
     expected = Runtime(directory).generate(ids, max_new_tokens=5)
     np.testing.assert_array_equal(Runtime(snapshot).generate(ids, max_new_tokens=5), expected)
     (snapshot / "config.json").resolve().write_bytes(b"changed")
-    with pytest.raises(ValueError, match="has 7 bytes, expected"):
+    with raises(ValueError, seen=7):
         Runtime(snapshot)

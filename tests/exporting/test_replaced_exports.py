@@ -10,7 +10,8 @@ import threading
 import numpy as np
 import onnxruntime
 import pytest
-from checkpoints import copy_of, list_file, seal
+from checkpoints import copy_folder, list_file, seal
+from messages import raises
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from vanilla_transformer_export import Runtime, TextRuntime
@@ -24,9 +25,9 @@ def two(exported_for, tmp_path_factory):
     """Two exports of one architecture that differ in their weights and in what their tokenizers
     call a token."""
     _, directory = exported_for("seq2seq", "cpu")
-    found = []
+    result = []
     for number in range(2):
-        made = copy_of(directory, tmp_path_factory.mktemp(f"export-{number}"))
+        made = copy_folder(directory, tmp_path_factory.mktemp(f"export-{number}"))
         if number:  # the weights are float32
             path = made / "onnx/model.onnx_data"
             path.write_bytes(np.frombuffer(path.read_bytes(), np.float32)[::-1].tobytes())
@@ -36,8 +37,8 @@ def two(exported_for, tmp_path_factory):
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
         tokenizer.save(str(made / "tokenizer.json"))
         list_file(made, "tokenizer.json")
-        found.append(made)
-    return found
+        result.append(made)
+    return result
 
 
 def answer(directory):
@@ -102,7 +103,7 @@ def test_the_two_exports_and_their_mixes_differ(two, tmp_path):
     old, new = map(answer, two)
     mixed = []
     for name in ("tokenizer.json", "onnx/model.onnx_data"):
-        directory = copy_of(two[0], tmp_path / name.replace("/", "-"))
+        directory = copy_folder(two[0], tmp_path / name.replace("/", "-"))
         shutil.copy(two[1] / name, directory / name)
         seal(directory)
         mixed.append(answer(directory))
@@ -132,7 +133,7 @@ def test_an_export_replaced_at_any_step_of_its_opening_is_old_or_new_or_an_error
         assert not (tmp_path / "new").exists(), "replaced"
         out.rename(tmp_path / "new")
         (tmp_path / "old").rename(out)
-    assert all(found in (old, new, "error") for found in seen), seen
+    assert all(result in (old, new, "error") for result in seen), seen
     # what is read last is checked by itself
     assert "error" in seen and (seen[-1] == old) == (opened is answer)
 
@@ -147,7 +148,7 @@ def test_an_export_replaced_after_it_was_opened_is_the_old_one(two, place):
 def test_a_session_made_on_demand_is_of_the_export_that_was_opened(exported_for, tmp_path):
     """Beam search of the cuda target has one for each number of beams."""
     _, directory = exported_for("seq2seq", "cuda")
-    out, ids = copy_of(directory, tmp_path), np.array([[5, 9, 20, 7]])
+    out, ids = copy_folder(directory, tmp_path), np.array([[5, 9, 20, 7]])
     runtime = Runtime(out, threads=1, device="cpu")
     shutil.rmtree(out)
     expected = Runtime(directory, threads=1, device="cpu").generate(
@@ -171,14 +172,12 @@ def test_an_export_that_was_away_while_it_was_opened_is_an_error(two, place, mon
                 (tmp_path / "old").rename(out)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", there_and_back)
-    with pytest.raises(
-        ValueError, match="out was replaced or changed while the export was opened: open it again"
-    ):
+    with raises(ValueError, seen="out"):
         Runtime(out, threads=1)
 
 
 def test_a_file_changed_in_place_while_it_is_opened_is_an_error(two, tmp_path, monkeypatch):
-    out = copy_of(two[0], tmp_path)
+    out = copy_folder(two[0], tmp_path)
 
     def change():
         shutil.copyfile(two[1] / "onnx/model.onnx_data", out / "onnx/model.onnx_data")
@@ -188,9 +187,7 @@ def test_a_file_changed_in_place_while_it_is_opened_is_an_error(two, tmp_path, m
         steps = Steps(patch)
         Runtime(out, threads=1)
     Steps(monkeypatch, steps.count - 1, False, change)  # just before the last session
-    with pytest.raises(
-        ValueError, match="model.onnx_data was replaced or changed while the export was opened"
-    ):
+    with raises(ValueError, seen="model.onnx_data"):
         Runtime(out, threads=1)
 
 
@@ -213,24 +210,24 @@ def test_weights_are_compared_with_their_hash_while_the_graphs_open(two, monkeyp
 def test_other_weights_are_refused_and_named_whatever_becomes_of_the_graphs(
     two, tmp_path, monkeypatch
 ):
-    out = copy_of(two[0], tmp_path)
+    out = copy_folder(two[0], tmp_path)
     # of the same size
     shutil.copyfile(two[1] / "onnx/model.onnx_data", out / "onnx/model.onnx_data")
-    with pytest.raises(ValueError, match="model.onnx_data has SHA-256 .*: export again"):
+    with raises(ValueError, seen=("model.onnx_data", "SHA-256")):
         Runtime(out, threads=1)
     monkeypatch.setattr(onnxruntime, "InferenceSession", None)  # opening a graph fails
-    with pytest.raises(ValueError, match="model.onnx_data has SHA-256 .*: export again"):
+    with raises(ValueError, seen=("model.onnx_data", "SHA-256")):
         Runtime(out, threads=1)
 
 
 def test_a_directory_that_is_being_filled_is_refused_until_its_manifest_is_there(two, tmp_path):
-    """In place, as where it is a mount: the manifest comes last."""
+    """An export to a mount point fills it in place, and writes the manifest last."""
     out = tmp_path / "mounted"
     names = sorted(path.relative_to(two[0]) for path in two[0].rglob("*") if path.is_file())
     names.sort(key=lambda name: str(name) == "manifest.json")
     for name in names:
         if out.exists():
-            with pytest.raises(FileNotFoundError, match="has no manifest.json"):
+            with raises(FileNotFoundError, seen="manifest.json"):
                 Runtime(out, threads=1)
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(two[0] / name, out / name)

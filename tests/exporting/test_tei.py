@@ -72,8 +72,10 @@ def test_config_json_has_what_is_read_in_the_types_it_is_read_in(served):
 
 
 def outputs(directory, texts):
-    """As its backend runs a batch: right-padded with the config's pad token, in the inputs that the
-    graph names."""
+    """Return the outputs for `texts` in one batch, as text-embeddings-inference runs it.
+
+    Rows are right-padded with the config's pad token.
+    """
     session = onnxruntime.InferenceSession(directory / "onnx/model.onnx")
     config = json.loads((directory / "config.json").read_text())
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
@@ -87,8 +89,8 @@ def outputs(directory, texts):
     }
     names = [each.name for each in session.get_inputs()]
     assert set(names) <= inputs.keys()
-    found = session.run(None, {name: np.array(inputs[name]) for name in names})
-    return dict(zip([each.name for each in session.get_outputs()], found)), np.array(
+    result = session.run(None, {name: np.array(inputs[name]) for name in names})
+    return dict(zip([each.name for each in session.get_outputs()], result)), np.array(
         inputs["attention_mask"]
     )[..., None]
 
@@ -97,12 +99,12 @@ def outputs(directory, texts):
 @torch.no_grad()
 def test_a_batch_gives_what_torch_gives(served, count):
     model, tokenizer, directory = served
-    found, mask = outputs(directory, TEXTS[:count])
+    actual, mask = outputs(directory, TEXTS[:count])
     expected = [model(**tokenizer(text, return_tensors="pt"))[0] for text in TEXTS[:count]]
     if hasattr(model, "classifier"):
-        np.testing.assert_allclose(found["logits"], torch.cat(expected), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(actual["logits"], torch.cat(expected), rtol=1e-4, atol=1e-5)
         return
-    states = found["last_hidden_state"]
+    states = actual["last_hidden_state"]
     first, mean = states[:, 0], (states * mask).sum(1) / mask.sum(1)
     np.testing.assert_allclose(
         first, torch.stack([each[0, 0] for each in expected]), rtol=1e-4, atol=1e-5

@@ -12,8 +12,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from checkpoints import copy_of, edit_json, parity_of, perturbed
-from command_line import error_of
+from checkpoints import copy_folder, default_parity, edit_json, perturbed
+from command_line import read_error
 from graph_variants import sizes, variants
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -98,7 +98,10 @@ def run(code, lines, **settings):
 
 
 def without_torch(*commands):
-    """Of each command: its error, or None, what it printed, and its warnings."""
+    """Run `commands` without torch.
+
+    Return the error or None, the output and the warnings of each.
+    """
     return run(
         COMMANDS, [json.dumps([str(argument) for argument in command]) for command in commands]
     )
@@ -137,7 +140,7 @@ def files_of(directory):
 
 
 def without_parity(manifest):
-    """With the graphs of each dtype, and nothing else of it."""
+    """Return `manifest` with the graphs of each dtype and without the results of verification."""
     kept = {name: fact for name, fact in manifest.items() if name != "parity_reason"}
     graphs = {dtype: facts["graphs"] for dtype, facts in manifest["variants"].items()}
     return {**kept, "variants": graphs}
@@ -172,12 +175,12 @@ def test_the_files_are_those_of_an_export_with_torch(checkpoints, tmp_path):
         expected = export(
             checkpoints / name.strip(), tmp_path / f"{name}-with", cases=1, **arguments
         )
-        found, others = (files_of(tmp_path / f"{name}-{how}") for how in ("without", "with"))
-        manifest = json.loads(found.pop("manifest.json"))
-        assert others.pop("manifest.json") and found == others, name
+        actual, others = (files_of(tmp_path / f"{name}-{how}") for how in ("without", "with"))
+        manifest = json.loads(actual.pop("manifest.json"))
+        assert others.pop("manifest.json") and actual == others, name
         assert manifest["parity_reason"].startswith("torch is not installed: ")
         assert without_parity(manifest) == without_parity(expected)
-        assert "parity_reason" not in expected or parity_of(expected) is None
+        assert "parity_reason" not in expected or default_parity(expected) is None
 
 
 def test_an_export_without_torch_is_verified_and_run_later(checkpoints, tmp_path):
@@ -229,7 +232,7 @@ def test_the_weights_are_those_of_the_model_in_torch(architecture):
 
 
 def test_configs_have_the_fields_that_transformers_gives_them(tmp_path):
-    """From files that have all fields, and from files that have those without a default only."""
+    """Some of the files have all fields, others only the fields without a default."""
     expected = {}
     for model_type, config_class in CONFIGS.items():
         name = list(config_class.auto_classes().values())[0]
@@ -261,9 +264,9 @@ def test_configs_have_the_fields_that_transformers_gives_them(tmp_path):
                     name,
                     json.loads(json.dumps(config_class.from_pretrained(path).to_dict())),
                 )
-    found = run(CONFIG_FIELDS, map(str, expected))
-    for (name, fields), (path, (wanted, values)) in zip(found, expected.items(), strict=True):
-        assert (name, without(fields, IGNORED)) == (wanted, without(values, IGNORED)), path
+    actual = run(CONFIG_FIELDS, map(str, expected))
+    for (name, fields), (path, (reference, values)) in zip(actual, expected.items(), strict=True):
+        assert (name, without(fields, IGNORED)) == (reference, without(values, IGNORED)), path
 
 
 def without(content, names):
@@ -274,7 +277,7 @@ def without(content, names):
     "settings", [None, {"max_length": 30, "num_beams": 4, "temperature": 0.5}, {"eos_token_id": -1}]
 )
 def test_generation_settings_are_those_of_transformers(settings, checkpoints, tmp_path):
-    checkpoint = copy_of(checkpoints / "seq2seq", tmp_path)
+    checkpoint = copy_folder(checkpoints / "seq2seq", tmp_path)
     if settings is None:
         (checkpoint / "generation_config.json").unlink()
     else:
@@ -284,11 +287,11 @@ def test_generation_settings_are_those_of_transformers(settings, checkpoints, tm
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         export(checkpoint, tmp_path / "with", cases=1)
-    found, expected = (
+    actual, expected = (
         json.loads((tmp_path / how / "generation_config.json").read_text())
         for how in ("without", "with")
     )
-    assert without(found, IGNORED) == without(expected, IGNORED)
+    assert without(actual, IGNORED) == without(expected, IGNORED)
 
 
 # ------------------------------------------------------------------------------------------- errors
@@ -337,7 +340,7 @@ FAULTS = {
             path,
             lambda weights: weights.update({"classifier.bias": torch.ones(3, dtype=torch.int64)}),
         ),
-        "1 are no floating point: classifier.bias",
+        "1 are not floating point: classifier.bias",
     ),
     "infinity": (
         lambda path: change_weights(path, with_infinity),
@@ -345,7 +348,7 @@ FAULTS = {
     ),
     "a file that is cut": (
         lambda path: cut(path / "model.safetensors"),
-        "is not a whole safetensors file",
+        "is not a complete safetensors file",
     ),
     "a later option": (
         lambda path: edit_json(path / "config.json", position_embedding_type="alibi"),
@@ -378,18 +381,18 @@ def test_a_damaged_checkpoint_is_an_error_in_one_line_with_and_without_torch(che
     for (name, (_, words)), [error, output, _], command in zip(
         FAULTS.items(), without_torch(*commands), commands, strict=True
     ):
-        for line in (error, error_of(*command)):
+        for line in (error, read_error(*command)):
             assert line and words in line and "\n" not in line, (name, line)
         assert not output
     assert not (tmp_path / "out").exists()
 
 
 def test_a_shard_that_is_cut_is_named(checkpoints, tmp_path):
-    checkpoint = copy_of(checkpoints / "seq2seq in shards", tmp_path)
+    checkpoint = copy_folder(checkpoints / "seq2seq in shards", tmp_path)
     shard = sorted(checkpoint.glob("*.safetensors"))[1]
     cut(shard)
     [[error, *_]] = without_torch(["export", checkpoint, tmp_path / "out"])
-    assert f"{shard} is not a whole safetensors file" in error and os.listdir(tmp_path) == [
+    assert f"{shard} is not a complete safetensors file" in error and os.listdir(tmp_path) == [
         checkpoint.name
     ]
 
@@ -419,7 +422,7 @@ def test_what_needs_torch_is_named_with_its_extra(checkpoints, tmp_path):
     }
     BertModel(BertConfig(**shape)).save_pretrained(bert)
     GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=30)).save_pretrained(gpt2)
-    words = copy_of(checkpoints / "encoder", tmp_path / "words")
+    words = copy_folder(checkpoints / "encoder", tmp_path / "words")
     (words / "tokenizer.json").unlink()
     (words / "vocab.txt").write_text("a\nb\n")
     int8 = ["--target", "cpu", "--dtype", "int8", "--calibrate", checkpoints / "text"]
@@ -433,7 +436,7 @@ def test_what_needs_torch_is_named_with_its_extra(checkpoints, tmp_path):
             "--keep",
             tmp_path / "kept",
         ): f"{gpt2} is a checkpoint of another family (model_type gpt2",
-        (words,): f"{words} has no tokenizer.json, and making it of the other files",
+        (words,): f"{words} has no tokenizer.json, and building it from the other files",
         (checkpoints / "seq2seq", *int8): "calibrate runs the model, which",
     }
     commands = [

@@ -1,9 +1,10 @@
-"""What `generate` takes for texts: arguments, or the lines of standard input."""
+"""Tests of the texts of `generate`: arguments, or the lines of standard input."""
 
 import io
 import os
 
 import pytest
+from messages import raises
 
 from vanilla_transformer_export import text_runtime as text
 from vanilla_transformer_export.cli import main as cli
@@ -62,23 +63,17 @@ def test_arguments_stay_as_they_are_and_standard_input_is_not_read(generate):
 
 
 @pytest.mark.parametrize(
-    "given, message",
+    "given, seen",
     [
-        (None, "standard input is closed, expected a text on each line, or texts as arguments"),
-        (
-            b"one\ntwo \xe9\n",
-            "line 2 of standard input: it is not UTF-8 text: 'utf-8' codec can't decode byte 0xe9",
-        ),
-        (b"\xff\xfeo\0n\0e\0", "line 1 of standard input: it is not UTF-8 text: "),
-        (
-            b"one\n" + b"x" * 1_000_001,
-            "line 2 of standard input: it has more than 1,000,000 bytes, expected at most that",
-        ),
+        (None, ()),
+        (b"one\ntwo \xe9\n", (2, "utf-8", "0xe9")),
+        (b"\xff\xfeo\0n\0e\0", 1),
+        (b"one\n" + b"x" * 1_000_001, (2, 1, "000")),
     ],
     ids=["closed", "latin-1", "UTF-16", "long"],
 )
-def test_what_is_no_text_is_refused_in_one_line(generate, given, message):
-    with pytest.raises(SystemExit, match=f"^vanilla-transformer: {message}") as stopped:
+def test_what_is_no_text_is_refused_in_one_line(generate, given, seen):
+    with raises(SystemExit, seen=seen) as stopped:
         generate(given)
     assert len(str(stopped.value).splitlines()) == 1  # and code 1, as for any exit with a message
 
@@ -102,8 +97,8 @@ def test_an_argument_that_is_not_utf_8_is_named(arguments, name, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(arguments)
     assert stopped.value.code == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert f"argument {name}" in said and "expected UTF-8 text, got b'" in said and "\\xe9" in said
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert f"argument {name}" in message and "UTF-8" in message and "\\xe9" in message
 
 
 def test_an_empty_line_gives_an_empty_line(generate):
@@ -119,6 +114,6 @@ def test_lines_are_answered_in_order_shard_by_shard(generate):
 
 
 def test_bad_lines_may_be_skipped_and_are_named(generate):
-    with pytest.warns(UserWarning, match="line 2 of standard input: it is not UTF-8 text"):
-        found = generate(b"one\n\xff\nthree", "--on-bad-line", "skip")
-    assert found == [repr("one"), "", repr("three")]
+    with pytest.warns(UserWarning, match="line 2 .*UTF-8"):
+        result = generate(b"one\n\xff\nthree", "--on-bad-line", "skip")
+    assert result == [repr("one"), "", repr("three")]

@@ -1,5 +1,5 @@
-"""How often each operator occurs in graphs shaped as the paper's base model, BERT-base and GPT-2: a
-lost fusion is seen."""
+"""Tests of the number of each operator in graphs of common shapes, so that a lost fusion is
+noticed. The shapes are those of the paper's base model, BERT-base and GPT-2."""
 
 import collections
 
@@ -178,8 +178,8 @@ def checkpoints(tmp_path_factory):
 def test_graphs_have_the_operators_that_they_are_known_for(
     checkpoints, name, target, dtype, role, tmp_path
 ):
-    found = written(checkpoints / name, target, dtype, role, tmp_path)
-    assert found == EXPECTED[name, target, dtype, role]
+    result = written(checkpoints / name, target, dtype, role, tmp_path)
+    assert result == EXPECTED[name, target, dtype, role]
 
 
 def written(checkpoint, target, dtype, role, folder):

@@ -11,7 +11,7 @@ from transformers.activations import ACT2FN
 
 from vanilla_transformer_export import verify
 from vanilla_transformer_export.exporting.checkpoint import Checkpoint
-from vanilla_transformer_export.exporting.export import facts_of
+from vanilla_transformer_export.exporting.export import manifest_facts
 from vanilla_transformer_export.exporting.options import ExportOptions
 from vanilla_transformer_export.exporting.plan import Graphs, uses_target
 from vanilla_transformer_export.graphs.config import Config
@@ -48,12 +48,12 @@ MAX_MEAN_ERROR = {"int8": 0.1, "int4": 0.3, "fp16": 1.5e-3}  # relative to value
 
 
 def problem(checkpoint, directory, options):
-    """What differs from torch; nothing if all is as it should be."""
+    """Return the differences between the graphs and torch, or an empty text."""
     graphs = Graphs.plan(checkpoint, options)
     directory.mkdir()
     graphs.write(directory)
     (directory / "config.json").write_text(json.dumps(checkpoint.config_json))
-    write_manifest(directory, **facts_of(checkpoint, graphs), **graphs.facts({}))
+    write_manifest(directory, **manifest_facts(checkpoint, graphs), **graphs.facts({}))
     report = verify(directory, checkpoint.model, cases=3, device="cpu")
     shutil.rmtree(directory)
     most = MAX_MEAN_ERROR.get(options.dtype)
@@ -62,8 +62,8 @@ def problem(checkpoint, directory, options):
 
 
 def problems(architecture, table, formats, folder):
-    """What differs from torch, by variant and format."""
-    found = {}
+    """Return the differences between graphs and torch, by variant and format."""
+    result = {}
     for name, fields in table.items():
         fields = {**sizes(architecture), **fields}
         shortlist = fields.pop("shortlist", None)
@@ -77,8 +77,8 @@ def problems(architecture, table, formats, folder):
                 continue
             options = ExportOptions(target, dtype, opset, shortlist=shortlist)
             if difference := problem(checkpoint, folder / "out", options):
-                found[name, target, dtype, opset] = difference
-    return found
+                result[name, target, dtype, opset] = difference
+    return result
 
 
 @pytest.mark.parametrize("architecture", BODIES)

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import onnx
 import pytest
-from checkpoints import add_to_output, copy_of, graphs_of, parity_of, seal
+from checkpoints import add_to_output, copy_folder, default_graphs, default_parity, seal
+from messages import raises
 from onnx import TensorProto
 from targets import build, prompts
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -30,7 +31,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def both(checkpoint):
-    """What `export --dtype int8,fp32` writes, with its weights in files of their own."""
+    """Return the directory of `export --dtype int8,fp32`, with weights in separate files."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "vanilla_transformer_export.graphs.saving.PROTOBUF_LIMIT", 10_000
@@ -40,7 +41,7 @@ def both(checkpoint):
 
 
 def products(file):
-    """How many multiplications of a graph are in integers."""
+    """Return the number of integer matrix multiplications in a graph."""
     return sum(
         node.op_type == "MatMulInteger"
         for node in onnx.load(file, load_external_data=False).graph.node
@@ -49,19 +50,22 @@ def products(file):
 
 def test_each_precision_has_the_files_of_the_hub_and_a_parity_of_its_own(both):
     manifest = json.loads((both / "manifest.json").read_text())
-    found = {path.relative_to(both).as_posix() for path in both.glob("onnx/*")}
+    result = {path.relative_to(both).as_posix() for path in both.glob("onnx/*")}
     assert (
-        found
+        result
         == {f"{file}{end}" for file in (*FILES, *INT8_FILES) for end in ("", "_data")}
         <= {*manifest["files"]}
     )
     other = manifest["variants"]["fp32"]
     assert (manifest["default_dtype"], [*manifest["variants"]]) == ("int8", ["int8", "fp32"])
     assert (
-        sorted(graphs_of(manifest).values()) == INT8_FILES
+        sorted(default_graphs(manifest).values()) == INT8_FILES
         and sorted(other["graphs"].values()) == FILES
     )
-    assert parity_of(manifest)["tolerance"] is None and parity_of(manifest)["max_error"] > 1e-3
+    assert (
+        default_parity(manifest)["tolerance"] is None
+        and default_parity(manifest)["max_error"] > 1e-3
+    )
     assert (
         other["parity"]["tolerance"]
         == 1e-4
@@ -78,21 +82,19 @@ def test_each_precision_has_the_files_of_the_hub_and_a_parity_of_its_own(both):
 def test_the_first_runs_unless_another_is_asked_for(exported_for, both):
     ids, mask = prompts("seq2seq")
     for dtype in ("fp32", "int8"):
-        alone, found = (
+        alone, result = (
             Runtime(exported_for("seq2seq", "portable", dtype)[1]),
             Runtime(both, dtype=dtype),
         )
-        assert found.dtype == dtype and {spec.file for spec in found.specs.values()} == {
+        assert result.dtype == dtype and {spec.file for spec in result.specs.values()} == {
             *(FILES if dtype == "fp32" else INT8_FILES)
         }
-        np.testing.assert_array_equal(found.encode(ids, mask), alone.encode(ids, mask))
+        np.testing.assert_array_equal(result.encode(ids, mask), alone.encode(ids, mask))
         np.testing.assert_array_equal(
-            found.generate(ids, mask, num_beams=2), alone.generate(ids, mask, num_beams=2)
+            result.generate(ids, mask, num_beams=2), alone.generate(ids, mask, num_beams=2)
         )
     assert Runtime(both).dtype == "int8"
-    with pytest.raises(
-        UsageError, match=r"both has no dtype 'int4', expected one of \['int8', 'fp32'\]"
-    ):
+    with raises(UsageError, seen="int4", expected=("int8", "fp32")):
         Runtime(both, dtype="int4")
 
 
@@ -106,10 +108,10 @@ def test_commands_take_either_and_verify_compares_both(both, checkpoint, tmp_pat
         and lines[1].endswith("0 failures")
     )
     (tmp_path / "in").write_text("w5 w6 w7\nw9\n")
-    found = {}
+    result = {}
     for dtype in ("fp32", "int8"):
         main(["generate", str(both), "--input", str(tmp_path / "in"), "--scores", "--dtype", dtype])
-        found[dtype] = capsys.readouterr().out
+        result[dtype] = capsys.readouterr().out
         main(
             [
                 "evaluate",
@@ -123,33 +125,30 @@ def test_commands_take_either_and_verify_compares_both(both, checkpoint, tmp_pat
             ]
         )
         assert json.loads(capsys.readouterr().out)["sentences"] == 2
-    assert found["fp32"] != found["int8"]
+    assert result["fp32"] != result["int8"]
     for arguments in (
         ["generate", both, "w5"],
         ["evaluate", both, "--source", tmp_path / "in", "--references", tmp_path / "in"],
     ):
         with pytest.raises(SystemExit) as stopped:
             main([*map(str, arguments), "--dtype", "fp16"])
-        assert (
-            stopped.value.code == 2
-            and "has no dtype 'fp16', expected one of" in capsys.readouterr().err
-        )
+        assert stopped.value.code == 2 and "'fp16'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "file", [FILES[0], INT8_FILES[0], f"{FILES[0]}_data", f"{INT8_FILES[0]}_data"]
 )
 def test_a_changed_file_of_either_is_refused_whichever_is_opened(both, tmp_path, file):
-    damaged = copy_of(both, tmp_path)
+    damaged = copy_folder(both, tmp_path)
     (damaged / file).write_bytes((damaged / file).read_bytes()[:-1] + b"x")
     for dtype in ("fp32", "int8"):
-        with pytest.raises(ValueError, match=f"{file} has SHA-256"):
+        with raises(ValueError, seen=(file, "SHA-256")):
             Runtime(damaged, dtype=dtype)
 
 
 @pytest.mark.parametrize("file", [FILES[0], INT8_FILES[0]])
 def test_data_outside_the_export_is_refused(both, tmp_path, file):
-    damaged = copy_of(both, tmp_path)
+    damaged = copy_folder(both, tmp_path)
 
     def lead_out(graph):
         tensor = TensorProto(
@@ -163,32 +162,28 @@ def test_data_outside_the_export_is_refused(both, tmp_path, file):
     lead_out(model.graph)
     (damaged / file).write_bytes(model.SerializeToString())
     seal(damaged)
-    with pytest.raises(ValueError, match=f"onnxruntime .* cannot load .*{file}: .*External data"):
+    with raises(ValueError, seen=file):
         Runtime(damaged, dtype="fp32" if file == FILES[0] else "int8")
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options, seen, expected",
     [
-        (
-            dict(target="cpu", dtype=["fp32", "int8"]),
-            "are for the target 'portable', expected one for 'cpu'",
-        ),
-        (
-            dict(dtype=["fp32", "int4"]),
-            "no target 'portable' with dtype 'int4', expected one of: portable with fp32, int8;",
-        ),
-        (dict(dtype=["int8", "int8"]), r"dtypes are \['int8', 'int8'\], expected each once"),
-        (dict(dtype=[]), "no target 'portable' with dtype ''"),
-        (dict(dtyp="fp32"), "no option 'dtyp' of export, .* target, .*; did you mean 'dtype'"),
-        (dict(opset=17), "no opset 17 for the target 'portable', expected 18 to 23"),
-        (dict(opset=24), "no opset 24 for the target 'portable', expected 18 to 23"),
-        (dict(target="cpu", opset=20), "no opset 20 for the target 'cpu', expected 21$"),
+        (dict(target="cpu", dtype=["fp32", "int8"]), "portable", "cpu"),
+        (dict(dtype=["fp32", "int4"]), ("portable", "int4"), ("fp32", "int8")),
+        (dict(dtype=["int8", "int8"]), "int8", ()),
+        (dict(dtype=[]), "portable", ()),
+        (dict(dtyp="fp32"), "dtyp", "dtype"),
+        (dict(opset=17), ("opset", 17, "portable"), (18, 23)),
+        (dict(opset=24), ("opset", 24, "portable"), (18, 23)),
+        (dict(target="cpu", opset=20), ("opset", 20, "cpu"), 21),
     ],
     ids=str,
 )
-def test_what_cannot_stand_together_is_refused_before_anything_is_read(tmp_path, options, message):
-    with pytest.raises(UsageError, match=message):
+def test_what_cannot_stand_together_is_refused_before_anything_is_read(
+    tmp_path, options, seen, expected
+):
+    with raises(UsageError, seen=seen, expected=expected):
         export(tmp_path / "nothing", tmp_path / "out", **options)
     assert list(tmp_path.iterdir()) == []
 
@@ -207,16 +202,16 @@ def test_each_opset_gives_what_torch_gives(tmp_path, name, opset):
         tmp_path / "checkpoint", tmp_path / "out", cases=6, dtype=["fp32", "int8"], opset=opset
     )
     files = [
-        *graphs_of(manifest).values(),
+        *default_graphs(manifest).values(),
         *manifest["variants"]["int8"]["graphs"].values(),
     ]
     imports = [onnx.load(tmp_path / "out" / file).opset_import for file in files]
-    assert [[(found.domain, found.version) for found in each] for each in imports] == [
+    assert [[(result.domain, result.version) for result in each] for each in imports] == [
         [("", opset)]
     ] * len(files)
     assert (
         manifest["opset"] == opset
-        and parity_of(manifest)["failures"] == 0 < parity_of(manifest)["cases"]
+        and default_parity(manifest)["failures"] == 0 < default_parity(manifest)["cases"]
     )
     int8 = manifest["variants"]["int8"]
     assert int8["parity"]["mean_error"] < 0.1

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from checkpoints import graphs_of, perturbed
+from checkpoints import default_graphs, perturbed
 from targets import MODELS, SIZES, exports_for, prompts
 from written import operators, write
 
@@ -49,10 +49,10 @@ def check(path, dtype, make_feeds, cut, rows, threads=(1, 2)):
             cut(session.run(None, make_feeds([row] * copies)), 0, row) for row in range(max(rows))
         ]
         for number in (number for number in rows if number >= copies):
-            found = session.run(None, make_feeds(range(number)))
+            result = session.run(None, make_feeds(range(number)))
             for row in range(number):
                 for name, one, other in zip(
-                    session.get_outputs(), alone[row], cut(found, row, row), strict=True
+                    session.get_outputs(), alone[row], cut(result, row, row), strict=True
                 ):
                     if not np.array_equal(one, other):
                         where = first_difference(path, make_feeds, [row] * copies, number, count)
@@ -181,7 +181,10 @@ def check_steps(path, dtype, vocabulary, rows):
 
 
 def cases(*names):
-    """Of every dtype; only int8 of the first is fast."""
+    """Parametrize a test by `names` and all dtypes.
+
+    Only the first name in int8 is fast; the others are slow tests.
+    """
     slow = [pytest.param(name, dtype, marks=pytest.mark.slow) for name in names for dtype in DTYPES]
     return pytest.mark.parametrize("name, dtype", [(names[0], "int8"), *slow])
 
@@ -190,7 +193,7 @@ def cases(*names):
 def test_what_reads_whole_sequences(exported, name, dtype, request):
     _, directory = exported(name, dtype)
     check_sequences(
-        directory / graphs_of(Runtime(directory).info.manifest)["encoder"],
+        directory / default_graphs(Runtime(directory).info.manifest)["encoder"],
         dtype,
         48,
         company(request),
@@ -203,7 +206,7 @@ def test_steps_that_rows_join_and_leave(exported, name, dtype, request):
     _, directory = exported(name, dtype)
     manifest = Runtime(directory).info.manifest
     check_steps(
-        directory / graphs_of(manifest)[manifest["step"]],
+        directory / default_graphs(manifest)[manifest["step"]],
         dtype,
         48,
         company(request),
@@ -219,7 +222,7 @@ def company(request):
 def test_steps_with_relative_positions_over_a_source(tmp_path, dtype):
     architecture, fields = MODELS["seq2seq-t5"]
     manifest = saved_and_exported(tmp_path, dtype, architecture, {**fields, "head_dim": 8})
-    check_steps(tmp_path / "out" / graphs_of(manifest)["step"], dtype, 48, COMPANY)
+    check_steps(tmp_path / "out" / default_graphs(manifest)["step"], dtype, 48, COMPANY)
 
 
 @pytest.mark.slow
@@ -254,8 +257,8 @@ def test_batches_of_the_runtime(exported, name, dtype):
 
 @pytest.mark.parametrize("dtype", ["fp32", "int8"])
 def test_sources_beside_a_longer_one(exported, dtype):
-    """Of any length: kernels add the values of several keys at once, and of a source alone some are
-    left over."""
+    """The lengths are 1 to 17: kernels add the values of several keys at once, and some keys of a
+    source are left over."""
     _, directory = exported("seq2seq", dtype)
     runtime, lengths = Runtime(directory, threads=1), range(1, 18)
     ids = np.random.default_rng(0).integers(4, 48, (len(lengths), max(lengths)))
@@ -295,11 +298,11 @@ def logits(runtime, name, rows):
     decoder = runtime.model.decoders.start(
         GenerationRequest(Options(max_new_tokens=8), ids, mask, source)
     )
-    found = [decoder.prefill(ids, mask).copy()]
-    found += [
+    result = [decoder.prefill(ids, mask).copy()]
+    result += [
         decoder.step(np.array([[5 + row + step] for row in rows])).copy() for step in range(3)
     ]
-    return np.stack([each[:, -1] for each in found], axis=1)
+    return np.stack([each[:, -1] for each in result], axis=1)
 
 
 # --------------------------------------------------------------------------- sizes that models have

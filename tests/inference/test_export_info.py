@@ -5,7 +5,8 @@ import json
 import numpy as np
 import onnx
 import pytest
-from checkpoints import copy_of, edit_json, list_file, seal
+from checkpoints import copy_folder, edit_json, list_file, seal
+from messages import raises
 
 from vanilla_transformer_export import Runtime
 from vanilla_transformer_export.errors import UsageError
@@ -28,7 +29,7 @@ FACTS = {
 
 @pytest.fixture
 def export(tmp_path):
-    """What `read_export_info` takes for an export."""
+    """The smallest directory that `read_export_info` accepts as an export."""
     directory = tmp_path / "export"
     (directory / "onnx").mkdir(parents=True)
     (directory / "onnx/model.onnx").write_bytes(GRAPH)
@@ -88,38 +89,41 @@ def test_a_manifest_that_lacks_a_fact_is_refused(export, lost):
 
 
 @pytest.mark.parametrize(
-    "facts, expected",
+    "facts, seen, expected",
     [
-        ({"files": []}, r"has files \[\], expected a dict"),
-        ({"files": "onnx/model.onnx"}, "has files 'onnx/model.onnx', expected a dict"),
-        ({"files": {"config.json": 18}}, "has 18 for config.json, expected its bytes and sha256"),
-        ({"files": {"config.json": {}}}, "has {} for config.json, expected its bytes and sha256"),
+        ({"files": []}, "[]", "dict"),
+        ({"files": "onnx/model.onnx"}, "onnx/model.onnx", "dict"),
+        ({"files": {"config.json": 18}}, (18, "config.json"), "sha256"),
+        ({"files": {"config.json": {}}}, ("{}", "config.json"), "sha256"),
         (
             {"files": {"config.json": {"bytes": "18", "sha256": ""}}},
-            "for config.json, expected its bytes and sha256",
+            "config.json",
+            ("bytes", "sha256"),
         ),
         (
             {"files": {"config.json": {"bytes": 18, "sha256": None}}},
-            "for config.json, expected its bytes and sha256",
+            "config.json",
+            ("bytes", "sha256"),
         ),
         (
             {"files": {"config.json": {"bytes": True, "sha256": ""}}},
-            "for config.json, expected its bytes and sha256",
+            "config.json",
+            ("bytes", "sha256"),
         ),
-        ({"files": {"a\0b": {"bytes": 1, "sha256": ""}}}, "is missing"),
-        ({"architecture": ["VanillaEncoderModel"]}, "has architecture .*, expected a str"),
-        ({"model_type": None}, "has model_type None, expected a str"),
-        ({"target": {}}, "has target {}, expected a str"),
-        ({"default_dtype": 1}, "has default_dtype 1, expected a str"),
-        ({"default_dtype": "int8"}, "has default_dtype 'int8', expected one of its variants"),
-        ({"variants": []}, r"has variants \[\], expected a dict"),
-        ({"activations": ["fp16"]}, r"has activations \['fp16'\], expected a str"),
+        ({"files": {"a\0b": {"bytes": 1, "sha256": ""}}}, "a\u0000b", ()),
+        ({"architecture": ["VanillaEncoderModel"]}, "architecture", "str"),
+        ({"model_type": None}, ("model_type", None), "str"),
+        ({"target": {}}, "{}", "str"),
+        ({"default_dtype": 1}, ("default_dtype", 1), "str"),
+        ({"default_dtype": "int8"}, ("default_dtype", "int8"), ()),
+        ({"variants": []}, ("variants", "[]"), "dict"),
+        ({"activations": ["fp16"]}, ("activations", "fp16"), "str"),
     ],
     ids=str,
 )
-def test_a_fact_of_another_type_is_refused_with_what_was_expected(export, facts, expected):
+def test_a_fact_of_another_type_is_refused_with_what_was_expected(export, facts, seen, expected):
     edit_json(export / "manifest.json", **facts)
-    with pytest.raises((ValueError, FileNotFoundError), match=expected):
+    with raises((ValueError, FileNotFoundError), seen=seen, expected=expected):
         read_export_info(export)
 
 
@@ -214,10 +218,10 @@ def test_a_file_is_read_only_as_the_manifest_says(export):
     info = read_export_info(export)
     assert (info.read("onnx/model.onnx"), info.read("tokenizer.json")) == (GRAPH, None)
     (export / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match="manifest.json lists no tokenizer.json: export again"):
+    with raises(ValueError, seen=("manifest.json", "tokenizer.json")):
         info.read("tokenizer.json")
     (export / "onnx/model.onnx").write_bytes(GRAPH[::-1])
-    with pytest.raises(ValueError, match="model.onnx has SHA-256"):
+    with raises(ValueError, seen=("model.onnx", "SHA-256")):
         info.read("onnx/model.onnx")
 
 
@@ -233,7 +237,7 @@ def test_a_manifest_that_is_not_text_is_refused(export):
 )
 def test_a_name_of_any_length_is_an_error_of_a_line(export, files):
     edit_json(export / "manifest.json", files=files)
-    with pytest.raises(ValueError, match="export again$") as error:
+    with raises(ValueError, seen="manifest.json") as error:
         read_export_info(export)
     assert len(str(error.value).replace(str(export), "")) < 400
 
@@ -252,20 +256,18 @@ def test_a_directory_that_does_not_exist_is_refused(tmp_path):
 
 
 def test_a_graph_that_is_not_onnx_is_refused_by_name_even_if_its_hash_is_right(exported, tmp_path):
-    directory = copy_of(exported("encoder").directory, tmp_path)
+    directory = copy_folder(exported("encoder").directory, tmp_path)
     (directory / "onnx/model.onnx").write_bytes(b"no graph")
     seal(directory)
-    with pytest.raises(
-        ValueError, match="onnxruntime .* cannot load .*model.onnx: .*Protobuf parsing failed"
-    ):
+    with raises(ValueError, seen=("onnxruntime", "model.onnx", "Protobuf parsing failed")):
         Runtime(directory)
 
 
 def test_a_graph_that_onnxruntime_does_not_take_is_refused_with_what_it_says(exported, tmp_path):
-    directory = copy_of(exported("encoder").directory, tmp_path)
+    directory = copy_folder(exported("encoder").directory, tmp_path)
     (directory / "onnx/model.onnx").write_bytes(onnx.ModelProto(ir_version=8).SerializeToString())
     seal(directory)
-    with pytest.raises(ValueError, match="onnxruntime .* cannot load .*model.onnx"):
+    with raises(ValueError, seen=("onnxruntime", "model.onnx")):
         Runtime(directory)
 
 
@@ -274,7 +276,7 @@ def test_a_graph_that_fails_while_it_runs_is_an_error_of_one_line(
     exported_for, tmp_path, capfd, target
 ):
     """Its last operators need more memory than there is."""
-    directory = copy_of(exported_for("seq2seq", target)[1], tmp_path)
+    directory = copy_folder(exported_for("seq2seq", target)[1], tmp_path)
     [path] = directory.glob("onnx/decoder_model*.onnx")
     graph = onnx.load(path)
     output, rank = graph.graph.output[0].name, len(graph.graph.output[0].type.tensor_type.shape.dim)
@@ -290,9 +292,7 @@ def test_a_graph_that_fails_while_it_runs_is_an_error_of_one_line(
     seal(directory)
     capfd.readouterr()
     runtime = Runtime(directory)
-    with pytest.raises(
-        ValueError, match="onnxruntime .* cannot run .*decoder_model.*[Ff]ailed to allocate memory"
-    ) as error:
+    with raises(ValueError, seen=("decoder_model_merged.onnx", "allocate memory")) as error:
         runtime.generate([[5, 6]], max_new_tokens=3)
     assert "\n" not in str(error.value)
     assert capfd.readouterr() == ("", "")
@@ -302,132 +302,104 @@ def test_a_graph_that_fails_while_it_runs_is_an_error_of_one_line(
 def test_a_target_or_precision_that_this_build_cannot_run_is_refused_by_name(
     exported, tmp_path, name, value
 ):
-    directory = copy_of(exported("encoder").directory, tmp_path)
+    directory = copy_folder(exported("encoder").directory, tmp_path)
     facts = {"default_dtype": value, "variants": {value: {}}} if name == "dtype" else {name: value}
     edit_json(directory / "manifest.json", **facts)
-    expected = "expected one of: portable with fp32, int8; cpu with fp32, int8, int4"
-    with pytest.raises(ValueError, match=f"{name} '{value}'.*{expected}"):
+    with raises(ValueError, seen=(name, value), expected=("portable", "cpu", "int8", "int4")):
         Runtime(directory)
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    "changes, seen, expected",
     [
-        (dict(vocab_size="48"), "has vocab_size '48', expected a whole number from 1 to"),
-        (dict(vocab_size=None), "has vocab_size None, expected a whole number"),
-        (dict(hidden_size=[32]), r"has hidden_size \[32\], expected a whole number"),
-        (dict(head_dim=-1), "has head_dim -1, expected a whole number from 1"),
-        (dict(id2label=["a"]), r"has id2label \['a'\], expected an object"),
-        (dict(position_embedding_type=3), "has position_embedding_type 3, expected a string"),
-        (
-            dict(max_position_embeddings=2.5),
-            "has max_position_embeddings 2.5, expected a whole number",
-        ),
-        (
-            dict(num_hidden_layers=10**9),
-            "has num_hidden_layers 1000000000, expected a whole number from 1 to 10000",
-        ),
-        (dict(sliding_window="wide"), "has sliding_window 'wide', expected a whole number"),
-        (dict(eos_token_id=2.5), "has eos_token_id 2.5, expected a token id or a list of them"),
-        (dict(pad_token_id="<pad>"), "has pad_token_id '<pad>', expected a whole number"),
-        (
-            dict(vocab_size=49),
-            r"model.onnx has logits of .*48.*, expected as config.json says .*49",
-        ),
-        (
-            dict(num_hidden_layers=3),
-            "model.onnx does not fit config.json: only one of them has past_key_values.2.key",
-        ),
-        (
-            dict(value_head_dim=11),
-            "model.onnx has past_key_values.0.value of .*, expected as config.json says",
-        ),
+        (dict(vocab_size="48"), ("vocab_size", 48), 1),
+        (dict(vocab_size=None), ("vocab_size", None), ()),
+        (dict(hidden_size=[32]), ("hidden_size", 32), ()),
+        (dict(head_dim=-1), ("head_dim", -1), 1),
+        (dict(id2label=["a"]), ("id2label", "a"), ()),
+        (dict(position_embedding_type=3), ("position_embedding_type", 3), ()),
+        (dict(max_position_embeddings=2.5), ("max_position_embeddings", 2.5), ()),
+        (dict(num_hidden_layers=10**9), ("num_hidden_layers", 1000000000), (1, 10000)),
+        (dict(sliding_window="wide"), ("sliding_window", "wide"), ()),
+        (dict(eos_token_id=2.5), ("eos_token_id", 2.5), ()),
+        (dict(pad_token_id="<pad>"), ("pad_token_id", "<pad>"), ()),
+        (dict(vocab_size=49), ("model.onnx", 48), ("config.json", 49)),
+        (dict(num_hidden_layers=3), ("model.onnx", "config.json", "past_key_values.2.key"), ()),
+        (dict(value_head_dim=11), ("model.onnx", "past_key_values.0.value"), "config.json"),
     ],
     ids=str,
 )
-def test_a_config_that_does_not_fit_is_refused_with_the_field(exported, tmp_path, changes, message):
-    directory = copy_of(exported("causal").directory, tmp_path)
+def test_a_config_that_does_not_fit_is_refused_with_the_field(
+    exported, tmp_path, changes, seen, expected
+):
+    directory = copy_folder(exported("causal").directory, tmp_path)
     edit_json(directory / "config.json", **changes)
     seal(directory)
-    with pytest.raises(ValueError, match=message) as caught:
+    with raises(ValueError, seen=seen, expected=expected) as caught:
         Runtime(directory)
     assert not isinstance(caught.value, UsageError) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    "settings, message",
+    "settings, seen, expected",
     [
-        (
-            dict(num_beams="4"),
-            "generation_config.json: num_beams must be a whole number from 1 to .*, got '4'",
-        ),
-        (
-            dict(max_length=[20]),
-            r"generation_config.json: max_length must be a whole number from 1 to .*, got \[20\]",
-        ),
-        (
-            dict(eos_token_id={"id": 2}),
-            "generation_config.json: eos_token_id must be a token id or a list of them, got "
-            "{'id': 2}",
-        ),
-        (
-            dict(do_sample="yes"),
-            "generation_config.json: do_sample must be True or False, got 'yes'",
-        ),
+        (dict(num_beams="4"), ("generation_config.json", 4), ("num_beams", 1)),
+        (dict(max_length=[20]), ("generation_config.json", 20), ("max_length", 1)),
+        (dict(eos_token_id={"id": 2}), ("generation_config.json", "id", 2), "eos_token_id"),
+        (dict(do_sample="yes"), ("generation_config.json", "yes"), ("do_sample", True, False)),
         (
             dict(decoder_start_token_id="<s>"),
-            "generation_config.json: decoder_start_token_id must be a token id, got '<s>'",
+            ("generation_config.json", "<s>"),
+            "decoder_start_token_id",
         ),
-        (
-            dict(forced_eos_token_id=2**70),
-            "generation_config.json: forced_eos_token_id must be a token id or a list of them",
-        ),
+        (dict(forced_eos_token_id=2**70), "generation_config.json", "forced_eos_token_id"),
     ],
     ids=str,
 )
 def test_a_generation_config_of_wrong_types_is_refused_when_it_is_opened(
-    exported, tmp_path, settings, message
+    exported, tmp_path, settings, seen, expected
 ):
-    directory = copy_of(exported("causal").directory, tmp_path)
+    directory = copy_folder(exported("causal").directory, tmp_path)
     edit_json(directory / "generation_config.json", **settings)
     seal(directory)
-    with pytest.raises(ValueError, match=message) as caught:
+    with raises(ValueError, seen=seen, expected=expected) as caught:
         Runtime(directory)
     assert not isinstance(caught.value, UsageError)
 
 
 def test_a_model_type_that_is_none_of_ours_is_refused_with_those_that_are(exported, tmp_path):
-    directory = copy_of(exported("causal").directory, tmp_path)
+    directory = copy_folder(exported("causal").directory, tmp_path)
     edit_json(directory / "manifest.json", model_type="opt")
-    with pytest.raises(
-        ValueError, match="has a model of type 'opt', expected one of .*'vanilla-decoder'"
-    ):
+    with raises(ValueError, seen="opt", expected="vanilla-decoder"):
         Runtime(directory)
 
 
 def test_a_graph_the_manifest_does_not_list_is_refused(exported, tmp_path):
-    directory = copy_of(exported("encoder").directory, tmp_path)
+    directory = copy_folder(exported("encoder").directory, tmp_path)
     manifest = json.loads((directory / "manifest.json").read_text())
     del manifest["files"]["onnx/model.onnx"]
     (directory / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match="manifest.json lists no onnx/model.onnx"):
+    with raises(ValueError, seen=("manifest.json", "onnx/model.onnx")):
         Runtime(directory)
 
 
 @pytest.mark.parametrize(
-    "facts, message",
+    "facts, seen, expected",
     [
-        ({"activations": "fp16"}, "the activations are 'fp16', expected one of fp32"),
+        ({"activations": "fp16"}, ("activations", "fp16"), "fp32"),
         (
             {"architecture": "VanillaEncoderForNothing"},
-            "has the architecture 'VanillaEncoderForNothing', expected one of Vanilla",
+            ("architecture", "VanillaEncoderForNothing"),
+            (),
         ),
     ],
 )
-def test_a_manifest_that_its_graphs_do_not_follow_is_refused(exported, tmp_path, facts, message):
-    directory = copy_of(exported("encoder").directory, tmp_path)
+def test_a_manifest_that_its_graphs_do_not_follow_is_refused(
+    exported, tmp_path, facts, seen, expected
+):
+    directory = copy_folder(exported("encoder").directory, tmp_path)
     edit_json(directory / "manifest.json", **facts)
-    with pytest.raises(ValueError, match=message):
+    with raises(ValueError, seen=seen, expected=expected):
         Runtime(directory)
 
 

@@ -6,15 +6,16 @@ import json
 import numpy as np
 import pytest
 import torch
-from checkpoints import EOS, PAD, copy_of, edit_json
-from opened_engines import engine_of
+from checkpoints import EOS, PAD, copy_folder, edit_json
+from messages import raises
+from opened_engines import open_engine
 
 from vanilla_transformer_export import Options, Runtime
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.inference.decoder import GenerationRequest
 from vanilla_transformer_export.inference.prompt_lookup import (
     NgramIndex,
-    tokens_by_lookup,
+    prompt_lookup_tokens,
     until_end,
 )
 from vanilla_transformer_export.inference.search import start_search
@@ -52,7 +53,7 @@ def prompt(seed=0, length=12):
 
 @pytest.fixture
 def step_sizes(monkeypatch):
-    """How many tokens each step of a lookup has read, as they come."""
+    """The number of tokens that each step of prompt lookup has read; it grows during a test."""
     sizes = []
     for module, name in ((cpu.LookupGraph, "run"), (portable.PortableDecoder, "run")):
         original = getattr(module, name)
@@ -157,37 +158,37 @@ def looked_up(source, text, **options):
     request = GenerationRequest(options, start, np.ones_like(start), (ids, np.ones_like(ids)))
     decoder, search = KnownText(text), start_search(options, request.prompt)
     first = np.eye(30, dtype=np.float32)[None, text[0]]
-    found = [int(token[0]) for token in tokens_by_lookup(request, decoder, search, first)]
-    assert search.result()[0].tolist() == [found]
-    return found, decoder.steps
+    result = [int(token[0]) for token in prompt_lookup_tokens(request, decoder, search, first)]
+    assert search.result()[0].tolist() == [result]
+    return result, decoder.steps
 
 
 def test_a_copy_with_an_error_takes_few_steps():
     source, text = [*range(10, 22), 2], [*range(10, 16), 25, *range(17, 22), 2]
-    found, steps = looked_up(source, text)
-    assert found == text
+    result, steps = looked_up(source, text)
+    assert result == text
     # 11 is looked up together with 10; 17 alone, as what was copied before it was right.
     assert steps == [[10], [11, 12, 13, 14, 15], [25], [17, 18, 19, 20, 21]]
 
 
 def test_without_a_match_each_step_reads_one_token():
     source, text = [10, 11, 12, 2], [13, 10, 14, 12, 15, 11, 2]
-    found, steps = looked_up(source, text)
-    assert found == text and steps == [[token] for token in text[:-1]]
+    result, steps = looked_up(source, text)
+    assert result == text and steps == [[token] for token in text[:-1]]
 
 
 @pytest.mark.parametrize("most", range(1, 13))
 def test_max_new_tokens_in_the_middle_of_a_copy(most):
     source = [*range(10, 22), 2]
-    found, steps = looked_up(source, source, max_new_tokens=most)
-    assert found == source[:most] and sum(map(len, steps)) <= most
+    result, steps = looked_up(source, source, max_new_tokens=most)
+    assert result == source[:most] and sum(map(len, steps)) <= most
 
 
 def test_an_end_token_in_the_middle_of_a_copy():
     """21 and 14 end a text too; no step checks an end token, nor what is behind it."""
     source = [*range(10, 20), 21, 11, 2]
-    found, steps = looked_up(source, source, eos_token_id=[2, 21])
-    assert found == source[:11] and {2, 21}.isdisjoint(token for step in steps for token in step)
+    result, steps = looked_up(source, source, eos_token_id=[2, 21])
+    assert result == source[:11] and {2, 21}.isdisjoint(token for step in steps for token in step)
     assert looked_up(source, source, eos_token_id=[2, 14])[0] == source[:5]
 
 
@@ -213,7 +214,7 @@ def test_the_index_knows_the_last_place_of_the_longest_ngram():
 def test_logits_after_tokens_that_were_taken_back(opened, name, target, monkeypatch):
     """Caches have little room, so that they grow, or lose what is before the window."""
     for module in (cpu, portable):
-        monkeypatch.setattr(module, "INITIAL_ROOM", 8)
+        monkeypatch.setattr(module, "INITIAL_CAPACITY", 8)
     model, runtime = opened(name, target)
     ids, rng = prompt(), np.random.default_rng(0)
     request = runtime.request(
@@ -253,20 +254,15 @@ def test_logits_after_tokens_that_were_taken_back(opened, name, target, monkeypa
 @pytest.mark.parametrize("name", ["prompt_lookup_num_tokens", "max_matching_ngram_size"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])
 def test_values_that_are_no_count(name, value):
-    with pytest.raises(
-        UsageError, match=f"{name} must be a whole number from 1 to .*, got {value}"
-    ):
+    with raises(UsageError, seen=(name, value), expected=1):
         Options(**{name: value})
 
 
 def test_sampling_and_beams():
-    with pytest.raises(
-        UsageError, match="prompt_lookup_num_tokens=4 does not go with num_beams=2, expected 1"
-    ):
+    with raises(UsageError, seen=("prompt_lookup_num_tokens", 4, "num_beams", 2), expected=1):
         Options(**LOOKUP, num_beams=2)
-    with pytest.raises(
-        UsageError,
-        match="prompt_lookup_num_tokens=4 does not go with do_sample=True, expected False",
+    with raises(
+        UsageError, seen=("prompt_lookup_num_tokens", 4, "do_sample", True), expected=False
     ):
         Options(**LOOKUP, do_sample=True)
 
@@ -275,27 +271,25 @@ def test_rows_and_servers(opened, tmp_path):
     """Prompt lookup is for one row, not where rows share a batch, and its graph is part of the
     export."""
     _, runtime = opened("seq2seq", "cpu")
-    with pytest.raises(UsageError, match="prompt_lookup_num_tokens=4 is for one row, got 2"):
+    with raises(UsageError, seen=("prompt_lookup_num_tokens", 2), expected=4):
         runtime.generate(np.array([[5, 6], [7, 8]]), **LOOKUP)
     assert runtime.rows_together(100, 16, LOOKUP) == 1
     directory = runtime.info.directory
-    engine = engine_of(directory)
-    with pytest.raises(
-        UsageError, match="prompt_lookup_num_tokens is 4, expected none: rows that share a batch"
-    ):
-        engine.admission.job([5, 6], LOOKUP)
+    engine = open_engine(directory)
+    with raises(UsageError, seen=("prompt_lookup_num_tokens", 4)):
+        engine.admission.admit([5, 6], LOOKUP)
     assert (
-        engine.admission.job(
+        engine.admission.admit(
             [5, 6], {"prompt_lookup_num_tokens": None}
         ).options.prompt_lookup_num_tokens
         is None
     )
-    copy = copy_of(directory, tmp_path)
+    copy = copy_folder(directory, tmp_path)
     file = "onnx/decoder_lookup_model.onnx"
     (copy / file).unlink()
     files = json.loads((copy / "manifest.json").read_text())["files"]
     edit_json(
         copy / "manifest.json", files={name: facts for name, facts in files.items() if name != file}
     )
-    with pytest.raises(ValueError, match=f"manifest.json lists no {file}: export again"):
+    with raises(ValueError, seen=("manifest.json", file)):
         Runtime(copy)

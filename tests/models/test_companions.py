@@ -1,11 +1,14 @@
-"""What `train`, `average`, `convert` and `export` write beside weights: the tokenizer's config and
-how a model generates."""
+"""Tests of the files beside weights that `train`, `average`, `convert` and `export` write.
+
+These are the tokenizer's config and generation_config.json.
+"""
 
 import json
 import shutil
 
 import numpy as np
 import pytest
+from messages import raises
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -65,9 +68,9 @@ def read(directory, name):
 
 def test_learned_positions_bound_what_is_read_and_what_is_generated(short, made):
     tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    found = read(short, "generation_config.json")
-    assert found.pop("transformers_version")
-    assert found == {**tokens, "max_length": POSITIONS, "use_cache": True}
+    result = read(short, "generation_config.json")
+    assert result.pop("transformers_version")
+    assert result == {**tokens, "max_length": POSITIONS, "use_cache": True}
     assert read(short, "tokenizer_config.json")["model_max_length"] == POSITIONS
     unbounded = made("unbounded")  # sinusoidal positions
     assert "max_length" not in read(unbounded, "generation_config.json")
@@ -77,18 +80,15 @@ def test_learned_positions_bound_what_is_read_and_what_is_generated(short, made)
 
 def test_a_length_that_the_recipe_names_stays(made):
     fields = dict(position_embedding_type="learned", max_position_embeddings=POSITIONS)
-    found = read(made("named", {"max_new_tokens": 3}, **fields), "generation_config.json")
-    assert found["max_new_tokens"] == 3 and "max_length" not in found
+    result = read(made("named", {"max_new_tokens": 3}, **fields), "generation_config.json")
+    assert result["max_new_tokens"] == 3 and "max_length" not in result
 
 
 def test_the_default_pipeline_ends_where_the_table_does(short):
     write = pipeline("text-generation", str(short))
-    [found] = write("the old", do_sample=False, eos_token_id=None)
-    assert len(found["generated_text"]) == POSITIONS
-    with pytest.raises(
-        ValueError,
-        match=f"length of input_ids is {POSITIONS}, but `max_length` is set to {POSITIONS}",
-    ):
+    [result] = write("the old", do_sample=False, eos_token_id=None)
+    assert len(result["generated_text"]) == POSITIONS
+    with raises(ValueError, seen=("input_ids", POSITIONS, "max_length")):
         write(TEXT[:POSITIONS])
 
 
@@ -98,13 +98,13 @@ def test_the_pipeline_makes_a_hole_in_a_long_prompt(short):
         AutoTokenizer.from_pretrained(short),
     )
     kept = tokenizer(TEXT[30 - (POSITIONS - 4) : 30], return_tensors="pt")["input_ids"]
-    wanted = tokenizer.decode(
+    expected = tokenizer.decode(
         model.generate(kept, max_new_tokens=4, do_sample=False)[0, -4:], skip_special_tokens=True
     )
     write = pipeline("text-generation", str(short))
     options = dict(max_new_tokens=4, do_sample=False, return_full_text=False)
     assert write(TEXT[:30], handle_long_generation="hole", **options) == [
-        {"generated_text": wanted}
+        {"generated_text": expected}
     ]
 
 
@@ -116,11 +116,11 @@ def test_the_runtime_ends_where_the_table_does_and_names_both_lengths(short, tmp
     )
     ids = tokenizer("the old", return_tensors="pt")["input_ids"]
     runtime = TextRuntime(tmp_path / "onnx", threads=1).runtime
-    found = runtime.generate(ids.numpy())
-    np.testing.assert_array_equal(found, model.generate(ids).numpy())
+    result = runtime.generate(ids.numpy())
+    np.testing.assert_array_equal(result, model.generate(ids).numpy())
     full = tokenizer(TEXT[: POSITIONS + 1], return_tensors="np", verbose=False)["input_ids"]
     for length in (POSITIONS, POSITIONS + 1):
-        with pytest.raises(ValueError, match=rf"\b{length}\b.*\b{POSITIONS}\b"):
+        with raises(ValueError, seen=(length, POSITIONS)):
             runtime.generate(full[:, :length])
 
 
@@ -156,8 +156,8 @@ def gpt2(tmp_path):
 @pytest.mark.parametrize("longest, expected", [(None, 24), (1024, 24), (10, 10)])
 def test_a_converted_table_bounds_them_too(gpt2, tmp_path, longest, expected):
     convert(gpt2(longest), tmp_path / "ours")
-    found = read(tmp_path / "ours", "generation_config.json")
-    assert (found["max_length"], found["use_cache"]) == (24, True)
+    actual = read(tmp_path / "ours", "generation_config.json")
+    assert (actual["max_length"], actual["use_cache"]) == (24, True)
     assert read(tmp_path / "ours", "tokenizer_config.json")["model_max_length"] == expected
 
 
@@ -166,8 +166,8 @@ def test_a_length_of_the_source_stays(gpt2, tmp_path):
     model.generation_config.max_new_tokens = 7
     model.save_pretrained(tmp_path / "gpt2")
     convert(tmp_path / "gpt2", tmp_path / "ours")
-    found = read(tmp_path / "ours", "generation_config.json")
-    assert found["max_new_tokens"] == 7 and "max_length" not in found
+    result = read(tmp_path / "ours", "generation_config.json")
+    assert result["max_new_tokens"] == 7 and "max_length" not in result
 
 
 # -------------------------------------------------------------- names that transformers 4 knows too
@@ -178,14 +178,14 @@ def check_tokenizer(directory, source):
     config = read(directory, "tokenizer_config.json")
     assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert not config.keys() & {"extra_special_tokens", "is_local", "local_files_only"}
-    found, expected = (
+    actual, expected = (
         AutoTokenizer.from_pretrained(directory),
         AutoTokenizer.from_pretrained(source),
     )
-    assert found.get_vocab() == expected.get_vocab()
-    assert found("the old dog w3 w4")["input_ids"] == expected("the old dog w3 w4")["input_ids"]
-    assert found.all_special_tokens == expected.all_special_tokens
-    assert found.extra_special_tokens == expected.extra_special_tokens
+    assert actual.get_vocab() == expected.get_vocab()
+    assert actual("the old dog w3 w4")["input_ids"] == expected("the old dog w3 w4")["input_ids"]
+    assert actual.all_special_tokens == expected.all_special_tokens
+    assert actual.extra_special_tokens == expected.extra_special_tokens
 
 
 def test_every_verb_names_a_class_of_tokenizers_that_transformers_4_knows(short, tmp_path):

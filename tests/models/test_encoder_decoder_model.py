@@ -3,6 +3,7 @@ of its own."""
 
 import pytest
 import torch
+from messages import raises
 from transformers import EncoderDecoderConfig, EncoderDecoderModel
 
 from vanilla_transformer import (
@@ -47,11 +48,11 @@ def test_it_generates_the_same_with_and_without_caches(model, beams):
     settings = dict(
         max_new_tokens=6, num_beams=beams, do_sample=False, decoder_start_token_id=1, pad_token_id=0
     )
-    found = [
+    result = [
         model.generate(SOURCE, attention_mask=MASK, use_cache=use, **settings).tolist()
         for use in (True, False)
     ]
-    assert found[0] == found[1]
+    assert result[0] == result[1]
 
 
 def test_the_decoder_reads_the_source_and_not_what_its_mask_hides(model):
@@ -87,8 +88,6 @@ def test_an_encoder_cannot_be_the_decoder(tmp_path):
         lambda: VanillaEncoderConfig(**SIZES, is_decoder=True),
         lambda: VanillaEncoderConfig(**SIZES, add_cross_attention=True),
     ):
-        with pytest.raises(
-            ValueError, match="for a VanillaEncoderConfig.* expected .* VanillaDecoderForCausalLM"
-        ):
+        with raises(ValueError, seen="VanillaEncoderConfig", expected="VanillaDecoderForCausalLM"):
             make()
     assert VanillaEncoderConfig(**SIZES, is_decoder=False).is_decoder is False

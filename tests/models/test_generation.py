@@ -176,11 +176,11 @@ def test_beams_that_keep_everything_find_the_most_probable_sequence(model_class)
 @positions
 def test_beams_find_the_same_whatever_the_cache(model_class, changes):
     model, prompt = build(model_class, initializer_range=0.3, **changes), tokens()
-    found = [
+    result = [
         generated(model, prompt, num_beams=4, eos_token_id=7, **settings).tolist()
         for settings in CACHES.values()
     ]
-    assert found[0] == found[1] == found[2]
+    assert result[0] == result[1] == result[2]
 
 
 @over(GENERATIVE)
@@ -226,7 +226,7 @@ def test_generation_from_padded_rows_equals_the_rows_alone(model_class, changes,
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_decoder_with_cross_attention_generates_from_the_states_it_is_given(beams):
-    """As the pair of stacks does that has the same weights."""
+    """The encoder-decoder model with the same weights gives the expected tokens."""
     pair = build(VanillaSeq2SeqForConditionalGeneration, initializer_range=0.3)
     decoder = decoder_half(pair, VanillaDecoderForCausalLM)
     source, mask = tokens(), torch.tensor([[1] * LENGTH, [1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]])

@@ -102,7 +102,7 @@ WRITTEN = {
 
 
 class Ids:
-    """In place of the folder with the repositories."""
+    """A stand-in for the folder with the repositories, which gives ids of the Hub."""
 
     def __truediv__(self, name):
         return name
@@ -167,14 +167,14 @@ def hub(data):
 
 @pytest.fixture(scope="module")
 def ran(hub, data, tmp_path_factory):
-    """What each call gave with ids, by its name."""
+    """Return the result of each call with ids of the Hub, by its name."""
     calls = [make(Ids(), data) for make in PRINTED.values()]
     calls += [make(Ids(), data / "ids" / name) for name, make in WRITTEN.items()]
     lines = "".join(json.dumps([str(part) for part in call]) + "\n" for call in calls)
     process = hub.run(tmp_path_factory.mktemp("home"), "-c", CALLS, input=lines)
     assert process.returncode == 0, process.stderr[-3000:]
-    found = [json.loads(line) for line in process.stdout.splitlines()]
-    return dict(zip([*PRINTED, *WRITTEN], found, strict=True))
+    result = [json.loads(line) for line in process.stdout.splitlines()]
+    return dict(zip([*PRINTED, *WRITTEN], result, strict=True))
 
 
 @pytest.mark.parametrize("name", PRINTED)
@@ -190,24 +190,24 @@ def test_a_verb_prints_the_same_of_an_id_and_of_its_directory(name, ran, data, c
 @pytest.mark.parametrize("name", WRITTEN)
 def test_a_verb_writes_the_same_of_an_id_and_of_its_directory(name, ran, data):
     assert ran[name]["code"] == 0, ran[name]
-    found, expected = data / "ids" / name, data / "directories" / name
+    actual, expected = data / "ids" / name, data / "directories" / name
     main([str(part) for part in WRITTEN[name](data, expected)])
     files = sorted(
         path.relative_to(expected).as_posix() for path in expected.rglob("*") if path.is_file()
     )
     assert files == sorted(
-        path.relative_to(found).as_posix() for path in found.rglob("*") if path.is_file()
+        path.relative_to(actual).as_posix() for path in actual.rglob("*") if path.is_file()
     )
     assert ("tokenizer.json" in files) == (name != "attention")
     assert ("2_Dense/model.safetensors" in files) == (name == "convert modules")
     # These say where it came from, or how long it took.
     named = {"training.json", "curves.png"} if name == "train" else {"tokenizer_config.json"}
-    assert filecmp.cmpfiles(found, expected, set(files) - named - {"README.md"}, shallow=False)[
+    assert filecmp.cmpfiles(actual, expected, set(files) - named - {"README.md"}, shallow=False)[
         1:
     ] == ([], [])
     if name != "attention":
         one, other = (
-            json.loads((path / "tokenizer_config.json").read_text()) for path in (found, expected)
+            json.loads((path / "tokenizer_config.json").read_text()) for path in (actual, expected)
         )
         offline = {"local_files_only"}  # as the process was that wrote it
         assert {key: one[key] for key in one.keys() - offline} == {
@@ -286,8 +286,8 @@ def test_a_cache_that_from_pretrained_filled_does_not_pass_for_a_repository_with
 @pytest.mark.slow
 def test_a_repository_that_is_not_there_or_only_in_part_in_the_cache_is_one_line(hub, tmp_path):
     for changes, reason in (
-        ({}, "the Hub has none of this name, or not for this login"),
-        ({"HF_HUB_OFFLINE": "1"}, "it is not in the cache, and the Hub cannot be reached"),
+        ({}, "the Hub has no repository of this name, or none that this login may read"),
+        ({"HF_HUB_OFFLINE": "1"}, "it is not in the cache and the Hub cannot be reached"),
     ):
         process = command(hub, tmp_path, "info", "someone/nothing", **changes)
         expected = (
@@ -298,7 +298,7 @@ def test_a_repository_that_is_not_there_or_only_in_part_in_the_cache_is_one_line
     assert command(hub, tmp_path, "info", TRANSLATOR).returncode == 0  # which reads the config only
     process = command(hub, tmp_path, "export", TRANSLATOR, tmp_path / "out", HF_HUB_OFFLINE="1")
     assert (
-        "the cache has only a part of it, and the Hub cannot be reached"
+        "the cache has only a part of it and the Hub cannot be reached"
         in process.stderr.splitlines()[-1]
     )
 

@@ -32,8 +32,8 @@ def encoder(tmp_path_factory):
 
 def test_each_attention_is_in_both_branches_of_one_flag(encoder):
     _, directory = encoder
-    found = onnx.load(directory / "onnx/model.onnx").graph.node
-    choices = [node for node in found if node.op_type == "If"]
+    result = onnx.load(directory / "onnx/model.onnx").graph.node
+    choices = [node for node in result if node.op_type == "If"]
     assert len(choices) == 2 and len({node.input[0] for node in choices}) == 1
     inputs = [
         [len(each.g.node[0].input) for each in sorted(node.attribute, key=lambda one: one.name)]
@@ -91,7 +91,7 @@ print(most() - before)
     sys.platform != "linux", reason="the most memory that a process had is read from /proc"
 )
 def test_memory_is_that_of_the_length_where_nothing_is_padding(encoder):
-    """By the scores of all pairs of tokens, which a mask takes."""
+    """A mask costs the scores of all pairs of tokens."""
     _, directory = encoder
     growth = {}
     for real in (LONGEST, LONGEST - 1):

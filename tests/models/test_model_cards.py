@@ -44,8 +44,10 @@ def task(card):
 
 
 def cards(*tasks, slow=()):
-    """Those of `tasks`, or all; with the slow tests only those of `slow`, whose kind another card
-    has."""
+    """Parametrize a test by the cards of `tasks`, or all.
+
+    Cards of `slow` run with the slow tests; another card has their task.
+    """
     chosen = [card for card in CARDS if not tasks or task(card) in tasks]
     chosen = [
         pytest.param(card, marks=[pytest.mark.slow] * card.name.endswith(tuple(slow)))
@@ -74,8 +76,8 @@ def test_the_tokenizer_s_config_is_for_transformers_4_too_and_says_how_long_a_te
 @cards("text-generation", slow=["gpu-shape"])
 def test_the_default_pipeline_ends_where_the_positions_do(card):
     longest = json.loads((card / "config.json").read_text())["max_position_embeddings"]
-    [found] = transformers.pipeline("text-generation", str(card))("ROMEO:", do_sample=False)
-    assert len(found["generated_text"]) == longest
+    [result] = transformers.pipeline("text-generation", str(card))("ROMEO:", do_sample=False)
+    assert len(result["generated_text"]) == longest
 
 
 def load(card):
@@ -204,10 +206,10 @@ def test_each_score_has_its_interval_and_its_seeds_in_the_metadata_and_in_the_te
     report = json.loads((card / "training.json").read_text())
     for result in metadata(card)["model-index"][0]["results"]:
         [metric] = result["metrics"]
-        said = re.search(r"95% interval ([\d.]+) to ([\d.]+), .*\bseed \(?(\d)\b", metric["name"])
-        low, high, seed = map(float, said.groups())
+        match = re.search(r"95% interval ([\d.]+) to ([\d.]+), .*\bseed \(?(\d)\b", metric["name"])
+        low, high, seed = map(float, match.groups())
         assert low < float(metric["value"]) < high and seed == report["recipe"]["training"]["seed"]
-        assert f"{said[1]} to {said[2]}" in text
+        assert f"{match[1]} to {match[2]}" in text
         if metric["type"] == "accuracy":  # the others need the text; benchmarks/scores.py says them
             count = round(
                 report["metrics"]["validation_samples_per_second"]
@@ -223,8 +225,8 @@ def outside(card):
     section = (
         (card / "README.md").read_text().split("\n## Outside its domain\n")[1].split("\n## ")[0]
     )
-    found = re.findall(r"^\| `([^`]+)` \| `([^`]*)` \|$", section, re.MULTILINE)
-    texts, answers = map(list, zip(*found, strict=True))
+    result = re.findall(r"^\| `([^`]+)` \| `([^`]*)` \|$", section, re.MULTILINE)
+    texts, answers = map(list, zip(*result, strict=True))
     assert (
         len(texts) >= 3
         and any(text.isupper() for text in texts)
@@ -234,7 +236,7 @@ def outside(card):
 
 
 def rows(card):
-    """Of examples.tsv."""
+    """Return the rows of the card's examples.tsv."""
     return [line.split("\t") for line in (card / "examples.tsv").read_text().splitlines()]
 
 
@@ -252,8 +254,8 @@ def exported(tmp_path_factory):
 
 
 def generated(card, texts, directory):
-    """What torch makes of each of `texts`, which onnxruntime makes too with the export in
-    `directory`."""
+    """Return what torch generates for each of `texts`, and check that the export in `directory`
+    generates the same."""
     model, tokenizer = load(card), AutoTokenizer.from_pretrained(card)
     is_decoder = not model.config.is_encoder_decoder
     # a decoder of one long text never ends by itself
@@ -265,11 +267,11 @@ def generated(card, texts, directory):
         return_tensors="pt",
     )
     start = inputs["input_ids"].shape[1] if is_decoder else 0
-    found = tokenizer.batch_decode(
+    result = tokenizer.batch_decode(
         model.generate(**inputs, **options)[:, start:], skip_special_tokens=True
     )
-    assert TextRuntime(directory).generate(texts, **options) == found
-    return found
+    assert TextRuntime(directory).generate(texts, **options) == result
+    return result
 
 
 # What six examples say is little, but a model that is broken in any way is far below.
@@ -299,9 +301,11 @@ def test_labels_have_the_names_of_their_task_and_those_are_said(card):
     assert config["id2label"] == {str(index): name for index, name in enumerate(names)}
     assert config["label2id"] == {name: index for index, name in enumerate(names)}
     classify, examples = transformers.pipeline("text-classification", str(card)), rows(card)
-    found = [classify(text)[0]["label"] for _, text in examples]
+    result = [classify(text)[0]["label"] for _, text in examples]
     assert (
-        sum(label == names[int(number)] for label, (number, _) in zip(found, examples, strict=True))
+        sum(
+            label == names[int(number)] for label, (number, _) in zip(result, examples, strict=True)
+        )
         >= 5
     )
 
@@ -314,7 +318,7 @@ def test_pairs_of_texts_are_read(card):
         classify([{"text": "A film .", "text_pair": text}], top_k=None)
         for text in ("Bad .", "What a joy !")
     )
-    assert {found["label"] for found in one} == set(NAMES[card.name]) and one != other
+    assert {result["label"] for result in one} == set(NAMES[card.name]) and one != other
 
 
 @cards("text-classification", slow=["trec"])
@@ -325,12 +329,12 @@ def test_both_engines_label_the_examples_alike_and_well(card, exported, tmp_path
     (tmp_path / "names").write_text(
         "\n".join(NAMES[card.name][int(label)] for label in labels) + "\n"
     )
-    found = [
+    result = [
         evaluate(path, text=tmp_path / "texts", labels=tmp_path / file)["accuracy"]
         for path in (card, exported(card))
         for file in ("labels", "names")
     ]
-    assert len({*found}) == 1 and found[0] >= 5 / 6 - 1e-3
+    assert len({*result}) == 1 and result[0] >= 5 / 6 - 1e-3
 
 
 @cards("text-generation", slow=["gpu-shape"])
@@ -347,29 +351,29 @@ def test_a_prompt_is_its_characters_and_nothing_else_for_every_client(card, expo
     greedy = torch.tensor([ids[: len(context)]])
     for _ in range(5):
         greedy = torch.cat([greedy, model(greedy).logits[:, -1:].argmax(-1)], dim=1)
-    wanted = tokenizer.decode(greedy[0])
-    found = transformers.pipeline("text-generation", str(card))(
+    expected = tokenizer.decode(greedy[0])
+    actual = transformers.pipeline("text-generation", str(card))(
         context, do_sample=False, max_new_tokens=5
     )
-    assert found == [{"generated_text": wanted}]
+    assert actual == [{"generated_text": expected}]
     assert [
         context + text for text in TextRuntime(exported(card)).generate([context], max_new_tokens=5)
-    ] == [wanted]
+    ] == [expected]
 
 
 @cards("text-classification")
 def test_texts_outside_the_domain_get_the_labels_that_the_card_says(card):
     texts, answers = outside(card)
-    found = transformers.pipeline("text-classification", str(card))(texts)
-    assert [f"{each['label']}, {each['score']:.2f}" for each in found] == answers
+    result = transformers.pipeline("text-classification", str(card))(texts)
+    assert [f"{each['label']}, {each['score']:.2f}" for each in result] == answers
 
 
 @cards("text-generation", slow=["gpu-shape"])
 def test_both_engines_continue_the_examples_alike_and_know_their_language(card, exported, tmp_path):
     texts = [text.replace("\\n", "\n") for [text] in rows(card)]
     others, answers = outside(card)
-    found = generated(card, [*texts, *others], exported(card))
-    assert all(found) and [text.replace("\n", "\\n") for text in found[len(texts) :]] == answers
+    result = generated(card, [*texts, *others], exported(card))
+    assert all(result) and [text.replace("\n", "\\n") for text in result[len(texts) :]] == answers
     (tmp_path / "texts").write_text("\n".join(texts))
     for path in (card, exported(card)):
         # of one character; 65 by chance

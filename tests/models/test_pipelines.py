@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from checkpoints import SIZES
+from messages import raises
 from transformers import (
     AutoTokenizer,
     BartConfig,
@@ -121,22 +122,22 @@ def test_a_generator_gives_one_list_of_dicts_per_text(translate):
 
 def test_several_sequences_of_each_text_are_a_list_each(translate):
     options = dict(num_beams=3, num_return_sequences=2)
-    wanted = [
-        [{"translation_text": found} for found in expected(translate, text, **options)]
+    reference = [
+        [{"translation_text": actual} for actual in expected(translate, text, **options)]
         for text in TEXTS
     ]
-    assert [len(found) for found in wanted] == [2, 2, 2]
-    assert translate(TEXTS[0], **options) == wanted[0]
-    assert translate(TEXTS, **options) == wanted
+    assert [len(actual) for actual in reference] == [2, 2, 2]
+    assert translate(TEXTS[0], **options) == reference[0]
+    assert translate(TEXTS, **options) == reference
 
 
 def test_token_ids_come_in_place_of_the_text(translate):
     ids = translate.tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
-    wanted = translate.model.generate(ids, max_new_tokens=6, num_beams=1)[0]
+    expected = translate.model.generate(ids, max_new_tokens=6, num_beams=1)[0]
     for arguments in (dict(return_tensors=True), dict(return_text=False)):
         [result] = translate(TEXTS[0], **arguments)
         assert list(result) == ["translation_token_ids"]
-        assert torch.equal(result["translation_token_ids"], wanted)
+        assert torch.equal(result["translation_token_ids"], expected)
     assert list(translate(TEXTS[0], return_text=True)[0]) == ["translation_text"]
 
 
@@ -171,13 +172,12 @@ def test_models_and_tokenizers_in_memory_are_taken(translate):
 @pytest.mark.parametrize("text", ["", "  \n", None, 7, ["nested"]])
 def test_what_is_not_a_text_is_refused_with_the_value(translate, text):
     error = ValueError if isinstance(text, str) else TypeError
-    with pytest.raises(error, match="must be a (non-empty )?string") as caught:
+    with raises(error, seen=repr(text), expected="string"):
         translate([TEXTS[0], text])
-    assert repr(text) in str(caught.value)
 
 
 def test_one_empty_text_alone_is_refused(translate):
-    with pytest.raises(ValueError, match="non-empty string, got ''"):
+    with raises(ValueError, seen="''", expected="string"):
         translate("")
 
 
@@ -195,7 +195,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused_with_both_sizes(tokenizer)
     translate = pipeline("translation", model=ours(len(tokenizer) - 20), tokenizer=tokenizer)
     largest = max(tokenizer(TEXTS[0])["input_ids"])
     assert largest >= len(tokenizer) - 20
-    with pytest.raises(ValueError, match=f"token id {largest}, .* {len(tokenizer) - 20} entries"):
+    with raises(ValueError, seen=(largest, len(tokenizer) - 20)):
         translate(TEXTS[0])
 
 
@@ -263,12 +263,12 @@ def test_generation_ends_with_the_token_of_the_stop_sequence(translate, monkeypa
 
 
 def test_a_stop_sequence_of_several_tokens_is_warned_about(translate):
-    with pytest.warns(UserWarning, match="stop_sequence has [0-9]+ tokens"):
+    with pytest.warns(UserWarning, match="stop_sequence"):
         translate(TEXTS[0], stop_sequence="zwei Hunde laufen")
 
 
 def test_a_stop_sequence_without_tokens_is_refused(translate):
-    with pytest.raises(ValueError, match="at least one token, got ''"):
+    with raises(ValueError, seen=("stop_sequence", "''")):
         translate(TEXTS[0], stop_sequence="")
 
 
@@ -286,8 +286,8 @@ def test_spaces_are_cleaned_up_when_asked(translate, monkeypatch, given, wanted)
 
 def test_a_generation_config_in_a_call_replaces_what_the_pipeline_has(checkpoint, translate):
     generate = pipeline("translation", model=str(checkpoint), num_beams=3, max_new_tokens=6)
-    found = generate(TEXTS[2], generation_config=GenerationConfig(max_new_tokens=4))
-    assert found == [
+    actual = generate(TEXTS[2], generation_config=GenerationConfig(max_new_tokens=4))
+    assert actual == [
         {"translation_text": expected(translate, TEXTS[2], max_new_tokens=4, num_beams=1)[0]}
     ]
 
@@ -319,12 +319,12 @@ def test_an_encoder_is_refused_by_its_class(tokenizer):
     model = BertModel(
         BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     )
-    with pytest.raises(ValueError, match="encoder-decoder model that generates, got BertModel"):
+    with raises(ValueError, seen="BertModel"):
         pipeline("summarization", model=model, tokenizer=tokenizer)
 
 
 def test_a_missing_tokenizer_is_refused(translate):
-    with pytest.raises(ValueError, match="expected a tokenizer, got None"):
+    with raises(ValueError, seen=None):
         Text2TextGenerationPipeline(translate.model)
 
 
@@ -361,12 +361,12 @@ def test_the_parameters_of_another_task_are_not_used(told, translate):
 
 
 def test_arguments_win_over_the_parameters_of_the_task(told, translate):
-    wanted = expected(translate, "the woman " + TEXTS[0], num_beams=2, max_new_tokens=7)
+    reference = expected(translate, "the woman " + TEXTS[0], num_beams=2, max_new_tokens=7)
     assert pipeline("summarization", model=told)(TEXTS[0], num_beams=2, max_new_tokens=7) == [
-        {"summary_text": wanted[0]}
+        {"summary_text": reference[0]}
     ]
     assert pipeline("summarization", model=told, num_beams=2, max_new_tokens=7)(TEXTS[0]) == [
-        {"summary_text": wanted[0]}
+        {"summary_text": reference[0]}
     ]
 
 
@@ -379,8 +379,8 @@ def test_the_config_is_left_as_it_was(told):
 
 def test_a_language_pair_has_parameters_of_its_own(told, translate):
     generate = pipeline("translation_en_to_de", model=told, num_beams=1, max_new_tokens=6)
-    wanted = expected(translate, "two dogs " + TEXTS[0], min_new_tokens=4)
-    assert generate(TEXTS[0]) == [{"translation_text": wanted[0]}]
+    reference = expected(translate, "two dogs " + TEXTS[0], min_new_tokens=4)
+    assert generate(TEXTS[0]) == [{"translation_text": reference[0]}]
 
 
 def test_a_prefix_of_the_whole_config_is_put_in_front_of_the_text(translate, monkeypatch):
@@ -456,7 +456,7 @@ def test_every_language_pair_is_a_task(task, checkpoint, translate):
     ],
 )
 def test_other_names_stay_unknown(task):
-    with pytest.raises(KeyError, match=f"Unknown task {task}, available tasks are"):
+    with raises(KeyError, seen=task):
         pipeline(task, model="unused", config=BartConfig())
 
 
@@ -499,19 +499,14 @@ def test_a_language_that_the_tokenizer_does_not_have_is_an_error(multilingual):
         "translation", model=model, tokenizer=tokenizer, src_lang="en_XX", tgt_lang="de_DE"
     )
     for name in ("src_lang", "tgt_lang"):
-        message = (
-            f"^{name} 'fr_FR' is no language of the tokenizer, expected one of .*; did you mean "
-            "'fr_XX'?"
-        )
-        with pytest.raises(ValueError, match=message):
+        with raises(ValueError, seen=(name, "fr_FR"), expected="fr_XX"):
             translate("a man", **{name: "fr_FR"})
-    message = "^src_lang is 'en_XX' and tgt_lang None, expected languages of the tokenizer$"
-    with pytest.raises(ValueError, match=message):
+    with raises(ValueError, seen=("src_lang", "en_XX", "tgt_lang", None)):
         pipeline("translation", model=model, tokenizer=tokenizer, src_lang="en_XX")("a man")
 
 
 def test_mbart_starts_with_the_target_language_where_its_settings_name_no_other_start():
-    """As https://huggingface.co/docs/transformers/model_doc/mbart generates:
+    """https://huggingface.co/docs/transformers/model_doc/mbart generates so:
     `decoder_start_token_id` is the language."""
     tokenizer = MBartTokenizer(
         vocab=[
@@ -573,9 +568,10 @@ def test_registering_again_changes_nothing_and_does_not_warn():
 import importlib, json
 import transformers.pipelines as pipelines
 import vanilla_transformer
+from vanilla_transformer.pipelines import register_pipelines
 registry = pipelines.PIPELINE_REGISTRY
 entry, check = registry.supported_tasks["translation"], registry.check_task
-vanilla_transformer.register_pipelines()
+register_pipelines()
 importlib.reload(vanilla_transformer)
 same = entry is registry.supported_tasks["translation"]
 print(json.dumps(same and check is registry.check_task))
@@ -592,12 +588,12 @@ def test_registering_works_where_transformers_removed_no_tasks(monkeypatch):
 
 
 def test_a_task_that_stays_removed_says_so():
-    with pytest.raises(KeyError, match="visual-question-answering has been removed"):
+    with raises(KeyError, seen="visual-question-answering"):
         pipeline("visual-question-answering")
 
 
 @pytest.mark.parametrize(
-    "task, model",
+    "task, seen",
     [
         ("summarization", "sshleifer/distilbart-cnn-12-6"),
         ("text2text-generation", "google-t5/t5-base"),
@@ -605,17 +601,17 @@ def test_a_task_that_stays_removed_says_so():
         ("question-answering", "distilbert/distilbert-base-cased-distilled-squad"),
     ],
 )
-def test_a_task_without_a_model_takes_the_one_it_had(task, model, monkeypatch):
+def test_a_task_without_a_model_takes_the_one_it_had(task, seen, monkeypatch):
     def load(name, *_, **__):
         raise InterruptedError(name)
 
     monkeypatch.setattr(transformers.pipelines.AutoConfig, "from_pretrained", load)
-    with pytest.raises(InterruptedError, match=model):
+    with raises(InterruptedError, seen=seen):
         pipeline(task)
 
 
 def test_a_language_pair_without_a_model_of_its_own_says_so():
-    with pytest.raises(ValueError, match="any default models for options .'en', 'ja'"):
+    with raises(ValueError, seen=("en", "ja")):
         pipeline("translation_en_to_ja")
 
 

@@ -1,11 +1,11 @@
-"""What positions count: OPT's and RoBERTa's outputs for rows padded on any side, from transformers'
-own classes."""
+"""Tests of positions of OPT and RoBERTa, for rows padded on any side, against transformers."""
 
 import numpy as np
 import pytest
 import torch
-from checkpoints import copy_of, edit_json, perturbed, seal
+from checkpoints import copy_folder, edit_json, perturbed, seal
 from families import assert_exact, converted, random_config, random_model
+from messages import raises
 from models import build
 from torch import nn
 
@@ -60,7 +60,7 @@ def states(outputs):
 
 
 def assert_same(got, expected, mask, dtype=torch.float32):
-    """Of real tokens, or of whole rows."""
+    """Check that states of real tokens are equal, or whole rows where there is no mask."""
     real = mask.bool() if mask is not None and expected.ndim == 3 else slice(None)
     assert_exact(got[real], expected[real], dtype)
 
@@ -185,7 +185,7 @@ def test_a_row_may_be_padded_beyond_the_table_but_not_have_more_tokens_than_it()
     )
     assert model.embeddings.embed_positions.num_embeddings == 7
     assert model(torch.tensor([[5] * 6 + [0] * 4])).last_hidden_state.isfinite().all()
-    with pytest.raises(ValueError, match="position 6 is beyond.* max_position_embeddings is 6"):
+    with raises(ValueError, seen=(6, "max_position_embeddings")):
         model(torch.tensor([[5] * 7]))
 
 
@@ -221,7 +221,7 @@ def test_places_count_by_default_and_in_configs_of_before(config_class):
 
 
 def test_counting_ids_needs_to_know_the_padding_s():
-    with pytest.raises(ValueError, match="position_ids_from='ids' needs a pad_token_id, got None"):
+    with raises(ValueError, seen=("position_ids_from", None), expected=("ids", "pad_token_id")):
         VanillaEncoderConfig(position_ids_from="ids", pad_token_id=None)
 
 
@@ -243,9 +243,7 @@ def test_families_that_count_places_refuse_another_count(
     perturbed(architecture, sizes | fields | dict(position_ids_from=counts)).save_pretrained(
         tmp_path / "ours"
     )
-    with pytest.raises(
-        ValueError, match=f"position_ids_from='{counts}' cannot be converted, expected 'place'"
-    ):
+    with raises(ValueError, seen=("position_ids_from", counts), expected="place"):
         convert(tmp_path / "ours", tmp_path / "theirs", to=to)
     assert not (tmp_path / "theirs").exists()
 
@@ -355,12 +353,12 @@ def test_the_runtime_refuses_more_tokens_than_positions_whatever_the_padding(tmp
     with torch.no_grad():
         expected = model(torch.from_numpy(ids)).last_hidden_state
     np.testing.assert_allclose(runtime.encode(ids), expected, atol=1e-5)
-    with pytest.raises(ValueError, match="^9 tokens are more than the 8 learned positions"):
+    with raises(ValueError, seen=(9, 8, "learned")):
         runtime.encode(np.array([[5] * 9]))
-    directory = copy_of(tmp_path / "export", tmp_path)
+    directory = copy_folder(tmp_path / "export", tmp_path)
     edit_json(directory / "config.json", position_ids_from="places")
     seal(directory)
-    with pytest.raises(
-        ValueError, match="position_ids_from 'places', expected 'place', 'mask' or 'ids'"
+    with raises(
+        ValueError, seen=("position_ids_from", "places"), expected=("place", "mask", "ids")
     ):
         Runtime(directory)

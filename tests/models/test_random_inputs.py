@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from messages import raises
 
 from vanilla_transformer_export import Runtime
 from vanilla_transformer_export.errors import UsageError
@@ -26,13 +27,13 @@ GENERATORS = [
 @pytest.fixture(scope="module")
 def opened(exported_for):
     """A name of `targets.MODELS` and a target -> the model in torch and its runtime, on the CPU."""
-    found = {}
+    result = {}
 
     def load(kind, target):
-        if (kind, target) not in found:
+        if (kind, target) not in result:
             model, directory = exported_for(kind, target)
-            found[kind, target] = model, Runtime(directory, threads=1, device="cpu")
-        return found[kind, target]
+            result[kind, target] = model, Runtime(directory, threads=1, device="cpu")
+        return result[kind, target]
 
     return load
 
@@ -62,7 +63,7 @@ def has_hole(mask):
 def test_holes_are_found_where_they_are(batch):
     _, mask = batch
     if has_hole(mask):
-        with pytest.raises(ValueError, match="has ones again at place") as caught:
+        with raises(ValueError, seen="mask") as caught:
             check_contiguous(mask, "mask")
         row, place = (
             int(word.strip(",")) for word in str(caught.value).split() if word.strip(",").isdigit()
@@ -92,10 +93,10 @@ def test_an_encoder_gives_the_numbers_of_torch_for_any_mask(opened, target, batc
     ids, mask = batch
     with torch.no_grad():
         expected = model(torch.from_numpy(ids), torch.from_numpy(mask))
-    found = runtime.outputs(ids, mask)
+    actual = runtime.outputs(ids, mask)
     real = mask == 1
     np.testing.assert_allclose(
-        found["prediction_logits"][real],
+        actual["prediction_logits"][real],
         expected.prediction_logits.numpy()[real],
         rtol=1e-4,
         atol=1e-4,
@@ -127,7 +128,7 @@ def test_any_mask_of_a_prompt_gives_the_tokens_of_transformers_or_is_refused(
     ids, mask = batch
     options = dict(max_new_tokens=6, num_beams=num_beams, pad_token_id=3)
     if has_hole(mask):
-        with pytest.raises(ValueError, match="has ones again at place"):
+        with raises(ValueError, seen="attention_mask"):
             runtime.generate(ids, mask, **options)
         return
     ids, mask = move_padding(ids, mask, "left", 3)
@@ -168,7 +169,7 @@ as_numpy = st.sampled_from(
     kinds=st.lists(as_numpy, min_size=len(VALID), max_size=len(VALID)),
 )
 def test_any_settings_give_the_tokens_of_transformers(opened, kind, target, options, kinds):
-    """In Python's numbers and in numpy's."""
+    """Settings are numbers of Python and of NumPy."""
     model, runtime = opened(kind, target)
     ids, options = (
         np.array([[5, 9, 20, 7], [8, 30, 31, 6]]),

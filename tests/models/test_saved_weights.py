@@ -1,5 +1,4 @@
-"""What of a model is in its file and comes back from it: every tensor once, tied or not, and
-vocabularies of another size."""
+"""Tests of saved weights: every tensor once, tied or not, and vocabularies of another size."""
 
 import pickle
 import re
@@ -22,9 +21,9 @@ from models import (
     generated,
     inputs,
     is_pair,
-    name_of,
     over,
     result,
+    short_name,
     tokens,
 )
 from safetensors import safe_open
@@ -62,7 +61,7 @@ NARROW = dict(embedding_size=10)
     ],
     ids=["plain", "pooler, transform", "narrow", "narrow, norm"],
 )
-@pytest.mark.parametrize("auto_name, model_class", AUTO, ids=[name_of(c) for c in ALL])
+@pytest.mark.parametrize("auto_name, model_class", AUTO, ids=[short_name(c) for c in ALL])
 def test_auto_classes_load_what_was_saved(auto_name, model_class, changes, tmp_path):
     model = build(
         model_class, **changes if model_class in ENCODERS or "embedding_size" in changes else {}
@@ -108,13 +107,13 @@ def test_a_model_that_an_earlier_version_pickled_unpickles(model_class):
     # which names a class in text: "c", module, line feed, name, line feed
     stream = pickle.dumps(model, protocol=2)
     ours = rb"c(vanilla_transformer\.\w+\n)"
-    found = len(re.findall(ours, stream))
+    actual = len(re.findall(ours, stream))
     replaced = 0
     for part, names in PICKLED.items():
         address = f"cvanilla_transformer.{part}_vanilla_transformer\n\\2\n".encode()
         stream, count = re.subn(ours + f"({'|'.join(names)})\n".encode(), address, stream)
         replaced += count
-    assert replaced == found > 4
+    assert replaced == actual > 4
     torch.testing.assert_close(
         result(pickle.loads(stream)(**given)), result(model(**given)), rtol=0, atol=0
     )
@@ -125,10 +124,12 @@ def parts(model):
     return {name.removeprefix("model."): tensor for name, tensor in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("saved", ALL, ids=name_of)
+@pytest.mark.parametrize("saved", ALL, ids=short_name)
 def test_every_auto_class_of_a_variant_loads_every_checkpoint_of_the_variant(saved, tmp_path):
-    """What both have comes from the file, and that is the whole body; what only the loaded class
-    has is new."""
+    """Tensors that both classes have come from the file, which is the whole body.
+
+    Tensors of the loaded class alone are new.
+    """
     changes = dict(tie_word_embeddings=False)
     if saved in ENCODERS:
         changes |= dict(
@@ -169,7 +170,7 @@ def test_only_classes_that_read_the_pooler_have_one(model_class):
             for name, _ in build(model_class, pooler_act=act).named_parameters()
             if "pooler" in name
         }
-        has = act is not None and name_of(model_class).removeprefix("Encoder") in uses
+        has = act is not None and short_name(model_class).removeprefix("Encoder") in uses
         prefix = "" if model_class is VanillaEncoderModel else "model."
         assert names == (
             {f"{prefix}pooler.dense.weight", f"{prefix}pooler.dense.bias"} if has else set()
@@ -179,7 +180,7 @@ def test_only_classes_that_read_the_pooler_have_one(model_class):
 def test_every_model_class_is_covered_here():
     public = [getattr(vanilla_transformer, name) for name in vanilla_transformer.__all__]
     models = {item for item in public if isinstance(item, type) and issubclass(item, nn.Module)}
-    # in test_vision.py
+    # in the folder vision
     of_images = {model for model in models if model.__name__.startswith("VanillaVision")}
     assert models - {vanilla_transformer.VanillaPreTrainedModel} - of_images == set(ALL)
 
@@ -213,8 +214,8 @@ def test_a_new_head_on_a_loaded_body_starts_as_initialised(tmp_path):
 
 def matrices(model):
     """All that may be tied: token embeddings, and the projection to the vocabulary."""
-    found = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
-    return found + ([model.lm_head.weight] if hasattr(model, "lm_head") else [])
+    result = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+    return result + ([model.lm_head.weight] if hasattr(model, "lm_head") else [])
 
 
 def saved_matrices(directory):

@@ -1,5 +1,7 @@
-"""With a sliding window, a text costs what its length says, and not its square; and what comes of
-it stays what the model gives in torch, which keeps everything and masks."""
+"""Tests of sliding windows: cost grows with the length of a text, not with its square.
+
+Tokens and logits stay those of the model in torch, which keeps all keys and masks them.
+"""
 
 import numpy as np
 import onnx
@@ -22,7 +24,7 @@ NEW_TOKENS = 30
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch):
     for module in (cpu, portable):
-        monkeypatch.setattr(module, "INITIAL_ROOM", ROOM)
+        monkeypatch.setattr(module, "INITIAL_CAPACITY", ROOM)
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def prompts(lengths=LENGTHS):
 
 
 def expected_tokens(model, ids, mask, **options):
-    """With a cache that keeps all keys."""
+    """Generate in torch with a cache that keeps all keys."""
     given = {"attention_mask": torch.from_numpy(mask), "past_key_values": DynamicCache()}
     options |= dict(do_sample=False, eos_token_id=EOS, pad_token_id=PAD, max_new_tokens=NEW_TOKENS)
     return model.generate(torch.from_numpy(ids), **given, **options).numpy()
@@ -71,10 +73,10 @@ def test_tokens_are_those_of_transformers_long_after_the_window(opened, name, ta
     model, runtime = opened(name, target)
     ids, mask = prompts()
     settings = dict(num_beams=beams, min_new_tokens=NEW_TOKENS)
-    found = runtime.generate(
+    result = runtime.generate(
         ids, mask, **settings, max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD
     )
-    np.testing.assert_array_equal(found, expected_tokens(model, ids, mask, **settings))
+    np.testing.assert_array_equal(result, expected_tokens(model, ids, mask, **settings))
 
 
 @pytest.mark.parametrize("name, target", CASES)
@@ -86,8 +88,8 @@ def test_logits_are_those_of_the_whole_sequence_at_every_step(opened, name, targ
         ids, mask, None, dict(max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD)
     )
     decoder = runtime.model.decoders.start(request)
-    found = [decoder.prefill(ids, mask)[:, -1].copy()]
-    found += [decoder.step(new[:, place : place + 1])[:, -1].copy() for place in range(NEW_TOKENS)]
+    result = [decoder.prefill(ids, mask)[:, -1].copy()]
+    result += [decoder.step(new[:, place : place + 1])[:, -1].copy() for place in range(NEW_TOKENS)]
     whole, seen = (
         np.concatenate([ids, new], axis=1),
         np.concatenate([mask, np.ones_like(new)], axis=1),
@@ -97,12 +99,12 @@ def test_logits_are_those_of_the_whole_sequence_at_every_step(opened, name, targ
         logits = model(
             torch.from_numpy(whole), torch.from_numpy(seen), positions, use_cache=False
         ).logits.numpy()
-    np.testing.assert_allclose(np.stack(found, axis=1), logits[:, ids.shape[1] - 1 :], atol=2e-5)
+    np.testing.assert_allclose(np.stack(result, axis=1), logits[:, ids.shape[1] - 1 :], atol=2e-5)
 
 
 def test_caches_stay_as_large_as_the_window_and_the_room(opened):
-    """By the sizes of what is bound, and of what is given back: a step reads no more at the end
-    than at the beginning."""
+    """The sizes are those of the bound inputs and of the outputs: the last step reads no more than
+    the first."""
     ids, mask = prompts()
     options = dict(max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD)
     for name, target in (("causal-window", "cpu"), ("causal-relative", "portable")):
@@ -149,9 +151,9 @@ def test_attention_in_blocks_is_attention_with_a_mask_of_the_window(window, monk
             expected = model(
                 torch.from_numpy(ids), torch.from_numpy(mask)
             ).last_hidden_state.numpy()
-        found = runtime.outputs(ids, mask)["last_hidden_state"]
-        np.testing.assert_allclose(found[mask == 1], expected[mask == 1], atol=2e-5)
-        assert np.isfinite(found).all()
+        actual = runtime.outputs(ids, mask)["last_hidden_state"]
+        np.testing.assert_allclose(actual[mask == 1], expected[mask == 1], atol=2e-5)
+        assert np.isfinite(actual).all()
 
 
 def test_attention_in_blocks_costs_as_the_length_grows(exported):
@@ -165,8 +167,8 @@ def test_attention_in_blocks_costs_as_the_length_grows(exported):
         ids = np.full((1, length), 5)
         counts.append(
             sum(
-                found.size
-                for found in session.run(
+                result.size
+                for result in session.run(
                     scores, {"input_ids": ids, "attention_mask": np.ones_like(ids)}
                 )
             )
@@ -180,8 +182,8 @@ def test_an_export_of_an_encoder_gives_what_torch_gives_whatever_the_length(expo
     ids, mask = sources(length)
     with torch.no_grad():
         expected = model(torch.from_numpy(ids), torch.from_numpy(mask))
-    found = runtime.outputs(ids, mask)
+    actual = runtime.outputs(ids, mask)
     for name in ("start_logits", "end_logits"):
         np.testing.assert_allclose(
-            found[name][mask == 1], expected[name].numpy()[mask == 1], atol=1e-4
+            actual[name][mask == 1], expected[name].numpy()[mask == 1], atol=1e-4
         )

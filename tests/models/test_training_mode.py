@@ -1,5 +1,5 @@
-"""What only training does: dropout where the paper has it, and gradient checkpointing, which
-changes nothing."""
+"""Tests of training mode: dropout where the paper has it, and gradient checkpointing, which changes
+nothing."""
 
 import pytest
 import torch
@@ -65,7 +65,8 @@ def test_each_dropout_alone_changes_training_and_never_evaluation(model_class, f
 
 
 def record(module):
-    """What goes in and what comes out, once the model runs."""
+    """Return a dictionary that gets the input ("in") and the output ("out") of `module` when it
+    runs."""
     seen = {}
 
     def keep(_, given, output):
@@ -203,8 +204,8 @@ def test_gradient_checkpointing_changes_neither_loss_nor_gradients(model_class, 
     model.activation_checkpointing_enable(dict(use_reentrant=reentrant))
     if reentrant:
         model.enable_input_require_grads()
-    for got, wanted in zip(loss_and_gradients(), expected, strict=True):
-        assert_same(got, wanted, 1e-6)
+    for got, reference in zip(loss_and_gradients(), expected, strict=True):
+        assert_same(got, reference, 1e-6)
     assert len(calls) == 3 * layers, (
         "once without, and with checkpointing once more in the backward pass"
     )

@@ -4,14 +4,15 @@ import pytest
 import torch
 import transformers
 from checkpoints import SIZES, perturbed
-from command_line import error_of
-from families import assert_exact, given_to, outputs_of, random_config, random_model
+from command_line import read_error
+from families import assert_exact, compute_outputs, make_arguments, random_config, random_model
+from messages import check_message, raises
 
 import vanilla_transformer
 from vanilla_transformer.checkpoint import load_checkpoint
 from vanilla_transformer.conversion import convert, plan_conversion
 from vanilla_transformer.info import info
-from vanilla_transformer.training.averaging import averaged
+from vanilla_transformer.training.averaging import average_weights
 from vanilla_transformer_export import Runtime
 from vanilla_transformer_export.cli.main import main
 
@@ -39,9 +40,11 @@ def pickled(model, directory, name):
 def assert_converted(source, model, out, **settings):
     facts = convert(source, out, **settings)
     ours = getattr(vanilla_transformer, facts["architecture"]).from_pretrained(out).eval()
-    given = given_to(model)
+    given = make_arguments(model)
     assert_exact(
-        outputs_of(ours, given)["logits"], outputs_of(model, given)["logits"], torch.float32
+        compute_outputs(ours, given)["logits"],
+        compute_outputs(model, given)["logits"],
+        torch.float32,
     )
 
 
@@ -86,15 +89,10 @@ def test_without_a_flag_the_file_and_its_flag_are_named(bert, tmp_path):
     bert.save_pretrained(tmp_path / "source", variant="bf16", **SHARDED)
     for words in (["convert"], ["convert", "--dry-run"], ["export"], ["info"]):
         out = [tmp_path / "out"] if words in (["convert"], ["export"]) else []
-        said = error_of(words[0], tmp_path / "source", *out, *words[1:])
-        assert (
-            f"{tmp_path / 'source'} has no weights: expected model.safetensors or pytorch_model.bin"
-            in said
-        )
-        assert said.endswith(
-            "; --variant fp16 reads model.fp16.safetensors; --variant bf16 reads "
-            "model.safetensors.index.bf16.json"
-        )
+        message = read_error(words[0], tmp_path / "source", *out, *words[1:])
+        variants = ("model.fp16.safetensors", "model.safetensors.index.bf16.json")
+        names = ("model.safetensors", "pytorch_model.bin", "--variant fp16", "--variant bf16")
+        check_message(message, seen=tmp_path / "source", expected=(*names, *variants))
     assert not (tmp_path / "out").exists()
 
 
@@ -113,19 +111,18 @@ def test_a_variant_that_is_not_there_is_an_error_that_names_those_that_are(tmp_p
     words = {"verify": [tmp_path, source], "attention": [source, "a"]}.get(verb, [source])
     output = {"convert": "out", "export": "out", "average": "out", "attention": "out.png"}.get(verb)
     words += ["--output", tmp_path / output] if output else []
-    said = error_of(verb, *words, "--variant", "bf16")
-    assert (
-        f"{source} has no weights of the variant 'bf16': expected model.bf16.safetensors, found "
-        f"config.json" in said
+    message = read_error(verb, *words, "--variant", "bf16")
+    check_message(
+        message, seen=(source, "bf16"), expected=("model.bf16.safetensors", "config.json")
     )
-    assert said.endswith("whose variants are fp16") and not (tmp_path / "out").exists()
+    assert message.endswith(" fp16") and not (tmp_path / "out").exists()
 
 
 def test_shards_that_are_missing_are_named_by_the_directory(bert, tmp_path):
     bert.save_pretrained(tmp_path / "source", variant="fp16", **SHARDED)
     [first, *_] = sorted((tmp_path / "source").glob("*-00001-of-*"))
     first.unlink()
-    with pytest.raises(FileNotFoundError, match=f"^{tmp_path / 'source'} lacks {first.name}"):
+    with raises(FileNotFoundError, seen=(tmp_path / "source", first.name)):
         convert(tmp_path / "source", tmp_path / "out", variant="fp16")
 
 
@@ -147,7 +144,7 @@ def test_our_checkpoints_have_variants(ours, tmp_path):
     assert all(
         torch.equal(*pair) for pair in zip(loaded.parameters(), model.parameters(), strict=True)
     )
-    mean = averaged([source, source], variant="fp16")
+    mean = average_weights([source, source], variant="fp16")
     assert all(
         torch.allclose(*pair) for pair in zip(mean.parameters(), model.parameters(), strict=True)
     )
@@ -158,10 +155,10 @@ def test_export_and_verify_read_a_variant(ours, tmp_path, capsys):
     source, model = ours
     main(["export", str(source), str(tmp_path / "export"), "--variant", "fp16"])
     ids = torch.randint(4, SIZES["vocab_size"], (2, 5))
-    found = Runtime(tmp_path / "export").outputs(
+    result = Runtime(tmp_path / "export").outputs(
         input_ids=ids.numpy(), attention_mask=torch.ones_like(ids).numpy()
     )
-    assert_exact(torch.from_numpy(found["logits"]), model(ids).logits.detach(), torch.float32)
+    assert_exact(torch.from_numpy(result["logits"]), model(ids).logits.detach(), torch.float32)
     main(["verify", str(tmp_path / "export"), str(source), "--cases", "2", "--variant", "fp16"])
-    with pytest.raises(SystemExit, match="logits"):  # the weights without a variant are others
+    with raises(SystemExit, seen="logits"):  # the weights without a variant are others
         main(["verify", str(tmp_path / "export"), str(source), "--cases", "2"])

@@ -1,5 +1,5 @@
-"""What vLLM's Transformers backend asks of a model (its page "Supported models", and its base.py,
-which calls the model).
+"""Tests of the contract of vLLM's Transformers backend (its page "Supported models", and its
+base.py).
 
 It registers an attention function, gives it all requests as one row of tokens whose positions start
 anew with each request, and passes objects of its own down to that function, which returns (tokens,
@@ -11,7 +11,8 @@ import re
 
 import pytest
 import torch
-from models import BASE, GENERATIVE, HEADS, build, name_of, tokens
+from messages import raises
+from models import BASE, GENERATIVE, HEADS, build, short_name, tokens
 from torch import nn
 from transformers import AutoModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -20,12 +21,14 @@ from vanilla_transformer import VanillaDecoderModel, VanillaEncoderModel
 
 LENGTHS = (5, 1, 7)
 READERS = [VanillaEncoderModel, VanillaDecoderModel]
-readers = pytest.mark.parametrize("model_class", READERS, ids=name_of)
+readers = pytest.mark.parametrize("model_class", READERS, ids=short_name)
 
 
 class Instance:
-    """In place of vLLM's attention of one layer: each request sees itself alone, what is before it
-    if `is_causal`."""
+    """A stand-in for vLLM's attention of one layer.
+
+    Each request sees itself alone, and only earlier tokens if `is_causal`.
+    """
 
     def __init__(self, is_causal):
         self.is_causal = is_causal
@@ -36,11 +39,11 @@ class Instance:
             for tensor in (query, key, value)
         ]
         attend = nn.functional.scaled_dot_product_attention
-        found = [
+        result = [
             attend(*part, is_causal=self.is_causal, scale=scale)
             for part in zip(*parts, strict=True)
         ]
-        return torch.cat(found, 1).transpose(0, 1).flatten(1)
+        return torch.cat(result, 1).transpose(0, 1).flatten(1)
 
 
 def attention(
@@ -66,7 +69,7 @@ def test_requests_in_one_row_give_what_each_gives_alone(vllm, model_class, posit
     requests = [tokens(1, length) for length in LENGTHS]
     expected = torch.cat([model(ids)[0] for ids in requests], 1)
     model.set_attn_implementation("vllm")
-    found = model(
+    actual = model(
         input_ids=torch.cat(requests, 1),
         inputs_embeds=None,
         use_cache=False,
@@ -76,26 +79,26 @@ def test_requests_in_one_row_give_what_each_gives_alone(vllm, model_class, posit
         },
         return_dict=False,
     )
-    torch.testing.assert_close(found[0], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(actual[0], expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "changes, word",
+    "changes, seen",
     [
-        ({"position_embedding_type": "relative", "d_v": 4}, "relative"),
-        ({"d_k": 4, "d_v": 6}, "value_head_dim 6"),
+        ({"position_embedding_type": "relative", "d_v": 4}, ("relative",)),
+        ({"d_k": 4, "d_v": 6}, ("value_head_dim", 6)),
     ],
     ids=["bias", "wide values"],
 )
 @readers
-def test_what_vllm_would_leave_out_is_refused(vllm, model_class, changes, word):
+def test_what_vllm_would_leave_out_is_refused(vllm, model_class, changes, seen):
     model = build(model_class, **changes)
     model.set_attn_implementation("vllm")
-    with pytest.raises(ValueError, match=f"vllm .*{word}"):
+    with raises(ValueError, seen=("vllm", *seen)):
         model(tokens(1))
 
 
-@pytest.mark.parametrize("model_class", [*BASE[:2], *GENERATIVE], ids=name_of)
+@pytest.mark.parametrize("model_class", [*BASE[:2], *GENERATIVE], ids=short_name)
 def test_a_checkpoint_names_its_base_model_and_supports_an_attention_backend(model_class, tmp_path):
     build(model_class).save_pretrained(tmp_path)
     assert "AutoModel" in json.loads((tmp_path / "config.json").read_text())["auto_map"]
@@ -104,17 +107,17 @@ def test_a_checkpoint_names_its_base_model_and_supports_an_attention_backend(mod
 
 def test_an_encoder_is_told_from_a_decoder_by_is_causal():
     """vLLM takes a model for an encoder if any module says False."""
-    found = {
-        name_of(kind): {getattr(module, "is_causal", True) for module in build(kind).modules()}
+    result = {
+        short_name(kind): {getattr(module, "is_causal", True) for module in build(kind).modules()}
         for kind in READERS
     }
-    assert False in found["EncoderModel"] and found["DecoderModel"] == {True}
+    assert False in result["EncoderModel"] and result["DecoderModel"] == {True}
 
 
 def test_an_encoder_s_window_which_vllm_counts_otherwise_is_refused(vllm):
     model = build(VanillaEncoderModel, sliding_window=3, d_v=4)
     model.set_attn_implementation("vllm")
-    with pytest.raises(ValueError, match="vllm .*sliding_window=3"):
+    with raises(ValueError, seen=("sliding_window", 3), expected="vllm"):
         model(tokens(1))
 
 

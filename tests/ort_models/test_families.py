@@ -3,7 +3,7 @@ of their torch models."""
 
 import pytest
 import torch
-from families import given_to, outputs_of, random_config, random_model
+from families import compute_outputs, make_arguments, random_config, random_model
 
 from vanilla_transformer_export import ort_models
 
@@ -37,8 +37,8 @@ def test_outputs_are_those_of_the_family(tmp_path, family, architecture):
     model.save_pretrained(tmp_path)
     name = f"ORTModelFor{ARCHITECTURES[family, architecture]}"
     exported = getattr(ort_models, name).from_pretrained(tmp_path)
-    inputs = given_to(model)
-    actual, expected = outputs_of(exported, inputs), outputs_of(model, inputs)
+    inputs = make_arguments(model)
+    actual, expected = compute_outputs(exported, inputs), compute_outputs(model, inputs)
     assert actual.keys() == expected.keys()
     for key, tensor in expected.items():
         limit = 1e-4 * max(1, tensor.abs().max().item())

@@ -256,7 +256,7 @@ def test_wrong_tokens_and_masks_are_one_line(saved):
         model(ids, attention_mask=torch.tensor([[0] * 6, [1] * 6]))
     with pytest.raises(ValueError, match="has ones again at place 2"):
         model(ids, attention_mask=torch.tensor([[1, 0, 1, 1, 1, 1], [1] * 6]))
-    with pytest.raises(ValueError, match="61 tokens.* are more than the 60 learned positions"):
+    with pytest.raises(ValueError, match="61 tokens.* 60.* learned positions"):
         model(torch.full((1, 61), 5))
 
 
@@ -265,7 +265,7 @@ def test_a_search_that_may_outgrow_learned_positions_runs_until_it_does(saved, c
     exported = saved("causal")
     ours = ORTModelForCausalLM.from_pretrained(exported.directory)
     ids = torch.randint(3, 48, (1, 50))
-    with pytest.raises(ValueError, match="are more than the 60 learned positions"):
+    with pytest.raises(ValueError, match="61 tokens.* 60.* learned positions"):
         ours.generate(ids, max_new_tokens=30, suppress_tokens=[2])
     assert ours.generate(ids, max_new_tokens=30, eos_token_id=list(range(48))).shape == (1, 51)
     assert not calls

@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from checkpoints import copy_of
+from checkpoints import copy_folder
 from transformers import AutoConfig, AutoTokenizer
 
 from vanilla_transformer_export import Runtime, TextRuntime, export
@@ -222,7 +222,7 @@ def test_no_stand_in_where_optimum_is_installed(modules, tmp_path, monkeypatch):
 
 
 def test_json_of_a_copied_export_is_unchanged(directory, tmp_path):
-    copied = copy_of(directory, tmp_path)
+    copied = copy_folder(directory, tmp_path)
     manifest = json.loads((copied / "manifest.json").read_text())
     opened(copied).save_pretrained(tmp_path / "saved")
     assert json.loads((tmp_path / "saved/manifest.json").read_text()) == manifest

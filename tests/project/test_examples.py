@@ -100,8 +100,8 @@ def test_bert_is_converted_and_compared(tmp_path, monkeypatch, capsys):
 
 
 def test_text_is_generated_without_torch(tmp_path, monkeypatch, capsys):
-    """Where the export is made already: torch is imported here, so that it is not told from that of
-    the example."""
+    """The export exists already: torch is imported in this process, so an import by the example
+    would not be noticed."""
     monkeypatch.chdir(tmp_path)
     export(translator(tmp_path / "checkpoint"), tmp_path / "made", cases=1)
     run_script(

@@ -1,5 +1,5 @@
-"""How export/ is put together: one folder for each target, imports that point one way, and what may
-need torch."""
+"""Tests of the structure of export/: one folder for each target, one direction of imports, and the
+modules that may need torch."""
 
 import ast
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from messages import raises
 from standins import SHAPE, STORY, saved
 from targets import prompts
 
@@ -96,7 +97,7 @@ class Throwaway:
 
 
 class OneByOneDecoders:
-    takes_empty_prompts = True
+    supports_empty_prompts = True
 
     def __init__(self, factory):
         self.factory = factory
@@ -183,26 +184,21 @@ def test_a_throwaway_target_is_evaluated_as_any_other(throwaway, tmp_path, capsy
     )
     (tmp_path / "text").write_text("\n".join(STORY))
     export(checkpoint, tmp_path / "out", cases=1, target="throwaway")
-    found = []
+    result = []
     for model in (tmp_path / "out", checkpoint):
         cli.main(["evaluate", str(model), "--text", str(tmp_path / "text")])
-        found.append(json.loads(capsys.readouterr().out))
-    assert [each["engine"] for each in found] == ["onnxruntime", "torch"]
+        result.append(json.loads(capsys.readouterr().out))
+    assert [each["engine"] for each in result] == ["onnxruntime", "torch"]
     assert (
-        found[0]["perplexity"] == pytest.approx(found[1]["perplexity"], rel=1e-4)
-        and found[0]["tokens"] > 10
+        result[0]["perplexity"] == pytest.approx(result[1]["perplexity"], rel=1e-4)
+        and result[0]["tokens"] > 10
     )
 
 
 def test_a_target_that_is_registered_twice_or_not_at_all_is_an_error(throwaway, exported, tmp_path):
-    with pytest.raises(
-        ValueError, match="a target 'throwaway' is registered already, expected another name than"
-    ):
+    with raises(ValueError, seen="throwaway"):
         registry.register(Throwaway())
-    with pytest.raises(
-        UsageError,
-        match="no target 'portabel', expected one of: portable with .*; did you mean 'portable'",
-    ):
+    with raises(UsageError, seen="portabel", expected="portable"):
         export(exported("encoder").checkpoint, tmp_path / "out", target="portabel")
     assert not (tmp_path / "out").exists()
 
@@ -211,22 +207,17 @@ def test_an_export_for_a_target_that_is_not_registered_says_so(exported, tmp_pat
     registry.register(Throwaway())
     export(exported("encoder").checkpoint, tmp_path / "out", target="throwaway", cases=1)
     registry.unregister("throwaway")
-    with pytest.raises(
-        ValueError,
-        match="is for the target 'throwaway': no target 'throwaway', expected one of: portable",
-    ):
+    with raises(ValueError, seen="throwaway"):
         Runtime(tmp_path / "out")
 
 
 def test_a_graph_that_the_decoder_does_not_know_is_an_error(exported_for, tmp_path):
     """The graphs of one target under the name of another."""
-    from checkpoints import copy_of, edit_json
+    from checkpoints import copy_folder, edit_json
 
-    directory = copy_of(exported_for("causal", "cpu")[1], tmp_path)
+    directory = copy_folder(exported_for("causal", "cpu")[1], tmp_path)
     edit_json(directory / "manifest.json", target="portable")
-    with pytest.raises(
-        ValueError, match="does not fit config.json: only one of them has attention_mask"
-    ):
+    with raises(ValueError, seen=("config.json", "attention_mask")):
         Runtime(directory)
 
 
@@ -251,28 +242,28 @@ def test_no_target_is_asked_for_by_name_outside_its_folder():
 def compared(node):
     """The strings that `node` compares with, looks up, or keys a table by."""
     if isinstance(node, ast.Compare):
-        found = [node.left, *node.comparators]
-        found += [
+        result = [node.left, *node.comparators]
+        result += [
             each
-            for part in found
+            for part in result
             if isinstance(part, ast.Tuple | ast.List | ast.Set)
             for each in part.elts
         ]
     elif isinstance(node, ast.Subscript):
-        found = [node.slice]
+        result = [node.slice]
     elif isinstance(node, ast.Dict):
-        found = node.keys
+        result = node.keys
     elif isinstance(node, ast.MatchValue):
-        found = [node.value]
+        result = [node.value]
     elif (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr in ("get", "pop", "setdefault")
     ):
-        found = node.args[:1]
+        result = node.args[:1]
     else:
-        found = []
-    return [part.value for part in found if isinstance(part, ast.Constant)]
+        result = []
+    return [part.value for part in result if isinstance(part, ast.Constant)]
 
 
 # ------------------------------------------------------------------------------------------ imports
@@ -353,9 +344,9 @@ def test_the_list_of_packages_is_that_of_the_folders():
         "vanilla_transformer": root / "vanilla_transformer",
         "vanilla_transformer_export": root / "export",
     }
-    found = [
+    result = [
         ".".join((name, *path.parent.relative_to(folder).parts))
         for name, folder in folders.items()
         for path in folder.rglob("__init__.py")
     ]
-    assert sorted(set(found)) == sorted(settings["packages"])
+    assert sorted(set(result)) == sorted(settings["packages"])

@@ -1,5 +1,5 @@
-"""Which folder of export/ may import from which; imports in functions and for types count. And the
-table of heads, which several folders read."""
+"""Tests of imports between the folders of export/, and of the table of heads, which several folders
+read. Imports in functions and for types count."""
 
 import ast
 from collections.abc import Iterator
@@ -88,7 +88,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def test_imports_point_one_way():
-    found = set()
+    result = set()
     for path in ROOT.rglob("*.py"):
         name = path.relative_to(ROOT).as_posix()
         own = name.partition("/")[0].removesuffix(".py")
@@ -96,5 +96,5 @@ def test_imports_point_one_way():
             continue
         for other in imports(path):
             if other != own and other not in ALLOWED[own].split():
-                found.add((name, other))
-    assert found == EXCEPTIONS
+                result.add((name, other))
+    assert result == EXCEPTIONS

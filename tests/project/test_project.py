@@ -1,4 +1,5 @@
-"""What stands beside the code: the version, the citation, the checks of a commit and of a push."""
+"""Tests of the files beside the code: the version, the citation, the checks of a commit and of a
+push."""
 
 import re
 import subprocess

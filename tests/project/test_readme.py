@@ -10,22 +10,16 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_it_is_short_and_in_the_order_that_a_user_needs():
-    assert len(README.splitlines()) < 180
-    sections = [
-        "Install",
-        "Translate",
-        "Your own checkpoint, without torch",
-        "Train",
-        "The family",
-        "Results",
-        "Limits",
-    ]
-    assert re.findall(r"^## (.+)$", README, re.MULTILINE) == [
-        *sections,
-        "Try it and test it",
-        "Cite",
-        "Links",
-    ]
+    assert len(README.splitlines()) < 150
+    sections = ["Install", "Use it from Python", "Train", "Results", "Limits", "Documentation"]
+    assert re.findall(r"^## (.+)$", README, re.MULTILINE) == sections
+
+
+def test_it_begins_with_the_commands_from_a_checkpoint_to_a_result_and_what_they_print():
+    start = "\n".join(README.splitlines()[:25])
+    verbs = re.findall(r"^vanilla-transformer (\w+)", start, re.MULTILINE)
+    assert verbs == ["convert", "convert", "export", "predict"]
+    assert "It prints:" in start and start.count("```") == 4
 
 
 def test_links_lead_from_the_package_s_page_to_files_that_there_are():

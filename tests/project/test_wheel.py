@@ -1,5 +1,5 @@
-"""What is installed from a wheel, where there is nothing else: the editable install also finds what
-a wheel lacks."""
+"""Tests of an installed wheel, with nothing else: an editable install also finds files that a wheel
+lacks."""
 
 import json
 import os

@@ -11,6 +11,7 @@ import numpy as np
 import opened_engines as engines
 import pytest
 import torch
+from messages import raises
 from targets import SIZES
 
 from vanilla_transformer_export import Runtime
@@ -22,15 +23,16 @@ from vanilla_transformer_export.inference.search import start_search
 from vanilla_transformer_export.requests import generation_request
 from vanilla_transformer_export.scheduler.capacity import (
     Arrangement,
-    arrangement,
+    arrange_workers,
     chunk_length,
-    rows_of_worker,
+    slots_per_worker,
     sources_length,
 )
-from vanilla_transformer_export.scheduler.queue import Queue, Ticket
+from vanilla_transformer_export.scheduler.queue import RequestQueue
 from vanilla_transformer_export.scheduler.request import LENGTH, STOP
-from vanilla_transformer_export.scheduler.slot_batch import Room, SlotBatch
-from vanilla_transformer_export.scheduler.static_batch import WholeBatch
+from vanilla_transformer_export.scheduler.sequence_group import start_request
+from vanilla_transformer_export.scheduler.slot_batch import SlotBatch, SlotSize
+from vanilla_transformer_export.scheduler.static_batch import StaticBatch
 
 MOST = 9  # new tokens
 OPTIONS = [
@@ -57,7 +59,7 @@ OPTIONS = [
 SEQ2SEQ, DECODER = "seq2seq", "causal"
 
 
-engine_of = functools.partial(engines.engine_of, slots=8)
+engine_of = functools.partial(engines.open_engine, slots=8)
 
 
 def batch_of(engine):
@@ -92,7 +94,7 @@ def inputs(name, count=10, seed=0):
 
 
 def expected(runtime, ids, prefix, options):
-    """By `Runtime.generate`, without padding."""
+    """Return the tokens of `Runtime.generate`, without padding."""
     start = np.array([prefix]) if prefix else None
     rows = runtime.generate(
         np.array([ids]), np.ones((1, len(ids)), int), start, **{"max_new_tokens": MOST, **options}
@@ -103,7 +105,7 @@ def expected(runtime, ids, prefix, options):
 
 def jobs_of(engine, name, options=OPTIONS, **others):
     return [
-        engine.admission.job(ids, {"max_new_tokens": MOST, **each}, prefix, **others)
+        engine.admission.admit(ids, {"max_new_tokens": MOST, **each}, prefix, **others)
         for ids, prefix in inputs(name)
         for each in options
     ]
@@ -120,24 +122,26 @@ def test_each_job_has_the_tokens_that_it_has_alone(exported_for, started, name, 
     _, directory = exported_for(name, target, dtype)
     engine = started(directory, workers=2)
     is_continuous = target == "cpu" and name != "seq2seq-t5"  # whose heads are 12 wide
-    assert isinstance(engine.scheduler.workers[0].batch, SlotBatch if is_continuous else WholeBatch)
+    assert isinstance(
+        engine.scheduler.workers[0].batch, SlotBatch if is_continuous else StaticBatch
+    )
     assert engine.admission.describe().startswith(
-        "continuous batching, " if is_continuous else "whole batches "
+        "continuous batching, " if is_continuous else "static batches "
     )
     jobs = jobs_of(engine, name)
     shuffled = random.Random(0).sample(jobs, len(jobs))
     answers = dict(zip(shuffled, engine.run(shuffled), strict=True))
     runtime = Runtime(directory, threads=1)
-    wanted = [
+    reference = [
         expected(runtime, ids, prefix, each) for ids, prefix in inputs(name) for each in OPTIONS
     ]
-    for job, rows in zip(jobs, wanted, strict=True):
-        found = answers[job]
-        assert [each.tokens for each in found] == rows
-        assert [each.finish_reason for each in found] == [
+    for job, rows in zip(jobs, reference, strict=True):
+        actual = answers[job]
+        assert [each.tokens for each in actual] == rows
+        assert [each.finish_reason for each in actual] == [
             STOP if row[-1] == 2 else LENGTH for row in rows
         ]
-        assert [each.score is None for each in found] == [job.options.num_beams == 1] * len(found)
+        assert [each.score is None for each in actual] == [job.options.num_beams == 1] * len(actual)
 
 
 # --------------------------------------------------------------------------------------------- bits
@@ -152,12 +156,13 @@ class Recorded(SlotBatch):
 
     def step(self):
         self.close_gaps()
-        places = [(run, run.slots.index(slot)) for slot, run in enumerate(self.rows)]
-        super().step()
-        for slot, (run, row) in enumerate(places):
-            self.found.setdefault((run.place, run.index, row), []).append(
-                self.logits[slot].tobytes()
-            )
+        rows = [(run, run.slots.index(slot)) for slot, run in enumerate(self.slots)]
+        new_tokens = super().step()
+        for slot, (run, row) in enumerate(rows):
+            place = [part.input for part in run.request.parts].index(run.input)
+            logits = self.found.setdefault((place, run.index, row), [])
+            logits.append(self.logits[slot].tobytes())
+        return new_tokens
 
 
 IN_FULL = [
@@ -170,24 +175,24 @@ def recorded(engine, name, order, slots, most_joining):
     """The logits of jobs that join in this order, a few at a time."""
     batch = Recorded(
         batch_of(engine).model,
-        Room(slots, engine.admission.room.source, engine.admission.room.length),
+        SlotSize(slots, engine.admission.slot_size.source, engine.admission.slot_size.length),
     )
-    ticket = Ticket(jobs_of(engine, name), lambda *news: None)
+    ticket = start_request(jobs_of(engine, name), lambda *update: None)
     runs = list(ticket.waiting)
     waiting = [runs[place] for place in order]
     rng = random.Random(len(order))
-    while waiting or batch.running or batch.unread:
+    while waiting or batch.running or batch.prefilling:
         joining = []
         while (
             waiting
             and len(joining) < rng.randint(0, most_joining)
-            and batch.takes(waiting[0], joining)
+            and batch.fits(waiting[0], joining)
         ):
             joining.append(waiting.pop(0))
         batch.join(joining)
         batch.step()
-        for run in [run for run in batch.running if run.finished]:
-            batch.leave(run)
+        for run in [run for run in batch.running if run.is_finished]:
+            batch.remove(run)
     assert ticket.error is None
     return batch.found
 
@@ -217,21 +222,21 @@ def test_a_prompt_is_read_in_chunks_of_its_own_while_other_rows_go_on(exported_f
     batch = batch_of(engine)
     batch.chunk = 4
     short, long = (
-        engine.admission.job([5], {"max_new_tokens": 30}),
-        engine.admission.job(list(range(4, 22)), {"max_new_tokens": MOST}),
+        engine.admission.admit([5], {"max_new_tokens": 30}),
+        engine.admission.admit(list(range(4, 22)), {"max_new_tokens": MOST}),
     )
-    ticket = Ticket([short, long], lambda *news: None)
+    ticket = start_request([short, long], lambda *update: None)
     first, second = ticket.waiting
     batch.join([first])
     batch.step()
     progress = []
     batch.join([second])
-    while second in batch.unread:
+    while second in batch.prefilling:
         batch.step()
-        progress.append((second.fed, len(first.tokens)))
+        progress.append((second.num_prefilled, len(first.tokens)))
         batch.join([])
     assert progress == [(4, 2), (8, 3), (12, 4), (16, 5)]
-    while not second.finished:
+    while not second.is_finished:
         batch.step()
     assert [second.tokens] == expected(Runtime(directory, threads=1), long.prompt, [], {})
 
@@ -244,15 +249,15 @@ def test_probabilities_of_new_and_given_tokens_are_those_of_torch(exported_for, 
     engine = started(directory)
     prompt = [5, 9, 31, 7, 22]
     for options in ({}, dict(do_sample=True, seed=1, temperature=0.5)):
-        job = engine.admission.job(
+        job = engine.admission.admit(
             prompt, {"max_new_tokens": MOST, **options}, top_logprobs=3, scores_prompt=True
         )
-        [[found]] = engine.run([job])
+        [[result]] = engine.run([job])
         with torch.no_grad():
-            logits = model(torch.tensor([prompt + found.tokens])).logits[0].double()
+            logits = model(torch.tensor([prompt + result.tokens])).logits[0].double()
         log_p = torch.log_softmax(logits, dim=-1).numpy()
-        reported = [*found.prompt_logprobs, *found.logprobs]
-        assert [each.token for each in reported] == [*prompt[1:], *found.tokens]
+        reported = [*result.prompt_logprobs, *result.logprobs]
+        assert [each.token for each in reported] == [*prompt[1:], *result.tokens]
         for place, each in enumerate(reported):
             assert abs(each.logprob - log_p[place, each.token]) < 1e-4
             likeliest = np.argsort(-log_p[place])[:3]
@@ -265,15 +270,17 @@ def test_samples_draw_with_the_seed_and_their_number(exported_for, started, targ
     _, directory = exported_for(DECODER, target)
     engine, runtime = started(directory), Runtime(directory, threads=1)
     options = dict(do_sample=True, top_k=0, max_new_tokens=MOST, seed=11)
-    [found] = engine.run([engine.admission.job([5, 6, 7], {**options, "num_return_sequences": 4})])
-    for number, answer in enumerate(found):
+    [result] = engine.run(
+        [engine.admission.admit([5, 6, 7], {**options, "num_return_sequences": 4})]
+    )
+    for number, answer in enumerate(result):
         request = runtime.request(np.array([[5, 6, 7]]), None, None, options)
         search = start_search(request.options, request.prompt)
         search.choose.generators = [np.random.default_rng([11, number] if number else 11)]
         list(runtime.model.tokens(request, search))
         row = search.result()[0][0].tolist()
         assert answer.tokens == (row[: row.index(2) + 1] if 2 in row else row)
-    assert len({tuple(answer.tokens) for answer in found}) > 1
+    assert len({tuple(answer.tokens) for answer in result}) > 1
 
 
 # ------------------------------------------------------------------------------------- the requests
@@ -284,7 +291,7 @@ def test_a_stream_has_the_tokens_of_the_answer_one_by_one_and_frees_its_rows_whe
 ):
     _, directory = exported_for(DECODER, "cpu")
     engine = started(directory)
-    job = engine.admission.job(
+    job = engine.admission.admit(
         [5, 6], dict(do_sample=True, seed=2, num_return_sequences=3, max_new_tokens=30)
     )
 
@@ -317,40 +324,38 @@ def test_a_stream_has_the_tokens_of_the_answer_one_by_one_and_frees_its_rows_whe
                 break
         assert engine.running == 0
         assert await engine.generate([job]) == [answers]
-        with pytest.raises(
-            UsageError, match="num_beams is 2, which cannot stream: expected num_beams=1"
-        ):
-            await anext(engine.stream(engine.admission.job([5], dict(num_beams=2))))
+        with raises(UsageError, seen=("num_beams", 2), expected=("num_beams", 1)):
+            await anext(engine.stream(engine.admission.admit([5], dict(num_beams=2))))
 
     asyncio.run(check())
 
 
 def test_what_does_not_fit_is_refused_with_both_numbers(exported_for):
     engine = engine_of(exported_for(DECODER, "cpu")[1], slots=4, max_length=20)
-    with pytest.raises(TooLong, match="the prompt has 21 tokens, expected at most 20"):
-        engine.admission.job([5] * 21, {})
-    with pytest.raises(TooLong, match="max_new_tokens=11 are 21 to be fed, expected at most 20"):
-        engine.admission.job([5] * 11, dict(max_new_tokens=11))
-    engine.admission.job([5] * 11, dict(max_new_tokens=10))
-    with pytest.raises(TooLong, match="5 beams or sequences, expected at most 4"):
-        engine.admission.job([5], dict(num_beams=5))
-    with pytest.raises(UsageError, match="logprobs do not go with num_beams=2"):
-        engine.admission.job([5], dict(num_beams=2), top_logprobs=1)
-    with pytest.raises(ValueError, match="input_ids must be in"):
-        engine.admission.job([500], {})
-    with pytest.raises(UsageError, match="3 slots are fewer than 4 workers"):
+    with raises(TooLong, seen=21, expected=20):
+        engine.admission.admit([5] * 21, {})
+    with raises(TooLong, seen=("max_new_tokens", 11, 21), expected=20):
+        engine.admission.admit([5] * 11, dict(max_new_tokens=11))
+    engine.admission.admit([5] * 11, dict(max_new_tokens=10))
+    with raises(TooLong, seen=5, expected=4):
+        engine.admission.admit([5], dict(num_beams=5))
+    with raises(UsageError, seen=("num_beams", 2)):
+        engine.admission.admit([5], dict(num_beams=2), top_logprobs=1)
+    with raises(ValueError, seen="input_ids"):
+        engine.admission.admit([500], {})
+    with raises(UsageError, seen=(3, "slots", 4, "workers")):
         engine_of(exported_for(DECODER, "cpu")[1], workers=4, slots=3)
     engine = engine_of(exported_for(SEQ2SEQ, "cpu")[1], max_source=6)
-    with pytest.raises(TooLong, match="the source has 7 tokens, expected at most 6"):
-        engine.admission.job([5] * 7, {})
+    with raises(TooLong, seen=7, expected=6):
+        engine.admission.admit([5] * 7, {})
 
 
 def test_slots_are_no_longer_than_learned_positions(exported_for):
-    """Which no position of another kind limits."""
+    """Positions of other kinds do not limit the slots."""
     learned, other = (
         engine_of(exported_for(name, "cpu")[1], max_length=2000) for name in (DECODER, SEQ2SEQ)
     )
-    assert (learned.admission.room.length, other.admission.room.length) == (60, 2000)
+    assert (learned.admission.slot_size.length, other.admission.slot_size.length) == (60, 2000)
     assert learned.admission.info.config["position_embedding_type"] == "learned"
 
 
@@ -359,38 +364,38 @@ def test_slots_that_there_is_no_memory_for_are_wrong_usage(exported_for, monkeyp
         raise MemoryError
 
     monkeypatch.setattr(SlotBatch, "stacked", full)
-    with pytest.raises(
-        UsageError, match=r"no memory for 8 slots of 30 tokens, \d+ MB: expected fewer slots"
-    ):
+    with raises(UsageError, seen=(8, 30, "MB")):
         engine_of(exported_for(DECODER, "cpu")[1], max_length=30)
 
 
 def test_a_list_of_texts_holds_up_no_short_request_and_a_full_queue_refuses(exported_for):
     engine = engine_of(exported_for(DECODER, "cpu")[1], slots=2, max_waiting=30)
-    job = functools.partial(engine.admission.job, [5], dict(max_new_tokens=3))
+    job = functools.partial(engine.admission.admit, [5], dict(max_new_tokens=3))
     order = []
     queue = engine.scheduler.queue
-    bulk, single = (Ticket([job() for _ in range(count)], lambda *news: None) for count in (20, 1))
+    bulk, single = (
+        start_request([job() for _ in range(count)], lambda *update: None) for count in (20, 1)
+    )
     engine.put(bulk)
     engine.put(single)
-    assert queue.rows == 21
-    with pytest.raises(RequestError, match="21 rows are waiting, expected at most 30") as refused:
-        engine.put(Ticket([job() for _ in range(10)], lambda *news: None))
+    assert queue.num_rows == 21
+    with raises(RequestError, seen=21, expected=30) as refused:
+        engine.put(start_request([job() for _ in range(10)], lambda *update: None))
     assert (refused.value.status, refused.value.retry_after) == (429, 1)
     batch = batch_of(engine)
-    while queue.rows:
+    while queue.num_rows:
         runs = queue.take(batch)
         batch.join(runs)
-        order += [run.ticket for run in runs]
+        order += [run.request for run in runs]
         while batch.running:
             batch.step()
-            for run in [run for run in batch.running if run.finished]:
-                batch.leave(run)
+            for run in [run for run in batch.running if run.is_finished]:
+                batch.remove(run)
     assert order[:3] == [bulk, single, bulk] and order.count(bulk) == 20
     # more than may wait, where nothing does
-    engine.put(Ticket([job() for _ in range(40)], lambda *news: None))
+    engine.put(start_request([job() for _ in range(40)], lambda *update: None))
     queue.close()
-    with pytest.raises(RequestError, match="shutting down") as refused:
+    with pytest.raises(RequestError) as refused:
         engine.put(single)
     assert refused.value.status == 503
 
@@ -399,29 +404,29 @@ def test_requests_whose_clients_have_gone_take_no_room_in_the_queue_and_a_full_b
     exported_for,
 ):
     engine = engine_of(exported_for(DECODER, "cpu")[1], slots=1, max_waiting=4)
-    job = engine.admission.job([5], dict(max_new_tokens=3))
+    job = engine.admission.admit([5], dict(max_new_tokens=3))
     queue, batch = engine.scheduler.queue, batch_of(engine)
-    first, gone, last = (Ticket([job] * count, lambda *news: None) for count in (2, 2, 2))
+    first, gone, last = (start_request([job] * count, lambda *update: None) for count in (2, 2, 2))
     engine.put(first)
     engine.put(gone)
     batch.join(queue.take(batch))
-    assert (batch.room, queue.take(batch), queue.rows) == (0, [], 3)
-    with pytest.raises(RequestError, match="3 rows are waiting, expected at most 4"):
+    assert (batch.num_free_rows, queue.take(batch), queue.num_rows) == (0, [], 3)
+    with raises(RequestError, seen=3, expected=4):
         engine.put(last)
     engine.cancel(gone)
-    assert queue.rows == 1
+    assert queue.num_rows == 1
     engine.put(last)
-    assert queue.rows == 3
+    assert queue.num_rows == 3
 
 
 def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
     engine = engine_of(exported_for(DECODER, "cpu")[1], slots=12)
-    job = engine.admission.job([5], dict(max_new_tokens=3))
-    batch, queue = batch_of(engine), Queue()
+    job = engine.admission.admit([5], dict(max_new_tokens=3))
+    batch, queue = batch_of(engine), RequestQueue()
 
     def put(count):
         for _ in range(count):
-            queue.put(Ticket([job], lambda *news: None))
+            queue.put(start_request([job], lambda *update: None))
 
     def joining():
         runs = queue.take(batch)
@@ -430,9 +435,9 @@ def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
 
     def leave(count):
         for run in batch.running[:count]:
-            batch.leave(run)
+            batch.remove(run)
 
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.WAIT", 1000.0)
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 1000.0)
     put(3)
     assert joining() == 3  # nothing runs that would have to wait for them
     put(7)
@@ -441,7 +446,7 @@ def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
     assert joining() == 8
     put(1)
     assert joining() == 0
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.WAIT", 0.0)
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
     assert joining() == 1
     put(20)
     queue.close()
@@ -457,26 +462,26 @@ def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
 
 
 def test_a_run_of_many_rows_is_not_overtaken_for_ever(exported_for, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.OVERTAKEN", 0.0)
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.WAIT", 0.0)
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_OVERTAKEN", 0.0)
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
     engine = engine_of(exported_for(DECODER, "cpu")[1], slots=4)
-    batch, queue = batch_of(engine), Queue()
-    small = engine.admission.job([5], dict(max_new_tokens=20, min_new_tokens=20))
-    queue.put(Ticket([small], lambda *news: None))
+    batch, queue = batch_of(engine), RequestQueue()
+    small = engine.admission.admit([5], dict(max_new_tokens=20, min_new_tokens=20))
+    queue.put(start_request([small], lambda *update: None))
     batch.join(queue.take(batch))
-    queue.put(Ticket([engine.admission.job([5], dict(num_beams=4))], lambda *news: None))
-    queue.put(Ticket([small] * 3, lambda *news: None))
+    queue.put(start_request([engine.admission.admit([5], dict(num_beams=4))], lambda *update: None))
+    queue.put(start_request([small] * 3, lambda *update: None))
     assert queue.take(batch) == []  # the beams wait for all slots, and are the next to join
-    batch.leave(batch.running[0])
-    assert [run.job.rows for run in queue.take(batch)] == [4]
+    batch.remove(batch.running[0])
+    assert [run.num_rows for run in queue.take(batch)] == [4]
 
 
 def test_what_fails_fails_alone(exported_for, started, monkeypatch):
     engine = started(exported_for(DECODER, "cpu")[1])
-    suppressed = engine.admission.job(
+    suppressed = engine.admission.admit(
         [5], dict(do_sample=True, suppress_tokens=list(range(SIZES["vocab_size"])))
     )
-    fine = engine.admission.job([5, 6], dict(max_new_tokens=MOST))
+    fine = engine.admission.admit([5, 6], dict(max_new_tokens=MOST))
 
     async def check():
         return await asyncio.gather(
@@ -484,7 +489,7 @@ def test_what_fails_fails_alone(exported_for, started, monkeypatch):
         )
 
     error, answers = asyncio.run(check())
-    assert isinstance(error, ValueError) and "no token may follow" in str(error)
+    assert isinstance(error, ValueError)
     assert answers == engine.run([fine])
     run = engine.scheduler.workers[0].batch.session.run_bound
     monkeypatch.setattr(
@@ -492,7 +497,7 @@ def test_what_fails_fails_alone(exported_for, started, monkeypatch):
         "run_bound",
         lambda *args: (_ for _ in ()).throw(ValueError("no memory")),
     )
-    with pytest.raises(RuntimeError, match="the engine failed: no memory"):
+    with raises(RuntimeError, seen="no memory"):
         engine.run([fine])
     monkeypatch.setattr(engine.scheduler.workers[0].batch.session, "run_bound", run)
     assert engine.run([fine]) == answers
@@ -508,7 +513,8 @@ def test_closing_finishes_what_was_taken_in_or_gives_up_at_the_limit(exported_fo
             try:
                 results.append(
                     engine.run(
-                        [engine.admission.job([5], dict(max_new_tokens=50, min_new_tokens=50))] * 30
+                        [engine.admission.admit([5], dict(max_new_tokens=50, min_new_tokens=50))]
+                        * 30
                     )
                 )
             except RequestError as refusal:
@@ -522,8 +528,9 @@ def test_closing_finishes_what_was_taken_in_or_gives_up_at_the_limit(exported_fo
         asking.join(30)
         [result] = results
         assert result == 503 if not finished else len(result) == 30
-        with pytest.raises(RequestError, match="shutting down"):
-            engine.run([engine.admission.job([5], {})])
+        with pytest.raises(RequestError) as refused:
+            engine.run([engine.admission.admit([5], {})])
+        assert refused.value.status == 503
 
 
 # -------------------------------------------------------------------------------------------- sizes
@@ -554,24 +561,28 @@ def test_small_models_run_in_workers_and_large_ones_with_all_threads():
         intermediate_size=3072,
         vocab_size=50257,
     )
-    assert arrangement(tiny, 2) == arrangement(base, 2) == Arrangement(2, 1)
-    assert arrangement(gpt2, 2) == Arrangement(1, 2)
-    assert arrangement(tiny, 4, threads=2) == arrangement(base, 4, threads=2) == Arrangement(2, 2)
-    assert arrangement(gpt2, 4, workers=2) == Arrangement(2, 2)
-    assert arrangement(tiny, 4, workers=1, threads=3) == Arrangement(1, 3)
+    assert arrange_workers(tiny, 2) == arrange_workers(base, 2) == Arrangement(2, 1)
+    assert arrange_workers(gpt2, 2) == Arrangement(1, 2)
+    assert (
+        arrange_workers(tiny, 4, threads=2)
+        == arrange_workers(base, 4, threads=2)
+        == Arrangement(2, 2)
+    )
+    assert arrange_workers(gpt2, 4, workers=2) == Arrangement(2, 2)
+    assert arrange_workers(tiny, 4, workers=1, threads=3) == Arrangement(1, 3)
     assert [chunk_length(config) for config in (tiny, base, gpt2)] == [256, 32, 16]
     assert [sources_length(config) for config in (tiny, base)] == [512, 122]
     assert (
-        rows_of_worker(2, 4_000_000) == 32
-        and rows_of_worker(1, 100_000_000) == 10
-        and rows_of_worker(4, 2**31) == 1
+        slots_per_worker(2, 4_000_000) == 32
+        and slots_per_worker(1, 100_000_000) == 10
+        and slots_per_worker(4, 2**31) == 1
     )
 
 
 def test_options_of_each_request_are_its_own(exported_for, started):
     """The searches of one batch share nothing: the same as alone, in all orders of two."""
     engine = started(exported_for(SEQ2SEQ, "cpu")[1])
-    jobs = [engine.admission.job([5, 6, 7], {"max_new_tokens": MOST, **each}) for each in OPTIONS]
+    jobs = [engine.admission.admit([5, 6, 7], {"max_new_tokens": MOST, **each}) for each in OPTIONS]
     alone = [engine.run([job])[0] for job in jobs]
     assert engine.run(jobs) == alone
     assert engine.run(jobs[::-1]) == alone[::-1]
@@ -581,28 +592,29 @@ def test_what_is_remembered_of_options_is_checked_for_other_types_and_tokens_all
     exported_for,
 ):
     engine = engine_of(exported_for(SEQ2SEQ, "cpu")[1])
-    first = engine.admission.job([5, 6], dict(num_beams=1, do_sample=False, suppress_tokens=[7]))
+    first = engine.admission.admit([5, 6], dict(num_beams=1, do_sample=False, suppress_tokens=[7]))
     assert (
-        engine.admission.job([5, 6, 7], dict(num_beams=1, do_sample=False)).options != first.options
+        engine.admission.admit([5, 6, 7], dict(num_beams=1, do_sample=False)).options
+        != first.options
     )
-    again = engine.admission.job([8], dict(num_beams=1, do_sample=False))
+    again = engine.admission.admit([8], dict(num_beams=1, do_sample=False))
     assert (again.options, again.source, again.prompt) == (
-        engine.admission.job([8], dict(do_sample=False, num_beams=1)).options,
+        engine.admission.admit([8], dict(do_sample=False, num_beams=1)).options,
         [8],
         [1],
     )
-    with pytest.raises(UsageError, match="num_beams must be"):
-        engine.admission.job([5], dict(num_beams=True, do_sample=False))
-    with pytest.raises(UsageError, match="do_sample must be"):
-        engine.admission.job([5], dict(num_beams=1, do_sample=0))
+    with raises(UsageError, seen="num_beams"):
+        engine.admission.admit([5], dict(num_beams=True, do_sample=False))
+    with raises(UsageError, seen="do_sample"):
+        engine.admission.admit([5], dict(num_beams=1, do_sample=0))
     for wrong in ([48], [-1], []):
-        with pytest.raises(ValueError, match="input_ids must"):
-            engine.admission.job(wrong, dict(num_beams=1, do_sample=False))
+        with raises(ValueError, seen="input_ids"):
+            engine.admission.admit(wrong, dict(num_beams=1, do_sample=False))
 
 
 def test_a_request_of_the_whole_runtime_is_what_a_job_is_made_of(exported_for):
     engine = engine_of(exported_for(SEQ2SEQ, "cpu")[1])
-    job = engine.admission.job([5, 6, 7], dict(max_new_tokens=MOST), prefix=[8])
+    job = engine.admission.admit([5, 6, 7], dict(max_new_tokens=MOST), prefix=[8])
     request = generation_request(
         engine.admission.info,
         np.array([[5, 6, 7]]),

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -16,14 +17,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from messages import check_message, raises
 from serving_load import (
     TEXTS,
     assert_no_harm,
     body,
     connect,
-    load_of,
     metric,
     request,
+    run_load,
     serving,
     vanish,
     wait_until,
@@ -33,7 +35,8 @@ from serving_servers import OURS, Plan, Server, outcome
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.scheduler.process import portable, scheduler_process
+from vanilla_transformer_export.scheduler.child import portable
+from vanilla_transformer_export.scheduler.process import scheduler_process
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
 
@@ -45,7 +48,7 @@ def export(exported_for, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def load(export):
-    return load_of(export)
+    return run_load(export)
 
 
 def patched(code: str, export: Path, log: Path, *flags: str) -> Server:
@@ -93,7 +96,7 @@ def test_workers_run_in_a_child_and_the_server_has_no_onnxruntime(export, load, 
 
 
 def test_what_the_child_counts_is_measured(export, tmp_path):
-    """Of one request, a token of which is a step of one row."""
+    """The counts are those of one request, in which each token is a step of one row."""
     runtime = TextRuntime(export, threads=1)
     # without the start token
     tokens = runtime.runtime.generate(np.array(runtime.rows(["w5 w6"]))).shape[1] - 1
@@ -136,9 +139,9 @@ def test_rows_that_wait_in_the_child_are_counted_and_what_is_too_much_is_refused
     with serving(
         export, tmp_path / "log", "--slots", "2", "--workers", "1", "--queue", "3"
     ) as server:
-        found = server.load(**load, connections=40, seconds=1.0)
-        assert_no_harm(found)
-        assert found["statuses"]["429"] > 0 and found["statuses"]["200"] > 20
+        result = server.load(**load, connections=40, seconds=1.0)
+        assert_no_harm(result)
+        assert result["statuses"]["429"] > 0 and result["statuses"]["200"] > 20
         gone = [connect(server, request(text)) for text in TEXTS]
         for connection in gone:
             vanish(connection)
@@ -165,13 +168,8 @@ def test_fewer_connections_than_asked_for_are_logged_and_slots_of_one_token_are_
     ]
     server = Server(Plan(command), log)
     assert server.stop() == 0
-    said = (
-        "the limit of open files allows 172 connections, expected it to allow 4096, as "
-        "--connections says"
-    )
-    assert [
-        json.loads(line)["message"] for line in log.read_text().splitlines() if "warning" in line
-    ] == [said]
+    [warning] = [line for line in log.read_text().splitlines() if "warning" in line]
+    check_message(json.loads(warning)["message"], seen=172, expected=(4096, "--connections"))
 
 
 # ----------------------------------------------------------------------------------- where one ends
@@ -184,18 +182,15 @@ def test_a_child_that_is_killed_ends_the_server_with_an_error_that_says_so(expor
         wait_until(lambda: metric(server, "vanilla_transformer_tokens_total") > 50)
         os.kill(server.processes[1], signal.SIGKILL)
         wait_until(lambda: server.status("/health/ready") == 503)
-        assert refused(server) == (503, "the server is shutting down: ask another one")
-        found = outcome(client)
+        assert refused(server)[0] == 503
+        result = outcome(client)
         assert server.process.wait(10) == 1
     # after the server has ended
-    lost = {status for status in found["statuses"] if not status.isdigit()}
-    assert_no_harm(found, *lost)
-    assert found["statuses"]["200"] > 0
+    lost = {status for status in result["statuses"] if not status.isdigit()}
+    assert_no_harm(result, *lost)
+    assert result["statuses"]["200"] > 0
     last = log.read_text().splitlines()[-1]
-    assert last == (
-        "vanilla-transformer: the process of the engines ended by SIGKILL, expected it to run as "
-        "long as the server"
-    )
+    check_message(last, seen="SIGKILL")
 
 
 # as a parent may, whose choice is inherited
@@ -203,16 +198,18 @@ IGNORES_CHILDREN = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
 
 @pytest.mark.parametrize(
-    "code, number, said", [(IGNORES_CHILDREN, signal.SIGKILL, "SIGKILL"), ("", 36, "signal 36")]
+    "code, number, end", [(IGNORES_CHILDREN, signal.SIGKILL, "SIGKILL"), ("", 36, "signal 36")]
 )
-def test_how_the_child_ended_is_known_and_logged_at_once(export, tmp_path, code, number, said):
+def test_how_the_child_ended_is_known_and_logged_at_once(export, tmp_path, code, number, end):
     server, log = patched(code, export, tmp_path / "log", "--grace", "2"), tmp_path / "log"
     os.kill(server.processes[1], number)
-    ended = f"the process of the engines ended by {said}, expected it to run as long as the server"
-    wait_until(lambda: f'"level": "error", "message": "{ended}"' in log.read_text())
+    error = re.compile(rf'"level": "error", "message": "[^"]*\b{end}\b')
+    wait_until(lambda: error.search(log.read_text()))
     assert server.process.poll() is None and server.status("/health/ready") == 503
     assert server.process.wait(10) == 1
-    assert log.read_text().splitlines()[-1] == f"vanilla-transformer: {ended}"
+    last = log.read_text().splitlines()[-1]
+    assert last.startswith("vanilla-transformer: ")
+    check_message(last, seen=end)
 
 
 def test_a_server_whose_parent_ignores_children_ends_well(export, tmp_path):
@@ -221,25 +218,23 @@ def test_a_server_whose_parent_ignores_children_ends_well(export, tmp_path):
 
 
 def test_a_worker_that_cannot_tell_what_it_has_ends_both(export, tmp_path):
-    """As for want of memory: without the worker, no request would have an answer."""
+    """Memory may run out there. Without the worker, no request would have an answer."""
     code = """
-from vanilla_transformer_export.scheduler import process
-framed = process.framed
+from vanilla_transformer_export.scheduler import child
+frame = child.frame
 def without_memory(message):
     if len(message) == 4 and any(answers for _, _, answers, _ in message[-1]):
         raise MemoryError
-    return framed(message)
-process.framed = without_memory
+    return frame(message)
+child.frame = without_memory
 """
     log = tmp_path / "log"
     # the first answer is that of the warm-up
-    with pytest.raises(RuntimeError, match="was not ready"):
+    with raises(RuntimeError, seen="copy"):
         patched(code, export, log, "--grace", "0.1")
     said = log.read_text().splitlines()
     assert "MemoryError" in said
-    assert said[-1].startswith(
-        "vanilla-transformer: the process of the engines ended with code 1, expected it to run"
-    )
+    check_message(said[-1], seen="code 1")
 
 
 def test_a_child_that_was_stopped_holds_the_clock_up_and_ends_with_its_server(export, tmp_path):
@@ -261,7 +256,7 @@ def test_a_child_that_was_stopped_holds_the_clock_up_and_ends_with_its_server(ex
 
 
 def test_a_message_that_cannot_be_read_ends_both(export, tmp_path):
-    """As no message is; the server must not wait for a child that goes on."""
+    """The server must not wait for a child that still runs."""
     code = """
 from vanilla_transformer_export.scheduler.process import SchedulerClient
 def received(self, *_):
@@ -269,13 +264,9 @@ def received(self, *_):
 SchedulerClient.received = received
 """
     log = tmp_path / "log"
-    with pytest.raises(RuntimeError, match="was not ready"):
+    with raises(RuntimeError, seen="copy"):
         patched(code, export, log, "--grace", "0.1")
-    assert (
-        log.read_text()
-        .splitlines()[-1]
-        .startswith("vanilla-transformer: the process of the engines ended for LookupError")
-    )
+    check_message(log.read_text().splitlines()[-1], seen="LookupError")
 
 
 def test_a_server_that_is_killed_leaves_no_child(export, load, tmp_path):
@@ -298,40 +289,44 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_both_is_the_servers_alone(export, load, tmp_path, number):
-    """As Ctrl-C in a terminal sends it, and a manager of services: what was accepted is
-    answered."""
+    """Ctrl-C in a terminal sends the signal to both, and so do service managers.
+
+    Accepted requests are answered.
+    """
     server = patched("import os; os.setsid()", export, tmp_path / "log", "--grace", "0.3")
     client = server.start_load(**load, connections=8, seconds=1.5)
     wait_until(lambda: metric(server, "vanilla_transformer_tokens_total") > 50)
     os.killpg(server.process.pid, number)
     assert server.process.wait(10) == 0, (tmp_path / "log").read_text()
-    found = outcome(client)
-    lost = {status for status in found["statuses"] if not status.isdigit()}
-    assert_no_harm(found, *lost)
-    assert found["statuses"]["200"] > 0 and not any("after a part" in status for status in lost)
+    result = outcome(client)
+    lost = {status for status in result["statuses"] if not status.isdigit()}
+    assert_no_harm(result, *lost)
+    assert result["statuses"]["200"] > 0 and not any("after a part" in status for status in lost)
 
 
 def test_what_fails_in_a_worker_is_an_error_of_the_request_alone(export, load, tmp_path):
     """The text of one word, w7, has a source that the worker cannot read."""
     code = """
 from vanilla_transformer_export.scheduler.slot_batch import SlotBatch
-read = SlotBatch.read_sources
-def read_sources(self, runs):
-    if any(list(run.job.source)[0] == 7 for run in runs):
+read = SlotBatch.encode_sources
+def encode_sources(self, runs):
+    if any(list(run.input.source)[0] == 7 for run in runs):
         raise ValueError("no memory")
     read(self, runs)
-SlotBatch.read_sources = read_sources
+SlotBatch.encode_sources = encode_sources
 """
     server = patched(code, export, tmp_path / "log")
     try:
         with pytest.raises(urllib.error.HTTPError) as error:
             server.post("/translate", json.loads(body("w7")))
         assert error.value.code == 500
-        assert_no_harm(found := server.load(**only_without(load, "w7"), connections=4, seconds=0.3))
-        assert set(found["statuses"]) == {"200"}
+        assert_no_harm(
+            result := server.load(**only_without(load, "w7"), connections=4, seconds=0.3)
+        )
+        assert set(result["statuses"]) == {"200"}
     finally:
         assert server.stop() == 0
-    assert "the engine failed: no memory" in (tmp_path / "log").read_text()
+    assert "no memory" in (tmp_path / "log").read_text()
 
 
 def only_without(load: dict, first: str) -> dict:
@@ -352,7 +347,7 @@ def only_without(load: dict, first: str) -> dict:
 
 
 class Unusual(Exception):
-    """Which cannot be made of its message."""
+    """An exception that cannot be created from its message alone."""
 
     def __init__(self, message, code):
         super().__init__(message)
@@ -362,14 +357,14 @@ class Unusual(Exception):
     "error", [UsageError("a"), ValueError("b"), FileNotFoundError(2, "none", "c")]
 )
 def test_errors_come_as_they_are(error):
-    found = pickle.loads(pickle.dumps(portable(error)))
-    assert (type(found), str(found)) == (type(error), str(error))
+    result = pickle.loads(pickle.dumps(portable(error)))
+    assert (type(result), str(result)) == (type(error), str(error))
 
 
 @pytest.mark.parametrize("error", [Unusual("a", 1), ValueError(threading.Lock())])
 def test_errors_that_cannot_come_as_they_are_come_with_their_message(error):
-    found = pickle.loads(pickle.dumps(portable(error)))
-    assert (type(found), str(found)) == (RuntimeError, str(error))
+    result = pickle.loads(pickle.dumps(portable(error)))
+    assert (type(result), str(result)) == (RuntimeError, str(error))
 
 
 def test_there_is_no_child_where_nothing_generates():
@@ -379,34 +374,34 @@ def test_there_is_no_child_where_nothing_generates():
 
 LARGE = """
 import asyncio, os
-from vanilla_transformer_export.scheduler import process
-opened = process.opened_scheduler
+from vanilla_transformer_export.scheduler import child, process
 
 def fail(text, **arguments):
     raise ValueError(len(text) * "x")
 
-process.opened_scheduler = fail
+child.open_scheduler = fail
 
-async def main(child):
-    await child.connect()
+async def main(started):
+    await started.connect()
     for size in (0, 1, 10**7):
         try:
-            await child.open("a", 1, None, text="y" * size)
+            await started.open("a", 1, None, text="y" * size)
         except ValueError as error:
             print(len(str(error)))
-    os.kill(child.pid, 9)
+    os.kill(started.pid, 9)
     for _ in range(2):
         try:
-            await child.open("a", 1, None, text="")
+            await started.open("a", 1, None, text="")
         except ChildProcessError as error:
             print(error)
 
-with process.scheduler_process(True) as child:
-    asyncio.run(main(child))
+with process.scheduler_process(True) as started:
+    asyncio.run(main(started))
 """
 
 
 def test_messages_of_any_size_go_both_ways_and_the_end_of_the_child_is_told():
     done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, timeout=60)
-    said = "the process of the engines ended by SIGKILL, expected it to run as long as the server"
-    assert done.stdout.splitlines() == ["0", "1", "10000000", said, said], done.stderr
+    *sizes, first, second = done.stdout.splitlines()
+    assert sizes == ["0", "1", "10000000"] and first == second, done.stderr
+    check_message(first, seen="SIGKILL")

@@ -1,5 +1,5 @@
 """Many rows of one request run in workers: the same tokens as those of transformers, in fewer steps
-than whole batches take."""
+than static batches take."""
 
 import json
 import threading
@@ -9,6 +9,7 @@ import pytest
 import sacrebleu
 import torch
 from checkpoints import EOS, PAD, START
+from messages import raises
 from serving_load import with_words
 from targets import SIZES
 
@@ -18,12 +19,12 @@ from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.run import Runner
 from vanilla_transformer_export.inference.inputs import move_padding, pad_sequences
-from vanilla_transformer_export.scheduler import many_rows
-from vanilla_transformer_export.scheduler.capacity import LEAST_ROWS
+from vanilla_transformer_export.scheduler import offline
+from vanilla_transformer_export.scheduler.capacity import MIN_OFFLINE_ROWS
 from vanilla_transformer_export.scheduler.slot_batch import SlotBatch
 
 SEQ2SEQ, DECODER = "seq2seq", "causal"
-COUNT = 2 * LEAST_ROWS + 12
+COUNT = 2 * MIN_OFFLINE_ROWS + 12
 OPTIONS = [
     dict(),
     dict(repetition_penalty=1.4, no_repeat_ngram_size=2, min_new_tokens=4),
@@ -56,12 +57,12 @@ def by_transformers(model, ids, mask, prefixes=None, **options):
 @pytest.fixture
 def steps(monkeypatch):
     """The threads of all steps that workers take, in order."""
-    found = []
+    result = []
     step = SlotBatch.step
     monkeypatch.setattr(
-        SlotBatch, "step", lambda batch: (found.append(threading.get_ident()), step(batch))[1]
+        SlotBatch, "step", lambda batch: (result.append(threading.get_ident()), step(batch))[1]
     )
-    return found
+    return result
 
 
 @pytest.mark.parametrize("name", [SEQ2SEQ, DECODER])
@@ -72,13 +73,13 @@ def test_many_rows_have_the_tokens_of_transformers(exported_for, steps, name):
         runtime = Runtime(directory, threads=threads, workers=workers)
         for options in OPTIONS:
             steps.clear()
-            found = runtime.generate(ids, mask, max_new_tokens=9, **options)
+            result = runtime.generate(ids, mask, max_new_tokens=9, **options)
             np.testing.assert_array_equal(
-                found, by_transformers(model, ids, mask, max_new_tokens=9, **options)
+                result, by_transformers(model, ids, mask, max_new_tokens=9, **options)
             )
             assert len(set(steps)) == (workers or 1)
             steps.clear()
-            few = LEAST_ROWS * (workers or 1) - 1
+            few = MIN_OFFLINE_ROWS * (workers or 1) - 1
             runtime.generate(ids[:few], mask[:few], max_new_tokens=9, **options)
             assert not steps
 
@@ -87,16 +88,18 @@ def test_targets_that_begin_with_something_run_in_workers_too(exported_for, step
     model, directory = exported_for(SEQ2SEQ, "cpu")
     ids, mask = inputs(SEQ2SEQ)
     prefixes = np.random.default_rng(1).integers(4, 40, (COUNT, 3))
-    found = Runtime(directory, threads=2, workers=2).generate(ids, mask, prefixes, max_new_tokens=6)
+    result = Runtime(directory, threads=2, workers=2).generate(
+        ids, mask, prefixes, max_new_tokens=6
+    )
     starts = np.concatenate([np.full((COUNT, 1), START), prefixes], axis=1)
     np.testing.assert_array_equal(
-        found, by_transformers(model, ids, mask, starts, max_new_tokens=6)
+        result, by_transformers(model, ids, mask, starts, max_new_tokens=6)
     )
     assert len(set(steps)) == 2
 
 
 def test_a_step_is_of_what_still_runs(exported_for, monkeypatch):
-    """As many rows are stepped as there are new tokens: none for one that has ended."""
+    """All steps have as many rows as there are new tokens: a row that has ended is in none."""
     model, directory = exported_for(SEQ2SEQ, "cpu")
     ids, mask = inputs(SEQ2SEQ)
     stepped = []
@@ -120,7 +123,7 @@ def test_drawn_tokens_and_what_no_step_can_do_are_as_in_whole_batches(
     options = dict(do_sample=True, seed=3, max_new_tokens=9)
     drawn = runtime.generate(ids, mask, **options)
     scored = runtime.generate_with_scores(ids, mask, max_new_tokens=9)
-    monkeypatch.setattr(many_rows, "MOST_BYTES", 1)  # no room for slots
+    monkeypatch.setattr(offline, "MAX_SLOT_BYTES", 1)  # no room for slots
     whole = runtime.generate(ids, mask, max_new_tokens=9)
     assert not steps
     monkeypatch.undo()
@@ -143,12 +146,12 @@ def test_many_rows_with_beams_run_in_batches_of_similar_length(
         "generate",
         lambda request: (sizes.append(len(request.input_ids)), generate(request))[1],
     )
-    found = runtime.generate_with_scores(ids, mask, **options)
-    assert sum(sizes) == COUNT and max(sizes) == many_rows.BATCH_SIZE
-    monkeypatch.setattr(many_rows, "BATCH_SIZE", COUNT)
-    wanted = runtime.generate_with_scores(ids, mask, **options)
+    actual = runtime.generate_with_scores(ids, mask, **options)
+    assert sum(sizes) == COUNT and max(sizes) == offline.BATCH_SIZE
+    monkeypatch.setattr(offline, "BATCH_SIZE", COUNT)
+    expected = runtime.generate_with_scores(ids, mask, **options)
     assert sizes[-1] == COUNT
-    for own, other in zip(found, wanted, strict=True):
+    for own, other in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(own, other)
 
 
@@ -156,8 +159,8 @@ def test_a_source_with_holes_is_read_with_them(exported_for, steps):
     model, directory = exported_for(SEQ2SEQ, "cpu")
     ids, mask = np.full((COUNT, 3), 7), np.ones((COUNT, 3), np.int64)
     mask[0, 1] = 0
-    found = Runtime(directory, threads=2).generate(ids, mask, max_new_tokens=5)
-    np.testing.assert_array_equal(found, by_transformers(model, ids, mask, max_new_tokens=5))
+    result = Runtime(directory, threads=2).generate(ids, mask, max_new_tokens=5)
+    np.testing.assert_array_equal(result, by_transformers(model, ids, mask, max_new_tokens=5))
     assert not steps
 
 
@@ -177,14 +180,9 @@ def test_what_onnxruntime_cannot_do_is_an_error_of_the_files(exported_for, monke
 def test_workers_that_cannot_be_are_wrong_usage(exported_for):
     _, directory = exported_for(DECODER, "cpu")
     for workers in (0, 3, True, "2"):
-        with pytest.raises(
-            UsageError, match="workers must be a whole number from 1 to 2, the threads, got"
-        ):
+        with raises(UsageError, expected=("workers", 1, 2, "threads")):
             Runtime(directory, threads=2, workers=workers)
-    with pytest.raises(
-        UsageError,
-        match="workers is 1, expected None: rows of this export, VanillaDecoder.*'portable', can",
-    ):
+    with raises(UsageError, seen=("workers", 1), expected=(None, "portable")):
         Runtime(exported_for(DECODER, "portable")[1], workers=1)
 
 
@@ -202,24 +200,24 @@ def translator(exported_for, tmp_path_factory):
         " ".join(f"w{token}" for token in row[is_token]) for row, is_token in zip(ids, mask == 1)
     ]
     rows = by_transformers(model, ids, mask, max_new_tokens=9).tolist()
-    wanted = [
+    expected = [
         " ".join(f"w{token}" for token in row if token not in (PAD, START, EOS)) for row in rows
     ]
-    return with_words(directory, tmp_path_factory.mktemp("workers")), texts, wanted
+    return with_words(directory, tmp_path_factory.mktemp("workers")), texts, expected
 
 
 def test_files_of_lines_texts_and_evaluations_run_in_workers(translator, steps, tmp_path, capsys):
-    export, texts, wanted = translator
+    export, texts, reference = translator
     options = dict(max_new_tokens=9, no_repeat_ngram_size=0)
     source, references = tmp_path / "in", tmp_path / "references"
     source.write_text("\n".join(["", *texts]) + "\n")
     runtime = TextRuntime(export, threads=2, workers=2)
     Runner(Predictions(runtime, "generate", options, 8)).to_file(source, tmp_path / "out")
-    assert (tmp_path / "out").read_text().split("\n") == ["", *wanted, ""]
+    assert (tmp_path / "out").read_text().split("\n") == ["", *reference, ""]
     assert len(set(steps)) == 2
     steps.clear()
-    with pytest.warns(UserWarning, match="was cut after 9 tokens"):
-        assert runtime.translate(texts, split=False, **options) == wanted
+    with pytest.warns(UserWarning, match=" 9 tokens"):
+        assert runtime.translate(texts, split=False, **options) == reference
     assert len(set(steps)) == 2
     steps.clear()
     command = [
@@ -235,14 +233,14 @@ def test_files_of_lines_texts_and_evaluations_run_in_workers(translator, steps, 
         "9",
     ]
     main([*command, "--no-repeat-ngram-size", "0"])
-    assert capsys.readouterr().out.split("\n") == ["", *wanted, ""]
+    assert capsys.readouterr().out.split("\n") == ["", *reference, ""]
     assert len(set(steps)) == 1
     steps.clear()
     source.write_text("\n".join(texts) + "\n")
-    references.write_text("\n".join(text[::-1] for text in wanted[:-1]) + "\nw5 w6 w7 w8\n")
-    expected = sacrebleu.corpus_bleu(wanted, [references.read_text().split("\n")[:-1]]).score
-    found = evaluate(export, source, references, batch_size=8, workers=1, **options)
-    assert found["bleu"] == round(expected, 2) and len(set(steps)) == 1
+    references.write_text("\n".join(text[::-1] for text in reference[:-1]) + "\nw5 w6 w7 w8\n")
+    expected = sacrebleu.corpus_bleu(reference, [references.read_text().split("\n")[:-1]]).score
+    actual = evaluate(export, source, references, batch_size=8, workers=1, **options)
+    assert actual["bleu"] == round(expected, 2) and len(set(steps)) == 1
     flags = [
         "--source",
         str(source),
@@ -254,9 +252,9 @@ def test_files_of_lines_texts_and_evaluations_run_in_workers(translator, steps, 
         "9",
     ]
     main(["evaluate", str(export), *flags, "--no-repeat-ngram-size", "0"])
-    assert json.loads(capsys.readouterr().out) == found
+    assert json.loads(capsys.readouterr().out) == actual
 
 
 def test_workers_are_for_exports(tmp_path):
-    with pytest.raises(UsageError, match="workers 2 is for an export, and .* is none"):
+    with raises(UsageError, seen=("workers", 2)):
         evaluate(tmp_path, tmp_path, tmp_path, workers=2)

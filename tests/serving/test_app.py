@@ -10,6 +10,7 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import check_message
 from served import served
 
 from vanilla_transformer_export.errors import RequestError
@@ -18,31 +19,31 @@ from vanilla_transformer_export.serving.models import ServedModels
 from vanilla_transformer_export.serving.service import PROTOCOLS
 
 JSON = {"Content-Type": "application/json"}
-# What is no JSON, or none that has a place here; and a part of what the answer must say.
+# Bodies that are not a JSON object of this server, and the values that the answer must state.
 BAD_BODIES = {
-    "nothing": (b"", "the body is empty or null, expected a JSON object"),
-    "half": (b'{"q": "a"', "the body is not JSON at character 9"),
-    "brace": (b"{", "the body is not JSON at character 1"),
-    "zeros": (b"\x00\x01\x02", "the body is not JSON at character 0"),
-    "two": (b'{"q": "a"}{"q": "b"}', "the body is not JSON at character 10: Extra data"),
-    "comma": (b'{"q": "a",}', "the body is not JSON at character"),
-    "quotes": (b"{'q': 'a'}", "the body is not JSON at character 1"),
-    "comment": (b'{"q": "a" /* b */}', "the body is not JSON at character 10"),
-    "newline": (b'{"q": "a\nb"}', "the body is not JSON at character 8: Invalid control character"),
-    "escape": (b'{"q": "\\x"}', "the body is not JSON at character 7"),
-    "utf-8": (b'{"q": "\xff"}', "the body cannot be read: 'utf-8' codec can't decode byte 0xff"),
-    "latin-1": ('{"q": "für"}'.encode("latin-1"), "can't decode byte 0xfc"),
-    "half a character": (b'{"q": "\\ud83d"}', "the body has '\\ud83d', half of a character"),
-    "half in bytes": (b'{"q": "\xed\xa0\xbd"}', "the body has '\\ud83d', half of a character"),
-    "deep list": (b"[" * 100_000, "the body is nested too deeply"),
-    "deep object": (b'{"q":' * 100_000, "the body is nested too deeply"),
-    "digits": (b'{"q": ' + b"9" * 5000 + b"}", "value has 5000 digits"),
-    "list": (b"[]", "the body is [], expected a JSON object"),
-    "number": (b"5", "the body is 5, expected a JSON object"),
-    "text": (b'"q"', "the body is 'q', expected a JSON object"),
-    "null": (b"null", "expected a JSON object"),
-    "NaN": (b'{"q": "a", "x": NaN}', "the body has the value NaN, expected a number that JSON has"),
-    "Infinity": (b'{"q": "a", "x": [-Infinity]}', "the body has the value -Infinity"),
+    "nothing": (b"", dict(expected="JSON")),
+    "half": (b'{"q": "a"', dict(seen=("JSON", 9))),
+    "brace": (b"{", dict(seen=("JSON", 1))),
+    "zeros": (b"\x00\x01\x02", dict(seen=("JSON", 0))),
+    "two": (b'{"q": "a"}{"q": "b"}', dict(seen=("JSON", 10))),
+    "comma": (b'{"q": "a",}', dict(seen="JSON")),
+    "quotes": (b"{'q': 'a'}", dict(seen=("JSON", 1))),
+    "comment": (b'{"q": "a" /* b */}', dict(seen=("JSON", 10))),
+    "newline": (b'{"q": "a\nb"}', dict(seen=("JSON", 8))),
+    "escape": (b'{"q": "\\x"}', dict(seen=("JSON", 7))),
+    "utf-8": (b'{"q": "\xff"}', dict(seen=("utf-8", "0xff"))),
+    "latin-1": ('{"q": "für"}'.encode("latin-1"), dict(seen="0xfc")),
+    "half a character": (b'{"q": "\\ud83d"}', dict(seen="\\ud83d")),
+    "half in bytes": (b'{"q": "\xed\xa0\xbd"}', dict(seen="\\ud83d")),
+    "deep list": (b"[" * 100_000, dict()),
+    "deep object": (b'{"q":' * 100_000, dict()),
+    "digits": (b'{"q": ' + b"9" * 5000 + b"}", dict(seen=5000)),
+    "list": (b"[]", dict(seen="[]", expected="JSON")),
+    "number": (b"5", dict(seen=5, expected="JSON")),
+    "text": (b'"q"', dict(seen="q", expected="JSON")),
+    "null": (b"null", dict(expected="JSON")),
+    "NaN": (b'{"q": "a", "x": NaN}', dict(seen="NaN", expected="JSON")),
+    "Infinity": (b'{"q": "a", "x": [-Infinity]}', dict(seen="-Infinity")),
 }
 
 
@@ -53,7 +54,7 @@ def client():
 
 
 def message_of(answer):
-    """Of the format of the stub."""
+    """Return the message of an error response in the format of the stub."""
     assert answer.headers["content-type"] == "application/json"
     [name, said] = answer.json().popitem()
     assert (name, said["status"], "\n" in said["message"]) == ("stub", answer.status_code, False)
@@ -63,9 +64,10 @@ def message_of(answer):
 @pytest.mark.parametrize("path", ["/stub", "/models/a-name/stub"])
 @pytest.mark.parametrize("name", BAD_BODIES)
 def test_a_body_that_is_no_json_object_is_an_error_of_the_protocol(client, name, path):
-    content, said = BAD_BODIES[name]
+    content, values = BAD_BODIES[name]
     answer = client.post(path, content=content, headers=JSON)
-    assert (answer.status_code, said in message_of(answer)) == (422, True), answer.text
+    assert answer.status_code == 422
+    check_message(message_of(answer), **values)
 
 
 @pytest.mark.parametrize(
@@ -85,15 +87,15 @@ def test_a_body_that_is_no_json_object_is_an_error_of_the_protocol(client, name,
         ({"q": "a", "x": 10**400}, "x is 1000"),
         (
             {"q": "a", "x": [], "n": 11},
-            "n is 11, expected a number less than or equal to 10 (and 1 more are wrong)",
+            "n is 11, expected a number less than or equal to 10 (1 more",
         ),
     ],
     ids=lambda value: json.dumps(value)[:30] if isinstance(value, dict) else "",
 )
 def test_a_wrong_value_is_named_with_what_is_expected(client, body, message):
-    said = message_of(answer := client.post("/stub", json=body))
-    assert (answer.status_code, said.startswith(message)) == (422, True), said
-    assert len(said) < 300
+    answer = client.post("/stub", json=body)
+    assert answer.status_code == 422 and len(message_of(answer)) < 300
+    assert message_of(answer).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def test_a_body_of_another_content_type_is_an_error_that_says_which_one_is_expec
 ):
     answer = client.post("/stub", content=b'{"q": "a"}', headers={"Content-Type": content_type})
     assert answer.status_code == 422
-    assert message_of(answer) == "the body has another Content-Type, expected application/json"
+    check_message(message_of(answer), seen="Content-Type", expected="application/json")
 
 
 def test_texts_that_only_look_like_what_json_has_not_are_taken(client):
@@ -119,12 +121,9 @@ def test_texts_that_only_look_like_what_json_has_not_are_taken(client):
     [
         ("refusal", 429, "too many, expected fewer"),
         ("long", 413, "9 tokens, expected at most 8"),
-        ("deep", 422, "the body is nested too deeply, expected fewer brackets"),
+        ("deep", 422, ""),
         ("value", 422, "a b is \\ud800, expected c"),
-        *(
-            (name, 500, "the server made a mistake, which its log describes")
-            for name in ("mistake", "nan", "half")
-        ),
+        *((name, 500, "") for name in ("mistake", "nan", "half")),
     ],
 )
 def test_what_a_handler_raises_is_an_answer_in_the_format_of_its_protocol(
@@ -137,43 +136,16 @@ def test_what_a_handler_raises_is_an_answer_in_the_format_of_its_protocol(
 
 
 @pytest.mark.parametrize(
-    "method, path, status, body",
+    "method, path, status, expected",
     [
-        (
-            "GET",
-            "/nowhere",
-            404,
-            {"error": "nothing is at this path, expected one of those in /openapi.json"},
-        ),
-        (
-            "GET",
-            "/",
-            404,
-            {"error": "nothing is at this path, expected one of those in /openapi.json"},
-        ),
-        (
-            "GET",
-            "//",
-            404,
-            {"error": "nothing is at this path, expected one of those in /openapi.json"},
-        ),
-        (
-            "GET",
-            "/docs",
-            404,
-            {"error": "nothing is at this path, expected one of those in /openapi.json"},
-        ),
-        (
-            "POST",
-            "/health",
-            405,
-            {"error": "this method does not go with this path, expected GET, HEAD"},
-        ),
+        *(("GET", path, 404, "/openapi.json") for path in ("/nowhere", "/", "//", "/docs")),
+        ("POST", "/health", 405, ("GET", "HEAD")),
     ],
 )
-def test_a_path_of_no_protocol_has_a_plain_error(client, method, path, status, body):
+def test_a_path_of_no_protocol_has_a_plain_error(client, method, path, status, expected):
     answer = client.request(method, path)
-    assert (answer.status_code, answer.json()) == (status, body)
+    assert (answer.status_code, [*answer.json()]) == (status, ["error"])
+    check_message(answer.json()["error"], expected=expected)
 
 
 @pytest.mark.parametrize(
@@ -209,14 +181,14 @@ def test_the_document_of_the_interface_has_every_route_and_its_body(client):
 
 def posts():
     """The routes of all protocols that take a body."""
-    found = [
+    result = [
         (protocol, route.path)
         for protocol in PROTOCOLS
         for route in protocol.router.routes
         if "POST" in route.methods
     ]
     return [
-        pytest.param(protocol, re.sub(r"{\w+}", "x", path), id=path) for protocol, path in found
+        pytest.param(protocol, re.sub(r"{\w+}", "x", path), id=path) for protocol, path in result
     ]
 
 
@@ -246,8 +218,8 @@ def test_json_of_any_encoding_is_read_as_that_of_utf8(protocol, path):
 
     async def answer(content):
         async with client_of(app_of(protocol.name)) as client:
-            found = await client.post(path, content=content, headers=JSON)
-            return found.status_code, found.text
+            actual = await client.post(path, content=content, headers=JSON)
+            return actual.status_code, actual.text
 
     expected = asyncio.run(answer(body.encode()))
     assert "JSON" not in expected[1]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vanilla_transformer_export.serving.translation.html_text import replaced, text_runs
+from vanilla_transformer_export.serving.translation.html_text import replace_runs, text_runs
 
 
 def texts(html):
@@ -16,7 +16,7 @@ def texts(html):
 
 def shouted(html):
     runs = text_runs(html)
-    return replaced(html, runs, [run.text.upper() for run in runs])
+    return replace_runs(html, runs, [run.text.upper() for run in runs])
 
 
 @pytest.mark.parametrize(
@@ -78,13 +78,13 @@ def shouted(html):
 def test_text_between_tags_is_replaced(html, expected):
     assert shouted(html) == expected
     runs = text_runs(html)
-    assert replaced(html, runs, [run.text for run in runs]) == html
+    assert replace_runs(html, runs, [run.text for run in runs]) == html
 
 
 def test_what_is_put_in_is_escaped():
     html = "<p>a &quot; b</p>"
     assert (
-        replaced(html, text_runs(html), ["""<script> & "'"""])
+        replace_runs(html, text_runs(html), ["""<script> & "'"""])
         == "<p>&lt;script&gt; &amp; &quot;'</p>"
     )
 
@@ -151,14 +151,14 @@ BROKEN = st.lists(
 @given(st.one_of(DOCUMENTS, BROKEN))
 def test_html_whose_text_stays_is_the_same_byte_for_byte(html):
     runs = text_runs(html)
-    assert replaced(html, runs, [run.text for run in runs]) == html
+    assert replace_runs(html, runs, [run.text for run in runs]) == html
 
 
 @given(st.one_of(DOCUMENTS, BROKEN))
 def test_other_text_leaves_the_markup_as_it_is(html):
     """And is found again, in the same places."""
     runs = text_runs(html)
-    changed = replaced(html, runs, [f"<{number}> & é" for number in range(len(runs))])
+    changed = replace_runs(html, runs, [f"<{number}> & é" for number in range(len(runs))])
     assert [run.text for run in text_runs(changed)] == [
         f"<{number}> & é" for number in range(len(runs))
     ]

@@ -10,10 +10,11 @@ from urllib.error import HTTPError
 
 import httpx
 import pytest
-from checkpoints import EOS, copy_of, edit_json, list_file, seal
+from checkpoints import EOS, copy_folder, edit_json, list_file, seal
 from hypothesis import given
 from hypothesis import strategies as st
 from libretranslatepy import LibreTranslateAPI
+from messages import check_message, raises
 from opened_engines import text_engine
 from served import served
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -23,17 +24,20 @@ from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.protocols.libretranslate import PROTOCOL, PUBLIC_PATHS
-from vanilla_transformer_export.serving.translation.translator import LONG, translate
+from vanilla_transformer_export.serving.translation.translator import (
+    MAX_INLINE_CHARACTERS,
+    translate,
+)
 from vanilla_transformer_export.text.language_names import MACROLANGUAGES, TABLE, TWO_LETTERS
 from vanilla_transformer_export.text.language_pairs import (
     Directions,
     language_name,
-    languages_of_model,
+    model_languages,
     names_by_code,
     sentence_languages,
 )
 from vanilla_transformer_export.text.languages import Languages
-from vanilla_transformer_export.text.tasks.translation import Splitting, parts_of
+from vanilla_transformer_export.text.tasks.translation import Splitting, split_text
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
 SLOTS = 8
@@ -47,19 +51,19 @@ ENGLISH = dict(source="en", target="de")
 def directory(exported_for, tmp_path_factory):
     """An export with a tokenizer of the words w0 to w39, of languages and "."; and a card that says
     which it translates."""
-    found = copy_of(exported_for("seq2seq", "cpu")[1], tmp_path_factory.mktemp("translator"))
+    result = copy_folder(exported_for("seq2seq", "cpu")[1], tmp_path_factory.mktemp("translator"))
     words = [*WORDS, *(f"v{number}" for number in range(4)), ">>deu<<", ">>fra<<", "unknown", "."]
     tokenizer = Tokenizer(
         models.WordLevel({word: id for id, word in enumerate(words)}, unk_token="unknown")
     )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(["w0", f"w{EOS}", "unknown", ">>deu<<", ">>fra<<"])
-    tokenizer.save(str(found / "tokenizer.json"))
-    list_file(found, "tokenizer.json")
-    edit_json(found / "generation_config.json", max_new_tokens=10, num_beams=2)
-    seal(found)
-    (found / "README.md").write_text(CARD)
-    return found
+    tokenizer.save(str(result / "tokenizer.json"))
+    list_file(result, "tokenizer.json")
+    edit_json(result / "generation_config.json", max_new_tokens=10, num_beams=2)
+    seal(result)
+    (result / "README.md").write_text(CARD)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +81,7 @@ def load(directory):
         engines.append(engine)
         if languages is not None:
             runtime.languages = languages
-        return ServedModel(name, runtime, engines[-1], languages_of_model(runtime, given))
+        return ServedModel(name, runtime, engines[-1], model_languages(runtime, given))
 
     yield make
     for engine in engines:
@@ -103,8 +107,8 @@ def serving(*models, token=None, **settings):
 
 @pytest.fixture(scope="module")
 def url(model):
-    with serving(model, max_batch=4) as found:
-        yield found
+    with serving(model, max_batch=4) as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +118,9 @@ def client(url):
 
 
 def answer(client, body, path="/translate"):
-    found = client.post(path, json={**ENGLISH, **body})
-    assert found.status_code == 200, found.text
-    return found.json()
+    result = client.post(path, json={**ENGLISH, **body})
+    assert result.status_code == 200, result.text
+    return result.json()
 
 
 def message(found, status=400):
@@ -135,9 +139,9 @@ def test_libretranslate_s_client_gets_what_translate_gives(url, alone):
         {"code": "en", "name": "English", "targets": ["de"]},
         {"code": "de", "name": "German", "targets": []},
     ]
-    with pytest.raises(HTTPError, match="403"):
+    with raises(HTTPError, seen=403):
         api.detect("w5")
-    with pytest.raises(HTTPError, match="400"):
+    with raises(HTTPError, seen=400):
         api.translate("w5", "en", "fr")
 
 
@@ -148,7 +152,7 @@ def test_the_api_key_is_the_token_of_the_server(model, alone):
             == alone.translate(["w5"])[0]
         )
         for key in ("wrong", None):
-            with pytest.raises(HTTPError, match="401"):
+            with raises(HTTPError, seen=401):
                 LibreTranslateAPI(url, key).translate("w5", "en", "de")
 
 
@@ -179,8 +183,8 @@ def test_what_libretranslate_tells_without_a_key_needs_no_token(model):
 )
 def test_any_text_is_translated_as_alone(model, alone, words):
     text = " ".join(["w3", *words])
-    [[found]] = asyncio.run(translate(model, [text]))
-    assert [found] == alone.translate([text])
+    [[result]] = asyncio.run(translate(model, [text]))
+    assert [result] == alone.translate([text])
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
@@ -189,7 +193,7 @@ def test_json_with_a_byte_order_mark_is_translated_as_without(client, encoding):
     sent = [client.post("/translate", content=body.encode(each)) for each in ("utf-8", encoding)]
     assert [each.status_code for each in sent] == [200, 200] and sent[0].json() == sent[1].json()
     cut = client.post("/translate", content=body.encode("utf-16")[:-1])
-    assert cut.status_code == 400 and "not JSON" in cut.json()["error"]
+    assert cut.status_code == 400 and "not valid JSON" in cut.json()["error"]
 
 
 def test_texts_in_forms_are_those_in_json(client, alone):
@@ -221,8 +225,8 @@ def test_texts_in_forms_are_those_in_json(client, alone):
 
 def test_a_list_has_a_list_and_texts_without_letters_stay(client, alone):
     first, last = alone.translate(["w5", TEXT])
-    found = answer(client, {"q": ["w5", " \n", "", TEXT], "alternatives": -1})
-    assert found == {"translatedText": [first, " \n", "", last]}
+    actual = answer(client, {"q": ["w5", " \n", "", TEXT], "alternatives": -1})
+    assert actual == {"translatedText": [first, " \n", "", last]}
     assert answer(client, {"q": ["\N{DOG FACE} 1"]}) == {"translatedText": ["\N{DOG FACE} 1"]}
     assert answer(client, {"q": " "}) == {"translatedText": " "}
     text = "w5 w6 .\n12345\n*** w30 ."
@@ -240,7 +244,7 @@ def test_a_list_has_a_list_and_texts_without_letters_stay(client, alone):
 
 
 def test_alternatives_are_the_next_best_of_as_many_beams(client, alone):
-    """Of several sentences the second of each makes the second."""
+    """The second translations of all sentences make the second alternative."""
     sentences = ["w5 w6 w30 .", "W7 w9 ."]
     best = [
         alone.generate([sentence], num_beams=4, num_return_sequences=4) for sentence in sentences
@@ -248,8 +252,8 @@ def test_alternatives_are_the_next_best_of_as_many_beams(client, alone):
     joined = [" ".join(own) for own in zip(*best)]
     expected = [other for other in dict.fromkeys(joined[1:]) if other != joined[0]]
     assert len(expected) > 1
-    found = {"translatedText": joined[0], "alternatives": expected}
-    assert answer(client, {"q": " ".join(sentences), "alternatives": 3}) == found
+    actual = {"translatedText": joined[0], "alternatives": expected}
+    assert answer(client, {"q": " ".join(sentences), "alternatives": 3}) == actual
     again = answer(client, {"q": [" ".join(sentences), " "], "alternatives": "3"})
     assert again == {"translatedText": [joined[0], " "], "alternatives": [expected, []]}
     one = answer(client, {"q": sentences[0], "alternatives": 1})  # the model's two beams
@@ -266,17 +270,17 @@ def test_html_is_translated_between_its_tags(client, alone):
         "translatedText": expected,
         "alternatives": [],
     }
-    found = answer(client, {"q": [html, "<br>", ""], "format": "html", "alternatives": 1})
-    assert found == {"translatedText": [expected, "<br>", ""], "alternatives": [[], [], []]}
+    actual = answer(client, {"q": [html, "<br>", ""], "format": "html", "alternatives": 1})
+    assert actual == {"translatedText": [expected, "<br>", ""], "alternatives": [[], [], []]}
 
 
 def test_long_texts_are_as_short_ones(client, alone):
     lines = [" ".join(WORDS[start : start + 16]) for start in range(3, 24)]
-    found = answer(client, {"q": "\n".join(lines)})
-    assert found["translatedText"] == alone.translate(["\n".join(lines)])[0]
+    result = answer(client, {"q": "\n".join(lines)})
+    assert result["translatedText"] == alone.translate(["\n".join(lines)])[0]
     html = answer(client, {"q": "<p>".join(lines), "format": "html"})["translatedText"]
     assert html == "<p>".join(alone.translate(lines))
-    assert sum(map(len, lines)) > LONG
+    assert sum(map(len, lines)) > MAX_INLINE_CHARACTERS
 
 
 def test_other_requests(client):
@@ -356,17 +360,13 @@ def test_the_model_is_that_of_the_path_or_of_the_languages(model, load, alone):
             "de",
         ]
         said = message(client.post("/translate", json={"q": "w5", **ENGLISH}))
-        assert said == "2 models translate, expected the name of one of them: tiny, twin"
+        check_message(said, seen=2, expected=("tiny", "twin"))
         said = message(client.post("/models/back/translate", json={"q": "w5", **ENGLISH}))
-        assert said == "'en' to 'de' is not supported, expected one of: de to en"
+        check_message(said, seen=("en", "de"), expected=("de", "en"))
         said = message(client.post("/translate", json={"q": "w5", **ENGLISH, "source": "auto"}))
-        assert said == (
-            "source is auto, which works where one source language is served, expected one "
-            "of: de, en"
-        )
-        assert "no model 'x', expected one of tiny, back, twin" in message(
-            client.get("/models/x/languages"), 404
-        )
+        check_message(said, seen=("source", "auto"), expected=("de", "en"))
+        said = message(client.get("/models/x/languages"), 404)
+        check_message(said, seen="x", expected=("tiny", "back", "twin"))
 
 
 TOKENS = {"eng_Latn": 40, "deu_Latn": 41, "zho_Hans": 42, "zho_Hant": 43}
@@ -384,7 +384,7 @@ def test_languages_of_the_tokenizer_have_their_own_names_and_those_of_iso(load, 
             "zh-Hant": "Chinese (Hant)",
         }
         assert languages[0]["targets"] == ["de", "en", "zh-Hant"]
-        found = set()
+        actual = set()
         for source, target, own in (
             ("en", "de", ("eng_Latn", "deu_Latn")),
             ("deu_Latn", "zh", ("deu_Latn", "zho_Hans")),
@@ -394,9 +394,9 @@ def test_languages_of_the_tokenizer_have_their_own_names_and_those_of_iso(load, 
             assert answer(client, {"q": "w5 w6. W7.", "source": source, "target": target}) == {
                 "translatedText": expected
             }
-            found.add(expected)
-        assert len(found) == 3
-        assert "expected one of: en to de, en to zh-Hans, " in message(
+            actual.add(expected)
+        assert len(actual) == 3
+        assert "en to de, en to zh-Hans, " in message(
             client.post("/translate", json={"q": "w5", "source": "en", "target": "en"})
         )
 
@@ -461,8 +461,10 @@ def test_codes_have_two_letters_where_a_language_is_the_only_one():
 
 
 def test_a_macrolanguage_is_the_only_one_of_its_languages_that_a_model_has():
-    """By SIL's tables of ISO 639-3. NLLB-200 has one Pashto, Quechua and Fula, and two Norwegians,
-    which have codes."""
+    """The expected codes are those of SIL's tables of ISO 639-3.
+
+    NLLB-200 has one Pashto, Quechua and Fula, and two Norwegians, which have codes.
+    """
     codes = names_by_code(NLLB)
     expected = {
         "ps": "pbt_Arab",
@@ -539,11 +541,11 @@ def test_the_card_says_what_is_translated_if_its_name_does(directory, tmp_path, 
     runtime = SimpleNamespace(info=info, languages=Languages())
     if text is not None:
         (tmp_path / "README.md").write_text(text)
-    assert languages_of_model(runtime) == expected
+    assert model_languages(runtime) == expected
     assert [*sentence_languages(runtime).values()] == [source for source, _ in expected]
-    assert languages_of_model(runtime, [("it", "pt"), ("it", "pt")]) == [("it", "pt")]
+    assert model_languages(runtime, [("it", "pt"), ("it", "pt")]) == [("it", "pt")]
     runtime.info.architecture = "VanillaSeq2SeqForSequenceClassification"
-    assert languages_of_model(runtime, [("it", "pt")]) == []
+    assert model_languages(runtime, [("it", "pt")]) == []
 
 
 def test_sentences_are_split_in_the_language_of_the_text(alone, monkeypatch):
@@ -557,7 +559,7 @@ def test_sentences_are_split_in_the_language_of_the_text(alone, monkeypatch):
     def count(splitting, src_lang):
         return sum(
             part.is_sentence
-            for part in parts_of(alone, text, splitting.in_language(alone, src_lang))
+            for part in split_text(alone, text, splitting.in_language(alone, src_lang))
         )
 
     assert [count(Splitting(), name) for name in (None, "eng_Latn", "spa_Latn")] == [1, 1, 2]
@@ -566,53 +568,54 @@ def test_sentences_are_split_in_the_language_of_the_text(alone, monkeypatch):
 
 def test_languages_that_are_given_must_be_those_of_the_model(alone, monkeypatch):
     monkeypatch.setattr(alone, "languages", MULTILINGUAL)
-    assert languages_of_model(alone, [("EN", "zho_Hant"), ("deu-latn", "en")]) == [
+    assert model_languages(alone, [("EN", "zho_Hant"), ("deu-latn", "en")]) == [
         ("en", "zh-Hant"),
         ("de", "en"),
     ]
-    with pytest.raises(
-        UsageError,
-        match="^languages en-fr: 'fr' is no language of the model, expected one of .*'de', 'en'",
-    ):
-        languages_of_model(alone, [("en", "fr")])
+    with raises(UsageError, seen="fr", expected=("de", "en")):
+        model_languages(alone, [("en", "fr")])
     monkeypatch.setattr(alone, "languages", Languages(words=[">>deu<<"]))
-    assert languages_of_model(alone, [("fr", "deu")]) == [("fr", "de")]
-    with pytest.raises(UsageError, match="'fr' is no language"):
-        languages_of_model(alone, [("de", "fr")])
+    assert model_languages(alone, [("fr", "deu")]) == [("fr", "de")]
+    with raises(UsageError, seen="fr"):
+        model_languages(alone, [("de", "fr")])
 
 
 # ---------------------------------------------------------------------------------------- bad input
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    "changes, seen, expected",
     [
-        ({"q": None}, "q is None, expected a valid string or a valid array"),
-        ({"q": 5}, "q is 5, expected a valid string or a valid array"),
-        ({"q": ["w5", None]}, "q is ['w5', None], expected"),
-        ({"q": {"w5": 1}}, "q is {'w5': 1}, expected"),
-        ({"q": ""}, "q is '', expected a text or a list of texts"),
-        ({"q": []}, "q is [], expected a text or a list of texts"),
-        ({"q": ["w5"] * 5}, "q has 5 texts, expected at most 4"),
-        ({"source": "fr"}, "'fr' to 'de' is not supported, expected one of: en to de"),
-        ({"target": "d" * 99}, f"'en' to '{'d' * 49} is not supported, expected one of: en to de"),
-        ({"target": "en"}, "'en' to 'en' is not supported, expected one of: en to de"),
-        ({"target": ""}, "'en' to '' is not supported, expected one of: en to de"),
-        ({"target": ["de"]}, "target is ['de'], expected a valid string"),
-        ({"target": "auto"}, "'en' to 'auto' is not supported"),
-        ({"format": "pdf"}, "format is 'pdf', expected 'text' or 'html'"),
-        ({"format": ["html"]}, "format is ['html'], expected 'text' or 'html'"),
-        ({"alternatives": "two"}, "alternatives is 'two', expected a valid integer"),
-        ({"alternatives": 1.5}, "alternatives is 1.5, expected a valid integer"),
-        ({"alternatives": SLOTS}, f"alternatives is {SLOTS}, expected at most {SLOTS - 1}"),
-        ({"alternatives": 10**30}, f"expected at most {SLOTS - 1}"),
-        ({"model": 5}, "model is 5, expected a valid string"),
-        ({"api_key": 5}, "api_key is 5, expected a valid string"),
+        ({"q": None}, None, ()),
+        ({"q": 5}, 5, ()),
+        ({"q": ["w5", None]}, ("w5", None), ()),
+        ({"q": {"w5": 1}}, ("w5", 1), ()),
+        ({"q": ""}, "''", ()),
+        ({"q": []}, "[]", ()),
+        ({"q": ["w5"] * 5}, 5, 4),
+        ({"source": "fr"}, ("fr", "de"), ()),
+        ({"target": "d" * 99}, ("en", "d" * 49), ()),
+        ({"target": "en"}, "en", ()),
+        ({"target": ""}, ("en", "''"), ()),
+        ({"target": ["de"]}, "de", ()),
+        ({"target": "auto"}, ("en", "auto"), ()),
+        ({"format": "pdf"}, ("format", "pdf"), ("text", "html")),
+        ({"format": ["html"]}, ("format", "html"), ("text", "html")),
+        ({"alternatives": "two"}, ("alternatives", "two"), ()),
+        ({"alternatives": 1.5}, ("alternatives", 1.5), ()),
+        ({"alternatives": SLOTS}, ("alternatives", SLOTS), SLOTS - 1),
+        ({"alternatives": 10**30}, (), SLOTS - 1),
+        ({"model": 5}, 5, ()),
+        ({"api_key": 5}, ("api_key", 5), ()),
     ],
     ids=ascii,
 )
-def test_a_wrong_value_is_named(client, changes, said):
-    assert said in message(client.post("/translate", json={"q": "w5", **ENGLISH, **changes}))
+def test_a_wrong_value_is_named(client, changes, seen, expected):
+    check_message(
+        message(client.post("/translate", json={"q": "w5", **ENGLISH, **changes})),
+        seen=seen,
+        expected=expected,
+    )
 
 
 @pytest.mark.parametrize("field", ["q", "source", "target"])
@@ -624,38 +627,27 @@ def test_a_missing_field_is_named(client, field):
 
 
 @pytest.mark.parametrize(
-    "kind, content, said",
+    "kind, content, seen",
     [
-        ("application/json", b"", "the body is not JSON: EOF"),
-        ("application/json", b'{"q": "w5",', "the body is not JSON: EOF"),
-        ("application/json", b'{"q": "\xff"}', "the body is not JSON: "),
-        (
-            "application/json",
-            b'{"q": "\\ud83d", "source": "en", "target": "de"}',
-            "half of a character",
-        ),
-        ("application/json", b"[" * 100_000, "the body is not JSON: recursion limit exceeded"),
-        ("application/json", b"[1]", "the body is [1], expected"),
-        ("text/plain", b"w5", "the body is not JSON: "),
-        (
-            "application/x-www-form-urlencoded",
-            b"q=%ff&source=en&target=de",
-            "the body is no form in UTF-8",
-        ),
-        (
-            "application/x-www-form-urlencoded",
-            b"q=\xff&source=en&target=de",
-            "the body is no form in UTF-8",
-        ),
+        ("application/json", b"", ("JSON", "EOF")),
+        ("application/json", b'{"q": "w5",', ("JSON", "EOF")),
+        ("application/json", b'{"q": "\xff"}', "JSON"),
+        ("application/json", b'{"q": "\\ud83d", "source": "en", "target": "de"}', ()),
+        ("application/json", b"[" * 100_000, "JSON"),
+        ("application/json", b"[1]", 1),
+        ("text/plain", b"w5", "JSON"),
+        ("application/x-www-form-urlencoded", b"q=%ff&source=en&target=de", ()),
+        ("application/x-www-form-urlencoded", b"q=\xff&source=en&target=de", ()),
         ("application/x-www-form-urlencoded", b"", "q is missing"),
         ("multipart/form-data", b"w5", "boundary"),
-        ("multipart/form-data; boundary=x", b"w5", ""),
+        ("multipart/form-data; boundary=x", b"w5", ()),
     ],
     ids=ascii,
 )
-def test_a_body_that_is_none_is_an_error(client, kind, content, said):
-    assert said in message(
-        client.post("/translate", content=content, headers={"Content-Type": kind})
+def test_a_body_that_is_none_is_an_error(client, kind, content, seen):
+    check_message(
+        message(client.post("/translate", content=content, headers={"Content-Type": kind})),
+        seen=seen,
     )
 
 
@@ -665,19 +657,17 @@ def test_a_file_in_a_form_is_an_error(client):
 
 
 def test_more_sentences_than_a_request_may_have_are_too_many(client):
-    for body, said in (
-        ({"q": "w5\n" * 4097}, "the texts have 4097 sentences together, expected at most 4096"),
-        (
-            {"q": "w5<p>" * 4097, "format": "html"},
-            "the html has 4097 pieces of text, expected at most 4096",
-        ),
-        ({"q": "w5 " * 4097}, "a sentence has 12290 characters, expected at most 640"),
+    for body, seen, expected in (
+        ({"q": "w5\n" * 4097}, 4097, 4096),
+        ({"q": "w5<p>" * 4097, "format": "html"}, 4097, 4096),
+        ({"q": "w5 " * 4097}, 12290, 640),
     ):
-        assert message(client.post("/translate", json={**ENGLISH, **body}), 413) == said
+        answer = client.post("/translate", json={**ENGLISH, **body})
+        check_message(message(answer, 413), seen=seen, expected=expected)
 
 
 def test_a_sentence_that_no_slot_holds_is_too_long(client):
     long = "w5 " * 41
     for body in ({"q": long}, {"q": f"<p>{long}</p>", "format": "html"}, {"q": f"w5. W{long}"}):
-        found = client.post("/translate", json={**ENGLISH, **body})
-        assert message(found, 413) == "the source has 41 tokens, expected at most 40"
+        result = client.post("/translate", json={**ENGLISH, **body})
+        check_message(message(result, 413), seen=41, expected=40)

@@ -161,7 +161,7 @@ def test_the_bodies_that_are_changed_are_of_paths_that_there_are(app, path):
         ) as client:
             return await client.post(path, json=BODIES[path])
 
-    assert "nothing is at this path" not in asyncio.run(answer()).text
+    assert "this path does not exist" not in asyncio.run(answer()).text
 
 
 def test_every_name_in_a_path_of_the_document_is_a_parameter(app):

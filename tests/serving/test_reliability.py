@@ -11,14 +11,15 @@ import time
 from pathlib import Path
 
 import pytest
-from checkpoints import copy_of
+from checkpoints import copy_folder
+from messages import raises
 from serving_load import (
     TEXTS,
     assert_no_harm,
     connect,
-    load_of,
     metric,
     request,
+    run_load,
     serving,
     vanish,
     wait_until,
@@ -38,7 +39,7 @@ def export(exported_for, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def load(export):
-    return load_of(export)
+    return run_load(export)
 
 
 @pytest.fixture(scope="module")
@@ -46,20 +47,23 @@ def server(export, tmp_path_factory):
     """One for all tests that leave it running; with so little room that it is full at once."""
     with serving(
         export, tmp_path_factory.mktemp("log") / "log", "--slots", "4", "--queue", "8"
-    ) as found:
-        yield found
+    ) as result:
+        yield result
 
 
 def is_idle(server):
-    """Whether no request and no row is left; metrics themselves are no request."""
+    """Return True if no request is in flight and no row runs or waits.
+
+    Requests of metrics do not count.
+    """
     names = ("requests_in_flight", "rows_running", "rows_waiting")
     return not any(metric(server, f"vanilla_transformer_{name}") for name in names)
 
 
 def test_a_server_that_is_full_answers_rightly_or_refuses(server, load):
-    found = server.load(**load, connections=96, seconds=1.5)
-    assert_no_harm(found)
-    assert found["statuses"]["200"] > 50 and found["statuses"]["429"] > 0
+    result = server.load(**load, connections=96, seconds=1.5)
+    assert_no_harm(result)
+    assert result["statuses"]["200"] > 50 and result["statuses"]["429"] > 0
 
 
 def test_clients_that_vanish_leave_nothing(server, load):
@@ -68,8 +72,8 @@ def test_clients_that_vanish_leave_nothing(server, load):
         for connection in gone:
             vanish(connection)
     wait_until(lambda: is_idle(server))
-    assert_no_harm(found := server.load(**load, connections=4, seconds=0.5))
-    assert set(found["statuses"]) == {"200"}
+    assert_no_harm(result := server.load(**load, connections=4, seconds=0.5))
+    assert set(result["statuses"]) == {"200"}
 
 
 def test_told_to_stop_under_load_it_loses_no_request_that_it_has_accepted(export, load, tmp_path):
@@ -77,9 +81,9 @@ def test_told_to_stop_under_load_it_loses_no_request_that_it_has_accepted(export
         client = server.start_load(**load, connections=16, seconds=2.0)
         wait_until(lambda: metric(server, "vanilla_transformer_tokens_total") > 200)
         assert server.stop() == 0
-        found = outcome(client)
-    lost = {status for status in found["statuses"] if not status.isdigit()}
-    assert_no_harm(found, *lost)
+        result = outcome(client)
+    lost = {status for status in result["statuses"] if not status.isdigit()}
+    assert_no_harm(result, *lost)
     assert not any("after a part" in status for status in lost)
     lines = [
         json.loads(line)
@@ -87,9 +91,9 @@ def test_told_to_stop_under_load_it_loses_no_request_that_it_has_accepted(export
         if line.startswith("{")
     ]
     accepted = [line["status"] for line in lines if line.get("path") == "/translate"]
-    assert accepted.count(200) == found["statuses"]["200"] > 20
+    assert accepted.count(200) == result["statuses"]["200"] > 20
     assert len(accepted) == sum(
-        count for status, count in found["statuses"].items() if status not in lost
+        count for status, count in result["statuses"].items() if status not in lost
     )
 
 
@@ -99,9 +103,9 @@ def test_a_log_on_a_full_disk_stops_nothing(export, load):
         Plan([*OURS, str(export), "--languages", "en-de", "--log-level", "debug"]),
         log=Path("/dev/full"),
     )
-    found = server.load(**load, connections=8, seconds=0.5)
-    assert_no_harm(found)
-    assert found["statuses"]["200"] > 20 and server.stop() == 0
+    result = server.load(**load, connections=8, seconds=0.5)
+    assert_no_harm(result)
+    assert result["statuses"]["200"] > 20 and server.stop() == 0
 
 
 # --------------------------------------------------------------------------------------------- slow
@@ -115,9 +119,9 @@ def test_twice_what_it_can_do_is_answered_rightly_or_refused_and_memory_stays(se
     while client.poll() is None:
         samples.append(server.memory)
         time.sleep(1)
-    found = outcome(client)
-    assert_no_harm(found)
-    assert found["statuses"]["429"] > 0 and found["per_second"] > rate / 3
+    result = outcome(client)
+    assert_no_harm(result)
+    assert result["statuses"]["429"] > 0 and result["per_second"] > rate / 3
     early, late = (
         sorted(samples[len(samples) // 4 : len(samples) // 2]),
         sorted(samples[-len(samples) // 4 :]),
@@ -142,8 +146,8 @@ def test_two_thousand_connections_leave_the_others_what_they_ask_for(server, loa
             start = time.perf_counter()
             assert server.status(path) == 200
             slowest = max(slowest, time.perf_counter() - start)
-    assert_no_harm(found := outcome(client))
-    assert set(found["statuses"]) == {"200"} and slowest < 2.0
+    assert_no_harm(result := outcome(client))
+    assert set(result["statuses"]) == {"200"} and slowest < 2.0
     for connection in waiting:
         connection.close()
 
@@ -165,8 +169,8 @@ def test_a_byte_a_second_ends_in_time_and_disturbs_nobody(export, load, tmp_path
                 with contextlib.suppress(OSError):  # closed by the server
                     connection.sendall(content[second : second + 1])
             time.sleep(1)
-        assert_no_harm(found := outcome(client))
-        assert set(found["statuses"]) == {"200"}
+        assert_no_harm(result := outcome(client))
+        assert set(result["statuses"]) == {"200"}
         assert [connection.recv(100)[:12] for connection in bodies] == [b"HTTP/1.1 408"] * 20
         assert all(is_closed(connection) for connection in headers)
         wait_until(lambda: is_idle(server))
@@ -195,8 +199,8 @@ def test_clients_that_read_slowly_delay_nobody(server, load):
         for connection in slow:
             read[connection] += connection.recv(1)
         time.sleep(0.1)
-    assert_no_harm(found := outcome(client))
-    assert found["statuses"]["200"] > 20
+    assert_no_harm(result := outcome(client))
+    assert result["statuses"]["200"] > 20
     assert {answer[:12] for answer in read.values()} <= {b"HTTP/1.1 200", b"HTTP/1.1 429"}
     for connection in slow:
         vanish(connection)
@@ -210,8 +214,8 @@ def test_stopped_and_continued_by_signals_it_goes_on(server, load):
     server.process.send_signal(signal.SIGSTOP)
     time.sleep(3)
     server.process.send_signal(signal.SIGCONT)
-    assert_no_harm(found := outcome(client))
-    assert found["statuses"]["200"] > 100 and found["latency"]["max"] > 2.5
+    assert_no_harm(result := outcome(client))
+    assert result["statuses"]["200"] > 100 and result["latency"]["max"] > 2.5
     wait_until(lambda: is_idle(server))
 
 
@@ -232,9 +236,9 @@ def flip(path):
     ["onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx", "tokenizer.json", "config.json"],
 )
 def test_a_corrupt_export_is_refused_at_the_start(export, tmp_path, file, damage):
-    copy = copy_of(export, tmp_path)
+    copy = copy_folder(export, tmp_path)
     damage(copy / file)
-    with pytest.raises(RuntimeError, match="not ready") as failed:
+    with raises(RuntimeError, seen="copy") as failed:
         Server(Plan([*OURS, str(copy), "--log-level", "error"]), tmp_path / "log")
     said = (tmp_path / "log").read_text()
     assert file.split("/")[-1] in said and "Traceback" not in said, failed.value

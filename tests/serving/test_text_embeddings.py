@@ -10,6 +10,7 @@ import openai
 import pytest
 from heads import HEADS, MANY, PAIRS, TEXTS, close, save_head, tokenizer_for, word_pieces
 from huggingface_hub import InferenceClient
+from messages import check_message, raises
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from served_models import serving
@@ -43,10 +44,10 @@ def embedder(tmp_path_factory):
 def head(tmp_path_factory):
     """A head of `HEADS` -> its checkpoint, and the url of a server."""
     with contextlib.ExitStack() as stack:
-        found = {}
+        result = {}
 
         def make(name):
-            if name not in found:
+            if name not in result:
                 architecture, kind, fields = HEADS[name]
                 folder = tmp_path_factory.mktemp("head")
                 checkpoint = save_head(
@@ -56,8 +57,8 @@ def head(tmp_path_factory):
                 server = stack.enter_context(
                     serving({name.split()[0]: TextRuntime(folder / "export", threads=1)})
                 )
-                found[name] = checkpoint, server.url
-            return found[name]
+                result[name] = checkpoint, server.url
+            return result[name]
 
         yield make
 
@@ -66,19 +67,21 @@ def post(url, path, **body):
     return httpx.post(url + path, json=body, timeout=60)
 
 
-def refused(found, status, kind, said):
-    assert found.status_code == status, found.text
-    body = found.json()
-    assert body["error_type"] == kind and said in body["error"], body
+def refused(answer, status, kind, seen=(), expected=()):
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error_type"] == kind
+    check_message(answer.json()["error"], seen=seen, expected=expected)
 
 
 def test_embeddings(embedder):
     model, url = embedder
-    wanted = model.encode(TEXTS)
-    np.testing.assert_allclose(post(url, "/embed", inputs=TEXTS).json(), wanted, atol=1e-5)
-    np.testing.assert_allclose(post(url, "/embed", inputs=TEXTS[0]).json(), wanted[:1], atol=1e-5)
+    expected = model.encode(TEXTS)
+    np.testing.assert_allclose(post(url, "/embed", inputs=TEXTS).json(), expected, atol=1e-5)
+    np.testing.assert_allclose(post(url, "/embed", inputs=TEXTS[0]).json(), expected[:1], atol=1e-5)
     raw = np.array(post(url, "/embed", inputs=TEXTS, normalize=False).json())
-    np.testing.assert_allclose(raw / np.linalg.norm(raw, axis=1, keepdims=True), wanted, atol=1e-5)
+    np.testing.assert_allclose(
+        raw / np.linalg.norm(raw, axis=1, keepdims=True), expected, atol=1e-5
+    )
     assert abs(np.linalg.norm(raw, axis=1) - 1).min() > 0.01
     queries = model.encode(TEXTS, prompt_name="query")
     np.testing.assert_allclose(
@@ -89,13 +92,15 @@ def test_embeddings(embedder):
         post(url, "/embed", inputs=TEXTS, dimensions=5).json(), cut, atol=1e-5
     )
     ids = [model.tokenizer(text)["input_ids"] for text in TEXTS]
-    np.testing.assert_allclose(post(url, "/embed", inputs=ids).json(), wanted, atol=1e-5)
-    np.testing.assert_allclose(post(url, "/embed", inputs=ids[0]).json(), wanted[:1], atol=1e-5)
+    np.testing.assert_allclose(post(url, "/embed", inputs=ids).json(), expected, atol=1e-5)
+    np.testing.assert_allclose(post(url, "/embed", inputs=ids[0]).json(), expected[:1], atol=1e-5)
     np.testing.assert_allclose(
-        post(url, "/embed", inputs=[TEXTS[0], ids[1]]).json(), wanted[:2], atol=1e-5
+        post(url, "/embed", inputs=[TEXTS[0], ids[1]]).json(), expected[:2], atol=1e-5
     )
     client = InferenceClient(model=f"{url}/embed")
-    np.testing.assert_allclose(client.feature_extraction(TEXTS, normalize=True), wanted, atol=1e-5)
+    np.testing.assert_allclose(
+        client.feature_extraction(TEXTS, normalize=True), expected, atol=1e-5
+    )
 
 
 def test_blank_texts_are_embedded_by_every_route(embedder):
@@ -103,24 +108,24 @@ def test_blank_texts_are_embedded_by_every_route(embedder):
     its batch."""
     model, url = embedder
     texts = [TEXTS[0], " ", "\n", TEXTS[1]]
-    wanted = model.encode(texts)
+    expected = model.encode(texts)
     for path in ("/embed", "/"):
-        np.testing.assert_allclose(post(url, path, inputs=texts).json(), wanted, atol=1e-5)
+        np.testing.assert_allclose(post(url, path, inputs=texts).json(), expected, atol=1e-5)
     for given in (texts, " "):
-        found = post(url, "/v1/embeddings", input=given).json()["data"]
+        actual = post(url, "/v1/embeddings", input=given).json()["data"]
         np.testing.assert_allclose(
-            [each["embedding"] for each in found], model.encode(np.atleast_1d(given)), atol=1e-5
+            [each["embedding"] for each in actual], model.encode(np.atleast_1d(given)), atol=1e-5
         )
     assert list(map(len, post(url, "/embed_all", inputs=texts).json())) == [
         len(row) for row in model.tokenizer(texts).input_ids
     ]
     inputs = {"source_sentence": " ", "sentences": texts}
-    found = post(url, "/similarity", inputs=inputs).json()
-    np.testing.assert_allclose(found, model.similarity(wanted[1], wanted)[0], atol=1e-4)
+    actual = post(url, "/similarity", inputs=inputs).json()
+    np.testing.assert_allclose(actual, model.similarity(expected[1], expected)[0], atol=1e-4)
     tensor = {"name": "text", "shape": [4], "datatype": "BYTES", "data": texts}
     body = {"inputs": [tensor], "outputs": [{"name": "embedding"}]}
-    found = post(url, "/v2/models/it/infer", **body).json()["outputs"][0]["data"]
-    np.testing.assert_allclose(np.reshape(found, wanted.shape), wanted, atol=1e-5)
+    actual = post(url, "/v2/models/it/infer", **body).json()["outputs"][0]["data"]
+    np.testing.assert_allclose(np.reshape(actual, expected.shape), expected, atol=1e-5)
     assert [post(url, path, **body).status_code for path, body in EMPTY.items()] == [422, 422, 400]
 
 
@@ -134,11 +139,11 @@ EMPTY = {
 def test_blank_texts_are_labelled(head):
     checkpoint, url = head("classify")
     pipe = pipeline("text-classification", model=checkpoint)
-    wanted = [pipe(each, top_k=None) for each in (" ", {"text": "a", "text_pair": " "})]
-    found = post(url, "/predict", inputs=[[" "], ["a", " "]]).json()
+    expected = [pipe(each, top_k=None) for each in (" ", {"text": "a", "text_pair": " "})]
+    actual = post(url, "/predict", inputs=[[" "], ["a", " "]]).json()
     close(
-        [[{"label": each["label"], "score": each["score"]} for each in row] for row in found],
-        wanted,
+        [[{"label": each["label"], "score": each["score"]} for each in row] for row in actual],
+        expected,
         absolute=1e-4,
     )
     assert len(post(url, "/predict/text-classification", inputs=["a", " "]).json()) == 2
@@ -146,7 +151,7 @@ def test_blank_texts_are_labelled(head):
         post(url, "/predict", inputs=""),
         422,
         "Validation",
-        "inputs is '', expected at least one character",
+        seen="''",
     )
 
 
@@ -156,13 +161,15 @@ def test_openai_s_dimensions_are_those_of_sentence_transformers(embedder):
     model, url = embedder
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     for dimensions in (1, 5, 32):
-        wanted = model.encode(TEXTS, truncate_dim=dimensions, normalize_embeddings=True)
+        expected = model.encode(TEXTS, truncate_dim=dimensions, normalize_embeddings=True)
         for encoding_format in ("float", openai.omit):  # the client decodes base64 by itself
-            found = client.embeddings.create(
+            actual = client.embeddings.create(
                 model="it", input=TEXTS, dimensions=dimensions, encoding_format=encoding_format
             )
-            np.testing.assert_allclose([each.embedding for each in found.data], wanted, atol=1e-5)
-    with pytest.raises(openai.BadRequestError, match="dimensions is 33, expected at most 32"):
+            np.testing.assert_allclose(
+                [each.embedding for each in actual.data], expected, atol=1e-5
+            )
+    with raises(openai.BadRequestError, seen=("dimensions", 33), expected=32):
         client.embeddings.create(model="it", input=TEXTS, dimensions=33)
 
 
@@ -173,18 +180,18 @@ def test_the_root_embeds_for_the_client_of_huggingface_hub(embedder):
         np.testing.assert_allclose(
             InferenceClient(model=root).feature_extraction(TEXTS), model.encode(TEXTS), atol=1e-5
         )
-    found = InferenceClient(model=url).feature_extraction(
+    result = InferenceClient(model=url).feature_extraction(
         TEXTS[0], prompt_name="query", normalize=True, truncate=True
     )
-    np.testing.assert_allclose(found, model.encode([TEXTS[0]], prompt_name="query"), atol=1e-5)
+    np.testing.assert_allclose(result, model.encode([TEXTS[0]], prompt_name="query"), atol=1e-5)
     refused(
         post(url, "/", inputs=TEXTS, query="a"),
         422,
         "Validation",
-        "query is 'a', expected no such field",
+        seen=("query", "a"),
     )
-    refused(post(url, "/", inputs=TEXTS, model="that"), 422, "Validation", "no model 'that'")
-    refused(post(url, "/models/that", inputs=TEXTS), 422, "Validation", "no model 'that'")
+    refused(post(url, "/", inputs=TEXTS, model="that"), 422, "Validation", seen="that")
+    refused(post(url, "/models/that", inputs=TEXTS), 422, "Validation", seen="that")
 
 
 @pytest.mark.parametrize(
@@ -196,8 +203,8 @@ def test_the_root_embeds_for_the_client_of_huggingface_hub(embedder):
 )
 def test_the_root_does_what_the_model_does(head, name, path, body):
     url = head(name)[1]
-    found, expected = post(url, "/", **body), post(url, path, **body)
-    assert found.status_code == 200 and found.json() == expected.json()
+    actual, expected = post(url, "/", **body), post(url, path, **body)
+    assert actual.status_code == 200 and actual.json() == expected.json()
 
 
 def test_the_root_of_other_models_says_what_is_served(head):
@@ -205,34 +212,30 @@ def test_the_root_of_other_models_says_what_is_served(head):
         post(head("fill_mask")[1], "/", inputs="a"),
         424,
         "Backend",
-        "none of the models here can embed",
     )
 
 
 def test_texts_that_are_too_long_are_cut_only_if_that_is_asked_for(embedder):
     model, url = embedder
     long = " ".join(["the old man"] * 30)
-    refused(
-        post(url, "/embed", inputs=["a", long]), 413, "Validation", "92 tokens, expected at most 40"
-    )
-    found = post(url, "/embed", inputs=long, truncate=True).json()
-    np.testing.assert_allclose(found, model.encode([long]), atol=1e-5)
+    refused(post(url, "/embed", inputs=["a", long]), 413, "Validation", seen=92, expected=40)
+    actual = post(url, "/embed", inputs=long, truncate=True).json()
+    np.testing.assert_allclose(actual, model.encode([long]), atol=1e-5)
     model.tokenizer.truncation_side = "left"
     try:
-        wanted = model.encode([long])
+        expected = model.encode([long])
     finally:
         model.tokenizer.truncation_side = "right"
-    found = post(url, "/embed", inputs=long, truncate=True, truncation_direction="left").json()
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
-    refused(
-        post(url, "/embed", inputs=[5] * 41), 413, "Validation", "41 tokens, expected at most 40"
-    )
+    actual = post(url, "/embed", inputs=long, truncate=True, truncation_direction="left").json()
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+    refused(post(url, "/embed", inputs=[5] * 41), 413, "Validation", seen=41, expected=40)
     assert post(url, "/embed", inputs=[5] * 41, truncate=True).status_code == 200
     refused(
         post(url, "/embed", inputs="a" * 10_001),
         413,
         "Validation",
-        "10001 characters, expected at most 10000",
+        seen=10001,
+        expected=10000,
     )
     assert post(url, "/embed", inputs="a b" * 10_000, truncate=True).status_code == 200
 
@@ -240,20 +243,20 @@ def test_texts_that_are_too_long_are_cut_only_if_that_is_asked_for(embedder):
 def test_states_and_similarities(embedder):
     model, url = embedder
     states = post(url, "/embed_all", inputs=TEXTS[:2]).json()
-    wanted = model.encode(TEXTS[:2], output_value="token_embeddings")
-    for own, expected in zip(states, wanted, strict=True):
+    reference = model.encode(TEXTS[:2], output_value="token_embeddings")
+    for own, expected in zip(states, reference, strict=True):
         np.testing.assert_allclose(own, expected.numpy(), rtol=1e-4, atol=1e-4)
     vectors = model.encode(TEXTS)
-    wanted = model.similarity(vectors[:1], vectors[1:])[0]
+    reference = model.similarity(vectors[:1], vectors[1:])[0]
     inputs = {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}
-    np.testing.assert_allclose(post(url, "/similarity", inputs=inputs).json(), wanted, atol=1e-4)
-    found = InferenceClient(model=f"{url}/predict/sentence-similarity").sentence_similarity(
+    np.testing.assert_allclose(post(url, "/similarity", inputs=inputs).json(), reference, atol=1e-4)
+    actual = InferenceClient(model=f"{url}/predict/sentence-similarity").sentence_similarity(
         TEXTS[0], TEXTS[1:]
     )
-    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    np.testing.assert_allclose(actual, reference, atol=1e-4)
     np.testing.assert_allclose(
         InferenceClient(model=f"{url}/similarity").sentence_similarity(TEXTS[0], TEXTS[1:]),
-        wanted,
+        reference,
         atol=1e-4,
     )
 
@@ -271,17 +274,17 @@ def test_tokens_and_texts(embedder):
     model, url = embedder
     text = "the old man é sees"
     encoding = model.tokenizer(text, return_offsets_mapping=True)
-    found = post(url, "/tokenize", inputs=text).json()[0]
-    assert [token["id"] for token in found] == encoding["input_ids"]
-    assert [token["special"] for token in found] == [True, *[False] * (len(found) - 2), True]
-    assert found[0]["start"] is None and found[0]["text"] == "[CLS]"
+    result = post(url, "/tokenize", inputs=text).json()[0]
+    assert [token["id"] for token in result] == encoding["input_ids"]
+    assert [token["special"] for token in result] == [True, *[False] * (len(result) - 2), True]
+    assert result[0]["start"] is None and result[0]["text"] == "[CLS]"
     content = text.encode()
     places = [
         (len(text[:start].encode()), len(text[:end].encode()))
         for start, end in encoding["offset_mapping"][1:-1]
     ]
-    assert [(token["start"], token["stop"]) for token in found[1:-1]] == places
-    assert [token["text"] for token in found[1:-1]] == [
+    assert [(token["start"], token["stop"]) for token in result[1:-1]] == places
+    assert [token["text"] for token in result[1:-1]] == [
         content[start:end].decode() for start, end in places
     ]
     bare = post(url, "/tokenize", inputs=[text, "a"], add_special_tokens=False).json()
@@ -292,93 +295,83 @@ def test_tokens_and_texts(embedder):
     assert post(url, "/decode", ids=ids).json() == [
         model.tokenizer.decode(ids, skip_special_tokens=True)
     ]
-    found = post(url, "/decode", ids=[ids, ids[:3]], skip_special_tokens=False).json()
-    assert found == [model.tokenizer.decode(ids), model.tokenizer.decode(ids[:3])]
+    result = post(url, "/decode", ids=[ids, ids[:3]], skip_special_tokens=False).json()
+    assert result == [model.tokenizer.decode(ids), model.tokenizer.decode(ids[:3])]
 
 
 def test_what_is_served_is_told(embedder):
     _, url = embedder
-    found = httpx.get(f"{url}/info").json()
+    result = httpx.get(f"{url}/info").json()
     assert (
-        found["model_id"] == "it"
-        and found["max_input_length"] == 40
-        and found["max_client_batch_size"] == 128
+        result["model_id"] == "it"
+        and result["max_input_length"] == 40
+        and result["max_client_batch_size"] == 128
     )
     assert (
-        found["model_type"] == {"embedding": {"pooling": "mean"}}
-        and found["model_dtype"] == "float32"
+        result["model_type"] == {"embedding": {"pooling": "mean"}}
+        and result["model_dtype"] == "float32"
     )
 
 
 WRONG = [
-    ("/embed", {}, 422, "Validation", "inputs is missing"),
-    ("/embed", {"inputs": []}, 400, "Empty", "inputs is empty"),
+    ("/embed", {}, 422, "Validation", dict(seen="inputs")),
+    ("/embed", {"inputs": []}, 400, "Empty", dict(seen="inputs")),
+    ("/embed", {"inputs": ""}, 422, "Validation", dict(seen=(0, 1, "''"))),
+    ("/embed", {"inputs": 5}, 422, "Validation", dict(seen=5)),
+    ("/embed", {"inputs": [["a"]]}, 422, "Validation", dict()),
+    ("/embed", {"inputs": [10**9]}, 422, "Validation", dict(seen=1000000000)),
     (
         "/embed",
-        {"inputs": ""},
+        {"inputs": "a", "normalize": "yes"},
         422,
         "Validation",
-        "inputs 0 of 1 is '', expected at least one character",
+        dict(seen=("normalize", "yes")),
     ),
-    ("/embed", {"inputs": 5}, 422, "Validation", "inputs is 5, expected a text"),
-    ("/embed", {"inputs": [["a"]]}, 422, "Validation", "expected a text or token ids"),
-    ("/embed", {"inputs": [10**9]}, 422, "Validation", "the token 1000000000, expected ids in"),
-    ("/embed", {"inputs": "a", "normalize": "yes"}, 422, "Validation", "normalize is 'yes'"),
-    ("/embed", {"inputs": "a", "normalise": True}, 422, "Validation", "normalise"),
-    ("/embed", {"inputs": "a", "prompt_name": "qery"}, 422, "Validation", "did you mean 'query'"),
+    ("/embed", {"inputs": "a", "normalise": True}, 422, "Validation", dict(seen="normalise")),
+    ("/embed", {"inputs": "a", "prompt_name": "qery"}, 422, "Validation", dict(expected="query")),
     (
         "/embed",
         {"inputs": "a", "dimensions": 33},
         422,
         "Validation",
-        "dimensions is 33, expected at most 32",
+        dict(seen=("dimensions", 33), expected=32),
     ),
     (
         "/embed",
         {"inputs": "a", "truncation_direction": "up"},
         422,
         "Validation",
-        "truncation_direction is 'up'",
+        dict(seen=("truncation_direction", "up")),
     ),
-    ("/embed", {"inputs": ["a"] * 129}, 413, "Validation", "129 items, expected at most 128"),
-    (
-        "/embed",
-        {"inputs": "a", "model": "other"},
-        422,
-        "Validation",
-        "no model 'other', expected one of it",
-    ),
-    ("/predict", {"inputs": "a"}, 424, "Backend", "none of the models here can label texts"),
-    (
-        "/rerank",
-        {"query": "a", "texts": ["b"]},
-        424,
-        "Backend",
-        "none of the models here can rerank",
-    ),
+    ("/embed", {"inputs": ["a"] * 129}, 413, "Validation", dict(seen=129, expected=128)),
+    ("/embed", {"inputs": "a", "model": "other"}, 422, "Validation", dict(seen="other")),
+    ("/predict", {"inputs": "a"}, 424, "Backend", dict()),
+    ("/rerank", {"query": "a", "texts": ["b"]}, 424, "Backend", dict()),
     (
         "/similarity",
         {"inputs": {"source_sentence": "a", "sentences": []}},
         400,
         "Empty",
-        "sentences is empty",
+        dict(seen="sentences"),
     ),
-    ("/tokenize", {"inputs": [5]}, 422, "Validation", "expected a text or a list of texts"),
+    ("/tokenize", {"inputs": [5]}, 422, "Validation", dict()),
     (
         "/tokenize",
         {"inputs": ["a" * 125_000, "b" * 125_001]},
         413,
         "Validation",
-        "250001 characters, expected at most 250000",
+        dict(seen=250001, expected=250000),
     ),
-    ("/decode", {"ids": ["a"]}, 422, "Validation", "expected token ids"),
-    ("/decode", {"ids": [-1]}, 422, "Validation", "the token -1"),
+    ("/decode", {"ids": ["a"]}, 422, "Validation", dict(expected="ids")),
+    ("/decode", {"ids": [-1]}, 422, "Validation", dict(seen=-1)),
 ]
 
 
-@pytest.mark.parametrize("path, body, status, kind, said", WRONG, ids=lambda value: str(value)[:40])
-def test_what_is_wrong_is_told(embedder, path, body, status, kind, said):
-    refused(post(embedder[1], path, **body), status, kind, said)
+@pytest.mark.parametrize(
+    "path, body, status, kind, values", WRONG, ids=lambda value: str(value)[:40]
+)
+def test_what_is_wrong_is_told(embedder, path, body, status, kind, values):
+    refused(post(embedder[1], path, **body), status, kind, **values)
 
 
 @pytest.mark.slow
@@ -395,24 +388,25 @@ def test_labels_of_texts_and_pairs(head):
         absolute=1e-4,
     )
     dicts = [{"text": text, "text_pair": pair} for text, pair in PAIRS]
-    wanted = pipe(dicts, top_k=None)
+    expected = pipe(dicts, top_k=None)
     close(
         scored(post(url, "/predict", inputs=[list(pair) for pair in PAIRS]).json()),
-        wanted,
+        expected,
         absolute=1e-4,
     )
-    close(scored([post(url, "/predict", inputs=list(PAIRS[0])).json()]), wanted[:1], absolute=1e-4)
+    close(
+        scored([post(url, "/predict", inputs=list(PAIRS[0])).json()]), expected[:1], absolute=1e-4
+    )
     mixed = post(url, "/predict", inputs=[[MANY[0]], list(PAIRS[0])], raw_scores=True).json()
-    wanted = [pipe(each, top_k=None, function_to_apply="none") for each in (MANY[0], dicts[0])]
-    close(scored(mixed), wanted, absolute=1e-3)
+    expected = [pipe(each, top_k=None, function_to_apply="none") for each in (MANY[0], dicts[0])]
+    close(scored(mixed), expected, absolute=1e-3)
     refused(
         post(url, "/predict", inputs=[["a", "b", "c"]]),
         422,
         "Validation",
-        "a list of one or two texts",
     )
-    refused(post(url, "/rerank", query="a", texts=["b"]), 424, "Backend", "rerank")
-    refused(post(url, "/embed", inputs="a"), 424, "Backend", "none of the models here can embed")
+    refused(post(url, "/rerank", query="a", texts=["b"]), 424, "Backend")
+    refused(post(url, "/embed", inputs="a"), 424, "Backend")
     assert (
         httpx.get(f"{url}/info").json()["model_type"]["classifier"]["id2label"]["2"] == "entailment"
     )
@@ -427,17 +421,17 @@ def test_reranking(head):
         scores = [
             each["score"] for each in pipe(pairs, function_to_apply="none" if raw else "sigmoid")
         ]
-        found = post(
+        result = post(
             url, "/rerank", query="the man", texts=MANY, raw_scores=raw, return_text=raw
         ).json()
-        assert [each["index"] for each in found] == sorted(
+        assert [each["index"] for each in result] == sorted(
             range(len(MANY)), key=lambda place: -scores[place]
         )
         np.testing.assert_allclose(
-            [each["score"] for each in found], sorted(scores, reverse=True), rtol=1e-4, atol=1e-4
+            [each["score"] for each in result], sorted(scores, reverse=True), rtol=1e-4, atol=1e-4
         )
-        assert [each.get("text") for each in found] == [
-            MANY[each["index"]] if raw else None for each in found
+        assert [each.get("text") for each in result] == [
+            MANY[each["index"]] if raw else None for each in result
         ]
-    refused(post(url, "/rerank", query="a", texts=[]), 400, "Empty", "texts is empty")
+    refused(post(url, "/rerank", query="a", texts=[]), 400, "Empty", seen="texts")
     assert AutoTokenizer.from_pretrained(checkpoint)("a", "b")["token_type_ids"][-1] == 1

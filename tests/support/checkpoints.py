@@ -147,20 +147,20 @@ def save_and_export(model: transformers.PreTrainedModel, checkpoint: Path, direc
     export(checkpoint, directory, cases=3)
 
 
-def copy_of(directory: Path, parent: Path) -> Path:
+def copy_folder(directory: Path, parent: Path) -> Path:
     """Return a copy of `directory` that a test may change."""
     return Path(shutil.copytree(directory, parent / "copy"))
 
 
 def with_words(directory, folder):
     """Return a copy of an export, with a tokenizer of the words w0 to w47."""
-    found = copy_of(directory, folder)
+    copy = copy_folder(directory, folder)
     words = Tokenizer(models.WordLevel({f"w{token}": token for token in range(48)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.add_special_tokens([AddedToken(f"w{token}", single_word=True) for token in range(3)])
-    words.save(str(found / "tokenizer.json"))
-    list_file(found, "tokenizer.json")
-    return found
+    words.save(str(copy / "tokenizer.json"))
+    list_file(copy, "tokenizer.json")
+    return copy
 
 
 def seal(directory: Path) -> None:
@@ -179,12 +179,12 @@ def list_file(directory: Path, name: str) -> None:
     seal(directory)
 
 
-def graphs_of(manifest: dict) -> dict[str, str]:
+def default_graphs(manifest: dict) -> dict[str, str]:
     """Return the files of the graphs that run by default, by role."""
     return manifest["variants"][manifest["default_dtype"]]["graphs"]
 
 
-def parity_of(manifest: dict) -> dict | None:
+def default_parity(manifest: dict) -> dict | None:
     """Return the differences between torch and the graphs that run by default."""
     return manifest["variants"][manifest["default_dtype"]]["parity"]
 
@@ -197,7 +197,7 @@ def add_to_output(graph, name):
     """Add the tensor `name` to the first output, because onnxruntime ignores unused tensors."""
     output = graph.output[0].name
     [node] = [node for node in graph.node if output in node.output]
-    node.output[:] = ["before" if own == output else own for own in node.output]
+    node.output[:] = ["before" if tensor == output else tensor for tensor in node.output]
     graph.node.append(onnx.helper.make_node("Add", ["before", name], [output]))
 
 

@@ -19,7 +19,7 @@ def command(*arguments, **kwargs):
     )
 
 
-def error_of(*arguments):
+def read_error(*arguments):
     """Run the command and return its error message; exceptions other than SystemExit are raised."""
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as caught:

@@ -10,10 +10,10 @@ import transformers
 import vanilla_transformer
 from vanilla_transformer.configuration_vanilla_transformer import pair
 from vanilla_transformer.conversion import FAMILIES, convert
-from vanilla_transformer.conversion.converter import converter_of
+from vanilla_transformer.conversion.converter import get_converter
 
 # of each: theirs, with ours
-ARCHITECTURES = {family: converter_of(family).ARCHITECTURES for family in FAMILIES}
+ARCHITECTURES = {family: get_converter(family).ARCHITECTURES for family in FAMILIES}
 BACK = {family: ARCHITECTURES[family] for family in FAMILIES if FAMILIES[family].converts_back}
 TWINS = ("xlm-roberta", "camembert", "mt5")  # families that share all code with RoBERTa or T5
 FLOAT32_NORMS = ("t5", "mt5")  # norms in float32 limit the precision of float64
@@ -62,7 +62,7 @@ def random_config(family, architecture, seed):
 
     It has odd numbers of heads and random values of the switches that can be represented.
     """
-    config_class = getattr(transformers, converter_of(family).CONFIG)
+    config_class = getattr(transformers, get_converter(family).CONFIG)
     names = config_class().to_dict()
     rng = random.Random(f"{family} {seed}")
     heads, vocabulary, positions = rng.choice([1, 3, 5]), rng.randint(30, 60), rng.randint(24, 40)
@@ -195,7 +195,7 @@ def is_sinusoidal(name, config):
     return config.model_type in ("marian", "pegasus") and "embed_positions" in name
 
 
-def given_to(model, position_ids=None):
+def make_arguments(model, position_ids=None):
     """Return random inputs, with rows of several lengths padded on the right."""
     config = model.config
     if model.main_input_name == "pixel_values":
@@ -206,25 +206,27 @@ def given_to(model, position_ids=None):
         (1, config.vocab_size - 2) if config.model_type == "marian" else (4, config.vocab_size - 1)
     )
     ids = torch.randint(first, last, RIGHT.shape).masked_fill(RIGHT == 0, pad)
-    given = dict(input_ids=ids, attention_mask=RIGHT)
+    arguments = dict(input_ids=ids, attention_mask=RIGHT)
     if getattr(config, "type_vocab_size", 0):
-        given["token_type_ids"] = torch.randint(0, config.type_vocab_size, RIGHT.shape)
+        arguments["token_type_ids"] = torch.randint(0, config.type_vocab_size, RIGHT.shape)
     if "MultipleChoice" in type(model).__name__:
         return {
-            name: torch.stack([tensor, tensor.flip(0)], dim=1) for name, tensor in given.items()
+            name: torch.stack([tensor, tensor.flip(0)], dim=1) for name, tensor in arguments.items()
         }
     if config.is_encoder_decoder and not reads_twice(model):
-        given["decoder_input_ids"] = torch.randint(first, last, (3, 6))
+        arguments["decoder_input_ids"] = torch.randint(first, last, (3, 6))
     if reads_twice(model):
-        given["input_ids"][torch.arange(3), torch.tensor(LENGTHS) - 1] = config.eos_token_id
+        arguments["input_ids"][torch.arange(3), torch.tensor(LENGTHS) - 1] = config.eos_token_id
     # as `BartForCausalLM`
     is_half = type(model).__name__.endswith("ForCausalLM") and hasattr(config, "decoder_layers")
     if getattr(config, "add_cross_attention", False) or is_half:
         dtype = next(model.parameters()).dtype
-        given |= dict(encoder_hidden_states=torch.randn(3, 4, config.hidden_size, dtype=dtype))
-        given["use_cache"] = False  # theirs makes as many caches as there are encoder layers
-        given["encoder_attention_mask"] = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]])
-    return given
+        arguments |= dict(encoder_hidden_states=torch.randn(3, 4, config.hidden_size, dtype=dtype))
+        arguments["use_cache"] = False  # theirs makes as many caches as there are encoder layers
+        arguments["encoder_attention_mask"] = torch.tensor(
+            [[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]]
+        )
+    return arguments
 
 
 def reads_twice(model):
@@ -234,11 +236,11 @@ def reads_twice(model):
     )
 
 
-def outputs_of(model, given):
+def compute_outputs(model, arguments):
     """Return all tensors that both families return, by a common name, without those of padding."""
     with torch.no_grad():
-        outputs = model(**given)
-    found = {}
+        outputs = model(**arguments)
+    tensors = {}
     for name in (
         "last_hidden_state",
         "pooler_output",
@@ -248,16 +250,16 @@ def outputs_of(model, given):
         "prediction_logits",
     ):
         if outputs.get(name) is not None:
-            found[name] = outputs[name]
+            tensors[name] = outputs[name]
     if "seq_relationship_logits" in outputs:
-        found["seq_relationship_logits"] = outputs.seq_relationship_logits
-    if "decoder_input_ids" in given or "pixel_values" in given:
-        return found
-    mask = given["attention_mask"].bool()
+        tensors["seq_relationship_logits"] = outputs.seq_relationship_logits
+    if "decoder_input_ids" in arguments or "pixel_values" in arguments:
+        return tensors
+    mask = arguments["attention_mask"].bool()
     per_token = mask.shape if mask.ndim == 2 else ()
     return {
         name: tensor[mask] if tuple(tensor.shape[:2]) == tuple(per_token) else tensor
-        for name, tensor in found.items()
+        for name, tensor in tensors.items()
     }
 
 

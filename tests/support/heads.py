@@ -143,17 +143,17 @@ def export_for_images(folder, architecture="VanillaVisionForImageClassification"
     return model
 
 
-def close(found, wanted, absolute=1e-6):
+def close(actual, expected, absolute=1e-6):
     """Assert that two structures are equal, with numbers within the accuracy of float32."""
-    if isinstance(wanted, dict):
-        assert list(found) == list(wanted)
-        for name in wanted:
-            close(found[name], wanted[name], absolute)
-    elif isinstance(wanted, list):
-        assert len(found) == len(wanted)
-        for one, other in zip(found, wanted):
+    if isinstance(expected, dict):
+        assert list(actual) == list(expected)
+        for name in expected:
+            close(actual[name], expected[name], absolute)
+    elif isinstance(expected, list):
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected):
             close(one, other, absolute)
-    elif isinstance(wanted, float):
-        assert float(found) == pytest.approx(wanted, rel=1e-4, abs=absolute)
+    elif isinstance(expected, float):
+        assert float(actual) == pytest.approx(expected, rel=1e-4, abs=absolute)
     else:
-        assert found == wanted
+        assert actual == expected

@@ -74,7 +74,7 @@ class Hub:
             for name, value in os.environ.items()
             if name not in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
         }
-        places = {
+        paths = {
             "HF_ENDPOINT": self.endpoint,
             "HF_HOME": str(home),
             "HF_MODULES_CACHE": str(home / "modules"),
@@ -87,7 +87,7 @@ class Hub:
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "NO_PROXY": "127.0.0.1,localhost",
         }
-        return {**kept, **places, **switches}
+        return {**kept, **paths, **switches}
 
     def run(self, home: Path, *command: str, **settings) -> subprocess.CompletedProcess:
         """Run Python with the arguments `command` as a user of this Hub."""
@@ -113,7 +113,7 @@ def running() -> Iterator[Hub]:
 # ------------------------------------------------------------------------------------------ answers
 
 
-class Refused(Exception):
+class HubError(Exception):
     """An answer that is an error: its status, and the code that tells the client what is
     missing."""
 
@@ -122,7 +122,7 @@ class Refused(Exception):
 
 
 NO_REPOSITORY, NO_REVISION, NO_ENTRY = (
-    Refused(404, f"{name}NotFound") for name in ("Repo", "Revision", "Entry")
+    HubError(404, f"{name}NotFound") for name in ("Repo", "Revision", "Entry")
 )
 
 
@@ -140,7 +140,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             for methods, pattern, answer in ROUTES:
                 if self.command in methods.split() and (
-                    found := re.fullmatch(pattern, address.path)
+                    match := re.fullmatch(pattern, address.path)
                 ):
                     if (
                         self.command in ("POST", "PUT")
@@ -149,11 +149,11 @@ class Handler(BaseHTTPRequestHandler):
                     ):
                         self.check_login()
                     return answer(
-                        self, **{name: unquote(text) for name, text in found.groupdict().items()}
+                        self, **{name: unquote(text) for name, text in match.groupdict().items()}
                     )
             self.reply(404, b"no such address")
-        except Refused as refused:
-            self.reply(refused.status, b"{}", {"X-Error-Code": refused.code})
+        except HubError as error:
+            self.reply(error.status, b"{}", {"X-Error-Code": error.code})
 
     do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815
 
@@ -163,7 +163,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def check_login(self):
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            raise Refused(401, "")
+            raise HubError(401, "")
 
     def reply(self, status: int, content: bytes = b"", headers: dict | None = None):
         self.send_response(status)
@@ -181,7 +181,7 @@ class Handler(BaseHTTPRequestHandler):
             raise NO_REPOSITORY
         return self.hub.repositories[name]
 
-    def found(self, name: str, revision: str) -> tuple[str, Files]:
+    def find(self, name: str, revision: str) -> tuple[str, Files]:
         repository = self.repository(name)
         if (sha := repository.resolve(revision)) is None:
             raise NO_REVISION
@@ -194,7 +194,7 @@ class Handler(BaseHTTPRequestHandler):
         self.reply_json({"type": "user", "name": USER, "orgs": []})
 
     def info(self, name: str, revision: str = "main"):
-        sha, files = self.found(name, revision)
+        sha, files = self.find(name, revision)
         card = metadata(files)
         facts = {
             "id": name,
@@ -214,7 +214,7 @@ class Handler(BaseHTTPRequestHandler):
         )
 
     def tree(self, name: str, revision: str, folder: str = ""):
-        _, files = self.found(name, revision)
+        _, files = self.find(name, revision)
         inside = {
             path: content
             for path, content in files.items()
@@ -228,20 +228,20 @@ class Handler(BaseHTTPRequestHandler):
         self.reply_json([entry(path, content) for path, content in inside.items()])
 
     def paths(self, name: str, revision: str):
-        _, files = self.found(name, revision)
-        wanted = parse_qs(self.body.decode()).get("paths", [])
-        self.reply_json([entry(path, files[path]) for path in wanted if path in files])
+        _, files = self.find(name, revision)
+        requested = parse_qs(self.body.decode()).get("paths", [])
+        self.reply_json([entry(path, files[path]) for path in requested if path in files])
 
     def refs(self, name: str):
         branches = self.repository(name).branches.items()
-        named = [
+        references = [
             {"name": branch, "ref": f"refs/heads/{branch}", "targetCommit": sha}
             for branch, sha in branches
         ]
-        self.reply_json({"branches": named, "converts": [], "tags": []})
+        self.reply_json({"branches": references, "converts": [], "tags": []})
 
     def resolve(self, name: str, revision: str, path: str):
-        sha, files = self.found(name, revision)
+        sha, files = self.find(name, revision)
         if path not in files:
             return self.reply(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": sha})
         content = files[path]
@@ -280,7 +280,7 @@ class Handler(BaseHTTPRequestHandler):
         self.reply_json({}, 201)
 
     def preupload(self, name: str, revision: str):
-        self.found(name, revision)
+        self.find(name, revision)
         modes = {True: "lfs", False: "regular"}
         files = [
             (file["path"], Path(file["path"]).suffix in LARGE)
@@ -298,19 +298,19 @@ class Handler(BaseHTTPRequestHandler):
     def batch(self, name: str):
         objects = json.loads(self.body)["objects"]
         upload = [
-            {**found, "actions": {"upload": {"href": f"{self.hub.endpoint}/lfs/{found['oid']}"}}}
-            for found in objects
+            {**item, "actions": {"upload": {"href": f"{self.hub.endpoint}/lfs/{item['oid']}"}}}
+            for item in objects
         ]
         self.reply_json({"transfer": "basic", "objects": upload})
 
     def upload(self, oid: str):
         if hashlib.sha256(self.body).hexdigest() != oid:
-            raise Refused(400, "")
+            raise HubError(400, "")
         self.hub.large[oid] = self.body
         self.reply(200)
 
     def commit(self, name: str, revision: str):
-        _, files = self.found(name, revision)
+        _, files = self.find(name, revision)
         files = dict(files)
         for line in self.body.splitlines():
             operation = json.loads(line)
@@ -322,7 +322,7 @@ class Handler(BaseHTTPRequestHandler):
             elif key == "deletedFile":
                 del files[value["path"]]
             elif key != "header":
-                raise Refused(400, "")
+                raise HubError(400, "")
         sha = self.repository(name).commit(files, revision)
         self.reply_json({"commitUrl": f"{self.hub.endpoint}/{name}/commit/{sha}", "commitOid": sha})
 
@@ -339,11 +339,11 @@ def blob(content: bytes) -> str:
 
 
 def entry(path: str, content: bytes) -> dict:
-    found = {"type": "file", "path": path, "size": len(content), "oid": blob(content)}
+    fields = {"type": "file", "path": path, "size": len(content), "oid": blob(content)}
     if Path(path).suffix not in LARGE:
-        return found
+        return fields
     return {
-        **found,
+        **fields,
         "lfs": {
             "oid": hashlib.sha256(content).hexdigest(),
             "size": len(content),

@@ -75,12 +75,12 @@ GENERATIVE = LANGUAGE_MODELS[1:]
 READS_TWICE = (VanillaSeq2SeqForSequenceClassification, VanillaSeq2SeqForQuestionAnswering)
 
 
-def name_of(model_class):
+def short_name(model_class):
     return model_class.__name__.removeprefix("Vanilla")
 
 
 def over(classes):
-    return pytest.mark.parametrize("model_class", classes, ids=name_of)
+    return pytest.mark.parametrize("model_class", classes, ids=short_name)
 
 
 attentions = pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -170,11 +170,11 @@ def inputs(model, rows=3):
         )
     if isinstance(model, VanillaEncoderForMultipleChoice):
         return dict(input_ids=torch.randint(3, V, (rows, 2, LENGTH)))
-    given = dict(input_ids=tokens(rows))
+    arguments = dict(input_ids=tokens(rows))
     if isinstance(model, READS_TWICE):
-        given["input_ids"][:, -1] = END
-        return given | dict(decoder_input_ids=tokens(rows))
-    return given | dict(decoder_input_ids=tokens(rows, 5)) if is_pair(model) else given
+        arguments["input_ids"][:, -1] = END
+        return arguments | dict(decoder_input_ids=tokens(rows))
+    return arguments | dict(decoder_input_ids=tokens(rows, 5)) if is_pair(model) else arguments
 
 
 def result(outputs):
@@ -192,7 +192,7 @@ def assert_same(got, expected, tolerance=1e-5):
     torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
 
 
-def weights_of(model):
+def list_weights(model):
     """Return the weights as float64 arrays by name, for the functions of `reference.py`."""
     return {name: tensor.double().numpy() for name, tensor in model.state_dict().items()}
 
@@ -204,7 +204,7 @@ def numpy(tensor):
 # --------------------------------------------------------------------------------------- generation
 
 
-def logits_after(model, prompt, target, **given):
+def logits_after(model, prompt, target, **arguments):
     """Return the logits of the next token after `prompt` and `target`, computed without a cache.
 
     In an encoder-decoder model, `target` follows the start token.
@@ -213,9 +213,12 @@ def logits_after(model, prompt, target, **given):
         if is_pair(model):
             start = torch.full((len(target), 1), START)
             return model(
-                prompt, decoder_input_ids=torch.cat([start, target], 1), use_cache=False, **given
+                prompt,
+                decoder_input_ids=torch.cat([start, target], 1),
+                use_cache=False,
+                **arguments,
             ).logits[:, -1]
-        return model(torch.cat([prompt, target], 1), use_cache=False, **given).logits[:, -1]
+        return model(torch.cat([prompt, target], 1), use_cache=False, **arguments).logits[:, -1]
 
 
 def generated(model, prompt, **settings):

@@ -6,7 +6,7 @@ from vanilla_transformer_export.scheduler.admission import Admission
 from vanilla_transformer_export.scheduler.client import LocalScheduler
 
 
-def engine_of(directory, workers=1, slots=None, threads=1, **sizes):
+def open_engine(directory, workers=1, slots=None, threads=1, **sizes):
     """Return a scheduler that is not started. `sizes` are those of `Admission`."""
     sizes = {"max_waiting": 10_000, **sizes}
     info = open_export(directory)
@@ -16,5 +16,5 @@ def engine_of(directory, workers=1, slots=None, threads=1, **sizes):
 
 def text_engine(directory, **sizes):
     """Return the text side of an export, as `serve` has it, and its scheduler, started."""
-    engine = engine_of(directory, **sizes).start()
+    engine = open_engine(directory, **sizes).start()
     return TextRuntime.around(engine.admission), engine

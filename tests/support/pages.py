@@ -51,12 +51,14 @@ def blocks(page: Path) -> list[Block]:
     """Return all code blocks of a page except Sphinx directives."""
     text = re.sub(
         r"^```\{.*?^```$",
-        lambda found: "\n" * found[0].count("\n"),
+        lambda match: "\n" * match[0].count("\n"),
         page.read_text(),
         flags=re.MULTILINE | re.DOTALL,
     )
-    found = BLOCK.finditer(text)
-    return [Block(text[: each.start("code")].count("\n"), **each.groupdict()) for each in found]
+    matches = BLOCK.finditer(text)
+    return [
+        Block(text[: match.start("code")].count("\n"), **match.groupdict()) for match in matches
+    ]
 
 
 def run(page: Path, folder: Path, printed) -> int:
@@ -68,11 +70,13 @@ def run(page: Path, folder: Path, printed) -> int:
     (folder / "examples").symlink_to(ROOT / "examples")
     if page.name == "README.md":
         write_corpus(folder)
-    chosen = [block for block in blocks(page) if block.reason is None and block.language != "text"]
+    runnable = [
+        block for block in blocks(page) if block.reason is None and block.language != "text"
+    ]
     names = {"__name__": page.stem}
     printed()
-    for block in chosen:
-        place = f"{page.name}:{block.line}"
+    for block in runnable:
+        location = f"{page.name}:{block.line}"
         if block.language == "python":
             exec(compile("\n" * block.line + block.code, page, "exec"), names)
         elif block.language == "toml":
@@ -81,12 +85,12 @@ def run(page: Path, folder: Path, printed) -> int:
         else:
             for call in commands(block.code, folder):
                 run_call(call, is_cut=page.name == "README.md")
-        found = printed()
+        output = printed()
         if block.output is not None:
-            assert doctest.OutputChecker().check_output(block.output, found, ANY_TEXT), (
-                f"{place} prints\n{found}"
+            assert doctest.OutputChecker().check_output(block.output, output, ANY_TEXT), (
+                f"{location} prints\n{output}"
             )
-    return len(chosen)
+    return len(runnable)
 
 
 def write_corpus(folder: Path) -> None:

@@ -33,17 +33,22 @@ def free_port() -> str:
 
 def environment(rank: int, port: str) -> dict[str, str]:
     """Return the environment variables that torchrun sets for process `rank`."""
-    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    return place | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    settings = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    return settings | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
 def work(rank: int, port: str, folder: Path):
     os.environ.update(environment(rank, port))
     train(Recipe(**json.loads((folder / "recipe.json").read_text())), folder / "model")
-    found = {f"{name}, {plan}": compared(name, plan, folder) for name in MODELS for plan in PLANS}
-    found["trained"] = trained(folder)
+    results = {f"{name}, {plan}": compared(name, plan, folder) for name in MODELS for plan in PLANS}
+    results["trained"] = trained(folder)
     if rank == 0:
-        (folder / "sharded.json").write_text(json.dumps(found))
+        (folder / "sharded.json").write_text(json.dumps(results))
     distributed.destroy_process_group()
 
 
@@ -64,14 +69,14 @@ def compared(name: str, plan: str, folder: Path) -> dict:
     values = {
         name: [local(weight).numel(), weight.numel()] for name, weight in sharded.named_parameters()
     }
-    found, expected = gradients(sharded, mine), gradients(single, rows)
+    actual, expected = gradients(sharded, mine), gradients(single, rows)
     return {
         "values": values,
         "outputs": distance(outputs(sharded, mine), outputs(single, rows)[mine]),
         "gradients": max(
-            distance(found.pop(name), gradient) for name, gradient in expected.items()
+            distance(actual.pop(name), gradient) for name, gradient in expected.items()
         ),
-        "gradients of nothing": list(found),
+        "gradients of nothing": list(actual),
         "tokens": torch.equal(tokens(sharded, mine), tokens(single, rows)[mine]),
     }
 
@@ -113,8 +118,8 @@ def inputs(model, rows):
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(4, VOCABULARY, (4, 8), generator=generator)
     mask = (torch.arange(8) < torch.tensor([[8], [5], [8], [3]])).long()
-    found = {"input_ids": ids[rows], "attention_mask": mask[rows]}
-    return found | (
+    tensors = {"input_ids": ids[rows], "attention_mask": mask[rows]}
+    return tensors | (
         {"decoder_input_ids": ids.flip(1)[rows, :6]} if model.config.is_encoder_decoder else {}
     )
 
@@ -127,7 +132,7 @@ def outputs(model, rows):
 def gradients(model, rows):
     model(**inputs(model, rows))[0].square().sum(-1).mean().backward()
     return {
-        name: whole(weight.grad)
+        name: gather(weight.grad)
         for name, weight in model.named_parameters()
         if weight.grad is not None
     }
@@ -143,7 +148,7 @@ def tokens(model, rows):
     )
 
 
-def whole(tensor):
+def gather(tensor):
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

@@ -128,7 +128,7 @@ def activation(name, x):
         return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
     if name == "tanh":
         return np.tanh(x)
-    raise ValueError(f"no activation {name!r} in the reference")
+    raise ValueError(f"the reference has no activation {name!r}")
 
 
 def attention(q, k, v, visible, bias=None):

@@ -98,11 +98,11 @@ class Served:
         self.port = self.listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.error: BaseException | None = None
-        self._made = threading.Event()
+        self._is_made = threading.Event()
         self._arguments = ([], settings, token, self.lines.append, protocols)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
-        self._made.wait()
+        self._is_made.wait()
 
     def _run(self) -> None:
         try:
@@ -111,12 +111,12 @@ class Served:
                 self.server = Server(*self._arguments)
                 if self.server.service.log.descriptor == 2:  # tests do not read this log
                     self.server.service.log.descriptor = os.open(os.devnull, os.O_WRONLY)
-                self._made.set()
+                self._is_made.set()
                 runner.run(self.server.run(self.listener))
         except BaseException as error:
             self.error = error
         finally:
-            self._made.set()
+            self._is_made.set()
 
     def stop(self) -> None:
         """Stop the server as SIGTERM does."""
@@ -131,29 +131,29 @@ class Served:
 
 @contextlib.contextmanager
 def served(token: bytes | None = None, protocols: tuple[Protocol, ...] = (PROTOCOL,), **settings):
-    found = Served(
+    server = Served(
         Settings(**{"grace": 0.05, "drain": 5.0, "log_level": "error", **settings}),
         token,
         protocols,
     )
-    wait_for(lambda: "ready" in found.lines or found.error)
+    wait_for(lambda: "ready" in server.lines or server.error)
     try:
-        yield found
+        yield server
     finally:
-        if found.thread.is_alive():
-            found.stop()
-        found.thread.join(20)
-    if found.error is not None:
-        raise found.error
+        if server.thread.is_alive():
+            server.stop()
+        server.thread.join(20)
+    if server.error is not None:
+        raise server.error
 
 
 def wait_for(holds, seconds: float = 10.0):
     """Wait until `holds` returns a true value, and return it."""
     limit = time.monotonic() + seconds
-    while not (found := holds()):
+    while not (value := holds()):
         assert time.monotonic() < limit, "nothing happened"
         time.sleep(0.005)
-    return found
+    return value
 
 
 def request(path: str, body: object = None, *headers: str) -> bytes:

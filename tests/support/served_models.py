@@ -4,6 +4,7 @@ import contextlib
 
 from served import served
 
+from vanilla_transformer_export.serving.encoder_runtime import batched
 from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.protocols import (
     open_inference,
@@ -11,7 +12,6 @@ from vanilla_transformer_export.serving.protocols import (
     pipelines,
     text_embeddings,
 )
-from vanilla_transformer_export.serving.reading import batched
 
 PROTOCOLS = (
     openai_api.PROTOCOL,
@@ -25,13 +25,13 @@ PROTOCOLS = (
 def serving(runtimes, **settings):
     """Yield a server of `runtimes`, by name, which run through the server's queue."""
     models = {
-        name: ServedModel(name, runtime, reader=batched(runtime, workers=2))
+        name: ServedModel(name, runtime, encoder=batched(runtime, workers=2))
         for name, runtime in runtimes.items()
     }
     try:
-        with served(protocols=PROTOCOLS, **settings) as found:
-            found.server.service.models.models.update(models)
-            yield found
+        with served(protocols=PROTOCOLS, **settings) as server:
+            server.server.service.models.models.update(models)
+            yield server
     finally:
         for model in models.values():
-            model.reader.close()
+            model.encoder.close()

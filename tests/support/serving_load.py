@@ -11,7 +11,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from checkpoints import EOS, copy_of, edit_json, list_file, seal
+from checkpoints import EOS, copy_folder, edit_json, list_file, seal
 from serving_servers import OURS, Plan, Server
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -30,19 +30,19 @@ TEXTS = [
 def with_words(directory: Path, parent: Path) -> Path:
     """Return a copy of an export of the models of targets.py, with a tokenizer of the words w0 to
     w47."""
-    found = copy_of(directory, parent)
+    copy = copy_folder(directory, parent)
     words = {f"w{number}": number for number in range(SIZE)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(["w0", "w1", f"w{EOS}"])
-    tokenizer.save(str(found / "tokenizer.json"))
-    list_file(found, "tokenizer.json")
-    if (found / "generation_config.json").exists():
+    tokenizer.save(str(copy / "tokenizer.json"))
+    list_file(copy, "tokenizer.json")
+    if (copy / "generation_config.json").exists():
         edit_json(
-            found / "generation_config.json", max_new_tokens=NEW_TOKENS, no_repeat_ngram_size=1
+            copy / "generation_config.json", max_new_tokens=NEW_TOKENS, no_repeat_ngram_size=1
         )
-    seal(found)
-    return found
+    seal(copy)
+    return copy
 
 
 @contextlib.contextmanager
@@ -77,7 +77,7 @@ def translations(texts: list[str], expected: list[str]) -> dict:
     return {"path": "/translate", "bodies": [body(text) for text in texts], "expected": answers}
 
 
-def load_of(export: Path) -> dict:
+def run_load(export: Path) -> dict:
     """Return a load of `TEXTS`, with the translation of each text alone."""
     runtime = TextRuntime(export, threads=1)
     expected = [runtime.translate([text])[0] for text in TEXTS]
@@ -85,11 +85,11 @@ def load_of(export: Path) -> dict:
     return translations(TEXTS, expected)
 
 
-def assert_no_harm(found: dict, *others: str) -> None:
+def assert_no_harm(load: dict, *others: str) -> None:
     """Check an outcome of serving_client.py: only correct answers, rejections with Retry-After, and
     `others`."""
-    assert found["wrong"] == found["unpromised"] == 0, found
-    assert set(found["statuses"]) <= {"200", "429", "503", *others}, found["statuses"]
+    assert load["wrong"] == load["unpromised"] == 0, load
+    assert set(load["statuses"]) <= {"200", "429", "503", *others}, load["statuses"]
 
 
 def metric(server: Server, name: str) -> float:

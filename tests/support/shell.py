@@ -49,7 +49,7 @@ def ours(call: list[str]) -> list[str]:
     program, *arguments = call
     if program == "sbatch":
         script = next(
-            place for place, argument in enumerate(arguments) if argument.endswith("slurm.sh")
+            index for index, argument in enumerate(arguments) if argument.endswith("slurm.sh")
         )
         assert Path(arguments[script]).name == LAUNCH.name and LAUNCH.is_file()
         assert any(f'{module} train "$@"' in LAUNCH.read_text() for module in MODULES)

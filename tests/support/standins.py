@@ -39,15 +39,19 @@ TAGGED = "the O\nold B-PER\ndog I-PER\nruns O\n\nthe O\nbig B-PER\nbird I-PER\ns
 def small(recipe: Recipe) -> dict:
     """Return changes of `recipe` that only reduce sizes and steps."""
     layers = LAYERS.get(recipe.task, ("num_hidden_layers",))
-    found = {f"model.{name}": value for name, value in (SHAPE | dict.fromkeys(layers, 1)).items()}
-    found |= {f"training.{name}": value for name, value in STEPS.items() if name in recipe.training}
+    settings = {
+        f"model.{name}": value for name, value in (SHAPE | dict.fromkeys(layers, 1)).items()
+    }
+    settings |= {
+        f"training.{name}": value for name, value in STEPS.items() if name in recipe.training
+    }
     if recipe.generation:
-        found["generation.max_new_tokens"] = 8
+        settings["generation.max_new_tokens"] = 8
     if "vocab_size" in recipe.tokenizer:
-        found["tokenizer.vocab_size"] = (
+        settings["tokenizer.vocab_size"] = (
             VOCABULARY.get(recipe.task) or PIECES[recipe.tokenizer["kind"]]
         )
-    return found
+    return settings
 
 
 def lacking(recipe: Recipe, folder: Path) -> dict:
@@ -68,13 +72,13 @@ def lacking(recipe: Recipe, folder: Path) -> dict:
             for source, target in toy_corpus(60, seed=0)
         ]
         return {"data.dataset": data_set(folder / "pairs", pairs)}
-    found = {} if recipe.data.keys() & {"train"} else made_up_names(recipe)
+    settings = {} if recipe.data.keys() & {"train"} else made_up_names(recipe)
     if recipe.training.get("word_replacement"):
         names = recipe.data["label_names"]
-        found["training.teachers"] = [
+        settings["training.teachers"] = [
             classifier(folder / name, names=names) for name in ("first", "second")
         ]
-    return found
+    return settings
 
 
 def made_up_names(recipe):
@@ -119,9 +123,9 @@ def questions():
     context = "the film wins and the cast shines"
     answers = [("who wins", "the film"), ("who shines", "the cast")]
     return [
-        {"id": str(place), "question": question, "context": context,
+        {"id": str(index), "question": question, "context": context,
          "answers": {"text": [answer], "answer_start": [context.index(answer)]}}
-        for place, (question, answer) in enumerate(answers * 4)
+        for index, (question, answer) in enumerate(answers * 4)
     ]  # fmt: skip
 
 
@@ -149,7 +153,7 @@ def translator(path: Path) -> str:
     return saved(VanillaSeq2SeqForConditionalGeneration(config), train_tokenizer(lines, 60), path)
 
 
-def tokenizer_of(kind):
+def make_tokenizer(kind):
     return train_tokenizer(
         [line.split(" ", 1)[1] for line in OPINIONS], PIECES[kind], kind, variant="encoder"
     )
@@ -157,7 +161,7 @@ def tokenizer_of(kind):
 
 def checkpoint(path: Path, kind: str = "word") -> str:
     """Save a new model of masked words and return its path."""
-    return saved(VanillaEncoderForMaskedLM(config(kind)), tokenizer_of(kind), path)
+    return saved(VanillaEncoderForMaskedLM(config(kind)), make_tokenizer(kind), path)
 
 
 def classifier(path: Path, kind: str = "word", names=("bad", "good")) -> str:
@@ -168,7 +172,7 @@ def classifier(path: Path, kind: str = "word", names=("bad", "good")) -> str:
         "label2id": {name: index for index, name in enumerate(names)},
     }
     return saved(
-        VanillaEncoderForSequenceClassification(config(kind, **labels)), tokenizer_of(kind), path
+        VanillaEncoderForSequenceClassification(config(kind, **labels)), make_tokenizer(kind), path
     )
 
 

@@ -96,8 +96,8 @@ def graph(directory, name, role=-1):
     return onnx.load(directory / FILES.get(name, ("onnx/model.onnx",))[role]).graph
 
 
-def ops(found):
-    return collections.Counter(node.op_type for node in found.node)
+def ops(model):
+    return collections.Counter(node.op_type for node in model.node)
 
 
 def prompts(name, seed=0):

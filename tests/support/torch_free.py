@@ -61,14 +61,14 @@ def results(directory: Path) -> dict[str, list]:
             name: real(values, mask).tolist() for name, values in runtime.outputs(ids, mask).items()
         }
     start = 1 if "encoder" in runtime.model.sessions else ids.shape[1]
-    found = {
+    arrays = {
         name: runtime.generate(ids, mask, **options)[:, start:].tolist()
         for name, options in OPTIONS.items()
     }
-    found["streamed"] = np.stack(list(runtime.stream(ids, mask, **GREEDY)), axis=1).tolist()
+    arrays["streamed"] = np.stack(list(runtime.stream(ids, mask, **GREEDY)), axis=1).tolist()
     if (directory / "tokenizer.json").is_file():
-        found["texts"] = TextRuntime(directory, device="cpu").generate(TEXTS)
-    return found
+        arrays["texts"] = TextRuntime(directory, device="cpu").generate(TEXTS)
+    return arrays
 
 
 def results_again(directory: Path) -> dict[str, list]:
@@ -164,30 +164,32 @@ def real(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return values * mask[:, :, None] if values.ndim == 3 else values
 
 
-def differences(found: dict[str, list], expected: dict[str, list]) -> list[str]:
+def differences(actual: dict[str, list], expected: dict[str, list]) -> list[str]:
     """Return a description of each difference; tokens and texts must be equal."""
     wrong = []
-    for name, values in found.items():
-        wanted = expected[name]
-        is_close = np.array(wanted).dtype.kind == "f" and np.shape(values) == np.shape(wanted)
+    for name, values in actual.items():
+        expected_values = expected[name]
+        is_close = np.array(expected_values).dtype.kind == "f" and np.shape(values) == np.shape(
+            expected_values
+        )
         if not (
-            np.allclose(values, wanted, rtol=TOLERANCE, atol=TOLERANCE)
+            np.allclose(values, expected_values, rtol=TOLERANCE, atol=TOLERANCE)
             if is_close
-            else values == wanted
+            else values == expected_values
         ):
-            wrong.append(f"{name}: {values} instead of {wanted}")
+            wrong.append(f"{name}: {values} instead of {expected_values}")
     return wrong
 
 
 def main(verb: str, folder: Path) -> None:
     if verb == "write":
         return write(folder)
-    find, chosen = {
+    find, pattern = {
         "check": (results, "*.json"),
         "export": (results_again, "*.json"),
         "bare": (bare_results, "*-portable-*.json"),
     }[verb]
-    files = sorted(folder.glob(chosen))
+    files = sorted(folder.glob(pattern))
     wrong = []
     for path in files:
         expected = json.loads(path.read_text(encoding="utf-8"))
@@ -199,7 +201,7 @@ def main(verb: str, folder: Path) -> None:
         f"{len(wrong)} differ"
     )
     if wrong or not files:
-        sys.exit("\n".join(wrong) or f"{folder} has no {chosen}: run write first")
+        sys.exit("\n".join(wrong) or f"{folder} has no {pattern}: run write first")
 
 
 if __name__ == "__main__":

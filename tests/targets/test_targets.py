@@ -1,5 +1,7 @@
-"""What the targets with operators of their own generate is what transformers generates; the cuda
-target on the CPU here."""
+"""Tests of generated tokens of the targets with operators of their own, against transformers.
+
+The cuda target runs on the CPU here.
+"""
 
 import itertools
 
@@ -10,7 +12,7 @@ from checkpoints import EOS, PAD
 from targets import MODELS, OTHER_VALUES, WITH_BIAS, generators, prompts
 
 from vanilla_transformer_export import Runtime, verify
-from vanilla_transformer_export.targets.cuda.decoder import bucket_of
+from vanilla_transformer_export.targets.cuda.decoder import bucket_size
 
 NAMES = ["cpu", "cuda"]
 targets = pytest.mark.parametrize("target", NAMES)
@@ -72,8 +74,8 @@ def test_values_of_another_width_than_keys_give_the_tokens_of_transformers(
 def test_relative_positions_give_the_tokens_of_transformers(
     exported_for, name, target, beams, monkeypatch
 ):
-    """With logits that are changed on the host too, and with caches that grow."""
-    monkeypatch.setattr("vanilla_transformer_export.targets.cpu.decoder.INITIAL_ROOM", 5)
+    """Logits are also changed on the host, and caches grow."""
+    monkeypatch.setattr("vanilla_transformer_export.targets.cpu.decoder.INITIAL_CAPACITY", 5)
     model, directory = exported_for(name, target)
     runtime = Runtime(directory, device="cpu")
     for seed in range(3):
@@ -85,8 +87,10 @@ def test_relative_positions_give_the_tokens_of_transformers(
 @targets
 @generators
 def test_beam_search_may_look_at_more_candidates_than_there_are_tokens(exported_for, name, target):
-    """With 24 end tokens 2 beams have 50 candidates, of 48 tokens: more than the cuda target's
-    graph can take of one beam."""
+    """There are 24 end tokens, so 2 beams have 50 candidates of 48 tokens.
+
+    That is more than the graph of the cuda target can take of one beam.
+    """
     model, directory = exported_for(name, target)
     settings = dict(max_new_tokens=8, num_beams=2, eos_token_id=[EOS, *range(25, 48)])
     check_tokens(Runtime(directory, device="cpu"), model, *prompts(name), settings)
@@ -110,7 +114,7 @@ def test_a_batch_may_have_fewer_rows_than_the_caches(exported_for, name, options
 
 
 def test_caches_have_room_for_few_different_numbers_of_rows():
-    assert [bucket_of(rows) for rows in (1, 2, 3, 4, 5, 8, 9, 16, 17, 128, 129)] == [
+    assert [bucket_size(rows) for rows in (1, 2, 3, 4, 5, 8, 9, 16, 17, 128, 129)] == [
         1,
         2,
         4,
@@ -129,8 +133,8 @@ def check_tokens(runtime, model, ids, mask, settings):
     with torch.no_grad():
         given = dict(attention_mask=torch.from_numpy(mask), do_sample=False)
         expected = model.generate(torch.from_numpy(ids), **given, **settings).numpy()
-    found = runtime.generate(ids, mask, **settings)
-    np.testing.assert_array_equal(found, expected)
+    actual = runtime.generate(ids, mask, **settings)
+    np.testing.assert_array_equal(actual, expected)
 
 
 @targets
@@ -140,8 +144,8 @@ def test_padding_may_stand_on_either_side_and_changes_nothing(exported_for, name
     ids, mask = prompts(name)
     rows = [row[real == 1] for row, real in zip(ids, mask)]
     right = np.array([[*row, *[PAD] * (7 - len(row))] for row in rows])
-    found = [runtime.generate(given, max_new_tokens=6)[:, 7:].tolist() for given in (ids, right)]
-    assert found[0] == found[1]
-    for row, got in zip(rows, found[0]):
+    result = [runtime.generate(given, max_new_tokens=6)[:, 7:].tolist() for given in (ids, right)]
+    assert result[0] == result[1]
+    for row, got in zip(rows, result[0]):
         alone = runtime.generate(row[None], max_new_tokens=6)[0, len(row) :].tolist()
         assert got[: len(alone)] == alone

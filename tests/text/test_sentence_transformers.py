@@ -31,7 +31,7 @@ def checkpoint(tmp_path_factory):
 
 
 def by_hand(checkpoint, text, pooling):
-    """Of one text alone, so there is no padding."""
+    """Return the pooled embedding of one text, in a batch without padding."""
     model = VanillaEncoderModel.from_pretrained(checkpoint)
     ids = transformers.AutoTokenizer.from_pretrained(checkpoint)(text, return_tensors="pt")[
         "input_ids"
@@ -49,9 +49,9 @@ def embedder(checkpoint, pooling):
 
 
 def test_a_checkpoint_becomes_an_embedder_with_mean_pooling(checkpoint):
-    found = SentenceTransformer(checkpoint, device="cpu").encode(TEXTS)
+    result = SentenceTransformer(checkpoint, device="cpu").encode(TEXTS)
     np.testing.assert_allclose(
-        found, [by_hand(checkpoint, text, "mean") for text in TEXTS], rtol=1e-5, atol=1e-5
+        result, [by_hand(checkpoint, text, "mean") for text in TEXTS], rtol=1e-5, atol=1e-5
     )
 
 
@@ -60,11 +60,11 @@ def test_a_checkpoint_becomes_an_embedder_with_mean_pooling(checkpoint):
 def test_embeddings_are_those_of_each_text_alone(checkpoint, pooling, batch_size):
     model = embedder(checkpoint, pooling)
     assert type(model[0].model) is VanillaEncoderModel
-    wanted = [by_hand(checkpoint, text, pooling) for text in TEXTS]
+    expected = [by_hand(checkpoint, text, pooling) for text in TEXTS]
     np.testing.assert_allclose(
-        model.encode(TEXTS, batch_size=batch_size), wanted, rtol=1e-5, atol=1e-5
+        model.encode(TEXTS, batch_size=batch_size), expected, rtol=1e-5, atol=1e-5
     )
-    np.testing.assert_allclose(model.encode(TEXTS[0]), wanted[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(model.encode(TEXTS[0]), expected[0], rtol=1e-5, atol=1e-5)
 
 
 def test_similarities_are_the_cosines(checkpoint):

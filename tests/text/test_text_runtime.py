@@ -7,7 +7,8 @@ import shutil
 
 import numpy as np
 import pytest
-from checkpoints import copy_of, edit_json, list_file, seal
+from checkpoints import copy_folder, edit_json, list_file, seal
+from messages import raises
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -29,10 +30,10 @@ def tokenizer(pattern=None):
 @pytest.fixture(scope="module")
 def directory(exported, tmp_path_factory):
     """An export with a tokenizer of the words w0 to w47."""
-    found = copy_of(exported("causal").directory, tmp_path_factory.mktemp("text"))
-    tokenizer().save(str(found / "tokenizer.json"))
-    list_file(found, "tokenizer.json")
-    return found
+    result = copy_folder(exported("causal").directory, tmp_path_factory.mktemp("text"))
+    tokenizer().save(str(result / "tokenizer.json"))
+    list_file(result, "tokenizer.json")
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def runtime(directory):
 def test_a_decoder_s_prompt_is_what_transformers_reads_unless_the_end_token_would_be_behind_it(
     directory, tmp_path, template, expected
 ):
-    changed = copy_of(directory, tmp_path)
+    changed = copy_folder(directory, tmp_path)
     made = tokenizer()
     made.post_processor = processors.TemplateProcessing(
         single=template, special_tokens=[("w1", 1), ("w2", 2)]
@@ -107,7 +108,7 @@ BACKENDS = {
 @pytest.mark.parametrize("cleans", [True, False, None])
 @pytest.mark.parametrize("name", BACKENDS)
 def test_spaces_are_cleaned_up_as_by_transformers(directory, tmp_path, name, cleans):
-    changed = copy_of(directory, tmp_path)
+    changed = copy_folder(directory, tmp_path)
     model, decoder, settings = BACKENDS[name]
     backend = Tokenizer(model)
     if decoder is not None:
@@ -130,42 +131,39 @@ def test_spaces_are_cleaned_up_as_by_transformers(directory, tmp_path, name, cle
         cleans is True and name != "BPE"
     )
     for row, text in zip(rows, expected, strict=True):
-        assert "".join(runtime.text_of(np.array([token]) for token in row)) == text
+        assert "".join(runtime.decode_stream(np.array([token]) for token in row)) == text
 
 
 @pytest.mark.parametrize(
-    "texts, message",
+    "texts, seen",
     [
-        ("w5 w6", "texts must be a list of strings, got 'w5 w6'"),
-        (["w5", None], "text 1 of 2 is None, expected a string"),
-        ([b"w5"], "text 0 of 1 is b'w5', expected a string"),
-        ([["w5"]], r"text 0 of 1 is \['w5'\], expected a string"),
-        (5, "texts must be a list of strings, got 5"),
-        ({"w5": 1}, "texts must be a list of strings, got {'w5': 1}"),
-        ([], "no texts, expected at least one"),
-        (["w5", " "], "text 1 of 2 is ' ', expected words"),
-        (["w5", "w6 \ud83d"], "text 1 of 2 is no Unicode text: .*surrogates not allowed"),
+        ("w5 w6", "w5 w6"),
+        (["w5", None], (1, 2, None)),
+        ([b"w5"], (0, 1, "w5")),
+        ([["w5"]], (0, 1, "w5")),
+        (5, 5),
+        ({"w5": 1}, ("w5", 1)),
+        ([], ()),
+        (["w5", " "], (1, 2, " ")),
+        (["w5", "w6 \ud83d"], (1, 2)),
     ],
     ids=ascii,
 )
-def test_what_is_no_list_of_texts_is_refused(runtime, texts, message):
-    with pytest.raises(ValueError, match=message) as caught:
+def test_what_is_no_list_of_texts_is_refused(runtime, texts, seen):
+    with raises(ValueError, seen=seen) as caught:
         runtime.generate(texts)
     assert "\n" not in str(caught.value)
 
 
 def test_a_model_without_languages_takes_none(runtime):
     for name in ("src_lang", "tgt_lang"):
-        with pytest.raises(
-            UsageError,
-            match=f"^{name} is 'fra_Latn', expected None: the model has no languages to choose$",
-        ):
+        with raises(UsageError, seen=(name, "fra_Latn"), expected=None):
             runtime.generate(["a dog"], **{name: "fra_Latn"})
 
 
 @pytest.mark.parametrize("text", [["w5"], None, 5])
 def test_what_is_no_text_does_not_stream(runtime, text):
-    with pytest.raises(ValueError, match="text 0 of 1 is .*, expected a string"):
+    with raises(ValueError, seen=(0, 1)):
         runtime.stream(text)
 
 
@@ -174,47 +172,39 @@ def test_what_is_no_text_does_not_stream(runtime, text):
 )
 def test_options_under_the_names_of_arguments_are_unknown_ones(runtime, name):
     for call, given in ((runtime.generate, ["w5"]), (runtime.stream, "w5")):
-        with pytest.raises(
-            UsageError,
-            match=(
-                rf"unknown generation options \['{name}'\], (expected some of|did you mean "
-                rf"num_beams)"
-            ),
-        ):
+        with raises(UsageError, seen=name):
             call(given, **{name: 1})
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"model": 1}', b"\xff\xfe", b"null"])
 def test_a_damaged_tokenizer_is_refused_by_name(directory, tmp_path, content):
-    damaged = copy_of(directory, tmp_path)
+    damaged = copy_folder(directory, tmp_path)
     (damaged / "tokenizer.json").write_bytes(content)
     seal(damaged)
-    with pytest.raises(ValueError, match="the tokenizer of .*tokenizer.json failed: "):
+    with raises(ValueError, seen="tokenizer.json"):
         TextRuntime(damaged, threads=1)
 
 
 def test_an_expression_that_does_not_compile_is_refused_by_name(directory, tmp_path):
-    damaged = copy_of(directory, tmp_path)
+    damaged = copy_folder(directory, tmp_path)
     content = json.loads((damaged / "tokenizer.json").read_text())
     content["pre_tokenizer"] = json.loads(tokenizer("a").to_str())["pre_tokenizer"] | {
         "pattern": {"Regex": "("}
     }
     (damaged / "tokenizer.json").write_text(json.dumps(content))
     seal(damaged)
-    with pytest.raises(ValueError, match="tokenizer.json failed: .*unmatched parenthesis"):
+    with raises(ValueError, seen=("tokenizer.json", "unmatched parenthesis")):
         TextRuntime(damaged, threads=1)
 
 
 def test_an_expression_past_the_engine_s_limit_is_an_error(directory, tmp_path):
     """There Rust panics, which Python sees as no `Exception`."""
-    damaged = copy_of(directory, tmp_path)
+    damaged = copy_folder(directory, tmp_path)
     tokenizer("(w+)+$").save(str(damaged / "tokenizer.json"))
     seal(damaged)
     runtime = TextRuntime(damaged, threads=1)
     for texts in (["w" * 40 + "!"], ["w5", "w" * 40 + "!"]):
-        with pytest.raises(
-            ValueError, match="the tokenizer of .*tokenizer.json failed: .*retry-limit"
-        ):
+        with raises(ValueError, seen=("tokenizer.json", "retry-limit")):
             runtime.generate(texts)
 
 
@@ -228,21 +218,19 @@ def test_an_interrupt_is_no_failure_of_the_tokenizer(runtime, monkeypatch):
 
 
 def test_a_tokenizer_the_manifest_does_not_list_is_refused(exported, directory, tmp_path):
-    added = copy_of(exported("causal").directory, tmp_path)
-    with pytest.raises(
-        FileNotFoundError, match="tokenizer.json is missing: the checkpoint had no tokenizer"
-    ):
+    added = copy_folder(exported("causal").directory, tmp_path)
+    with raises(FileNotFoundError, seen="tokenizer.json"):
         TextRuntime(added, threads=1)
     shutil.copy(directory / "tokenizer.json", added)
-    with pytest.raises(ValueError, match="manifest.json lists no tokenizer.json: export again"):
+    with raises(ValueError, seen=("manifest.json", "tokenizer.json")):
         TextRuntime(added, threads=1)
 
 
 def test_tokens_outside_the_vocabulary_are_an_error(directory, tmp_path):
-    larger = copy_of(directory, tmp_path)
+    larger = copy_folder(directory, tmp_path)
     Tokenizer(models.WordLevel({"w0": 0, "far": 99}, unk_token="w0")).save(
         str(larger / "tokenizer.json")
     )
     seal(larger)
-    with pytest.raises(ValueError, match=r"input_ids must be in \[0, 47\], got 99 to 99"):
+    with raises(ValueError, seen=("input_ids", 99), expected=(0, 47)):
         TextRuntime(larger, threads=1).generate(["far"])

@@ -15,6 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from checkpoints import with_words
+from messages import check_message, raises
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.cli.main import main
@@ -23,7 +24,7 @@ from vanilla_transformer_export.files import run
 from vanilla_transformer_export.files.formats import generated_text
 from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.run import Runner
-from vanilla_transformer_export.inference.logits import derived_seed
+from vanilla_transformer_export.inference.logits import derive_seed
 
 SAMPLING = dict(do_sample=True, top_k=20, seed=11, max_new_tokens=8)
 BEAMS = dict(num_beams=3, max_new_tokens=8)
@@ -46,7 +47,7 @@ def runner(runtime, options=BEAMS, shard_lines=8, skips=True, field=None, prefix
 
 
 def some_lines(count, seed=0):
-    """Of up to nine words; one in eight has none."""
+    """Return random lines of up to nine words; one in eight has none."""
     rng = np.random.default_rng(seed)
     lines = [
         " ".join(f"w{token}" for token in rng.integers(4, 48, rng.integers(1, 10)))
@@ -90,17 +91,17 @@ def test_scores_stand_behind_a_tab_and_n_best_lists_are_those_of_moses(runtime, 
         for line in lines
         if line
     }
-    found = [line.split("\t") for line in (tmp_path / "scores").read_text().splitlines()]
-    assert found.pop(1) == [""]
-    for (text, score), (texts, scores) in zip(found, expected.values(), strict=True):
+    actual = [line.split("\t") for line in (tmp_path / "scores").read_text().splitlines()]
+    assert actual.pop(1) == [""]
+    for (text, score), (texts, scores) in zip(actual, expected.values(), strict=True):
         assert text == texts[0] and float(score) == pytest.approx(scores[0], abs=2e-6)
-    found = [line.split(" ||| ") for line in (tmp_path / "best").read_text().splitlines()]
-    assert [row[0] for row in found] == ["0", "0", "1", "2", "2", "3", "3"]
-    assert found.pop(2) == ["1", "", "0.000000"]
-    wanted = [pair for texts, scores in expected.values() for pair in zip(texts, scores)]
-    for (_, text, score), (expected_text, expected_score) in zip(found, wanted, strict=True):
+    actual = [line.split(" ||| ") for line in (tmp_path / "best").read_text().splitlines()]
+    assert [row[0] for row in actual] == ["0", "0", "1", "2", "2", "3", "3"]
+    assert actual.pop(2) == ["1", "", "0.000000"]
+    reference = [pair for texts, scores in expected.values() for pair in zip(texts, scores)]
+    for (_, text, score), (expected_text, expected_score) in zip(actual, reference, strict=True):
         assert text == expected_text and float(score) == pytest.approx(expected_score, abs=2e-6)
-    assert float(found[0][2]) > float(found[1][2])
+    assert float(actual[0][2]) > float(actual[1][2])
 
 
 def test_records_have_the_texts_with_their_scores(runtime, tmp_path):
@@ -111,8 +112,8 @@ def test_records_have_the_texts_with_their_scores(runtime, tmp_path):
     runner(runtime, scores=True).to_file(source, tmp_path / "scores.jsonl")
     runner(runtime, n_best=2).to_file(tmp_path / "in.parquet", tmp_path / "best.parquet")
     texts = [runtime.generate([row["text"]], **BEAMS)[0] if row["text"] else None for row in rows]
-    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert found == [row | {"translation": text} for row, text in zip(rows, texts)]
+    result = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert result == [row | {"translation": text} for row, text in zip(rows, texts)]
     scores = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
     assert [row["translation"] and row["translation"]["text"] for row in scores] == texts
     best = pyarrow.parquet.read_table(tmp_path / "best.parquet").to_pydict()["translation"]
@@ -135,7 +136,7 @@ def test_each_line_is_sampled_with_its_own_seed(runtime, task):
     method = getattr(runtime, task)
     options = {name: value for name, value in SAMPLING.items() if name != "seed"}
     expected = [
-        method([line], seeds=[derived_seed(11, number)], **options)[0]
+        method([line], seeds=[derive_seed(11, number)], **options)[0]
         for number, line in enumerate(lines)
     ]
     for batch_size, shard_lines in ((1, 5), (4, 12)):
@@ -147,10 +148,10 @@ def test_each_line_is_sampled_with_its_own_seed(runtime, task):
 
 def test_seeds_are_one_for_each_text(runtime):
     for call in (runtime.generate, runtime.translate, runtime.generate_with_scores):
-        with pytest.raises(UsageError, match="seeds has 2 values, expected one for each of 1 inp"):
+        with raises(UsageError, seen=("seeds", 2), expected=1):
             call(["w5"], seeds=[1, 2], do_sample=True)
     ids = np.array([[5, 6]])
-    with pytest.raises(UsageError, match="seeds has 2 values, expected one for each of 1 inputs"):
+    with raises(UsageError, seen=("seeds", 2), expected=1):
         runtime.runtime.generate(ids, seeds=[1, 2], do_sample=True)
 
 
@@ -162,13 +163,13 @@ def test_translations_begin_with_their_prefixes(runtime, tmp_path):
     source, beginnings = write(tmp_path / "in", lines), write(tmp_path / "prefixes", prefixes)
     job = runner(runtime, batch_size=4, prefix=beginnings)
     job.to_file(source, tmp_path / "out")
-    found = (tmp_path / "out").read_text()
-    for line, prefix, text in zip(lines, prefixes, found.splitlines(), strict=True):
+    actual = (tmp_path / "out").read_text()
+    for line, prefix, text in zip(lines, prefixes, actual.splitlines(), strict=True):
         expected = runtime.generate([line], target_prefix=[prefix], **BEAMS)[0] if line else ""
         assert text == expected and (not line or text.startswith(prefix))
-    assert "".join(job.file(source)) == found
+    assert "".join(job.file(source)) == actual
     job.to_directory([source], tmp_path / "outs")
-    assert (tmp_path / "outs" / "in").read_text() == found
+    assert (tmp_path / "outs" / "in").read_text() == actual
 
 
 def test_packed_text_and_carriage_returns_are_read_as_plain_text_is(runtime, tmp_path):
@@ -200,10 +201,10 @@ def test_bad_lines_of_a_file_are_set_aside_beside_the_output(runtime, tmp_path):
     first, third = (runtime.generate([text], **BEAMS)[0] for text in ("w5", "w7"))
     assert (tmp_path / "out").read_text() == f"{first}\n\n{third}\n" and report["bad"] == 1
     bad = json.loads((tmp_path / "out.bad.jsonl").read_text())
-    assert bad["line"] == 2 and "not UTF-8 text" in bad["reason"]
+    assert bad["line"] == 2 and "UTF-8" in bad["reason"]
     assert names(tmp_path) == ["in", "out", "out.bad.jsonl"]
     (tmp_path / "out").unlink()
-    with pytest.raises(FileExistsError, match="out.bad.jsonl exists already; expected a new path"):
+    with raises(FileExistsError, seen="out.bad.jsonl"):
         runner(runtime).to_file(tmp_path / "in", tmp_path / "out")
     write(tmp_path / "in", ["w5"])
     runner(runtime).to_file(tmp_path / "in", tmp_path / "out", force=True)
@@ -222,13 +223,13 @@ def test_a_bad_line_stops_a_run_that_resumes_with_skip_or_once_it_is_repaired(
     for output in (Runner.to_file, Runner.to_directory):
         source, out = tmp_path / "in", tmp_path / output.__name__
         given = source if output is Runner.to_file else [source]
-        with pytest.raises(ValueError, match="line 6 of .*in: .*; the shards that are whole stay"):
+        with raises(ValueError, seen=6):
             output(Runner(job, shard_lines=4, skips_bad_lines=False), given, out)
         report = output(Runner(job, shard_lines=4), given, out)
         assert report["bad"] == 1
-    with pytest.raises(ValueError, match="line 6 of .*in: "):
+    with raises(ValueError, seen=6):
         [*Runner(job, shard_lines=4, skips_bad_lines=False).file(tmp_path / "in")]
-    with pytest.warns(UserWarning, match="line 6 of .*in: "):
+    with pytest.warns(UserWarning, match="line 6 "):
         printed = "".join(Runner(job, shard_lines=4).file(tmp_path / "in"))
     assert printed == (tmp_path / "to_file").read_text()
     assert [not text for text in printed.splitlines()] == [False] * 5 + [True, False]
@@ -277,7 +278,7 @@ def test_wherever_a_run_is_cut_off_the_result_is_the_same(runtime, tmp_path, opt
 
 
 def test_a_killed_command_goes_on_to_the_same_result(export, tmp_path):
-    """With SIGKILL, at moments that nobody chose."""
+    """SIGKILL ends the command at random moments."""
     source, out, expected = (
         write(tmp_path / "in", some_lines(400)),
         tmp_path / "out",
@@ -313,25 +314,22 @@ def begun(runtime, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    "change, seen",
     [
-        (
-            dict(options=dict(num_beams=2, max_new_tokens=8)),
-            "num_beams 3, now 2: expected the same",
-        ),
-        (dict(options=dict(num_beams=3)), "another max_new_tokens 8, now None: "),
-        (dict(batch_size=5), "another batch_size 32, now 5: "),
-        (dict(shard_lines=5), "another shard_lines 8, now 5: "),
-        (dict(scores=True), "another scores False, now True: "),
-        (dict(n_best=2), "another n_best None, now 2: "),
+        (dict(options=dict(num_beams=2, max_new_tokens=8)), ("num_beams", 3, 2)),
+        (dict(options=dict(num_beams=3)), ("max_new_tokens", 8, None)),
+        (dict(batch_size=5), ("batch_size", 32, 5)),
+        (dict(shard_lines=5), ("shard_lines", 8, 5)),
+        (dict(scores=True), ("scores", False, True)),
+        (dict(n_best=2), ("n_best", None, 2)),
     ],
     ids=str,
 )
 def test_a_call_with_other_options_is_refused_and_what_was_begun_stays(
-    runtime, begun, change, message
+    runtime, begun, change, seen
 ):
     before = sorted(partial_of(begun[1]).rglob("*"))
-    with pytest.raises(FileExistsError, match=message):
+    with raises(FileExistsError, seen=seen):
         runner(runtime, **change).to_file(*begun)
     assert sorted(partial_of(begun[1]).rglob("*")) == before
     runner(runtime).to_file(*begun)
@@ -344,11 +342,11 @@ def test_a_call_with_another_export_or_prefixes_is_refused_by_name(
     other = TextRuntime(
         with_words(exported("seq2seq-untied").directory, tmp_path / "other"), threads=1
     )
-    with pytest.raises(FileExistsError, match="another export: expected the same call"):
+    with raises(FileExistsError, seen=".out.partial"):
         runner(other).to_file(*begun)
-    with pytest.raises(FileExistsError, match="another target_prefix None, now '.*in': expected"):
+    with raises(FileExistsError, seen=("target_prefix", None)):
         runner(runtime, prefix=begun[0]).to_file(*begun)
-    with pytest.raises(FileExistsError, match="another threads 1, now 2: expected the same call"):
+    with raises(FileExistsError, seen=("threads", 1, 2)):
         runner(TextRuntime(runtime.path.parent, threads=2)).to_file(*begun)
 
 
@@ -378,7 +376,7 @@ def test_two_processes_do_not_write_one_file(runtime, begun):
         stdout=subprocess.PIPE,
     )
     other.stdout.readline()
-    with pytest.raises(FileExistsError, match="is being written by another process: expected to"):
+    with raises(FileExistsError, seen=".out.partial"):
         runner(runtime).to_file(*begun)
     other.communicate(b"\n")
     assert sorted(partial_of(begun[1]).rglob("*")) == before
@@ -389,20 +387,16 @@ def test_two_processes_do_not_write_one_file(runtime, begun):
 
 def test_an_output_that_may_not_be_written_is_refused(runtime, export, tmp_path):
     source, job = write(tmp_path / "in", ["w5"]), runner(runtime)
-    for out, kind, message in (
-        (source, UsageError, "the output is .*in, an input"),
-        (tmp_path, FileExistsError, "is no file, expected a file or a new path"),
-        (tmp_path / "out.gz", UsageError, "written as plain text: expected a name without .gz"),
-        (tmp_path / "out.jsonl", UsageError, "results are text: expected a name without .jsonl"),
-        (tmp_path / "out.parquet", UsageError, "results are text: expected a name without .parq"),
-        (export / "out", UsageError, "inside the export: expected a place outside"),
-        (
-            write(tmp_path / "there", ["mine"]),
-            FileExistsError,
-            "exists already; expected a new path, or --force",
-        ),
+    for out, kind, seen, expected in (
+        (source, UsageError, "in", ()),
+        (tmp_path, FileExistsError, (), ()),
+        (tmp_path / "out.gz", UsageError, (), ".gz"),
+        (tmp_path / "out.jsonl", UsageError, (), ".jsonl"),
+        (tmp_path / "out.parquet", UsageError, "out.parquet", ()),
+        (export / "out", UsageError, "out", ()),
+        (write(tmp_path / "there", ["mine"]), FileExistsError, (), "--force"),
     ):
-        with pytest.raises(kind, match=message):
+        with raises(kind, seen=seen, expected=expected):
             job.to_file(source, out)
     assert (tmp_path / "there").read_text() == "mine\n"
     job.to_file(source, tmp_path / "there", force=True)
@@ -412,24 +406,24 @@ def test_an_output_that_may_not_be_written_is_refused(runtime, export, tmp_path)
 
 def test_a_table_has_a_table_as_its_output(runtime, tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"text": ["w5"]}), tmp_path / "a.parquet")
-    with pytest.raises(UsageError, match="results are Parquet: expected a name with .parquet"):
+    with raises(UsageError, seen="Parquet", expected=".parquet"):
         runner(runtime).to_file(tmp_path / "a.parquet", tmp_path / "out.jsonl")
-    with pytest.raises(UsageError, match="a.parquet is a table, expected a file for the results"):
+    with raises(UsageError, seen="a.parquet"):
         [*runner(runtime).file(tmp_path / "a.parquet")]
 
 
 def test_input_that_is_no_text_is_refused_and_nothing_stays(runtime, tmp_path):
-    for name, content, message in (
-        ("bad.gz", b"w5\n", "is not a whole gzip file"),
-        ("bad.gz", gzip.compress(b"w5 " * 999)[:-9], "is not a whole gzip file"),
+    for name, content, seen in (
+        ("bad.gz", b"w5\n", "gzip"),
+        ("bad.gz", gzip.compress(b"w5 " * 999)[:-9], "gzip"),
     ):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ValueError, match=message):
+        with raises(ValueError, seen=seen):
             runner(runtime).to_file(tmp_path / name, tmp_path / "out")
     with pytest.raises(FileNotFoundError):
         runner(runtime).to_file(tmp_path / "none", tmp_path / "out")
     three, two = write(tmp_path / "three", ["w5"] * 3), write(tmp_path / "two", ["w5"] * 2)
-    with pytest.raises(ValueError, match="two has 2 lines, expected 3 as .*three"):
+    with raises(ValueError, seen=2, expected=3):
         runner(runtime, prefix=two).to_file(three, tmp_path / "out")
     assert not [path for path in tmp_path.iterdir() if "out" in path.name]
 
@@ -437,7 +431,7 @@ def test_input_that_is_no_text_is_refused_and_nothing_stays(runtime, tmp_path):
 def test_a_pipe_has_no_parts(runtime, tmp_path):
     os.mkfifo(tmp_path / "in")
     for write_results, given in (("to_file", tmp_path / "in"), ("to_directory", [tmp_path / "in"])):
-        with pytest.raises(UsageError, match="in is a pipe or a device, expected a file, or its"):
+        with raises(UsageError, seen="in"):
             getattr(runner(runtime), write_results)(given, tmp_path / "out")
     assert names(tmp_path) == ["in"]
 
@@ -450,64 +444,69 @@ def test_what_changes_while_it_is_read_is_an_error(runtime, tmp_path, monkeypatc
         return compute(*args)
 
     monkeypatch.setattr(run, "compute", changing)
-    with pytest.raises(ValueError, match="in changed while it was read"):
+    with raises(ValueError, seen="in"):
         runner(runtime).to_file(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_options_that_cannot_be_are_refused_at_once(runtime, exported, tmp_path):
     for name, value in {"num_return_sequences": 1, "seeds": [1], "target_prefix": ["w5"]}.items():
-        with pytest.raises(UsageError, match=f"{name} has no effect on lines: expected"):
+        with raises(UsageError, seen=name):
             runner(runtime, {name: value})
-    with pytest.raises(UsageError, match="num_return_sequences must be at most num_beams, 2,"):
+    with raises(UsageError, seen="num_return_sequences", expected=("num_beams", 2)):
         runner(runtime, dict(num_beams=2), n_best=3)
-    with pytest.raises(UsageError, match=r"unknown generation options \['beams'\]"):
+    with raises(UsageError, seen="beams"):
         runner(runtime, dict(beams=2))
-    with pytest.raises(UsageError, match="n_best is for the task generate, and the task is transl"):
+    with raises(UsageError, seen="n_best"):
         Predictions(runtime, "translate", n_best=2)
     reader = TextRuntime(with_words(exported("classification").directory, tmp_path), threads=1)
-    with pytest.raises(UsageError, match="generate is not what a VanillaEncoderForSequenceClass"):
+    with raises(
+        UsageError,
+        seen=("generate", "VanillaEncoderForSequenceClassification"),
+        expected=("classify", "zero-shot"),
+    ):
         runner(reader, {})
-    with pytest.raises(UsageError, match="classify has no option 'num_beams', expected some of"):
+    with raises(UsageError, seen="num_beams"):
         Predictions(reader, None, {"num_beams": 2})
     (tmp_path / "decoder").mkdir()
     decoder = TextRuntime(with_words(exported("causal").directory, tmp_path / "decoder"), threads=1)
     assert [Predictions(each).field for each in (runtime, decoder)] == ["translation", "prediction"]
     source = write(tmp_path / "in", ["w5"])
-    with pytest.raises(UsageError, match="expected an encoder-decoder: a decoder continues its"):
+    with raises(UsageError, expected="decoder"):
         runner(decoder, {}, prefix=source)
-    with pytest.raises(UsageError, match="expected the task generate, not translate"):
+    with raises(UsageError, expected="translate"):
         Runner(Predictions(runtime, "translate"), target_prefix=source)
     other = write(tmp_path / "other", ["w5"])
-    with pytest.raises(UsageError, match="expected one input, got 2"):
+    with raises(UsageError, seen=2):
         runner(runtime, prefix=source).to_directory([source, other], tmp_path / "out")
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "arguments, seen, expected",
     [
-        (["w5", "--input", "in"], "--input goes without texts and --stream"),
-        (["--input", "in", "--stream"], "--input goes without texts and --stream"),
-        (["--output", "out"], "--output and --output-dir need --input"),
-        (["--output-dir", "out", "--stream"], "--output and --output-dir need --input"),
-        (["--input", "in", "--output", "a", "--output-dir", "b"], "not allowed with argument"),
-        (["--input", "a", "b", "--output", "out"], "--input has 2 files, expected one, or --outp"),
-        (["--input", "a", "--input", "b"], "--input has 2 files, expected one, or --output-dir"),
-        (["--input", "in", "--force"], "--force needs --output"),
-        (["--input", "in", "--output-dir", "out", "--force"], "--force needs --output"),
-        (["--input", "in", "--output", "out", "--ray", "auto"], "--ray needs --output-dir"),
-        (["--target-prefix", "in"], "--target-prefix needs --input"),
-        (["w5", "--output-field", "de"], "--output-field needs --input"),
-        (["--on-bad-line", "drop"], "no reaction 'drop', expected one of stop, skip"),
-        (["w5", "--scores"], "--scores is for lines, expected no texts and no --stream"),
-        (["--n-best", "2", "--stream"], "--n-best is for lines, expected no texts and no --stream"),
-        (["--n-best", "2", "--scores"], "not allowed with argument"),
+        (["w5", "--input", "in"], ("--input", "--stream"), ()),
+        (["--input", "in", "--stream"], ("--input", "--stream"), ()),
+        (["--output", "out"], ("--output", "--output-dir", "--input"), ()),
+        (["--output-dir", "out", "--stream"], ("--output", "--output-dir", "--input"), ()),
+        (["--input", "in", "--output", "a", "--output-dir", "b"], (), ()),
+        (["--input", "a", "b", "--output", "out"], ("--input", 2), "--output-dir"),
+        (["--input", "a", "--input", "b"], ("--input", 2), "--output-dir"),
+        (["--input", "in", "--force"], ("--force", "--output"), ()),
+        (["--input", "in", "--output-dir", "out", "--force"], ("--force", "--output"), ()),
+        (["--input", "in", "--output", "out", "--ray", "auto"], ("--ray", "--output-dir"), ()),
+        (["--target-prefix", "in"], ("--target-prefix", "--input"), ()),
+        (["w5", "--output-field", "de"], ("--output-field", "--input"), ()),
+        (["--on-bad-line", "drop"], "drop", ()),
+        (["w5", "--scores"], "--scores", "--stream"),
+        (["--n-best", "2", "--stream"], "--n-best", "--stream"),
+        (["--n-best", "2", "--scores"], (), ()),
     ],
 )
-def test_arguments_that_do_not_go_together_are_refused(arguments, message, capsys):
+def test_arguments_that_do_not_go_together_are_refused(arguments, seen, expected, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["generate", "anywhere", *arguments])
-    assert stopped.value.code == 2 and message in capsys.readouterr().err
+    assert stopped.value.code == 2
+    check_message(capsys.readouterr().err, seen=seen, expected=expected)
 
 
 # ------------------------------------------------------------------------------------------- memory

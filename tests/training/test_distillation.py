@@ -1,4 +1,4 @@
-"""What a model learns from others."""
+"""Tests of distillation: what a model learns from its teachers."""
 
 import json
 from collections import Counter
@@ -8,11 +8,12 @@ import pytest
 import scores
 import torch
 from checkpoints import OPINIONS
+from messages import raises
 from torch.distributions import Categorical, kl_divergence
 from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaEncoderForSequenceClassification
-from vanilla_transformer.training.augment import TextAugmentation, augmentation_of
+from vanilla_transformer.training.augment import TextAugmentation, build_augmentation
 from vanilla_transformer.training.card import CARD
 from vanilla_transformer.training.distillation import Teachers, with_text
 from vanilla_transformer.training.loss import loss_function
@@ -47,7 +48,7 @@ def teachers(tmp_path_factory):
 
 
 def logits_of(path, texts):
-    """In float64, as its own tokenizer has the text."""
+    """Return the logits for `texts` in float64, with the model's own tokenizer."""
     model = VanillaEncoderForSequenceClassification.from_pretrained(path).double()
     return model(
         **AutoTokenizer.from_pretrained(path)(texts, padding=True, return_tensors="pt")
@@ -94,8 +95,8 @@ def test_a_model_learns_from_its_teachers_what_labels_do_not_say(teachers, tmp_p
     )
     assert train(recipe, tmp_path / "student")["validation_accuracy"] == 0.0
     said = (
-        "Trained from scratch on what 2 other models predict for the text, instead of its labels, "
-        "by the recipe below"
+        "Trained from scratch on the predictions of 2 other models instead of labels, by the "
+        "recipe below"
     )
     assert said in (tmp_path / "student" / CARD).read_text()
     record = json.loads((tmp_path / "student" / RECORD).read_text())
@@ -113,7 +114,7 @@ def test_words_are_replaced_by_others_as_often_as_asked(teachers, tmp_path, drop
         word_replacement=0.25,
     )
     tokenizer, _, rows = prepare(recipe)
-    augment, plain = augmentation_of(recipe, tokenizer, rows["train"]), rows["train"]
+    augment, plain = build_augmentation(recipe, tokenizer, rows["train"]), rows["train"]
     augmented_rows = [
         (row, augment(row, Random(f"{epoch} {place}")))
         for epoch in range(200)
@@ -134,8 +135,8 @@ def test_words_are_replaced_by_others_as_often_as_asked(teachers, tmp_path, drop
         kept, abs=0.01
     )
     # as often as before: what is lost comes in others' places
-    found = Counter(after for _, after in pairs)
-    assert {word: count / len(pairs) for word, count in found.items()} == pytest.approx(
+    result = Counter(after for _, after in pairs)
+    assert {word: count / len(pairs) for word, count in result.items()} == pytest.approx(
         share, abs=0.01
     )
     assert augment(plain[0], Random(3)) == augment(plain[0], Random(3))
@@ -143,7 +144,7 @@ def test_words_are_replaced_by_others_as_often_as_asked(teachers, tmp_path, drop
 
 def test_of_as_many_texts_as_asked_there_is_a_part_of_any_length_from_anywhere(teachers, tmp_path):
     augmented, text = TextAugmentation(0.0, 0.6, ["f"]), "a b c d e"
-    found = Counter(augmented(text, Random(number)) for number in range(30_000))
+    actual = Counter(augmented(text, Random(number)) for number in range(30_000))
     parts = {
         (start, end): text[2 * start : 2 * end - 1]
         for start in range(5)
@@ -152,12 +153,12 @@ def test_of_as_many_texts_as_asked_there_is_a_part_of_any_length_from_anywhere(t
     # a length, then a place for it
     expected = {part: 0.6 / 5 / (6 - (end - start)) for (start, end), part in parts.items()}
     expected[text] += 0.4
-    assert {part: count / 30_000 for part, count in found.items()} == pytest.approx(
+    assert {part: count / 30_000 for part, count in actual.items()} == pytest.approx(
         expected, abs=0.01
     )
     recipe = classifier(tmp_path / "student", teachers=teachers, span_crop=1.0)
     tokenizer, _, rows = prepare(recipe)
-    augment = augmentation_of(recipe, tokenizer, rows["train"])
+    augment = build_augmentation(recipe, tokenizer, rows["train"])
     augmented_rows = [
         (row["text"], *augment(row, Random(place))) for place, row in enumerate(rows["train"])
     ]
@@ -169,56 +170,46 @@ def test_of_as_many_texts_as_asked_there_is_a_part_of_any_length_from_anywhere(t
 
 
 @pytest.mark.parametrize(
-    "shares, said", [((1.5, 0), "word_replacement is 1.5"), ((0.5, -0.1), "span_crop is -0.1")]
+    "shares, seen", [((1.5, 0), ("word_replacement", 1.5)), ((0.5, -0.1), ("span_crop", -0.1))]
 )
-def test_shares_of_augmented_text_are_probabilities(shares, said):
+def test_shares_of_augmented_text_are_probabilities(shares, seen):
     assert TextAugmentation(0.0, 0.0, ["a b"])("c d", Random(3)) == "c d"
-    with pytest.raises(ValueError, match=f"{said}, expected a probability"):
+    with raises(ValueError, seen=seen):
         TextAugmentation(*shares, ["a b"])
 
 
 def test_teachers_have_to_know_the_labels(teachers, tmp_path):
     _, model, _ = prepare(classifier(tmp_path / "student"))
     model.config.id2label = {0: "bad", 1: "fair"}
-    with pytest.raises(
-        ValueError, match="has labels {0: 'bad', 1: 'good'}, expected {0: 'bad', 1: 'fair'}"
-    ):
+    with raises(ValueError, seen=(0, "bad", 1, "good"), expected=(0, "bad", 1, "fair")):
         Teachers(teachers, model, model.device)
 
 
 def test_text_is_not_augmented_without_teachers(tmp_path):
-    with pytest.raises(
-        ValueError, match="training.word_replacement is 0.1, expected training.teachers too"
-    ):
+    with raises(ValueError, seen=("training.word_replacement", 0.1), expected="training.teachers"):
         train(classifier(tmp_path / "student", word_replacement=0.1), tmp_path / "student")
     assert [path.name for path in tmp_path.iterdir()] == ["student.txt"]
 
 
 @pytest.mark.parametrize(
-    "task, training, said",
+    "task, training, seen, expected",
     [
-        (
-            "sequence-classification",
-            {"teachers": "a"},
-            "training.teachers is 'a', expected a list that is not empty",
-        ),
-        (
-            "translation",
-            {"teachers": ["a"]},
-            "translation has training.teachers, expected none: they are for tasks with one label",
-        ),
+        ("sequence-classification", {"teachers": "a"}, ("training.teachers", "a"), ()),
+        ("translation", {"teachers": ["a"]}, ("translation", "training.teachers"), ()),
         (
             "sequence-classification",
             {"teachers": ["a"], "r_drop": 2, "tokens_per_update": 128},
-            "r_drop is 2, expected 0",
+            ("r_drop", 2),
+            0,
         ),
         (
             "sequence-classification",
             {"teachers": ["a"], "label_smoothing_factor": 0.1},
-            "label_smoothing_factor is 0.1, expec",
+            ("label_smoothing_factor", 0.1),
+            (),
         ),
     ],
 )
-def test_what_does_not_go_with_teachers_is_refused(task, training, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_does_not_go_with_teachers_is_refused(task, training, seen, expected):
+    with raises(ValueError, seen=seen, expected=expected):
         Recipe(task, training=training)

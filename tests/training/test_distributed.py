@@ -17,6 +17,7 @@ import pytest
 import torch
 from accelerate import FullyShardedDataParallelPlugin
 from checkpoints import build, write_corpus
+from messages import raises
 from processes import MODELS, PLANS, free_port
 from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
@@ -63,8 +64,8 @@ def started(arguments, folder):
             yield process
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):
-                for found in [*psutil.Process(process.pid).children(recursive=True), process]:
-                    found.kill()
+                for result in [*psutil.Process(process.pid).children(recursive=True), process]:
+                    result.kill()
 
 
 def run(arguments, folder):
@@ -76,7 +77,7 @@ def run(arguments, folder):
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    """What one process makes of the recipe."""
+    """The directory of a run of the recipe in one process."""
     folder = tmp_path_factory.mktemp("one")
     train(recipe(folder), folder / "model")
     return folder / "model"
@@ -122,7 +123,7 @@ def test_two_processes_train_as_one_does(two, one):
 
 
 def command(folder) -> list[str]:
-    """What comes behind `accelerate launch` or `torchrun`."""
+    """Write the recipe, and return the arguments for `accelerate launch` or `torchrun`."""
     tables = {
         name: table for name, table in asdict(recipe(folder)).items() if isinstance(table, dict)
     }
@@ -203,29 +204,29 @@ def test_the_launch_files_are_shell_scripts():
         subprocess.run(["bash", "-n", path], check=True)
 
 
-@pytest.mark.parametrize("changes, said", [
-    ({"args": SimpleNamespace(n_gpu=2)}, "one process sees 2 GPUs"),
-    ({"is_fsdp_enabled": True}, "expected neither FSDP nor DeepSpeed"),
-    ({"is_deepspeed_enabled": True}, "expected neither FSDP nor DeepSpeed"),
+@pytest.mark.parametrize("changes, seen, expected", [
+    ({"args": SimpleNamespace(n_gpu=2)}, 2, ()),
+    ({"is_fsdp_enabled": True}, (), ("FSDP", "DeepSpeed")),
+    ({"is_deepspeed_enabled": True}, (), ("FSDP", "DeepSpeed")),
 ])  # fmt: skip
-def test_processes_that_would_not_give_what_the_recipe_says_are_refused(changes, said):
+def test_processes_that_would_not_give_what_the_recipe_says_are_refused(changes, seen, expected):
     trainer = {
         "args": SimpleNamespace(n_gpu=1),
         "is_fsdp_enabled": False,
         "is_deepspeed_enabled": False,
     }
     check_processes(SimpleNamespace(**trainer))
-    with pytest.raises(ValueError, match=said):
+    with raises(ValueError, seen=seen, expected=expected):
         check_processes(SimpleNamespace(**trainer | changes))
 
 
 def test_the_batches_fill_every_update():
     lengths = [(length,) for length in (3, 1, 4, 1, 5, 2)]
-    batches = TokenBatches(range(6), lengths, limit=6, each=4).batches
+    batches = TokenBatches(range(6), lengths, limit=6, divisor=4).batches
     assert len(batches) == 4
     assert sorted(index for batch in batches for index in batch) == list(range(6))
     assert all(len(batch) * max(lengths[index][0] for index in batch) <= 6 for batch in batches)
-    assert len(TokenBatches(range(6), lengths, limit=6, each=8).batches) == 6  # of one row each
+    assert len(TokenBatches(range(6), lengths, limit=6, divisor=8).batches) == 6  # of one row each
 
 
 # ------------------------------------------------------------------------------------------- shards
@@ -239,11 +240,11 @@ def sharded(two):
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_in_shards_gives_outputs_gradients_and_tokens_of_a_whole_one(sharded, name, plan):
-    found = sharded[f"{name}, {plan}"]
-    assert found["outputs"] < 1e-5
-    assert found["gradients"] < 1e-5
-    assert found["gradients of nothing"] == []
-    assert found["tokens"]
+    result = sharded[f"{name}, {plan}"]
+    assert result["outputs"] < 1e-5
+    assert result["gradients"] < 1e-5
+    assert result["gradients of nothing"] == []
+    assert result["tokens"]
 
 
 CUT = (
@@ -283,9 +284,7 @@ def test_trainer_trains_shards_as_it_does_copies_and_both_checkpoints_load(two, 
 
 def test_heads_that_the_processes_cannot_share_out_are_refused():
     model = build("encoder")
-    with pytest.raises(
-        ValueError, match="num_attention_heads is 4, expected a multiple of tp_size, 3"
-    ):
+    with raises(ValueError, seen=("num_attention_heads", 4), expected=("tp_size", 3)):
         model.maybe_distribute_model(model, DistributedConfig(tp_size=3), None)
 
 

@@ -8,6 +8,7 @@ import pytest
 import sacrebleu
 import tokenizers
 from datasets import Dataset, DatasetDict, IterableDataset
+from messages import raises
 from transformers import AutoTokenizer
 
 from vanilla_transformer.training import batches as batches_module
@@ -72,12 +73,12 @@ def test_the_vocabulary_has_the_size_asked_for(tokenizer):
 
 @pytest.mark.parametrize("vocab_size", [5000, 20])
 def test_a_vocabulary_size_the_text_cannot_give_is_refused_with_both_sizes(vocab_size):
-    with pytest.raises(ValueError, match=f"vocabulary of [0-9]+ entries, expected {vocab_size}"):
+    with raises(ValueError, expected=vocab_size):
         train_tokenizer(TEXT, vocab_size)
 
 
 def test_a_vocabulary_smaller_than_the_alphabet_is_told_to_be_larger():
-    with pytest.raises(ValueError, match="ask for more"):
+    with raises(ValueError, seen="vocabulary", expected=20):
         train_tokenizer(TEXT, 20)
 
 
@@ -106,9 +107,7 @@ def test_a_lowercase_tokenizer_reads_capitals_as_small_letters():
             == tokenizer(text.upper().replace("SS", "ß"))["input_ids"]
         )
         assert tokenizer.decode(ids, skip_special_tokens=True) == text.lower()
-    with pytest.raises(
-        ValueError, match="lowercase goes with kinds 'bpe' and 'word', got 'character'"
-    ):
+    with raises(ValueError, seen="character", expected=("lowercase", "bpe", "word")):
         train_tokenizer(TEXT, kind="character", lowercase=True)
 
 
@@ -123,9 +122,7 @@ def test_a_tokenizer_of_words_has_the_most_frequent_ones_whole():
         "<unk>", "dog", "<unk>", "the", "cat", ".", "</s>"
     ]  # fmt: skip
     assert tokenizer.decode([5, 4, 2], skip_special_tokens=True) == "the dog"
-    with pytest.raises(
-        ValueError, match="the text gives a vocabulary of 12 entries, expected 13: ask for fewer"
-    ):
+    with raises(ValueError, seen=12, expected=13):
         train_tokenizer(lines, 13, kind="word", lowercase=True)
 
 
@@ -210,29 +207,29 @@ def test_files_of_different_lengths_are_refused_with_both_names_and_lengths(tmp_
         write(tmp_path / "a.en", "one\ntwo\nthree\n"),
         write(tmp_path / "a.de", "eins\nzwei\n"),
     )
-    with pytest.raises(ValueError, match="a.en has 3, .*a.de has 2"):
+    with raises(ValueError, seen=("a.en", 3, "a.de", 2)):
         read_parallel(source, target)
 
 
 @pytest.mark.parametrize(
-    "text, message",
+    "text, seen",
     [
-        ("one\n\nthree\n", "line 2 is empty"),
-        ("one\n \t\n", "line 2 is empty"),
-        ("one\ntwo\n\n", "line 3 is empty"),
-        ("", "line 1 is empty"),
-        (b"one\n\xff\xfe\n", "not UTF-8"),
-        ("Öl\n".encode("latin-1"), "not UTF-8"),
+        ("one\n\nthree\n", (2,)),
+        ("one\n \t\n", (2,)),
+        ("one\ntwo\n\n", (3,)),
+        ("", (1,)),
+        (b"one\n\xff\xfe\n", ()),
+        ("Öl\n".encode("latin-1"), ()),
     ],
 )
-def test_a_file_that_is_not_one_sentence_a_line_is_refused_by_name(tmp_path, text, message):
-    with pytest.raises(ValueError, match=f"some.text.*{message}"):
+def test_a_file_that_is_not_one_sentence_a_line_is_refused_by_name(tmp_path, text, seen):
+    with raises(ValueError, seen=("some.text", *seen)):
         read_lines(write(tmp_path / "some.text", text))
 
 
 @pytest.mark.parametrize("name", ["nowhere.en", "nowhere.en.gz"])
 def test_a_missing_file_is_named(tmp_path, name):
-    with pytest.raises(FileNotFoundError, match=name):
+    with raises(FileNotFoundError, seen=name):
         read_lines(tmp_path / name)
 
 
@@ -243,7 +240,7 @@ PACKED = gzip.compress(b"one\n" * 1000, mtime=0)
     "data", [b"plain text", PACKED[:30], PACKED[:-8] + b"0" * 8], ids=["plain", "cut", "changed"]
 )
 def test_a_damaged_gz_file_is_named(tmp_path, data):
-    with pytest.raises((OSError, ValueError), match="some.gz"):
+    with raises((OSError, ValueError), seen="some.gz"):
         read_lines(write(tmp_path / "some.gz", data))
 
 
@@ -265,23 +262,17 @@ def test_a_data_set_on_disk_is_read_by_its_own_names(tmp_path):
         {"source": "eins", "target": "one"},
         {"source": "zwei", "target": "two"},
     ]
-    with pytest.raises(
-        ValueError, match=r"no column 'text', expected one of \['id', 'translation'\]"
-    ):
+    with raises(ValueError, seen="text", expected=("id", "translation")):
         translation.read(data | {"columns": ["text", "translation.en"]}, "train")
 
 
 def test_files_are_not_streamed():
-    with pytest.raises(
-        ValueError, match="data.streaming goes with a data set, expected data.dataset"
-    ):
+    with raises(ValueError, seen="data.streaming", expected="data.dataset"):
         translation.read({"train": ["a.en", "a.de"], "streaming": True}, "train")
 
 
 def test_a_split_needs_a_file_for_each_column(tmp_path):
-    with pytest.raises(
-        ValueError, match="data.train is 'a.en', expected a file for each of source, target"
-    ):
+    with raises(ValueError, seen=("data.train", "a.en")):
         translation.read({"train": "a.en"}, "train")
 
 
@@ -295,8 +286,8 @@ def test_bleu_is_100_for_the_reference_0_for_other_words_and_ignores_padding(tok
     labels = tokenizer(TEXT[:4], padding=True, return_tensors="np")["input_ids"]
     masked = labels.copy()
     masked[labels == 0] = -100
-    found = translation.scores_of_ids(labels, masked, tokenizer)
-    assert (found["bleu"], found["chrf"]) == pytest.approx((100, 100))
+    result = translation.scores_of_ids(labels, masked, tokenizer)
+    assert (result["bleu"], result["chrf"]) == pytest.approx((100, 100))
     others = tokenizer(TEXT[4:8], padding=True, return_tensors="np")["input_ids"]
     assert translation.scores_of_ids(others, masked, tokenizer)["bleu"] < 10
 
@@ -334,10 +325,10 @@ def test_batches_hold_every_row_once_and_no_more_tokens_than_they_may(limit):
     )
     lengths = [(len(row["labels"]), len(row["input_ids"])) for row in rows]
     batches = TokenBatches(rows, lengths, limit)
-    found = [batches[index] for index in range(len(batches))]
-    assert sorted(row["labels"][0] for batch in found for row in batch) == list(range(500))
+    result = [batches[index] for index in range(len(batches))]
+    assert sorted(row["labels"][0] for batch in result for row in batch) == list(range(500))
     padded = [
-        len(batch) * max(len(side) for row in batch for side in row.values()) for batch in found
+        len(batch) * max(len(side) for row in batch for side in row.values()) for batch in result
     ]
     assert max(padded) <= limit
     assert sum(max(pair) for pair in lengths) / sum(padded) > 0.75
@@ -345,7 +336,7 @@ def test_batches_hold_every_row_once_and_no_more_tokens_than_they_may(limit):
 
 def test_a_row_longer_than_a_batch_is_refused():
     rows = Dataset.from_list([{"labels": [1] * 9, "input_ids": [1] * 5}])
-    with pytest.raises(ValueError, match="the longest row has 9 tokens, expected at most 8"):
+    with raises(ValueError, seen=9, expected=8):
         TokenBatches(rows, [(9, 5)], 8)
 
 

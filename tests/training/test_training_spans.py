@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+from messages import raises
 from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 
 from vanilla_transformer.training.prepare import prepare
@@ -84,9 +85,7 @@ def test_a_data_set_gives_words_and_the_names_of_tags(tmp_path, conll):
     data = {"dataset": str(tmp_path / "saved")}
     assert token_classification.read(data, "train").to_dict() == expected
     assert token_classification.read(data, "test") is None
-    with pytest.raises(
-        ValueError, match=r"no column 'pos', expected one of \['id', 'ner_tags', 'tokens'\]"
-    ):
+    with raises(ValueError, seen="pos", expected=("id", "ner_tags", "tokens")):
         token_classification.read(data | {"columns": ["tokens", "pos"]}, "train")
 
 
@@ -145,8 +144,8 @@ def test_an_entity_is_what_conlleval_takes_for_one(tags, expected):
 
 def test_the_scores_of_tags():
     gold = [["B-X", "I-X", "O", "B-Y"], ["B-Y", "O"]]
-    found = [["B-X", "O", "O", "B-Y"], ["B-Y", "B-Y"]]
-    assert token_classification.scores_of_entities(found, gold) == {
+    result = [["B-X", "O", "O", "B-Y"], ["B-Y", "B-Y"]]
+    assert token_classification.scores_of_entities(result, gold) == {
         "precision": 0.5,
         "recall": 2 / 3,
         "f1": 4 / 7,
@@ -164,7 +163,7 @@ def test_the_scores_of_tags():
     names = ["B-X", "B-Y", "I-X", "O"]
     ids = [
         np.array([[-100, *map(names.index, row)] + [-100] * (4 - len(row)) for row in rows])
-        for rows in (found, gold)
+        for rows in (result, gold)
     ]
     ids[0][ids[0] == -100] = 1  # a model says something everywhere
     for labels, scores in (
@@ -182,20 +181,15 @@ def test_the_scores_of_tags():
 
 def test_what_is_not_in_conll_form_is_refused(conll, tmp_path):
     (tmp_path / "bad.txt").write_text("EU B-ORG\nrejects\n")
-    with pytest.raises(
-        ValueError,
-        match="bad.txt: line 2 is 'rejects', expected a word, a space or a tab, and a tag",
-    ):
+    with raises(ValueError, seen=("bad.txt", 2, "rejects")):
         token_classification.read({"train": str(tmp_path / "bad.txt")}, "train")
     (tmp_path / "bad.txt").write_text("\n\n")
-    with pytest.raises(ValueError, match="bad.txt has no words"):
+    with raises(ValueError, seen="bad.txt"):
         token_classification.read({"train": str(tmp_path / "bad.txt")}, "train")
     (tmp_path / "bad.txt").write_text("EU B-MISC\n")
     recipe = tagger(conll)
     recipe.data["validation"] = str(tmp_path / "bad.txt")
-    with pytest.raises(
-        ValueError, match=r"the validation text has tags \['B-MISC'\], expected some of \['B-LOC', "
-    ):
+    with raises(ValueError, seen=("validation", "B-MISC"), expected="B-LOC"):
         prepare(recipe)
 
 
@@ -212,12 +206,12 @@ STORIES = [
 
 def squad(*stories, **answer):
     """(context, answer) pairs in the form of SQuAD."""
-    found = [
+    result = [
         {"text": text, "answer_start": context.index(text)} | answer for context, text in stories
     ]
     items = [
         {"context": context, "qas": [{"id": f"q{number}", "question": "where?", "answers": [one]}]}
-        for number, ((context, _), one) in enumerate(zip(stories, found, strict=True))
+        for number, ((context, _), one) in enumerate(zip(stories, result, strict=True))
     ]
     return {"version": "1.1", "data": [{"title": "t", "paragraphs": items}]}
 
@@ -251,8 +245,8 @@ def encoded(context, answer, **data):
     tokenizer = train_tokenizer(
         ["who? ann ran."], kind="character", variant="encoder", token_types=True
     )
-    found = question_answering.encode(columns, tokenizer, data)
-    rows = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+    result = question_answering.encode(columns, tokenizer, data)
+    rows = [dict(zip(result, values, strict=True)) for values in zip(*result.values(), strict=True)]
     return tokenizer, rows
 
 
@@ -283,10 +277,7 @@ def test_windows_share_their_stride_and_have_the_answer_or_the_first_token():
         (6, 8),
     ]
     assert [row["offsets"][6] for row in rows] == [[0, 1], [2, 3], [4, 5]]
-    with pytest.raises(
-        ValueError,
-        match="question q has 4 tokens, expected fewer than 4, what max_length=10 leaves beside st",
-    ):
+    with raises(ValueError, seen=4, expected=(4, "max_length", 10)):
         encoded("ann ran.", "ran", max_length=10, stride=3)
 
 
@@ -312,9 +303,9 @@ def test_pieces_of_words_give_back_every_answer(kind):
     tokenizer = train_tokenizer(
         [context] * 2, 60 if kind == "bpe" else 290, kind, variant="encoder"
     )
-    found = question_answering.encode(columns, tokenizer, {})
+    result = question_answering.encode(columns, tokenizer, {})
     for answer, first, last, offsets in zip(
-        answers, found["start_positions"], found["end_positions"], found["offsets"], strict=True
+        answers, result["start_positions"], result["end_positions"], result["offsets"], strict=True
     ):
         assert context[offsets[first][0] : offsets[last][1]].strip() == answer
 
@@ -347,7 +338,7 @@ def test_the_scores_are_those_of_the_best_span_over_all_windows(stories):
     token = next(token for token, place in enumerate(rows[wrong]["offsets"]) if place is not None)
     starts[wrong, token] = ends[wrong, token] = 6.0  # "the", which is not the answer's
     assert score(((starts, ends), labels))["exact_match"] == pytest.approx(100 * 11 / 12)
-    with pytest.raises(ValueError, match="not in the order of the examples"):
+    with pytest.raises(ValueError):
         score(((starts, ends), (labels[0][::-1], labels[1])))
 
 
@@ -378,7 +369,7 @@ def test_the_best_span_is_the_best_of_all_that_are_short_enough():
     ],
 )
 def test_answers_are_compared_as_squad_does(text, gold, exact, f1):
-    assert (question_answering.normalised(text) == question_answering.normalised(gold)) == exact
+    assert (question_answering.normalise(text) == question_answering.normalise(gold)) == exact
     assert question_answering.f1(text, gold) == pytest.approx(f1)
 
 
@@ -402,35 +393,32 @@ def test_the_best_of_several_answers_counts():
 
 def test_files_and_answers_that_are_not_as_they_say_are_refused(tmp_path):
     path = tmp_path / "bad.json"
-    for content, message in [
-        (
-            squad(STORIES[0], answer_start=3),
-            "question q0: its context has ' cat i' at 3, expected the answer 'garden'",
-        ),
-        (squad(STORIES[0], text=""), "question q0: its context has .* expected the answer ''"),
-        ({"data": [{"paragraphs": [{"qas": []}]}]}, "bad.json has no questions"),
-        ({"questions": []}, r"bad.json is not JSON in the form of SQuAD: KeyError\('data'\)"),
+    for content, seen, expected in [
+        (squad(STORIES[0], answer_start=3), ("q0", "' cat i'", 3), "garden"),
+        (squad(STORIES[0], text=""), "q0", "''"),
+        ({"data": [{"paragraphs": [{"qas": []}]}]}, "bad.json", ()),
+        ({"questions": []}, ("bad.json", "SQuAD", "data"), ()),
     ]:
         path.write_text(json.dumps(content))
-        with pytest.raises(ValueError, match=message):
+        with raises(ValueError, seen=seen, expected=expected):
             question_answering.read({"train": str(path)}, "train")
     empty = squad(STORIES[0])
     empty["data"][0]["paragraphs"][0]["qas"][0]["answers"] = []
     path.write_text(json.dumps(empty))
-    with pytest.raises(ValueError, match="question q0 has no answer, expected at least one"):
+    with raises(ValueError, seen=("question", "q0")):
         question_answering.read({"train": str(path)}, "train")
-    for change, message in [
+    for change, seen in [
         (
             lambda paragraph: paragraph["qas"][0].update(question=5),
-            "question q0 is 5 on 'the cat is in the garden today.'",
+            ("q0", 5, "the cat is in the garden today."),
         ),
-        (lambda paragraph: paragraph.update(context=None), "question q0 is 'where\\?' on None"),
+        (lambda paragraph: paragraph.update(context=None), ("q0", "where?", None)),
     ]:
         no_text = squad(STORIES[0])
         change(no_text["data"][0]["paragraphs"][0])
         path.write_text(json.dumps(no_text))
-        with pytest.raises(ValueError, match=f"{message}, expected two texts"):
+        with raises(ValueError, seen=seen):
             question_answering.read({"train": str(path)}, "train")
     path.write_text("{")
-    with pytest.raises(ValueError, match="bad.json is not JSON in the form of SQuAD"):
+    with raises(ValueError, seen=("bad.json", "JSON", "SQuAD")):
         question_answering.read({"train": str(path)}, "train")

@@ -10,16 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 from checkpoints import write_corpus
+from messages import raises
 
 from vanilla_transformer.errors import UsageError
 from vanilla_transformer.training import run as runs
 from vanilla_transformer.training.checkpoints import (
-    WholeCheckpoints,
+    CompleteCheckpoints,
     check_state,
+    complete_checkpoints,
     last_checkpoints,
     marked_checkpoints,
     run_facts,
-    whole_checkpoints,
 )
 from vanilla_transformer.training.checkpoints import open_state as make_state
 from vanilla_transformer.training.recipe import Recipe
@@ -67,7 +68,7 @@ def checkpoint(state: Path, step: int, arguments=None, **facts) -> Path:
     path.mkdir(parents=True)
     (path / "model.safetensors").write_text(f"weights {step}")
     (path / "trainer_state.json").write_text("{}")
-    callback, arguments = WholeCheckpoints(), arguments or SimpleNamespace(save_total_limit=None)
+    callback, arguments = CompleteCheckpoints(), arguments or SimpleNamespace(save_total_limit=None)
     callback.on_train_begin(arguments, SimpleNamespace(best_model_checkpoint=None), None)
     assert arguments.save_total_limit is None  # the trainer's own would remove what is not ours
     arguments.output_dir, arguments.should_save = str(state), True
@@ -100,39 +101,33 @@ def test_what_no_run_wrote_is_refused_and_stays(recipe, state):
     (state / "run.json").unlink()
     (state / "notes").write_text("mine")
     for restart in (False, True):
-        with pytest.raises(
-            FileExistsError,
-            match=r"model-run is not the state of a run, it has no run\.json: expected another",
-        ):
+        with raises(FileExistsError, seen="run.json"):
             open_state(state, recipe, restart)
     assert names(state) == ["notes"]
 
 
 @pytest.mark.parametrize(
-    "table, values, message",
+    "table, values, seen, expected",
     [
-        (
-            "training",
-            {"learning_rate": 0.2},
-            "with training.learning_rate=0.1, expected 0.2: --restart moves it aside",
-        ),
-        ("training", {"seed": 1}, "with training.seed=None, expected 1"),
-        ("model", {"dropout": 0.2}, "with model.dropout=0.1, expected 0.2"),
-        ("tokenizer", {"vocab_size": 61}, "with tokenizer.vocab_size=60, expected 61"),
-        ("training", {"max_steps": 9}, "with training.max_steps=10, expected 9"),
+        ("training", {"learning_rate": 0.2}, ("training.learning_rate", 0.1), (0.2, "--restart")),
+        ("training", {"seed": 1}, ("training.seed", None), 1),
+        ("model", {"dropout": 0.2}, ("model.dropout", 0.1), 0.2),
+        ("tokenizer", {"vocab_size": 61}, ("tokenizer.vocab_size", 60), 61),
+        ("training", {"max_steps": 9}, ("training.max_steps", 10), 9),
         (
             "training",
             {"max_steps": 11, "lr_scheduler_type": "linear"},
-            "with training.lr_scheduler_type='inverse_sqrt', expected",
+            ("training.lr_scheduler_type", "inverse_sqrt"),
+            (),
         ),
     ],
 )
 def test_the_state_of_another_recipe_is_refused_by_the_key_that_differs(
-    recipe, state, table, values, message
+    recipe, state, table, values, seen, expected
 ):
     open_state(state, recipe, restart=False)
     checkpoint(state, 5)
-    with pytest.raises(UsageError, match=message):
+    with raises(UsageError, seen=seen, expected=expected):
         open_state(state, changed(recipe, table, **values), restart=False)
 
 
@@ -148,7 +143,7 @@ def test_a_schedule_that_ends_with_the_updates_is_not_made_longer(recipe, state)
     linear = changed(recipe, "training", lr_scheduler_type="linear")
     open_state(state, linear, restart=False)
     checkpoint(state, 5)
-    with pytest.raises(UsageError, match="with training.max_steps=10, expected 11"):
+    with raises(UsageError, seen=("training.max_steps", 10), expected=11):
         open_state(state, changed(linear, "training", max_steps=11), restart=False)
 
 
@@ -179,7 +174,7 @@ def test_where_scores_choose_the_weights_how_they_are_made_is_part_of_the_run(re
     )
     open_state(state, chosen, restart=False)
     checkpoint(state, 5)
-    with pytest.raises(UsageError, match="with generation.num_beams=4, expected 5"):
+    with raises(UsageError, seen=("generation.num_beams", 4), expected=5):
         open_state(state, changed(chosen, "generation", num_beams=5), restart=False)
 
 
@@ -191,7 +186,7 @@ def test_the_text_may_lie_elsewhere_but_must_be_the_same(recipe, state, tmp_path
     open_state(state, moved, restart=False)
     with open(tmp_path / "moved" / recipe.data["train"][0], "a") as file:
         file.write("one line more\n")
-    with pytest.raises(UsageError, match="with text.train="):
+    with raises(UsageError, seen="text.train"):
         open_state(state, moved, restart=False)
 
 
@@ -201,15 +196,12 @@ def test_restart_moves_the_state_aside(recipe, state, is_damaged, capsys):
     checkpoint(state, 5)
     if is_damaged:
         (state / "run.json").write_text("{")
-        with pytest.raises(
-            ValueError,
-            match=r"run\.json is damaged .*; --restart moves .*model-run aside and begins anew",
-        ):
+        with raises(ValueError, seen=("run.json", "--restart")):
             open_state(state, recipe, restart=False)
     for number in (1, 2):
         open_state(state, recipe, restart=True)
         assert names(state) == ["run.json"]
-        assert f"model-run is now {state}.kept-{number}" in capsys.readouterr().out
+        assert f"{state}.kept-{number}" in capsys.readouterr().out
     assert names(Path(f"{state}.kept-1")) == ["checkpoint-5", "run.json"]
 
 
@@ -219,7 +211,7 @@ def test_restart_moves_the_state_aside(recipe, state, is_damaged, capsys):
 @pytest.mark.parametrize("damage", ["one byte", "shorter", "missing", "marker", "another marker"])
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(state, damage, caplog, monkeypatch):
     older, newest = checkpoint(state, 9), checkpoint(state, 10)
-    assert list(whole_checkpoints(state)) == [newest, older]
+    assert list(complete_checkpoints(state)) == [newest, older]
     weights = newest / "model.safetensors"
     if damage == "one byte":
         weights.write_text("wEights 10")  # of the same size
@@ -230,13 +222,13 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(state, damage, caplo
     else:
         (newest / "files.json").write_text('{"model.saf' if damage == "marker" else "[]")
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    assert list(whole_checkpoints(state)) == [older]
-    assert f"{newest} is damaged" in caplog.text
+    assert list(complete_checkpoints(state)) == [older]
+    assert str(newest) in caplog.text
 
 
 def test_a_checkpoint_is_marked_before_it_is_written_and_whole_afterwards(state):
     callback, arguments = (
-        WholeCheckpoints(),
+        CompleteCheckpoints(),
         SimpleNamespace(save_total_limit=None, output_dir=str(state), should_save=True),
     )
     for saves in (False, True):
@@ -245,7 +237,7 @@ def test_a_checkpoint_is_marked_before_it_is_written_and_whole_afterwards(state)
         )
         assert (state / "checkpoint-5/files.json").exists() == saves
     assert marked_checkpoints(state) == [state / "checkpoint-5"]
-    assert list(whole_checkpoints(state)) == []
+    assert list(complete_checkpoints(state)) == []
 
 
 def test_what_a_user_puts_into_a_checkpoint_changes_nothing_of_it_and_stays(state):
@@ -257,7 +249,7 @@ def test_what_a_user_puts_into_a_checkpoint_changes_nothing_of_it_and_stays(stat
         )
         file.parent.mkdir(exist_ok=True)
         file.write_text("mine")
-    assert list(whole_checkpoints(state)) == [state / "checkpoint-5"]
+    assert list(complete_checkpoints(state)) == [state / "checkpoint-5"]
     checkpoint(state, 10, SimpleNamespace(save_total_limit=1))
     left = sorted(path.relative_to(state).as_posix() for path in state.rglob("*") if path.is_file())
     assert (
@@ -278,10 +270,7 @@ def test_a_marker_that_names_files_elsewhere_removes_nothing(state):
 def test_a_checkpoint_of_others_whose_name_a_run_may_need_is_refused(recipe, state):
     open_state(state, recipe, restart=False)
     (state / "checkpoint-15").mkdir()
-    with pytest.raises(
-        FileExistsError,
-        match="checkpoint-15 is not of the run, which may need its name: expected it elsewhere",
-    ):
+    with raises(FileExistsError, seen="checkpoint-15"):
         open_state(state, recipe, restart=False)
 
 
@@ -290,7 +279,7 @@ def test_a_run_json_of_others_is_refused_and_stays(recipe, state, content):
     state.mkdir()
     (state / "run.json").write_text(content)
     for restart in (False, True):
-        with pytest.raises(FileExistsError, match=r"its run\.json holds no recipe"):
+        with raises(FileExistsError, seen="run.json"):
             open_state(state, recipe, restart)
     assert (state / "run.json").read_text() == content
 
@@ -300,28 +289,24 @@ def test_the_last_checkpoints_are_refused_if_one_is_damaged(state, caplog, monke
     assert last_checkpoints(state, 2) == paths[1:]
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     assert last_checkpoints(state, 4) == paths
-    assert "average_last=4, and" in caplog.text and "has 3 checkpoints" in caplog.text
+    assert "average_last=4" in caplog.text and "3 checkpoints" in caplog.text
     (paths[1] / "model.safetensors").write_text("other")
     assert last_checkpoints(state, 1) == paths[2:]
-    with pytest.raises(
-        ValueError, match="average_last=3, and .*checkpoint-10 is damaged: remove it"
-    ):
+    with raises(ValueError, seen=("average_last", 3, "checkpoint-10")):
         last_checkpoints(state, 3)
 
 
 def test_the_best_checkpoint_is_looked_for_where_the_state_is_now(state):
     path = checkpoint(state, 5)
     callback, arguments = (
-        WholeCheckpoints(),
+        CompleteCheckpoints(),
         SimpleNamespace(save_total_limit=None, output_dir=str(state), should_save=True),
     )
     noted = SimpleNamespace(best_model_checkpoint="/elsewhere/checkpoint-5")
     callback.on_train_begin(arguments, noted, None)
     assert noted.best_model_checkpoint == str(path)
     (path / "model.safetensors").write_text("other")
-    with pytest.raises(
-        ValueError, match="checkpoint-5, the best checkpoint until now, is damaged or not there"
-    ):
+    with raises(ValueError, seen="checkpoint-5"):
         callback.on_train_begin(arguments, noted, None)
 
 
@@ -329,7 +314,7 @@ def test_a_warmup_that_is_a_share_of_the_updates_depends_on_their_number(recipe,
     shared = changed(recipe, "training", warmup_steps=0.5)
     open_state(state, shared, restart=False)
     checkpoint(state, 5)
-    with pytest.raises(UsageError, match="with training.max_steps=10, expected 11"):
+    with raises(UsageError, seen=("training.max_steps", 10), expected=11):
         open_state(state, changed(shared, "training", max_steps=11), restart=False)
 
 
@@ -348,7 +333,7 @@ def test_another_teacher_under_the_same_name_is_another_run(tmp_path, state):
     checkpoint(state, 5)
     open_state(state, recipe, restart=False)
     (tmp_path / "teacher/model.safetensors").write_text("other")
-    with pytest.raises(UsageError, match="with text.teachers="):
+    with raises(UsageError, seen="text.teachers"):
         open_state(state, recipe, restart=False)
 
 
@@ -368,7 +353,7 @@ def test_only_checkpoints_of_the_run_are_removed_when_there_are_too_many(state, 
 def test_the_best_checkpoint_stays(state):
     for step in (5, 10, 15):
         checkpoint(state, step)
-    callback, best = WholeCheckpoints(), str(state / "checkpoint-5")
+    callback, best = CompleteCheckpoints(), str(state / "checkpoint-5")
     arguments = SimpleNamespace(save_total_limit=2, output_dir=str(state), should_save=True)
     callback.on_train_begin(arguments, SimpleNamespace(best_model_checkpoint=None), None)
     callback.on_save(arguments, SimpleNamespace(global_step=15, best_model_checkpoint=best), None)
@@ -383,12 +368,12 @@ def test_a_run_refuses_outputs_and_states_that_would_harm_what_it_reads(recipe, 
     teacher.mkdir()
     (teacher / "config.json").write_text('{"model_type": "vanilla-encoder"}')
     before = sorted(tmp_path.rglob("*"))
-    for name, message in (
-        ("exp-run", "exp-run is the input"),
-        ("exp", "exp-run is the input"),
-        (".", "is the input|holds it"),
+    for name, seen in (
+        ("exp-run", "exp-run"),
+        ("exp", "exp-run"),
+        (".", ()),
     ):
-        with pytest.raises(ValueError, match=message):
+        with raises(ValueError, seen=seen):
             runs.train(
                 changed(recipe, "model", path=str(teacher)),
                 tmp_path / name,
@@ -401,10 +386,10 @@ def test_a_run_refuses_outputs_and_states_that_would_harm_what_it_reads(recipe, 
 def test_what_a_run_reads(recipe, tmp_path):
     recipe = changed(changed(recipe, "model", path="start"), "tokenizer", path="words")
     text = [str(tmp_path / "text" / name) for name in recipe.data["train"]]
-    assert list(map(str, runs.inputs_of(recipe))) == [*text, "words", "start"]
+    assert list(map(str, runs.input_paths(recipe))) == [*text, "words", "start"]
     recipe = Recipe("translation", {"dataset": "set"}, {}, {}, {})
-    assert runs.inputs_of(recipe) == ["set"]
+    assert runs.input_paths(recipe) == ["set"]
     recipe = Recipe(
         "sequence-classification", {"train": "a.txt"}, {}, {}, {"teachers": ["one", "two"]}
     )
-    assert runs.inputs_of(recipe) == [Path("a.txt"), "one", "two"]
+    assert runs.input_paths(recipe) == [Path("a.txt"), "one", "two"]

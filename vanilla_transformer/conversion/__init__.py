@@ -1,10 +1,9 @@
 """Other projects' checkpoints -> ours, and back: only tensors and names.
 
-    convert           a checkpoint of one of `FAMILIES` -> ours; with `to`, ours -> one of those
-                      that convert back
-    converted         the same for as long as it is needed
-    plan_conversion   the same, decided and checked, nothing written; printed, it is the mapping of
-                      tensors
+    convert           a checkpoint of one of `FAMILIES` -> ours; with `to`, ours -> a family that
+                      converts back
+    converted         the same, in a temporary directory
+    plan_conversion   the same, checked but not written; its text is the mapping of the tensors
     from_torch        state dicts of torch.nn.TransformerEncoder, TransformerDecoder and
                       Transformer -> ours
     convert_torch     the same from file to checkpoint
@@ -86,7 +85,7 @@ def convert(
     return plan.facts(out)
 
 
-def warn_of(facts: dict[str, Any]) -> None:
+def log_notes(facts: dict[str, Any]) -> None:
     """Log the notes of a conversion whose result nobody prints."""
     for note in facts["notes"]:
         logger.warning(note)

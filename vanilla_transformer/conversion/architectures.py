@@ -50,17 +50,18 @@ def class_by_tensors(
 ) -> tuple[str, list[str]]:
     """Return the class that the tensors fit and a note, where config.json names no class or one
     that is not transformers'."""
-    found = f"architectures={theirs.architectures!r}"
+    problem = f"architectures={theirs.architectures!r}"
     classes = matching_classes(theirs, converter, files, plan_as)
     if not classes:
         plan_as(next(iter(converter.ARCHITECTURES)))  # raises the error of the base class
     if len(classes) != 1:
         known = f"expected one of {', '.join(converter.ARCHITECTURES)}"
         raise ValueError(
-            f"{files.path} has {found}, {known}: its tensors fit {' and '.join(classes)}, {SET}"
+            f"{files.path} has {problem}, {known}: its tensors fit {' and '.join(classes)}, {SET}"
         )
     return classes[0], [
-        f"{found} in config.json: the tensors are read as {classes[0]}, {SET} takes another"
+        f"{problem} in config.json: the tensors are read as {classes[0]}, {SET} selects "
+        "another class"
     ]
 
 
@@ -97,7 +98,7 @@ def fitting_classes(architectures: Iterable[str], plan_as: PlanAs) -> dict[str, 
 
 
 def other_heads(plan: ConversionPlan) -> list[str]:
-    """Return the tensors of other heads in a source. A pooler may stand beside any head, as in old
+    """Return the tensors of other heads in a source. A pooler may come with any head, as in old
     files."""
     return [
         name

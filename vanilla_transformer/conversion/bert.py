@@ -149,12 +149,12 @@ def tensor_maps(
     maps += linear("next_sentence", "cls.seq_relationship")
     return (
         maps
-        + linear(classifier_of(architecture), "classifier")
+        + linear(classifier_name(architecture), "classifier")
         + linear("qa_outputs", "qa_outputs")
     )
 
 
-def classifier_of(architecture: str) -> str:
+def classifier_name(architecture: str) -> str:
     return "choice_classifier" if architecture.endswith("MultipleChoice") else "classifier"
 
 

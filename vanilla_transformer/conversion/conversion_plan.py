@@ -94,12 +94,12 @@ class ConversionPlan:
             outputs = ()
         if len(outputs) == len(step.writes):
             return outputs
-        found = ", ".join(
+        shapes = ", ".join(
             f"{name} {list(tensor.shape)}" for name, tensor in zip(step.reads, inputs)
         )
         raise ValueError(
-            f"{self.files.path} has {found}, which gives no {' and '.join(step.writes)} "
-            f"({step.note})"
+            f"{self.files.path} has {shapes}, which cannot be converted to "
+            f"{' and '.join(step.writes)} ({step.note})"
         )
 
     def _check_shapes(self) -> None:
@@ -119,10 +119,10 @@ class ConversionPlan:
             )
         for step in self.steps:
             for name in step.writes:
-                found = self.shapes[name][0]
-                if found != expected[name]:
+                shape = self.shapes[name][0]
+                if shape != expected[name]:
                     raise ValueError(
-                        f"{', '.join(step.reads)} gives {name} the shape {found}, expected "
+                        f"{', '.join(step.reads)} gives {name} the shape {shape}, expected "
                         f"{expected[name]} by the config"
                     )
 
@@ -155,7 +155,7 @@ class ConversionPlan:
     def save(self, directory: Path) -> None:
         """Write the checkpoint's files, tensor by tensor. Raises OSError if the disk has no room
         for them."""
-        self._check_room(directory)
+        self._check_disk_space(directory)
         shapes = {self.stored.get(name, name): shape for name, shape in self.shapes.items()}
         tensors = ((self.stored.get(name, name), tensor) for name, tensor in self.tensors())
         write_safetensors(directory / "model.safetensors", shapes, tensors)
@@ -169,7 +169,7 @@ class ConversionPlan:
         self.companions.copy(directory)
         name_image_processor(directory / IMAGE_PROCESSOR, self.image_processor)
 
-    def _check_room(self, directory: Path) -> None:
+    def _check_disk_space(self, directory: Path) -> None:
         needed = sum(
             torch.Size(shape).numel() * dtype.itemsize for shape, dtype in self.shapes.values()
         )

@@ -43,7 +43,7 @@ class Converter(Protocol):
         model lacks are skipped."""
 
 
-def converter_of(model_type: str) -> Converter:
+def get_converter(model_type: str) -> Converter:
     """Return the converter of a family. Raises KeyError for an unregistered `model_type`."""
     module = importlib.import_module(f".{FAMILIES[model_type].module}", __package__)
     return cast(Converter, module)

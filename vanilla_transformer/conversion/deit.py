@@ -40,7 +40,7 @@ def tensor_maps(
 ) -> list[TensorMap]:
     both = ("embeddings.distillation_token",)
     first = TensorMap(
-        ("model.embeddings.first_tokens",), "embeddings.cls_token", BOTH_TOKENS, beside=both
+        ("model.embeddings.first_tokens",), "embeddings.cls_token", BOTH_TOKENS, extra_inputs=both
     )
     return [
         first,
@@ -60,7 +60,7 @@ def classifier(is_mean: bool) -> list[TensorMap]:
             (f"classifier.{part}",),
             f"cls_classifier.{part}",
             op,
-            beside=(f"distillation_classifier.{part}",),
+            extra_inputs=(f"distillation_classifier.{part}",),
         )
         for part, op in (("weight", MEAN_OF_BOTH), ("bias", MEAN))
     ]

@@ -63,4 +63,4 @@ def scaled(entry: TensorMap, layer: str) -> TensorMap:
     """Return the map of a sub-layer's last linear map multiplied by its layer scale; return other
     maps unchanged."""
     scale = SCALES.get(entry.ours[0].split(".")[-2])
-    return replace(entry, op=SCALED, beside=(f"{layer}.{scale}.lambda1",)) if scale else entry
+    return replace(entry, op=SCALED, extra_inputs=(f"{layer}.{scale}.lambda1",)) if scale else entry

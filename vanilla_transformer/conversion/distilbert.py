@@ -6,7 +6,7 @@ from collections.abc import Collection
 from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from .bert import classifier_of
+from .bert import classifier_name
 from .fields import Fields
 from .tensors import TensorMap, linear, tensor_map, tokens
 
@@ -78,6 +78,6 @@ def tensor_maps(
     maps += linear("model.pooler.dense", "pre_classifier")
     return (
         maps
-        + linear(classifier_of(architecture), "classifier")
+        + linear(classifier_name(architecture), "classifier")
         + linear("qa_outputs", "qa_outputs")
     )

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from .bert import body, classifier_of, encoder_fields, require_encoder
+from .bert import body, classifier_name, encoder_fields, require_encoder
 from .fields import Fields, require
 from .tensors import TensorMap, linear, tensor_map
 
@@ -73,5 +73,5 @@ def tensor_maps(
     return (
         maps
         + linear("model.pooler.dense", "sequence_summary.summary")
-        + linear(classifier_of(architecture), "classifier")
+        + linear(classifier_name(architecture), "classifier")
     )

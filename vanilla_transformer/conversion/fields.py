@@ -15,16 +15,16 @@ def require(config: PreTrainedConfig, **expected: Any) -> None:
     """
     for name, values in expected.items():
         values = values if isinstance(values, tuple) else (values,)
-        found = getattr(config, name, None)
-        if found not in values:
-            wanted = " or ".join(repr(value) for value in values)
-            raise ValueError(f"{name}={found!r} cannot be converted, expected {wanted}")
+        actual = getattr(config, name, None)
+        if actual not in values:
+            expected_values = " or ".join(repr(value) for value in values)
+            raise ValueError(f"{name}={actual!r} cannot be converted, expected {expected_values}")
 
 
 def require_padding(config: PreTrainedConfig) -> int:
     """Return the `pad_token_id`, after which positions that count ids start.
 
-    Raises ValueError if there is none.
+    Raises ValueError without one.
     """
     if config.pad_token_id is None or config.pad_token_id < 0:
         raise ValueError(

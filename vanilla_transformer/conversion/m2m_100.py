@@ -27,8 +27,7 @@ def to_vanilla_config(
     if require_padding(theirs) == theirs.decoder_start_token_id:
         raise ValueError(
             f"decoder_start_token_id={theirs.decoder_start_token_id} cannot be converted, "
-            "expected another than pad_token_id: "
-            "padding has no position, so that a text would have others with a cache than without"
+            "expected another token than pad_token_id: padding has no position"
         )
     return bart.vanilla_fields(theirs, architecture, names) | {
         "position_embedding_type": "learned",

@@ -1,11 +1,10 @@
-"""Models as Marian itself writes them, and as OPUS-MT publishes them: *.npz, decoder.yml,
-*vocab.yml, source.spm, target.spm.
+"""Models in the format of Marian and OPUS-MT: *.npz, decoder.yml, *vocab.yml, source.spm and
+target.spm.
 
-`write_checkpoint` makes of them what transformers' Marian has, by the names and with the configs
-that transformers 4 gave
-them: every matrix transposed, one row more in the embeddings, of padding. The module `marian`
-converts that. Sinusoids are the paper's, as there; the frequencies of Marian itself are 10000^(-i /
-(d_model / 2 - 1)).
+`write_checkpoint` converts them to the format of transformers' Marian, with the names and configs
+of transformers 4: matrices are transposed, and the embeddings get a row for padding. The module
+`marian` converts the result. As in transformers, sinusoids are the paper's; the frequencies of
+Marian itself are 10000^(-i / (d_model / 2 - 1)).
 """
 
 import json
@@ -20,7 +19,7 @@ import torch
 import yaml
 from transformers import GenerationConfig, MarianConfig
 
-from ..checkpoint_files import readers_errors, shown
+from ..checkpoint_files import readers_errors, shorten
 from ..files import WEIGHTS, check_no_pointer
 from .tensors import write_safetensors
 
@@ -89,7 +88,7 @@ def write_checkpoint(source: Path, out: Path) -> None:
     for name in ("decoder.yml", *PIECES):
         if not (source / name).is_file():
             raise FileNotFoundError(
-                f"{source} lacks {name}: expected a model whose texts are cut by SentencePiece"
+                f"{source} lacks {name}: expected a model with a SentencePiece tokenizer"
             )
     for path in (file, vocabulary_file, *(source / name for name in ("decoder.yml", *PIECES))):
         check_no_pointer(path)
@@ -116,12 +115,12 @@ def write_checkpoint(source: Path, out: Path) -> None:
 
 
 def only(source: Path, pattern: str) -> Path:
-    found = sorted(source.glob(pattern))
-    if len(found) != 1:
+    matches = sorted(source.glob(pattern))
+    if len(matches) != 1:
         raise FileNotFoundError(
-            f"{source} has {[file.name for file in found]} of {pattern}, expected one file"
+            f"{source} has {[file.name for file in matches]} for {pattern}, expected one file"
         )
-    return found[0]
+    return matches[0]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -129,7 +128,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     with readers_errors(path):
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=YAML_LOADER)
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds {shown(content)}, expected names and values")
+        raise ValueError(f"{path} holds {shorten(content)}, expected names and values")
     return content
 
 
@@ -157,21 +156,21 @@ def read_vocabulary(path: Path) -> dict[str, int]:
 def read_model_config(arrays: Any) -> dict[str, Any]:
     """Return the config that Marian stores among the arrays, as zero-terminated YAML text."""
     if MODEL_CONFIG not in arrays:
-        raise ValueError(f"there is no {MODEL_CONFIG}, expected a model of Marian's")
+        raise ValueError(f"{MODEL_CONFIG} is missing, expected a Marian model")
     text = arrays[MODEL_CONFIG].astype(np.uint8).tobytes().decode("utf-8").rstrip("\0")
     fields = yaml.load(text, Loader=YAML_LOADER)
     if not isinstance(fields, dict):
-        raise ValueError(f"{MODEL_CONFIG} holds {shown(fields)}, expected names and values")
+        raise ValueError(f"{MODEL_CONFIG} holds {shorten(fields)}, expected names and values")
     return fields
 
 
 def marian_config(fields: dict[str, Any], vocabulary: dict[str, int]) -> MarianConfig:
     for name, expected in (REQUIRED | EXPECTED).items():
         values = expected if isinstance(expected, tuple) else (expected,)
-        found = fields.get(name, None if name in REQUIRED else values[0])
-        if found not in values:
-            wanted = " or ".join(repr(value) for value in values)
-            raise ValueError(f"{name}={found!r} cannot be converted, expected {wanted}")
+        actual = fields.get(name, None if name in REQUIRED else values[0])
+        if actual not in values:
+            expected_values = " or ".join(repr(value) for value in values)
+            raise ValueError(f"{name}={actual!r} cannot be converted, expected {expected_values}")
 
     def size(name: str) -> int:
         value = fields.get(name)
@@ -230,10 +229,10 @@ def tensors(arrays: Any) -> Iterator[tuple[str, torch.Tensor]]:
                     f"{name} is {array.dtype} {list(array.shape)}, expected a matrix of "
                     f"floating point"
                 )
-            yield renamed(name, array)
+            yield rename_tensors(name, array)
 
 
-def renamed(name: str, array: torch.Tensor) -> tuple[str, torch.Tensor]:
+def rename_tensors(name: str, array: torch.Tensor) -> tuple[str, torch.Tensor]:
     """Return transformers' name and layout of a tensor.
 
     Marian stores vectors as rows, and matrices that are multiplied from the left.
@@ -244,7 +243,9 @@ def renamed(name: str, array: torch.Tensor) -> tuple[str, torch.Tensor]:
         return "final_logits_bias", torch.cat([array, torch.zeros_like(array[:, :1])], dim=1)
     match = re.fullmatch(r"(encoder|decoder)_l(\d+)_(\w+)", name)
     if not match or match[3] not in LAYER:
-        raise ValueError(f"there is {name}, expected the tensors of the paper's model")
+        raise ValueError(
+            f"unknown tensor {name}, expected the tensors of a Transformer as in the paper"
+        )
     is_matrix = "_W" in match[3] and "_ln_" not in match[3]
     return (
         f"model.{match[1]}.layers.{int(match[2]) - 1}.{LAYER[match[3]]}",

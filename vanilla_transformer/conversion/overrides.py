@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ..checkpoint_files import shown
+from ..checkpoint_files import shorten
 from .tensors import TensorFiles
 
 
@@ -30,7 +30,7 @@ class Overrides:
             fields["architectures"] = [name]
         for name, kind in {"model_type": str, "architectures": list}.items():
             if name in fields and not isinstance(fields[name], kind):
-                raise ValueError(f"{name} is {shown(fields[name])}, expected a name")
+                raise ValueError(f"{name} is {shorten(fields[name])}, expected a name")
         return content | fields
 
     def remove_tensors(self, files: TensorFiles, prefix: str) -> None:

@@ -20,9 +20,9 @@ from transformers.utils import logging
 import vanilla_transformer
 
 from ..checkpoint import CONFIG, limit_generation
-from ..checkpoint_config import CONFIGS, check_depth, made_config, read_raw_config
+from ..checkpoint_config import CONFIGS, build_config, check_depth, read_raw_config
 from ..checkpoint_files import GENERATION_CONFIG, checkpoint_directory, read_json, readers_errors
-from ..companions import companions, left_out
+from ..companions import companions, omitted_files
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..converted import is_marian
 from ..errors import UsageError
@@ -38,11 +38,11 @@ from .architectures import (
     settle_architecture,
 )
 from .conversion_plan import ConversionPlan, TensorStep
-from .converter import Converter, converter_of
+from .converter import Converter, get_converter
 from .fields import Fields, require
 from .marian_npz import write_checkpoint
 from .overrides import Overrides
-from .registry import FAMILIES, REFUSED
+from .registry import FAMILIES, UNSUPPORTED
 from .sinusoids import check_table
 from .tensors import TensorFiles
 from .tokenizers import find_tokenizer
@@ -84,8 +84,8 @@ def plan_conversion(
         return plan_to_vanilla(source, overrides)
     if overrides:
         raise UsageError(
-            f"config and leave_out are for checkpoints of another family, and to is {to!r}: "
-            f"expected none"
+            "config and leave_out are for checkpoints of another family, expected none with "
+            f"to={to!r}"
         )
     families = [name for name, family in FAMILIES.items() if family.converts_back]
     if to not in families:
@@ -162,7 +162,7 @@ def plan_directory(source: str | PathLike, path: Path, overrides: Overrides) -> 
             f"{source} has model_type {theirs.model_type} already, expected a family to "
             f"convert it to"
         )
-    converter = converter_of(theirs.model_type)
+    converter = get_converter(theirs.model_type)
     files = open_tensors(path, converter, overrides)
     architecture, remarks = settle_architecture(
         theirs, converter, files, planner(theirs, converter, files)
@@ -223,9 +223,9 @@ def find_family(directory: Path, content: dict, overrides: Overrides) -> str:
     ]
     families = [name for name in families if has_vocabulary(directory, name)] or families
     if len(families) != 1:
-        found = f"{directory / CONFIG} has the model_type None, expected a name"
+        problem = f"{directory / CONFIG} has the model_type None, expected a name"
         raise ValueError(
-            f"{found}: its tensors fit {' and '.join(families) or 'no family'}, --set "
+            f"{problem}: its tensors fit {' and '.join(families) or 'no family'}, --set "
             f"model_type=NAME"
         )
     return families[0]
@@ -245,9 +245,9 @@ def has_vocabulary(directory: Path, model_type: str) -> bool:
 def fits_family(directory: Path, content: dict, overrides: Overrides) -> bool:
     """Return whether a class of the family that `content` names has all tensors of the
     checkpoint."""
-    converter = converter_of(content["model_type"])
+    converter = get_converter(content["model_type"])
     try:
-        theirs = made_config(CONFIG_MAPPING[content["model_type"]], content, directory)
+        theirs = build_config(CONFIG_MAPPING[content["model_type"]], content, directory)
         files = open_tensors(directory, converter, overrides)
         names = [name for name in theirs.architectures or () if name in converter.ARCHITECTURES]
         names = names or list(converter.ARCHITECTURES)
@@ -262,11 +262,8 @@ def plan_marian(source: Path, overrides: Overrides) -> ConversionPlan:
     It goes through a temporary checkpoint of transformers that lives as long as the plan.
     """
     if overrides.variant is not None:
-        found = (
-            f"variant is {overrides.variant!r}, and {source} has the .npz file of a model of "
-            "Marian's"
-        )
-        raise UsageError(f"{found}, expected none")
+        problem = f"variant is {overrides.variant!r} for {source}, the .npz file of a Marian model"
+        raise UsageError(f"{problem}, expected none")
     directory = TemporaryDirectory()
     write_checkpoint(source, Path(directory.name))
     plan = plan_to_vanilla(directory.name, overrides)
@@ -296,7 +293,7 @@ def plan_by_config(
     plan.foreign = foreign
     if foreign:
         plan.remarks.append(
-            f"tensors that no class of {theirs.model_type} has are left out: {', '.join(foreign)}"
+            f"left out tensors that no class of {theirs.model_type} has: {', '.join(foreign)}"
         )
     return plan
 
@@ -311,14 +308,14 @@ def steps_to_vanilla(
     """Return the steps, the names of tensors left out, and those of them unknown to the whole
     family."""
     is_base = not hasattr(model, "model")
-    wanted = model.state_dict().keys()
+    parameters = model.state_dict().keys()
     steps = []
     missing = []
     for entry in converter.tensor_maps(model.config, theirs, architecture):
         ours = tuple(name.removeprefix("model.") if is_base else name for name in entry.ours)
-        if not wanted >= set(ours) or not ours:
+        if not parameters >= set(ours) or not ours:
             continue
-        lacking = [name for name in entry.beside if name not in files.shapes]
+        lacking = [name for name in entry.extra_inputs if name not in files.shapes]
         stored = [name for name in entry.names if name in files.shapes]  # several are equal
         stored = stored or [name for name in entry.otherwise if name in files.shapes][:1]
         if not entry.theirs:
@@ -326,7 +323,7 @@ def steps_to_vanilla(
         elif stored and not lacking:
             steps.append(
                 TensorStep(
-                    (stored[0], *entry.beside),
+                    (stored[0], *entry.extra_inputs),
                     ours,
                     entry.op.to_ours,
                     entry.op.name,
@@ -372,9 +369,9 @@ def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
         raise ValueError(
             f"{source} has model_type {ours.model_type}, expected one of {', '.join(CONFIGS)}"
         )
-    converter = converter_of(to)
+    converter = get_converter(to)
     names = {our_name: name for name, our_name in converter.ARCHITECTURES.items()}
-    architecture = names[architecture_of(ours, names)]
+    architecture = names[check_architecture(ours, names)]
     config_class = getattr(transformers, converter.CONFIG)
     if "head_dim" not in config_class.attribute_map:  # as it is T5's d_kv
         require(
@@ -418,7 +415,7 @@ def steps_to_source(
     files: TensorFiles,
 ) -> tuple[list[TensorStep], list[str]]:
     """Return the steps, and the names of tensors that the family has but the architecture lacks."""
-    wanted = model.state_dict().keys()
+    parameters = model.state_dict().keys()
     maps = converter.tensor_maps(ours, model.config, architecture)
     steps = []
     missing = []
@@ -429,8 +426,8 @@ def steps_to_source(
             check_table(files, name, lambda rows, table=table: table, COMPUTED_TOLERANCE)
             used.add(name)
             continue
-        theirs = entry.theirs if entry.theirs in wanted else converter.PREFIX + entry.theirs
-        if theirs not in wanted:
+        theirs = entry.theirs if entry.theirs in parameters else converter.PREFIX + entry.theirs
+        if theirs not in parameters:
             continue
         missing += [name for name in entry.ours if name not in files.shapes]
         to_theirs = entry.op.to_theirs
@@ -451,7 +448,7 @@ def steps_to_source(
     unknown = sorted(set(unused).difference(known))
     if unknown:
         raise ValueError(
-            f"{files.path} has tensors that {architecture} has no place for: {', '.join(unknown)}"
+            f"{files.path} has tensors that {architecture} cannot hold: {', '.join(unknown)}"
         )
     return steps, unused
 
@@ -476,10 +473,10 @@ def read_known_config(source: str | PathLike, path: Path) -> PreTrainedConfig:
     """
     content, _ = read_raw_config(path)
     model_type = content["model_type"]
-    if model_type in REFUSED:
+    if model_type in UNSUPPORTED:
         raise ValueError(
             f"{source} has model_type {model_type}, which cannot be converted: "
-            f"{REFUSED[model_type]}"
+            f"{UNSUPPORTED[model_type]}"
         )
     if model_type is None:
         raise ValueError(f"{path / CONFIG} has the model_type None, expected a name")
@@ -487,10 +484,10 @@ def read_known_config(source: str | PathLike, path: Path) -> PreTrainedConfig:
         raise ValueError(
             f"{source} has model_type {model_type}, expected one of {', '.join(FAMILIES)}"
         )
-    return made_config(CONFIGS.get(model_type) or CONFIG_MAPPING[model_type], content, path)
+    return build_config(CONFIGS.get(model_type) or CONFIG_MAPPING[model_type], content, path)
 
 
-def architecture_of(config: PreTrainedConfig, known: Collection[str]) -> str:
+def check_architecture(config: PreTrainedConfig, known: Collection[str]) -> str:
     name = (config.architectures or ["none"])[0]
     if name not in known:
         raise ValueError(
@@ -531,7 +528,7 @@ def empty_model(
     floats = [dtype for _, dtype in files.shapes.values() if dtype.is_floating_point]
     if not floats:
         raise ValueError(
-            f"{files.path} has no tensors of floating point, found {sorted(files.shapes)[:5]}"
+            f"{files.path} has no floating-point tensors, found {sorted(files.shapes)[:5]}"
         )
     config.dtype = source_config.dtype or floats[0]
     config.architectures = [model_class.__name__]
@@ -555,7 +552,7 @@ def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path)
     plan.companions = companions(source)
     content, _ = read_raw_config(path)
     if content["model_type"] not in CONFIGS:  # the code beside our own weights is what is converted
-        plan.left_out += left_out(source, content)
+        plan.left_out += omitted_files(source, content)
     if plan.model.can_generate():
         plan.generation_config = read_generation_config(path)
         plan.remarks += drop_unused_settings(plan.generation_config)

@@ -50,23 +50,23 @@ REGISTERED = (
 )
 FAMILIES = {family.model_type: family for family in REGISTERED}
 # model types that are often asked for, and why their checkpoints cannot be converted
-REFUSED = {
+UNSUPPORTED = {
     "albert": (
         "ALBERT repeats the weights of one layer, and its embeddings are narrower than its layers"
     ),
     "blenderbot-small": "BlenderbotSmall's decoder normalises tokens before it adds positions",
-    "clip": "CLIP is a model of texts and one of images",
-    "codegen": "CodeGen's attention and feed-forward run side by side",
+    "clip": "CLIP has a text model and an image model",
+    "codegen": "CodeGen's attention and feed-forward run in parallel",
     "deberta": "DeBERTa scores positions apart from tokens",
     "deberta-v2": "DeBERTa scores positions apart from tokens",
     "esm": "ESM scales embeddings by the share of masked tokens",
     "fsmt": "FSMT has two vocabularies",
-    "gpt_neo": "GPT-Neo's layers are of two kinds in turn, with a window and without",
+    "gpt_neo": "GPT-Neo alternates layers with and without a window",
     "led": "LED has local attention and global tokens",
     "longformer": "Longformer has local attention and global tokens",
     "nllb-moe": "NLLB-MoE has layers of experts",
     "umt5": "UMT5 has relative positions in each layer",
-    "whisper": "Whisper reads sound",
+    "whisper": "Whisper reads audio",
     "xlm-roberta-xl": "XLM-R-XL has other norms than XLM-R, and no converter",
 }
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from .bert import (
     body,
-    classifier_of,
+    classifier_name,
     encoder_fields,
     require_encoder,
     source_fields,
@@ -89,5 +89,5 @@ def heads(ours: VanillaTransformerConfig, tied: bool, architecture: str) -> list
     return (
         maps
         + linear("model.pooler.dense", "pooler.dense")
-        + linear(classifier_of(architecture), "classifier")
+        + linear(classifier_name(architecture), "classifier")
     )

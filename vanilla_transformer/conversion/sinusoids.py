@@ -44,13 +44,15 @@ def check_table(
     """
     if name not in files.shapes:
         return
-    found, dtype = files.read(name).double(), files.shapes[name][1]
-    expected = table(len(found) if found.ndim else 0).double()
-    if found.shape != expected.shape:
+    stored, dtype = files.read(name).double(), files.shapes[name][1]
+    expected = table(len(stored) if stored.ndim else 0).double()
+    if stored.shape != expected.shape:
         raise ValueError(
-            f"{name} has the shape {list(found.shape)}, expected {list(expected.shape)}"
+            f"{name} has the shape {list(stored.shape)}, expected {list(expected.shape)}"
         )
-    if not torch.allclose(found, expected, atol=max(tolerance, torch.finfo(dtype).eps / 4), rtol=0):
+    if not torch.allclose(
+        stored, expected, atol=max(tolerance, torch.finfo(dtype).eps / 4), rtol=0
+    ):
         raise ValueError(
-            f"{name} is not the table of sinusoids, and another one cannot be represented"
+            f"{name} is not the sinusoidal table, expected its values: no other can be converted"
         )

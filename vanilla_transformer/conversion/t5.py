@@ -62,8 +62,8 @@ def to_vanilla_config(
     start = getattr(theirs, "decoder_start_token_id", None)
     if start is None and not architecture.endswith("Model"):
         raise ValueError(
-            "decoder_start_token_id=None cannot be converted, expected a token, as 0 in published "
-            "checkpoints"
+            "decoder_start_token_id=None cannot be converted, expected a token id, such as 0 "
+            "in published checkpoints"
         )
     depths = {"encoder_layers": theirs.num_layers, "decoder_layers": theirs.num_decoder_layers}
     return fields | depths | {"lm_head_bias": False, "decoder_start_token_id": start}
@@ -104,8 +104,8 @@ def feed_forward_proj(ours: VanillaTransformerConfig) -> str:
         return ours.hidden_act
     if ours.hidden_act == "gelu":
         raise ValueError(
-            "hidden_act='gelu' cannot be converted, expected another where gated=True, as "
-            "'gelu_new'"
+            "hidden_act='gelu' cannot be converted, expected another activation with gated=True, "
+            "such as 'gelu_new'"
         )
     return "gated-" + ("gelu" if ours.hidden_act == "gelu_new" else ours.hidden_act)
 

@@ -100,14 +100,18 @@ def then(first: Op, second: Op) -> Op:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """Tensors that are the same thing. `also` are other names of theirs for it: a file has one or
-    several of them, and where it has several they must be equal. `otherwise` is what to read where
-    a file has none of these. Without `ours` it is a tensor that they need and we do not have. With
-    "" for `theirs` it is one that we need and they compute: only if ours is what they compute can
-    it be converted back.
+    """A map between a tensor of the source family and tensors of ours.
 
-    `beside` are more tensors of theirs that `op` takes, forwards only. `stored` is the name in
-    files, where that is not the name in the class: both are read, and the one in files is written.
+    Attributes:
+        ours: names in our model. Empty if only the source has this tensor.
+        theirs: name in the source's class. Empty if the source computes what we store: then it
+            converts back only if our values are the computed ones.
+        op: the operation that converts the tensor.
+        also: other names in the source's files. If a file has several, they must be equal.
+        otherwise: names to read if a file has none of the others.
+        extra_inputs: more source tensors that `op` reads, only in the direction to ours.
+        stored: the name in files, if it differs from the name in the class. Both are read, and
+            `stored` is written.
     """
 
     ours: tuple[str, ...]
@@ -115,7 +119,7 @@ class TensorMap:
     op: Op = SAME
     also: tuple[str, ...] = ()
     otherwise: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
+    extra_inputs: tuple[str, ...] = ()
     stored: str | None = None
 
     @property
@@ -124,7 +128,7 @@ class TensorMap:
 
     @property
     def all_theirs(self) -> tuple[str, ...]:
-        return tuple(name for name in (*self.names, *self.otherwise, *self.beside) if name)
+        return tuple(name for name in (*self.names, *self.otherwise, *self.extra_inputs) if name)
 
 
 def tensor_map(
@@ -160,9 +164,9 @@ class TensorFiles:
     """The tensors of a checkpoint directory or of one file, by name, read when asked for.
 
     `shapes` maps each name to its shape and dtype. `prefixed` are the names that had the prefix of
-    a base model. `removed` are tensors that are not to be converted. safetensors are preferred,
-    whole or in shards; pickles are read with `weights_only=True`, and mapped into memory, but for
-    those of torch before 1.6, of which a warning tells.
+    a base model. `removed` are tensors that are not converted. safetensors files and their shards
+    take precedence over pickles. Pickles are read with `weights_only=True` and memory-mapped; a
+    pickle of torch before 1.6 is loaded into memory, with a warning.
 
     Raises:
         FileNotFoundError: if there are no weights, or a shard is missing.
@@ -196,7 +200,8 @@ class TensorFiles:
             ) from None
         if not is_mapped:
             logger.warning(
-                f"{file} is of torch before 1.6 and cannot be mapped: it is in memory as a whole"
+                f"{file} was written by torch before 1.6 and cannot be memory-mapped: all of "
+                "it is loaded into memory"
             )
         if not isinstance(tensors, dict) or not all(
             isinstance(name, str)
@@ -286,10 +291,12 @@ def write_safetensors(
     encoded += b" " * (-len(encoded) % 8)
     with open(path, "wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)
-        for (name, (shape, dtype)), (found, tensor) in zip(shapes.items(), tensors, strict=True):
-            if (found, tuple(tensor.shape), tensor.dtype) != (name, shape, dtype):
+        for (name, (shape, dtype)), (tensor_name, tensor) in zip(
+            shapes.items(), tensors, strict=True
+        ):
+            if (tensor_name, tuple(tensor.shape), tensor.dtype) != (name, shape, dtype):
                 raise RuntimeError(
-                    f"{found} {tuple(tensor.shape)} {tensor.dtype} where {name} {shape} {dtype} "
-                    "was announced"
+                    f"the next tensor is {tensor_name} {tuple(tensor.shape)} {tensor.dtype}, "
+                    f"expected {name} {shape} {dtype}"
                 )
             file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)

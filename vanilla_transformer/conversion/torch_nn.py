@@ -52,17 +52,15 @@ def from_torch(
         state_dict: of `torch.nn.TransformerEncoder`, `TransformerDecoder` or `Transformer`.
         num_attention_heads: the module's `nhead`.
         embeddings: `embed_tokens` (V, D), and `decoder_embed_tokens` (V, D) if the target has its
-            own; `embed_positions` (and `decoder_embed_positions`), (positions, D), if positions are
-            learned; with one more row in front, that of padding, if `position_ids_from` is not
-            `"place"`.
-        fields: config fields that hold for the module: `norm_first`, `hidden_act` (its
-            `activation`, `"relu"` by default), `layer_norm_eps`; and for how it was fed:
-            `scale_embedding`, `position_embedding_type`, token ids ...
+            own. Learned positions are `embed_positions` and `decoder_embed_positions`, (positions,
+            D). If `position_ids_from` is not `"place"`, their first row is for padding.
+        fields: config fields of the module, such as `norm_first`, `hidden_act` (its `activation`,
+            `"relu"` by default) and `layer_norm_eps`, and of its inputs, such as `scale_embedding`,
+            `position_embedding_type` and token ids.
 
     Raises:
-        UsageError: for fields that no config has, or values that no config takes.
-        ValueError: for tensors of none of the three modules, missing tensors, and embeddings that
-            are unknown or of other shapes.
+        UsageError: for unknown config fields and invalid values.
+        ValueError: for unknown or missing tensors, and for unknown embeddings or other shapes.
     """
     check_matrices(state_dict, embeddings)
     stacks = split_stacks(state_dict)
@@ -70,18 +68,18 @@ def from_torch(
     for side, tensors in stacks.items():
         weights |= {f"{side}{name}": tensor for name, tensor in stack_weights(tensors).items()}
         weights |= embedding_weights(embeddings, side)
-    found = shape_fields(state_dict, stacks) | embedding_fields(embeddings, fields)
+    inferred = shape_fields(state_dict, stacks) | embedding_fields(embeddings, fields)
     if "encoder." in stacks:
-        found["tie_word_embeddings"] = "decoder_embed_tokens" not in embeddings
-    return build(found | {"num_attention_heads": num_attention_heads} | fields, weights)
+        inferred["tie_word_embeddings"] = "decoder_embed_tokens" not in embeddings
+    return build(inferred | {"num_attention_heads": num_attention_heads} | fields, weights)
 
 
 def check_state_dict(file: Path) -> None:
     """Check by its names that `file` is the state dict of a torch module.
 
     Raises:
-        ValueError: for a file without tensors, or with those of another library, as the weights of
-            a checkpoint are.
+        ValueError: for a file without tensors, or with tensors of another library, such as the
+            weights of a checkpoint.
     """
     check_no_pointer(file)
     expected = (
@@ -123,7 +121,9 @@ def split_stacks(state_dict: Tensors) -> dict[str, Tensors]:
     sides = ("encoder.", "decoder.") if is_encoder_decoder else ("",)
     stray = [name for name in state_dict if not name.startswith(sides)]
     if stray:
-        raise ValueError(f"{', '.join(stray)} belongs to no torch.nn.Transformer")
+        raise ValueError(
+            f"unknown tensors {', '.join(stray)}, expected those of a torch.nn.Transformer"
+        )
     if not any(".linear1.weight" in name for name in state_dict):
         raise ValueError(
             f"the state dict has no layers, expected names as layers.0.linear1.weight, got "
@@ -153,11 +153,11 @@ def shape_fields(state_dict: Tensors, stacks: dict[str, Tensors]) -> Fields:
     }
 
 
-def embedding_fields(embeddings: Tensors, given: Fields) -> Fields:
+def embedding_fields(embeddings: Tensors, config_fields: Fields) -> Fields:
     vocab_size, hidden_size = embeddings["embed_tokens"].shape
     fields = {"vocab_size": vocab_size, "hidden_size": hidden_size}
     if "embed_positions" in embeddings:
-        padding_rows = given.get("position_ids_from", "place") != "place"
+        padding_rows = config_fields.get("position_ids_from", "place") != "place"
         fields["position_embedding_type"] = "learned"
         fields["max_position_embeddings"] = len(embeddings["embed_positions"]) - padding_rows
     return fields
@@ -168,8 +168,8 @@ def embedding_weights(embeddings: Tensors, side: str) -> Tensors:
     encoder's."""
     weights = {}
     for name in ("embed_tokens", "embed_positions"):
-        own = embeddings.get(f"decoder_{name}") if side == "decoder." else None
-        table = embeddings.get(name) if own is None else own
+        decoder_table = embeddings.get(f"decoder_{name}") if side == "decoder." else None
+        table = embeddings.get(name) if decoder_table is None else decoder_table
         if table is not None:
             weights[f"{side}embeddings.{name}.weight"] = table
     return weights
@@ -187,7 +187,7 @@ def stack_weights(tensors: Tensors) -> Tensors:
         elif name in ("norm.weight", "norm.bias"):
             weights[name] = tensor
         else:
-            raise ValueError(f"{name} belongs to no torch.nn.Transformer")
+            raise ValueError(f"unknown tensor {name}, expected those of a torch.nn.Transformer")
     # without biases, torch's norms have none either
     for name in [name for name in weights if name.endswith("norm.weight")]:
         weights.setdefault(name.replace("weight", "bias"), torch.zeros_like(weights[name]))
@@ -201,8 +201,8 @@ def attention_weights(match: re.Match[str], tensor: torch.Tensor) -> Tensors:
         return {f"{attention}.o_proj.{part}": tensor}
     if tensor.dim() == 0 or len(tensor) % 3 or not len(tensor):
         raise ValueError(
-            f"{match[0]} has the shape {list(tensor.shape)}, expected queries, keys and "
-            f"values in one"
+            f"{match[0]} has the shape {list(tensor.shape)}, expected queries, keys and values "
+            "in one matrix"
         )
     return {f"{attention}.{p}_proj.{part}": t for p, t in zip("qkv", tensor.chunk(3), strict=True)}
 
@@ -221,7 +221,8 @@ def check_fields(fields: Iterable[str], *config_classes: type[PreTrainedConfig])
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             raise UsageError(
-                f"no config field {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+                f"unknown config field {name!r}"
+                + (f"; did you mean {close[0]!r}?" if close else "")
             )
 
 
@@ -263,7 +264,7 @@ def check_weights(model: PreTrainedModel, weights: Tensors) -> None:
     ):
         if names:
             raise ValueError(
-                f"tensors that are {what} for a {type(model).__name__}: {', '.join(sorted(names))}"
+                f"{what} tensors of a {type(model).__name__}: {', '.join(sorted(names))}"
             )
     for name, tensor in weights.items():
         if tuple(tensor.shape) != expected[name]:

@@ -31,20 +31,22 @@ def is_foreign(prefix: str, names: set[str], known: set[str]) -> bool:
 def further_heads(
     names: Collection[str], known: Collection[str], files: TensorFiles, fault: str
 ) -> list[str]:
-    """Return those of `names` that are not `known`, which are heads beside the model.
+    """Return the `names` that are not `known` and belong to other heads.
 
     Raises:
         ValueError: that begins with `fault`, for names inside of a module that is converted.
     """
-    modules = {module_of(name) for name in known}
+    modules = {outermost_module(name) for name in known}
     unknown = sorted(set(names).difference(known))
-    inside = [name for name in unknown if name in files.prefixed or module_of(name) in modules]
+    inside = [
+        name for name in unknown if name in files.prefixed or outermost_module(name) in modules
+    ]
     if inside:
         raise ValueError(f"{fault}: {', '.join(inside)}; --leave-out PATTERN converts without them")
     return unknown
 
 
-def module_of(name: str) -> str:
+def outermost_module(name: str) -> str:
     """Return the outermost module of a tensor; of BERT's heads the module of the head."""
     first, _, rest = name.partition(".")
     return f"{first}.{rest.partition('.')[0]}" if first == HEADS else first

@@ -1,5 +1,4 @@
-"""XGLM (Lin et al. 2022): M2M100's decoder alone, its positions those of the places from row 2
-on."""
+"""XGLM (Lin et al. 2022): the decoder of M2M100. Positions count from row 2 of the table."""
 
 from collections.abc import Collection
 

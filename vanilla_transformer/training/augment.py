@@ -59,7 +59,7 @@ def augment(rows: list[Row], augmentation: Augmentation, seeds: list[str]) -> li
     return [row for view in zip(*views, strict=True) for row in view]
 
 
-def augmentation_of(
+def build_augmentation(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast, rows: Dataset
 ) -> Augmentation | None:
     """Return the augmentation of the training rows `rows`, or `None` if the model sees them
@@ -160,12 +160,12 @@ class BpeDropout:
     def subwords(self, word: str, random: Random) -> list[str]:
         symbols = list(word)
         while merges := [
-            (self.ranks[pair], place)
-            for place, pair in enumerate(zip(symbols, symbols[1:]))
+            (self.ranks[pair], position)
+            for position, pair in enumerate(zip(symbols, symbols[1:]))
             if pair in self.ranks and random.random() >= self.dropout
         ]:
-            _, place = min(merges)
-            symbols[place : place + 2] = [symbols[place] + symbols[place + 1]]
+            _, position = min(merges)
+            symbols[position : position + 2] = [symbols[position] + symbols[position + 1]]
         return symbols
 
 

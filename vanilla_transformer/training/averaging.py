@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ..checkpoint import TOKENIZER_FILES, stored_shapes
 from ..checkpoint import load_checkpoint as load
-from ..checkpoint_files import checkpoint_directory, for_every_version, read_json, shown
+from ..checkpoint_files import checkpoint_directory, for_every_version, read_json, shorten
 from ..companions import companions
 from ..files import MODULES, new_directory
 
@@ -34,17 +34,18 @@ def average(
     force: bool = False,
     variant: str | None = None,
 ) -> None:
-    """Write `averaged(checkpoints)` to the directory `out`, with the tokenizer of the first.
+    """Write `average_weights(checkpoints)` to the directory `out`, with the tokenizer of the first.
 
-    Modules of sentence-transformers are averaged and written too. `variant` is as in `averaged`.
+    Modules of sentence-transformers are averaged and written too. `variant` is as in
+    `average_weights`.
 
     Raises:
         FileExistsError: if `out` cannot be written, see `files.new_directory`.
-        FileNotFoundError, ValueError: as `averaged` and `companions`; ValueError for another
+        FileNotFoundError, ValueError: as `average_weights` and `companions`; ValueError for another
             tokenizer.json, and for other modules.
     """
     with new_directory(out, force, checkpoints) as directory:
-        model = averaged(checkpoints, variant)
+        model = average_weights(checkpoints, variant)
         check_tokenizers(checkpoints)
         model.save_pretrained(directory)
         first = checkpoint_directory(checkpoints[0])
@@ -55,7 +56,9 @@ def average(
         average_modules(checkpoints, directory)
 
 
-def averaged(checkpoints: list[str | os.PathLike], variant: str | None = None) -> PreTrainedModel:
+def average_weights(
+    checkpoints: list[str | os.PathLike], variant: str | None = None
+) -> PreTrainedModel:
     """Return the model of the first checkpoint with the mean of all weights, computed in float64.
 
     The weights are those of `variant`, as in `checkpoint.load_checkpoint`.
@@ -70,11 +73,12 @@ def averaged(checkpoints: list[str | os.PathLike], variant: str | None = None) -
         other = load(checkpoint, variant)
         weights = dict(other.named_parameters())
         shapes, expected = (
-            {name: tuple(weight.shape) for name, weight in each.items()} for each in (weights, sums)
+            {name: tuple(weight.shape) for name, weight in state.items()}
+            for state in (weights, sums)
         )
         if type(other) is not type(model) or shapes != expected:
             raise ValueError(
-                f"{checkpoint} is not of the same architecture and shape as {checkpoints[0]}"
+                f"{checkpoint} has another architecture or other shapes than {checkpoints[0]}"
             )
         check_equal(
             other.config.to_dict(), model.config.to_dict(), (checkpoint, checkpoints[0]), NEUTRAL
@@ -103,31 +107,32 @@ def average_modules(checkpoints: list[str | os.PathLike], directory: Path) -> No
 
     Raises ValueError if their configs differ.
     """
-    of_each = [companions(checkpoint) for checkpoint in checkpoints]
-    first, *others = of_each
+    checkpoint_modules = [companions(checkpoint) for checkpoint in checkpoints]
+    first, *others = checkpoint_modules
     for checkpoint, other in zip(checkpoints[1:], others):
         if other.modules != first.modules:
-            one, same = ([module.kind for module in each.modules] for each in (other, first))
+            one, same = ([module.kind for module in entry.modules] for entry in (other, first))
             raise ValueError(
                 f"{checkpoint} has the modules {one}, expected {same} as {checkpoints[0]} has"
             )
         for name in {*first.files, *other.files} - {MODULES}:
-            places = [Path(each, name) for each in (checkpoint, checkpoints[0])]
-            one, same = (each.files.get(name) for each in (other, first))
+            sources = [Path(source, name) for source in (checkpoint, checkpoints[0])]
+            one, same = (entry.files.get(name) for entry in (other, first))
             if name.endswith(".json"):
                 check_equal(
                     *(read_json(file) if file else {} for file in (one, same)),
-                    places,
+                    sources,
                     {"__version__"},
                 )
             elif not (one and same and name.endswith(".safetensors")):
                 raise ValueError(
-                    f"{places[0]} and {places[1]} have no mean, expected both, as safetensors"
+                    f"{sources[0]} and {sources[1]} cannot be averaged, expected both as "
+                    "safetensors"
                 )
     first.copy(directory)
     for name in first.files:
         if name.endswith(".safetensors"):
-            save_file(mean([each.files[name] for each in of_each]), directory / name)
+            save_file(mean([entry.files[name] for entry in checkpoint_modules]), directory / name)
 
 
 def mean(files: list[Path]) -> dict[str, torch.Tensor]:
@@ -145,18 +150,19 @@ def mean(files: list[Path]) -> dict[str, torch.Tensor]:
     }
 
 
-def check_equal(found: dict, expected: dict, places: tuple, neutral: set[str]) -> None:
+def check_equal(actual: dict, expected: dict, sources: tuple, neutral: set[str]) -> None:
     """Raise ValueError naming the first difference in keys that are not `neutral`."""
-    for key in sorted((found.keys() | expected.keys()) - neutral):
-        if found.get(key) != expected.get(key):
-            name, one, other = difference(key, found.get(key), expected.get(key))
+    for key in sorted((actual.keys() | expected.keys()) - neutral):
+        if actual.get(key) != expected.get(key):
+            name, one, other = difference(key, actual.get(key), expected.get(key))
             raise ValueError(
-                f"{places[0]} has {name} {shown(one)}, expected {shown(other)} as {places[1]} has"
+                f"{sources[0]} has {name} {shorten(one)}, expected {shorten(other)} as in "
+                f"{sources[1]}"
             )
 
 
 def difference(name: str, one: object, other: object) -> tuple[str, object, object]:
-    """Return the first place at which two unequal JSON values differ, and both values there."""
+    """Return the path of the first difference of two unequal JSON values, and both values."""
     if isinstance(one, list) and isinstance(other, list):
         one, other = dict(enumerate(one)), dict(enumerate(other))
     if not (isinstance(one, dict) and isinstance(other, dict)):

@@ -36,11 +36,11 @@ class TokenBatches:
         rows: Dataset | AugmentedDataset,
         lengths: list[tuple[int, ...]],
         limit: int,
-        each: int = 1,
+        divisor: int = 1,
     ):
         self.rows = rows
         self.batches = cut(lengths, limit)
-        for _ in range(min(-len(self.batches) % each, len(rows) - len(self.batches))):
+        for _ in range(min(-len(self.batches) % divisor, len(rows) - len(self.batches))):
             largest = max(self.batches, key=len)
             half = len(largest) // 2
             self.batches.append(largest[:half])
@@ -87,9 +87,9 @@ class TokenStream(torch.utils.data.IterableDataset):
         )
         Random(seed).shuffle(batches)
         # augmented one batch at a time: all at once would stop the training for seconds
-        for places in batches:
-            batch = [rows[place] for place in places]
-            seeds = [f"{seed} {place}" for place in places]
+        for row_indices in batches:
+            batch = [rows[row_index] for row_index in row_indices]
+            seeds = [f"{seed} {row_index}" for row_index in row_indices]
             yield augment(batch, self.augmentation, seeds) if self.augmentation else batch
 
 
@@ -98,16 +98,16 @@ def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:
     longest = max(map(max, lengths))
     if longest > limit:
         raise ValueError(
-            f"the longest row has {longest} tokens, expected at most {limit}, those of a batch"
+            f"the longest row has {longest} tokens, expected at most {limit}, the tokens of a batch"
         )
     batches = [[]]
     width = 0
-    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
-        width = max(width, *lengths[place])
+    for row_index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        width = max(width, *lengths[row_index])
         if (len(batches[-1]) + 1) * width > limit:
             batches.append([])
-            width = max(lengths[place])
-        batches[-1].append(place)
+            width = max(lengths[row_index])
+        batches[-1].append(row_index)
     return batches
 
 

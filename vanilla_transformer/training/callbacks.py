@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from ..info import flops
-from .checkpoints import WholeCheckpoints
+from .checkpoints import CompleteCheckpoints
 from .recipe import Recipe
 
 # dense bfloat16 operations per second
@@ -27,14 +27,14 @@ TOKEN_INPUTS = {
     "target token": "decoder_input_ids",
     "patch": "pixel_values",
 }
-SHOWN = 60  # characters of each row shown in an error
+MAX_SHOWN = 60  # characters of each row shown in an error
 
 
 def callbacks(recipe: Recipe) -> list[TrainerCallback]:
     patience = recipe.training.get("early_stopping_patience")
     length = MaxLength(recipe.generation.get("max_length"))
     return [
-        WholeCheckpoints(),
+        CompleteCheckpoints(),
         Epochs(),
         length,
         *([EarlyStoppingCallback(patience)] if patience else []),
@@ -84,10 +84,10 @@ class Watch(TrainerCallback):
     """A callback that counts the tokens of a model for the log, and stops the run if a loss is not
     finite.
 
-    The log gets `tokens`: those of source and target that are not padding, or first tokens and
-    patches. It also gets `tokens_per_second`; both are sums over all processes. On GPUs of `PEAK`
-    it gets `mfu`, the model FLOPs utilisation. This is three times the forward pass's matrix
-    multiplications, without those of attention, over the peak.
+    The log gets `tokens`, the source and target tokens without padding, or first tokens and
+    patches, and `tokens_per_second`; both are sums over all processes. On GPUs of `PEAK` it gets
+    `mfu`, the model FLOPs utilisation: three times the matmuls of the forward pass, without
+    attention, divided by the peak.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast):
@@ -111,11 +111,11 @@ class Watch(TrainerCallback):
         if model.training:
             for side in self.counts:
                 if side in inputs:
-                    self.counts[side] = self.counts[side] + self.tokens_of(side, inputs[side])
+                    self.counts[side] = self.counts[side] + self.count_tokens(side, inputs[side])
         if outputs.get("loss") is not None:
             self.check(outputs["loss"])
 
-    def tokens_of(self, side: str, values: torch.Tensor) -> torch.Tensor | int:
+    def count_tokens(self, side: str, values: torch.Tensor) -> torch.Tensor | int:
         if side != "pixel_values":
             return (values != self.config.pad_token_id).sum()
         rows, columns = (
@@ -131,7 +131,7 @@ class Watch(TrainerCallback):
             rows = self.tokenizer.batch_decode(self.input_ids, skip_special_tokens=True)
             raise FloatingPointError(
                 f"the loss is {loss.item()} for the batch of {len(rows)} rows "
-                f"{[row[:SHOWN] for row in rows]}"
+                f"{[row[:MAX_SHOWN] for row in rows]}"
             )
 
     def on_train_begin(
@@ -161,8 +161,12 @@ class Watch(TrainerCallback):
     ) -> None:
         if "loss" in logs:
             seconds = time.monotonic() - self.since
-            own = torch.tensor([int(count) for count in self.counts.values()], device=args.device)
-            sums = reduce(own, "sum").tolist()  # over the processes, which all have to call this
+            local_counts = torch.tensor(
+                [int(count) for count in self.counts.values()], device=args.device
+            )
+            sums = reduce(
+                local_counts, "sum"
+            ).tolist()  # over the processes, which all have to call this
             counts = dict(zip(self.counts, sums, strict=True))
             measured = {
                 "tokens": sum(counts.values()),

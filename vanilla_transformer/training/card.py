@@ -14,9 +14,9 @@ from .curves import CURVES, TIMES
 from .tasks import TASKS
 
 CARD = "README.md"
-TRANSLATES = """`pipeline("translation", model=..., trust_remote_code=True)` translates, also where
-vanilla-transformer is not installed. Where it is, `import vanilla_transformer` takes the place of
-`trust_remote_code`; the tasks `translation_xx_to_yy` need it."""
+TRANSLATES = """`pipeline("translation", model=..., trust_remote_code=True)` translates, even if
+vanilla-transformer is not installed. With `import vanilla_transformer`, `trust_remote_code` is not
+needed. The tasks `translation_xx_to_yy` need this import."""
 
 
 def model_card(record: dict, model: PreTrainedModel, name: str, has_curves: bool) -> ModelCard:
@@ -40,15 +40,15 @@ def model_card(record: dict, model: PreTrainedModel, name: str, has_curves: bool
     parts = [
         f"# {name}",
         f"`{type(model).__name__}` with {record['parameters']:,} parameters: {shape}. "
-        f"{start(recipe)} by the recipe below; `{auto_class}.from_pretrained(..., "
-        "trust_remote_code=True)` loads it.",
+        f"{start(recipe)} by the recipe below. Load it with `{auto_class}.from_pretrained(..., "
+        "trust_remote_code=True)`.",
         TRANSLATES if task.ABILITIES.carries_pipeline else "",
         "## Scores",
         scores_table(named_scores, record["metrics"]),
         "## Training",
         f"![Loss, learning rate and metrics over updates]({CURVES})" if has_curves else "",
-        f"Seed {recipe['training'].get('seed', 42)}; {record['seconds']:,.0f} seconds of updates, "
-        f"{record['hardware']}; "
+        f"The seed is {recipe['training'].get('seed', 42)}. The updates took "
+        f"{record['seconds']:,.0f} seconds ({record['hardware']}). Versions: "
         f"{', '.join(f'{package} {version}' for package, version in record['versions'].items())}.",
         f"```\n{command}\n```" if command else "",
         f"```toml\n{toml(recipe)}\n```",
@@ -59,19 +59,21 @@ def model_card(record: dict, model: PreTrainedModel, name: str, has_curves: bool
 def start(recipe: dict) -> str:
     path = recipe["model"].get("path")
     teachers = recipe["training"].get("teachers")
-    begun = f"Trained from `{path}`" if path else "Trained from scratch"
+    opening = f"Trained from `{path}`" if path else "Trained from scratch"
     return (
-        f"{begun} on what {len(teachers)} other models predict for the text, instead of its labels,"
+        f"{opening} on the predictions of {len(teachers)} other models instead of labels,"
         if teachers
-        else begun
+        else opening
     )
 
 
 def scores(metrics: dict) -> list[tuple[str, str, float]]:
     """Return (split, metric, value) for all numeric metrics except times."""
     # "epoch" belongs to no split
-    named = ((*name.split("_", 1), value) for name, value in metrics.items() if "_" in name)
-    return [score for score in named if isinstance(score[2], int | float) and score[1] not in TIMES]
+    splits = ((*name.split("_", 1), value) for name, value in metrics.items() if "_" in name)
+    return [
+        score for score in splits if isinstance(score[2], int | float) and score[1] not in TIMES
+    ]
 
 
 def eval_result(recipe: dict, split: str, metric: str, value: float) -> EvalResult:
@@ -90,7 +92,7 @@ def eval_result(recipe: dict, split: str, metric: str, value: float) -> EvalResu
 
 def scores_table(named_scores: list[tuple[str, str, float]], metrics: dict) -> str:
     if not named_scores:
-        return "It was not measured: the recipe has neither validation nor test text."
+        return "It was not evaluated: the recipe has neither validation nor test text."
     rows = [f"| {split} | {metric} | {value:.4g} |" for split, metric, value in named_scores]
     signatures = dict.fromkeys(
         value for name, value in metrics.items() if name.endswith("_signature")

@@ -19,7 +19,7 @@ from transformers.utils import logging
 from ..checkpoint_files import for_every_version
 from ..errors import UsageError
 from ..files import keep
-from .data import paths_of
+from .data import split_files
 from .names import flat
 from .recipe import Recipe
 from .values import SPLITS
@@ -37,7 +37,7 @@ NEUTRAL = re.compile(
 ENDLESS = ("constant", "constant_with_warmup", "inverse_sqrt")
 
 
-class WholeCheckpoints(TrainerCallback):
+class CompleteCheckpoints(TrainerCallback):
     """A callback that records the hashes of each checkpoint's files and keeps `save_total_limit` of
     them.
 
@@ -77,7 +77,7 @@ class WholeCheckpoints(TrainerCallback):
             others = [
                 path
                 for path in marked_checkpoints(run)
-                if path not in (checkpoint, best) and noted_hashes(path)
+                if path not in (checkpoint, best) and read_hashes(path)
             ]
             too_many = len({checkpoint, best}) + len(others) - (self.limit or math.inf)
             for path in others[: max(0, too_many)]:
@@ -86,7 +86,7 @@ class WholeCheckpoints(TrainerCallback):
 
 def remove(checkpoint: Path) -> None:
     """Remove the files that the run wrote; the user's files in the same directory stay."""
-    for name in (*noted_hashes(checkpoint), FILES):
+    for name in (*read_hashes(checkpoint), FILES):
         (checkpoint / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         checkpoint.rmdir()
@@ -99,9 +99,9 @@ def best_checkpoint(run: Path, state: TrainerState) -> Path:
     Raises ValueError if it is damaged or missing.
     """
     best = run / Path(state.best_model_checkpoint).name
-    if not is_whole(best):
+    if not is_complete(best):
         raise ValueError(
-            f"{best}, the best checkpoint until now, is damaged or not there: --restart begins anew"
+            f"{best}, the best checkpoint so far, is damaged or missing: start again with --restart"
         )
     return best
 
@@ -124,14 +124,14 @@ def marked_checkpoints(state: Path) -> list[Path]:
 
     Averages and other directories of the user are not among them.
     """
-    named = [
+    numbered = [
         path for path in state.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)
     ]
-    marked = (path for path in named if (path / FILES).is_file())
+    marked = (path for path in numbered if (path / FILES).is_file())
     return sorted(marked, key=lambda path: int(path.name.removeprefix("checkpoint-")))
 
 
-def noted_hashes(checkpoint: Path) -> dict[str, str]:
+def read_hashes(checkpoint: Path) -> dict[str, str]:
     """Return the recorded hashes by file name; empty if the checkpoint was cut short or its record
     damaged."""
     try:
@@ -143,8 +143,8 @@ def noted_hashes(checkpoint: Path) -> dict[str, str]:
     )
 
 
-def is_whole(checkpoint: Path) -> bool:
-    expected = noted_hashes(checkpoint)
+def is_complete(checkpoint: Path) -> bool:
+    expected = read_hashes(checkpoint)
     return bool(expected) and expected.items() <= hashes(checkpoint).items()
 
 
@@ -156,11 +156,11 @@ def last_checkpoints(state: Path, count: int) -> list[Path]:
         ValueError: if one of them is damaged: the mean would be of others.
     """
     last = marked_checkpoints(state)[-count:]
-    damaged = [str(path) for path in last if not is_whole(path)]
+    damaged = [str(path) for path in last if not is_complete(path)]
     if damaged:
         raise ValueError(
-            f"average_last={count}, and {', '.join(damaged)} is damaged: remove it, or begin anew "
-            "with --restart"
+            f"average_last={count}, and {', '.join(damaged)} is damaged: remove it, or start "
+            "again with --restart"
         )
     if len(last) < count:
         logger.warning_once(
@@ -170,15 +170,14 @@ def last_checkpoints(state: Path, count: int) -> list[Path]:
     return last
 
 
-def whole_checkpoints(state: Path) -> Iterator[Path]:
+def complete_checkpoints(state: Path) -> Iterator[Path]:
     """Yield the undamaged checkpoints, newest first, and warn of each damaged one."""
     for checkpoint in reversed(marked_checkpoints(state)):
-        if is_whole(checkpoint):
+        if is_complete(checkpoint):
             yield checkpoint
         else:
             logger.warning_once(
-                f"{checkpoint} is damaged: its files are not those of its {FILES}, so it is "
-                f"passed over"
+                f"{checkpoint} is damaged, its files do not match its {FILES}: it is skipped"
             )
 
 
@@ -190,7 +189,7 @@ def check_state(state: Path, facts: dict, restart: bool) -> None:
         restart: accept the state of another recipe, or a damaged one, which is then moved aside.
 
     Raises:
-        FileExistsError: if `state` holds something that no run wrote in a place that a run needs.
+        FileExistsError: if `state` has a file that no run wrote, with a name that a run needs.
         UsageError: if it has checkpoints of another recipe or text, naming what differs, unless
             that changes no weights.
     """
@@ -201,7 +200,7 @@ def check_state(state: Path, facts: dict, restart: bool) -> None:
     expected = "expected another --output, or it moved away"
     if not (state / RUN).is_file():
         raise FileExistsError(f"{state} is not the state of a run, it has no {RUN}: {expected}")
-    before = noted_facts(state, restart)
+    before = read_facts(state, restart)
     if not {"task", "data", "training"} <= before.keys():
         raise FileExistsError(
             f"{state} is not the state of a run, its {RUN} holds no recipe: {expected}"
@@ -221,13 +220,13 @@ def check_state(state: Path, facts: dict, restart: bool) -> None:
     ]
     if foreign:
         raise FileExistsError(
-            f"{foreign[0]} is not of the run, which may need its name: expected it elsewhere"
+            f"{foreign[0]} was not written by this run, which may need its name: move it elsewhere"
         )
     if marked:
         check_same(state, before, facts)
 
 
-def noted_facts(state: Path, restart: bool) -> dict:
+def read_facts(state: Path, restart: bool) -> dict:
     """Return the `run_facts` of the last call of the run.
 
     With `restart`, a damaged record is replaced by empty facts. Otherwise it raises ValueError.
@@ -238,7 +237,7 @@ def noted_facts(state: Path, restart: bool) -> dict:
         if restart:
             return {"task": None, "data": None, "training": None}
         raise ValueError(
-            f"{state / RUN} is damaged ({error}); --restart moves {state} aside and begins anew"
+            f"{state / RUN} is damaged ({error}): --restart moves {state} aside and starts again"
         ) from None
     return noted if isinstance(noted, dict) else {}
 
@@ -267,7 +266,9 @@ def run_facts(recipe: Recipe) -> dict:
     if "dataset" in recipe.data:
         files["dataset"] = files_in(recipe.data["dataset"])
     else:
-        files |= {split: paths_of(recipe.data, split) for split in SPLITS if split in recipe.data}
+        files |= {
+            split: split_files(recipe.data, split) for split in SPLITS if split in recipe.data
+        }
     return json.loads(
         json.dumps(
             asdict(recipe)
@@ -298,7 +299,7 @@ def check_same(state: Path, before: dict, facts: dict) -> None:
             raise UsageError(
                 f"{state} is the state of a run with {key}={one.get(key)!r}, expected "
                 f"{other.get(key)!r}: "
-                "--restart moves it aside and begins anew"
+                "--restart moves it aside and starts again"
             )
 
 

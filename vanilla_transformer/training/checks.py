@@ -66,13 +66,11 @@ def check_data(data: dict, task: "Task") -> None:
     unread = [name for name in ("directory", *files) if name in data]
     if "dataset" in data and unread:
         raise UsageError(
-            f"data.dataset is {data['dataset']!r}, expected no data.{unread[0]} beside it"
+            f"data.dataset is {data['dataset']!r}, expected no data.{unread[0]} with it"
         )
     for name in ("config", "columns", "streaming"):
         if data.get(name) and "dataset" not in data:
-            raise UsageError(
-                f"data.{name} is {data[name]!r}, expected data.dataset too: it is of a data set"
-            )
+            raise UsageError(f"data.{name} is {data[name]!r}, expected data.dataset with it")
     if ("fold" in data) != ("folds" in data):
         raise UsageError(
             f"data.folds is {data.get('folds')} and data.fold {data.get('fold')}, expected both "
@@ -88,12 +86,10 @@ def check_data(data: dict, task: "Task") -> None:
     parts = [name for name in ("validation", "validation_fraction", "folds") if name in data]
     if len(parts) > 1:
         seen = f"data.{parts[0]} is {data[parts[0]]!r}"
-        raise UsageError(
-            f"{seen}, expected no data.{parts[1]} beside it: both set what is held out"
-        )
+        raise UsageError(f"{seen}, expected no data.{parts[1]} with it: both set what is held out")
     names = data.get("label_names", [])
     if len({*names}) < len(names):
-        raise UsageError(f"data.label_names is {names}, expected names that differ")
+        raise UsageError(f"data.label_names is {names!r}, expected distinct names")
     if data.get("stride", 0) >= data.get("max_length", 2**63):
         raise UsageError(
             f"data.stride is {data['stride']}, expected less than "
@@ -152,7 +148,7 @@ def check_training(recipe: "Recipe", task: "Task") -> None:
     if smoothing and not task.ABILITIES.label_smoothing:
         raise UsageError(
             f"training.label_smoothing_factor is {smoothing}, expected 0: the loss of "
-            f"{recipe.task} has none"
+            f"{recipe.task} has no smoothing"
         )
     r_drop = training.get("r_drop")
     if r_drop and not (task.ABILITIES.label_smoothing and by_tokens):
@@ -177,8 +173,8 @@ def check_taught(recipe: "Recipe", task: "Task") -> None:
     for name in ("label_smoothing_factor", "r_drop"):
         if value := recipe.training.get(name):
             raise UsageError(
-                f"training.{name} is {value}, expected 0: it is of labels, which a run with "
-                "teachers does not see"
+                f"training.{name} is {value}, expected 0: it needs labels, and a run with "
+                "teachers has none"
             )
 
 
@@ -186,10 +182,10 @@ def check_checkpoints(training: dict) -> None:
     if count := training.get("average_last"):
         if training.get("load_best_model_at_end"):
             raise UsageError(
-                f"training.average_last={count} does not go with load_best_model_at_end=true"
+                f"training.average_last={count} cannot be combined with load_best_model_at_end=true"
             )
         if training.get("save_strategy") == "no":
-            conflict = 'does not go with save_strategy="no", which leaves nothing to average'
+            conflict = 'cannot be combined with save_strategy="no", which leaves nothing to average'
             raise UsageError(f"training.average_last={count} {conflict}")
         kept = training.get("save_total_limit") or count
         if kept < count:

@@ -23,10 +23,10 @@ def panels(history: list[dict]) -> dict[str, dict[str, list[tuple[int, float]]]]
                 if name.startswith("eval_")
                 else (name, "training")
             )
-            wanted = (
+            is_plotted = (
                 panel not in TIMES if curve == "validation" else panel in ("loss", "learning_rate")
             )
-            if wanted and isinstance(value, int | float):
+            if is_plotted and isinstance(value, int | float):
                 curves.setdefault(panel, {}).setdefault(curve, []).append((record["step"], value))
     return {
         name: curves[name]

@@ -47,7 +47,9 @@ def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
     try:
         "".encode(encoding)
     except (LookupError, TypeError):
-        raise UsageError(f"encoding is {encoding!r}, expected one that Python knows") from None
+        raise UsageError(
+            f"encoding is {encoding!r}, expected one that Python knows, such as UTF-8"
+        ) from None
     check_no_pointer(path)
     suffix = Path(path).suffix
     if suffix in UNREADABLE:
@@ -73,7 +75,7 @@ def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
             raise ValueError(f"{path} is not {encoding} text: {error}") from None
         except (*DAMAGE, OSError) as error:  # bz2 raises an OSError without a number
             if isinstance(error, DAMAGE) or error.errno is None:
-                raise ValueError(f"{path} is not a whole {compression} file: {error}") from None
+                raise ValueError(f"{path} is not a complete {compression} file: {error}") from None
             raise
 
 
@@ -96,10 +98,10 @@ def no_text(byte: re.Match, encoding: str) -> str:
 
 
 class Fault(str):
-    """A description of what is wrong with a line; it takes the place of the line."""
+    """The description of a bad line, returned instead of the line."""
 
 
-Check = Callable[[str], str | None]  # a line -> what is wrong with it, or `None`
+Check = Callable[[str], str | None]  # a line -> its fault, or `None`
 
 
 def empty(line: str) -> str | None:
@@ -109,7 +111,7 @@ def empty(line: str) -> str | None:
 def lines(
     path: str | Path, encoding: str = "UTF-8", fault: Check | None = None
 ) -> Iterator[str | Fault]:
-    """Yield the lines of a file, with a `Fault` in place of each bad line.
+    """Yield the lines of a file, with a `Fault` instead of each bad line.
 
     A line is bad if it is not text in `encoding`, has more than `LONGEST` bytes, or has a `fault`.
     An empty file is one empty line.
@@ -131,12 +133,12 @@ def checked(line: str, encoding: str, fault: Check | None) -> str | Fault:
     if not line.isascii() and (byte := NO_TEXT.search(line)):
         return Fault(no_text(byte, encoding))
     if len(line if line.isascii() else line.encode(errors="surrogatepass")) > LONGEST:
-        return Fault(f"has more than {LONGEST:,} bytes, expected at most that")
+        return Fault(f"is longer than {LONGEST:,} bytes, expected at most {LONGEST:,}")
     what = fault and fault(line)
     return Fault(what) if what else line
 
 
-def shown(line: str) -> str:
+def shorten(line: str) -> str:
     """Return `line`, shortened to 80 characters, as part of an error message."""
     return f"is {line!r}" if len(line) <= 80 else f"begins with {line[:80]!r}"
 
@@ -171,7 +173,7 @@ class BadRows:
         seen = f"{self.count:,} of {kept + self.count:,} rows of the training text are bad"
         seen += f" ({'; '.join(self.first)}{'; ...' if self.count > REPORTED else ''})"
         if not kept:
-            raise ValueError(f"{seen}, expected some that are not")
+            raise ValueError(f"{seen}, expected at least one good row")
         from accelerate import PartialState  # imported here, because reading lines does not need it
 
         if PartialState().is_main_process:
@@ -184,10 +186,10 @@ def read_lines(path: str | Path, encoding: str = "UTF-8") -> list[str]:
     Raises FileNotFoundError and ValueError as `lines`; ValueError also for a `Fault` and an empty
     line or file.
     """
-    return lines_of([path], encoding)
+    return read_all_lines([path], encoding)
 
 
-def lines_of(
+def read_all_lines(
     paths: Iterable[str | Path],
     encoding: str = "UTF-8",
     bad: BadRows | None = None,
@@ -228,8 +230,8 @@ def read_files(
             has = ", ".join(f"{path} has {count}" for path, count in zip(paths, counts))
             raise ValueError(f"parallel files must have the same number of lines: {has}")
         if Fault in map(type, row):
-            place = [*map(type, row)].index(Fault)
-            bad.add(f"{paths[place]}: line {number} {row[place]}")
+            index = [*map(type, row)].index(Fault)
+            bad.add(f"{paths[index]}: line {number} {row[index]}")
         else:
             for column, line in zip(columns, row):
                 column.append(line)
@@ -268,34 +270,38 @@ def read_columns(
                 "data.skip_bad_rows is true, expected false with data.streaming: rows of a stream "
                 "are not counted"
             )
-        rows = columns_of(data_set(data, streams), split, data.get("columns", names), names)
-        return rows.select(places_of(rows, lacking, bad)) if rows and bad.are_skipped else rows
+        rows = select_columns(data_set(data, streams), split, data.get("columns", names), names)
+        return (
+            rows.select(valid_positions(rows, lacking, bad)) if rows and bad.are_skipped else rows
+        )
     if data.get("streaming"):
-        raise ValueError("data.streaming goes with a data set, expected data.dataset")
+        raise ValueError("data.streaming is true, expected data.dataset with it")
     if split not in data:
         return None
     check_files(data, split, names)
-    columns = read_files(paths_of(data, split), bad=bad)
+    columns = read_files(split_files(data, split), bad=bad)
     bad.report(len(columns[0]))
     return Dataset.from_dict(dict(zip(names, columns, strict=True)))
 
 
 def check_files(data: dict, split: str, names: tuple[str, ...]) -> None:
     """Raise UsageError unless there is one file for each of the columns `names`."""
-    if len(paths_of(data, split)) != len(names):
+    if len(split_files(data, split)) != len(names):
         raise UsageError(
             f"data.{split} is {data[split]!r}, expected a file for each of {', '.join(names)}"
         )
 
 
-def places_of(rows: Iterable[dict], fault: Callable[[dict], str | None], bad: BadRows) -> list[int]:
+def valid_positions(
+    rows: Iterable[dict], fault: Callable[[dict], str | None], bad: BadRows
+) -> list[int]:
     """Return the positions of the rows without a `fault`; count the others in `bad`."""
     kept = []
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if what := fault(row):
-            bad.add(f"row {place}: {what}")
+            bad.add(f"row {index}: {what}")
         else:
-            kept.append(place)
+            kept.append(index)
     bad.report(len(kept))
     return kept
 
@@ -324,7 +330,7 @@ def data_set(data: dict, streams: bool = False) -> dict:
     )
 
 
-def columns_of(
+def select_columns(
     splits: dict, split: str, columns: Sequence[str], names: tuple[str, ...]
 ) -> "Dataset | IterableDataset | None":
     from datasets import Features, IterableDataset, Value
@@ -351,7 +357,7 @@ def values(rows: dict, column: str) -> list:
     return [value[key] for value in rows[name]] if dot else rows[name]
 
 
-def paths_of(data: dict, split: str) -> list[Path]:
+def split_files(data: dict, split: str) -> list[Path]:
     """Return the files of a recipe's `data[split]`, which is one file or a list."""
     files = [data[split]] if isinstance(data[split], str) else data[split]
     if not files or not isinstance(files, list) or not all(isinstance(file, str) for file in files):

@@ -33,8 +33,8 @@ def dry_run(recipe: Recipe) -> str:
     Time and memory are extrapolated from the first updates. Nothing stays on disk.
     """
     with tempfile.TemporaryDirectory() as state:
-        whole = training_arguments(recipe, Path(state))
-        set_seed(whole.seed)
+        arguments = training_arguments(recipe, Path(state))
+        set_seed(arguments.seed)
         tokenizer, model, rows = prepare(recipe)
         trainer = quiet_trainer(
             recipe, Path(state), tokenizer, model, rows, logging_steps=1, max_steps=TRIED
@@ -43,11 +43,12 @@ def dry_run(recipe: Recipe) -> str:
     logs = [record for record in trainer.state.log_history if "tokens_per_second" in record][1:]
     tokens = sum(record["tokens"] for record in logs) / len(logs)
     seconds = sum(record["tokens"] / record["tokens_per_second"] for record in logs) / len(logs)
-    each = whole.gradient_accumulation_steps
-    updates = whole.max_steps
+    accumulation_steps = arguments.gradient_accumulation_steps
+    updates = arguments.max_steps
     if updates <= 0:
         updates = math.ceil(
-            math.ceil(len(trainer.get_train_dataloader()) / each) * whole.num_train_epochs
+            math.ceil(len(trainer.get_train_dataloader()) / accumulation_steps)
+            * arguments.num_train_epochs
         )
     shape = ", ".join(
         f"{name}={getattr(model.config, name)}" for name in shape_fields(model.config)
@@ -61,8 +62,8 @@ def dry_run(recipe: Recipe) -> str:
     lines += [f"shape        {shape}"]
     lines += [f"parameters   {model.num_parameters():>12,}"]
     lines += [
-        f"an update    {tokens:>12,.0f} tokens, those of source and target together, in {each} "
-        "batches on each process"
+        f"an update    {tokens:>12,.0f} tokens, source and target together, in "
+        f"{accumulation_steps} batches on each process"
     ]
     lines += [f"updates      {updates:>12,}"]
     lines += [

@@ -64,10 +64,10 @@ class UpdateLoss(torch.autograd.Function):
         size = logits.shape[-1]
         total = logits.new_zeros(())
         passes = 2 if r_drop else 1
-        each = CACHED_ROWS // passes if logits.is_cpu else max(1, len(logits))
+        chunk_rows = CACHED_ROWS // passes if logits.is_cpu else max(1, len(logits))
         views = (
-            gradient.view(passes, -1, size).split(each, 1),
-            labels.view(passes, -1, 1).split(each, 1),
+            gradient.view(passes, -1, size).split(chunk_rows, 1),
+            labels.view(passes, -1, 1).split(chunk_rows, 1),
         )
         for rows, label in zip(*views, strict=True):
             count = label.ne(-100).float()

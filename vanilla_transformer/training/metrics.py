@@ -57,7 +57,7 @@ def bleu_metric(tokenize: str = "13a", key: str = "bleu_tokenize") -> "BLEU":
         # without `force` it warns of tokenized text
         return BLEU(tokenize=tokenize, force=tokenize == "none")
     except (ImportError, RuntimeError) as error:  # Japanese and Korean need packages of their own
-        raise UsageError(f"{key} is {tokenize!r}, which cannot be had here: {error}") from None
+        raise UsageError(f"{key} is {tokenize!r}, which is not available: {error}") from None
 
 
 def check_tokenize(tokenize: str, key: str = "bleu_tokenize") -> None:

@@ -25,7 +25,9 @@ def check_name(what: str, name: Any, known: Iterable[str], elsewhere: Iterable[s
     If none is near, the error has the same name `elsewhere`, or all known names.
     """
     if not isinstance(name, str) or name not in known:
-        raise UsageError(f"no {what} {reprlib.repr(name)}{nearest(str(name), known, elsewhere)}")
+        raise UsageError(
+            f"unknown {what} {reprlib.repr(name)}{nearest(str(name), known, elsewhere)}"
+        )
 
 
 def did_you_mean(name: str, known: Iterable[str], elsewhere: Iterable[str] = ()) -> str:

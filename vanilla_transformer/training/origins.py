@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from ..checkpoint import config_and_class
 from ..checkpoint_files import checkpoint_directory
-from .data import lines, paths_of
+from .data import lines, split_files
 from .recipe import Recipe
 from .record import RECORD
 from .tasks import TASKS
@@ -60,13 +60,13 @@ def check_held_out(key: str, path: str, data: dict) -> bool:
     Raises:
         ValueError: if there are folds and it may have been.
     """
-    recorded = recorded_data(path)
+    recorded = read_recorded_data(path)
     if recorded is None:
         return False
     theirs, files = recorded
     encodings = [table.get("encoding", "UTF-8") for table in (data, theirs)]
     if "folds" in data and any(
-        are_same(mine, file, *encodings) for mine in paths_of(data, "train") for file in files
+        are_same(mine, file, *encodings) for mine in split_files(data, "train") for file in files
     ):
         mine, seen = ([table.get(name) for name in ("fold", "folds")] for table in (data, theirs))
         if mine != seen:
@@ -78,7 +78,7 @@ def check_held_out(key: str, path: str, data: dict) -> bool:
     return True
 
 
-def recorded_data(path: str) -> tuple[dict, list[Path]] | None:
+def read_recorded_data(path: str) -> tuple[dict, list[Path]] | None:
     """Return the [data] of a checkpoint's recipe and its training files, or `None` without a
     record."""
     file = checkpoint_directory(path) / RECORD
@@ -86,7 +86,9 @@ def recorded_data(path: str) -> tuple[dict, list[Path]] | None:
         return None
     try:
         data = json.loads(file.read_bytes())["recipe"]["data"]
-        return data, paths_of(data, "train") if "train" in data else []  # a data set has no files
+        return data, split_files(
+            data, "train"
+        ) if "train" in data else []  # a data set has no files
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is not the record of a run: {error!r}") from None
 

@@ -25,7 +25,7 @@ from .recipe import TEXT_AUGMENTATION, Recipe
 from .tasks import TASKS
 from .tasks.task import Rows, Task
 from .tokenizer import train_tokenizer
-from .values import SPLITS, in_words
+from .values import SPLITS, describe_type
 
 TOKEN_KEYS = (
     "forced_bos_token_id",
@@ -52,7 +52,7 @@ def check_complete(recipe: Recipe) -> None:
         raise UsageError(f"the recipe has no training text: its [data] is {data}, expected `train`")
     lacking = [name for name in task.ABILITIES.needs if name not in data]
     if lacking:
-        expected = in_words(task.DATA[lacking[0]].type)
+        expected = describe_type(task.DATA[lacking[0]].type)
         raise UsageError(
             f"the recipe has no data.{lacking[0]}, expected {expected}: {recipe.task} needs it"
         )
@@ -63,12 +63,10 @@ def check_complete(recipe: Recipe) -> None:
             "tokenizer.path"
         )
     check_evaluated(recipe)
-    given = [name for name in TEXT_AUGMENTATION if recipe.training.get(name)]
-    if given and "teachers" not in recipe.training:
-        seen = f"training.{given[0]} is {recipe.training[given[0]]}"
-        raise UsageError(
-            f"{seen}, expected training.teachers too: the labels are not those of other text"
-        )
+    augmentations = [name for name in TEXT_AUGMENTATION if recipe.training.get(name)]
+    if augmentations and "teachers" not in recipe.training:
+        seen = f"training.{augmentations[0]} is {recipe.training[augmentations[0]]}"
+        raise UsageError(f"{seen}, expected training.teachers too: labels do not fit changed text")
     if path:
         check_start(recipe, path)
     check_teachers(recipe)
@@ -118,8 +116,8 @@ def prepare(
 ) -> tuple[PreTrainedTokenizerFast, PreTrainedModel, dict[str, Any]]:
     """Return the tokenizer (or image processor), a new model, and the examples of each split.
 
-    The tokenizer is that of `checkpoint` if there is one. A task of images has an image processor
-    in its place.
+    The tokenizer comes from `checkpoint`, if one is passed. Tasks with images have an image
+    processor instead.
 
     Raises:
         UsageError, FileNotFoundError, ValueError: as `check_complete`; ValueError for text in
@@ -127,7 +125,7 @@ def prepare(
     """
     check_complete(recipe)
     task = TASKS[recipe.task]
-    tokenizer = None if task.ABILITIES.images else given_tokenizer(recipe, checkpoint)
+    tokenizer = None if task.ABILITIES.images else load_existing_tokenizer(recipe, checkpoint)
     read = {split: task.read(recipe.data, split) for split in SPLITS}
     text = {split: rows for split, rows in read.items() if rows is not None}
     if "train" not in text:
@@ -157,7 +155,9 @@ def new_tokenizer(recipe: Recipe, task: Task, text: dict[str, Rows]) -> PreTrain
     )
 
 
-def given_tokenizer(recipe: Recipe, checkpoint: Path | None) -> PreTrainedTokenizerFast | None:
+def load_existing_tokenizer(
+    recipe: Recipe, checkpoint: Path | None
+) -> PreTrainedTokenizerFast | None:
     """Load the tokenizer that the checkpoint or the recipe names, or return `None` to train a new
     one."""
     if checkpoint:
@@ -191,7 +191,7 @@ def make_model(
     path = settings.pop("path", None)
     preset = settings.pop("preset", None)
     if path:
-        model = pretrained(task.MODEL, path, settings)
+        model = load_pretrained(task.MODEL, path, settings)
     else:
         settings = settings if tokenizer is None else {"vocab_size": len(tokenizer), **settings}
         model = task.MODEL(
@@ -206,7 +206,9 @@ def make_model(
     return model
 
 
-def pretrained(model_class: type[PreTrainedModel], path: str, settings: dict) -> PreTrainedModel:
+def load_pretrained(
+    model_class: type[PreTrainedModel], path: str, settings: dict
+) -> PreTrainedModel:
     try:
         model = model_class.from_pretrained(checkpoint_directory(path), **settings)
     except RuntimeError as error:  # weights of other shapes
@@ -285,7 +287,7 @@ def examples(
         return rows
     if isinstance(rows, IterableDataset):
         raise ValueError(
-            "position_embedding_type is 'learned', expected one without a longest sequence for "
+            "position_embedding_type is 'learned', expected one without a maximum length for "
             "data.streaming"
         )
     if not isinstance(rows, Dataset):

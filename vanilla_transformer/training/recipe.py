@@ -24,11 +24,11 @@ class Recipe:
 
     Attributes:
         task: a name of `tasks.TASKS`.
-        data: the files, or the data set, of each split; which names there are depends on the task.
-        tokenizer: `kind`, `vocab_size` and `lowercase` of a new one (see `train_tokenizer`), or
-            `path`, of one to take; and `bpe_dropout`, that of the merges of training text (see
-            `BpeDropout`; 0).
-        model: fields of the task's config; `preset` for seq2seq; or `path`, a checkpoint to go on
+        data: the files or the data set of each split; the keys depend on the task.
+        tokenizer: `kind`, `vocab_size` and `lowercase` of a new tokenizer (see `train_tokenizer`),
+            or the `path` of an existing one; and `bpe_dropout`, the probability that a merge of
+            training text is skipped (see `BpeDropout`; 0).
+        model: fields of the task's config; `preset` for seq2seq; or `path`, a checkpoint to start
             from.
         training: fields of `Seq2SeqTrainingArguments`, and
             `tokens_per_update`: tokens of the longer side, padding included, that an update sees
@@ -42,17 +42,16 @@ class Recipe:
                 `tokenizer.bpe_dropout` in whole words, then in subwords (Wang et al. 2021);
             `teachers`: checkpoints of the same task whose mean prediction a classifier learns
                 instead of the labels;
-            `word_replacement`: the share of words in whose place it and they see others (0), and
-            `span_crop`: the share of texts of which they see only a span of words (0).
-        generation: fields of the result's `GenerationConfig`, those that an export of it applies
-            too.
-        evaluation: what the task's metrics take.
-        save_dtype: of the result's tensors, `"float32"` or `"float16"`; they load as float32.
+            `word_replacement`: the share of words that are replaced for teachers and student (0);
+            `span_crop`: the share of texts that are cut to a span of words for both (0).
+        generation: fields of the result's `GenerationConfig` that an export supports.
+        evaluation: arguments of the task's metrics.
+        save_dtype: dtype of the saved tensors, `"float32"` or `"float16"`; they load as float32.
 
     Raises:
-        UsageError: for a key that there is not, with the nearest one, a value that is not of its
-            type or range, and for values that do not go together. What files hold is checked by
-            `prepare.check_complete`.
+        UsageError: for an unknown key, with the nearest known one, for a value of the wrong type or
+            range, and for values that cannot be combined. `prepare.check_complete` checks the
+            content of files.
     """
 
     task: str
@@ -115,7 +114,7 @@ def check_tables(tables: dict[str, Any]) -> None:
     types = key_types(TASKS[tables["task"]]) if tables.get("task") in [*TASKS] else {}
     for name in tables:
         check_name(
-            "key of a recipe",
+            "recipe key",
             name,
             known,
             [f"{table}.{name}" for table, keys in types.items() if name in keys],

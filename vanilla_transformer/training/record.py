@@ -13,7 +13,7 @@ RECORD = "training.json"
 PACKAGES = ("vanilla-transformer", "torch", "transformers", "accelerate", "datasets", "tokenizers")
 
 
-def record_of(recipe: Recipe, trainer: Seq2SeqTrainer, metrics: dict[str, Any]) -> dict[str, Any]:
+def run_record(recipe: Recipe, trainer: Seq2SeqTrainer, metrics: dict[str, Any]) -> dict[str, Any]:
     """Return the record of a run that ended with these `metrics`."""
     history = trainer.state.log_history  # the history of all calls that continued this run
     return {

@@ -20,24 +20,24 @@ from transformers import (
 from ..checkpoint import learned_positions, save_tokenizer
 from ..files import new_directory, output_path
 from ..pipelines import carry_translation
-from .averaging import averaged, load
+from .averaging import average_weights, load
 from .card import CARD, model_card
 from .checkpoints import (
     best_checkpoint,
     check_state,
+    complete_checkpoints,
     final_state,
     last_checkpoints,
     open_state,
     run_facts,
-    whole_checkpoints,
 )
 from .curves import CURVES, draw_curves
-from .data import paths_of
+from .data import split_files
 from .prepare import check_complete, prepare, set_generation
 from .recipe import Recipe
-from .record import RECORD, record_of
+from .record import RECORD, run_record
 from .tasks import TASKS
-from .trainer import make_trainer, metrics_of, training_arguments
+from .trainer import build_metrics, make_trainer, training_arguments
 from .values import SPLITS
 
 
@@ -53,7 +53,7 @@ def train(
 
     Args:
         force: replace `output` if it is a checkpoint of ours.
-        restart: move the state of an earlier run aside and begin anew.
+        restart: move the state of an earlier run aside and start again.
 
     Raises:
         FileExistsError: if `output` cannot be written, see `files.new_directory`, or `<output>-run`
@@ -61,12 +61,12 @@ def train(
         FloatingPointError: if the loss is not finite, with the text of the batch; earlier
             checkpoints stay.
         UsageError: for a recipe that is not complete; if `<output>-run` is the state of a run of
-            another recipe or text, and `restart` is not given.
+            another recipe or text, without `restart`.
         ValueError: for text and settings that do not fit each other.
     """
     state = Path(f"{os.path.abspath(output)}-run")
     arguments = training_arguments(recipe, state)
-    inputs = inputs_of(recipe)
+    inputs = input_paths(recipe)
     for path in (output, state):
         output_path(path, inputs)
     check_complete(recipe)
@@ -77,24 +77,24 @@ def train(
     ):
         facts = run_facts(recipe)
         check_state(state, facts, restart)
-        trainer, tokenizer, rows = run_to_its_end(recipe, facts, arguments, restart)
+        trainer, tokenizer, rows = train_model(recipe, facts, arguments, restart)
         metrics = evaluate(recipe, trainer, tokenizer, rows)
         if arguments.should_save:
-            record = record_of(recipe, trainer, metrics)
+            record = run_record(recipe, trainer, metrics)
             write_result(recipe, trainer.model, tokenizer, record, directory, Path(output).name)
     return metrics
 
 
-def inputs_of(recipe: Recipe) -> list[str | Path]:
+def input_paths(recipe: Recipe) -> list[str | Path]:
     """Return the inputs of a run that may be paths."""
     files = [
-        path for split in SPLITS if split in recipe.data for path in paths_of(recipe.data, split)
+        path for split in SPLITS if split in recipe.data for path in split_files(recipe.data, split)
     ]
-    named = [recipe.data.get("dataset"), recipe.tokenizer.get("path"), recipe.model.get("path")]
-    return [*files, *(name for name in named if name), *recipe.training.get("teachers", [])]
+    sources = [recipe.data.get("dataset"), recipe.tokenizer.get("path"), recipe.model.get("path")]
+    return [*files, *(name for name in sources if name), *recipe.training.get("teachers", [])]
 
 
-def run_to_its_end(
+def train_model(
     recipe: Recipe, facts: dict, arguments: Seq2SeqTrainingArguments, restart: bool
 ) -> tuple:
     """Run the training to its end, and return the trainer, the tokenizer and the examples by split.
@@ -102,7 +102,7 @@ def run_to_its_end(
     The trainer's model has the weights of the result.
     """
     state = Path(arguments.output_dir)
-    checkpoint = None if restart else next(whole_checkpoints(state), None)
+    checkpoint = None if restart else next(complete_checkpoints(state), None)
     set_seed(arguments.seed)
     tokenizer, model, rows = prepare(recipe, checkpoint)
     trainer = make_trainer(recipe, arguments, tokenizer, model, rows)
@@ -118,7 +118,7 @@ def run_to_its_end(
     if count := recipe.training.get("average_last"):
         # who has noted that the last checkpoint is whole
         with arguments.main_process_first(local=False):
-            model.load_state_dict(averaged(last_checkpoints(state, count)).state_dict())
+            model.load_state_dict(average_weights(last_checkpoints(state, count)).state_dict())
     if recipe.save_dtype == "float16":  # metrics belong to the weights that are saved
         model.half().float()
     return trainer, tokenizer, rows
@@ -152,7 +152,7 @@ def evaluate(
     for split in SPLITS[1:]:
         if split in rows:
             set_generation(model, recipe)
-            trainer.compute_metrics = metrics_of(recipe, tokenizer, model, rows[split])
+            trainer.compute_metrics = build_metrics(recipe, tokenizer, model, rows[split])
             metrics |= trainer.evaluate(rows[split], metric_key_prefix=split, **recipe.generation)
     return metrics
 

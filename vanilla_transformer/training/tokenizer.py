@@ -39,9 +39,8 @@ def train_tokenizer(
 
     Args:
         lines: the text.
-        vocab_size: entries of the vocabulary, with the four special tokens. May be `None` for
-            characters only, whose number the text determines; where it is given, it has to be that
-            number.
+        vocab_size: entries of the vocabulary, with the four special tokens. With kind
+            `"character"` the text determines the size: `None`, or exactly this number.
         kind: `"bpe"` is byte-pair encoding (section 5.1 of the paper, Sennrich et al. 2016) of
             words that keep the space in front of them as "▁"; punctuation is always its own token.
             Decoding gives back the text, in composed Unicode characters and without a space in
@@ -53,13 +52,13 @@ def train_tokenizer(
             those, and any other character is `<unk>`. `"bpe"` and `"word"` read each run of white
             space as one space, and none at the ends of a text. The names of the special tokens
             stand for these tokens wherever they are in a text, for all kinds.
-        variant: of the model. An encoded sequence ends with `</s>` for `"seq2seq"`; for `"encoder"`
-            it also begins with `<s>`, whose state stands for all of it, and there is `<mask>`; for
-            `"decoder"` nothing is added, which a model would go on from.
-        token_types: whether the second of two sequences has token type 1, and `token_type_ids` are
-            given.
-        lowercase: whether capitals are read as small letters; what is decoded then has none. For
-            `"bpe"` and `"word"`.
+        variant: variant of the model. With `"seq2seq"` an encoded sequence ends with `</s>`. With
+            `"encoder"` it also begins with `<s>`, and the vocabulary has `<mask>`. With `"decoder"`
+            nothing is added, because a decoder would continue after it.
+        token_types: whether the tokenizer returns `token_type_ids`, 1 for the second of two
+            sequences.
+        lowercase: whether text is lowercased, for `"bpe"` and `"word"`. Decoded text then has no
+            capitals.
 
     Raises:
         ValueError: for an unknown `variant` or `kind`, for `lowercase` with kinds of bytes or
@@ -75,7 +74,7 @@ def train_tokenizer(
     if lowercase and kind not in ("bpe", "word"):
         raise ValueError(f"lowercase goes with kinds 'bpe' and 'word', got {kind!r}")
     special = SPECIAL_TOKENS | (ENCODER_TOKENS if variant == "encoder" else {})
-    tokenizer = untrained(kind, lowercase)
+    tokenizer = new_tokenizer(kind, lowercase)
     trainer = tokenizer.model.get_trainer()
     # 2**21: more than Unicode has
     trainer.vocab_size = 2**21 if kind == "character" else vocab_size
@@ -92,7 +91,9 @@ def train_tokenizer(
     size = tokenizer.get_vocab_size()
     if vocab_size is not None and size != vocab_size:
         remedy = (
-            "ask for fewer" if size < vocab_size else "ask for more, its characters alone need them"
+            "set a smaller one"
+            if size < vocab_size
+            else ("set a larger one, its characters alone need more")
         )
         raise ValueError(
             f"the text gives a vocabulary of {size} entries, expected {vocab_size}: {remedy}"
@@ -118,7 +119,7 @@ def template(
     return processors.TemplateProcessing(single=first, pair=f"{first} {second}", special_tokens=ids)
 
 
-def untrained(kind: str, lowercase: bool) -> Tokenizer:
+def new_tokenizer(kind: str, lowercase: bool) -> Tokenizer:
     """Return a tokenizer with an empty vocabulary, which splits text and joins its tokens again."""
     unk = SPECIAL_TOKENS["unk_token"]
     if kind == "character":

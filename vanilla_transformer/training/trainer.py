@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from ..errors import UsageError
-from .augment import Augmentation, AugmentedDataset, augmentation_of
+from .augment import Augmentation, AugmentedDataset, build_augmentation
 from .batches import TokenBatches, TokenStream, collate_batches
 from .callbacks import Watch, callbacks
 from .checks import attempt
@@ -38,11 +38,16 @@ def training_arguments(recipe: Recipe, state: Path, **changes: Any) -> Seq2SeqTr
     """
     settings = {name: value for name, value in recipe.training.items() if name not in TRAINING}
     if total := recipe.training.get("tokens_per_update"):
-        each = recipe.training.get("tokens_per_batch", total) * int(os.environ.get("WORLD_SIZE", 1))
-        if total % each:
-            expected = f"a multiple of {each}, the tokens of a batch on all processes"
+        batch_tokens = recipe.training.get("tokens_per_batch", total) * int(
+            os.environ.get("WORLD_SIZE", 1)
+        )
+        if total % batch_tokens:
+            expected = f"a multiple of {batch_tokens}, the tokens of a batch on all processes"
             raise UsageError(f"training.tokens_per_update is {total}, expected {expected}")
-        settings |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": total // each}
+        settings |= {
+            "per_device_train_batch_size": 1,
+            "gradient_accumulation_steps": total // batch_tokens,
+        }
     defaults = {
         "save_total_limit": max(2, recipe.training.get("average_last", 1)),
         "per_device_eval_batch_size": 128,
@@ -110,7 +115,7 @@ def make_trainer(
         model=model,
         args=arguments,
         train_dataset=training_dataset(
-            rows["train"], recipe, augmentation_of(recipe, tokenizer, rows["train"])
+            rows["train"], recipe, build_augmentation(recipe, tokenizer, rows["train"])
         ),
         eval_dataset=rows.get("validation"),
         data_collator=collate_batches(collator),
@@ -118,7 +123,7 @@ def make_trainer(
         compute_loss_func=loss_function(
             watch.check, arguments.label_smoothing_factor, r_drop, teachers
         ),
-        compute_metrics=metrics_of(recipe, tokenizer, model, rows["validation"])
+        compute_metrics=build_metrics(recipe, tokenizer, model, rows["validation"])
         if "validation" in rows
         else None,
         preprocess_logits_for_metrics=task.reduce,
@@ -134,8 +139,8 @@ def check_processes(trainer: Seq2SeqTrainer) -> None:
     count = trainer.args.n_gpu
     if count > 1:
         raise ValueError(
-            f"one process sees {count} GPUs: start one for each (torchrun), or set "
-            f"CUDA_VISIBLE_DEVICES to one"
+            f"one process sees {count} GPUs, expected one: start a process per GPU (torchrun) "
+            "or set CUDA_VISIBLE_DEVICES"
         )
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ValueError(
@@ -143,7 +148,7 @@ def check_processes(trainer: Seq2SeqTrainer) -> None:
         )
 
 
-def metrics_of(
+def build_metrics(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, rows: Any
 ) -> Callable[[Any], dict[str, Any]]:
     """Return the function that computes the task's metrics of `rows`, each counted once.
@@ -151,13 +156,13 @@ def metrics_of(
     With several processes, `Seq2SeqTrainer` fills the last batches with rows from the beginning.
     """
     metrics = TASKS[recipe.task].metrics(tokenizer, model.config, recipe.evaluation, rows)
-    return lambda prediction: metrics(first_of(tuple(prediction), len(rows)))
+    return lambda prediction: metrics(first_items(tuple(prediction), len(rows)))
 
 
-def first_of(values: Any, count: int) -> Any:
+def first_items(values: Any, count: int) -> Any:
     """Return the first `count` items of an array, or of each array in nested tuples."""
     return (
-        tuple(first_of(value, count) for value in values)
+        tuple(first_items(value, count) for value in values)
         if isinstance(values, tuple)
         else values[:count]
     )

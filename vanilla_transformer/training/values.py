@@ -113,7 +113,7 @@ GENERATION = {
 }
 # Fields of `Trainer`'s that a run sets itself, that have no effect on one, or that a recipe cannot
 # hold.
-NOT_TAKEN = {
+UNSUPPORTED = {
     "output_dir", "predict_with_generate", "remove_unused_columns", "generation_config",
     "parallelism_config", "resume_from_checkpoint", "do_train", "do_eval", "do_predict",
     "local_rank", "deepspeed", "fsdp", "fsdp_config",
@@ -152,9 +152,9 @@ TRAINER_RANGES = {
 LARGEST = 2**63 - 1
 
 
-def data_keys(*shared: str, **own: KeyType) -> dict[str, KeyType]:
+def data_keys(*shared: str, **task_keys: KeyType) -> dict[str, KeyType]:
     """Return the keys of a task's [data]: names of `DATA`, and keys that only this task has."""
-    return {name: DATA[name] for name in shared} | own
+    return {name: DATA[name] for name in shared} | task_keys
 
 
 def key_types(task: "Task") -> dict[str, dict[str, KeyType]]:
@@ -174,7 +174,7 @@ def key_types(task: "Task") -> dict[str, dict[str, KeyType]]:
 
 
 def model_keys(config: type) -> dict[str, KeyType]:
-    """Return the fields of a config, and the keys that a new model may be made of instead.
+    """Return the fields of a config, and the keys that can define a new model instead.
 
     The config checks the ranges of its fields itself.
     """
@@ -190,15 +190,15 @@ def model_keys(config: type) -> dict[str, KeyType]:
 def trainer_keys() -> dict[str, KeyType]:
     """Return the fields of `Trainer`'s arguments that a recipe may set."""
     types = typing.get_type_hints(Seq2SeqTrainingArguments) | TRAINER_TYPES
-    names = {field.name for field in fields(Seq2SeqTrainingArguments)} - NOT_TAKEN
+    names = {field.name for field in fields(Seq2SeqTrainingArguments)} - UNSUPPORTED
     return {
-        name: KeyType(in_table(types[name]), TRAINER_RANGES.get(name))
+        name: KeyType(table_type(types[name]), TRAINER_RANGES.get(name))
         for name in names
         if not is_secret(name)
     }
 
 
-def in_table(hint: Any) -> Any:
+def table_type(hint: Any) -> Any:
     """Return `dict` for a field that is a dictionary or its text or file: it is a table in a
     recipe."""
     return dict if {dict, str} <= {*map(origin, alternatives(hint))} else hint
@@ -220,7 +220,7 @@ def check_table(table: str, values: Any, types: dict[str, dict[str, KeyType]]) -
         if table == "training" and is_secret(name):  # the value of a secret is not shown
             remedy = "expected the environment variable HF_TOKEN, or a login with `hf auth login`"
             raise UsageError(
-                f"training.{name} is a secret, which files of a run would show: {remedy}"
+                f"training.{name} is a secret, which files of the run would show: {remedy}"
             )
         check_name(
             f"key of [{table}]",
@@ -238,7 +238,7 @@ def check_value(key: str, value: Any, expected: KeyType) -> None:
     if value is None and fits(None, expected.type):
         return
     is_right = fits(value, expected.type)
-    words = in_words(expected.type) + in_range.words
+    words = describe_type(expected.type) + in_range.words
     if is_right and is_amount and abs(value) > LARGEST:
         is_right = False
         words = f"at most {LARGEST}"
@@ -287,16 +287,16 @@ def fits(value: Any, hint: Any) -> bool:
     return value == value  # nan is not a number
 
 
-def in_words(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
     """Return a description of the values of the type `hint`."""
     kinds = [kind for kind in alternatives(hint) if kind is not NoneType]
     enums = [kind for kind in kinds if is_enum(kind)]
     if enums:
         return f"one of {', '.join(item.value for kind in enums for item in kind)}"
-    return " or ".join(map(one_in_words, kinds))
+    return " or ".join(map(describe_kind, kinds))
 
 
-def one_in_words(kind: Any) -> str:
+def describe_kind(kind: Any) -> str:
     words = {
         bool: "true or false",
         int: "a whole number",

@@ -1,5 +1,5 @@
-"""The answers to a prompt in the format of OpenAI's `/v1/completions`. Text comes in pieces, up to
-a stop text, with log probabilities of the tokens."""
+"""Completions in the format of OpenAI's `/v1/completions`: incremental text, stop texts and log
+probabilities."""
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
@@ -7,39 +7,39 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...scheduler.client import Client
-from ...scheduler.request import LENGTH, STOP, Event, Generated, Job, TokenLogprobs
+from ...scheduler.request import LENGTH, STOP, Event, Generated, GenerationInput, TokenLogprobs
 from ...text_runtime import TextRuntime
-from ..translation.translator import offloaded
+from ..translation.translator import call_off_loop
 
-ONE_READ = 30  # characters are cut into tokens while one token is looked at
-LOWEST = -9999.0  # log p that is told; JSON has no infinity
-Chunk = dict[str, Any]  # a choice of an answer, or the next part of one
+INSPECTION_COST = 30  # characters that are tokenized in the time that inspecting one token takes
+MIN_LOGPROB = -9999.0  # replaces minus infinity, which JSON lacks
+Chunk = dict[str, Any]  # a choice of a response, or the next part of a choice
 KINDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
 class StopTexts:
-    """A filter that passes a text on up to the first of `stops`, and holds back what may begin
-    one."""
+    """A filter that ends a text before the first stop text. It holds back characters that may begin
+    a stop text."""
 
     def __init__(self, stops: Sequence[str]):
         self.stops = stops
         self.held = ""
-        self.found = False
+        self.is_stopped = False
 
     def add(self, piece: str) -> str:
         text = self.held + piece
-        places = [text.find(stop) for stop in self.stops if stop in text]
-        self.found = bool(places)
+        positions = [text.find(stop) for stop in self.stops if stop in text]
+        self.is_stopped = bool(positions)
         certain = (
-            min(places)
-            if places
-            else len(text) - max((begun(text, stop) for stop in self.stops), default=0)
+            min(positions)
+            if positions
+            else len(text) - max((overlap_length(text, stop) for stop in self.stops), default=0)
         )
         self.held = text[certain:]
         return text[:certain]
 
 
-def begun(text: str, stop: str) -> int:
+def overlap_length(text: str, stop: str) -> int:
     """Return the length of the longest proper prefix of `stop` that `text` ends with."""
     return next(
         (
@@ -52,15 +52,15 @@ def begun(text: str, stop: str) -> int:
 
 
 class Logprobs:
-    """Log probabilities of tokens, in the format of the API. `runtime` names the tokens. Offsets
-    are positions in the text that is returned."""
+    """Log probabilities of tokens in the format of the API. Offsets are positions in the returned
+    text."""
 
     def __init__(self, runtime: TextRuntime):
         self.name = runtime.token_names
         self.columns: dict[str, list] = {kind: [] for kind in KINDS}
 
     def add(self, token: int, known: TokenLogprobs | None, offset: int) -> None:
-        """Add a token. `known` is None for the very first token."""
+        """Add a token. `known` is None for the first token of the prompt."""
         logprob = None if known is None else finite(known.logprob)
         top = None if known is None else self._top(known)
         values = (self.name(token), logprob, top, offset)
@@ -68,8 +68,8 @@ class Logprobs:
             column.append(value)
 
     def _top(self, known: TokenLogprobs) -> dict[str, float]:
-        """Return the best tokens and the token that was chosen. Of two tokens of one name the first
-        counts."""
+        """Return the log probabilities of the top tokens and of the generated token. If two tokens
+        have the same name, the first one counts."""
         top: dict[str, float] = {}
         for token, logprob in (*known.top, (known.token, known.logprob)):
             top.setdefault(self.name(token), finite(logprob))
@@ -77,20 +77,20 @@ class Logprobs:
 
     def take(self) -> dict[str, list]:
         """Return the columns that were added since the last call."""
-        taken, self.columns = self.columns, {kind: [] for kind in KINDS}
-        return taken
+        columns, self.columns = self.columns, {kind: [] for kind in KINDS}
+        return columns
 
 
 def finite(logprob: float) -> float:
-    return logprob if logprob > LOWEST else LOWEST
+    return logprob if logprob > MIN_LOGPROB else MIN_LOGPROB
 
 
 class Answer:
-    """One of the answers to a prompt. `begins` is the beginning of its text, the prompt or
-    nothing."""
+    """One completion of a prompt. `begins` is the start of its text: the prompt if it is echoed, or
+    an empty string."""
 
     def __init__(self, runtime: TextRuntime, stops: Sequence[str], begins: str, has_logprobs: bool):
-        self.pieces = runtime.pieces()
+        self.detokenizer = runtime.detokenizer()
         self.stops = StopTexts(stops)
         self.length = len(begins)  # length of the text so far, with the characters held back
         self.logprobs = Logprobs(runtime) if has_logprobs else None
@@ -98,17 +98,17 @@ class Answer:
         self.finish_reason: str | None = None
 
     def add(self, event: Event) -> str:
-        """Return the text that is certain now. The last token or a stop text sets
+        """Return the text that is final after this token. The last token or a stop text sets
         `finish_reason`."""
         self.tokens += 1
         if self.logprobs is not None:
             self.logprobs.add(event.token, event.logprobs, self.length)
-        piece = self.pieces.add(event.token)
+        piece = self.detokenizer.add(event.token)
         if event.finish_reason is not None:
-            piece += self.pieces.end()
+            piece += self.detokenizer.end()
         self.length += len(piece)
         text = self.stops.add(piece)
-        if self.stops.found:
+        if self.stops.is_stopped:
             self.finish_reason = STOP
         elif event.finish_reason is not None:
             self.finish_reason = event.finish_reason
@@ -121,13 +121,13 @@ class Completion:
     """The answers to one prompt.
 
     Args:
-        first: the number of the first of them, among those to all prompts.
-        begins: what their texts begin with: the prompt, if it is to be echoed.
-        is_empty: whether no token after the prompt is wanted; the job has one, because it has to.
+        first: index of the first answer in the response.
+        begins: start of the texts: the prompt if it is echoed, or an empty string.
+        is_empty: True if the request asks for no new token. The input asks for one, the minimum.
     """
 
     runtime: TextRuntime
-    job: Job
+    input: GenerationInput
     first: int
     begins: str
     stops: Sequence[str]
@@ -135,72 +135,73 @@ class Completion:
     answers: list[Answer] = field(init=False)
 
     def __post_init__(self) -> None:
-        has_logprobs = self.job.top_logprobs is not None
-        count = self.job.options.num_return_sequences
+        has_logprobs = self.input.top_logprobs is not None
+        count = self.input.options.num_return_sequences
         self.answers = [
             Answer(self.runtime, self.stops, self.begins, has_logprobs) for _ in range(count)
         ]
 
     @property
     def tokens(self) -> int:
-        """New tokens so far, of all answers."""
+        """Number of new tokens of all answers so far."""
         return sum(answer.tokens for answer in self.answers)
 
     @property
-    def is_replayed(self) -> bool:
-        """True if the answer is available at the end only, as with beams and log probabilities of
-        the prompt."""
-        return self.job.options.num_beams > 1 or self.job.scores_prompt or self.is_empty
+    def is_buffered(self) -> bool:
+        """True if the answers are complete at the end only: with beams, log probabilities of the
+        prompt, or no new token."""
+        return self.input.options.num_beams > 1 or self.input.scores_prompt or self.is_empty
 
     @property
-    def is_read(self) -> bool:
-        """True if each token is inspected, for stop texts, log probabilities or an empty answer."""
-        return bool(self.stops) or self.job.top_logprobs is not None or self.is_empty
+    def inspects_tokens(self) -> bool:
+        """True if each token is inspected: for stop texts, log probabilities or no new token."""
+        return bool(self.stops) or self.input.top_logprobs is not None or self.is_empty
 
     def size(self, generated: list[Generated]) -> int:
-        """Return the cost of `whole` in characters that could be tokenized meanwhile."""
+        """Return the cost of `full_choices`, as a number of characters that take as long to
+        tokenize."""
         tokens = (
-            sum(len(each.tokens) for each in generated)
-            + len(self.job.prompt) * self.job.scores_prompt
+            sum(len(result.tokens) for result in generated)
+            + len(self.input.prompt) * self.input.scores_prompt
         )
-        return ONE_READ * tokens if self.is_read else tokens
+        return INSPECTION_COST * tokens if self.inspects_tokens else tokens
 
     async def chunks(self, scheduler: Client) -> AsyncGenerator[Chunk, None]:
-        """Yield parts of the answers as soon as they are known. It ends with the last answer, and
-        drops what the engine would generate behind stop texts."""
-        if self.is_replayed:
-            [generated] = await scheduler.generate([self.job])
-            for chunk in await offloaded(self.size(generated), self.whole, generated):
+        """Yield the parts of the answers as they are generated. Generation stops once all answers
+        have ended, such as at stop texts."""
+        if self.is_buffered:
+            [generated] = await scheduler.generate([self.input])
+            for chunk in await call_off_loop(self.size(generated), self.full_choices, generated):
                 yield chunk
             return
-        async with aclosing(scheduler.stream(self.job)) as events:
-            begun = False
+        async with aclosing(scheduler.stream(self.input)) as events:
+            has_started = False
             async for event in events:
-                if not begun:  # not before: until here the request may be refused
-                    begun = True
-                    for chunk in self.beginnings(None):
+                if not has_started:  # before the first event the request may be rejected
+                    has_started = True
+                    for chunk in self.echo(None):
                         yield chunk
-                for chunk in self.heard(event):
+                for chunk in self.handle_event(event):
                     yield chunk
                 if all(answer.finish_reason for answer in self.answers):
                     return
 
-    def replayed(self, generated: list[Generated]) -> Iterator[Chunk]:
-        """Yield the chunks of an answer that was generated completely."""
-        yield from self.beginnings(generated[0].prompt_logprobs)
-        for index, each in enumerate(generated):
+    def replay(self, generated: list[Generated]) -> Iterator[Chunk]:
+        """Yield the chunks of answers that were generated completely."""
+        yield from self.echo(generated[0].prompt_logprobs)
+        for index, result in enumerate(generated):
             if self.is_empty:
                 yield self.chunk(index, "", LENGTH)
                 continue
-            last = len(each.tokens) - 1
-            for place, token in enumerate(each.tokens):
-                known = each.logprobs[place] if each.logprobs else None
-                yield from self.heard(
-                    Event(index, token, each.finish_reason if place == last else None, known)
+            last = len(result.tokens) - 1
+            for position, token in enumerate(result.tokens):
+                known = result.logprobs[position] if result.logprobs else None
+                yield from self.handle_event(
+                    Event(index, token, result.finish_reason if position == last else None, known)
                 )
 
-    def heard(self, event: Event) -> Iterator[Chunk]:
-        """Yield the text that the next token makes certain, unless the answer has ended at a stop
+    def handle_event(self, event: Event) -> Iterator[Chunk]:
+        """Yield the text that is final after the next token, unless the answer has ended at a stop
         text."""
         answer = self.answers[event.index]
         if answer.finish_reason is None:
@@ -208,9 +209,9 @@ class Completion:
             if text or answer.finish_reason is not None:
                 yield self.chunk(event.index, text, answer.finish_reason)
 
-    def beginnings(self, known: list[TokenLogprobs] | None) -> Iterator[Chunk]:
-        """Yield the prompt for each answer if it is echoed, with the log probabilities `known` of
-        its tokens."""
+    def echo(self, known: list[TokenLogprobs] | None) -> Iterator[Chunk]:
+        """Yield the echoed prompt of each answer. `known` are the log probabilities of its
+        tokens."""
         if not self.begins and known is None:
             return
         for index, answer in enumerate(self.answers):
@@ -219,10 +220,10 @@ class Completion:
             yield self.chunk(index, self.begins, None)
 
     def add_prompt(self, logprobs: Logprobs, known: list[TokenLogprobs]) -> None:
-        pieces, offset = self.runtime.pieces(), 0
-        for token, each in zip(self.job.prompt, [None, *known], strict=True):
-            logprobs.add(token, each, min(offset, len(self.begins)))
-            offset += len(pieces.add(token))
+        detokenizer, offset = self.runtime.detokenizer(), 0
+        for token, logprob in zip(self.input.prompt, [None, *known], strict=True):
+            logprobs.add(token, logprob, min(offset, len(self.begins)))
+            offset += len(detokenizer.add(token))
 
     def chunk(self, index: int, text: str, finish_reason: str | None) -> Chunk:
         logprobs = self.answers[index].logprobs
@@ -233,28 +234,28 @@ class Completion:
             "finish_reason": finish_reason,
         }
 
-    def whole(self, generated: list[Generated]) -> list[Chunk]:
+    def full_choices(self, generated: list[Generated]) -> list[Chunk]:
         """Return each answer as one chunk."""
-        if self.is_read:
-            return joined(self.replayed(generated))
-        texts = self.runtime.decode([each.tokens for each in generated])
-        for answer, each in zip(self.answers, generated, strict=True):
-            answer.tokens, answer.finish_reason = len(each.tokens), each.finish_reason
+        if self.inspects_tokens:
+            return join_chunks(self.replay(generated))
+        texts = self.runtime.decode([result.tokens for result in generated])
+        for answer, result in zip(self.answers, generated, strict=True):
+            answer.tokens, answer.finish_reason = len(result.tokens), result.finish_reason
         return [
             self.chunk(index, self.begins + text, generated[index].finish_reason)
             for index, text in enumerate(texts)
         ]
 
 
-def joined(chunks: Iterable[Chunk]) -> list[Chunk]:
-    """Return complete choices, in order, from their parts."""
+def join_chunks(chunks: Iterable[Chunk]) -> list[Chunk]:
+    """Return complete choices by index, each joined from its chunks."""
     parts: dict[int, list[Chunk]] = {}
     for chunk in chunks:
         parts.setdefault(chunk["index"], []).append(chunk)
-    return [whole_of(parts[index]) for index in sorted(parts)]
+    return [merge_chunks(parts[index]) for index in sorted(parts)]
 
 
-def whole_of(parts: list[Chunk]) -> Chunk:
+def merge_chunks(parts: list[Chunk]) -> Chunk:
     logprobs = None
     if parts[0]["logprobs"] is not None:
         logprobs = {

@@ -1,4 +1,4 @@
-"""LibreTranslate's endpoints (https://docs.libretranslate.com)."""
+"""The endpoints of LibreTranslate (https://docs.libretranslate.com)."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -13,18 +13,22 @@ from ...errors import RequestError, TooLong
 from ...text.language_pairs import Direction, language_name
 from ...text.tasks.translation import Splitting
 from ..models import ServedModel
-from ..translation.html_text import TextRun, replaced, text_runs
-from ..translation.translator import MOST_SENTENCES, offloaded, translate
-from .protocol import Protocol, models_of, name_in_path, settings_of
+from ..translation.html_text import TextRun, replace_runs, text_runs
+from ..translation.translator import MAX_SENTENCES, call_off_loop, translate
+from .protocol import Protocol, name_in_path, served_models, server_settings
 
 AUTO = "auto"
 NO_LIMIT = -1
-FRONTEND_TIMEOUT = 500  # milliseconds that LibreTranslate's page waits after a key; its default
-SHOWN = 10  # pairs of languages in an error
+FRONTEND_TIMEOUT = (
+    500  # milliseconds that LibreTranslate's page waits after a key press, by default
+)
+MAX_LISTED_PAIRS = 10  # pairs of languages in an error
 
 
 class Error(BaseModel):
-    error: str
+    """An error response."""
+
+    error: str = Field(description="message with the value seen and the value expected")
 
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -34,54 +38,62 @@ router = APIRouter(tags=["LibreTranslate"], responses=ERRORS)
 
 
 class Translation(BaseModel):
-    """A request to translate texts. Other fields are ignored."""
+    """A request to translate texts. Unknown fields are ignored."""
 
     q: str | list[str] = Field(
-        description="A text, or a list of texts.", examples=["A dog runs across a field."]
+        description="text or list of texts to translate", examples=["A dog runs across a field."]
     )
     source: str = Field(
-        description='The code of a language, or "auto" where one source language is served.',
+        description='language code of the texts, or "auto" if the server has one source language',
         examples=["en"],
     )
-    target: str = Field(description="The code of a language.", examples=["de"])
-    format: Annotated[Literal["text", "html"], BeforeValidator(lambda given: given or "text")] = (
+    target: str = Field(description="language code of the translation", examples=["de"])
+    format: Annotated[Literal["text", "html"], BeforeValidator(lambda value: value or "text")] = (
         "text"
     )
-    alternatives: Annotated[int, BeforeValidator(lambda given: 0 if given is None else given)] = (
+    alternatives: Annotated[int, BeforeValidator(lambda value: 0 if value is None else value)] = (
         Field(
             0,
             description=(
-                "How many other translations are wanted. There may be fewer, those that are the "
-                "same are left out."
+                "number of alternative translations; there may be fewer, because duplicates are "
+                "omitted"
             ),
         )
     )
     copy_letterless: bool = Field(
-        True, description="Copy sentences without a letter, such as 12:30 or ***."
+        True, description="copy sentences without letters, such as 12:30 or ***"
     )
-    api_key: str | None = Field(None, description="The token of the server, if it asks for one.")
+    api_key: str | None = Field(None, description="token of the server, if it requires one")
     model: str | None = Field(
-        None, description="The name of a model, where several have the languages."
+        None, description="name of a model, if several translate these languages"
     )
 
 
 class DetectedLanguage(BaseModel):
-    confidence: float = 0
-    language: str
+    """The source language of a text, if the request has the source "auto"."""
+
+    confidence: float = Field(0, description="always 0, because the language is not detected")
+    language: str = Field(description="language code")
 
 
 class Translated(BaseModel):
-    """Lists for a list of texts."""
+    """The response of /translate. The values are lists if the request has a list of texts."""
 
-    translatedText: str | list[str]
-    detectedLanguage: DetectedLanguage | list[DetectedLanguage] | None = None
-    alternatives: list[str] | list[list[str]] | None = None
+    translatedText: str | list[str] = Field(description="best translation")
+    detectedLanguage: DetectedLanguage | list[DetectedLanguage] | None = Field(
+        None, description="source language, if the request has the source auto"
+    )
+    alternatives: list[str] | list[list[str]] | None = Field(
+        None, description="other translations, if the request has alternatives"
+    )
 
 
 class Language(BaseModel):
-    code: str
-    name: str
-    targets: list[str]
+    """A source language and its target languages."""
+
+    code: str = Field(description="language code")
+    name: str = Field(description="English name")
+    targets: list[str] = Field(description="codes of the target languages")
 
 
 SCHEMA = {"schema": Translation.model_json_schema()}
@@ -96,9 +108,10 @@ BODY = {
 
 @router.post("/translate", openapi_extra=BODY, responses={200: {"model": Translated}})
 async def translate_texts(request: Request) -> JSONResponse:
-    """Translates a text or a list of texts, of any length, sentence by sentence; in HTML what
-    stands between tags."""
-    body = await body_of(request)
+    """Translate a text or a list of texts of any length, sentence by sentence.
+
+    With the format "html", only the text between tags is translated."""
+    body = await read_body(request)
     if not body.q:
         raise RequestError(
             400, f"Invalid request: q is {body.q!r}, expected a text or a list of texts"
@@ -109,22 +122,22 @@ async def translate_texts(request: Request) -> JSONResponse:
     count = max(0, body.alternatives) + 1
     splitting = Splitting(copy_letterless=body.copy_letterless, language=direction.source)
     if body.format == "html":
-        found = await translate_html(model, direction, texts, splitting)
+        translations = await translate_html(model, direction, texts, splitting)
     else:
-        found = await translate_plain(model, direction, texts, count, splitting)
-    return JSONResponse(answer_of(body, direction, found))
+        translations = await translate_plain(model, direction, texts, count, splitting)
+    return JSONResponse(response_fields(body, direction, translations))
 
 
 def check_counts(request: Request, model: ServedModel, body: Translation) -> None:
-    """Raise RequestError 400 for more texts than a request may have, or more alternatives than a
+    """Raise RequestError 400 if there are more texts than `max_batch`, or more alternatives than a
     worker has slots."""
     assert model.scheduler is not None  # every model that translates has one
-    most = settings_of(request).max_batch
-    if isinstance(body.q, list) and len(body.q) > most:
+    max_texts = server_settings(request).max_batch
+    if isinstance(body.q, list) and len(body.q) > max_texts:
         raise RequestError(
-            400, f"Invalid request: q has {len(body.q)} texts, expected at most {most}"
+            400, f"Invalid request: q has {len(body.q)} texts, expected at most {max_texts}"
         )
-    rows = model.admission.room.rows
+    rows = model.admission.slot_size.rows
     if body.alternatives >= rows:
         raise RequestError(
             400,
@@ -132,15 +145,20 @@ def check_counts(request: Request, model: ServedModel, body: Translation) -> Non
         )
 
 
-def answer_of(body: Translation, direction: Direction, found: list[list[str]]) -> dict[str, Any]:
-    """Return the fields of a `Translated` for the translations of each text."""
-    fields: dict[str, list] = {"translatedText": [best for best, *_ in found]}
+def response_fields(
+    body: Translation, direction: Direction, translations: list[list[str]]
+) -> dict[str, Any]:
+    """Return the fields of a `Translated`. `translations` has all translations of each text, best
+    first."""
+    fields: dict[str, list] = {"translatedText": [best for best, *_ in translations]}
     if body.source == AUTO:
-        fields["detectedLanguage"] = [{"confidence": 0, "language": direction.source}] * len(found)
+        fields["detectedLanguage"] = [{"confidence": 0, "language": direction.source}] * len(
+            translations
+        )
     if body.alternatives > 0:
         fields["alternatives"] = [
             [other for other in dict.fromkeys(others) if other not in ("", best)]
-            for best, *others in found
+            for best, *others in translations
         ]
     return (
         {name: values[0] for name, values in fields.items()} if isinstance(body.q, str) else fields
@@ -150,94 +168,95 @@ def answer_of(body: Translation, direction: Direction, found: list[list[str]]) -
 async def translate_plain(
     model: ServedModel, direction: Direction, texts: list[str], count: int, splitting: Splitting
 ) -> list[list[str]]:
-    """Return `count` translations of each text, best first, and a blank text itself. The search has
-    `count` beams, or the model's number of beams if that is larger."""
-    found = [[text] for text in texts]
-    places = [place for place, text in enumerate(texts) if text.strip()]
+    """Return `count` translations of each text, best first. A blank text is returned unchanged. The
+    search has `count` beams, or the model's number of beams if that is larger."""
+    translations = [[text] for text in texts]
+    indices = [index for index, text in enumerate(texts) if text.strip()]
     options: dict[str, Any] = {}
     if count > 1:
         beams = max(count, model.runtime.info.defaults.get("num_beams") or 1)
         options |= {"num_beams": beams, "num_return_sequences": count, "do_sample": False}
-    if places:
-        given = [
-            f"{direction.word} {texts[place]}" if direction.word else texts[place]
-            for place in places
+    if indices:
+        inputs = [
+            f"{direction.word} {texts[index]}" if direction.word else texts[index]
+            for index in indices
         ]
         translated = await translate(
-            model, given, direction.src_lang, direction.tgt_lang, splitting, **options
+            model, inputs, direction.src_lang, direction.tgt_lang, splitting, **options
         )
-        for place, own in zip(places, translated):
-            found[place] = own
-    return found
+        for index, outputs in zip(indices, translated):
+            translations[index] = outputs
+    return translations
 
 
 async def translate_html(
     model: ServedModel, direction: Direction, texts: list[str], splitting: Splitting
 ) -> list[list[str]]:
-    """Return the translation of each text, in which only the text between tags differs."""
+    """Return each HTML text with the text between its tags translated."""
     size = sum(map(len, texts))
-    runs = await offloaded(size, runs_of, texts)
+    runs = await call_off_loop(size, find_text_runs, texts)
     translated = await translate_plain(
-        model, direction, [run.text for own in runs for run in own], 1, splitting
+        model, direction, [run.text for group in runs for run in group], 1, splitting
     )
     rest = iter(translated)
-    found = [[next(rest)[0] for _ in own] for own in runs]
-    return await offloaded(size, lambda: [[replaced(*each)] for each in zip(texts, runs, found)])
+    replacements = [[next(rest)[0] for _ in group] for group in runs]
+    return await call_off_loop(
+        size, lambda: [[replace_runs(*args)] for args in zip(texts, runs, replacements)]
+    )
 
 
-def runs_of(texts: list[str]) -> list[list[TextRun]]:
-    """Return the text runs of each text. Raises TooLong for more than `MOST_SENTENCES` runs."""
+def find_text_runs(texts: list[str]) -> list[list[TextRun]]:
+    """Return the text runs of each HTML text. Raises TooLong for more than `MAX_SENTENCES`."""
     runs = [text_runs(text) for text in texts]
-    found = sum(map(len, runs))
-    if found > MOST_SENTENCES:
-        raise TooLong(f"the html has {found} pieces of text, expected at most {MOST_SENTENCES}")
+    count = sum(map(len, runs))
+    if count > MAX_SENTENCES:
+        raise TooLong(f"the HTML has {count} texts between tags, expected at most {MAX_SENTENCES}")
     return runs
 
 
 # ----------------------------------------------------------------------------------------- the body
 
 
-async def body_of(request: Request) -> Translation:
-    """Return the request in JSON or in a form. Several `q` of a form are a list.
+async def read_body(request: Request) -> Translation:
+    """Return the request from a JSON body or a form. Several fields `q` of a form become a list.
 
     Raises:
-        RequestValidationError: for a field of another type, and for a body that is none.
+        RequestValidationError: if a field is missing or has another type.
+        RequestError: 400 if the body is neither JSON nor a form.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         if kind not in FORMS:
             return Translation.model_validate_json(json_text(await request.body()))
-        return Translation.model_validate(await form_of(request, kind))
+        return Translation.model_validate(await read_form(request, kind))
     except UnicodeDecodeError as error:
-        raise RequestError(400, f"Invalid request: the body is not JSON: {error}") from None
+        raise RequestError(400, f"Invalid request: the body is not valid JSON: {error}") from None
     except ValidationError as error:
         errors = error.errors(include_url=False)
         if errors[0]["type"] == "json_invalid":
             raise RequestError(
-                400, f"Invalid request: the body is not JSON: {errors[0]['ctx']['error']}"
+                400, f"Invalid request: the body is not valid JSON: {errors[0]['ctx']['error']}"
             ) from None
         raise RequestValidationError(
-            [{**each, "loc": ("body", *each["loc"])} for each in errors]
+            [{**item, "loc": ("body", *item["loc"])} for item in errors]
         ) from None
 
 
 def json_text(content: bytes) -> bytes | str:
-    """Return JSON for pydantic, which reads UTF-8 without a byte order mark only. `json.loads`
-    reads more encodings.
+    """Return `content` as pydantic reads it: UTF-8 bytes, or a string for other encodings.
 
     Raises:
-        UnicodeDecodeError: if `content` is not in the encoding that its first bytes show.
+        UnicodeDecodeError: if `content` is not in the encoding that its first bytes indicate.
     """
     encoding = json.detect_encoding(content)
     return content if encoding == "utf-8" else content.decode(encoding)
 
 
-async def form_of(request: Request, kind: str) -> dict[str, Any]:
-    """Return the fields of a form, with "\\n" as line breaks, for which browsers send two
-    characters.
+async def read_form(request: Request, kind: str) -> dict[str, Any]:
+    """Return the fields of a form. Line breaks of `q` become "\\n", because browsers send "\\r\\n".
 
     Raises:
-        RequestError: 400 for what is no form in UTF-8.
+        RequestError: 400 if the body is not a form in UTF-8.
     """
     pairs: list[tuple[str, str]]
     if kind == FORMS[1]:
@@ -246,12 +265,12 @@ async def form_of(request: Request, kind: str) -> dict[str, Any]:
     else:
         body = await request.body()
         try:
-            pairs = await offloaded(
+            pairs = await call_off_loop(
                 len(body), lambda: parse_qsl(body.decode(), keep_blank_values=True, errors="strict")
             )
         except ValueError as error:
             raise RequestError(
-                400, f"Invalid request: the body is no form in UTF-8: {error}"
+                400, f"Invalid request: the body is not a form in UTF-8: {error}"
             ) from None
     texts = [value.replace("\r\n", "\n") for name, value in pairs if name == "q"]
     return dict(pairs) | ({"q": texts[0] if len(texts) == 1 else texts} if texts else {})
@@ -261,47 +280,48 @@ async def form_of(request: Request, kind: str) -> dict[str, Any]:
 
 
 def translators(request: Request, name: str | None = None) -> list[ServedModel]:
-    """Return the models that translate, or the only one that the path or else the body names."""
-    models = models_of(request)
+    """Return the models that translate, or only the model named in the path or the body."""
+    models = served_models(request)
     in_path = name_in_path(request)
     if in_path is not None or name is not None:
         return [models.choose(lambda model: model.translates, "translate", in_path, name)]
-    found = [model for model in models if model.translates]
-    return found or [models.only([], "translate")]
+    matches = [model for model in models if model.translates]
+    return matches or [models.only([], "translate")]
 
 
 def model_for(request: Request, body: Translation) -> tuple[ServedModel, Direction]:
-    """Return the model that translates what the body asks for.
+    """Return the model and the direction for the languages of the request.
 
     Raises:
-        RequestError: 400 for languages that are not served, with those that are, and where several
-            models have them.
+        RequestError: 400 if no model or several models translate these languages.
     """
     models = translators(request, body.model)
     source = only_source(models) if body.source.lower() == AUTO else body.source
     directions = [(model, model.directions.find(source, body.target)) for model in models]
-    found = {model.name: (model, direction) for model, direction in directions if direction}
-    if not found:
+    matches = {model.name: (model, direction) for model, direction in directions if direction}
+    if not matches:
         pairs = [f"{source} to {target}" for model in models for source, target in model.languages]
-        more = f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
-        served = ", ".join(pairs[:SHOWN]) + more
+        more = f" and {len(pairs) - MAX_LISTED_PAIRS} more" if len(pairs) > MAX_LISTED_PAIRS else ""
+        served = ", ".join(pairs[:MAX_LISTED_PAIRS]) + more
         raise RequestError(
             400,
             f"{source!r:.50} to {body.target!r:.50} is not supported, expected one of: {served}",
         )
-    model = models_of(request).only([model for model, _ in found.values()], "translate")
-    return found[model.name]
+    model = served_models(request).only([model for model, _ in matches.values()], "translate")
+    return matches[model.name]
 
 
 def only_source(models: list[ServedModel]) -> str:
-    """Return the one source language of all `models`. Raises RequestError 400 for several languages
-    and for none."""
+    """Return the only source language of `models`. Raises RequestError 400 if there are several, or
+    if it is unknown."""
     sources = set().union(*(model.directions.sources for model in models))
     if len(sources) != 1:
-        served = ", ".join(sorted(sources)[:SHOWN]) if sources else "the code of a language"
+        served = (
+            ", ".join(sorted(sources)[:MAX_LISTED_PAIRS]) if sources else "the code of a language"
+        )
         raise RequestError(
             400,
-            f"source is auto, which works where one source language is served, expected one of: "
+            f"source is auto, which needs a server with one source language, expected one of: "
             f"{served}",
         )
     return sources.pop()
@@ -309,21 +329,21 @@ def only_source(models: list[ServedModel]) -> str:
 
 @router.get("/languages", response_model=list[Language])
 async def languages(request: Request) -> JSONResponse:
-    """The languages that are served, with what each is translated to."""
+    """Return the source languages of this server, each with its target languages."""
     targets: dict[str, set[str]] = {}
     for model in translators(request):
-        for source, own in model.directions.targets.items():
-            targets[source] = targets.get(source, set()) | own
-    listed = [
-        {"code": code, "name": language_name(code), "targets": sorted(own)}
-        for code, own in targets.items()
+        for source, codes in model.directions.targets.items():
+            targets[source] = targets.get(source, set()) | codes
+    entries = [
+        {"code": code, "name": language_name(code), "targets": sorted(codes)}
+        for code, codes in targets.items()
     ]
-    return JSONResponse(sorted(listed, key=lambda language: str(language["name"])))
+    return JSONResponse(sorted(entries, key=lambda language: str(language["name"])))
 
 
 @router.get("/frontend/settings")
 async def frontend_settings(request: Request) -> JSONResponse:
-    """Return the limits and the first languages that LibreTranslate's page asks for."""
+    """Return the settings of LibreTranslate's page: limits and the first language pair."""
     pairs = [pair for model in translators(request) for pair in model.languages]
     source, target = pairs[0] if pairs else ("", "")
     needs_key = request.app.state.needs_token
@@ -346,19 +366,19 @@ async def frontend_settings(request: Request) -> JSONResponse:
 
 @router.post("/detect")
 async def detect() -> None:
-    """Refused: no model here detects languages."""
+    """Return status 403, because this server does not detect languages."""
     raise RequestError(403, "Language detection is disabled on this server.")
 
 
 @router.post("/suggest")
 async def suggest() -> None:
-    """Refused: nothing is kept."""
+    """Return status 403, because this server does not store suggestions."""
     raise RequestError(403, "Suggestions are disabled on this server.")
 
 
 @router.post("/translate_file")
 async def translate_file() -> None:
-    """Refused: send the text of the file to /translate."""
+    """Return status 403, because this server does not read files. Use /translate."""
     raise RequestError(403, "Files translation are disabled on this server.")
 
 
@@ -366,7 +386,6 @@ def error_body(error: RequestError) -> dict[str, Any]:
     return {"error": error.message}
 
 
-# LibreTranslate asks for no key here: clients read keyRequired before they have one, and Mastodon
-# sends none for /languages.
+# Clients read keyRequired before they have a key, and Mastodon sends no key to /languages.
 PUBLIC_PATHS = frozenset({"/languages", "/frontend/settings"})
 PROTOCOL = Protocol("LibreTranslate", router, error_body, public_paths=PUBLIC_PATHS)

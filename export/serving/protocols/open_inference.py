@@ -1,6 +1,6 @@
 """The endpoints of the Open Inference Protocol, version 2
-(https://github.com/kserve/open-inference-protocol), which clients of Triton and KServe speak:
-models as tensors in and tensors out."""
+(https://github.com/kserve/open-inference-protocol). Clients of Triton and KServe use it: requests
+and responses are tensors."""
 
 import itertools
 from collections.abc import Sequence
@@ -16,29 +16,29 @@ from ... import __version__
 from ...errors import RequestError, TooLong, UsageError
 from ...heads import HEADS, READS_TOKENS
 from ...inference.inputs import check_contiguous, check_inputs
-from ...scheduler.request import Job
+from ...scheduler.encoder_batch import LENGTHS
+from ...scheduler.request import GenerationInput
 from ...specs.graph_spec import TensorSpec
 from ...specs.sequences import token_inputs
-from ...text.tasks.rows import TokenRow, run, strings
+from ...text.tasks.rows import TokenRow, check_strings, run
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
-from ..reading import LENGTHS
-from ..translation.translator import offloaded
-from .pipelines import CHARACTERS, continued
-from .protocol import Protocol, checked_options, models_of, settings_of
+from ..translation.translator import call_off_loop
+from .pipelines import MAX_CHARACTERS, continue_texts
+from .protocol import Protocol, checked_options, served_models, server_settings
 from .tensors import (
     JSON_LENGTH,
     TEXTS,
     InputTensor,
     OutputTensor,
-    described,
+    describe_tensor,
     flag,
-    inputs_of,
-    outputs_of,
+    parse_inputs,
+    parse_outputs,
     read_request,
-    write_answer,
+    render_answer,
 )
-from .text_embeddings import SimilarityParameters, encoded, rows_to_embed
+from .text_embeddings import SimilarityParameters, encode, rows_to_embed
 
 router = APIRouter(tags=["Open Inference Protocol"])
 
@@ -46,8 +46,8 @@ TEXT = TensorSpec("text", TEXTS, ("batch_size",))
 GENERATED = TensorSpec("generated_text", TEXTS, ("batch_size",))
 EMBEDDING = TensorSpec("embedding", "float32", ("batch_size", "embedding_size"))
 LANGUAGES = ("src_lang", "tgt_lang")
-VERSION = "1"  # version of every model: Triton's name of the first one
-READING = ("truncate",)  # parameters of models that read
+VERSION = "1"  # version of every model, like Triton's first version
+ENCODER_PARAMETERS = ("truncate",)
 SCHEMA = {
     "type": "object",
     "required": ["inputs"],
@@ -95,22 +95,22 @@ async def server() -> JSONResponse:
 
 @router.get("/v2/health/live")
 async def live() -> JSONResponse:
-    """200 as long as the process answers."""
+    """Return status 200 while the process runs."""
     return JSONResponse({"live": True})
 
 
 @router.get("/v2/health/ready")
 async def ready(request: Request) -> JSONResponse:
-    """200 when requests are taken, else 503."""
+    """Return status 200 if the server accepts requests, else 503."""
     is_ready = request.app.state.lifecycle.status == "ok"
     return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
 
 async def check_version(version: str) -> None:
-    """Raise RequestError 404 for a version of a model that is not served."""
+    """Raise RequestError 404 if `version` is not `VERSION`."""
     if version != VERSION:
         raise RequestError(
-            404, f"no version {version!r:.60}, expected {VERSION}: each model here has one version"
+            404, f"version is {version!r:.60}, expected {VERSION}: each model has one version"
         )
 
 
@@ -120,11 +120,13 @@ VERSIONED: dict[str, Any] = {"dependencies": [Depends(check_version)]}
 @router.get("/v2/models/{name}")
 @router.get("/v2/models/{name}/versions/{version}", **VERSIONED)
 async def metadata(request: Request, name: str) -> JSONResponse:
-    """The inputs and outputs of a model. Of its inputs there are to be `text`, or all others that
-    have no default."""
-    model = named(request, name)
+    """Return the inputs and outputs of a model.
+
+    A request has either the input `text` or the other inputs. Inputs with a default may be
+    omitted."""
+    model = find_model(request, name)
     inputs, outputs = map(
-        list, (map(described, inputs_for(model)), map(described, outputs_for(model)))
+        list, (map(describe_tensor, inputs_for(model)), map(describe_tensor, outputs_for(model)))
     )
     about = {"name": name, "versions": [VERSION], "platform": "onnxruntime_onnx"}
     return JSONResponse({**about, "inputs": inputs, "outputs": outputs})
@@ -133,12 +135,12 @@ async def metadata(request: Request, name: str) -> JSONResponse:
 @router.get("/v2/models/{name}/ready")
 @router.get("/v2/models/{name}/versions/{version}/ready", **VERSIONED)
 async def model_ready(request: Request, name: str) -> JSONResponse:
-    """200 for a model that is served."""
-    return JSONResponse({"name": named(request, name).name, "ready": True})
+    """Return status 200 if this server has the model."""
+    return JSONResponse({"name": find_model(request, name).name, "ready": True})
 
 
-def named(request: Request, name: str) -> ServedModel:
-    return models_of(request).choose(lambda model: True, "do this", name)
+def find_model(request: Request, name: str) -> ServedModel:
+    return served_models(request).choose(lambda model: True, "be used", name)
 
 
 def inputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
@@ -148,29 +150,29 @@ def inputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
 
 
 def tensors_for(model: ServedModel) -> tuple[TensorSpec, ...]:
-    """Return the inputs that can replace texts: the inputs of the graph, or the source or prompt of
-    a model that generates."""
-    if model.reader is not None:
-        return model.reader.spec.inputs
+    """Return the inputs that replace texts: those of the graph of an encoder, or the token ids of a
+    model that generates."""
+    if model.encoder is not None:
+        return model.encoder.graph.spec.inputs
     return token_inputs(model.runtime.info.config, ("batch_size", "source_length"))
 
 
 def outputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
-    if model.reader is None:
+    if model.encoder is None:
         return (GENERATED,)
-    return model.reader.spec.outputs + ((EMBEDDING,) if model.embeds else ())
+    return model.encoder.graph.spec.outputs + ((EMBEDDING,) if model.embeds else ())
 
 
 # ---------------------------------------------------------------------------------------- inference
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request for a model, as far as it can be checked without it.
+class ParsedRequest:
+    """A parsed and checked request.
 
     Args:
-        rows: how many sequences, or images, are read.
-        outputs: the names of those that are wanted, each with whether it is sent in binary.
+        rows: number of sequences or images.
+        outputs: names of the requested outputs; True if the output is sent in binary.
         parameters: options of the model.
     """
 
@@ -184,15 +186,15 @@ class Asked:
     def texts(self) -> list[str] | None:
         return self.inputs[TEXT.name].tolist() if TEXT.name in self.inputs else None
 
-    def answer(self, model: ServedModel, found: dict[str, np.ndarray]) -> Response:
+    def answer(self, model: ServedModel, values: dict[str, np.ndarray]) -> Response:
         about = {
             "model_name": model.name,
             "model_version": VERSION,
             **({} if self.id is None else {"id": self.id}),
         }
-        chosen = {name: found[name] for name in self.outputs}
-        content, headers = write_answer(
-            about, chosen, [name for name, in_binary in self.outputs.items() if in_binary]
+        requested = {name: values[name] for name in self.outputs}
+        content, headers = render_answer(
+            about, requested, [name for name, in_binary in self.outputs.items() if in_binary]
         )
         return Response(content, headers=headers)
 
@@ -200,210 +202,220 @@ class Asked:
 @router.post("/v2/models/{name}/infer", openapi_extra=BODY)
 @router.post("/v2/models/{name}/versions/{version}/infer", openapi_extra=BODY, **VERSIONED)
 async def infer(request: Request, name: str) -> Response:
-    """The outputs of a model for inputs, which are texts or token ids; images are pixel values."""
-    model = named(request, name)
+    """Return the outputs of a model. Inputs are texts, token ids or pixel values."""
+    model = find_model(request, name)
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise RequestError(
             415,
             f"Content-Encoding is {encoding!r:.60}, expected none: compressed bodies are not "
-            f"read here",
+            f"supported",
         )
     content = await request.body()
-    most = settings_of(request).max_batch
-    asked = await offloaded(
-        len(content), asked_of, model, content, request.headers.get(JSON_LENGTH), most
+    max_rows = server_settings(request).max_batch
+    parsed = await call_off_loop(
+        len(content), parse_request, model, content, request.headers.get(JSON_LENGTH), max_rows
     )
-    if model.reader is not None:
-        return await model.read(asked.rows, read_and_answer, model, asked)
-    texts = await generated(model, asked)
-    return await offloaded(
-        sum(map(len, texts)), asked.answer, model, {GENERATED.name: np.array(texts, object)}
+    if model.encoder is not None:
+        return await model.read(parsed.rows, read_and_answer, model, parsed)
+    texts = await generate_texts(model, parsed)
+    return await call_off_loop(
+        sum(map(len, texts)), parsed.answer, model, {GENERATED.name: np.array(texts, object)}
     )
 
 
-def asked_of(model: ServedModel, content: bytes, json_length: str | None, most: int) -> Asked:
-    """Return the request in `content`. Raises UsageError and RequestValidationError for an invalid
-    request. Raises TooLong for more than `most` rows, or for a row of too many tokens."""
+def parse_request(
+    model: ServedModel, content: bytes, json_length: str | None, max_rows: int
+) -> ParsedRequest:
+    """Return the request in `content`.
+
+    Raises:
+        UsageError, RequestValidationError: if the request is invalid.
+        TooLong: if it has more than `max_rows` rows, or a row has too many tokens.
+    """
     body, binary = read_request(content, json_length)
     if body.model_name not in (None, model.name):
         raise UsageError(
-            f"model_name is {body.model_name!r:.60}, expected {model.name!r}, as in the path, "
-            f"or none"
+            f"model_name is {body.model_name!r:.60}, expected {model.name!r}, the name in "
+            f"the path, or no name"
         )
-    inputs = inputs_of(body.inputs, binary, inputs_for(model))
-    outputs = outputs_of(body, outputs_for(model))
+    inputs = parse_inputs(body.inputs, binary, inputs_for(model))
+    outputs = parse_outputs(body, outputs_for(model))
     if TEXT.name in inputs and len(inputs) > 1:
-        raise UsageError(f"inputs are {', '.join(inputs)}, expected {TEXT.name} or the others")
+        raise UsageError(
+            f"inputs are {', '.join(inputs)}, expected either {TEXT.name} or the others"
+        )
     first = next(iter(inputs.values()))
     if TEXT.name in inputs and first.ndim != 1:
         raise UsageError(f"{TEXT.name} has shape {list(first.shape)}, expected [n]")
     is_tokens = first.dtype == np.int64
-    # several choices of one are rows too
+    # each choice of a multiple choice input is a row
     rows = int(np.prod(first.shape[:-1])) if is_tokens else len(first)
-    if rows > most:
-        raise TooLong(f"{next(iter(inputs))} has {rows} rows, expected at most {most}")
+    if rows > max_rows:
+        raise TooLong(f"{next(iter(inputs))} has {rows} rows, expected at most {max_rows}")
     check_widths(model, inputs)
     parameters = {
         name: value
         for name, value in (body.parameters or {}).items()
         if name != "binary_data_output"
     }
-    return Asked(body.id, inputs, rows, outputs, parameters)
+    return ParsedRequest(body.id, inputs, rows, outputs, parameters)
 
 
 def check_widths(model: ServedModel, inputs: dict[str, np.ndarray]) -> None:
-    """Check the widths of rows with their padding, which outputs have too. Rows of padding would
-    waste memory."""
-    if model.reader is None:
+    """Raise TooLong if padded rows are longer than the model's maximum. Outputs have the same
+    padding, so wide padding would waste memory."""
+    if model.encoder is None:
         return
-    axes = {tensor.name: tensor.shape[-1] for tensor in model.reader.spec.inputs}
-    longest = model.reader.longest
+    axes = {tensor.name: tensor.shape[-1] for tensor in model.encoder.graph.spec.inputs}
+    longest = model.encoder.max_length
     for name, values in inputs.items():
         width = values.shape[-1] if axes.get(name) in LENGTHS else 0
         if width > longest:
             raise TooLong(f"{name} has rows of {width} tokens, expected at most {longest}")
 
 
-# ---------------------------------------------------------------------------- models that only read
+# ----------------------------------------------------------------------------------------- encoders
 
 
-def read_and_answer(model: ServedModel, asked: Asked) -> Response:
-    unknown = [name for name in asked.parameters if name not in READING]
+def read_and_answer(model: ServedModel, parsed: ParsedRequest) -> Response:
+    unknown = [name for name in parsed.parameters if name not in ENCODER_PARAMETERS]
     if unknown:
         raise UsageError(
-            f"parameters has {unknown[0]!r:.60}, expected some of {', '.join(READING)}"
+            f"parameters has {unknown[0]!r:.60}, expected {', '.join(ENCODER_PARAMETERS)}"
         )
-    truncates = flag("truncate", asked.parameters.get("truncate"), False)
-    texts = asked.texts
+    truncates = flag("truncate", parsed.parameters.get("truncate"), False)
+    texts = parsed.texts
     if texts is None:
         if truncates:
-            raise UsageError(f"truncate is true without {TEXT.name}, expected it with texts")
-        return asked.answer(
-            model, outputs_of_tensors(model, asked.inputs, EMBEDDING.name in asked.outputs)
+            raise UsageError(f"truncate is true without the input {TEXT.name}, expected false")
+        return parsed.answer(
+            model, tensor_outputs(model, parsed.inputs, EMBEDDING.name in parsed.outputs)
         )
-    return asked.answer(model, outputs_of_texts(model, texts, asked.outputs, truncates))
+    return parsed.answer(model, text_outputs(model, texts, parsed.outputs, truncates))
 
 
-def outputs_of_tensors(
+def tensor_outputs(
     model: ServedModel, inputs: dict[str, np.ndarray], with_embedding: bool
 ) -> dict[str, np.ndarray]:
-    """Return the outputs of `Runtime.outputs`, with the pooled states of each row if
-    `with_embedding`."""
-    found = {
+    """Return the outputs of the graph as float32. If `with_embedding`, add the pooled vector of
+    each row."""
+    outputs = {
         name: values.astype(np.float32)
         for name, values in model.runtime.runtime.outputs(**inputs).items()
     }
     if with_embedding:
-        states = found["last_hidden_state"]
+        states = outputs["last_hidden_state"]
         mask = inputs.get("attention_mask", np.ones(states.shape[:2]))
         check_no_empty_rows(mask)
-        found[EMBEDDING.name] = embeddings(
-            model, [own[ones == 1] for own, ones in zip(states, mask, strict=True)], 0
+        outputs[EMBEDDING.name] = embeddings(
+            model, [row_states[ones == 1] for row_states, ones in zip(states, mask, strict=True)], 0
         )
-    return found
+    return outputs
 
 
 def check_no_empty_rows(mask: np.ndarray) -> None:
     has_tokens = mask.any(axis=1)
     if not has_tokens.all():
         raise ValueError(
-            f"row {int(has_tokens.argmin())} of attention_mask is all 0, expected tokens"
+            f"row {int(has_tokens.argmin())} of attention_mask is all 0, expected at least one 1"
         )
 
 
-def outputs_of_texts(
-    model: ServedModel, texts: list[str], wanted: dict[str, bool], truncates: bool
+def text_outputs(
+    model: ServedModel, texts: list[str], requested: dict[str, bool], truncates: bool
 ) -> dict[str, np.ndarray]:
-    """Return the `wanted` outputs, each row padded with zeros to the longest. Texts to embed get
-    the export's prompt.
+    """Return the `requested` outputs. Rows are padded with zeros to the longest row. Texts to embed
+    get the export's prompt.
 
     Raises:
-        ValueError: for what is no text.
-        TooLong: for one of too many tokens, unless it is to be cut.
+        ValueError: if an input is not a text.
+        TooLong: if a text has too many tokens and `truncates` is False.
     """
-    strings(texts)
+    check_strings(texts)
     how = SimilarityParameters.model_validate({"truncate": truncates})
     rows: Sequence[Encoding | TokenRow]
     prompt_length = 0
     if model.embeds:
         rows, prompt_length = rows_to_embed(model, texts, how)
     else:
-        rows = encoded(model, texts, how)
-    needed = {"last_hidden_state" if name == EMBEDDING.name else name for name in wanted}
+        rows = encode(model, texts, how)
+    needed = {"last_hidden_state" if name == EMBEDDING.name else name for name in requested}
     of_rows: dict[str, list[np.ndarray]] = {name: [np.empty(0)] * len(rows) for name in needed}
-    for place, outputs in run(model.runtime, rows):
+    for index, outputs in run(model.runtime, rows):
         for name in needed:
-            of_rows[name][place] = outputs[name]
-    found = {name: padded_rows(values) for name, values in of_rows.items()}
-    if EMBEDDING.name in wanted:
-        found[EMBEDDING.name] = embeddings(model, of_rows["last_hidden_state"], prompt_length)
-    return found
+            of_rows[name][index] = outputs[name]
+    arrays = {name: padded_rows(values) for name, values in of_rows.items()}
+    if EMBEDDING.name in requested:
+        arrays[EMBEDDING.name] = embeddings(model, of_rows["last_hidden_state"], prompt_length)
+    return arrays
 
 
 def embeddings(model: ServedModel, states: Sequence[np.ndarray], prompt_length: int) -> np.ndarray:
-    """Return the vectors of `states`, pooled by the modules of the export like
-    `TextRuntime.embed`."""
+    """Return one vector for the states of each row, pooled by the modules of the export."""
     modules = model.runtime.sentence_modules
-    return np.stack([modules.embedding(own, prompt_length) for own in states]).astype(np.float32)
+    return np.stack([modules.embedding(row_states, prompt_length) for row_states in states]).astype(
+        np.float32
+    )
 
 
 def padded_rows(values: Sequence[np.ndarray]) -> np.ndarray:
     """Return the values as one array (B, ...), float32."""
-    whole = np.zeros((len(values), *np.max([own.shape for own in values], axis=0)), np.float32)
-    for row, own in zip(whole, values, strict=True):
-        row[tuple(map(slice, own.shape))] = own
-    return whole
+    padded = np.zeros((len(values), *np.max([value.shape for value in values], axis=0)), np.float32)
+    for row, value in zip(padded, values, strict=True):
+        row[tuple(map(slice, value.shape))] = value
+    return padded
 
 
 # ----------------------------------------------------------------------------- models that generate
 
 
-async def generated(model: ServedModel, asked: Asked) -> list[str]:
+async def generate_texts(model: ServedModel, parsed: ParsedRequest) -> list[str]:
     """Return the text that `TextRuntime.generate` returns for each row."""
-    given = dict(asked.parameters)
-    languages = {name: given.pop(name, None) for name in LANGUAGES}
+    parameters = dict(parsed.parameters)
+    languages = {name: parameters.pop(name, None) for name in LANGUAGES}
     for name, language in languages.items():
         if language is not None and not isinstance(language, str):
             raise UsageError(f"{name} is {language!r:.60}, expected the name of a language")
-    options = {"num_return_sequences": 1, **checked_options(given)}
+    options = {"num_return_sequences": 1, **checked_options(parameters)}
     several = options["num_return_sequences"]
     if several != 1:
-        raise UsageError(
-            f"num_return_sequences is {several}, expected 1: each row has one answer here"
-        )
-    texts = asked.texts
+        raise UsageError(f"num_return_sequences is {several}, expected 1: each row has one output")
+    texts = parsed.texts
     if texts is not None:
         longest = max(map(len, texts))
-        if longest > CHARACTERS:
-            raise TooLong(f"a text has {longest} characters, expected at most {CHARACTERS}")
-        return list(itertools.chain(*await continued(model, texts, languages, options)))
+        if longest > MAX_CHARACTERS:
+            raise TooLong(f"a text has {longest} characters, expected at most {MAX_CHARACTERS}")
+        return list(itertools.chain(*await continue_texts(model, texts, languages, options)))
     if languages["src_lang"] is not None:
         raise UsageError(
-            f"src_lang is {languages['src_lang']!r:.60} without {TEXT.name}, expected it with texts"
+            f"src_lang is {languages['src_lang']!r:.60} without the input {TEXT.name}, expected "
+            f"null"
         )
     assert model.scheduler is not None  # every model that generates has one
-    size = sum(values.size for values in asked.inputs.values())
-    found = await model.scheduler.generate(
-        await offloaded(size, jobs_of_ids, model, asked.inputs, languages["tgt_lang"], options)
+    size = sum(values.size for values in parsed.inputs.values())
+    results = await model.scheduler.generate(
+        await call_off_loop(
+            size, token_id_inputs, model, parsed.inputs, languages["tgt_lang"], options
+        )
     )
-    tokens = [answer.tokens for [answer] in found]
-    return await offloaded(sum(map(len, tokens)), model.runtime.decode, tokens)
+    tokens = [answer.tokens for [answer] in results]
+    return await call_off_loop(sum(map(len, tokens)), model.runtime.decode, tokens)
 
 
-def jobs_of_ids(
+def token_id_inputs(
     model: ServedModel, inputs: dict[str, np.ndarray], tgt_lang: str | None, options: dict[str, Any]
-) -> list[Job]:
-    """Return the inputs for rows of ids. Raises ValueError as `Runtime.generate`, and for a row
-    without tokens."""
+) -> list[GenerationInput]:
+    """Return the generation inputs for rows of token ids. Raises ValueError if a row has no tokens,
+    and the errors of `Runtime.generate`."""
     assert model.scheduler is not None
     feeds = check_inputs(tensors_for(model), dict(inputs), model.architecture)
     ids, mask = feeds["input_ids"], feeds["attention_mask"]
     check_contiguous(mask, "attention_mask")
     check_no_empty_rows(mask)
-    rows = [own[ones == 1].tolist() for own, ones in zip(ids, mask, strict=True)]
+    rows = [row_ids[ones == 1].tolist() for row_ids, ones in zip(ids, mask, strict=True)]
     targets = model.runtime.target_options(tgt_lang, len(rows), options)
     return [
-        model.admission.job(row, {**options, **target})
+        model.admission.admit(row, {**options, **target})
         for row, target in zip(rows, targets, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""OpenAI's endpoints of completions, embeddings and models
+"""The endpoints of OpenAI for completions, embeddings and models
 (https://platform.openai.com/docs/api-reference)."""
 
 import asyncio
@@ -19,22 +19,22 @@ from ...errors import RequestError, TooLong, UsageError
 from ...inference import options as generation
 from ...inference.options import special_token
 from ...scheduler.client import Client
-from ...scheduler.request import Generated, Job
+from ...scheduler.request import Generated, GenerationInput
 from ...text.tasks import embedding
 from ...text.tasks.rows import TokenRow, check_unicode
 from ...text_runtime import TextRuntime, prompt
-from ..app import refusal_of
+from ..app import to_request_error
 from ..models import ServedModel
-from ..streams import EventStream, event, json_of
-from ..translation.translator import offloaded
-from .completions import Chunk, Completion, joined
-from .protocol import Protocol, checked_options, models_of, name_in_path, settings_of
+from ..streams import EventStream, event, to_json
+from ..translation.translator import call_off_loop
+from .completions import Chunk, Completion, join_chunks
+from .protocol import Protocol, checked_options, name_in_path, served_models, server_settings
 from .text_embeddings import check_dimensions, check_input
 
 router = APIRouter(tags=["OpenAI"])
 
-GREEDY = 1e-5  # a temperature below means the likeliest token, as in vLLM
-ONE_JOB = 100  # characters are cut into tokens while one job is checked
+GREEDY = 1e-5  # lower temperatures mean greedy search, as in vLLM
+CHECK_COST = 100  # characters that are tokenized in the time that checking one input takes
 TOO_LONG = "context_length_exceeded"
 DONE = b"data: [DONE]\n\n"
 INPUTS = {
@@ -45,7 +45,7 @@ INPUTS = {
         {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
     ]
 }
-EXPECTED = "a text, a list of texts, a list of token ids or a list of such lists"
+EXPECTED = "a text, a list of texts, a list of token ids or a list of lists of token ids"
 STOPS = {
     "anyOf": [
         {"type": "string"},
@@ -53,9 +53,8 @@ STOPS = {
         {"type": "null"},
     ]
 }
-# Options of `Runtime.generate` that are fields of a request under their own names: all but those
-# for which OpenAI has another name, and those that say nothing to a decoder of one row.
-NAMED_OTHERWISE = {
+# Most options of `Runtime.generate` are fields of a request. These have another name at OpenAI.
+RENAMED = {
     "max_new_tokens",
     "max_length",
     "num_return_sequences",
@@ -64,10 +63,13 @@ NAMED_OTHERWISE = {
     "top_p",
     "seed",
 }
-OF_ONE_ROW = {"prompt_lookup_num_tokens", "max_matching_ngram_size"}  # not where rows share a batch
-NO_FIELDS = {*NAMED_OTHERWISE, *OF_ONE_ROW, "pad_token_id", "decoder_start_token_id"}
+SINGLE_ROW = {
+    "prompt_lookup_num_tokens",
+    "max_matching_ngram_size",
+}  # not possible if rows share a batch
+NO_FIELDS = {*RENAMED, *SINGLE_ROW, "pad_token_id", "decoder_start_token_id"}
 OPTIONS = [name for name in generation.FIELDS if name not in NO_FIELDS]
-# nothing else goes
+# fields that are not supported, with the only value that is accepted
 NEUTRAL = {
     "best_of": 1,
     "suffix": "",
@@ -75,7 +77,7 @@ NEUTRAL = {
     "presence_penalty": 0,
     "frequency_penalty": 0,
 }
-# ours and theirs, in errors
+# our names of options in errors, and those of OpenAI
 WORDS = {"max_new_tokens": "max_tokens", "num_return_sequences": "n", "input_ids": "prompt"}
 ERRORS = {
     401: ("authentication_error", "invalid_api_key"),
@@ -88,43 +90,47 @@ ERRORS |= {429: ("rate_limit_error", "rate_limit_exceeded")}
 
 
 class StreamOptions(BaseModel):
+    """The options of a stream."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = Field(
-        None, description="Whether a last part tells the number of tokens."
+        None, description="add a last part with the number of tokens"
     )
-    include_obfuscation: bool | None = Field(None, description="Has no effect.")
+    include_obfuscation: bool | None = Field(None, description="has no effect")
 
 
 class OpenAIRequest(BaseModel):
-    """A request with fields that OpenAI has. A field that is `null` counts as absent; an unknown
-    field is rejected."""
+    """A request of the API of OpenAI. A field that is null counts as absent; unknown fields are
+    rejected."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     model: str | None = Field(
-        None, description="The name of a model; the only one that fits if not given."
+        None, description="name of a model; by default the only model that fits"
     )
-    user: str | None = Field(None, description="Has no effect.")
+    user: str | None = Field(None, description="has no effect")
 
 
 class CompletionFields(OpenAIRequest):
+    """A request for completions. A field that is null counts as absent; unknown fields are
+    rejected."""
+
     prompt: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
         None,
-        description=(
-            f"What is continued: {EXPECTED}; the model's first token if empty or not given."
-        ),
+        description=(f"prompts to continue: {EXPECTED}; by default the model's first token"),
         examples=["ROMEO:"],
     )
     max_tokens: int | None = Field(
-        16, ge=0, le=2**31, description="New tokens at most; 0 with echo only."
+        16, ge=0, le=2**31, description="maximum number of new tokens; 0 is for echo only"
     )
     temperature: float | None = Field(
         None,
         ge=0,
         le=2,
         description=(
-            "0 takes the likeliest token; that of generation_config.json if not given, else 1."
+            "sampling temperature; 0 is greedy search; by default the temperature of "
+            "generation_config.json, or 1"
         ),
     )
     top_p: float | None = Field(
@@ -134,41 +140,46 @@ class CompletionFields(OpenAIRequest):
         1,
         ge=1,
         le=128,
-        description="Answers to each prompt; more than one are sampled, or of beams.",
+        description="number of completions per prompt; more than 1 needs sampling or num_beams",
     )
     stop: Annotated[Any, WithJsonSchema(STOPS)] = Field(
-        None, description="A text, or up to 4, at which an answer ends."
+        None, description="text, or list of up to 4 texts, that ends a completion"
     )
-    seed: int | None = Field(None, ge=0, description="The same seed gives the same answers.")
-    echo: bool | None = Field(False, description="Whether the answer begins with the prompt.")
+    seed: int | None = Field(
+        None, ge=0, description="seed of sampling, for reproducible completions"
+    )
+    echo: bool | None = Field(False, description="begin the completion with the prompt")
     logprobs: int | None = Field(
-        None, ge=0, le=5, description="How many of the likeliest tokens are told at each place."
+        None, ge=0, le=5, description="number of top tokens with log probabilities per position"
     )
     stream: bool | None = Field(
-        False, description="Whether the answer comes in parts, as server-sent events."
+        False, description="send the completion in parts, as server-sent events"
     )
-    stream_options: StreamOptions | None = Field(None, description="With stream only.")
-    best_of: int | None = Field(None, description="Not supported, but for 1.")
-    suffix: str | None = Field(None, description="Not supported.")
-    logit_bias: dict[str, float] | None = Field(None, description="Not supported.")
-    presence_penalty: float | None = Field(0, description="Not supported, but for 0.")
-    frequency_penalty: float | None = Field(0, description="Not supported, but for 0.")
+    stream_options: StreamOptions | None = Field(None, description="options of stream")
+    best_of: int | None = Field(None, description="not supported except for 1")
+    suffix: str | None = Field(None, description="not supported")
+    logit_bias: dict[str, float] | None = Field(None, description="not supported")
+    presence_penalty: float | None = Field(0, description="not supported except for 0")
+    frequency_penalty: float | None = Field(0, description="not supported except for 0")
 
 
 class EmbeddingRequest(OpenAIRequest):
+    """A request for embeddings. A field that is null counts as absent; unknown fields are
+    rejected."""
+
     input: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
-        description=f"What is embedded: {EXPECTED}.", examples=["a dog"]
+        description=f"inputs to embed: {EXPECTED}", examples=["a dog"]
     )
     encoding_format: Literal["float", "base64"] | None = Field(
         "float",
-        description="base64 is that of the vector's numbers, float32, the lowest byte first.",
+        description="list of numbers, or base64 of the vector as little-endian float32",
     )
     dimensions: int | None = Field(
         None,
         ge=1,
         description=(
-            "Length of the vectors: their first values, normalized; those of the model if not "
-            "given."
+            "length of the vectors: their first values, normalized; by default the length of the "
+            "model's vectors"
         ),
     )
 
@@ -176,11 +187,16 @@ class EmbeddingRequest(OpenAIRequest):
 if TYPE_CHECKING:
     CompletionRequest = CompletionFields
 else:
-    own = {
+    option_fields = {
         name: (Any, Field(None, description=generation.FIELDS[name].metadata["help"]))
         for name in OPTIONS
     }
-    CompletionRequest = create_model("CompletionRequest", __base__=CompletionFields, **own)
+    CompletionRequest = create_model(
+        "CompletionRequest",
+        __base__=CompletionFields,
+        __doc__=CompletionFields.__doc__,
+        **option_fields,
+    )
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
@@ -197,7 +213,7 @@ def error_body(error: RequestError) -> dict[str, Any]:
 
 
 def too_long(message: str) -> RequestError:
-    return RequestError(400, f"the context is too long: {message}", code=TOO_LONG)
+    return RequestError(400, f"the input is too long: {message}", code=TOO_LONG)
 
 
 PROTOCOL = Protocol("OpenAI", router, error_body)
@@ -208,22 +224,26 @@ PROTOCOL = Protocol("OpenAI", router, error_body)
 
 class CompletionPrompt(NamedTuple):
     ids: list[int]
-    text: str | None = None  # if it was given
+    text: str | None = None  # None if the request has token ids
 
 
 @router.post("/v1/completions")
 async def complete(request: Request, body: CompletionRequest) -> Any:
-    """Continues each prompt, `n` times. Besides the fields of OpenAI it takes options of
-    `Runtime.generate`."""
-    model = models_of(request).choose(
+    """Continue each prompt `n` times.
+
+    Besides the fields of OpenAI, a request can have generation options of transformers, such as
+    `num_beams`."""
+    model = served_models(request).choose(
         completes, "complete texts", name_in_path(request), body.model
     )
     scheduler: Client = model.scheduler  # type: ignore[assignment]
-    options, stops = options_of(body, model.runtime.info.defaults), stops_of(body.stop)
+    options, stops = parse_options(body, model.runtime.info.defaults), parse_stops(body.stop)
     check_fields(body)
-    prompts = await prompts_of(body.prompt, model.runtime, settings_of(request).max_batch)
-    size = sum(len(each.ids) for each in prompts) + ONE_JOB * len(prompts)
-    asked = await offloaded(size, asked_of, model.runtime, scheduler, prompts, options, stops, body)
+    prompts = await parse_prompts(body.prompt, model.runtime, server_settings(request).max_batch)
+    size = sum(len(item.ids) for item in prompts) + CHECK_COST * len(prompts)
+    completions = await call_off_loop(
+        size, make_completions, model.runtime, scheduler, prompts, options, stops, body
+    )
     about = {
         "id": f"cmpl-{uuid.uuid4().hex}",
         "object": "text_completion",
@@ -233,12 +253,18 @@ async def complete(request: Request, body: CompletionRequest) -> Any:
     if body.stream:
         with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         return EventStream(
-            events(await begun(parts(scheduler, asked)), about, asked if with_usage else None)
+            events(
+                await wait_for_first(parts(scheduler, completions)),
+                about,
+                completions if with_usage else None,
+            )
         )
-    return Response(await whole(scheduler, asked, about), media_type="application/json")
+    return Response(
+        await full_response(scheduler, completions, about), media_type="application/json"
+    )
 
 
-def asked_of(
+def make_completions(
     runtime: TextRuntime,
     scheduler: Client,
     prompts: Sequence[CompletionPrompt],
@@ -246,19 +272,19 @@ def asked_of(
     stops: list[str],
     body: CompletionFields,
 ) -> list[Completion]:
-    """Return the completion to generate for each prompt. Raises as `job_of`."""
+    """Return the completion to generate for each prompt. Raises the errors of `admit_prompt`."""
     n, is_empty = options["num_return_sequences"], body.max_tokens == 0
-    jobs = [job_of(scheduler, each, options, body) for each in prompts]
+    inputs = [admit_prompt(scheduler, item, options, body) for item in prompts]
     echoes = [""] * len(prompts)
     if body.echo:
         echoes = [
             runtime.decode([prompt.ids])[0] if prompt.text is None else prompt.text
             for prompt in prompts
         ]
-    made = enumerate(zip(jobs, echoes, strict=True))
+    numbered = enumerate(zip(inputs, echoes, strict=True))
     return [
-        Completion(runtime, job, place * n, begins, stops, is_empty)
-        for place, (job, begins) in made
+        Completion(runtime, prompt_input, index * n, begins, stops, is_empty)
+        for index, (prompt_input, begins) in numbered
     ]
 
 
@@ -267,46 +293,48 @@ def completes(model: ServedModel) -> bool:
 
 
 def check_fields(body: CompletionFields) -> None:
-    """Raise UsageError for fields that are not supported or do not go together."""
+    """Raise UsageError if a field is not supported, or two fields contradict each other."""
     for name, neutral in NEUTRAL.items():
         value = getattr(body, name)
         if value not in (None, neutral):
             expected = f"null or {json.dumps(neutral)}"
             raise UsageError(
-                f"{name} is {shown(value)}, expected {expected}: it is not supported here", name
+                f"{name} is {short_repr(value)}, expected {expected}: nothing else is supported",
+                name,
             )
     if body.stream_options is not None and not body.stream:
         raise UsageError(
-            "stream_options is given without stream, expected stream to be true", "stream_options"
+            "stream_options is set without stream, expected stream=true", "stream_options"
         )
     if body.max_tokens == 0 and not body.echo:
-        raise UsageError("max_tokens is 0 without echo, expected at least 1", "max_tokens")
+        raise UsageError("max_tokens is 0 without echo=true, expected at least 1", "max_tokens")
 
 
-def stops_of(stop: Any) -> list[str]:
+def parse_stops(stop: Any) -> list[str]:
     stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if (
         not isinstance(stops, list)
         or len(stops) > 4
-        or not all(isinstance(each, str) and each for each in stops)
+        or not all(isinstance(text, str) and text for text in stops)
     ):
         raise UsageError(
-            f"stop is {shown(stop)}, expected a text or up to 4, none of them empty", "stop"
+            f"stop is {short_repr(stop)}, expected a text or a list of up to 4 texts, not empty",
+            "stop",
         )
     return stops
 
 
-def options_of(body: CompletionFields, defaults: dict[str, Any]) -> dict[str, Any]:
+def parse_options(body: CompletionFields, defaults: dict[str, Any]) -> dict[str, Any]:
     """Return the options of `Runtime.generate`. Fields missing in the request come from `defaults`,
-    of generation_config.json, as in vLLM. Otherwise OpenAI's defaults apply: one row, sampled from
-    all tokens.
+    those of generation_config.json, as in vLLM. Otherwise OpenAI's defaults apply: one completion,
+    sampled from all tokens.
 
     Raises:
-        UsageError: for a value that an option cannot have, and for values that do not go together.
+        UsageError: if a value is invalid, or if two values contradict each other.
     """
     values = {name: getattr(body, name) for name in OPTIONS}
-    given = {name: value for name, value in values.items() if value is not None}
-    options = checked_options({"num_beams": 1, **given})
+    present = {name: value for name, value in values.items() if value is not None}
+    options = checked_options({"num_beams": 1, **present})
     beams, n = options["num_beams"], body.n or 1
     temperature = body.temperature
     if temperature is None:
@@ -314,12 +342,12 @@ def options_of(body: CompletionFields, defaults: dict[str, Any]) -> dict[str, An
     is_sampled = temperature >= GREEDY
     if is_sampled and beams > 1:
         seen = f"temperature is {temperature:g} with num_beams {beams}"
-        raise UsageError(f"{seen}, expected temperature 0 with beams", "temperature")
+        raise UsageError(f"{seen}, expected 0, because beam search does not sample", "temperature")
     if not is_sampled and n > beams:
         expected = f"at most num_beams, {beams}," if beams > 1 else "1"
         raise UsageError(
-            f"n is {n} with temperature {temperature:g}, expected {expected} where nothing is "
-            f"sampled",
+            f"n is {n} with temperature {temperature:g}, expected {expected}: more completions "
+            f"need sampling",
             "n",
         )
     options |= {
@@ -334,25 +362,29 @@ def options_of(body: CompletionFields, defaults: dict[str, Any]) -> dict[str, An
     return options
 
 
-def job_of(
-    scheduler: Client, each: CompletionPrompt, options: dict[str, Any], body: CompletionFields
-) -> Job:
-    """Return the input to generate from. Raises RequestError and UsageError for what the engine
-    cannot do, in the words of the request."""
+def admit_prompt(
+    scheduler: Client, item: CompletionPrompt, options: dict[str, Any], body: CompletionFields
+) -> GenerationInput:
+    """Return the generation input of a prompt. Raises RequestError or UsageError, with OpenAI's
+    names of options, if the model cannot run it."""
     scores_prompt = bool(body.echo) and body.logprobs is not None
-    most, read, new = scheduler.admission.room.length, len(each.ids), options["max_new_tokens"]
-    if read + new - 1 > most:  # the last one is not read again
-        found = f"{read} tokens of the prompt and max_tokens {new}"
-        raise too_long(f"{found}, expected at most {most + 1} together")
+    max_length, read, new = (
+        scheduler.admission.slot_size.length,
+        len(item.ids),
+        options["max_new_tokens"],
+    )
+    if read + new - 1 > max_length:  # the last token is not decoded again
+        seen = f"{read} tokens of the prompt and max_tokens={new}"
+        raise too_long(f"{seen}, expected at most {max_length + 1} in total")
     try:
-        return scheduler.admission.job(
-            each.ids, options, top_logprobs=body.logprobs, scores_prompt=scores_prompt
+        return scheduler.admission.admit(
+            item.ids, options, top_logprobs=body.logprobs, scores_prompt=scores_prompt
         )
     except (TooLong, UsageError) as error:
-        raise in_their_words(error) from None
+        raise with_api_names(error) from None
 
 
-def in_their_words(error: TooLong | UsageError) -> UsageError:
+def with_api_names(error: TooLong | UsageError) -> UsageError:
     """Return `error` with OpenAI's names of options."""
     text, param = str(error), getattr(error, "param", None)
     for ours, theirs in WORDS.items():
@@ -360,38 +392,47 @@ def in_their_words(error: TooLong | UsageError) -> UsageError:
     return UsageError(text, None if param is None else WORDS.get(param, param))
 
 
-async def prompts_of(given: Any, runtime: TextRuntime, most: int) -> list[CompletionPrompt]:
-    """Return the prompts. A missing or empty prompt becomes the model's first token. Raises
-    UsageError if the model has none, for invalid prompts, and for more than `most`."""
-    inputs: list[Any] = [""] if given is None else inputs_of("prompt", given, most, runtime)
+async def parse_prompts(value: Any, runtime: TextRuntime, max_items: int) -> list[CompletionPrompt]:
+    """Return the prompts. A missing or empty prompt becomes the model's first token.
+
+    Raises:
+        UsageError: for invalid prompts, for more than `max_items`, and for an empty prompt if the
+            model has no first token.
+    """
+    inputs: list[Any] = [""] if value is None else parse_inputs("prompt", value, max_items, runtime)
     if not isinstance(inputs[0], str):
         return [CompletionPrompt(ids) for ids in inputs]
-    encodings = await offloaded(sum(map(len, inputs)), runtime.encode, inputs, True)
-    found: list[list[int]] = [prompt(encoding) for encoding in encodings]
+    encodings = await call_off_loop(sum(map(len, inputs)), runtime.encode, inputs, True)
+    rows: list[list[int]] = [prompt(encoding) for encoding in encodings]
     first = special_token("bos_token_id", runtime.info.generation_config, runtime.info.config)
-    for place, ids in enumerate(found):
+    for index, ids in enumerate(rows):
         if not ids and first is None:
-            seen = f"prompt {place} of {len(found)} is {shown(inputs[place])}, which has no tokens"
-            raise UsageError(
-                f"{seen}: expected words, as the model has no first token of its own", "prompt"
+            seen = (
+                f"prompt {index} of {len(rows)} is {short_repr(inputs[index])}, which has no tokens"
             )
-    return [CompletionPrompt(ids or [first], text) for ids, text in zip(found, inputs, strict=True)]
+            raise UsageError(
+                f"{seen}, expected words: the model has no bos_token_id to start with", "prompt"
+            )
+    return [CompletionPrompt(ids or [first], text) for ids, text in zip(rows, inputs, strict=True)]
 
 
-def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[Any]:
-    """Return texts, or rows of ids. Raises UsageError for anything else, for more than `most`, and
-    for ids that the model lacks."""
-    inputs = [given] if isinstance(given, str) else given
+def parse_inputs(name: str, value: Any, max_items: int, runtime: TextRuntime) -> list[Any]:
+    """Return texts, or rows of token ids.
+
+    Raises:
+        UsageError: for other values, for more than `max_items` and for ids outside the vocabulary.
+    """
+    inputs = [value] if isinstance(value, str) else value
     if not isinstance(inputs, list) or not inputs:
-        raise UsageError(f"{name} is {shown(given)}, expected {EXPECTED}", name)
-    if all(type(each) is int for each in inputs):
+        raise UsageError(f"{name} is {short_repr(value)}, expected {EXPECTED}", name)
+    if all(type(item) is int for item in inputs):
         inputs = [inputs]
-    if len(inputs) > most:
-        raise UsageError(f"{name} has {len(inputs)} items, expected at most {most}", name)
-    if all(isinstance(each, str) for each in inputs):
-        for place, text in enumerate(inputs):
+    if len(inputs) > max_items:
+        raise UsageError(f"{name} has {len(inputs)} items, expected at most {max_items}", name)
+    if all(isinstance(item, str) for item in inputs):
+        for index, text in enumerate(inputs):
             try:
-                check_unicode(text, f"{name} {place} of {len(inputs)}")
+                check_unicode(text, f"{name} {index} of {len(inputs)}")
             except ValueError as error:
                 raise UsageError(str(error), name) from None
         return inputs
@@ -399,85 +440,103 @@ def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[An
         runtime.info.config[field] for field in ("vocab_size", "max_position_embeddings")
     )
     for row in inputs:
-        if not isinstance(row, list) or not row or not all(type(each) is int for each in row):
-            raise UsageError(f"{name} has {shown(row)}, expected {EXPECTED}", name)
+        if not isinstance(row, list) or not row or not all(type(item) is int for item in row):
+            raise UsageError(f"{name} has {short_repr(row)}, expected {EXPECTED}", name)
         if len(row) > longest:
             raise too_long(
-                f"{name} has {len(row)} tokens, expected at most {longest}, the model's positions"
+                f"{name} has {len(row)} tokens, expected at most {longest}, the model's maximum"
             )
         outside = [token for token in row if not 0 <= token < size]
         if outside:
             raise UsageError(
-                f"{name} has the token {outside[0]}, expected ids in [0, {size - 1}], the "
+                f"{name} has the token id {outside[0]}, expected ids from 0 to {size - 1}, the "
                 f"vocabulary",
                 name,
             )
     return inputs
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     return f"{value!r:.80}"
 
 
-def usage_of(asked: Sequence[Completion]) -> dict[str, int]:
-    read, new = sum(len(each.job.prompt) for each in asked), sum(each.tokens for each in asked)
+def count_usage(completions: Sequence[Completion]) -> dict[str, int]:
+    read, new = (
+        sum(len(completion.input.prompt) for completion in completions),
+        sum(completion.tokens for completion in completions),
+    )
     return {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
 
 
-async def whole(scheduler: Client, asked: Sequence[Completion], about: dict[str, Any]) -> bytes:
-    """Return the response in JSON. Answers that a stop text may end are read token by token, so
-    that they end there."""
-    if asked[0].stops and not asked[0].is_replayed:
-        return rendered(about, joined([chunk async for chunk in parts(scheduler, asked)]), asked)
-    found = await scheduler.generate([each.job for each in asked])
-    size = sum(each.size(generated) for each, generated in zip(asked, found, strict=True))
-    return await offloaded(size, of_generated, about, asked, found)
-
-
-def of_generated(
-    about: dict[str, Any], asked: Sequence[Completion], found: list[list[Generated]]
+async def full_response(
+    scheduler: Client, completions: Sequence[Completion], about: dict[str, Any]
 ) -> bytes:
-    return rendered(
+    """Return the response as JSON. With stop texts the tokens are streamed, so that generation ends
+    there."""
+    if completions[0].stops and not completions[0].is_buffered:
+        return render(
+            about,
+            join_chunks([chunk async for chunk in parts(scheduler, completions)]),
+            completions,
+        )
+    results = await scheduler.generate([completion.input for completion in completions])
+    size = sum(
+        completion.size(generated)
+        for completion, generated in zip(completions, results, strict=True)
+    )
+    return await call_off_loop(size, render_results, about, completions, results)
+
+
+def render_results(
+    about: dict[str, Any], completions: Sequence[Completion], results: list[list[Generated]]
+) -> bytes:
+    return render(
         about,
-        [choice for each, own in zip(asked, found, strict=True) for choice in each.whole(own)],
-        asked,
+        [
+            choice
+            for completion, result in zip(completions, results, strict=True)
+            for choice in completion.full_choices(result)
+        ],
+        completions,
     )
 
 
-def rendered(about: dict[str, Any], choices: list[Chunk], asked: Sequence[Completion]) -> bytes:
-    return json_of({**about, "choices": choices, "usage": usage_of(asked)})
+def render(about: dict[str, Any], choices: list[Chunk], completions: Sequence[Completion]) -> bytes:
+    return to_json({**about, "choices": choices, "usage": count_usage(completions)})
 
 
-async def parts(scheduler: Client, asked: Sequence[Completion]) -> AsyncGenerator[Chunk, None]:
-    """Yield the chunks of all choices in the order of their arrival. Closing it early stops all
-    that runs."""
-    if len(asked) == 1:
-        async with aclosing(asked[0].chunks(scheduler)) as chunks:
+async def parts(
+    scheduler: Client, completions: Sequence[Completion]
+) -> AsyncGenerator[Chunk, None]:
+    """Yield the chunks of all completions in the order of their arrival. Closing the iterator stops
+    the generation."""
+    if len(completions) == 1:
+        async with aclosing(completions[0].chunks(scheduler)) as chunks:
             async for chunk in chunks:
                 yield chunk
         return
     queue: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue()
 
-    async def forward(each: Completion) -> None:
+    async def forward(completion: Completion) -> None:
         try:
-            async with aclosing(each.chunks(scheduler)) as chunks:
+            async with aclosing(completion.chunks(scheduler)) as chunks:
                 async for chunk in chunks:
                     queue.put_nowait(chunk)
             queue.put_nowait(None)
         except Exception as error:
             queue.put_nowait(error)
 
-    tasks = [asyncio.create_task(forward(each)) for each in asked]
+    tasks = [asyncio.create_task(forward(completion)) for completion in completions]
     try:
         running = len(tasks)
         while running:
-            found = await queue.get()
-            if isinstance(found, Exception):
-                raise found
-            if found is None:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
                 running -= 1
             else:
-                yield found
+                yield item
     finally:
         for task in tasks:
             task.cancel()
@@ -487,36 +546,36 @@ async def parts(scheduler: Client, asked: Sequence[Completion]) -> AsyncGenerato
 # ------------------------------------------------------------------------------------------ streams
 
 
-async def begun(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
-    """Return an iterator over the same chunks once the first of them is there. Until then the
-    request can be rejected with a status."""
+async def wait_for_first(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
+    """Wait for the first chunk and return an iterator over all chunks. Until then the request can
+    be rejected with a status."""
     first = await anext(chunks)
 
-    async def all_of() -> AsyncGenerator[Chunk, None]:
+    async def all_chunks() -> AsyncGenerator[Chunk, None]:
         async with aclosing(chunks):
             yield first
             async for chunk in chunks:
                 yield chunk
 
-    return all_of()
+    return all_chunks()
 
 
 async def events(
     chunks: AsyncGenerator[Chunk, None], about: dict[str, Any], counted: Sequence[Completion] | None
 ) -> AsyncGenerator[bytes, None]:
-    """Yield an event for each chunk, then one with the number of tokens if `counted`. An error is
-    an event too."""
+    """Yield an event for each chunk. Then yield an event with the number of tokens of `counted`, if
+    it is not None. An error is an event too."""
     usage = {} if counted is None else {"usage": None}
     try:
         async with aclosing(chunks):
             async for chunk in chunks:
                 yield event({**about, "choices": [chunk], **usage})
         if counted is not None:
-            yield event({**about, "choices": [], "usage": usage_of(counted)})
+            yield event({**about, "choices": [], "usage": count_usage(counted)})
     except Exception as error:
-        refusal = refusal_of(error, PROTOCOL.validation)
-        yield event(error_body(refusal))
-        if refusal.status == 500:  # for the log
+        rejection = to_request_error(error, PROTOCOL.validation)
+        yield event(error_body(rejection))
+        if rejection.status == 500:  # `Frame` logs it
             raise
     yield DONE
 
@@ -526,32 +585,33 @@ async def events(
 
 @router.post("/v1/embeddings")
 async def embed(request: Request, body: EmbeddingRequest) -> Any:
-    """One vector for each input, as `TextRuntime.embed` gives it. Token ids are embedded as they
-    are."""
-    model = models_of(request).choose(
+    """Return one vector for each input.
+
+    Texts get the prompt of the export. Token ids are embedded unchanged."""
+    model = served_models(request).choose(
         lambda model: model.embeds, "embed texts", name_in_path(request), body.model
     )
-    inputs = inputs_of("input", body.input, settings_of(request).max_batch, model.runtime)
+    inputs = parse_inputs("input", body.input, server_settings(request).max_batch, model.runtime)
     about = {"object": "list", "model": model.name}
-    assert model.reader is not None  # every model that embeds has one
+    assert model.encoder is not None  # every model that embeds has one
     try:
-        content = await model.reader.call(
-            len(inputs), embeddings_of, model.runtime, inputs, body, about
+        content = await model.encoder.call(
+            len(inputs), render_embeddings, model.runtime, inputs, body, about
         )
     except TooLong as error:
         raise too_long(str(error)) from None
     return Response(content, media_type="application/json")
 
 
-def embeddings_of(
+def render_embeddings(
     runtime: TextRuntime, inputs: list[Any], body: EmbeddingRequest, about: dict[str, Any]
 ) -> bytes:
-    """Return the response in JSON. Raises as `TextRuntime.embed`."""
-    rows, prompt_length = rows_of(runtime, inputs)
+    """Return the response as JSON. Raises the errors of `TextRuntime.embed`."""
+    rows, prompt_length = encode_inputs(runtime, inputs)
     vectors = embedding.vectors(runtime, rows, prompt_length, body.dimensions)
     if body.dimensions is not None:
         check_dimensions(body.dimensions, vectors.shape[1])
-        vectors = embedding.normalized(vectors)
+        vectors = embedding.normalize(vectors)
     values = (
         [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
         if body.encoding_format == "base64"
@@ -563,18 +623,19 @@ def embeddings_of(
     ]
     tokens = sum(len(row.ids) for row in rows)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return json_of({**about, "data": data, "usage": usage})
+    return to_json({**about, "data": data, "usage": usage})
 
 
-def rows_of(runtime: TextRuntime, inputs: list[Any]) -> tuple[Sequence[Encoding | TokenRow], int]:
-    """Return the tokens of each input, and how many of them are the prompt's. Ids are used
-    unchanged."""
+def encode_inputs(
+    runtime: TextRuntime, inputs: list[Any]
+) -> tuple[Sequence[Encoding | TokenRow], int]:
+    """Return the tokens of each input, and the number of tokens of the export's prompt."""
     if not isinstance(inputs[0], str):
         return [TokenRow(ids, [0] * len(ids)) for ids in inputs], 0
-    for place, text in enumerate(inputs):
-        check_input(text, f"input {place} of {len(inputs)}")
+    for index, text in enumerate(inputs):
+        check_input(text, f"input {index} of {len(inputs)}")
     return embedding.rows_to_embed(
-        runtime, inputs, embedding.chosen_prompt(embedding.sentence_config(runtime), None, None)
+        runtime, inputs, embedding.select_prompt(embedding.sentence_config(runtime), None, None)
     )
 
 
@@ -583,21 +644,27 @@ def rows_of(runtime: TextRuntime, inputs: list[Any]) -> tuple[Sequence[Encoding 
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> Any:
-    """The models here, or the one that the path names."""
+    """Return the models of this server, or only the model in the path."""
     name = name_in_path(request)
-    named = models_of(request) if name is None else [model_of(request, name)]
-    return JSONResponse({"object": "list", "data": [described(model) for model in named]})
+    models = served_models(request) if name is None else [find_model(request, name)]
+    return JSONResponse({"object": "list", "data": [describe_model(model) for model in models]})
 
 
 @router.get("/v1/models/{id}")
 async def show_model(request: Request, id: str) -> Any:
-    return JSONResponse(described(model_of(request, id)))
+    """Return one model."""
+    return JSONResponse(describe_model(find_model(request, id)))
 
 
-def model_of(request: Request, name: str) -> ServedModel:
-    return models_of(request).choose(lambda model: True, "do this", name)
+def find_model(request: Request, name: str) -> ServedModel:
+    return served_models(request).choose(lambda model: True, "be used", name)
 
 
-def described(model: ServedModel) -> dict[str, Any]:
-    made = int(model.runtime.info.directory.stat().st_mtime)
-    return {"id": model.name, "object": "model", "created": made, "owned_by": "vanilla-transformer"}
+def describe_model(model: ServedModel) -> dict[str, Any]:
+    created = int(model.runtime.info.directory.stat().st_mtime)
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "vanilla-transformer",
+    }

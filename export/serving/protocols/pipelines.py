@@ -1,5 +1,6 @@
-"""`/predict/{task}`: what a model's head is for, in the formats of transformers' pipelines.
-`InferenceClient(model=url)` of huggingface_hub is a client, where `url` is that of the task."""
+"""The endpoint `/predict/{task}`: the tasks of all heads, in the formats of transformers'
+pipelines. A client is `InferenceClient(model=url)` of huggingface_hub, where `url` includes the
+task."""
 
 import base64
 import binascii
@@ -19,21 +20,28 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ...errors import RequestError, TooLong, UsageError, did_you_mean
 from ...heads import IMAGE, PAIR, PIPELINES, TEXT, Task
-from ...scheduler.request import Job
-from ...text.tasks.classification import checked_candidates
-from ...text.tasks.rows import rows_of, run, single_texts, softmax, strings
+from ...scheduler.request import GenerationInput
+from ...text.tasks.classification import parse_candidates
+from ...text.tasks.rows import check_strings, check_texts, encode_texts, run, softmax
 from ...text.tasks.translation import Splitting
 from ...text_runtime import TextRuntime, task_function
 from ..models import ServedModel
-from ..translation.translator import offloaded, translate
-from .protocol import Protocol, checked_options, models_of, name_in_path, settings_of, validated
-from .text_embeddings import in_json, listed
+from ..translation.translator import call_off_loop, translate
+from .protocol import (
+    Protocol,
+    checked_options,
+    name_in_path,
+    served_models,
+    server_settings,
+    validated,
+)
+from .text_embeddings import json_response, render_list
 
 router = APIRouter(tags=["pipelines"])
 
-CHARACTERS = 250_000  # maximum of one text
-MOST_WINDOWS = 2000  # maximum of one context
-# Fields of text-generation-inference that a client can be told to leave out, see
+MAX_CHARACTERS = 250_000  # maximum length of a text
+MAX_WINDOWS = 2000  # maximum number of windows of a text
+# Fields of text-generation-inference that huggingface_hub omits after a certain error message, see
 # `generation_options`.
 LEFT_OUT: tuple[str, ...] = (
     "adapter_id",
@@ -50,19 +58,17 @@ LEFT_OUT += ("typical_p", "watermark", "clean_up_tokenization_spaces", "truncati
 
 
 class PipelineRequest(BaseModel):
-    """Fields that are none of these are parameters too."""
+    """A request to `/predict/{task}`. Other fields count as parameters."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    inputs: Any = Field(
-        description="As the pipeline of the task takes them; an image is its bytes in base64."
-    )
-    parameters: dict[str, Any] | None = Field(None, description="Options of the task.")
-    stream: bool | None = Field(None, description="Must not be true: `/v1/completions` streams.")
+    inputs: Any = Field(description="inputs of the pipeline; an image is a file in base64")
+    parameters: dict[str, Any] | None = Field(None, description="options of the task")
+    stream: bool | None = Field(None, description="must not be true; /v1/completions can stream")
     model: str | None = Field(
-        None, description="The name of a model; the only one that fits if not given."
+        None, description="name of a model; by default the only model that fits"
     )
-    options: dict[str, Any] | None = Field(None, description="Has no effect.")
+    options: dict[str, Any] | None = Field(None, description="has no effect")
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
@@ -93,70 +99,74 @@ BODY = {
 
 @router.post("/predict/{task}", openapi_extra=BODY)
 async def predict(request: Request, task: str) -> Response:
-    """Return what the pipeline `task` of transformers returns for `inputs`."""
+    """Return the results of the pipeline `task` of transformers for `inputs`."""
     if task not in PIPELINES:
         known = f"expected one of {', '.join(PIPELINES)}{did_you_mean(task, PIPELINES)}"
-        raise RequestError(404, f"no task {task!r:.100}, {known}")
+        raise RequestError(404, f"task is {task!r:.100}, {known}")
     reads_images = PIPELINES[task].forms == (IMAGE,)
-    body = body_of(await request.body(), request.headers.get("content-type", ""), reads_images)
-    model = models_of(request).choose(
+    body = read_body(await request.body(), request.headers.get("content-type", ""), reads_images)
+    model = served_models(request).choose(
         lambda model: model.has_task(PIPELINES[task]),
         f"do {task}",
         name_in_path(request),
         body.model,
     )
-    given = {**(body.model_extra or {}), **(body.parameters or {})}
-    parameters = {name: value for name, value in given.items() if value is not None}
+    fields = {**(body.model_extra or {}), **(body.parameters or {})}
+    parameters = {name: value for name, value in fields.items() if value is not None}
     if body.stream:
-        raise UsageError("stream is true, expected false: /v1/completions streams")
-    answer_all = generated if task in GENERATION_OPTIONS else run_task
-    return await answer_all(model, task, body, parameters, settings_of(request).max_batch)
+        raise UsageError("stream is true, expected false: use /v1/completions to stream")
+    answer_all = generate_answers if task in GENERATION_OPTIONS else run_task
+    return await answer_all(model, task, body, parameters, server_settings(request).max_batch)
 
 
 async def run_task(
-    model: ServedModel, name: str, body: PipelineRequest, given: dict[str, Any], most: int
+    model: ServedModel, name: str, body: PipelineRequest, parameters: dict[str, Any], max_rows: int
 ) -> Response:
-    """Answer with what a model reads, without generation."""
+    """Return the response of a task that does not generate."""
     form, task = FORMATS.get(name, Format()), PIPELINES[name]
-    ours = {TEXT: texts, PAIR: pairs, IMAGE: images}
-    read = form.inputs or ours.get(task.forms[0]) or objects(*task.forms[0])
-    inputs = read(body.inputs, most)
-    options = options_of(form, task, given)
+    ours = {TEXT: read_texts, PAIR: read_pairs, IMAGE: read_images}
+    read = form.inputs or ours.get(task.forms[0]) or object_reader(*task.forms[0])
+    inputs = read(body.inputs, max_rows)
+    options = check_parameters(form, task, parameters)
     form.check(model, inputs, options)
-    answers = form.answers or functools.partial(plain, task)
-    return in_json(await model.read(len(inputs.rows), answer, answers, model, inputs, options))
-
-
-def answer(
-    answers: "Answers", model: ServedModel, inputs: "RequestInputs", options: dict[str, Any]
-) -> bytes:
-    found = answers(model.runtime, inputs.rows, options)
-    return (
-        listed(iter(found))
-        if inputs.is_list
-        else json.dumps(found[0], ensure_ascii=False, allow_nan=False).encode()
+    answers = form.answers or functools.partial(call_task, task)
+    return json_response(
+        await model.read(len(inputs.rows), encode_answers, answers, model, inputs, options)
     )
 
 
-def body_of(content: bytes, media_type: str, reads_images: bool) -> PipelineRequest:
-    """Return the request in `content`. Bytes are an image if the task reads images.
+def encode_answers(
+    answers: "Answers", model: ServedModel, inputs: "RequestInputs", options: dict[str, Any]
+) -> bytes:
+    results = answers(model.runtime, inputs.rows, options)
+    return (
+        render_list(iter(results))
+        if inputs.is_list
+        else json.dumps(results[0], ensure_ascii=False, allow_nan=False).encode()
+    )
+
+
+def read_body(content: bytes, media_type: str, reads_images: bool) -> PipelineRequest:
+    """Return the request in `content`. If `reads_images`, a body that is not JSON is an image file.
 
     Raises:
-        ValueError: for what is no JSON object.
-        RequestValidationError: for fields of another type.
+        UsageError: if the body is not a JSON object.
+        RequestValidationError: if a field has another type.
     """
     begins_an_object = content.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"{"
     is_json = media_type.split(";")[0].strip() == "application/json" or begins_an_object
     if reads_images and not is_json:
         return PipelineRequest.model_validate({"inputs": content})
     try:
-        found = json.loads(content)
+        fields = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"the body is not JSON: {error}, expected an object with inputs") from None
-    if not isinstance(found, dict):
-        raise UsageError(f"the body is {found!r:.80}, expected an object with inputs")
-    with validated(found, "body"):
-        return PipelineRequest.model_validate(found)
+        raise UsageError(
+            f"the body is not valid JSON: {error}, expected an object with inputs"
+        ) from None
+    if not isinstance(fields, dict):
+        raise UsageError(f"the body is {fields!r:.80}, expected an object with inputs")
+    with validated(fields, "body"):
+        return PipelineRequest.model_validate(fields)
 
 
 # ------------------------------------------------------------------------------------------- inputs
@@ -164,25 +174,25 @@ def body_of(content: bytes, media_type: str, reads_images: bool) -> PipelineRequ
 
 @dataclass
 class RequestInputs:
-    """The `rows` of a request, and whether it had a list of them, so that the response is a list
-    too."""
+    """The inputs of a request as `rows`. `is_list` is True if the request has a list; the response
+    is then a list too."""
 
     rows: list[Any]
     is_list: bool
 
 
-def checked(rows: list[Any], is_list: bool, most: int) -> RequestInputs:
+def check_inputs(rows: list[Any], is_list: bool, max_rows: int) -> RequestInputs:
     if not rows:
-        raise UsageError("inputs is empty, expected at least one")
-    if len(rows) > most:
-        raise TooLong(f"inputs has {len(rows)} items, expected at most {most}")
-    for text in characters_of(rows):
-        if len(text) > CHARACTERS:
-            raise TooLong(f"a text has {len(text)} characters, expected at most {CHARACTERS}")
+        raise UsageError("inputs is empty, expected at least one input")
+    if len(rows) > max_rows:
+        raise TooLong(f"inputs has {len(rows)} items, expected at most {max_rows}")
+    for text in find_texts(rows):
+        if len(text) > MAX_CHARACTERS:
+            raise TooLong(f"a text has {len(text)} characters, expected at most {MAX_CHARACTERS}")
     return RequestInputs(rows, is_list)
 
 
-def characters_of(value: Any) -> list[str]:
+def find_texts(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
     parts = (
@@ -192,77 +202,83 @@ def characters_of(value: Any) -> list[str]:
         if isinstance(value, list | tuple)
         else ()
     )
-    return [text for part in parts for text in characters_of(part)]
+    return [text for part in parts for text in find_texts(part)]
 
 
-def texts(given: Any, most: int) -> RequestInputs:
-    """Return one text as a list, or a list of texts."""
-    return checked(given if isinstance(given, list) else [given], isinstance(given, list), most)
-
-
-def classified_texts(given: Any, most: int) -> RequestInputs:
-    """Return texts or pairs. The response to a single one is a list of one too, as
-    huggingface_hub's client expects."""
-    return RequestInputs(texts(given, most).rows, True)
-
-
-def pairs(given: Any, most: int) -> RequestInputs:
-    """Return a list of pairs from two texts, as a list or an object, or from a list of such
-    pairs."""
-    is_one = isinstance(given, dict) or (
-        isinstance(given, list) and bool(given) and isinstance(given[0], str)
+def read_texts(value: Any, max_rows: int) -> RequestInputs:
+    """Return a text or a list of texts as rows."""
+    return check_inputs(
+        value if isinstance(value, list) else [value], isinstance(value, list), max_rows
     )
-    rows = [given] if is_one else given
+
+
+def read_texts_as_list(value: Any, max_rows: int) -> RequestInputs:
+    """Return texts or pairs as rows. The response to one input is a list too, which huggingface_hub
+    expects."""
+    return RequestInputs(read_texts(value, max_rows).rows, True)
+
+
+def read_pairs(value: Any, max_rows: int) -> RequestInputs:
+    """Return a pair of texts, or a list of pairs, as rows. A pair is a list or an object."""
+    is_one = isinstance(value, dict) or (
+        isinstance(value, list) and bool(value) and isinstance(value[0], str)
+    )
+    rows = [value] if is_one else value
     if not isinstance(rows, list):
-        raise UsageError(f"inputs is {given!r:.80}, expected a pair of texts or a list of pairs")
-    return checked([tuple(row) if isinstance(row, list) else row for row in rows], not is_one, most)
+        raise UsageError(f"inputs is {value!r:.80}, expected a pair of texts or a list of pairs")
+    return check_inputs(
+        [tuple(row) if isinstance(row, list) else row for row in rows], not is_one, max_rows
+    )
 
 
-def objects(*keys: str) -> Callable[[Any, int], RequestInputs]:
-    """Return the reader of an object with these keys, or of a list of such objects."""
+def object_reader(*keys: str) -> Callable[[Any, int], RequestInputs]:
+    """Return a function that returns an object with these keys, or a list of such objects, as
+    rows."""
 
-    def read(given: Any, most: int) -> RequestInputs:
-        rows = given if isinstance(given, list) else [given]
+    def read(value: Any, max_rows: int) -> RequestInputs:
+        rows = value if isinstance(value, list) else [value]
         for row in rows:
             if not isinstance(row, dict) or set(row) != set(keys):
                 raise UsageError(
                     f"inputs is {row!r:.80}, expected an object with {' and '.join(keys)}"
                 )
-        found = checked(rows, isinstance(given, list), most)
+        inputs = check_inputs(rows, isinstance(value, list), max_rows)
         for row in rows:
-            if isinstance(row[keys[1]], list) and len(row[keys[1]]) > most:
-                raise TooLong(f"{keys[1]} has {len(row[keys[1]])} items, expected at most {most}")
-        return found
+            if isinstance(row[keys[1]], list) and len(row[keys[1]]) > max_rows:
+                raise TooLong(
+                    f"{keys[1]} has {len(row[keys[1]])} items, expected at most {max_rows}"
+                )
+        return inputs
 
     return read
 
 
-def images(given: Any, most: int) -> RequestInputs:
-    """Return images from bytes, from base64, or from a list of base64 texts."""
-    rows = given if isinstance(given, list) else [given]
-    checked([None] * len(rows), True, most)
-    return RequestInputs(rows, isinstance(given, list))
+def read_images(value: Any, max_rows: int) -> RequestInputs:
+    """Return an image, or a list of images, as rows. An image is bytes or base64."""
+    rows = value if isinstance(value, list) else [value]
+    check_inputs([None] * len(rows), True, max_rows)
+    return RequestInputs(rows, isinstance(value, list))
 
 
-def image_of(given: Any) -> Any:
+def decode_image(value: Any) -> Any:
     from PIL import Image
 
-    from ...image_runtime import image_errors, upright
+    from ...image_runtime import image_errors, rotate_upright
 
-    if isinstance(given, str):
+    if isinstance(value, str):
         try:
-            given = base64.b64decode(
-                given.rpartition(",")[2] if given.startswith("data:") else given, validate=True
+            value = base64.b64decode(
+                value.rpartition(",")[2] if value.startswith("data:") else value, validate=True
             )
         except (binascii.Error, ValueError) as error:
             raise UsageError(
-                f"inputs is {given!r:.40}, expected an image's bytes in base64: {error}"
+                f"inputs is {value!r:.40}, expected an image's bytes in base64: {error}"
             ) from None
-    if not isinstance(given, bytes):
-        raise UsageError(f"inputs is {given!r:.80}, expected an image's bytes in base64")
+    if not isinstance(value, bytes):
+        raise UsageError(f"inputs is {value!r:.80}, expected an image's bytes in base64")
     try:
-        with image_errors(), Image.open(io.BytesIO(given)) as file:
-            return upright(file)
+        with image_errors(), Image.open(io.BytesIO(value)) as file:
+            return rotate_upright(file)
     except ValueError as error:
         raise UsageError(f"inputs: {error}") from None
 
@@ -275,14 +291,14 @@ Answers = Callable[[Any, list[Any], dict[str, Any]], Sequence[Any]]
 
 @dataclass(frozen=True)
 class Format:
-    """The differences of a pipeline from the function of its task.
+    """The differences between a pipeline of transformers and the function of its task.
 
     Args:
-        inputs: reads `inputs`, if not as the form of the task says.
-        answers: returns the answer to each input, see `plain`.
-        has_options: false if the pipeline has none.
-        defaults: of options that have another default.
-        check: raises TooLong for inputs that take too long.
+        inputs: returns the inputs as rows; by default the form of the task decides.
+        answers: returns the result for each row; by default `call_task`.
+        has_options: False if the pipeline has no options.
+        defaults: options with another default than in the function.
+        check: raises TooLong for inputs that would take too long.
     """
 
     inputs: Callable[[Any, int], RequestInputs] | None = None
@@ -294,60 +310,68 @@ class Format:
     )
 
 
-def plain(task: Task, runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    """Return the result of the function of a task for each row."""
+def call_task(task: Task, runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
+    """Return the result of the task's function for each row."""
     keys = task.forms[0]
     if keys == IMAGE:
-        columns = [[image_of(row) for row in rows]]
+        columns = [[decode_image(row) for row in rows]]
     else:
         columns = [rows] if keys in (TEXT, PAIR) else [[row[key] for row in rows] for key in keys]
-    found = task_function(task)(runtime, *columns, **options)
-    return [each.tolist() if isinstance(each, np.ndarray) else each for each in found]
+    results = task_function(task)(runtime, *columns, **options)
+    return [result.tolist() if isinstance(result, np.ndarray) else result for result in results]
 
 
-def options_of(form: Format, task: Task, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a task. Their names and types are checked by the signature of its
-    function, their values by the function."""
-    fields = fields_of(task_function(task)) if form.has_options else {}
-    if unknown := sorted(given.keys() - fields.keys()):
-        expected = f"expected some of {', '.join(fields)}" if fields else "this task has none"
+def check_parameters(form: Format, task: Task, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a task. The signature of the task's function decides about names and
+    types; the function itself checks the values."""
+    fields = signature_fields(task_function(task)) if form.has_options else {}
+    if unknown := sorted(parameters.keys() - fields.keys()):
+        names = f"one of {', '.join(fields)}" if fields else "no parameters for this task"
         raise UsageError(
-            f"parameters has {unknown[0]!r:.60}, {expected}{did_you_mean(unknown[0], fields)}"
+            f"parameters has {unknown[0]!r:.60}, expected {names}{did_you_mean(unknown[0], fields)}"
         )
-    with validated(given, "body", "parameters"):
-        model_of(tuple(fields.items())).model_validate(given)
-    return {**form.defaults, **given}
+    with validated(parameters, "body", "parameters"):
+        parameter_model(tuple(fields.items())).model_validate(parameters)
+    return {**form.defaults, **parameters}
 
 
 @functools.cache
-def fields_of(method: Callable[..., Any]) -> dict[str, Any]:
-    found = inspect.signature(method).parameters.values()
-    named = [each for each in found if each.kind is each.POSITIONAL_OR_KEYWORD]
+def signature_fields(method: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(method).parameters.values()
+    positional = [
+        parameter for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
     return {
-        each.name: (each.annotation, ... if each.default is each.empty else each.default)
-        for each in named
+        parameter.name: (
+            parameter.annotation,
+            ... if parameter.default is parameter.empty else parameter.default,
+        )
+        for parameter in positional
     }
 
 
 @functools.cache
-def model_of(fields: tuple[tuple[str, Any], ...]) -> type[BaseModel]:
+def parameter_model(fields: tuple[tuple[str, Any], ...]) -> type[BaseModel]:
     config = ConfigDict(strict=True, arbitrary_types_allowed=True)
     return create_model("Parameters", __config__=config, **dict(fields))
 
 
 def zero_shot(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    found = runtime.zero_shot(rows, **options)
+    results = runtime.zero_shot(rows, **options)
     return [
-        [{"label": label, "score": score} for label, score in zip(each["labels"], each["scores"])]
-        for each in found
+        [
+            {"label": label, "score": score}
+            for label, score in zip(result["labels"], result["scores"])
+        ]
+        for result in results
     ]
 
 
 def check_candidates(model: ServedModel, inputs: RequestInputs, options: dict[str, Any]) -> None:
-    count = len(inputs.rows) * len(checked_candidates(options["candidate_labels"]))
-    if count > MOST_WINDOWS:
+    count = len(inputs.rows) * len(parse_candidates(options["candidate_labels"]))
+    if count > MAX_WINDOWS:
         raise TooLong(
-            f"inputs and candidate_labels are {count} pairs, expected at most {MOST_WINDOWS}"
+            f"inputs and candidate_labels are {count} pairs, expected at most {MAX_WINDOWS}"
         )
 
 
@@ -358,35 +382,38 @@ def check_tag_windows(model: ServedModel, inputs: RequestInputs, options: dict[s
             longest - model.runtime.tokenizer.num_special_tokens_to_add(False) - options["stride"]
         )
         check_windows(
-            max(map(len, characters_of(inputs.rows)), default=0),
+            max(map(len, find_texts(inputs.rows)), default=0),
             room,
             f"stride={options['stride']}",
         )
 
 
 def check_windows(tokens: int, new: int, why: str) -> None:
-    """Raise TooLong for more windows than are read if each has `new` tokens."""
-    if new > 0 and tokens // new > MOST_WINDOWS:
+    """Raise TooLong if `tokens` need more than `MAX_WINDOWS` windows with `new` tokens each."""
+    if new > 0 and tokens // new > MAX_WINDOWS:
         raise TooLong(
-            f"{why} may be {tokens // new} windows, expected at most {MOST_WINDOWS}: give shorter "
-            "texts, or less"
+            f"{why} needs up to {tokens // new} windows, expected at most {MAX_WINDOWS}: use "
+            "shorter texts or less overlap"
         )
 
 
-def answered(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    found = runtime.answer(
+def answer_questions(
+    runtime: TextRuntime, rows: list[Any], options: dict[str, Any]
+) -> Sequence[Any]:
+    results = runtime.answer(
         [row["question"] for row in rows], [row["context"] for row in rows], **options
     )
-    return found if options.get("top_k", 1) > 1 else [each[0] for each in found]
+    return results if options.get("top_k", 1) > 1 else [result[0] for result in results]
 
 
 def check_question(model: ServedModel, inputs: RequestInputs, options: dict[str, Any]) -> None:
-    """Check the length of the question, because it may leave almost nothing of a window."""
+    """Raise TooLong if a context needs too many windows, because a long question leaves little room
+    in each window."""
     size = options.get("max_seq_len") or min(model.runtime.tokenizer_settings.longest or 384, 384)
     stride = options["doc_stride"] if options.get("doc_stride") is not None else min(size // 2, 128)
     for row in inputs.rows:
         context = row["context"] if isinstance(row["context"], str) else ""
-        if len(context) > MOST_WINDOWS:
+        if len(context) > MAX_WINDOWS:
             question = row["question"] if isinstance(row["question"], str) else ""
             tokens = len(
                 model.runtime.tokenizer.encode(question[: 50 * size], add_special_tokens=False).ids
@@ -399,65 +426,68 @@ def check_question(model: ServedModel, inputs: RequestInputs, options: dict[str,
             )
 
 
-def features(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    """Return the states of the tokens of each text with a batch axis of one, as in the pipeline."""
-    found = rows_of(runtime, strings(rows))
-    states: list[Any] = [None] * len(found)
-    for index, outputs in run(runtime, found):
+def hidden_states(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
+    """Return the hidden states (1, S, D) of each text as lists, as in the pipeline."""
+    encodings = encode_texts(runtime, check_strings(rows))
+    states: list[Any] = [None] * len(encodings)
+    for index, outputs in run(runtime, encodings):
         states[index] = [outputs["last_hidden_state"].tolist()]
     return states
 
 
-def similarities(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    found = []
+def compare_sentences(
+    runtime: TextRuntime, rows: list[Any], options: dict[str, Any]
+) -> Sequence[Any]:
+    scores = []
     for row in rows:
         sentences = row["sentences"]
         if not isinstance(sentences, list) or not sentences:
-            expected = "expected a list of texts, at least one"
-            raise UsageError(f"sentences is {sentences!r:.80}, {expected}")
+            raise UsageError(f"sentences is {sentences!r:.80}, expected a list of texts")
         vectors = runtime.embed([row["source_sentence"], *sentences], **options)
-        found.append(runtime.similarity(vectors[:1], vectors[1:])[0].tolist())
-    return found
+        scores.append(runtime.similarity(vectors[:1], vectors[1:])[0].tolist())
+    return scores
 
 
-def followed(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
+def next_sentence(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
     scores = softmax(runtime.next_sentence(rows)).tolist()
-    return [labelled(["isNext", "notNext"], own) for own in scores]
+    return [sort_labels(["isNext", "notNext"], pair) for pair in scores]
 
 
-def chosen(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    found = runtime.choose([row["text"] for row in rows], [row["choices"] for row in rows])
+def multiple_choice(
+    runtime: TextRuntime, rows: list[Any], options: dict[str, Any]
+) -> Sequence[Any]:
+    logits = runtime.choose([row["text"] for row in rows], [row["choices"] for row in rows])
     return [
-        labelled(row["choices"], softmax(scores).tolist())
-        for row, scores in zip(rows, found, strict=True)
+        sort_labels(row["choices"], softmax(scores).tolist())
+        for row, scores in zip(rows, logits, strict=True)
     ]
 
 
-def labelled(labels: Sequence[str], scores: Sequence[float]) -> list[dict[str, Any]]:
+def sort_labels(labels: Sequence[str], scores: Sequence[float]) -> list[dict[str, Any]]:
     """Return the labels with their scores, best first."""
     return sorted(
         ({"label": label, "score": score} for label, score in zip(labels, scores)),
-        key=lambda each: -each["score"],
+        key=lambda item: -item["score"],
     )
 
 
-def image_features(runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    """Return the states (1, S, D) of each image, as in the pipeline; with `pool` (D,)."""
-    found = [runtime.embed([image_of(row)], **options)[0].tolist() for row in rows]
-    return found if options.get("pool") else [[states] for states in found]
+def image_states(runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
+    """Return the hidden states (1, S, D) of each image, or (D,) with `pool`, as in the pipeline."""
+    arrays = [runtime.embed([decode_image(row)], **options)[0].tolist() for row in rows]
+    return arrays if options.get("pool") else [[states] for states in arrays]
 
 
-# By the names of pipelines.
+# formats by name of the pipeline
 FORMATS = {
-    "text-classification": Format(classified_texts, defaults={"top_k": None}),
+    "text-classification": Format(read_texts_as_list, defaults={"top_k": None}),
     "zero-shot-classification": Format(answers=zero_shot, check=check_candidates),
     "token-classification": Format(check=check_tag_windows),
-    "question-answering": Format(answers=answered, check=check_question),
-    "feature-extraction": Format(answers=features, has_options=False),
-    "sentence-similarity": Format(objects("source_sentence", "sentences"), similarities),
-    "image-feature-extraction": Format(answers=image_features),
-    "next-sentence": Format(answers=followed),
-    "multiple-choice": Format(answers=chosen),
+    "question-answering": Format(answers=answer_questions, check=check_question),
+    "feature-extraction": Format(answers=hidden_states, has_options=False),
+    "sentence-similarity": Format(object_reader("source_sentence", "sentences"), compare_sentences),
+    "image-feature-extraction": Format(answers=image_states),
+    "next-sentence": Format(answers=next_sentence),
+    "multiple-choice": Format(answers=multiple_choice),
 }
 NAMES = {"translation": "translation_text", "summarization": "summary_text"}
 
@@ -465,29 +495,31 @@ NAMES = {"translation": "translation_text", "summarization": "summary_text"}
 # --------------------------------------------------------------------------------------- generation
 
 
-async def generated(
-    model: ServedModel, task: str, body: PipelineRequest, given: dict[str, Any], most: int
+async def generate_answers(
+    model: ServedModel, task: str, body: PipelineRequest, parameters: dict[str, Any], max_rows: int
 ) -> Response:
-    """Return each text's translation or continuation: `[{"generated_text": str}, ...]`, and for a
-    list of texts a list of such lists."""
-    inputs = texts(body.inputs, most)
-    single_texts(inputs.rows)
-    own, options = generation_options(task, given)
+    """Return the response with translations or continuations: `[{"generated_text": str}, ...]` for
+    one text, and a list of such lists for a list of texts."""
+    inputs = read_texts(body.inputs, max_rows)
+    check_texts(inputs.rows)
+    task_options, options = generation_options(task, parameters)
     if task == "translation":
-        splitting = Splitting(copy_letterless=own.pop("copy_letterless"))
-        found = await translate(model, inputs.rows, splitting=splitting, **own, **options)
+        splitting = Splitting(copy_letterless=task_options.pop("copy_letterless"))
+        results = await translate(
+            model, inputs.rows, splitting=splitting, **task_options, **options
+        )
     else:
-        found = await continued(model, inputs.rows, own, options)
-    if own.get("return_full_text"):
-        found = [
-            [row + text for text in texts] for row, texts in zip(inputs.rows, found, strict=True)
+        results = await continue_texts(model, inputs.rows, task_options, options)
+    if task_options.get("return_full_text"):
+        results = [
+            [row + text for text in group] for row, group in zip(inputs.rows, results, strict=True)
         ]
     name = NAMES.get(task, "generated_text")
-    answers = [[{name: text} for text in each] for each in found]
+    answers = [[{name: text} for text in group] for group in results]
     return JSONResponse(answers if inputs.is_list else answers[0])
 
 
-# Of the pipelines that generate, beside those of `Runtime.generate`, with their defaults.
+# options of pipelines that generate, with their defaults, besides those of `Runtime.generate`
 GENERATION_OPTIONS: dict[str, dict[str, Any]] = {
     "text-generation": {"return_full_text": True},
     "translation": {"src_lang": None, "tgt_lang": None, "copy_letterless": True},
@@ -497,55 +529,61 @@ GENERATION_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def generation_options(task: str, given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the task's own options and those of `Runtime.generate`.
+def generation_options(
+    task: str, parameters: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of the task and those of `Runtime.generate`.
 
     Raises:
-        UsageError: for a name that is neither, and for a value that an option cannot have.
+        UsageError: if a name is unknown or a value is invalid.
     """
-    given = dict(given)
-    more = given.pop("generate_parameters", {})
+    parameters = dict(parameters)
+    more = parameters.pop("generate_parameters", {})
     if not isinstance(more, dict):
         raise UsageError(f"generate_parameters is {more!r:.80}, expected an object")
-    given |= {name: value for name, value in more.items() if value is not None}
-    own = {name: given.pop(name, default) for name, default in GENERATION_OPTIONS[task].items()}
-    unused = [name for name in given if name in LEFT_OUT]
+    parameters |= {name: value for name, value in more.items() if value is not None}
+    task_options = {
+        name: parameters.pop(name, default) for name, default in GENERATION_OPTIONS[task].items()
+    }
+    unused = [name for name in parameters if name in LEFT_OUT]
     if unused:
-        # What huggingface_hub's client knows as "leave these out": it warns, and asks again without
-        # them.
+        # huggingface_hub recognizes this message: it warns, and sends the request again without
+        # these fields
         raise UsageError(
             f"The following `model_kwargs` are not used by the model: {unused}, expected options "
             "of this server"
         )
     for name in ("return_full_text", "copy_letterless"):
-        if name in own and not isinstance(own[name], bool):
-            raise UsageError(f"{name} is {own[name]!r:.60}, expected true or false")
+        if name in task_options and not isinstance(task_options[name], bool):
+            raise UsageError(f"{name} is {task_options[name]!r:.60}, expected true or false")
     for name in ("src_lang", "tgt_lang"):
-        if own.get(name) is not None and not isinstance(own[name], str):
-            raise UsageError(f"{name} is {own[name]!r:.60}, expected the name of a language")
-    return own, checked_options(given)
+        if task_options.get(name) is not None and not isinstance(task_options[name], str):
+            raise UsageError(
+                f"{name} is {task_options[name]!r:.60}, expected the name of a language"
+            )
+    return task_options, checked_options(parameters)
 
 
-async def continued(
-    model: ServedModel, rows: list[str], own: dict[str, Any], options: dict[str, Any]
+async def continue_texts(
+    model: ServedModel, rows: list[str], languages: dict[str, Any], options: dict[str, Any]
 ) -> list[list[str]]:
     assert model.scheduler is not None  # every model that generates has one
     size = sum(map(len, rows))
-    jobs = await offloaded(size, jobs_of, model, rows, own, options)
-    found = await model.scheduler.generate(jobs)
+    inputs = await call_off_loop(size, admit_rows, model, rows, languages, options)
+    results = await model.scheduler.generate(inputs)
     decoded = iter(
-        await offloaded(
-            size, model.runtime.decode, [each.tokens for answers in found for each in answers]
+        await call_off_loop(
+            size, model.runtime.decode, [result.tokens for answers in results for result in answers]
         )
     )
-    return [[next(decoded) for _ in answers] for answers in found]
+    return [[next(decoded) for _ in answers] for answers in results]
 
 
-def jobs_of(
-    model: ServedModel, rows: list[str], own: dict[str, Any], options: dict[str, Any]
-) -> list[Job]:
+def admit_rows(
+    model: ServedModel, rows: list[str], languages: dict[str, Any], options: dict[str, Any]
+) -> list[GenerationInput]:
     assert model.scheduler is not None
-    targets = model.runtime.target_options(own.get("tgt_lang"), len(rows), options)
-    ids = model.runtime.rows(rows, own.get("src_lang"))
-    job = model.admission.job
-    return [job(row, {**options, **target}) for row, target in zip(ids, targets)]
+    targets = model.runtime.target_options(languages.get("tgt_lang"), len(rows), options)
+    ids = model.runtime.rows(rows, languages.get("src_lang"))
+    admit = model.admission.admit
+    return [admit(row, {**options, **target}) for row, target in zip(ids, targets)]

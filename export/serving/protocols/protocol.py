@@ -1,4 +1,4 @@
-"""The parts that the endpoints of all protocols share."""
+"""Helpers that the endpoints of all protocols share."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -14,16 +14,15 @@ from ...inference import options
 from ..models import ServedModels
 from ..settings import Settings
 
-# of a list among the options: a step looks at all of them, and other requests wait for that
-MOST_IDS = 1 << 16
+# token ids in one option; every step checks all of them, which delays other requests
+MAX_IDS = 1 << 16
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """Endpoints that clients of one kind know, and how they are told of an error:
-    `error_body(error)` is the JSON. `statuses` changes the status of errors that these clients know
-    by another one, of `validation` for a body of the wrong form. GET requests to `public_paths`
-    need no token."""
+    """The endpoints of one API and its error format. `error_body` returns the JSON of an error.
+    `validation` is the status of validation errors. GET requests to `public_paths` need no
+    token."""
 
     name: str
     router: APIRouter
@@ -32,11 +31,11 @@ class Protocol:
     public_paths: frozenset[str] = frozenset()
 
 
-def models_of(request: Request) -> ServedModels:
+def served_models(request: Request) -> ServedModels:
     return request.app.state.models
 
 
-def settings_of(request: Request) -> Settings:
+def server_settings(request: Request) -> Settings:
     return request.app.state.settings
 
 
@@ -46,24 +45,25 @@ def name_in_path(request: Request) -> str | None:
 
 
 @contextlib.contextmanager
-def validated(value: Any, *place: str) -> Iterator[None]:
-    """Raise the errors of pydantic as FastAPI does, for `value` at `place`."""
+def validated(value: Any, *location: str) -> Iterator[None]:
+    """Convert errors of pydantic to those of FastAPI. `location` is the location of `value` in the
+    request."""
     try:
         yield
     except ValidationError as error:
-        found = [{**each, "loc": (*place, *each["loc"])} for each in error.errors()]
-        raise RequestValidationError(found, body=value) from None
+        errors = [{**item, "loc": (*location, *item["loc"])} for item in error.errors()]
+        raise RequestValidationError(errors, body=value) from None
 
 
-def checked_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Return options of `Runtime.generate`.
+def checked_options(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of `Runtime.generate`, checked.
 
     Raises:
-        UsageError: as `options.check`, and for a list of more than `MOST_IDS` token ids.
+        UsageError: if an option is unknown or invalid, or has more than `MAX_IDS` token ids.
     """
-    for name, value in given.items():
+    for name, value in values.items():
         parts = value if isinstance(value, list) else []
-        count = sum(len(each) if isinstance(each, list) else 1 for each in parts)
-        if count > MOST_IDS:
-            raise UsageError(f"{name} has {count} token ids, expected at most {MOST_IDS}", name)
-    return options.check(given)
+        count = sum(len(item) if isinstance(item, list) else 1 for item in parts)
+        if count > MAX_IDS:
+            raise UsageError(f"{name} has {count} token ids, expected at most {MAX_IDS}", name)
+    return options.check(values)

@@ -1,6 +1,6 @@
-"""Requests and responses of the Open Inference Protocol. Tensors are in the JSON, flat or nested,
-or follow it as bytes, Triton's extension for binary data. Numbers are little-endian in row order.
-Each text follows 4 bytes with its length."""
+"""Requests and responses of the Open Inference Protocol. The values of a tensor are in the JSON,
+flat or nested, or follow it as bytes (Triton's extension for binary data). Numbers are
+little-endian in row-major order. 4 bytes with the length precede each text."""
 
 import json
 import math
@@ -14,56 +14,63 @@ from ...errors import UsageError, did_you_mean
 from ...specs.graph_spec import TensorSpec
 from .protocol import validated
 
-# header: how many bytes of a body are JSON, where others follow
+# header with the number of bytes of JSON, if binary data follow
 JSON_LENGTH = "Inference-Header-Content-Length"
-TEXTS = "bytes"  # dtype of a TensorSpec, beside numpy's
+TEXTS = "bytes"  # dtype of texts in a TensorSpec; all others are numpy's
 DATATYPES = {TEXTS: "BYTES", "int64": "INT64", "float32": "FP32"}
-WIDTH = 4  # bytes of the length of a text
-# of values in JSON
+WIDTH = 4  # number of bytes of the length before each text
+# types of values in JSON
 TYPES: dict[str, set[type]] = {TEXTS: {str}, "int64": {int}, "float32": {int, float}}
 SHARED_MEMORY = "shared_memory"
 Parameters = dict[str, Any] | None
 
 
 class InputTensor(BaseModel):
+    """An input with its values, in the JSON or as bytes after it."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: str
-    shape: list[int] = Field(min_length=1)
-    datatype: str = Field(description="As the model's metadata says it.", examples=["BYTES"])
-    parameters: Parameters = Field(
-        None, description="binary_data_size: how many bytes behind the JSON are its data."
+    name: str = Field(description="name of the input")
+    shape: list[int] = Field(min_length=1, description="sizes of all axes")
+    datatype: str = Field(
+        description="data type, as in the metadata of the model", examples=["BYTES"]
     )
-    data: Any = Field(None, description="The values in one list, or in lists of lists.")
+    parameters: Parameters = Field(
+        None, description="binary_data_size: number of bytes of the values after the JSON"
+    )
+    data: Any = Field(None, description="values in one list, or in nested lists")
 
 
 class OutputTensor(BaseModel):
+    """A requested output."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: str
+    name: str = Field(description="name of the output")
     parameters: Parameters = Field(
-        None, description="binary_data: whether its data follow the JSON."
+        None, description="binary_data: send the values as bytes after the JSON"
     )
 
 
 class InferRequest(BaseModel):
+    """A request for the outputs of a model."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    id: str | None = Field(None, description="Is sent back.")
-    model_name: str | None = Field(
-        None, description="That of the path, which KServe's clients send here too."
-    )
+    id: str | None = Field(None, description="id of the request, which the response repeats")
+    model_name: str | None = Field(None, description="name of the model, as in the path")
     parameters: Parameters = Field(
-        None, description="Options of the model; binary_data_output, the default of binary_data."
+        None,
+        description="options of the model, and binary_data_output, the default of binary_data",
     )
-    inputs: list[InputTensor] = Field(min_length=1)
+    inputs: list[InputTensor] = Field(min_length=1, description="inputs of the model")
     outputs: list[OutputTensor] | None = Field(
-        None, description="Those that are wanted; all if not given."
+        None, description="requested outputs; by default all"
     )
 
 
-def described(tensor: TensorSpec) -> dict[str, Any]:
-    """Return the metadata of a tensor. A size that is free is -1."""
+def describe_tensor(tensor: TensorSpec) -> dict[str, Any]:
+    """Return the metadata of a tensor. A dynamic size is -1."""
     shape = [-1 if isinstance(size, str) else size for size in tensor.shape]
     return {"name": tensor.name, "datatype": DATATYPES[tensor.dtype], "shape": shape}
 
@@ -75,12 +82,11 @@ def read_request(content: bytes, json_length: str | None) -> tuple[InferRequest,
     """Return a request and the bytes that follow its JSON.
 
     Args:
-        json_length: the header of that name.
+        json_length: value of the header `JSON_LENGTH`.
 
     Raises:
-        UsageError: for a length that is none, or above that of the body, and for what is no JSON
-            object.
-        RequestValidationError: for fields of another type.
+        UsageError: if the length is not a number or exceeds the body, or the JSON is not an object.
+        RequestValidationError: if a field has another type.
     """
     end = len(content)
     if json_length is not None:
@@ -90,40 +96,40 @@ def read_request(content: bytes, json_length: str | None) -> tuple[InferRequest,
             or int(json_length) > end
         ):
             raise UsageError(
-                f"{JSON_LENGTH} is {json_length!r:.60}, expected a number of at most {end}, the "
-                "bytes of the body"
+                f"{JSON_LENGTH} is {json_length!r:.60}, expected a number up to {end}, the size "
+                "of the body"
             )
         end = int(json_length)
     try:
-        found = json.loads(content[:end])
+        fields = json.loads(content[:end])
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"the body is not JSON: {error}, expected an object with inputs") from None
-    if not isinstance(found, dict):
-        raise UsageError(f"the body is {found!r:.80}, expected an object with inputs")
-    with validated(found, "body"):
-        return InferRequest.model_validate(found), memoryview(content)[end:]
+        raise UsageError(
+            f"the body is not valid JSON: {error}, expected an object with inputs"
+        ) from None
+    if not isinstance(fields, dict):
+        raise UsageError(f"the body is {fields!r:.80}, expected an object with inputs")
+    with validated(fields, "body"):
+        return InferRequest.model_validate(fields), memoryview(content)[end:]
 
 
-def inputs_of(
-    given: Sequence[InputTensor], binary: memoryview, known: Sequence[TensorSpec]
+def parse_inputs(
+    tensors: Sequence[InputTensor], binary: memoryview, known: Sequence[TensorSpec]
 ) -> dict[str, np.ndarray]:
-    """Return the values of each input by name, in its shape. Texts are strings in an array of
-    objects.
+    """Return the array of each input by name. Texts are strings in an array of objects.
 
     Raises:
-        UsageError: for a name that is not `known`, or comes twice, another datatype than that,
-            values that do not fit the datatype or the shape, and bytes that are too many or too
-            few.
+        UsageError: if a name is not `known` or occurs twice, if values do not fit the datatype or
+            the shape, or if the number of bytes is wrong.
     """
     specs = {tensor.name: tensor for tensor in known}
-    found: dict[str, np.ndarray] = {}
-    place = 0
-    for tensor in given:
+    arrays: dict[str, np.ndarray] = {}
+    offset = 0
+    for tensor in tensors:
         if tensor.name not in specs:
             expected = f"expected some of {', '.join(specs)}{did_you_mean(tensor.name, specs)}"
-            raise UsageError(f"no input {tensor.name!r:.60}, {expected}")
-        if tensor.name in found:
-            raise UsageError(f"two inputs {tensor.name}, expected one")
+            raise UsageError(f"the name of an input is {tensor.name!r:.60}, {expected}")
+        if tensor.name in arrays:
+            raise UsageError(f"inputs has {tensor.name} twice, expected it once")
         dtype = specs[tensor.name].dtype
         if tensor.datatype != DATATYPES[dtype]:
             raise UsageError(
@@ -133,59 +139,59 @@ def inputs_of(
             raise UsageError(
                 f"{tensor.name} has shape {tensor.shape!r:.60}, expected sizes of at least 1"
             )
-        size = binary_size(tensor, len(binary) - place)
+        size = binary_size(tensor, len(binary) - offset)
         values = (
-            values_of(tensor, dtype)
+            json_values(tensor, dtype)
             if size is None
-            else values_in(binary[place : place + size], tensor, dtype)
+            else binary_values(binary[offset : offset + size], tensor, dtype)
         )
-        place += size or 0
-        found[tensor.name] = values.reshape(tensor.shape)
-    if place != len(binary):
+        offset += size or 0
+        arrays[tensor.name] = values.reshape(tensor.shape)
+    if offset != len(binary):
         raise UsageError(
-            f"{len(binary)} bytes follow the JSON, expected {place}, the binary_data_size of "
-            f"all inputs"
+            f"{len(binary)} bytes follow the JSON, expected {offset}, the sum of all "
+            f"binary_data_size"
         )
-    return found
+    return arrays
 
 
-def binary_size(tensor: InputTensor, most: int) -> int | None:
-    """Return how many of the `most` remaining bytes hold the values of `tensor`, or `None` if the
-    JSON holds them."""
+def binary_size(tensor: InputTensor, remaining: int) -> int | None:
+    """Return the number of bytes that hold the values of `tensor`, or None if the JSON holds them.
+    `remaining` is the maximum."""
     parameters = tensor.parameters or {}
     check_no_shared_memory(tensor.name, parameters)
     size = parameters.get("binary_data_size")
     if size is None:
         return None
-    if type(size) is not int or not 0 <= size <= most:
+    if type(size) is not int or not 0 <= size <= remaining:
         raise UsageError(
-            f"binary_data_size of {tensor.name} is {size!r:.60}, expected at most {most}, the "
-            "bytes that are left"
+            f"binary_data_size of {tensor.name} is {size!r:.60}, expected at most {remaining}, the "
+            "remaining bytes"
         )
     if tensor.data is not None:
-        raise UsageError(f"{tensor.name} has data and binary_data_size, expected one of them")
+        raise UsageError(f"{tensor.name} has data and binary_data_size, expected only one of them")
     return size
 
 
 def check_no_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
-    if any(each.startswith(SHARED_MEMORY) for each in parameters):
+    if any(parameter.startswith(SHARED_MEMORY) for parameter in parameters):
         raise UsageError(
-            f"{name} is in shared memory, expected it in the body: it is not supported here"
+            f"{name} is in shared memory, which is not supported: expected its values in the body"
         )
 
 
-def values_of(tensor: InputTensor, dtype: str) -> np.ndarray:
-    """Return the values of `tensor` in the JSON."""
+def json_values(tensor: InputTensor, dtype: str) -> np.ndarray:
+    """Return the values of `tensor` from the JSON."""
     if not isinstance(tensor.data, list):
         raise UsageError(f"data of {tensor.name} is {tensor.data!r:.60}, expected a list of values")
-    # with a numpy string type, one long text would make every value as long
+    # a numpy string type would reserve the size of the longest text for each value
     values = np.array(tensor.data, object)
     count = math.prod(tensor.shape)
     if values.size != count or (values.ndim > 1 and list(values.shape) != tensor.shape):
         shape = f"{tensor.shape!r:.60}"
         raise UsageError(
             f"data of {tensor.name} has shape {list(values.shape)}, expected {shape} or "
-            f"[{count}], its shape"
+            f"[{count}] to fit its shape"
         )
     types = set(map(type, values.flat))
     if wrong := types - TYPES[dtype]:
@@ -201,17 +207,19 @@ def values_of(tensor: InputTensor, dtype: str) -> np.ndarray:
             return values.astype(dtype)
     except OverflowError:
         raise UsageError(
-            f"data of {tensor.name} has a number that {DATATYPES[dtype]} cannot hold"
+            f"data of {tensor.name} has a number outside of the range of {DATATYPES[dtype]}"
         ) from None
 
 
-def values_in(content: memoryview, tensor: InputTensor, dtype: str) -> np.ndarray:
-    """Return the values of `tensor` in the bytes `content`."""
+def binary_values(content: memoryview, tensor: InputTensor, dtype: str) -> np.ndarray:
+    """Return the values of `tensor` from the bytes `content`."""
     count = math.prod(tensor.shape)
     if dtype == TEXTS:
-        texts = texts_in(content, tensor.name)
+        texts = binary_texts(content, tensor.name)
         if len(texts) != count:
-            raise UsageError(f"{tensor.name} has {len(texts)} texts, expected {count}, its shape")
+            raise UsageError(
+                f"{tensor.name} has {len(texts)} texts, expected {count} to fit its shape"
+            )
         return np.array(texts, object)
     little = np.dtype(dtype).newbyteorder("<")
     if len(content) != count * little.itemsize:
@@ -222,51 +230,50 @@ def values_in(content: memoryview, tensor: InputTensor, dtype: str) -> np.ndarra
     return np.frombuffer(content, little)
 
 
-def texts_in(content: memoryview, name: str) -> list[str]:
-    found: list[str] = []
-    place = 0
-    while place < len(content):
-        start = place + WIDTH
-        place = start + int.from_bytes(content[place:start], "little")
-        if place > len(content):
+def binary_texts(content: memoryview, name: str) -> list[str]:
+    texts: list[str] = []
+    offset = 0
+    while offset < len(content):
+        start = offset + WIDTH
+        offset = start + int.from_bytes(content[offset:start], "little")
+        if offset > len(content):
             raise UsageError(
-                f"text {len(found)} of {name} ends at byte {place}, expected at most "
-                f"{len(content)}, its data"
+                f"text {len(texts)} of {name} ends at byte {offset}, expected at most "
+                f"{len(content)}, the size of its data"
             )
         try:
-            found.append(str(content[start:place], "utf-8"))
+            texts.append(str(content[start:offset], "utf-8"))
         except UnicodeDecodeError as error:
-            raise UsageError(f"text {len(found)} of {name} is not UTF-8: {error}") from None
-    return found
+            raise UsageError(f"text {len(texts)} of {name} is not valid UTF-8: {error}") from None
+    return texts
 
 
-def outputs_of(body: InferRequest, known: Sequence[TensorSpec]) -> dict[str, bool]:
-    """Return the names of the requested outputs, each with whether its data follow the JSON.
+def parse_outputs(body: InferRequest, known: Sequence[TensorSpec]) -> dict[str, bool]:
+    """Return the requested outputs by name; True if the values are sent as bytes.
 
     Raises:
-        UsageError: for a name that is not `known`, or comes twice, and for a parameter that is not
-            supported.
+        UsageError: if a name is not `known` or occurs twice, or a parameter is not supported.
     """
     in_binary = flag("binary_data_output", (body.parameters or {}).get("binary_data_output"), False)
     names = [tensor.name for tensor in known]
-    found: dict[str, bool] = {}
+    outputs: dict[str, bool] = {}
     for tensor in body.outputs or ():
         if tensor.name not in names:
             expected = f"expected some of {', '.join(names)}{did_you_mean(tensor.name, names)}"
-            raise UsageError(f"no output {tensor.name!r:.60}, {expected}")
-        if tensor.name in found:
-            raise UsageError(f"two outputs {tensor.name}, expected one")
+            raise UsageError(f"the name of an output is {tensor.name!r:.60}, {expected}")
+        if tensor.name in outputs:
+            raise UsageError(f"outputs has {tensor.name} twice, expected it once")
         parameters = tensor.parameters or {}
         check_no_shared_memory(tensor.name, parameters)
         if parameters.get("classification"):
             raise UsageError(
-                f"classification of {tensor.name} is not supported here, expected none: order "
-                f"its values"
+                f"classification of {tensor.name} is set, which is not supported: sort the values "
+                f"instead"
             )
-        found[tensor.name] = flag(
+        outputs[tensor.name] = flag(
             f"binary_data of {tensor.name}", parameters.get("binary_data"), in_binary
         )
-    return found or dict.fromkeys(names, in_binary)
+    return outputs or dict.fromkeys(names, in_binary)
 
 
 def flag(name: str, value: Any, default: bool) -> bool:
@@ -279,22 +286,22 @@ def flag(name: str, value: Any, default: bool) -> bool:
 # ------------------------------------------------------------------------------------------ answers
 
 
-def write_answer(
+def render_answer(
     about: dict[str, Any], outputs: Mapping[str, np.ndarray], in_binary: Collection[str]
 ) -> tuple[bytes, dict[str, str]]:
-    """Return the body and its headers. Texts are strings in arrays of objects; numbers have the
-    types of `DATATYPES`."""
-    listed, parts = [], []
+    """Return the body and its headers. `outputs` are arrays of objects for texts, and of the types
+    of `DATATYPES` for numbers."""
+    tensors, parts = [], []
     for name, values in outputs.items():
         datatype = DATATYPES[TEXTS if values.dtype == object else values.dtype.name]
         facts: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(values.shape)}
         if name in in_binary:
-            parts.append(bytes_of(values))
+            parts.append(to_bytes(values))
             facts["parameters"] = {"binary_data_size": len(parts[-1])}
         else:
             facts["data"] = values.ravel().tolist()
-        listed.append(facts)
-    header = json.dumps({**about, "outputs": listed}, ensure_ascii=False, allow_nan=False).encode()
+        tensors.append(facts)
+    header = json.dumps({**about, "outputs": tensors}, ensure_ascii=False, allow_nan=False).encode()
     if not parts:
         return header, {"Content-Type": "application/json"}
     return b"".join([header, *parts]), {
@@ -303,7 +310,7 @@ def write_answer(
     }
 
 
-def bytes_of(values: np.ndarray) -> bytes:
+def to_bytes(values: np.ndarray) -> bytes:
     if values.dtype != object:
         return values.astype(values.dtype.newbyteorder("<")).tobytes()
     texts = [text.encode() for text in values.flat]

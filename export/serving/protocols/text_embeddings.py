@@ -1,6 +1,6 @@
 """The endpoints of text-embeddings-inference
-(https://github.com/huggingface/text-embeddings-inference): embeddings, labels of texts and of
-pairs, and reranking."""
+(https://github.com/huggingface/text-embeddings-inference): embeddings, classification and
+reranking."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +17,7 @@ from ... import __version__
 from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError
 from ...heads import CLASSIFY
 from ...inference.inputs import MAX_TOKENS
+from ...scheduler.encoder_scheduler import MAX_CALLS
 from ...text.tasks import embedding
 from ...text.tasks.classification import FUNCTIONS, sentence_config
 from ...text.tasks.rows import (
@@ -25,22 +26,21 @@ from ...text.tasks.rows import (
     TokenRow,
     check_string,
     decode,
-    errors_of,
-    labels_of,
-    rows_of,
+    encode_texts,
+    label_names,
     run,
+    tokenizer_errors,
 )
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
-from ..reading import MAX_CALLS
-from .protocol import Protocol, models_of, name_in_path, settings_of, validated
+from .protocol import Protocol, name_in_path, served_models, server_settings, validated
 
 router = APIRouter(tags=["text-embeddings-inference"])
 
-# of a token at most, so that texts which are too long are known before they are cut into tokens
-CHARACTERS = 250
-# of the texts of `/tokenize` together: the answer has a hundred bytes for each token
-MOST_CHARACTERS = 250_000
+# characters per token; longer texts are rejected before they are tokenized
+MAX_TOKEN_LENGTH = 250
+# characters of all texts of /tokenize; its response has about 100 bytes per token
+MAX_CHARACTERS = 250_000
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 TYPES = {400: "Empty", 424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Unhealthy"}
 INPUTS = {
@@ -55,6 +55,7 @@ INPUTS = {
         {"type": "array", "items": {"type": "integer"}},
     ]
 }
+PROMPT_NAME = "name of a prompt of the export, which precedes each text"
 TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 IDS = {
     "anyOf": [
@@ -75,19 +76,23 @@ SEQUENCES = {
 
 
 class TEIRequest(BaseModel):
+    """A request of text-embeddings-inference. Unknown fields are rejected."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = Field(
-        None, description="The name of a model; the only one that fits if not given."
+        None, description="name of a model; by default the only model that fits"
     )
 
 
 class Truncation(TEIRequest):
+    """The options of truncation."""
+
     truncate: bool | None = Field(
-        False, description="Whether texts that are too long are cut; else they are refused."
+        False, description="true cuts texts that are too long; false rejects them"
     )
     truncation_direction: Literal["left", "right", "Left", "Right"] = Field(
-        "right", description="Where texts are cut."
+        "right", description="side at which texts are cut"
     )
 
     @property
@@ -95,64 +100,80 @@ class Truncation(TEIRequest):
         return self.truncation_direction.lower()
 
 
-class Embedded(Truncation):
+class EmbedAllRequest(Truncation):
+    """Texts or token ids to embed, token by token."""
+
     inputs: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
-        description="A text, token ids, or a list of these.", examples=["a dog"]
+        description="text, token ids, or list of these", examples=["a dog"]
     )
-    prompt_name: str | None = Field(
-        None, description="Of a prompt of the export, which is put before each text."
-    )
+    prompt_name: str | None = Field(None, description=PROMPT_NAME)
 
 
-class EmbedRequest(Embedded):
-    normalize: bool = Field(True, description="Whether each vector has the length 1.")
+class EmbedRequest(EmbedAllRequest):
+    """Texts or token ids to embed."""
+
+    normalize: bool = Field(True, description="scale each vector to length 1")
     dimensions: int | None = Field(
-        None, ge=1, description="Only so many first values of each vector."
+        None, ge=1, description="number of values of each vector, from its start"
     )
 
 
 class PredictRequest(Truncation):
+    """Texts or pairs of texts to classify."""
+
     inputs: Annotated[Any, WithJsonSchema(SEQUENCES)] = Field(
-        description="A text, a pair of texts, or a list of lists of one or two texts.",
+        description="text, pair of texts, or list of lists of one or two texts",
         examples=["a fine film"],
     )
-    raw_scores: bool = Field(False, description="Whether scores are the model's logits.")
+    raw_scores: bool = Field(False, description="return logits instead of probabilities")
 
 
 class RerankRequest(Truncation):
-    query: str
-    texts: list[str]
-    raw_scores: bool = Field(False, description="Whether scores are the model's logits.")
-    return_text: bool = Field(False, description="Whether each rank has its text.")
+    """A query and texts to rank."""
+
+    query: str = Field(description="query that the texts are compared with")
+    texts: list[str] = Field(description="texts to rank")
+    raw_scores: bool = Field(False, description="return logits instead of probabilities")
+    return_text: bool = Field(False, description="include the text of each rank in the response")
 
 
 class Sentences(TEIRequest):
-    source_sentence: str
-    sentences: list[str]
+    """A sentence, and sentences to compare it with."""
+
+    source_sentence: str = Field(description="sentence to compare")
+    sentences: list[str] = Field(description="sentences to compare it with")
 
 
 class SimilarityParameters(Truncation):
-    prompt_name: str | None = None
+    """The options of a request to /similarity."""
+
+    prompt_name: str | None = Field(None, description=PROMPT_NAME)
 
 
 class SimilarityRequest(TEIRequest):
-    inputs: Sentences
-    parameters: SimilarityParameters | None = None
+    """Sentences to compare."""
+
+    inputs: Sentences = Field(description="sentences to compare")
+    parameters: SimilarityParameters | None = Field(None, description="options")
 
 
 class TokenizeRequest(TEIRequest):
+    """Texts to tokenize."""
+
     inputs: Annotated[Any, WithJsonSchema(TEXTS)] = Field(
-        description="A text, or a list of texts.", examples=["a dog"]
+        description="text or list of texts", examples=["a dog"]
     )
-    add_special_tokens: bool = True
-    prompt_name: str | None = None
+    add_special_tokens: bool = Field(True, description="include special tokens")
+    prompt_name: str | None = Field(None, description=PROMPT_NAME)
 
 
 class DecodeRequest(TEIRequest):
+    """Token ids to decode."""
+
     ids: Annotated[Any, WithJsonSchema(IDS)] = Field(
-        description="Token ids, or a list of such lists.", examples=[[1, 2]]
+        description="token ids, or list of lists of token ids", examples=[[1, 2]]
     )
-    skip_special_tokens: bool = True
+    skip_special_tokens: bool = Field(True, description="omit special tokens from the text")
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
@@ -168,11 +189,13 @@ PROTOCOL = Protocol("text-embeddings-inference", router, error_body, validation=
 
 @router.post("/")
 async def answer(request: Request, body: dict[str, Any]) -> Response:
-    """Answer like /embed, /rerank or /predict, by the task of the model.
+    """Respond like /embed, /rerank or /predict, depending on the task of the model.
 
-    `InferenceClient(model=url)` of huggingface_hub posts here."""
+    `InferenceClient(model=url)` of huggingface_hub sends its requests to this path."""
     name = body.get("model")
-    model = chosen(request, reads, "embed or label texts", name if isinstance(name, str) else None)
+    model = choose_model(
+        request, reads, "embed or label texts", name if isinstance(name, str) else None
+    )
     endpoint, form = next((endpoint, form) for fits, endpoint, form in ENDPOINTS if fits(model))
     with validated(body, "body"):
         checked = form.model_validate(body)
@@ -181,84 +204,91 @@ async def answer(request: Request, body: dict[str, Any]) -> Response:
 
 @router.post("/embed")
 async def embed(request: Request, body: EmbedRequest) -> Response:
-    """One vector for each input: the pooling and the linear maps of the export, and its
-    normalisation if asked for."""
-    model = chosen(request, lambda model: model.embeds, "embed texts", body.model)
-    inputs = inputs_of("inputs", body.inputs, settings_of(request).max_batch, model.runtime)
-    return in_json(await model.read(len(inputs), vectors_in_json, model, inputs, body))
+    """Return one vector for each input.
+
+    The export's sentence-transformers modules select pooling and linear maps. The field
+    `normalize` decides about normalization."""
+    model = choose_model(request, lambda model: model.embeds, "embed texts", body.model)
+    inputs = parse_inputs("inputs", body.inputs, server_settings(request).max_batch, model.runtime)
+    return json_response(await model.read(len(inputs), render_vectors, model, inputs, body))
 
 
 @router.post("/embed_all")
-async def embed_all(request: Request, body: Embedded) -> Response:
-    """The state of each token of each input."""
-    model = chosen(request, lambda model: model.embeds, "embed texts", body.model)
-    inputs = inputs_of("inputs", body.inputs, settings_of(request).max_batch, model.runtime)
-    return in_json(await model.read(len(inputs), states_in_json, model, inputs, body))
+async def embed_all(request: Request, body: EmbedAllRequest) -> Response:
+    """Return the vectors of all tokens of each input, without pooling."""
+    model = choose_model(request, lambda model: model.embeds, "embed texts", body.model)
+    inputs = parse_inputs("inputs", body.inputs, server_settings(request).max_batch, model.runtime)
+    return json_response(await model.read(len(inputs), render_states, model, inputs, body))
 
 
 @router.post("/similarity")
 async def similarity(request: Request, body: SimilarityRequest) -> Response:
-    """The cosine of the vectors of a sentence and of each of several others."""
-    model = chosen(request, lambda model: model.embeds, "embed texts", body.model)
+    """Return the cosine similarity of a sentence to each of several other sentences."""
+    model = choose_model(request, lambda model: model.embeds, "embed texts", body.model)
     if not body.inputs.sentences:
-        raise empty("inputs.sentences")
+        raise empty_error("inputs.sentences")
     sentences = [body.inputs.source_sentence, *body.inputs.sentences]
-    inputs = inputs_of("inputs", sentences, settings_of(request).max_batch, model.runtime)
+    inputs = parse_inputs("inputs", sentences, server_settings(request).max_batch, model.runtime)
     how = body.parameters or SimilarityParameters.model_validate({})
-    return JSONResponse(await model.read(len(inputs), cosines, model, inputs, how))
+    return JSONResponse(await model.read(len(inputs), cosine_similarities, model, inputs, how))
 
 
 @router.post("/predict")
 async def predict(request: Request, body: PredictRequest) -> Response:
-    """All labels of each text, or pair of texts, the likeliest first."""
-    model = chosen(request, classifies, "label texts", body.model)
-    sequences, is_batch = sequences_of(body.inputs)
-    check_number("inputs", sequences, settings_of(request).max_batch)
-    found = await model.read(len(sequences), labels, model, sequences, body, body.raw_scores)
-    return JSONResponse(found if is_batch else found[0])
+    """Return all labels of each text or pair of texts, best first."""
+    model = choose_model(request, classifies, "label texts", body.model)
+    sequences, is_batch = parse_sequences(body.inputs)
+    check_number("inputs", sequences, server_settings(request).max_batch)
+    results = await model.read(len(sequences), labels, model, sequences, body, body.raw_scores)
+    return JSONResponse(results if is_batch else results[0])
 
 
 @router.post("/rerank")
 async def rerank(request: Request, body: RerankRequest) -> Response:
-    """Score how well each text answers the query, and return the best first."""
-    model = chosen(request, reranks, "rerank texts, which takes one label", body.model)
+    """Score how well each text answers the query. Return the best text first."""
+    model = choose_model(
+        request, reranks, "rerank texts, for which a head with one label is needed", body.model
+    )
     if not body.texts:
-        raise empty("texts")
-    check_number("texts", body.texts, settings_of(request).max_batch)
+        raise empty_error("texts")
+    check_number("texts", body.texts, server_settings(request).max_batch)
     pairs = [(body.query, text) for text in body.texts]
-    found = await model.read(len(pairs), scores_of, model, pairs, body, body.raw_scores)
+    results = await model.read(len(pairs), compute_scores, model, pairs, body, body.raw_scores)
     ranks = sorted(
-        ((float(scores[0]), place) for place, scores in enumerate(found)),
+        ((float(scores[0]), index) for index, scores in enumerate(results)),
         key=lambda rank: (-rank[0], rank[1]),
     )
-    texts = [{"text": body.texts[place]} if body.return_text else {} for _, place in ranks]
+    texts = [{"text": body.texts[index]} if body.return_text else {} for _, index in ranks]
     return JSONResponse(
-        [{"index": place, **text, "score": score} for (score, place), text in zip(ranks, texts)]
+        [{"index": index, **text, "score": score} for (score, index), text in zip(ranks, texts)]
     )
 
 
 @router.post("/tokenize")
 async def tokenize(request: Request, body: TokenizeRequest) -> Response:
-    """The tokens of each text. Places are those of bytes in UTF-8, as in
-    text-embeddings-inference."""
-    model = chosen(request, has_tokenizer, "cut texts into tokens", body.model)
+    """Return the tokens of each text.
+
+    `start` and `stop` are offsets in the UTF-8 bytes, as in text-embeddings-inference."""
+    model = choose_model(request, has_tokenizer, "tokenize texts", body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise UsageError(f"inputs is {body.inputs!r:.80}, expected a text or a list of texts")
-    check_number("inputs", texts, settings_of(request).max_batch)
+    check_number("inputs", texts, server_settings(request).max_batch)
     size = sum(map(len, texts))
-    if size > MOST_CHARACTERS:
-        raise TooLong(f"inputs has {size} characters, expected at most {MOST_CHARACTERS}")
-    return in_json(await model.read(len(texts), tokens_in_json, model.runtime, texts, body))
+    if size > MAX_CHARACTERS:
+        raise TooLong(f"inputs has {size} characters, expected at most {MAX_CHARACTERS}")
+    return json_response(await model.read(len(texts), render_tokens, model.runtime, texts, body))
 
 
 @router.post("/decode")
 async def decode_ids(request: Request, body: DecodeRequest) -> Response:
-    """The text of token ids."""
-    model = chosen(request, has_tokenizer, "make texts of tokens", body.model)
-    rows = inputs_of("ids", body.ids, settings_of(request).max_batch, model.runtime)
+    """Return the text of each list of token ids."""
+    model = choose_model(request, has_tokenizer, "decode token ids", body.model)
+    rows = parse_inputs("ids", body.ids, server_settings(request).max_batch, model.runtime)
     if any(isinstance(row, str) for row in rows):
-        raise UsageError(f"ids is {body.ids!r:.80}, expected token ids or a list of such lists")
+        raise UsageError(
+            f"ids is {body.ids!r:.80}, expected token ids or a list of lists of token ids"
+        )
 
     def texts() -> list[str]:
         return [
@@ -272,18 +302,18 @@ async def decode_ids(request: Request, body: DecodeRequest) -> Response:
 
 @router.get("/info")
 async def info(request: Request, model: str | None = None) -> Response:
-    """Describe the model with the fields that text-embeddings-inference has."""
-    found = chosen(request, reads, "embed or label texts", model)
-    settings, runtime = settings_of(request), found.runtime.runtime
+    """Return information about the model, with the fields of text-embeddings-inference."""
+    served = choose_model(request, reads, "embed or label texts", model)
+    settings, runtime = server_settings(request), served.runtime.runtime
     dtype = runtime.dtype
     facts = {
-        "model_id": found.name,
+        "model_id": served.name,
         "model_sha": None,
         "model_dtype": DTYPES.get(dtype, dtype),
-        "served_model_name": found.name,
-        "model_type": model_type(found),
+        "served_model_name": served.name,
+        "model_type": model_type(served),
         "max_concurrent_requests": settings.requests,
-        "max_input_length": longest(found),
+        "max_input_length": longest(served),
         "max_batch_tokens": MAX_TOKENS * runtime.threads,
         "max_batch_requests": None,
         "max_client_batch_size": settings.max_batch,
@@ -296,7 +326,7 @@ async def info(request: Request, model: str | None = None) -> Response:
     return JSONResponse(facts)
 
 
-# What POST / does with a model, of the first line that fits.
+# (condition, endpoint, request class) of POST /; the first condition that is true counts
 ENDPOINTS: tuple[tuple[Callable[[Any], bool], Callable[..., Any], type[TEIRequest]], ...] = (
     (lambda model: model.embeds, embed, EmbedRequest),
     (lambda model: reranks(model), rerank, RerankRequest),
@@ -307,15 +337,19 @@ ENDPOINTS: tuple[tuple[Callable[[Any], bool], Callable[..., Any], type[TEIReques
 # ------------------------------------------------------------------------------------------- models
 
 
-def chosen(
+def choose_model(
     request: Request, fits: Callable[[ServedModel], bool], purpose: str, name: str | None
 ) -> ServedModel:
-    """Return the model of the request. Raises RequestError as `ServedModels.choose`, but 424 if a
-    model does not fit, as in text-embeddings-inference."""
+    """Return the model of the request, like `ServedModels.choose`.
+
+    Raises:
+        RequestError: 422 for an unknown name, and 424 if a model does not fit, as in
+            text-embeddings-inference.
+    """
     try:
-        return models_of(request).choose(fits, purpose, name_in_path(request), name)
-    except RequestError as refusal:
-        raise RequestError(424 if refusal.status == 400 else 422, refusal.message) from None
+        return served_models(request).choose(fits, purpose, name_in_path(request), name)
+    except RequestError as error:
+        raise RequestError(424 if error.status == 400 else 422, error.message) from None
 
 
 def classifies(model: ServedModel) -> bool:
@@ -338,8 +372,8 @@ def longest(model: ServedModel) -> int:
     """Return the maximum number of tokens of a text."""
     limit = (
         model.runtime.info.config["max_position_embeddings"]
-        if model.reader is None
-        else model.reader.longest
+        if model.encoder is None
+        else model.encoder.max_length
     )
     return min(limit, embedding.length_and_case(model.runtime)[0]) if model.embeds else limit
 
@@ -355,129 +389,143 @@ def model_type(model: ServedModel) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------- inputs
 
 
-def empty(name: str) -> RequestError:
+def empty_error(name: str) -> RequestError:
     return RequestError(400, f"{name} is empty, expected at least one text")
 
 
-def check_number(name: str, inputs: Sequence[Any], most: int) -> None:
+def check_number(name: str, inputs: Sequence[Any], max_items: int) -> None:
     if not inputs:
-        raise empty(name)
-    if len(inputs) > most:
-        raise TooLong(f"{name} has {len(inputs)} items, expected at most {most}")
+        raise empty_error(name)
+    if len(inputs) > max_items:
+        raise TooLong(f"{name} has {len(inputs)} items, expected at most {max_items}")
 
 
 def check_input(text: str, name: str) -> str:
-    """Return `text`, which must not be empty; white space is embedded, as in
+    """Return `text`, which must not be empty. White space is accepted, as in
     text-embeddings-inference."""
     if not text:
         raise UsageError(f"{name} is '', expected at least one character", name)
     return check_string(text, name)
 
 
-def inputs_of(name: str, given: Any, most: int, runtime: TextRuntime) -> list[str | list[int]]:
-    """Return texts and rows of ids."""
-    inputs = [given] if isinstance(given, str) else given
-    if isinstance(inputs, list) and inputs and all(type(each) is int for each in inputs):
+def parse_inputs(
+    name: str, value: Any, max_items: int, runtime: TextRuntime
+) -> list[str | list[int]]:
+    """Return texts and rows of token ids. Raises UsageError or TooLong for invalid values."""
+    inputs = [value] if isinstance(value, str) else value
+    if isinstance(inputs, list) and inputs and all(type(item) is int for item in inputs):
         inputs = [inputs]
     if not isinstance(inputs, list):
-        raise UsageError(f"{name} is {given!r:.80}, expected a text, token ids or a list of these")
-    check_number(name, inputs, most)
+        raise UsageError(
+            f"{name} is {value!r:.80}, expected a text, token ids or a "
+            f"list of texts and lists of token ids"
+        )
+    check_number(name, inputs, max_items)
     size = runtime.info.config["vocab_size"]
-    for place, each in enumerate(inputs):
-        if isinstance(each, str):
-            check_input(each, f"{name} {place} of {len(inputs)}")
+    for index, item in enumerate(inputs):
+        if isinstance(item, str):
+            check_input(item, f"{name} {index} of {len(inputs)}")
             continue
-        if not isinstance(each, list) or not each or not all(type(token) is int for token in each):
-            raise UsageError(f"{name} has {each!r:.80}, expected a text or token ids")
-        outside = [token for token in each if not 0 <= token < size]
+        if not isinstance(item, list) or not item or not all(type(token) is int for token in item):
+            raise UsageError(f"{name} has {item!r:.80}, expected a text or token ids")
+        outside = [token for token in item if not 0 <= token < size]
         if outside:
             raise UsageError(
-                f"{name} has the token {outside[0]}, expected ids in [0, {size - 1}], the "
+                f"{name} has the token id {outside[0]}, expected ids from 0 to {size - 1}, the "
                 f"vocabulary"
             )
     return inputs
 
 
-def sequences_of(given: Any) -> tuple[list[str | Pair], bool]:
-    """Return texts and pairs, and whether the request had a list of them."""
-    if isinstance(given, str):
-        return [check_input(given, "inputs")], False
-    if isinstance(given, list) and given and all(isinstance(each, list) for each in given):
+def parse_sequences(value: Any) -> tuple[list[str | Pair], bool]:
+    """Return texts and pairs of texts, and True if the request has a list of them."""
+    if isinstance(value, str):
+        return [check_input(value, "inputs")], False
+    if isinstance(value, list) and value and all(isinstance(item, list) for item in value):
         return [
-            sequence_of(each, f"inputs {place} of {len(given)}") for place, each in enumerate(given)
+            parse_sequence(item, f"inputs {index} of {len(value)}")
+            for index, item in enumerate(value)
         ], True
-    if given == []:
-        raise empty("inputs")
-    return [sequence_of(given, "inputs")], False
+    if value == []:
+        raise empty_error("inputs")
+    return [parse_sequence(value, "inputs")], False
 
 
-def sequence_of(given: Any, name: str) -> str | Pair:
+def parse_sequence(value: Any, name: str) -> str | Pair:
     if (
-        not isinstance(given, list)
-        or len(given) not in (1, 2)
-        or not all(isinstance(part, str) for part in given)
+        not isinstance(value, list)
+        or len(value) not in (1, 2)
+        or not all(isinstance(part, str) for part in value)
     ):
-        raise UsageError(f"{name} is {given!r:.80}, expected a text, or a list of one or two texts")
-    parts = [check_input(part, name) for part in given]
+        raise UsageError(f"{name} is {value!r:.80}, expected a text, or a list of one or two texts")
+    parts = [check_input(part, name) for part in value]
     return parts[0] if len(parts) == 1 else (parts[0], parts[1])
 
 
-def encoded(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) -> list[Encoding]:
-    """Return the encoding of each text, truncated if requested. Raises TooLong for longer texts."""
+def encode(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) -> list[Encoding]:
+    """Return the encoding of each text, truncated if requested. Raises TooLong for a text that is
+    too long."""
     limit = longest(model)
     if how.truncate:
-        shortened = [first_characters(text, limit * CHARACTERS, how.side) for text in texts]
-        return rows_of(model.runtime, shortened, Cut(limit, side=how.side))
+        shortened = [first_characters(text, limit * MAX_TOKEN_LENGTH, how.side) for text in texts]
+        return encode_texts(model.runtime, shortened, Cut(limit, side=how.side))
     for text in texts:
         size = len(text) if isinstance(text, str) else sum(map(len, text))
-        if size > limit * CHARACTERS:
+        if size > limit * MAX_TOKEN_LENGTH:
             raise TooLong(
-                f"a text has {size} characters, expected at most {limit * CHARACTERS}, or truncate"
+                f"a text has {size} characters, expected at most {limit * MAX_TOKEN_LENGTH}, or "
+                f"truncate=true"
             )
-    rows = rows_of(model.runtime, texts)
+    rows = encode_texts(model.runtime, texts)
     check_lengths([len(row.ids) for row in rows], limit)
     return rows
 
 
 def check_lengths(lengths: Sequence[int], limit: int) -> None:
     if max(lengths) > limit:
-        raise TooLong(f"a text has {max(lengths)} tokens, expected at most {limit}, or truncate")
+        raise TooLong(
+            f"a text has {max(lengths)} tokens, expected at most {limit}, or truncate=true"
+        )
 
 
-def first_characters(text: str | Pair, most: int, side: str) -> str | Pair:
-    """Return the first characters, or the last ones if those are kept."""
+def first_characters(text: str | Pair, max_length: int, side: str) -> str | Pair:
+    """Return the first `max_length` characters of each part, or the last ones if `side` is left."""
     if isinstance(text, str):
-        return text[:most] if side == "right" else text[-most:]
-    first, second = (first_characters(part, most, side) for part in text)
+        return text[:max_length] if side == "right" else text[-max_length:]
+    first, second = (first_characters(part, max_length, side) for part in text)
     return first, second  # type: ignore[return-value]
 
 
 def rows_to_embed(
-    model: ServedModel, inputs: Sequence[str | list[int]], how: Embedded | SimilarityParameters
+    model: ServedModel,
+    inputs: Sequence[str | list[int]],
+    how: EmbedAllRequest | SimilarityParameters,
 ) -> tuple[list[Encoding | TokenRow], int]:
-    """Return the rows of `embedding.rows_to_embed` for texts and ids. Ids are used unchanged, or
-    decoded to text if there is a prompt."""
+    """Return the tokens of each input and the number of tokens of the prompt. Token ids are used
+    unchanged. With a prompt they are decoded first."""
     runtime = model.runtime
-    prompt = embedding.chosen_prompt(sentence_config(runtime), how.prompt_name, None)
+    prompt = embedding.select_prompt(sentence_config(runtime), how.prompt_name, None)
     lowered = (
         normalizers.Lowercase().normalize_str if embedding.length_and_case(runtime)[1] else str
     )
     if prompt:
         inputs = [
-            each if isinstance(each, str) else decode(runtime, each, skip_special_tokens=True)
-            for each in inputs
+            item if isinstance(item, str) else decode(runtime, item, skip_special_tokens=True)
+            for item in inputs
         ]
-    texts = [lowered(prompt + each) for each in inputs if isinstance(each, str)]
-    of_texts = iter(encoded(model, texts, how) if texts else [])
+    texts = [lowered(prompt + item) for item in inputs if isinstance(item, str)]
+    encodings = iter(encode(model, texts, how) if texts else [])
     rows = [
-        next(of_texts) if isinstance(each, str) else row_of(each, longest(model), how)
-        for each in inputs
+        next(encodings) if isinstance(item, str) else cut_ids(item, longest(model), how)
+        for item in inputs
     ]
-    length = embedding.length_of(rows_of(runtime, [lowered(prompt)])[0]) if prompt else 0
+    length = (
+        embedding.count_prompt_tokens(encode_texts(runtime, [lowered(prompt)])[0]) if prompt else 0
+    )
     return rows, min(length, longest(model))
 
 
-def row_of(ids: list[int], limit: int, how: Truncation) -> TokenRow:
+def cut_ids(ids: list[int], limit: int, how: Truncation) -> TokenRow:
     if how.truncate:
         ids = ids[:limit] if how.side == "right" else ids[-limit:]
     check_lengths([len(ids)], limit)
@@ -487,27 +535,27 @@ def row_of(ids: list[int], limit: int, how: Truncation) -> TokenRow:
 # ------------------------------------------------------------------------------------------ answers
 
 
-def in_json(content: bytes) -> Response:
+def json_response(content: bytes) -> Response:
     return Response(content, media_type="application/json")
 
 
-def listed(values: Iterator[Any]) -> bytes:
-    """Return a list as JSON. Values are written one by one, so that other threads have their
-    turn."""
+def render_list(values: Iterator[Any]) -> bytes:
+    """Return a list as JSON. Each value is encoded on its own, so that other threads can run."""
     return (
         b"["
         + b",".join(
-            json.dumps(each, ensure_ascii=False, allow_nan=False).encode() for each in values
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode() for value in values
         )
         + b"]"
     )
 
 
-def states_of(
-    model: ServedModel, inputs: Sequence[str | list[int]], how: Embedded | SimilarityParameters
+def compute_states(
+    model: ServedModel,
+    inputs: Sequence[str | list[int]],
+    how: EmbedAllRequest | SimilarityParameters,
 ) -> tuple[list[np.ndarray], int]:
-    """Return the states (S, D) of the tokens of each input, and how many tokens are the
-    prompt's."""
+    """Return the hidden states (S, D) of each input, and the number of tokens of the prompt."""
     rows, prompt_length = rows_to_embed(model, inputs, how)
     states: list[np.ndarray] = [np.empty(0)] * len(rows)
     for index, outputs in run(model.runtime, rows):
@@ -518,71 +566,75 @@ def states_of(
 def vectors(
     model: ServedModel,
     inputs: Sequence[str | list[int]],
-    how: Embedded | SimilarityParameters,
+    how: EmbedAllRequest | SimilarityParameters,
     width: int | None = None,
 ) -> list[np.ndarray]:
-    """Return one vector for each input, without the final normalization of the export."""
+    """Return one vector for each input, without the last normalization of the export."""
     modules = model.runtime.sentence_modules
     steps = modules.steps
-    while steps and steps[-1] is embedding.normalized:
+    while steps and steps[-1] is embedding.normalize:
         steps = steps[:-1]
-    states, prompt_length = states_of(model, inputs, how)
-    found = [replace(modules, steps=steps).embedding(each, prompt_length) for each in states]
+    states, prompt_length = compute_states(model, inputs, how)
+    results = [
+        replace(modules, steps=steps).embedding(row_states, prompt_length) for row_states in states
+    ]
     if width is not None:
-        check_dimensions(width, len(found[0]))
-    return [vector[:width] for vector in found]
+        check_dimensions(width, len(results[0]))
+    return [vector[:width] for vector in results]
 
 
 def check_dimensions(dimensions: int, width: int) -> None:
-    """Raise UsageError for more `dimensions` than vectors of this `width` have."""
+    """Raise UsageError if `dimensions` is more than `width`, the length of the vectors."""
     if dimensions > width:
         raise UsageError(f"dimensions is {dimensions}, expected at most {width}", "dimensions")
 
 
-def vectors_in_json(
+def render_vectors(
     model: ServedModel, inputs: Sequence[str | list[int]], body: EmbedRequest
 ) -> bytes:
-    found = vectors(model, inputs, body, body.dimensions)
-    return listed(
-        (embedding.normalized(vector) if body.normalize else vector).tolist() for vector in found
+    rows = vectors(model, inputs, body, body.dimensions)
+    return render_list(
+        (embedding.normalize(vector) if body.normalize else vector).tolist() for vector in rows
     )
 
 
-def states_in_json(model: ServedModel, inputs: Sequence[str | list[int]], body: Embedded) -> bytes:
-    return listed(states.tolist() for states in states_of(model, inputs, body)[0])
+def render_states(
+    model: ServedModel, inputs: Sequence[str | list[int]], body: EmbedAllRequest
+) -> bytes:
+    return render_list(states.tolist() for states in compute_states(model, inputs, body)[0])
 
 
-def cosines(
+def cosine_similarities(
     model: ServedModel, inputs: Sequence[str | list[int]], how: SimilarityParameters
 ) -> list[float]:
-    found = embedding.normalized(np.stack(vectors(model, inputs, how)))
-    return (found[1:] @ found[0]).tolist()
+    embeddings = embedding.normalize(np.stack(vectors(model, inputs, how)))
+    return (embeddings[1:] @ embeddings[0]).tolist()
 
 
-def scores_of(
+def compute_scores(
     model: ServedModel, sequences: Sequence[str | Pair], how: Truncation, is_raw: bool
 ) -> list[np.ndarray]:
     """Return the scores of all labels for each input: logits if `is_raw`, otherwise probabilities.
-    The sigmoid applies to independent labels and to a single label, else the softmax."""
+    Probabilities are sigmoids for independent labels and for a single label, else the softmax."""
     config = model.runtime.info.config
     is_independent = (
         config.get("problem_type") == "multi_label_classification" or len(config["id2label"]) == 1
     )
     function = FUNCTIONS["none" if is_raw else "sigmoid" if is_independent else "softmax"]
-    rows = encoded(model, sequences, how)
-    found: list[np.ndarray] = [np.empty(0)] * len(rows)
+    rows = encode(model, sequences, how)
+    results: list[np.ndarray] = [np.empty(0)] * len(rows)
     for index, outputs in run(model.runtime, rows):
-        found[index] = function(outputs["logits"])
-    return found
+        results[index] = function(outputs["logits"])
+    return results
 
 
 def labels(
     model: ServedModel, sequences: Sequence[str | Pair], how: Truncation, is_raw: bool
 ) -> list[list[dict[str, Any]]]:
-    names = labels_of(model.runtime)
+    names = label_names(model.runtime)
     orders = [
         (scores, np.argsort(-scores, kind="stable").tolist())
-        for scores in scores_of(model, sequences, how, is_raw)
+        for scores in compute_scores(model, sequences, how, is_raw)
     ]
     return [
         [{"score": float(scores[label]), "label": names[label]} for label in order]
@@ -590,16 +642,18 @@ def labels(
     ]
 
 
-def tokens_in_json(runtime: TextRuntime, texts: Sequence[str], body: TokenizeRequest) -> bytes:
-    prompt = embedding.chosen_prompt(sentence_config(runtime), body.prompt_name, None)
-    whole = [prompt + text for text in texts]
-    with errors_of(runtime.path):
-        found = runtime.encode(whole, special_tokens=body.add_special_tokens)
-    return listed(tokens_of(encoding, text) for encoding, text in zip(found, whole, strict=True))
+def render_tokens(runtime: TextRuntime, texts: Sequence[str], body: TokenizeRequest) -> bytes:
+    prompt = embedding.select_prompt(sentence_config(runtime), body.prompt_name, None)
+    prompted = [prompt + text for text in texts]
+    with tokenizer_errors(runtime.path):
+        encodings = runtime.encode(prompted, special_tokens=body.add_special_tokens)
+    return render_list(
+        describe_tokens(encoding, text) for encoding, text in zip(encodings, prompted, strict=True)
+    )
 
 
-def tokens_of(encoding: Encoding, text: str) -> list[dict[str, Any]]:
-    places = np.cumsum([0, *(len(letter.encode()) for letter in text)]).tolist()
+def describe_tokens(encoding: Encoding, text: str) -> list[dict[str, Any]]:
+    offsets = np.cumsum([0, *(len(letter.encode()) for letter in text)]).tolist()
     facts = zip(
         encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True
     )
@@ -608,8 +662,8 @@ def tokens_of(encoding: Encoding, text: str) -> list[dict[str, Any]]:
             "id": id,
             "text": token if is_special else text[start:end],
             "special": bool(is_special),
-            "start": None if is_special else places[start],
-            "stop": None if is_special else places[end],
+            "start": None if is_special else offsets[start],
+            "stop": None if is_special else offsets[end],
         }
         for id, token, is_special, (start, end) in facts
     ]

@@ -1,9 +1,8 @@
-"""The text in HTML: where it stands, and other text in its place. All else stays as it is, byte for
-byte.
+"""Text in HTML: find it and replace it. All other bytes stay unchanged.
 
-What is markup is told by the rules of the HTML standard (13.2.5, tokenization), in time that grows
-with the length alone, however broken it is. The standard library's parser, as of Python 3.11,
-raises on some of it, and needs time that grows with the square of it.
+The rules are those of the HTML standard (13.2.5, tokenization). The time is linear in the length,
+even for invalid HTML. The standard library's parser (Python 3.11) raises errors for some invalid
+HTML and takes quadratic time for other.
 """
 
 import re
@@ -16,7 +15,7 @@ from ...text.tasks.translation import has_letters
 
 BEGIN = re.compile(r"<(?=[a-zA-Z!?]|/.)", re.DOTALL)  # start of markup; any other "<" is text
 COMMENT = re.compile(r"<!--(?:-?>|.*?--!?>)", re.DOTALL)
-# a doctype, and what browsers take for a comment
+# a doctype, and markup that browsers treat as a comment
 OTHER = re.compile(r"<(?:[!?]|/(?![a-zA-Z]))[^>]*>")
 TAG = re.compile(
     r"<(?P<end>/?)(?P<name>[a-zA-Z][^\s/>]*+)"
@@ -27,9 +26,17 @@ ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);")
 SPACE = " \t\n\f\r"
 SPACES = re.compile(rf"[{SPACE}]+")
 
-# without tags within, never text
+# elements whose content has no tags and is not translated
 RAW = {"script", "style", "textarea", "xmp", "iframe", "noembed", "noframes", "plaintext"}
-KEPT = {"code", "kbd", "math", "pre", "samp", "svg", "var"}  # their content is not translated
+KEPT = {
+    "code",
+    "kbd",
+    "math",
+    "pre",
+    "samp",
+    "svg",
+    "var",
+}  # elements whose content is not translated
 VOID = {
     *(
         "area",
@@ -81,7 +88,7 @@ BLOCKS = {
         "ul",
     ),
 }
-# Elements that end where one of these begins, without a tag for it.
+# elements that end implicitly where one of the others begins
 ENDED_BY = {
     "p": BLOCKS,
     "li": {"li"},
@@ -93,8 +100,8 @@ ENDED_BY = {
 
 
 class TextRun(NamedTuple):
-    """The text between two tags without the white space around it: its start, its end and its
-    content."""
+    """The text between two tags, without surrounding white space: its start, its end and the text
+    with entities decoded."""
 
     start: int
     end: int
@@ -102,18 +109,20 @@ class TextRun(NamedTuple):
 
 
 def text_runs(html: str) -> list[TextRun]:
-    """Return the texts to translate, in order. They contain letters; entities become characters and
-    white space single spaces. Elements with `translate="no"` or the class `notranslate`, and those
-    of `KEPT` and `RAW`, are skipped."""
+    """Return the texts to translate, in order. Each contains a letter. Entities become characters,
+    and white space becomes single spaces.
+
+    Elements with `translate="no"` or the class `notranslate`, and those of `KEPT` and `RAW`, are
+    skipped."""
     runs = []
     elements = Elements()
-    place = 0
-    while place < len(html):
-        found = BEGIN.search(html, place)
-        start = found.start() if found else len(html)
+    offset = 0
+    while offset < len(html):
+        match = BEGIN.search(html, offset)
+        start = match.start() if match else len(html)
         if elements.translate:
-            runs += run_between(html, place, start)
-        place = end_of_markup(html, start, elements)
+            runs += run_between(html, offset, start)
+        offset = end_of_markup(html, start, elements)
     return runs
 
 
@@ -128,25 +137,25 @@ def run_between(html: str, start: int, end: int) -> list[TextRun]:
 
 
 def end_of_markup(html: str, start: int, elements: "Elements") -> int:
-    """Return where the markup that begins at `start` ends, or the end of `html` if it has no
-    end."""
+    """Return the end of the markup that begins at `start`, or the length of `html` if it never
+    ends."""
     if html.startswith("<!--", start):
-        found = COMMENT.match(html, start)
-    elif (found := TAG.match(html, start)) is None:
-        found = OTHER.match(html, start)
-    elif found["end"]:
-        elements.close(found["name"].lower())
+        match = COMMENT.match(html, start)
+    elif (match := TAG.match(html, start)) is None:
+        match = OTHER.match(html, start)
+    elif match["end"]:
+        elements.close(match["name"].lower())
     else:
-        name = found["name"].lower()
+        name = match["name"].lower()
         if name in RAW:
-            ending = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(html, found.end())
+            ending = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(html, match.end())
             return ending.start() if ending else len(html)
-        elements.open(name, found["rest"])
-    return found.end() if found else len(html)
+        elements.open(name, match["rest"])
+    return match.end() if match else len(html)
 
 
 class Elements:
-    """The open ones, each with whether its text is translated."""
+    """The open elements, each with a flag: True if its text is translated."""
 
     def __init__(self) -> None:
         self.stack: list[tuple[str, bool]] = []
@@ -154,19 +163,23 @@ class Elements:
 
     @property
     def translate(self) -> bool:
+        """True if text at this position is translated."""
         return self.stack[-1][1] if self.stack else True
 
     def open(self, name: str, rest: str) -> None:
-        """Enter an element at its tag. `rest` is the text of the tag behind the name."""
+        """Open the element `name`. `rest` is the text of the tag after the name."""
         while self.stack and name in ENDED_BY.get(self.stack[-1][0], ()):
             self.close(self.stack[-1][0])
         if name not in VOID and not rest.endswith("/"):
-            own = own_choice(rest)
-            self.stack.append((name, self.translate and name not in KEPT if own is None else own))
+            choice = translate_attribute(rest)
+            self.stack.append(
+                (name, self.translate and name not in KEPT if choice is None else choice)
+            )
             self.counts[name] += 1
 
     def close(self, name: str) -> None:
-        """Close the element `name` with those open within it, if it is open."""
+        """Close the element `name` and all open elements within it. Ignore a tag without an open
+        element."""
         while self.counts[name]:
             inner = self.stack.pop()[0]
             self.counts[inner] -= 1
@@ -174,9 +187,9 @@ class Elements:
                 return
 
 
-def own_choice(rest: str) -> bool | None:
-    """Return whether the attributes of an element ask to translate it, or `None` if they do not
-    say."""
+def translate_attribute(rest: str) -> bool | None:
+    """Return True or False if the attributes in `rest` select or exclude the element from
+    translation, else None."""
     if "translate" not in rest.lower():
         return None
     attributes: dict[str, str] = {}
@@ -187,23 +200,23 @@ def own_choice(rest: str) -> bool | None:
     return {"": True, "yes": True, "no": False}.get(attributes.get("translate", "none"))
 
 
-def replaced(html: str, runs: Sequence[TextRun], texts: Sequence[str]) -> str:
-    """Return `html` with one of `texts` in place of each of `runs`. Unchanged texts keep their
-    bytes."""
+def replace_runs(html: str, runs: Sequence[TextRun], texts: Sequence[str]) -> str:
+    """Return `html` with each of `runs` replaced by the text at the same index. Unchanged texts
+    keep their bytes."""
     parts = []
-    place = 0
+    offset = 0
     for run, text in zip(runs, texts, strict=True):
         raw = html[run.start : run.end]
-        parts += [html[place : run.start], raw if text == run.text else escaped(text, raw)]
-        place = run.end
-    return "".join([*parts, html[place:]])
+        parts += [html[offset : run.start], raw if text == run.text else escaped(text, raw)]
+        offset = run.end
+    return "".join([*parts, html[offset:]])
 
 
 def escaped(text: str, raw: str) -> str:
-    """Return `text` as HTML. A character that is an entity in `raw`, the original text, becomes the
-    same entity."""
-    own = {unescape(entity): entity for entity in reversed(ENTITY.findall(raw))}
+    """Return `text` escaped for HTML. A character that is an entity in `raw`, the original text,
+    becomes the same entity."""
+    originals = {unescape(entity): entity for entity in reversed(ENTITY.findall(raw))}
     entities = {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {
-        character: own[character] for character in own if len(character) == 1
+        character: originals[character] for character in originals if len(character) == 1
     }
     return text.translate(str.maketrans(entities))

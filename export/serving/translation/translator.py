@@ -1,5 +1,5 @@
-"""Translation over HTTP: split texts into sentences, generate each, join the results, as
-`TextRuntime.translate` does."""
+"""Translation over HTTP: split texts into sentences, generate each sentence, and join the results,
+as `TextRuntime.translate` does."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -7,13 +7,13 @@ from typing import Any
 
 from ...errors import TooLong
 from ...inference import options as option_fields
-from ...scheduler.request import Generated, Job
-from ...text.tasks.translation import Plan, Splitting, parts_of, plan_of
+from ...scheduler.request import Generated, GenerationInput
+from ...text.tasks.translation import Plan, Splitting, make_plan, split_text
 from ..models import ServedModel
 
-LONG = 1000  # characters: what takes longer than about a millisecond is no work for the event loop
-MOST_SENTENCES = 4096  # per request
-LONGEST_TOKEN = 16  # characters: no language has sentences whose tokens have more on average
+MAX_INLINE_CHARACTERS = 1000  # about 1 ms of tokenization; longer work leaves the event loop
+MAX_SENTENCES = 4096  # per request
+MAX_TOKEN_LENGTH = 16  # characters per token: no language has more on average
 
 
 async def translate(
@@ -30,67 +30,72 @@ async def translate(
 
     Raises:
         UsageError, ValueError: as `TextRuntime.translate`.
-        TooLong, RequestError: as `Admission.job` and `Client.generate`; TooLong for more than
-            `MOST_SENTENCES`.
+        TooLong: if there are more than `MAX_SENTENCES`, or a sentence is too long for a slot.
+        RequestError: if the scheduler rejects the request.
     """
     assert model.scheduler is not None  # every model that translates has one
     size = sum(map(len, texts))
-    plan, jobs = await offloaded(
-        size, planned, model, texts, splitting, src_lang, tgt_lang, options
+    plan, inputs = await call_off_loop(
+        size, plan_inputs, model, texts, splitting, src_lang, tgt_lang, options
     )
-    answers = await model.scheduler.generate(jobs) if jobs else []
+    answers = await model.scheduler.generate(inputs) if inputs else []
     num_results = options.get("num_return_sequences") or 1
-    return await offloaded(size, joined, model, plan, answers, num_results)
+    return await call_off_loop(size, join_translations, model, plan, answers, num_results)
 
 
-async def offloaded(size: int, function: Callable, *args: Any) -> Any:
-    """Call `function` and return its result, in a thread if there are more than `LONG`
-    characters."""
-    return await asyncio.to_thread(function, *args) if size > LONG else function(*args)
+async def call_off_loop(num_characters: int, function: Callable, *args: Any) -> Any:
+    """Call `function` and return its result, in a thread if `num_characters` is more than
+    `MAX_INLINE_CHARACTERS`."""
+    return (
+        await asyncio.to_thread(function, *args)
+        if num_characters > MAX_INLINE_CHARACTERS
+        else function(*args)
+    )
 
 
-def planned(
+def plan_inputs(
     model: ServedModel,
     texts: Sequence[str],
     splitting: Splitting,
     src_lang: str | None,
     tgt_lang: str | None,
     options: dict[str, Any],
-) -> tuple[Plan, list[Job]]:
+) -> tuple[Plan, list[GenerationInput]]:
+    """Return the plan of the translation and a generation input for each sentence."""
     assert model.scheduler is not None
     splitting.check()
     check_sentences(model, texts, splitting)
     options = {"num_return_sequences": 1, **option_fields.check(options)}
-    plan = plan_of(model.runtime, texts, splitting, src_lang, tgt_lang, options)
-    options["max_new_tokens"] = min(plan.limit, model.admission.room.length)
-    job = model.admission.job
-    return plan, [job(row, {**options, **target}) for row, target in zip(plan.rows, plan.targets)]
+    plan = make_plan(model.runtime, texts, splitting, src_lang, tgt_lang, options)
+    options["max_new_tokens"] = min(plan.limit, model.admission.slot_size.length)
+    admit = model.admission.admit
+    return plan, [admit(row, {**options, **target}) for row, target in zip(plan.rows, plan.targets)]
 
 
 def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitting) -> None:
-    """Raise TooLong for more than `MOST_SENTENCES`, or for a sentence that no slot holds. Called
-    before their tokens take memory."""
+    """Raise TooLong for more than `MAX_SENTENCES`, or for a sentence that is too long for any slot.
+    This check needs no tokens, so it saves their memory."""
     assert model.scheduler is not None
-    if sum(map(len, texts)) <= MOST_SENTENCES:
+    if sum(map(len, texts)) <= MAX_SENTENCES:
         return
-    parts = [part for text in texts for part in parts_of(model.runtime, text, splitting)]
+    parts = [part for text in texts for part in split_text(model.runtime, text, splitting)]
     sizes = [len(part.text) for part in parts if part.is_translated]
-    if len(sizes) > MOST_SENTENCES:
+    if len(sizes) > MAX_SENTENCES:
         raise TooLong(
-            f"the texts have {len(sizes)} sentences together, expected at most {MOST_SENTENCES}"
+            f"the texts have {len(sizes)} sentences together, expected at most {MAX_SENTENCES}"
         )
     longest = max(sizes, default=0)
-    most = model.admission.room.source * LONGEST_TOKEN
-    if longest > most:
-        raise TooLong(f"a sentence has {longest} characters, expected at most {most}")
+    max_characters = model.admission.slot_size.source * MAX_TOKEN_LENGTH
+    if longest > max_characters:
+        raise TooLong(f"a sentence has {longest} characters, expected at most {max_characters}")
 
 
-def joined(
+def join_translations(
     model: ServedModel, plan: Plan, answers: Sequence[Sequence[Generated]], num_results: int
 ) -> list[list[str]]:
     """Return `num_results` translations of each text, best first."""
-    decoded = model.runtime.decode([answer.tokens for own in answers for answer in own])
+    decoded = model.runtime.decode([answer.tokens for group in answers for answer in group])
     return [
-        list(own)
-        for own in zip(*(plan.join(decoded[place::num_results]) for place in range(num_results)))
+        list(group)
+        for group in zip(*(plan.join(decoded[index::num_results]) for index in range(num_results)))
     ]

@@ -22,7 +22,7 @@ class Cpu:
     """The cpu `Target`."""
 
     name = "cpu"
-    help = "onnxruntime's own operators for processors"
+    help = "onnxruntime's own operators for CPUs"
     dtypes = ("fp32", "int8", "int4")
     opsets = (21,)
     default_device = "cpu"

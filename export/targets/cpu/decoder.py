@@ -8,7 +8,7 @@ import onnxruntime
 
 from ...inference.config import RELATIVE_POSITIONS
 from ...inference.decoder import (
-    INITIAL_ROOM,
+    INITIAL_CAPACITY,
     Decoder,
     GenerationRequest,
     LoadedExport,
@@ -19,9 +19,9 @@ from ...inference.decoder import (
 )
 from ...inference.inputs import move_padding
 from ...inference.session import Session
-from ...specs.graph_spec import GraphSpec, TensorSpec, shape_of
+from ...specs.graph_spec import GraphSpec, TensorSpec, concrete_shape
 
-# Maximum tokens per step, at most `INITIAL_ROOM`. Logits are kept for each number of tokens.
+# Maximum tokens per step, at most `INITIAL_CAPACITY`. Logits are kept for each number of tokens.
 LOOKUP_TOKENS = 32
 # onnxruntime's matmul of one query sums the values of four keys at a time. A remainder of up to
 # three keys is summed in another order.
@@ -33,10 +33,10 @@ class CpuDecoders:
     """The `DecoderFactory` of one loaded export."""
 
     export: LoadedExport
-    takes_empty_prompts = False
+    supports_empty_prompts = False
 
     @property
-    def takes_candidates(self) -> bool:
+    def supports_candidates(self) -> bool:
         """True if the export has a lookup graph. A seq2seq model has none if its head sizes do not
         fit `GroupQueryAttention`."""
         return "lookup" in self.export.specs
@@ -59,9 +59,11 @@ class CpuDecoders:
         """Return a decoder of `request`, after encoding its source."""
         spec = self.export.specs["decoder"]
         window = bounding_window(self.export.config)
-        capacity = request.input_ids.shape[1] + min(request.options.max_new_tokens, INITIAL_ROOM)
+        capacity = request.input_ids.shape[1] + min(
+            request.options.max_new_tokens, INITIAL_CAPACITY
+        )
         if window is not None:
-            capacity = min(capacity, window + INITIAL_ROOM)
+            capacity = min(capacity, window + INITIAL_CAPACITY)
         rows = len(request.input_ids) * request.options.rows_per_input
         check_memory(
             request, self.export.config["vocab_size"], position_bytes(spec) * rows * capacity
@@ -110,7 +112,8 @@ class CpuDecoder:
     is `capacity` tokens per row.
 
     With a `window`, tokens outside of it are dropped when the caches are full. `dropped` (rows,)
-    counts them. Caches of texts of any length then hold at most `window` + `INITIAL_ROOM` tokens.
+    counts them. The caches then hold at most `window` + `INITIAL_CAPACITY` tokens, however long the
+    text is.
     """
 
     all_logits = False
@@ -159,8 +162,10 @@ class CpuDecoder:
         logits, alone = [], []
         for row, length in enumerate(lengths):
             decoder = CpuDecoder(self.session, self.spec, 1, self.capacity, self.window)
-            for start in range(0, length, INITIAL_ROOM):
-                last = decoder.append(ids[row : row + 1, start : min(start + INITIAL_ROOM, length)])
+            for start in range(0, length, INITIAL_CAPACITY):
+                last = decoder.append(
+                    ids[row : row + 1, start : min(start + INITIAL_CAPACITY, length)]
+                )
             logits.append(last.copy())  # a copy, because the decoder reuses the array
             alone.append((decoder.lengths[0], decoder.dropped[0]))
             for name, (cache, _) in self.bound.caches.items():
@@ -202,14 +207,14 @@ class CpuDecoder:
     def reserve(self, count: int) -> None:
         """Make room for `count` further tokens of each row."""
         while self.lengths.max() + count > self.capacity:
-            self.make_room()
+            self.grow_caches()
 
-    def make_room(self) -> None:
+    def grow_caches(self) -> None:
         """Grow the caches, or drop the tokens that fell out of the sliding window."""
-        if self.window is None or self.capacity < self.window + INITIAL_ROOM:
+        if self.window is None or self.capacity < self.window + INITIAL_CAPACITY:
             doubled = 2 * self.capacity
             self.capacity = (
-                doubled if self.window is None else min(doubled, self.window + INITIAL_ROOM)
+                doubled if self.window is None else min(doubled, self.window + INITIAL_CAPACITY)
             )
             self.expand(1)
             return
@@ -391,7 +396,7 @@ class LookupGraph:
     def run(self, caches: dict, tokens: np.ndarray, place: int, position: int) -> np.ndarray:
         """Return the logits (1, T, V) after each of `tokens` (1, T).
 
-        They are written to `caches` from slot `place` and have positions from `position`."""
+        They are written to `caches` from slot `slot` and have positions from `position`."""
         if caches is not self.caches:
             self.caches, self.bound = caches, {}
         count = tokens.shape[1]
@@ -452,7 +457,7 @@ class BoundGraph:
 
 def zeros(tensor: TensorSpec, sizes: dict[str, int]) -> tuple[np.ndarray, onnxruntime.OrtValue]:
     """Return an array of zeros for `tensor`, and the `OrtValue` of the same memory."""
-    value = to_ortvalue(np.zeros(shape_of(tensor, sizes), tensor.dtype))
+    value = to_ortvalue(np.zeros(concrete_shape(tensor, sizes), tensor.dtype))
     return value.numpy(), value
 
 

@@ -32,10 +32,10 @@ class CpuSeq2SeqStep:
         return self.caches.empty(inputs, per_beam=True)
 
     def advance(
-        self, ops: Ops, tokens: Value, states: list[Value], place: Value
+        self, ops: Ops, tokens: Value, states: list[Value], position: Value
     ) -> tuple[Value, list[Value]]:
         """Return the logits and new states. Beams of one input read the same source."""
-        length = ops.cast(ops("Reshape", place, [1]), "int32")
+        length = ops.cast(ops("Reshape", position, [1]), "int32")
         bindings = {
             "input_ids": tokens,
             "past_length": length,
@@ -60,7 +60,7 @@ def grow_caches(graph: ir.Graph) -> None:
             for index, operand in enumerate([query, key, value, None, None, bias, *past]):
                 node.replace_input_with(index, operand)
     inputs = {value.name: value for value in graph.inputs}
-    # whose first axis is that of the mask, which is all that may still be read of it
+    # the first axis of the mask, the only thing that may still be read of it
     writers = inputs["cache_indirection"]
     writers.replace_all_uses_with(inputs["encoder_attention_mask"])
     graph.inputs.remove(writers)
@@ -82,13 +82,13 @@ class CpuDecoderStep:
         self.inputs = inputs
         ops = inputs.ops
         length = ops("Max", ops("Sub", ops.size(inputs.ids, 1), 1), 1)
-        places = ops.range(length)
+        indices = ops.range(length)
         bindings = {
-            "input_ids": ops(
-                "Slice", padded_on_the_right(ops, inputs.ids, inputs.lengths), [0], length, [1]
-            ),
+            "input_ids": ops("Slice", pad_right(ops, inputs.ids, inputs.lengths), [0], length, [1]),
             "position_ids": ops(
-                "Expand", inputs.known(ops, places), ops("Concat", inputs.batch, length, axis=0)
+                "Expand",
+                inputs.clip_positions(ops, indices),
+                ops("Concat", inputs.batch, length, axis=0),
             ),
             "last_position": ops.cast(
                 ops("Reshape", ops("Max", ops("Sub", inputs.lengths, 2), 0), [-1]), "int32"
@@ -98,28 +98,28 @@ class CpuDecoderStep:
         }
         outputs = append(ops, self.graph.clone(), bindings)
         self.longest = ops("Reshape", ops("ReduceMax", inputs.lengths, keepdims=0), [1])
-        self.last = inputs.repeated(ops("Sub", inputs.lengths, 1))
-        return [inputs.repeated(cache) for cache in self.caches.present(outputs)]
+        self.last = inputs.repeat_rows(ops("Sub", inputs.lengths, 1))
+        return [inputs.repeat_rows(cache) for cache in self.caches.present(outputs)]
 
     def advance(
-        self, ops: Ops, tokens: Value, states: list[Value], place: Value
+        self, ops: Ops, tokens: Value, states: list[Value], position: Value
     ) -> tuple[Value, list[Value]]:
         """Return the logits and new states. Each row's token is appended to the row."""
-        last = ops("Add", self.last, place)
+        last = ops("Add", self.last, position)
         bindings = {
             "input_ids": tokens,
-            "position_ids": self.inputs.known(ops, last),
+            "position_ids": self.inputs.clip_positions(ops, last),
             "last_position": ops.cast(ops("Reshape", last, [-1]), "int32"),
-            "total_length": ops.cast(ops("Add", self.longest, place), "int32"),
+            "total_length": ops.cast(ops("Add", self.longest, position), "int32"),
             **self.caches.bind(states),
         }
         outputs = append_step(self.inputs, ops, self.graph, bindings, bindings.values())
         return outputs["logits"], self.caches.present(outputs)
 
 
-def padded_on_the_right(ops: Ops, ids: Value, lengths: Value) -> Value:
+def pad_right(ops: Ops, ids: Value, lengths: Value) -> Value:
     """Move the padding of `ids` (B, S) behind the tokens, of which each row has `lengths` (B,
     1)."""
     size = ops("Shape", ids, start=1)
-    places = ops("Add", ops.range(size), ops("Sub", size, lengths))
-    return ops("GatherElements", ids, ops("Mod", places, size), axis=1)
+    indices = ops("Add", ops.range(size), ops("Sub", size, lengths))
+    return ops("GatherElements", ids, ops("Mod", indices, size), axis=1)

@@ -1,5 +1,4 @@
-"""The cpu target's graphs: onnxruntime's attention, with caches that have room and are written in
-place.
+"""The cpu target's graphs: onnxruntime's attention, with caches of a fixed size, written in place.
 
 `WRITE` names the function of each graph. Layers, positions and heads are those of all targets.
 """

@@ -1,18 +1,17 @@
-"""The inputs and outputs of the cpu target's decoder graphs. Graphs that read whole sequences are
+"""The inputs and outputs of the cpu target's decoder graphs. The specs of full-sequence graphs are
 in `sequences`.
 
 They write caches of fixed size in place (`past_key_values` and `present` are one buffer of
 `max_length` positions) and return the logits of each row's last token that is not padding only.
 
-A decoder reads `last_position` (each row's last token that is not padding, its place in the cache)
+A decoder reads `last_position` (the cache position of each row's last token that is not padding)
 and `total_length` (the longest row, new tokens included). The rows of a seq2seq decoder are the
-beams of each input in order, all `past_length` tokens long; `cache_indirection` says for each beam
-which one's key and value it reads at each position.
+beams of each input in order, all `past_length` tokens long. `cache_indirection` is the beam whose
+key and value a beam reads at each position.
 
-A seq2seq model has a third graph, the `step` of one token, whose rows differ in length as those of
-a decoder, and have each a source of its own in a cache of `max_source` positions: rows can join and
-leave between two steps. `last_source_position` is that of the last token of each row's source,
-`total_source_length` the length of the longest source.
+A seq2seq model has a third graph, the decode `step`, for continuous batching. Its rows differ in
+length, and each has its own source in a cache of `max_source` positions. `last_source_position` is
+the position of the last source token of each row, `total_source_length` the longest source.
 
 The graph `lookup` reads several tokens of one row at once, over the caches of the decoder, and
 returns the logits after each.

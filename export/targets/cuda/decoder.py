@@ -18,9 +18,9 @@ from ...inference.decoder import (
     position_bytes,
 )
 from ...inference.options import EXCLUDED_SCORE, Options
-from ...inference.search import Processors
+from ...inference.search import LogitsProcessors
 from ...inference.session import Session
-from ...specs.graph_spec import GraphSpec, TensorSpec, shape_of
+from ...specs.graph_spec import GraphSpec, TensorSpec, concrete_shape
 
 BFLOAT16 = 16  # ONNX's number of the type
 SYNC_EVERY = 16  # steps of a search on the device between two checks for its end
@@ -37,8 +37,8 @@ class CudaDecoders:
 
     export: LoadedExport
     pool: "Pool" = field(init=False)
-    takes_empty_prompts = False
-    takes_candidates = False
+    supports_empty_prompts = False
+    supports_candidates = False
 
     def __post_init__(self) -> None:
         export = self.export
@@ -51,14 +51,19 @@ class CudaDecoders:
         options = request.options
         ids = request.input_ids
         # Caches do not grow, and each beam fills one slot per step.
-        room = options.max_new_tokens * options.rows_per_input
+        new_tokens = options.max_new_tokens * options.rows_per_input
         cache_bytes = 0
         if self.export.device == "cpu":
             cache_bytes = (
-                len(ids) * (ids.shape[1] + room) * position_bytes(self.export.specs["decoder"])
+                len(ids)
+                * (ids.shape[1] + new_tokens)
+                * position_bytes(self.export.specs["decoder"])
             )
         check_memory(request, self.export.config["vocab_size"], cache_bytes)
-        sizes = {"batch_size": bucket_of(len(ids)), "slots": round_up(ids.shape[1] + room, SLOTS)}
+        sizes = {
+            "batch_size": bucket_size(len(ids)),
+            "slots": round_up(ids.shape[1] + new_tokens, SLOTS),
+        }
         window = self.export.config.get("sliding_window")
         if request.source is None:
             return CudaDecoder(self.buffers(sizes), self.pool, None, window, options.rows_per_input)
@@ -94,8 +99,7 @@ class CudaDecoders:
             return self.pool.take(sizes)
         except Exception as error:  # onnxruntime's errors have no other common class
             raise UsageError(
-                f"caches of {sizes['slots']} slots, which hold max_new_tokens, cannot be made: "
-                f"{error}"
+                f"cannot allocate caches of {sizes['slots']} slots for max_new_tokens: {error}"
             ) from None
 
     def generate(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None] | None:
@@ -107,7 +111,7 @@ class CudaDecoders:
         if (
             options.do_sample
             or (request.is_scored and not is_beam_search)
-            or Processors(options, request.prompt)
+            or LogitsProcessors(options, request.prompt)
         ):
             return None
         if self.export.config.get("sliding_window") is not None:
@@ -130,7 +134,7 @@ class CudaDecoders:
         return self.export.make_session("beams", sizes), self.export.specs["beams"]
 
 
-def bucket_of(rows: int) -> int:
+def bucket_size(rows: int) -> int:
     """Return the next power of two, or above `ROWS` the next multiple of `ROWS`."""
     return round_up(rows, ROWS) if rows > ROWS else 1 << (rows - 1).bit_length()
 
@@ -233,7 +237,9 @@ class CudaDecoder:
         length = ids.shape[1]
         rows = self.buffers.sizes["batch_size"]
         step.put(
-            count=np.ones(rows, np.int64), logits_of=np.zeros((rows, 1), np.int64), **self.source
+            count=np.ones(rows, np.int64),
+            logit_indices=np.zeros((rows, 1), np.int64),
+            **self.source,
         )
         generated = 1
         while generated < options.max_new_tokens:
@@ -265,7 +271,7 @@ class CudaDecoder:
         self.read(ids, mask, beams)
         step.put(
             count=np.full(rows, beams),
-            logits_of=np.tile(np.arange(beams), (rows, 1)),
+            logit_indices=np.tile(np.arange(beams), (rows, 1)),
             **self.source,
         )
         search.begin(options)
@@ -315,19 +321,19 @@ class CudaDecoder:
         positions: np.ndarray,
         first_slot: int,
         visible: np.ndarray,
-        logits_of: np.ndarray,
+        logit_indices: np.ndarray,
     ) -> None:
         if self.window is not None:
             visible = visible & (self.positions[:, None] > positions[:, :, None] - self.window)
         rows, count = ids.shape
-        given = dict(
+        inputs = dict(
             input_ids=ids,
             position_ids=positions,
             visible=visible,
-            logits_of=logits_of,
+            logit_indices=logit_indices,
             **self.source,
         )
-        graph.put(**given, count=np.full(rows, count), first_slot=np.full(rows, first_slot))
+        graph.put(**inputs, count=np.full(rows, count), first_slot=np.full(rows, first_slot))
 
 
 def has_ended(tokens: np.ndarray, options: Options) -> np.ndarray:
@@ -420,11 +426,11 @@ class DeviceGraph:
         self.logits: onnxruntime.OrtValue = (
             following.logits if following else device_zeros(spec.outputs[0], sizes, device)
         )
-        taken = {**(following or self).inputs, **buffers.states, "logits": self.logits}
+        outputs = {**(following or self).inputs, **buffers.states, "logits": self.logits}
         # Computes `logits` (B, N, V) on the device, and the inputs of the next step.
         inputs = self.inputs | buffers.states
         self.run: Callable[[], None] = bind_and_capture(
-            buffers.session, spec, inputs, taken, number
+            buffers.session, spec, inputs, outputs, number
         )
 
     def put(self, **values: np.ndarray) -> None:
@@ -495,7 +501,7 @@ def bind_and_capture(
 def device_zeros(tensor: TensorSpec, sizes: dict[str, int], device: str) -> onnxruntime.OrtValue:
     """Return an `OrtValue` of zeros on `device`. Attention multiplies masked values by 0, so they
     must be finite."""
-    shape = shape_of(tensor, sizes)
+    shape = concrete_shape(tensor, sizes)
     if tensor.dtype == "bfloat16":  # numpy has no bfloat16
         value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, BFLOAT16, device)
         value.update_inplace(

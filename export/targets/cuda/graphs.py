@@ -21,7 +21,7 @@ from ...graphs.context import (
 )
 from ...graphs.layers import STANDARD, decoder_states, fused_rms_norm, linear, logits
 from ...graphs.onnxruntime_attention import cross_attention, slot_attention
-from ...graphs.positions import angles, in_dtype, masked, position_bias
+from ...graphs.positions import angles, cast_to_graph_dtype, mask_scores, position_bias
 from ...graphs.precisions import FLOAT, WEIGHT_ONLY, columns
 from ...graphs.sequences import sequence_outputs, source_encoder
 from .beams import beam_search, gather, slots_from
@@ -36,7 +36,7 @@ FUSED_GELUS = {
 }
 
 
-def packed_linear_each(g: GraphContext, x: Value, *names: str) -> list[Value]:
+def packed_linears(g: GraphContext, x: Value, *names: str) -> list[Value]:
     """Write the maps with the same number of outputs as one, and split it."""
     by_width: dict[int, list[str]] = {}
     for name in names:
@@ -97,7 +97,7 @@ def rotary_factors(g: GraphContext, states: Value, positions: Value) -> list[Val
     if positions.producer() is not None:
         positions = g.op("Expand", positions, g.op("Shape", states, end=2))
     turned = angles(g, positions, g.config.head_dim, g.config.rope_theta, signs=[1])
-    return [in_dtype(g, g.op(name, turned)) for name in ("Cos", "Sin")]
+    return [cast_to_graph_dtype(g, g.op(name, turned)) for name in ("Cos", "Sin")]
 
 
 def last_index(g: GraphContext, indices: Value) -> Value:
@@ -107,7 +107,7 @@ def last_index(g: GraphContext, indices: Value) -> Value:
 
 DIALECT = Dialect(
     fused_rms_norm,
-    packed_linear_each,
+    packed_linears,
     fused_activated_linear,
     fused_add_and_norm,
     fused_rotate,
@@ -121,7 +121,11 @@ def in_float32(g: GraphContext, value: Value) -> Value:
 
 
 def sequence(g: GraphContext, inputs: Values) -> list[Value]:
-    pixels = {name: in_dtype(g, value) for name, value in inputs.items() if name == "pixel_values"}
+    pixels = {
+        name: cast_to_graph_dtype(g, value)
+        for name, value in inputs.items()
+        if name == "pixel_values"
+    }
     return [
         in_float32(g, value) for value in sequence_outputs(g, {**inputs, **pixels}, fused_attention)
     ]
@@ -144,7 +148,7 @@ def slot_bias(g: GraphContext, visible: Value) -> Value:
     op = g.op
     is_visible = op("Unsqueeze", visible, [1])
     if not g.config.has_relative_positions:
-        return masked(g, is_visible)
+        return mask_scores(g, is_visible)
     later = op("CumSum", op.cast(visible, "int64"), -1, reverse=1, exclusive=1)
     return op("Where", is_visible, position_bias(g, op("Neg", later), is_causal=True), MASK_VALUE)
 
@@ -156,15 +160,15 @@ def step_outputs(g: GraphContext, inputs: Values, states: Value) -> list[Value]:
     Outputs may lie where inputs were read from: each follows from the most likely tokens, so it is
     written after all reading.
     """
-    op, first_slot, logits_of = g.op, inputs["first_slot"], inputs["logits_of"]
-    computed = in_float32(g, logits(g, gather(op, states, logits_of)))
+    op, first_slot, logit_indices = g.op, inputs["first_slot"], inputs["logit_indices"]
+    computed = in_float32(g, logits(g, gather(op, states, logit_indices)))
     best = op("ArgMax", computed, axis=-1, keepdims=0)
     ones = op.cast(op("GreaterOrEqual", best, 0), "int64")
     last = op("Sub", op("Add", first_slot, inputs["count"]), 1)
     slot = op("Add", last, op("Gather", ones, 0, axis=1))
     is_new = slots_from(op, inputs, slot, ones)
-    positions = op("Add", gather(op, inputs["position_ids"], logits_of), ones)
-    visible = op("Or", gather(op, inputs["visible"], logits_of), is_new)
+    positions = op("Add", gather(op, inputs["position_ids"], logit_indices), ones)
+    visible = op("Or", gather(op, inputs["visible"], logit_indices), is_new)
     tokens = op("TensorScatter", inputs["tokens"], op("Unsqueeze", best, [1, 3]), slot, axis=-2)
     return [computed, best, positions, slot, visible, tokens]
 

@@ -1,12 +1,12 @@
-"""The inputs and outputs of the cuda target's graphs. Graphs that read whole sequences are in
-`sequences`.
+"""The inputs and outputs of the cuda target's graphs. The specs of full-sequence
+graphs are in `sequences`.
 
 There is one cache for each input, not for each beam: `past_key_values` have `slots`, `first_slot`
 is where the keys and values of the first of `count` new tokens go, `visible` says which slots each
-token reads, and `tokens` has the token of each slot. `logits_of` says after which of the new tokens
-logits are wanted. `next_input_ids` and so on are what the next step takes, if the likeliest token
-follows each of these. Caches have the type that is computed in. `beam_search.onnx` takes the logits
-instead, and chooses `num_beams` of `candidates`.
+token reads, and `tokens` has the token of each slot. `logit_indices` are the new tokens whose
+logits are returned. `next_input_ids` and so on are the inputs of the next step, if the most likely
+token follows each of these. Caches have the dtype of the computation. `beam_search.onnx` takes the
+logits instead, and selects `num_beams` of `candidates`.
 """
 
 from ...specs.caches import fixed_cache_specs
@@ -35,9 +35,18 @@ def decoder_specs(config: dict, dtype: str) -> dict[str, GraphSpec]:
 
     input_ids, position_ids, first_slot, visible, tokens = state("", "target_length")
     count = TensorSpec("count", "int64", ("batch_size",))
-    logits_of = TensorSpec("logits_of", "int64", ("batch_size", "logits"))
+    logit_indices = TensorSpec("logit_indices", "int64", ("batch_size", "logits"))
     slot_numbers = TensorSpec("slot_numbers", "int64", ("slots",))
-    inputs = (input_ids, position_ids, count, first_slot, visible, logits_of, slot_numbers, tokens)
+    inputs = (
+        input_ids,
+        position_ids,
+        count,
+        first_slot,
+        visible,
+        logit_indices,
+        slot_numbers,
+        tokens,
+    )
     outputs = (logits, *state("next_", "logits"))
     specs = fixed_cache_specs(config, inputs, outputs, ("batch_size", "slots"), dtype)
     return {**specs, "beams": beam_search_spec(config["vocab_size"])}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...inference.decoder import (
-    INITIAL_ROOM,
+    INITIAL_CAPACITY,
     GenerationRequest,
     LoadedExport,
     check_memory,
@@ -20,16 +20,16 @@ class PortableDecoders:
     """The `DecoderFactory` of one loaded export."""
 
     export: LoadedExport
-    takes_empty_prompts = True
-    takes_candidates = True
+    supports_empty_prompts = True
+    supports_candidates = True
 
     def start(self, request: GenerationRequest) -> "PortableDecoder":
         """Return a decoder of `request`, after encoding its source."""
         cache_bytes = 0
         if self.export.device == "cpu":
             rows = len(request.input_ids) * request.options.rows_per_input
-            room = min(request.options.max_new_tokens, INITIAL_ROOM)
-            positions = rows * (request.input_ids.shape[1] + room)
+            new_tokens = min(request.options.max_new_tokens, INITIAL_CAPACITY)
+            positions = rows * (request.input_ids.shape[1] + new_tokens)
             cache_bytes = position_bytes(self.export.specs["decoder"]) * positions
         check_memory(request, self.export.config["vocab_size"], cache_bytes)
         feeds = {}
@@ -76,7 +76,7 @@ class PortableDecoder:
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
         """Read the prompts and return logits, both with padding on the left."""
         ids, mask = move_padding(input_ids, attention_mask, "left", 0)
-        length = ids.shape[1] if self.window is None else max(self.window, INITIAL_ROOM)
+        length = ids.shape[1] if self.window is None else max(self.window, INITIAL_CAPACITY)
         parts = [slice(start, start + length) for start in range(0, ids.shape[1], length)]
         return np.concatenate([self.run(ids[:, part], mask[:, part]) for part in parts], axis=1)
 

@@ -23,11 +23,11 @@ class PortableSeq2SeqStep:
         """Compute the states of the source."""
         self.inputs = inputs
         self.source = append(inputs.ops, self.graphs["encoder"], inputs.tokens)["last_hidden_state"]
-        self.mask = inputs.repeated(inputs.mask)
+        self.mask = inputs.repeat_rows(inputs.mask)
         return self.caches.empty(inputs, per_beam=True)
 
     def advance(
-        self, ops: Ops, tokens: Value, states: list[Value], place: Value
+        self, ops: Ops, tokens: Value, states: list[Value], position: Value
     ) -> tuple[Value, list[Value]]:
         """Return the logits and new states. Caches of the source are empty: the source is projected
         before the loop."""
@@ -67,24 +67,24 @@ class PortableDecoderStep:
             ops("Concat", none, ops("Slice", value, [0], [-1], [1]), axis=1)
             for value in (inputs.ids, inputs.mask)
         )
-        positions = inputs.known(ops, ops("Max", ops("Sub", ops("CumSum", mask, 1), 1), 0))
+        positions = inputs.clip_positions(ops, ops("Max", ops("Sub", ops("CumSum", mask, 1), 1), 0))
         bindings = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
         outputs = append(
             ops,
             self.graph.clone(),
             bindings | self.caches.bind(self.caches.empty(inputs, per_beam=False)),
         )
-        self.last = inputs.repeated(ops("Sub", inputs.lengths, 1))
+        self.last = inputs.repeat_rows(ops("Sub", inputs.lengths, 1))
         self.one = ops.filled([inputs.rows, 1], np.int64(1))
-        return [inputs.repeated(value) for value in (mask, *self.caches.present(outputs))]
+        return [inputs.repeat_rows(value) for value in (mask, *self.caches.present(outputs))]
 
     def advance(
-        self, ops: Ops, tokens: Value, states: list[Value], place: Value
+        self, ops: Ops, tokens: Value, states: list[Value], position: Value
     ) -> tuple[Value, list[Value]]:
         """Return the logits and new states, of which the mask is the first."""
         before, *caches = states
         mask = ops("Concat", before, self.one, axis=1)
-        positions = self.inputs.known(ops, ops("Add", self.last, place))
+        positions = self.inputs.clip_positions(ops, ops("Add", self.last, position))
         bindings = {
             "input_ids": tokens,
             "attention_mask": mask,

@@ -8,9 +8,9 @@ from functools import partial
 from onnx_ir import Value
 
 from ...graphs.attention import (
+    append_keys,
     encoder_attention,
     growing_attention,
-    grown,
     source_attention,
     source_heads,
 )
@@ -56,7 +56,7 @@ def seq2seq_decoder(g: GraphContext, inputs: Values) -> list[Value]:
     )
     rest = op("Slice", source, op.size(past_source[0][0], 2), op.size(source, 1), [1])
     hidden = source_bias(g, inputs["encoder_attention_mask"])
-    sources = [grown(g, *layer) for layer in zip(past_source, source_heads(g, rest))]
+    sources = [append_keys(g, *layer) for layer in zip(past_source, source_heads(g, rest))]
     states = decoder_states(g, ids, positions, self_attn, source_attention(g, sources, hidden))
     return [
         logits(g, states),

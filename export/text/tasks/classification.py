@@ -1,4 +1,4 @@
-"""Text and zero-shot classification, as transformers' pipelines of these names."""
+"""Text classification and zero-shot classification, like transformers' pipelines."""
 
 import itertools
 import reprlib
@@ -14,16 +14,16 @@ from ...inference.export_info import json_object
 from .rows import (
     Cut,
     Pair,
+    check_choice,
     check_count,
-    check_one_of,
-    labels_of,
+    check_texts,
+    check_texts_or_pairs,
+    encode_texts,
+    label_names,
     require,
-    rows_of,
     run,
     sigmoid,
-    single_texts,
     softmax,
-    texts_or_pairs,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ FUNCTIONS: dict[str, Scoring] = {
     "sigmoid": sigmoid,
     "none": lambda logits: logits,
 }
-# The activations that sentence-transformers names by torch's classes.
+# activations by the torch class that sentence-transformers records
 ACTIVATIONS: dict[str, Scoring] = {
     "Identity": FUNCTIONS["none"],
     "Sigmoid": sigmoid,
@@ -58,24 +58,23 @@ def classify(
     Args:
         texts: strings, or pairs `(text, text_pair)` or `{"text": ..., "text_pair": ...}`. They are
             not cut.
-        top_k: so many labels; `None` is all.
-        function_to_apply: from logits to scores, `"softmax"`, `"sigmoid"` or `"none"`. By default
-            the activation that a cross-encoder of sentence-transformers recorded; else none for
-            `config.problem_type` "regression", the sigmoid for "multi_label_classification" and for
-            one label, and the softmax for all others.
+        top_k: number of labels to return; `None` returns all.
+        function_to_apply: function from logits to scores: `"softmax"`, `"sigmoid"` or `"none"`. By
+            default it is the activation that a cross-encoder of sentence-transformers recorded.
+            Else `config.problem_type` decides: none for "regression", the sigmoid for
+            "multi_label_classification" and for a single label, otherwise the softmax.
 
     Raises:
-        UsageError: for another `top_k` or `function_to_apply`.
-        ValueError: for an export without a sequence classification head, a text that is none, has
-            no tokens or more tokens than the model has positions, a label without a name in the
-            config, and a recorded activation that is not known.
+        UsageError: if `top_k` or `function_to_apply` is invalid.
+        ValueError: if the export has no sequence classification head, a text is invalid, has no
+            tokens or too many, a label has no name, or the recorded activation is unknown.
     """
     require(runtime, CLASSIFY)
     if top_k is not None:
         check_count("top_k", top_k)
     function = scoring(runtime, function_to_apply)
-    labels = labels_of(runtime)
-    rows = rows_of(runtime, texts_or_pairs(texts))
+    labels = label_names(runtime)
+    rows = encode_texts(runtime, check_texts_or_pairs(texts))
     results: list[list[dict[str, Any]]] = [[] for _ in rows]
     for index, outputs in run(runtime, rows):
         scores = function(outputs["logits"])
@@ -85,9 +84,9 @@ def classify(
 
 
 def scoring(runtime: "TextRuntime", name: str | None) -> Scoring:
-    """Return the function from logits to scores, as described at `classify`."""
+    """Return the function from logits to scores; see `function_to_apply` of `classify`."""
     if name is not None:
-        check_one_of("function_to_apply", name, FUNCTIONS)
+        check_choice("function_to_apply", name, FUNCTIONS)
         return FUNCTIONS[name]
     if recorded := recorded_activation(runtime):
         return activation(recorded, "the activation of this cross-encoder")
@@ -117,14 +116,13 @@ def sentence_config(runtime: "TextRuntime") -> dict:
     return json_object(info.directory / SENTENCE_CONFIG, info.read(SENTENCE_CONFIG) or b"{}")
 
 
-def activation(name: object, place: str) -> Scoring:
-    """Return the activation of torch's class `name`. `place` is named in errors."""
+def activation(name: object, setting: str) -> Scoring:
+    """Return the activation of the torch class `name`. `setting` is for errors."""
     kind = str(name).rpartition(".")[2]
     if not str(name).startswith("torch.") or kind not in ACTIVATIONS:
         expected = ", ".join(f"torch.nn.{known}" for known in ACTIVATIONS)
         raise ValueError(
-            f"{place} is {reprlib.repr(name)}, which this runtime does not know: expected one of "
-            f"{expected}"
+            f"{setting} is {reprlib.repr(name)}, which is not supported: expected one of {expected}"
         )
     return ACTIVATIONS[kind]
 
@@ -142,24 +140,24 @@ def zero_shot(
     [float, ...]}`, best label first, as the pipeline "zero-shot-classification" returns it.
 
     Args:
-        texts: strings; what is longer than the tokenizer's `model_max_length` with its hypothesis
-            is cut, as there.
-        candidate_labels: a list, or a string with commas between them.
-        hypothesis_template: what is said of a text, with `{}` for the label.
-        multi_label: whether each label is true or not by itself; else the scores of all labels are
-            1 together.
+        texts: strings. A text that exceeds the tokenizer's `model_max_length` with its hypothesis
+            is truncated, as in the pipeline.
+        candidate_labels: list of labels, or a string with commas between the labels.
+        hypothesis_template: statement about a text, with `{}` in place of the label.
+        multi_label: True if labels are independent of each other. Otherwise the scores of all
+            labels sum to 1.
 
     Raises:
-        UsageError: for no labels, and a template without `{}`.
-        ValueError: as `classify`, and for a model whose labels have none that begins with "entail".
+        UsageError: if there are no labels, or the template lacks `{}`.
+        ValueError: as `classify`, or if no label of the model begins with "entail".
     """
     require(runtime, ZERO_SHOT)
-    texts = single_texts(texts)
-    candidates = checked_candidates(candidate_labels)
-    hypotheses = [hypothesis_of(hypothesis_template, label) for label in candidates]
+    texts = check_texts(texts)
+    candidates = parse_candidates(candidate_labels)
+    hypotheses = [make_hypothesis(hypothesis_template, label) for label in candidates]
     entailment, contradiction = entailment_and_contradiction(runtime)
     pairs = [(text, hypothesis) for text in texts for hypothesis in hypotheses]
-    rows = rows_of_pairs(runtime, pairs, runtime.tokenizer_settings.longest)
+    rows = encode_pairs(runtime, pairs, runtime.tokenizer_settings.longest)
     logits = np.zeros((len(pairs), len(runtime.info.config["id2label"])), np.float32)
     for index, outputs in run(runtime, rows):
         logits[index] = outputs["logits"]
@@ -171,7 +169,7 @@ def zero_shot(
     return [ranked(text, candidates, row) for text, row in zip(texts, scores)]
 
 
-def rows_of_pairs(
+def encode_pairs(
     runtime: "TextRuntime", pairs: Sequence[Pair], longest: int | None
 ) -> list[Encoding]:
     """Return the tokens of each pair of a text and a hypothesis.
@@ -179,29 +177,31 @@ def rows_of_pairs(
     Texts are truncated so that a row has at most `longest` tokens. Hypotheses are not: where one
     leaves no room for a text, the pair stays whole, as in the pipeline."""
     if longest is None:
-        return rows_of(runtime, pairs)
+        return encode_texts(runtime, pairs)
     room = longest - runtime.tokenizer.num_special_tokens_to_add(True)
     lengths = {
         text: len(runtime.tokenizer.encode(text, add_special_tokens=False)) for _, text in pairs
     }
     fits = [lengths[hypothesis] < room for _, hypothesis in pairs]
     truncated = iter(
-        rows_of(runtime, list(itertools.compress(pairs, fits)), Cut(longest, "only_first"))
+        encode_texts(runtime, list(itertools.compress(pairs, fits)), Cut(longest, "only_first"))
     )
-    whole = iter(rows_of(runtime, [pair for pair, is_short in zip(pairs, fits) if not is_short]))
-    return [next(truncated if is_short else whole) for is_short in fits]
+    encodings = iter(
+        encode_texts(runtime, [pair for pair, is_short in zip(pairs, fits) if not is_short])
+    )
+    return [next(truncated if is_short else encodings) for is_short in fits]
 
 
 def ranked(text: str, labels: list[str], scores: np.ndarray) -> dict[str, Any]:
     order = scores.argsort()[::-1].tolist()
     return {
         "sequence": text,
-        "labels": [labels[place] for place in order],
+        "labels": [labels[label] for label in order],
         "scores": scores[order].tolist(),
     }
 
 
-def checked_candidates(labels: object) -> list[str]:
+def parse_candidates(labels: object) -> list[str]:
     if isinstance(labels, str):
         labels = [label.strip() for label in labels.split(",") if label.strip()]
     if (
@@ -210,31 +210,31 @@ def checked_candidates(labels: object) -> list[str]:
         or not all(isinstance(label, str) for label in labels)
     ):
         raise UsageError(
-            f"candidate_labels must be strings, at least one, got {reprlib.repr(labels)}"
+            f"candidate_labels is {reprlib.repr(labels)}, expected a list of at least one string"
         )
     return list(labels)
 
 
-def hypothesis_of(template: object, label: str) -> str:
+def make_hypothesis(template: object, label: str) -> str:
     try:
-        found = template.format(label)  # type: ignore[attr-defined]
+        hypothesis = template.format(label)  # type: ignore[attr-defined]
     except (AttributeError, IndexError, KeyError, ValueError):
-        found = template
-    if found == template:
+        hypothesis = template
+    if hypothesis == template:
         raise UsageError(
-            f"hypothesis_template must have {{}} where the label goes, got {template!r:.80}"
+            f"hypothesis_template is {template!r:.80}, expected a text with {{}} for the label"
         )
-    return found
+    return hypothesis
 
 
 def entailment_and_contradiction(runtime: "TextRuntime") -> tuple[int, int]:
-    """Return the indices of both labels. As in the pipeline, contradiction is the first label, or
-    the last if entailment is first."""
-    labels = labels_of(runtime)
-    found = [number for number, label in enumerate(labels) if label.lower().startswith("entail")]
-    if not found:
+    """Return the indices of the labels entailment and contradiction. As in the pipeline,
+    contradiction is the first label, or the last one if entailment is first."""
+    labels = label_names(runtime)
+    matches = [number for number, label in enumerate(labels) if label.lower().startswith("entail")]
+    if not matches:
         raise ValueError(
-            f"zero_shot needs a label that begins with 'entail', and this model's are "
-            f"{reprlib.repr(labels)}"
+            f"the labels of this model are {reprlib.repr(labels)}, expected one that begins with "
+            f"'entail', as zero-shot classification needs"
         )
-    return found[0], -1 if found[0] == 0 else 0
+    return matches[0], -1 if matches[0] == 0 else 0

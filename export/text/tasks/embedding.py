@@ -1,5 +1,5 @@
-"""Embeddings of texts: one vector from the states of the tokens, by the export's
-sentence-transformers folder."""
+"""Text embeddings: one vector per text from the hidden states of its tokens, as configured by the
+export's sentence-transformers files."""
 
 import json
 import re
@@ -16,18 +16,27 @@ from ...heads import EMBED
 from ...inference.export_info import json_object
 from ...inference.options import as_list
 from .classification import activation, sentence_config
-from .rows import Cut, TokenRow, check_count, check_one_of, require, rows_of, run, strings
+from .rows import (
+    Cut,
+    TokenRow,
+    check_choice,
+    check_count,
+    check_strings,
+    encode_texts,
+    require,
+    run,
+)
 
 if TYPE_CHECKING:
     from ...inference.export_info import ExportInfo
     from ...text_runtime import TextRuntime
 
-# of which `max_seq_length` and `do_lower_case` are read
+# file with `max_seq_length` and `do_lower_case`
 LENGTH_CONFIG = re.compile(r"sentence_[\w-]+_config\.json")
 SMALLEST_NORM = 1e-12
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
-# Names of poolings, and what older versions of sentence-transformers have in place of them; in the
-# order in which several stand one after the other.
+# Names of poolings by their field in older versions of sentence-transformers, in the order in which
+# their vectors are concatenated.
 POOLINGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -42,20 +51,21 @@ Step = Callable[[np.ndarray], np.ndarray]  # (D,) -> (E,)
 
 @dataclass(frozen=True)
 class SentenceModules:
-    """The modules that turn the states of a text's tokens into one vector. The vectors of the
-    `poolings` are concatenated, over all tokens or without the prompt's. The `steps` follow."""
+    """The modules that compute one vector from the hidden states of a text. The vectors of
+    `poolings` are concatenated, with or without the prompt's tokens. Then `steps` are applied in
+    order."""
 
     poolings: tuple[str, ...]
     includes_prompt: bool
     steps: tuple[Step, ...]
 
     def embedding(self, states: np.ndarray, prompt_length: int) -> np.ndarray:
-        """(S, D) -> (E,)"""
+        """(S, D) -> (E,). Pool the states and apply the steps."""
         skipped = 0 if self.includes_prompt else prompt_length
-        found = np.concatenate([pooled(name, states, skipped) for name in self.poolings])
+        vector = np.concatenate([pool(name, states, skipped) for name in self.poolings])
         for step in self.steps:
-            found = step(found)
-        return found
+            vector = step(vector)
+        return vector
 
 
 def embed(
@@ -71,34 +81,35 @@ def embed(
     the mean over all tokens.
 
     Args:
-        texts: strings, blank ones too; what is longer than the folder's `max_seq_length` is cut, as
-            there.
-        prompt_name: of one of the prompts of config_sentence_transformers.json, by default its
+        texts: strings; they may be blank. Texts longer than the export's `max_seq_length` are
+            truncated, as in sentence-transformers.
+        prompt_name: name of a prompt in config_sentence_transformers.json; by default its
             `default_prompt_name`.
-        prompt: what is put before each text, in place of one by name.
-        truncate_dim: only so many first values of each vector, by default the `truncate_dim` of the
-            folder, else all. They are not normalised again.
+        prompt: text that precedes each text, in place of `prompt_name`.
+        truncate_dim: number of values of each vector, from its start; by default the `truncate_dim`
+            of the export, or all. The vectors are not normalized again.
 
     Raises:
-        UsageError: for a name that is no prompt's, both a prompt and a name, and a `truncate_dim`
-            that is no number from 1 on.
-        ValueError: for an export that gives no states, a text that is a pair or has no tokens, and
-            a module that this runtime cannot apply.
+        UsageError: if `prompt_name` is unknown, if both a prompt and a name are set, or if
+            `truncate_dim` is not a positive integer.
+        ValueError: if the export does not return hidden states, a text is a pair or has no tokens,
+            or a module is not supported.
     """
     require(runtime, EMBED)
-    prompt = chosen_prompt(sentence_config(runtime), prompt_name, prompt)
-    return vectors(runtime, *rows_to_embed(runtime, strings(texts), prompt), truncate_dim)
+    prompt = select_prompt(sentence_config(runtime), prompt_name, prompt)
+    return vectors(runtime, *rows_to_embed(runtime, check_strings(texts), prompt), truncate_dim)
 
 
 def rows_to_embed(
     runtime: "TextRuntime", texts: Sequence[str], prompt: str = ""
 ) -> tuple[list[Encoding], int]:
-    """Return the tokens of each text behind the `prompt`, and the number of tokens of the
-    prompt."""
+    """Return the tokens of `prompt` and each text, and the number of tokens of the prompt."""
     longest, lowers = length_and_case(runtime)
     lowered = normalizers.Lowercase().normalize_str if lowers else str
-    rows = rows_of(runtime, [lowered(prompt + text) for text in texts], Cut(longest))
-    return rows, length_of(rows_of(runtime, [lowered(prompt)], Cut(longest))[0]) if prompt else 0
+    rows = encode_texts(runtime, [lowered(prompt + text) for text in texts], Cut(longest))
+    return rows, count_prompt_tokens(
+        encode_texts(runtime, [lowered(prompt)], Cut(longest))[0]
+    ) if prompt else 0
 
 
 def vectors(
@@ -107,40 +118,42 @@ def vectors(
     prompt_length: int = 0,
     truncate_dim: int | None = None,
 ) -> np.ndarray:
-    """Return the vectors that `embed` computes, from tokens instead of texts. The tokens of a
-    `TokenRow` are used unchanged."""
+    """Return the vectors like `embed`, but for tokens instead of texts. The tokens of a `TokenRow`
+    are used unchanged."""
     modules = runtime.sentence_modules
     width = sentence_config(runtime).get("truncate_dim") if truncate_dim is None else truncate_dim
     if width is not None:
         check_count("truncate_dim", width)
-    found: list[np.ndarray] = [np.empty(0)] * len(rows)
+    results: list[np.ndarray] = [np.empty(0)] * len(rows)
     for index, outputs in run(runtime, rows):
-        found[index] = modules.embedding(outputs["last_hidden_state"], prompt_length)[:width]
-    return np.stack(found).astype(np.float32)
+        results[index] = modules.embedding(outputs["last_hidden_state"], prompt_length)[:width]
+    return np.stack(results).astype(np.float32)
 
 
 def similarity(runtime: "TextRuntime", first: np.ndarray, second: np.ndarray, /) -> np.ndarray:
-    """Return the similarity of each of the vectors `first` (A, E) to each of `second` (B, E): (A,
-    B), float32. The folder's `similarity_fn_name` selects `"cosine"` (the default), `"dot"`,
-    `"euclidean"` or `"manhattan"`. Euclidean and Manhattan distances are negated.
+    """Return the similarity (A, B), float32, of the vectors `first` (A, E) to the vectors `second`
+    (B, E).
+
+    The export's `similarity_fn_name` selects `"cosine"` (the default), `"dot"`, `"euclidean"` or
+    `"manhattan"`. Euclidean and Manhattan distances are negated.
 
     Raises:
-        ValueError: for what are no two tables of numbers of one width, and a name that is none of
-            these.
+        ValueError: if the arrays do not have two axes with the same E, or the export has another
+            `similarity_fn_name`.
     """
     name = sentence_config(runtime).get("similarity_fn_name") or "cosine"
     if name not in SIMILARITIES:
         raise ValueError(
-            f"the folder's similarity_fn_name is {name!r:.60}, expected one of "
+            f"similarity_fn_name of the export is {name!r:.60}, expected one of "
             f"{', '.join(SIMILARITIES)}"
         )
     one, other = (np.atleast_2d(np.asarray(vectors, np.float32)) for vectors in (first, second))
     if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1]:
         raise ValueError(
-            f"similarity takes vectors (A, E) and (B, E), got shapes {one.shape} and {other.shape}"
+            f"the vectors have shapes {one.shape} and {other.shape}, expected (A, E) and (B, E)"
         )
     if name == "cosine":
-        one, other = normalized(one), normalized(other)
+        one, other = normalize(one), normalize(other)
     if name in ("cosine", "dot"):
         return one @ other.T
     order = 2 if name == "euclidean" else 1
@@ -150,42 +163,45 @@ def similarity(runtime: "TextRuntime", first: np.ndarray, second: np.ndarray, /)
 # -------------------------------------------------------------------------------------- the prompts
 
 
-def chosen_prompt(config: dict, prompt_name: str | None, prompt: str | None) -> str:
+def select_prompt(config: dict, prompt_name: str | None, prompt: str | None) -> str:
     prompts = config.get("prompts") or {}
     if prompt is not None:
         if prompt_name is not None:
             raise UsageError(
-                f"prompt {prompt!r:.60} and prompt_name {prompt_name!r:.60} are given, expected "
+                f"prompt is {prompt!r:.60} and prompt_name is {prompt_name!r:.60}, expected only "
                 "one of them"
             )
         if not isinstance(prompt, str):
-            raise UsageError(f"prompt must be a string, got {prompt!r:.60}")
+            raise UsageError(f"prompt is {prompt!r:.60}, expected a string")
         return prompt
     if prompt_name is None:
         return prompts.get(config.get("default_prompt_name")) or ""
     if prompt_name not in prompts:
         expected = (
-            f"expected one of {', '.join(prompts)}" if prompts else "and this export has none"
+            f"expected one of {', '.join(prompts)}"
+            if prompts
+            else "expected None: this export has no prompts"
         )
         raise UsageError(
-            f"no prompt {prompt_name!r:.60}, {expected}{did_you_mean(str(prompt_name), prompts)}"
+            f"prompt_name is {prompt_name!r:.60}, {expected}"
+            f"{did_you_mean(str(prompt_name), prompts)}"
         )
     return prompts[prompt_name] or ""
 
 
-def length_of(prompt: Encoding) -> int:
+def count_prompt_tokens(prompt: Encoding) -> int:
     """Return the number of tokens of a prompt, including the special tokens before it."""
     return len(prompt.ids) - (prompt.special_tokens_mask[-1:] == [1])
 
 
 def length_and_case(runtime: "TextRuntime") -> tuple[int, bool]:
-    """Return the maximum number of tokens of a text, and whether texts are lowercased."""
+    """Return the maximum number of tokens of a text, and True if texts are lowercased."""
     info = runtime.info
     names = sorted(name for name in info.manifest["files"] if LENGTH_CONFIG.fullmatch(name))
     config = json_object(info.directory / names[0], info.read(names[0]) or b"{}") if names else {}
     longest = config.get("max_seq_length") or runtime.tokenizer_settings.longest
-    places = runtime.info.config["max_position_embeddings"]
-    return min(longest or places, places), bool(config.get("do_lower_case"))
+    limit = runtime.info.config["max_position_embeddings"]
+    return min(longest or limit, limit), bool(config.get("do_lower_case"))
 
 
 # -------------------------------------------------------------------------------------- the modules
@@ -195,7 +211,7 @@ def sentence_modules(runtime: "TextRuntime") -> SentenceModules:
     """Return the sentence modules of the export.
 
     Raises:
-        ValueError: for modules in an order, or with a setting, that this runtime does not apply.
+        ValueError: if the order or a setting of the modules is not supported.
     """
     info = runtime.info
     first, *rest = info.manifest.get("sentence_modules") or [
@@ -204,20 +220,17 @@ def sentence_modules(runtime: "TextRuntime") -> SentenceModules:
     kinds = [module.get("type") for module in (first, *rest)]
     if kinds[0] != "Pooling" or not set(kinds[1:]) <= {"Dense", "Normalize"}:
         raise ValueError(
-            f"{info.directory} has the modules {kinds}, expected a Pooling and then Dense or "
-            f"Normalize"
+            f"{info.directory} has the modules {kinds}, expected Pooling, then Dense or Normalize"
         )
     for module in rest:
         check_names(module)
-    steps = [
-        normalized if module["type"] == "Normalize" else dense(info, module) for module in rest
-    ]
-    return SentenceModules(poolings_of(first), first.get("include_prompt", True), tuple(steps))
+    steps = [normalize if module["type"] == "Normalize" else dense(info, module) for module in rest]
+    return SentenceModules(read_poolings(first), first.get("include_prompt", True), tuple(steps))
 
 
 def check_names(module: dict) -> None:
-    """Check that a module reads and writes the sentence embedding, so each reads the output of the
-    one before."""
+    """Check that a module reads and writes the sentence embedding, so that the modules form a
+    chain."""
     for name in ("module_input_name", "module_output_name"):
         if module.get(name) not in (None, "sentence_embedding"):
             raise ValueError(
@@ -226,7 +239,7 @@ def check_names(module: dict) -> None:
             )
 
 
-def poolings_of(config: dict) -> tuple[str, ...]:
+def read_poolings(config: dict) -> tuple[str, ...]:
     names = (
         as_list(config.get("pooling_mode"))
         or [name for old, name in POOLINGS.items() if config.get(old)]
@@ -235,12 +248,12 @@ def poolings_of(config: dict) -> tuple[str, ...]:
     for name in names:
         if name not in POOLINGS.values():
             raise ValueError(
-                f"the pooling is {name!r:.60}, expected one of {', '.join(POOLINGS.values())}"
+                f"pooling_mode is {name!r:.60}, expected one of {', '.join(POOLINGS.values())}"
             )
     return tuple(names)
 
 
-def pooled(name: str, states: np.ndarray, skipped: int) -> np.ndarray:
+def pool(name: str, states: np.ndarray, skipped: int) -> np.ndarray:
     """(S, D) -> (D,), without the first `skipped` tokens."""
     rest = states[skipped:]
     match name:
@@ -258,7 +271,7 @@ def pooled(name: str, states: np.ndarray, skipped: int) -> np.ndarray:
             return rest.sum(axis=0) / (np.sqrt(count) if name == "mean_sqrt_len_tokens" else count)
 
 
-def normalized(vectors: np.ndarray) -> np.ndarray:
+def normalize(vectors: np.ndarray) -> np.ndarray:
     """Return the vectors scaled to length 1 over the last axis."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), SMALLEST_NORM)
 
@@ -267,24 +280,26 @@ def dense(info: "ExportInfo", module: dict) -> Step:
     """Return the linear map of a module, followed by its activation.
 
     Raises:
-        ValueError: for one with a residual connection, an activation that is not known, and weights
-            that are missing or no safetensors file.
+        ValueError: if the module has a residual connection or an unknown activation, or its weights
+            are missing or not a safetensors file.
     """
     if module.get("use_residual"):
         raise ValueError(
-            "the module Dense has use_residual=True, which this runtime does not apply: "
-            "expected False"
+            "the module Dense has use_residual=True, which is not supported: expected False"
         )
     function = activation(
         module.get("activation_function", "torch.nn.Tanh"), "the activation of the module Dense"
     )
     if "folder" not in module:
-        raise ValueError(f"{info.directory} names no folder of its module Dense: export again")
+        raise ValueError(
+            f"{info.directory} has a module Dense without a folder, expected its name: export again"
+        )
     name = f"{module['folder']}/model.safetensors"
     content = info.read(name)
     if content is None:
         raise ValueError(
-            f"{info.directory} has no {name}, which its module Dense needs: export again"
+            f"{info.directory} has no {name}, expected the weights of its module Dense: export "
+            f"again"
         )
     tensors = read_safetensors(content, name)
     if "linear.weight" not in tensors:
@@ -300,25 +315,22 @@ def read_safetensors(content: bytes, name: str) -> dict[str, np.ndarray]:
     a JSON header, the header, and the data.
 
     Raises:
-        ValueError: for what is no such file, and for a tensor of another type than the floating
-            ones.
+        ValueError: if the file is not valid, or a tensor is not of a floating point type.
     """
     try:
         start = 8 + int.from_bytes(content[:8], "little")
         header: dict[str, Any] = json.loads(content[8:start])
         header.pop("__metadata__", None)
-        return {key: tensor_of(content[start:], facts) for key, facts in header.items()}
+        return {key: read_tensor(content[start:], facts) for key, facts in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{name} is not a safetensors file that this runtime reads: {error}"
-        ) from None
+        raise ValueError(f"{name} is not a valid safetensors file: {error}") from None
 
 
-def tensor_of(data: bytes, facts: dict) -> np.ndarray:
+def read_tensor(data: bytes, facts: dict) -> np.ndarray:
     begin, end = facts["data_offsets"]
     if facts["dtype"] == "BF16":  # the upper half of a float32
         values = (np.frombuffer(data[begin:end], "<u2").astype(np.uint32) << 16).view(np.float32)
     else:
-        check_one_of("dtype", facts["dtype"], DTYPES)
+        check_choice("dtype", facts["dtype"], DTYPES)
         values = np.frombuffer(data[begin:end], DTYPES[facts["dtype"]]).astype(np.float32)
     return values.reshape(facts["shape"])

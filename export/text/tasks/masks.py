@@ -1,4 +1,4 @@
-"""The tokens that fill a mask, as transformers' pipeline "fill-mask" predicts them."""
+"""Prediction of masked tokens, like transformers' pipeline "fill-mask"."""
 
 import reprlib
 import warnings
@@ -9,7 +9,17 @@ import numpy as np
 
 from ...errors import UsageError
 from ...heads import FILL_MASK
-from .rows import check_count, decode, named, require, rows_of, run, single_texts, softmax
+from .rows import (
+    TOKENIZER_CONFIG,
+    check_count,
+    check_texts,
+    decode,
+    encode_texts,
+    require,
+    run,
+    softmax,
+    with_names,
+)
 
 if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
@@ -27,94 +37,99 @@ def fill_mask(
     has a list for each mask.
 
     Args:
-        texts: strings with the tokenizer's mask token. They are not cut.
-        top_k: so many tokens.
-        targets: the only tokens to choose from; of one that is none the first that the tokenizer
-            makes of it, with a warning.
+        texts: strings with the tokenizer's mask token. They are not truncated.
+        top_k: number of tokens to return for each mask.
+        targets: the only tokens to choose from. A target that is several tokens is replaced by its
+            first token, with a warning.
 
     Raises:
-        UsageError: for a `top_k` that is no number from 1 to the size of the vocabulary, and for
-            targets without any token.
-        ValueError: for an export without a masked language model, a text that is empty, is a pair,
-            has no mask or more tokens than the model has positions, and a tokenizer without a mask
-            token.
+        UsageError: if `top_k` is not between 1 and the size of the vocabulary, or if `targets` has
+            no token.
+        ValueError: if the export is not a masked language model, the tokenizer has no mask token,
+            or a text is blank, is a pair, has no mask or has too many tokens.
     """
     require(runtime, FILL_MASK)
-    check_count("top_k", top_k, most=runtime.info.config["vocab_size"])
+    check_count("top_k", top_k, max_value=runtime.info.config["vocab_size"])
     mask = mask_token(runtime)
-    chosen = None if targets is None else target_ids(runtime, targets)
-    rows = rows_of(runtime, single_texts(texts))
-    for row, name in named(rows):
+    candidates = None if targets is None else target_ids(runtime, targets)
+    rows = encode_texts(runtime, check_texts(texts))
+    for row, name in with_names(rows):
         if mask not in row.ids:
             raise ValueError(
-                f"{name} has no mask, expected {runtime.tokenizer.id_to_token(mask)} in it"
+                f"{name} has no mask, expected {runtime.tokenizer.id_to_token(mask)} in the text"
             )
     results: list[list[Any]] = [[] for _ in rows]
     for index, outputs in run(runtime, rows):
         ids = rows[index].ids
-        places = [place for place, token in enumerate(ids) if token == mask]
-        logits = next(iter(outputs.values()))  # pretraining has others too
+        positions = [position for position, token in enumerate(ids) if token == mask]
+        logits = next(iter(outputs.values()))  # a pretraining head has other outputs too
         filled = [
-            fillings(runtime, ids, place, logits[place], top_k, chosen, len(places) == 1)
-            for place in places
+            fillings(
+                runtime, ids, position, logits[position], top_k, candidates, len(positions) == 1
+            )
+            for position in positions
         ]
-        results[index] = filled[0] if len(places) == 1 else filled
+        results[index] = filled[0] if len(positions) == 1 else filled
     return results
 
 
 def mask_token(runtime: "TextRuntime") -> int:
     """Return the id of the mask token. Raises ValueError if the tokenizer has none."""
-    found = runtime.tokenizer_settings.special_tokens["mask_token"]
-    if found is None:
+    mask = runtime.tokenizer_settings.special_tokens["mask_token"]
+    if mask is None:
         raise ValueError(
-            f"{runtime.path.parent} has a tokenizer without a mask token, which a masked language "
-            "model reads"
+            f"{runtime.path.parent} has a tokenizer without mask_token, expected one in "
+            f"{TOKENIZER_CONFIG}"
         )
-    return found
+    return mask
 
 
 def fillings(
     runtime: "TextRuntime",
     ids: list[int],
-    place: int,
+    position: int,
     logits: np.ndarray,
     top_k: int,
     targets: list[int] | None,
     is_only: bool,
 ) -> list[dict[str, Any]]:
-    """Return the best tokens at `place`. Sequences omit special tokens unless the text has other
-    masks."""
+    """Return the best tokens for the mask at `position`. `sequence` has special tokens only if the
+    text has several masks."""
     scores = softmax(logits)
     tokens = np.arange(len(scores)) if targets is None else np.array(targets)
     best = tokens[np.argsort(-scores[tokens], kind="stable")[:top_k]].tolist()
     pad = runtime.info.config.get("pad_token_id")
-    found = []
+    results = []
     for token in best:
-        filled = [*ids[:place], token, *ids[place + 1 :]]
-        sequence = decode(
-            runtime, [each for each in filled if each != pad], skip_special_tokens=is_only
-        )
+        filled = [*ids[:position], token, *ids[position + 1 :]]
+        sequence = decode(runtime, [id for id in filled if id != pad], skip_special_tokens=is_only)
         text = decode(runtime, [token], skip_special_tokens=False)
-        found.append(
+        results.append(
             {"score": float(scores[token]), "token": token, "token_str": text, "sequence": sequence}
         )
-    return found
+    return results
 
 
 def target_ids(runtime: "TextRuntime", targets: object) -> list[int]:
     names = [targets] if isinstance(targets, str) else targets
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"targets must be strings, got {reprlib.repr(targets)}")
-    found: list[int] = []
+        raise UsageError(
+            f"targets is {reprlib.repr(targets)}, expected a string or a list of strings"
+        )
+    ids: list[int] = []
     for name in names:
         token = runtime.tokenizer.token_to_id(name)
         if token is None:
             [encoding] = runtime.encode([name], special_tokens=False)
             token = encoding.ids[0] if encoding.ids else None
-            instead = "is left out" if token is None else f"{encoding.tokens[0]!r} stands for it"
-            warnings.warn(f"the target {name!r} is no token: {instead}", UserWarning, stacklevel=3)
+            action = "it is ignored" if token is None else f"{encoding.tokens[0]!r} is used instead"
+            warnings.warn(
+                f"the target {name!r} is not a token of the model: {action}",
+                UserWarning,
+                stacklevel=3,
+            )
         if token is not None:
-            found.append(token)
-    if not found:
-        raise UsageError(f"targets are {reprlib.repr(targets)}, expected at least one token")
-    return list(dict.fromkeys(found))
+            ids.append(token)
+    if not ids:
+        raise UsageError(f"targets is {reprlib.repr(targets)}, expected at least one token")
+    return list(dict.fromkeys(ids))

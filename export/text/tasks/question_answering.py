@@ -1,4 +1,4 @@
-"""The span of a context that answers a question (Devlin et al. 2019, section 4.2), as our pipeline
+"""Extractive question answering (Devlin et al. 2019, section 4.2), like our pipeline
 "question-answering"."""
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from tokenizers import Encoding
 
 from ...errors import UsageError
 from ...heads import ANSWER
-from .rows import Cut, check_count, check_text, listed, require, rows_of, run, softmax
+from .rows import Cut, check_count, check_list, check_text, encode_texts, require, run, softmax
 
 if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
@@ -35,24 +35,19 @@ def answer(
     `context[start:end]`. A context that is too long for the model is read in overlapping windows,
     each with the question. Results equal our pipeline "question-answering".
 
-    Args:
-        questions, contexts: as many of one as of the other.
-        top_k: answers of each, at most.
-        max_answer_len: most tokens of an answer.
-        handle_impossible_answer: the empty answer `""` competes too, with the lowest score that a
-            window gives its CLS token.
-        align_to_words: extend answers to whole words, as the tokenizer splits them.
-        max_seq_len: most tokens of a window; 384 by default, or the tokenizer's `model_max_length`
-            if that is less.
-        doc_stride: tokens that windows share; 128 by default, or half of `max_seq_len` if that is
-            less.
-        max_question_len: cut the question to this many tokens.
+    Args: questions, contexts: lists of the same length. top_k: maximum number of answers per
+        question. max_answer_len: maximum number of tokens of an answer. handle_impossible_answer:
+        include the empty answer `""`. Its score is the lowest score of the CLS token over all
+        windows. align_to_words: extend answers to full words, as the tokenizer splits them.
+        max_seq_len: maximum number of tokens of a window; by default 384, or the tokenizer's
+        `model_max_length` if that is less. doc_stride: number of tokens that windows share; by
+        default 128, or half of `max_seq_len` if that is less. max_question_len: truncate the
+        question to this number of tokens.
 
     Raises:
-        UsageError: for arguments out of range.
-        ValueError: for an export without a question answering head, other numbers of questions and
-            contexts, one that is empty, and windows without room for more of the context than they
-            share.
+        UsageError: if an argument is out of range.
+        ValueError: if the export has no question answering head, the lists differ in length, a text
+            is blank, or a question is so long that windows cannot advance.
     """
     require(runtime, ANSWER)
     for name, value in (("top_k", top_k), ("max_answer_len", max_answer_len)):
@@ -61,14 +56,14 @@ def answer(
         if length is not None:
             check_count(name, length)
     if doc_stride is not None:
-        check_count("doc_stride", doc_stride, least=0)
-    examples = checked_examples(questions, contexts)
+        check_count("doc_stride", doc_stride, min_value=0)
+    examples = check_examples(questions, contexts)
     if max_seq_len is None:
         max_seq_len = min(runtime.tokenizer_settings.longest or MAX_SEQ_LEN, MAX_SEQ_LEN)
     if doc_stride is None:
         doc_stride = min(max_seq_len // 2, DOC_STRIDE)
     if doc_stride > max_seq_len:
-        raise UsageError(f"doc_stride must be at most max_seq_len, {max_seq_len}, got {doc_stride}")
+        raise UsageError(f"doc_stride is {doc_stride}, expected at most max_seq_len, {max_seq_len}")
     rows: list[Encoding] = []
     numbers: list[int] = []  # example of each row
     for number, (question, context) in enumerate(examples):
@@ -76,10 +71,10 @@ def answer(
             [encoding] = runtime.encode([question], special_tokens=False)
             if len(encoding.ids) > max_question_len:
                 question = question[: encoding.offsets[max_question_len - 1][1]]
-        windows = windows_of(runtime, question, context, number, max_seq_len, doc_stride)
+        windows = make_windows(runtime, question, context, number, max_seq_len, doc_stride)
         rows += windows
         numbers += [number] * len(windows)
-    # several spans may become one when they are extended to words
+    # spans may become equal when they are extended to words, so more are needed
     count = 2 * top_k + 10 if align_to_words else top_k
     spans: list[list[dict]] = [[] for _ in rows]
     nulls = np.zeros(len(rows))
@@ -88,7 +83,7 @@ def answer(
     ):
         context = examples[numbers[index]][1]
         tokens, start, end, nulls[index] = probabilities(runtime, rows[index], outputs)
-        extents = extents_of(rows[index], tokens, sequence_of(runtime), align_to_words)
+        extents = find_extents(rows[index], tokens, context_sequence(runtime), align_to_words)
         for first, last, score in best_spans(start, end, max_answer_len, count):
             begin, stop = extents[first][0], extents[last][1]
             spans[index].append(
@@ -99,36 +94,36 @@ def answer(
         own_rows = [index for index, of in enumerate(numbers) if of == number]
         null_score = float(nulls[own_rows].min()) if handle_impossible_answer else None
         results.append(
-            merged([span for index in own_rows for span in spans[index]], null_score)[:top_k]
+            merge_spans([span for index in own_rows for span in spans[index]], null_score)[:top_k]
         )
     return results
 
 
-def checked_examples(questions: object, contexts: object) -> list[tuple[str, str]]:
-    found = []
-    for name, given in (("question", questions), ("context", contexts)):
-        texts = listed(given, f"strings, the {name}s")
-        found.append(
+def check_examples(questions: object, contexts: object) -> list[tuple[str, str]]:
+    columns = []
+    for name, values in (("question", questions), ("context", contexts)):
+        texts = check_list(values, f"strings, the {name}s")
+        columns.append(
             [
                 check_text(text, f"{name} {index} of {len(texts)}")
                 for index, text in enumerate(texts)
             ]
         )
-    if len(found[0]) != len(found[1]):
+    if len(columns[0]) != len(columns[1]):
         raise ValueError(
-            f"{len(found[0])} questions and {len(found[1])} contexts, expected as many of one as "
-            "of the other"
+            f"{len(columns[0])} questions and {len(columns[1])} contexts, expected one context "
+            "for each question"
         )
-    return list(zip(*found, strict=True))
+    return list(zip(*columns, strict=True))
 
 
-def sequence_of(runtime: "TextRuntime") -> int:
-    """Return the index of the context in the pair. As in the pipeline, padding goes to the side of
-    the question."""
+def context_sequence(runtime: "TextRuntime") -> int:
+    """Return the index of the context in the pair (question, context). As in the pipeline, padding
+    is on the side of the question."""
     return 1 if runtime.tokenizer_settings.padding_side == "right" else 0
 
 
-def windows_of(
+def make_windows(
     runtime: "TextRuntime",
     question: str,
     context: str,
@@ -136,23 +131,27 @@ def windows_of(
     max_seq_len: int,
     doc_stride: int,
 ) -> list[Encoding]:
-    """Return the windows of the context `number`, each with the question."""
-    sequence = sequence_of(runtime)
+    """Return the windows of the context, each with the question. `number` is the context's index,
+    for errors.
+
+    Raises:
+        ValueError: if the context has no tokens or the windows cannot advance.
+    """
+    sequence = context_sequence(runtime)
     pair = (question, context) if sequence else (context, question)
-    [whole] = rows_of(runtime, [pair])
-    length = whole.sequence_ids.count(sequence)
+    [encoding] = encode_texts(runtime, [pair])
+    length = encoding.sequence_ids.count(sequence)
     if not length:
         raise ValueError(f"context {number} has no tokens, expected words that the tokenizer knows")
-    room = max_seq_len - (len(whole.ids) - length)
+    room = max_seq_len - (len(encoding.ids) - length)
     if length <= room:
-        return [whole]
+        return [encoding]
     if room <= doc_stride:
         raise ValueError(
-            f"max_seq_len={max_seq_len} leaves {room} tokens for context {number} beside its "
-            "question, and the context has "
-            f"{length}: expected room for more than doc_stride={doc_stride}"
+            f"max_seq_len={max_seq_len} leaves {room} tokens for context {number} besides its "
+            f"question, expected more than doc_stride={doc_stride}, as the context has {length}"
         )
-    [first] = rows_of(
+    [first] = encode_texts(
         runtime, [pair], Cut(max_seq_len, "only_second" if sequence else "only_first", doc_stride)
     )
     return [first, *first.overflowing]
@@ -161,35 +160,36 @@ def windows_of(
 def probabilities(
     runtime: "TextRuntime", row: Encoding, outputs: dict[str, np.ndarray]
 ) -> tuple[list[int], np.ndarray, np.ndarray, float]:
-    """Return the positions of the context's tokens, their probabilities to begin and to end the
-    answer, and the null score. The null score is the probability that the CLS token is both, or 0
-    without a CLS token."""
+    """Return the positions of the context's tokens, their start and end probabilities, and the null
+    score. The null score is the probability that the answer is the CLS token, or 0 without one."""
     tokens = [
-        place for place, found in enumerate(row.sequence_ids) if found == sequence_of(runtime)
+        position
+        for position, sequence in enumerate(row.sequence_ids)
+        if sequence == context_sequence(runtime)
     ]
     cls_id = runtime.tokenizer_settings.special_tokens["cls_token"]
-    cls = [place for place, token in enumerate(row.ids) if token == cls_id][:1]
-    cls = [place for place in cls if place not in tokens]
+    cls = [position for position, token in enumerate(row.ids) if token == cls_id][:1]
+    cls = [position for position in cls if position not in tokens]
     start, end = (softmax(outputs[name][tokens + cls]) for name in ("start_logits", "end_logits"))
     null_score = float(start[-1] * end[-1]) if cls else 0.0
     return tokens, start[: len(tokens)], end[: len(tokens)], null_score
 
 
-def extents_of(
+def find_extents(
     row: Encoding, tokens: list[int], sequence: int, align_to_words: bool
 ) -> list[tuple[int, int]]:
-    """Return the start and end of each of `tokens` in the text. With `align_to_words`, extend them
-    to the part of the word that is in the row."""
+    """Return the start and end offset of each of `tokens` in the text. With `align_to_words`,
+    extend them to the part of the word in this window."""
     offsets, words = row.offsets, row.word_ids
     if not align_to_words:
         return [offsets[token] for token in tokens]
-    of_words: dict[int | None, tuple[int, int] | None] = {
+    word_extents: dict[int | None, tuple[int, int] | None] = {
         word: row.word_to_chars(word, sequence)
         for word in {words[token] for token in tokens}
         if word is not None
     }
-    # some tokenizers have no words
-    return [of_words.get(words[token]) or offsets[token] for token in tokens]
+    # some tokenizers do not report words
+    return [word_extents.get(words[token]) or offsets[token] for token in tokens]
 
 
 def best_spans(
@@ -201,16 +201,16 @@ def best_spans(
     )
     scores = start[firsts] * end[lasts]
     best = np.argsort(-scores, kind="stable")[:count]
-    return [(int(firsts[place]), int(lasts[place]), float(scores[place])) for place in best]
+    return [(int(firsts[index]), int(lasts[index]), float(scores[index])) for index in best]
 
 
-def merged(spans: list[dict], null_score: float | None) -> list[dict[str, Any]]:
-    """Return the spans, best first. Spans of the same text become one, with the sum of their
-    probabilities. The empty answer is added unless `null_score` is `None`."""
+def merge_spans(spans: list[dict], null_score: float | None) -> list[dict[str, Any]]:
+    """Return the spans, best first. Spans with the same text are merged, and their scores added.
+    The empty answer is included unless `null_score` is None."""
     answers: dict[str, dict] = {}
     for span in spans:
         answers.setdefault(span["answer"].lower(), {**span, "score": 0.0})["score"] += span["score"]
-    found = list(answers.values())
+    results = list(answers.values())
     if null_score is not None:
-        found.append({"score": null_score, "start": 0, "end": 0, "answer": ""})
-    return sorted(found, key=lambda answer: -answer["score"])
+        results.append({"score": null_score, "start": 0, "end": 0, "answer": ""})
+    return sorted(results, key=lambda answer: -answer["score"])

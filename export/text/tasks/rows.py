@@ -1,5 +1,4 @@
-"""Helpers that the tasks share: texts are checked and cut into tokens, and rows of similar length
-run together."""
+"""Helpers of all tasks: check and tokenize texts, and run rows of similar length together."""
 
 import contextlib
 import reprlib
@@ -27,9 +26,8 @@ if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
-NO_LIMIT = 10**9  # tokens: transformers writes 10**30 for a tokenizer without a limit
-# What the classes of tokenizers mean that an old tokenizer_config.json, which names no special
-# token at all, leaves to them.
+NO_LIMIT = 10**9  # tokens; transformers writes 10**30 for a tokenizer without a limit
+# Special tokens of the tokenizer classes, for an old tokenizer_config.json without special tokens.
 CONVENTIONS = {
     "mask_token": ("[MASK]", "<mask>"),
     "cls_token": ("[CLS]", "<s>"),
@@ -45,9 +43,8 @@ Pair = tuple[str, str]
 @dataclass(frozen=True)
 class TokenizerSettings:
     """The settings that tokenizer_config.json adds to tokenizer.json, as transformers reads them.
-    `longest` is the maximum number of tokens where a task cuts texts. `special_tokens` are ids by
-    name. `has_types` is True if the tokens of a pair have types. The sides are those of truncation
-    and padding."""
+    `longest` is the maximum number of tokens if a task truncates texts. `special_tokens` are ids by
+    name. `has_types` is True if the tokens of a pair have token types."""
 
     longest: int | None
     special_tokens: dict[str, int | None]
@@ -58,10 +55,11 @@ class TokenizerSettings:
 
 
 @contextlib.contextmanager
-def errors_of(path: Path) -> Iterator[None]:
-    """Raise TokenizerError for whatever `tokenizers` raises.
+def tokenizer_errors(path: Path) -> Iterator[None]:
+    """Convert all errors of `tokenizers` to TokenizerError.
 
-    A panic of its Rust code, as for a regular expression that never ends, is no `Exception`."""
+    A panic of its Rust code is not an `Exception`. It happens for regular expressions that never
+    end."""
     try:
         yield
     except BaseException as error:
@@ -94,8 +92,8 @@ def tokenizer_settings(runtime: "TextRuntime") -> TokenizerSettings:
 
 
 def token_id(runtime: "TextRuntime", token: Any, otherwise: Iterable[str]) -> int | None:
-    """Return the id of `token`, a string or an object with its content, or else of the first of
-    `otherwise` that exists."""
+    """Return the id of `token`, a string or a dict with the key "content". Without it, return the
+    id of the first of `otherwise` that exists, or None."""
     content = token.get("content") if isinstance(token, dict) else token
     names = [content] if isinstance(content, str) else otherwise
     ids = map(runtime.tokenizer.token_to_id, names)
@@ -112,7 +110,7 @@ def decode_batch(
     runtime: "TextRuntime", rows: list[list[int]], skip_special_tokens: bool
 ) -> list[str]:
     """Return the text of each row, the same as `AutoTokenizer.batch_decode`."""
-    with errors_of(runtime.path):
+    with tokenizer_errors(runtime.path):
         texts = runtime.tokenizer.decode_batch(rows, skip_special_tokens=skip_special_tokens)
     return [clean_up(text) for text in texts] if runtime.tokenizer_settings.cleans_up else texts
 
@@ -127,27 +125,28 @@ def join(runtime: "TextRuntime", tokens: Sequence[str]) -> str:
 
 
 def require(runtime: "TextRuntime", task: Task) -> None:
-    """Raise ValueError if the export's head is not for `task`."""
+    """Raise ValueError if the head of the export does not support `task`."""
     if not has_task(runtime.info.architecture, task):
-        found = f"this export is a {runtime.info.architecture}, which {task.method} is not for"
+        seen = f"{task.method} does not support this export, a {runtime.info.architecture}"
         expected = [name for name, head in HEADS.items() if task in head.tasks]
-        raise ValueError(f"{found}, expected one of {', '.join(expected)}")
+        raise ValueError(f"{seen}, expected one of {', '.join(expected)}")
 
 
-def listed(texts: object, expected: str) -> Sequence[Any]:
-    """Return `texts`, and check that it is a list that is not empty."""
+def check_list(texts: object, expected: str) -> Sequence[Any]:
+    """Return `texts`, which must be a list that is not empty. `expected` names its items in
+    errors."""
     if not isinstance(texts, list | tuple):
-        raise ValueError(f"texts must be a list of {expected}, got {reprlib.repr(texts)}")
+        raise ValueError(f"texts is {reprlib.repr(texts)}, expected a list of {expected}")
     if not texts:
-        raise ValueError("no texts, expected at least one")
+        raise ValueError("texts is empty, expected at least one text")
     return texts
 
 
 def check_text(text: object, name: str) -> str:
-    """Return `text`, which must be a string with words. `name` is for errors."""
+    """Return `text`, which must be a string that is not blank. `name` is for errors."""
     checked = check_string(text, name)
     if not checked.strip():
-        raise ValueError(f"{name} is {text!r:.40}, expected words")
+        raise ValueError(f"{name} is {text!r:.40}, expected a text that is not blank")
     return checked
 
 
@@ -155,8 +154,8 @@ def check_string(text: object, name: str) -> str:
     """Return `text`, which must be a string; it may be blank. `name` is for errors."""
     if isinstance(text, dict) or (isinstance(text, list | tuple) and len(text) == 2):
         raise ValueError(
-            f"{name} is the pair {reprlib.repr(text)}, expected one text, which is what this "
-            f"head takes"
+            f"{name} is the pair {reprlib.repr(text)}, expected one text: this head does not read "
+            f"pairs"
         )
     if not isinstance(text, str):
         raise ValueError(f"{name} is {reprlib.repr(text)}, expected a string")
@@ -168,66 +167,67 @@ def check_unicode(text: str, name: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{name} is no Unicode text: {error}") from None
+        raise ValueError(f"{name} is not valid Unicode: {error}") from None
 
 
-def single_texts(texts: object) -> list[str]:
-    """Return `texts`, and check that it is a list of strings that are not blank."""
-    return [check_text(text, name) for text, name in named(listed(texts, "strings"))]
+def check_texts(texts: object) -> list[str]:
+    """Return `texts`, which must be a list of strings that are not blank."""
+    return [check_text(text, name) for text, name in with_names(check_list(texts, "strings"))]
 
 
-def strings(texts: object) -> list[str]:
-    """Return `texts`, which must be a list of strings; they may be blank."""
-    return [check_string(text, name) for text, name in named(listed(texts, "strings"))]
+def check_strings(texts: object) -> list[str]:
+    """Return `texts`, which must be a list of strings. They may be blank."""
+    return [check_string(text, name) for text, name in with_names(check_list(texts, "strings"))]
 
 
-def texts_or_pairs(texts: object) -> list[str | Pair]:
-    """Return `texts`, each a string or a pair in a form of `pair_of`. They may be blank."""
-    given = named(listed(texts, "strings or pairs"))
+def check_texts_or_pairs(texts: object) -> list[str | Pair]:
+    """Return `texts`, a list of strings and of pairs as `parse_pair` accepts them. They may be
+    blank."""
+    items = with_names(check_list(texts, "strings or pairs"))
     return [
-        check_string(text, name) if isinstance(text, str) else pair_of(text, name)
-        for text, name in given
+        check_string(text, name) if isinstance(text, str) else parse_pair(text, name)
+        for text, name in items
     ]
 
 
-def named(texts: Sequence[Any]) -> list[tuple[Any, str]]:
-    """Return each text with the name that errors give it."""
+def with_names(texts: Sequence[Any]) -> list[tuple[Any, str]]:
+    """Return each text with its name in errors, such as "text 0 of 3"."""
     return [(text, f"text {index} of {len(texts)}") for index, text in enumerate(texts)]
 
 
-def pair_of(given: object, name: str) -> Pair:
-    """Return a pair of strings, from two strings or the dict `{"text": ..., "text_pair": ...}` of
-    transformers' pipeline."""
-    parts: Any = given
-    if isinstance(given, dict):
-        if given.keys() != {"text", "text_pair"}:
+def parse_pair(value: object, name: str) -> Pair:
+    """Return a pair of strings. `value` is a list of two strings, or a dict `{"text": ...,
+    "text_pair": ...}` as in transformers' pipeline."""
+    parts: Any = value
+    if isinstance(value, dict):
+        if value.keys() != {"text", "text_pair"}:
             raise ValueError(
-                f"{name} has the keys {reprlib.repr(list(given))}, expected 'text' and 'text_pair'"
+                f"{name} has the keys {reprlib.repr(list(value))}, expected 'text' and 'text_pair'"
             )
-        parts = given["text"], given["text_pair"]
+        parts = value["text"], value["text_pair"]
     if not isinstance(parts, list | tuple) or len(parts) != 2:
-        raise ValueError(f"{name} is {reprlib.repr(given)}, expected two texts, (text, text_pair)")
+        raise ValueError(f"{name} is {reprlib.repr(value)}, expected two texts, (text, text_pair)")
     return check_string(parts[0], f"the first part of {name}"), check_string(
         parts[1], f"the second part of {name}"
     )
 
 
-def check_one_of(name: str, value: object, known: Iterable[object]) -> None:
+def check_choice(name: str, value: object, known: Iterable[object]) -> None:
     if value not in known:
         seen = f"{name} is {value!r:.60}, expected one of {', '.join(map(repr, known))}"
         raise UsageError(f"{seen}{did_you_mean(str(value), map(str, known))}", name)
 
 
-def check_count(name: str, value: object, least: int = 1, most: int | None = None) -> None:
+def check_count(name: str, value: object, min_value: int = 1, max_value: int | None = None) -> None:
     if (
         isinstance(value, bool)
         or not isinstance(value, int)
-        or value < least
-        or (most is not None and value > most)
+        or value < min_value
+        or (max_value is not None and value > max_value)
     ):
-        upper = "" if most is None else f" and at most {most}"
+        upper = "" if max_value is None else f" and at most {max_value}"
         raise UsageError(
-            f"{name} must be a whole number of at least {least}{upper}, got {value!r:.60}", name
+            f"{name} is {value!r:.60}, expected an integer of at least {min_value}{upper}", name
         )
 
 
@@ -246,19 +246,19 @@ class Cut(NamedTuple):
 
 
 class TokenRow(NamedTuple):
-    """The tokens of a text that no tokenizer made, and the type of each."""
+    """Token ids from a request, and the token type of each. It replaces an `Encoding`."""
 
     ids: list[int]
     type_ids: list[int]
 
 
-def rows_of(
+def encode_texts(
     runtime: "TextRuntime", texts: Sequence[str | Pair], cut: Cut | None = None
 ) -> list[Encoding]:
-    """Return the encoding of each text, with special tokens. With a `cut`, return its first window,
-    which refers to the windows that follow."""
+    """Return the encoding of each text, with special tokens. With `cut`, it is the first window;
+    `overflowing` has the others."""
     tokenizer = runtime.tokenizer
-    with runtime.lock, errors_of(runtime.path):
+    with runtime.lock, tokenizer_errors(runtime.path):
         if cut is None:
             return tokenizer.encode_batch(list(texts))
         side = cut.side or runtime.tokenizer_settings.truncation_side
@@ -274,19 +274,21 @@ def rows_of(
 def run(
     runtime: "TextRuntime", rows: Sequence[Encoding | TokenRow], names: Sequence[str] | None = None
 ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Yield the index and the outputs by name of each row. Outputs are of each token (S, ...) or of
-    the row (...). Rows of similar length run together and come in that order. `names` are their
-    names in errors.
+    """Run the model and yield the index and the outputs of each row. Outputs have the shape (S,
+    ...) per token or (...) per row.
+
+    Rows of similar length run together, so the order differs. `names` are the names of rows in
+    errors.
 
     Raises:
-        ValueError: for a row of more tokens than the model has positions, or of none, before the
-            first runs; and as `Runtime.outputs`.
+        ValueError: if a row has no tokens or too many, before the model runs; or as
+            `Runtime.outputs`.
     """
     model, info = runtime.runtime, runtime.info
     all_ids = [row.ids for row in rows]
-    for place, ids_of_row in enumerate(all_ids):
+    for position, row_ids in enumerate(all_ids):
         check_row(
-            ids_of_row, names[place] if names else f"text {place} of {len(rows)}", info.config
+            row_ids, names[position] if names else f"text {position} of {len(rows)}", info.config
         )
     ids, mask = pad_sequences(all_ids, info.config.get("pad_token_id"))
     types = (
@@ -296,19 +298,21 @@ def run(
     )
     spec = info.specs["encoder"]
     per_token = {tensor.name for tensor in spec.outputs if tensor.shape[1:2] == ("source_length",)}
-    for chosen, length in bucket_by_length(mask, MAX_TOKENS * model.threads):
-        given = [None if array is None else array[chosen, :length] for array in (ids, mask, types)]
+    for indices, length in bucket_by_length(mask, MAX_TOKENS * model.threads):
+        arrays = [
+            None if array is None else array[indices, :length] for array in (ids, mask, types)
+        ]
         if HEADS[info.architecture].reads == READS_CHOICES:
-            given = [None if array is None else array[:, None] for array in given]
-        outputs = model.outputs(*given)
-        for place, index in enumerate(chosen.tolist()):
-            own = {name: values[place] for name, values in outputs.items()}
+            arrays = [None if array is None else array[:, None] for array in arrays]
+        outputs = model.outputs(*arrays)
+        for position, index in enumerate(indices.tolist()):
+            row_outputs = {name: values[position] for name, values in outputs.items()}
             size = len(all_ids[index])
             yield (
                 index,
                 {
                     name: values[:size] if name in per_token else values
-                    for name, values in own.items()
+                    for name, values in row_outputs.items()
                 },
             )
 
@@ -335,20 +339,20 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-logits))
 
 
-def labels_of(runtime: "TextRuntime") -> list[str]:
-    """Return the names of the head's labels in the order of its scores.
+def label_names(runtime: "TextRuntime") -> list[str]:
+    """Return the names of the labels in the order of the scores.
 
     Raises:
-        ValueError: for a config without the name of one.
+        ValueError: if `id2label` lacks a label.
     """
     names = runtime.info.config["id2label"]
     missing = [number for number in range(len(names)) if str(number) not in names]
     if missing:
-        found = (
-            f"{runtime.info.directory / 'config.json'} has in id2label the labels "
+        seen = (
+            f"{runtime.info.directory / 'config.json'} has the id2label keys "
             f"{reprlib.repr(list(names))}"
         )
         raise ValueError(
-            f"{found}, expected each number from 0 to {len(names) - 1}: {missing[0]} is missing"
+            f"{seen}, expected all numbers from 0 to {len(names) - 1}: {missing[0]} is missing"
         )
     return [str(names[str(number)]) for number in range(len(names))]

@@ -17,12 +17,12 @@ from itertools import accumulate
 
 import sentencex
 
-# with those of Armenian, Arabic, Urdu, Hindi, Amharic, Khmer and Burmese
+# includes marks of Armenian, Arabic, Urdu, Hindi, Amharic, Khmer and Burmese
 ENDS = ".!?…‼⁇⁈⁉։؟۔।॥።፧៕။"
 WIDE_ENDS = "。！？｡"
 CLOSING = "\"'”’»›)]}」』）】》〉"
-# Abbreviations that precede a name or a number, or stand within a sentence: of any language,
-# without the last full stop.
+# Abbreviations of several languages, without the last full stop. They precede a name or a number,
+# or occur within a sentence.
 ABBREVIATIONS = re.findall(
     r"\S+",
     "mr mrs ms dr prof st sr jr rev hon gen col capt lt sgt no nos vs cf fig figs vol vols pp ed "
@@ -30,25 +30,24 @@ ABBREVIATIONS = re.findall(
     " u.k hr fr nr bspw bzw ca evtl ggf abb hrsg tel z.b d.h u.a mme mlle sra srta",
 )
 LINE_BREAKS = re.compile(r"([\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+)")
-# Each run of marks is tried once, from its start: a megabyte of them would take hours otherwise.
+# A run of marks is matched from its start only. Otherwise a megabyte of marks would take hours.
 BOUNDARY = re.compile(
     rf"(?:(?<![{re.escape(ENDS)}])[{re.escape(ENDS)}]++[{re.escape(CLOSING)}]*+(?=\s)"
     rf"|[{WIDE_ENDS}]+[{re.escape(CLOSING)}]*)"
     r"(?P<space>\s*)(?=\S)"
 )
 WORD_BEFORE = re.compile(r"[^\s\"'“‘„«‹(\[{]*$")
-# that is looked at: a longer one is no abbreviation, nor is what ends it
+# characters to look back for an abbreviation: longer words are not abbreviations
 LONGEST_WORD = max(map(len, ABBREVIATIONS)) + 1
 
 
-# sentencex fails on a full stop after a letter and white space of several bytes.
+# sentencex fails on white space of several bytes after a letter and a full stop, so it gets spaces
 WHITE_SPACE = re.compile(r"[^\S ]")
 DEFAULT_LANGUAGE = "en"
 
 
 def sentences_and_spaces(text: str, language: str = DEFAULT_LANGUAGE) -> Iterator[tuple[str, bool]]:
-    """Yield the parts of `text` in order, and whether each is a sentence or the white space around
-    sentences.
+    """Yield the parts of `text` in order, each with True for a sentence or False for white space.
 
     `language` is a code of ISO 639-1, also with script or region. Other languages are split like
     English.
@@ -79,8 +78,8 @@ def sentences_of_line(line: str, language: str) -> Iterator[tuple[str, bool]]:
 
 
 def is_end(line: str, start: int, match: re.Match, boundaries: set[int]) -> bool:
-    """Return whether the mark of `match` ends the sentence that begins at `start`, by rules 2 to
-    4."""
+    """Return True if the mark of `match` ends the sentence that begins at `start`, by rules 2 to 4
+    of this module."""
     mark = line[match.start()]
     if mark in WIDE_ENDS:
         return True

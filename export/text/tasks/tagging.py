@@ -1,4 +1,4 @@
-"""Labels of tokens and entities, as transformers' pipeline "token-classification"."""
+"""Token classification and named entities, like transformers' pipeline "token-classification"."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,22 +10,21 @@ from ...errors import UsageError
 from ...heads import TAG
 from .rows import (
     Cut,
+    check_choice,
     check_count,
-    check_one_of,
+    check_strings,
+    encode_texts,
     join,
-    labels_of,
+    label_names,
     require,
-    rows_of,
     run,
     softmax,
-    strings,
 )
 
 if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
 
-# How the tokens of a word come to one label: (tokens of the word, labels) -> the scores of all
-# labels.
+# aggregation of the tokens of a word: (tokens, labels) -> (labels,)
 WORD_SCORES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "first": lambda scores: scores[0],
     "average": lambda scores: scores.mean(axis=0),
@@ -48,53 +47,54 @@ def tag(
     "end": int}`. `start` and `end` are offsets in the text, `index` is an index of a token.
 
     Args:
-        texts: strings; what is longer than the tokenizer's `model_max_length` is cut, as there, or
-            read with `stride`.
-        aggregation_strategy: `"none"` gives tokens; `"simple"` joins neighbours of one label (`B-`
-            begins another entity); `"first"`, `"average"` and `"max"` first give each word one
-            label: that of its first token, of the mean of its tokens' scores, or of its surest
-            token.
-        ignore_labels: what is left out.
-        stride: long texts are read in windows that share so many tokens; for entities.
+        texts: strings. Texts longer than the tokenizer's `model_max_length` are truncated, or split
+            into windows if `stride` is set.
+        aggregation_strategy: `"none"` returns tokens. `"simple"` joins neighbours with the same
+            label; `B-` begins a new entity. The others first give each word one label: `"first"` of
+            its first token, `"average"` by the mean of its scores, `"max"` of the token with the
+            best score.
+        ignore_labels: labels to omit.
+        stride: number of tokens that the windows of a long text share; needs aggregation.
 
     Raises:
-        UsageError: for another strategy, a stride for `"none"`, and one that is no less than
-            `model_max_length`.
-        ValueError: for an export without a token classification head, a text that is a pair, has no
-            tokens or more tokens than the model has positions, and a label without a name in the
-            config.
+        UsageError: if the strategy is unknown, or `stride` is set without aggregation or not less
+            than `model_max_length`.
+        ValueError: if the export has no token classification head, a text is a pair, has no tokens
+            or too many, or a label has no name.
     """
     require(runtime, TAG)
-    check_one_of("aggregation_strategy", aggregation_strategy, STRATEGIES)
-    labels = labels_of(runtime)
-    texts = strings(texts)
-    rows = rows_of(runtime, texts, cut_of(runtime, aggregation_strategy, stride))
+    check_choice("aggregation_strategy", aggregation_strategy, STRATEGIES)
+    labels = label_names(runtime)
+    texts = check_strings(texts)
+    rows = encode_texts(runtime, texts, make_cut(runtime, aggregation_strategy, stride))
     sources = list(range(len(rows)))
     for source, row in enumerate(rows[:]):
         more = row.overflowing if stride is not None else []
         rows += more
         sources += [source] * len(more)
-    found: list[list[dict[str, Any]]] = [[] for _ in rows]
+    entities_by_row: list[list[dict[str, Any]]] = [[] for _ in rows]
     for index, outputs in run(
         runtime, rows, [f"text {source} of {len(texts)}" for source in sources]
     ):
-        tokens = tokens_of(runtime, texts[sources[index]], rows[index], softmax(outputs["logits"]))
-        found[index] = [
+        tokens = label_tokens(
+            runtime, texts[sources[index]], rows[index], softmax(outputs["logits"])
+        )
+        entities_by_row[index] = [
             entity
-            for entity in aggregated(runtime, tokens, labels, aggregation_strategy)
+            for entity in aggregate(runtime, tokens, labels, aggregation_strategy)
             if entity.get("entity", entity.get("entity_group")) not in ignore_labels
         ]
     results: list[list[dict[str, Any]]] = [[] for _ in texts]
-    for source, entities in zip(sources, found):
+    for source, entities in zip(sources, entities_by_row):
         results[source] += entities
     return [
-        without_overlaps(each) if sources.count(source) > 1 else each
-        for source, each in enumerate(results)
+        remove_overlaps(result) if sources.count(source) > 1 else result
+        for source, result in enumerate(results)
     ]
 
 
-def cut_of(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut | None:
-    """Return the truncation of texts, or the windows they are read in, or None."""
+def make_cut(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut | None:
+    """Return the truncation of texts, with `stride` for windows, or None if texts have no limit."""
     longest = runtime.tokenizer_settings.longest
     if stride is not None:
         room = (
@@ -102,29 +102,28 @@ def cut_of(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut | N
             if longest is None
             else longest - runtime.tokenizer.num_special_tokens_to_add(False)
         )
-        check_count("stride", stride, least=0, most=None if room is None else room - 1)
+        check_count("stride", stride, min_value=0, max_value=None if room is None else room - 1)
         if strategy == "none":
             raise UsageError(
-                "a stride is for entities, expected another aggregation_strategy than 'none'"
+                f"stride is {stride} with aggregation_strategy 'none', expected another strategy"
             )
     return None if longest is None else Cut(longest, stride=stride or 0)
 
 
-def tokens_of(
+def label_tokens(
     runtime: "TextRuntime", text: str, row: Encoding, scores: np.ndarray
 ) -> list[dict[str, Any]]:
-    """Return each token that is not special, with its scores (labels,) and whether it continues a
-    word."""
+    """Return each token that is not special, with its scores (labels,). `is_subword` is True if it
+    continues a word."""
     knows_words = bool(getattr(runtime.tokenizer.model, "continuing_subword_prefix", None))
     unknown = runtime.tokenizer_settings.special_tokens["unk_token"]
     tokens = []
     facts = zip(row.ids, row.offsets, row.special_tokens_mask, scores, strict=True)
-    for index, (token_id, (start, end), is_special, own) in enumerate(facts):
+    for index, (token_id, (start, end), is_special, token_scores) in enumerate(facts):
         if is_special:
             continue
         word = runtime.tokenizer.id_to_token(token_id) or ""
-        # Where the tokenizer does not mark what continues a word, that is what no space stands
-        # before, as there.
+        # Without marks for subwords, a token without a space before it is one, as in the pipeline.
         is_subword = (
             len(word) != end - start
             if knows_words
@@ -134,7 +133,7 @@ def tokens_of(
             word, is_subword = text[start:end], False
         token = {
             "word": word,
-            "scores": own,
+            "scores": token_scores,
             "start": start,
             "end": end,
             "index": index,
@@ -144,16 +143,16 @@ def tokens_of(
     return tokens
 
 
-def aggregated(
+def aggregate(
     runtime: "TextRuntime", tokens: list[dict], labels: list[str], strategy: str
 ) -> list[dict[str, Any]]:
     if strategy in WORD_SCORES:
-        return grouped(
-            runtime, [whole_word(runtime, word, labels, strategy) for word in words_of(tokens)]
+        return group_entities(
+            runtime, [merge_word(runtime, word, labels, strategy) for word in group_words(tokens)]
         )
     entities = [
         {
-            **labelled(token["scores"], labels),
+            **best_label(token["scores"], labels),
             "index": token["index"],
             "word": token["word"],
             "start": token["start"],
@@ -161,15 +160,15 @@ def aggregated(
         }
         for token in tokens
     ]
-    return entities if strategy == "none" else grouped(runtime, entities)
+    return entities if strategy == "none" else group_entities(runtime, entities)
 
 
-def labelled(scores: np.ndarray, labels: list[str]) -> dict[str, Any]:
+def best_label(scores: np.ndarray, labels: list[str]) -> dict[str, Any]:
     best = int(scores.argmax())
     return {"entity": labels[best], "score": float(scores[best])}
 
 
-def words_of(tokens: list[dict]) -> list[list[dict]]:
+def group_words(tokens: list[dict]) -> list[list[dict]]:
     words: list[list[dict]] = []
     for token in tokens:
         if words and token["is_subword"]:
@@ -179,16 +178,18 @@ def words_of(tokens: list[dict]) -> list[list[dict]]:
     return words
 
 
-def whole_word(
+def merge_word(
     runtime: "TextRuntime", tokens: list[dict], labels: list[str], strategy: str
 ) -> dict[str, Any]:
-    found = labelled(WORD_SCORES[strategy](np.stack([token["scores"] for token in tokens])), labels)
+    best = best_label(
+        WORD_SCORES[strategy](np.stack([token["scores"] for token in tokens])), labels
+    )
     word = join(runtime, [token["word"] for token in tokens])
-    return {**found, "word": word, "start": tokens[0]["start"], "end": tokens[-1]["end"]}
+    return {**best, "word": word, "start": tokens[0]["start"], "end": tokens[-1]["end"]}
 
 
-def grouped(runtime: "TextRuntime", entities: list[dict]) -> list[dict[str, Any]]:
-    """Return the neighbours of one label as one entity. A label with `B-` begins a new entity."""
+def group_entities(runtime: "TextRuntime", entities: list[dict]) -> list[dict[str, Any]]:
+    """Join neighbours with the same label to one entity. A label with `B-` begins a new entity."""
     groups: list[list[dict]] = []
     for entity in entities:
         begins, tag = prefix_and_tag(entity["entity"])
@@ -209,13 +210,13 @@ def grouped(runtime: "TextRuntime", entities: list[dict]) -> list[dict[str, Any]
 
 
 def prefix_and_tag(label: str) -> tuple[bool, str]:
-    """Return whether `label` begins an entity, and the label without `B-` or `I-`."""
+    """Return True if `label` begins an entity, and the label without `B-` or `I-`."""
     return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label
 
 
-def without_overlaps(entities: list[dict]) -> list[dict[str, Any]]:
-    """Return the entities without overlaps between windows. The longest is kept; of equally long
-    ones the one with the best score."""
+def remove_overlaps(entities: list[dict]) -> list[dict[str, Any]]:
+    """Return the entities without overlaps between windows. The longest entity is kept; if two are
+    equally long, the one with the best score."""
     kept: list[dict] = []
     for entity in sorted(entities, key=lambda entity: entity["start"]):
         if not kept or not kept[-1]["start"] <= entity["start"] < kept[-1]["end"]:

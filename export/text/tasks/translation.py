@@ -1,4 +1,4 @@
-"""Texts of any length, translated sentence by sentence."""
+"""Translation of texts of any length, sentence by sentence."""
 
 import warnings
 from collections.abc import Iterable, Sequence
@@ -9,18 +9,18 @@ from ...errors import UsageError
 from ...heads import TRANSLATE
 from ...inference import options as option_fields
 from ...inference.inputs import batches
-from ...inference.logits import derived_seed
+from ...inference.logits import derive_seed
 from ...inference.options import as_list, special_token
 from ...requests import check_options
 from ..languages import LANGUAGE_WORD, Choice
-from .rows import check_row, require, single_texts
+from .rows import check_row, check_texts, require
 from .sentences import DEFAULT_LANGUAGE, WIDE_ENDS, sentences_and_spaces
 
 if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
 
-BATCH_SIZE = 32  # sentences that run together
-MOST_TOKENS = 512  # maximum of one sentence's translation
+BATCH_SIZE = 32  # sentences per batch
+MAX_TOKENS = 512  # maximum number of tokens of a translated sentence
 
 
 def translate(
@@ -34,40 +34,39 @@ def translate(
     seeds: Sequence[int] | None = None,
     **options: Any,
 ) -> list[str]:
-    """Return the translation of each text, of any length. Sentences are translated one by one and
-    joined by the text between them, so line breaks and paragraphs stay. A word for the language,
-    such as `>>deu<<` at the start of a text, holds for all of its sentences.
+    """Return the translation of each text, of any length. Sentences are translated separately and
+    joined with the text between them, so line breaks and paragraphs stay. A language word at the
+    start of a text, such as `>>deu<<`, applies to all of its sentences.
 
-    A translation that reaches the most tokens is cut, with a warning. For a sentence that is 512,
-    or the model's number of positions if that is less, where neither `options` nor the export set
-    another.
+    A translated sentence has at most `max_new_tokens` tokens, or 512 if neither `options` nor the
+    export set a limit, or as many as the model has positions. Longer ones are truncated, with a
+    warning.
 
     Args:
         texts: strings.
-        split: by the rules of `vanilla_transformer_export.text.tasks.sentences`, in the language
-            of the text; without, each text is one sentence.
-        src_lang, tgt_lang: as `generate`: one for all, or a list of one for each of `texts`.
-        copy_letterless: copy sentences without a letter, such as `12:30`, `***` or an emoji,
-            instead of translating them.
-        seeds: of sampling, one for each of `texts` in place of the option `seed`. Each sentence has
-            its own, derived from that of its text.
-        options: as `Runtime.generate`, but one translation for each text.
+        split: split texts into sentences by the rules of
+            `vanilla_transformer_export.text.tasks.sentences`. If False, each text is one sentence.
+        src_lang, tgt_lang: one language for all texts, or a list with one for each text.
+        copy_letterless: copy sentences without letters, such as `12:30`, `***` or an emoji, instead
+            of translating them.
+        seeds: seeds of sampling, one for each text, in place of the option `seed`. The seed of a
+            sentence is derived from that of its text.
+        options: options of `Runtime.generate`, except for several translations per text.
 
     Raises:
-        UsageError: for options that do not go with one translation of each text, for another number
-            of `seeds` than of texts, and as `generate`.
-        ValueError: for an export that is no encoder-decoder, a text that is empty, a sentence of
-            more tokens than the model has positions, and as `generate`.
+        UsageError: if an option is invalid, or the number of `seeds` is not the number of texts.
+        ValueError: if the export is not an encoder-decoder, a text is blank, or a sentence has more
+            tokens than the model has positions.
     """
-    options = one_for_each(option_fields.check(options))
-    plan = plan_of(runtime, texts, Splitting(split, copy_letterless), src_lang, tgt_lang, options)
-    return plan.join(translations(runtime, plan, options, sentence_seeds(plan, seeds)))
+    options = check_single(option_fields.check(options))
+    plan = make_plan(runtime, texts, Splitting(split, copy_letterless), src_lang, tgt_lang, options)
+    return plan.join(translate_plan(runtime, plan, options, sentence_seeds(plan, seeds)))
 
 
 class Splitting(NamedTuple):
     """The options of `translate` that decide which parts of a text the model translates.
 
-    `language` is the code of the language whose abbreviations end no sentence, by default that of
+    `language` is the code of the language whose abbreviations are known, by default the language of
     the text.
     """
 
@@ -79,16 +78,15 @@ class Splitting(NamedTuple):
         """Raise UsageError if a value is not a boolean."""
         for name, value in {"split": self.split, "copy_letterless": self.copy_letterless}.items():
             if not isinstance(value, bool):
-                raise UsageError(f"{name} must be True or False, got {value!r:.60}")
+                raise UsageError(f"{name} is {value!r:.60}, expected True or False")
 
     def in_language(self, runtime: "TextRuntime", src_lang: str | None) -> "Splitting":
-        """Return these options with the language of a text in `src_lang`, unless a language is
-        set."""
+        """Return these options with the language of `src_lang`, unless a language is set."""
         return self._replace(language=self.language or runtime.sentence_languages.get(src_lang))
 
 
 class Part(NamedTuple):
-    """A sentence, or the white space between two sentences. A copied sentence is not translated."""
+    """A sentence, or the white space between two sentences. A sentence is translated or copied."""
 
     text: str
     is_sentence: bool
@@ -97,9 +95,12 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The generation inputs of several texts. `parts` are the parts of each text; `sentences` are
-    translated in order. `rows` holds the tokens of each sentence, `targets` the options of its
-    target language. `limit` is the maximum number of new tokens."""
+    """The generation inputs of several texts.
+
+    `parts` are the parts of each text. `sentences` are the sentences to translate, in order. `rows`
+    has their tokens and `targets` the options of their target languages. `limit` is the maximum
+    number of new tokens of a sentence.
+    """
 
     parts: list[list[Part]]
     sentences: list[str]
@@ -108,10 +109,10 @@ class Plan:
     limit: int
 
     def join(self, translated: Iterable[str]) -> list[str]:
-        """Return the translation of each text, from those of all sentences."""
+        """Return the translation of each text. `translated` has the translations of `sentences`."""
         rest = iter(translated)
         return [
-            joined(
+            join_parts(
                 [
                     (next(rest) if part.is_translated else part.text, part.is_sentence)
                     for part in parts
@@ -121,7 +122,7 @@ class Plan:
         ]
 
 
-def plan_of(
+def make_plan(
     runtime: "TextRuntime",
     texts: Sequence[str],
     splitting: Splitting,
@@ -129,27 +130,34 @@ def plan_of(
     tgt_lang: Choice,
     options: dict[str, Any],
 ) -> Plan:
-    """Return the plan to translate `texts` with `options` that have been checked. Raises as
+    """Return the plan to translate `texts`. `options` have been checked. Raises the errors of
     `translate`."""
     require(runtime, TRANSLATE)
     splitting.check()
-    texts = single_texts(texts)
+    texts = check_texts(texts)
     targets = check_arguments(runtime, texts, src_lang, tgt_lang, options)
     languages = src_lang if isinstance(src_lang, list | tuple) else [src_lang] * len(texts)
     parts = [
-        parts_of(runtime, text, splitting.in_language(runtime, name))
+        split_text(runtime, text, splitting.in_language(runtime, name))
         for text, name in zip(texts, languages)
     ]
-    found = [
-        (text, part.text) for text, own in enumerate(parts) for part in own if part.is_translated
+    pairs = [
+        (text, part.text)
+        for text, text_parts in enumerate(parts)
+        for part in text_parts
+        if part.is_translated
     ]
-    sentences = [part for _, part in found]
-    places = [text for text, _ in found]
-    rows = runtime.rows(sentences, of_each(src_lang, places)) if sentences else []
-    for row, (text, part) in zip(rows, found):
+    sentences = [part for _, part in pairs]
+    text_indices = [text for text, _ in pairs]
+    rows = runtime.rows(sentences, repeat_language(src_lang, text_indices)) if sentences else []
+    for row, (text, part) in zip(rows, pairs):
         check_row(row, f"text {text} of {len(texts)}, {part!r:.60}", runtime.info.config)
     return Plan(
-        parts, sentences, rows, [targets[place] for place in places], most_tokens(runtime, options)
+        parts,
+        sentences,
+        rows,
+        [targets[index] for index in text_indices],
+        max_new_tokens(runtime, options),
     )
 
 
@@ -163,7 +171,7 @@ def check_arguments(
     """Return the options of the target language of each text.
 
     Raises:
-        UsageError, ValueError: as `translate`, also if every sentence is copied.
+        UsageError, ValueError: as `translate`, even if every sentence is copied.
     """
     check_options(runtime.info, options)
     runtime.languages.check_words(texts)
@@ -172,28 +180,29 @@ def check_arguments(
     return runtime.target_options(tgt_lang, len(texts), options)
 
 
-def one_for_each(options: dict[str, Any]) -> dict[str, Any]:
-    found = options.get("num_return_sequences")
-    if found not in (None, 1):
+def check_single(options: dict[str, Any]) -> dict[str, Any]:
+    count = options.get("num_return_sequences")
+    if count not in (None, 1):
         raise UsageError(
-            f"num_return_sequences is {found}, expected 1: translate gives one translation of "
-            f"each text"
+            f"num_return_sequences is {count}, expected 1: translate returns one translation per "
+            f"text"
         )
     return {**options, "num_return_sequences": 1}
 
 
-def of_each(language: Choice, places: list[int]) -> Choice:
-    """Return the language of each sentence; `places` are the indices of the sentences' texts."""
+def repeat_language(language: Choice, indices: list[int]) -> Choice:
+    """Return the language of each sentence. `indices` has the index of the text of each
+    sentence."""
     return (
         language
         if language is None or isinstance(language, str)
-        else [language[place] for place in places]
+        else [language[index] for index in indices]
     )
 
 
-def parts_of(runtime: "TextRuntime", text: str, splitting: Splitting) -> list[Part]:
-    """Return the sentences of `text` and the white space between them. Translated sentences begin
-    with the language's word."""
+def split_text(runtime: "TextRuntime", text: str, splitting: Splitting) -> list[Part]:
+    """Return the sentences of `text` and the white space between them. A language word at the start
+    of the text is repeated before each sentence that is translated."""
     word = LANGUAGE_WORD.match(text) if runtime.languages.words else None
     rest = text[word.end() :].lstrip() if word else text
     if not (splitting.split and rest):
@@ -206,30 +215,29 @@ def parts_of(runtime: "TextRuntime", text: str, splitting: Splitting) -> list[Pa
 
 
 def sentence_part(sentence: str, prefix: str, splitting: Splitting) -> Part:
-    """Return the part for `sentence`. A translated sentence begins with `prefix`, a copied one does
-    not."""
+    """Return the part of `sentence`. `prefix` precedes it if it is translated."""
     is_translated = not splitting.copy_letterless or has_letters(sentence)
     return Part(prefix + sentence if is_translated else sentence, True, is_translated)
 
 
 def has_letters(text: str) -> bool:
-    """Return whether `text` contains a letter of any script."""
+    """Return True if `text` has a letter of any script."""
     return any(map(str.isalpha, text))
 
 
 def sentence_seeds(plan: Plan, seeds: Sequence[int] | None) -> list[int] | None:
-    """Return the seed of each sentence, derived from that of its text and its number there."""
+    """Return a seed for each sentence, derived from the seed of its text and its index there."""
     if seeds is None:
         return None
     option_fields.check_seeds(seeds, len(plan.parts))
     return [
-        derived_seed(seed, number)
+        derive_seed(seed, number)
         for seed, parts in zip(seeds, plan.parts)
         for number in range(sum(part.is_translated for part in parts))
     ]
 
 
-def translations(
+def translate_plan(
     runtime: "TextRuntime",
     plan: Plan,
     options: dict[str, Any],
@@ -237,46 +245,46 @@ def translations(
 ) -> list[str]:
     """Return the translation of each sentence. Sentences of similar length run together."""
     limit = plan.limit
-    found = [""] * len(plan.rows)
+    results = [""] * len(plan.rows)
     size = runtime.runtime.rows_together(
         len(plan.rows), BATCH_SIZE, {**options, "max_new_tokens": limit}
     )
-    for chosen in batches(plan.rows, size):
-        own = [plan.rows[place] for place in chosen]
-        languages = [plan.targets[place] for place in chosen]
-        given = {**options, "max_new_tokens": limit}
+    for indices in batches(plan.rows, size):
+        rows = [plan.rows[index] for index in indices]
+        languages = [plan.targets[index] for index in indices]
+        arguments = {**options, "max_new_tokens": limit}
         if seeds is not None:
-            given["seeds"] = [seeds[place] for place in chosen]
-        tokens, _ = runtime.generate_tokens(own, [[]] * len(own), languages, **given)
-        for place, text, row in zip(chosen, runtime.decode(tokens), tokens, strict=True):
-            found[place] = text
+            arguments["seeds"] = [seeds[index] for index in indices]
+        tokens, _ = runtime.generate_tokens(rows, [[]] * len(rows), languages, **arguments)
+        for index, text, row in zip(indices, runtime.decode(tokens), tokens, strict=True):
+            results[index] = text
             if is_cut(runtime, row, limit, options):
                 seen = (
-                    f"the translation of {plan.sentences[place]!r:.60} was cut after {limit} tokens"
+                    f"the translation of {plan.sentences[index]!r:.60} was cut after {limit} tokens"
                 )
                 warnings.warn(
-                    f"{seen}, expected an end token: give a larger max_new_tokens",
+                    f"{seen}, expected an end token: use a larger max_new_tokens",
                     UserWarning,
                     stacklevel=3,
                 )
-    return found
+    return results
 
 
-def most_tokens(runtime: "TextRuntime", options: dict[str, Any]) -> int:
+def max_new_tokens(runtime: "TextRuntime", options: dict[str, Any]) -> int:
     """Return the maximum number of new tokens of a sentence."""
-    given = {**runtime.info.defaults, **options}
-    if given.get("max_new_tokens") is not None:
-        return given["max_new_tokens"]
-    longest = given.get("max_length")
+    settings = {**runtime.info.defaults, **options}
+    if settings.get("max_new_tokens") is not None:
+        return settings["max_new_tokens"]
+    longest = settings.get("max_length")
     return (
-        min(MOST_TOKENS, runtime.info.config["max_position_embeddings"])
+        min(MAX_TOKENS, runtime.info.config["max_position_embeddings"])
         if longest is None
         else longest - 1
     )
 
 
 def is_cut(runtime: "TextRuntime", tokens: list[int], limit: int, options: dict[str, Any]) -> bool:
-    """Return True if the model reached the limit before it generated an end token."""
+    """Return True if the model generated `limit` tokens without an end token."""
     ends = as_list(
         special_token("eos_token_id", options, runtime.info.defaults, runtime.info.config)
     )
@@ -285,9 +293,9 @@ def is_cut(runtime: "TextRuntime", tokens: list[int], limit: int, options: dict[
     return len(tokens) >= limit and not set(free) & set(ends)
 
 
-def joined(parts: list[tuple[str, bool]]) -> str:
-    """Return the text of `parts`. A space separates two sentences without one, unless the first
-    ends as in Chinese."""
+def join_parts(parts: list[tuple[str, bool]]) -> str:
+    """Return the joined text of `parts`. A space separates two sentences without white space
+    between them, except after a full stop of Chinese or Japanese."""
     text = ""
     is_open = False  # a sentence came last
     for part, is_sentence in parts:

@@ -1,5 +1,4 @@
-"""What the clients are compared with: the shipped models, and what they say of ids that are put
-together by hand."""
+"""Fixtures: the shipped models, and what they give for ids that are put together by hand."""
 
 from pathlib import Path
 
@@ -26,7 +25,7 @@ class Decoder:
 
     @torch.no_grad()
     def log_probability(self, context: list[int], rest: list[int]) -> float:
-        """Of `rest` behind `context`."""
+        """Return the log probability of `rest` after `context`."""
         logits = self.model(torch.tensor([context + rest])).logits[0].double().log_softmax(-1)
         return sum(
             logits[len(context) - 1 + place, token].item() for place, token in enumerate(rest)

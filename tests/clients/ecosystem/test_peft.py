@@ -48,7 +48,7 @@ def states(model, name):
 
 
 def adapted(name, method, **settings):
-    """With adapters whose values are no zeros, which they are at first."""
+    """Return a model with adapters of random values; at first those of PEFT are zeros."""
     model = peft.get_peft_model(
         model_of(name), getattr(peft, method)(task_type=MODELS[name], **settings)
     )
@@ -109,13 +109,11 @@ def test_prefix_tuning_of_what_has_a_cache(name):
 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_prefix_tuning_of_an_encoder_is_refused_with_a_reason(name):
-    """By PEFT where it looks at what a model takes; else by ours."""
+    """PEFT rejects it where it looks at the arguments of a model; otherwise our model does."""
     model = peft.get_peft_model(
         model_of(name), peft.PrefixTuningConfig(task_type=MODELS[name], num_virtual_tokens=3)
     )
-    with pytest.raises(
-        ValueError, match="does not support past key values|an encoder keeps no keys and values"
-    ):
+    with pytest.raises(ValueError, match="past key values|encoder"):
         model(**given(name))
 
 
@@ -129,7 +127,7 @@ def test_prompt_tuning(name):
 
 @pytest.mark.parametrize("first", ["peft", "vanilla_transformer"])
 def test_the_order_of_imports(first):
-    """In the other order PEFT asks for targets, and "all-linear" is one."""
+    """Imported after our package, PEFT asks for target modules, of which "all-linear" is one."""
     second = {"peft": "vanilla_transformer", "vanilla_transformer": "peft"}[first]
     code = f"""
 import {first}

@@ -21,7 +21,7 @@ def path(request):
 
 @torch.no_grad()
 def logits(path, first, second):
-    """Of the ids put together by hand."""
+    """Return the logits of a pair of texts, whose ids are put together by hand."""
     model, tokenizer = (
         AutoModelForSequenceClassification.from_pretrained(path),
         AutoTokenizer.from_pretrained(path),
@@ -61,7 +61,7 @@ def test_cross_encoder(path):
 
 
 def test_a_trainer_s_batch_of_pairs(path):
-    """As courses on paraphrases do it."""
+    """The tokenizer is called as courses on paraphrases call it."""
     tokenizer = AutoTokenizer.from_pretrained(path)
     batch = tokenizer(
         [FIRST, "one"], [SECOND, "a film"], truncation=True, padding=True, return_tensors="pt"

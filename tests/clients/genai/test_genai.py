@@ -97,7 +97,7 @@ def save(name, path):
 
 
 def generated(directory, prompt, max_length):
-    """Of each row of `prompt` (B, T), right-padded, all tokens."""
+    """Return all tokens of each row of `prompt` (B, T), which is right-padded."""
     parameters = genai.GeneratorParams(genai.Model(str(directory)))
     parameters.set_search_options(max_length=max_length, batch_size=len(prompt))
     generator = genai.Generator(genai.Model(str(directory)), parameters)

@@ -142,7 +142,8 @@ def test_features_are_torch_s(exported, node, name):
 
 
 def test_an_image_has_torch_s_label(exported, node, tmp_path):
-    """Of the size that the model reads: what Transformers.js resizes with is another library."""
+    """The image has the size that the model reads, because Transformers.js resizes with another
+    library."""
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "picture.png")
     expected = pipeline("image-classification", str(exported("vit")), top_k=3)(

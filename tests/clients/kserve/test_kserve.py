@@ -49,8 +49,10 @@ def read(manifest):
 
 @pytest.fixture(scope="module")
 def url(container, tmp_path_factory):
-    """Of the server with the arguments and the variables of the container, and a second model; the
-    port is a free one."""
+    """Start the server with the arguments and variables of the container, and a second model.
+
+    Yield its address, which has a free port.
+    """
     root = tmp_path_factory.mktemp("kserve")
     for name, card in CARDS.items():
         subprocess.run(
@@ -95,7 +97,7 @@ def test_its_probes_are_answered(url, container):
 
 
 def asked(url, model, inputs, **options):
-    """What KServe's client gives for them."""
+    """Return the answer of the server to `inputs`, through KServe's client."""
 
     async def ask():
         client = InferenceRESTClient(RESTConfig(protocol="v2", timeout=60))

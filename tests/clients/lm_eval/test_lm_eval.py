@@ -74,7 +74,7 @@ def offline():
 
 
 def asked(url, **more):
-    """What lm-eval's command makes of `--model local-completions`."""
+    """Return the model that lm-eval's command makes of `--model local-completions`."""
     options = dict(
         model="shakespeare",
         base_url=url,

@@ -50,7 +50,7 @@ FLAGS = (
 
 
 def random_checkpoint(name: str, path: Path) -> None:
-    """With weights that are large enough for outputs that differ."""
+    """Save a random model, whose weights are large enough for outputs that differ."""
     architecture, fields = RANDOM[name]
     transformers.set_seed(0)
     tokenizer = train_tokenizer(
@@ -152,7 +152,7 @@ def chromium():
 
 @pytest.fixture(scope="session")
 def shots(tmp_path_factory) -> Path:
-    """Where screenshots go: SCREENSHOTS, so that someone can look at them."""
+    """The directory of screenshots: that of the variable SCREENSHOTS, or a temporary one."""
     found = Path(os.environ.get("SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
     found.mkdir(parents=True, exist_ok=True)
     return found

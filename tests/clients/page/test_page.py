@@ -13,7 +13,7 @@ TYPED = {
     "poet": {"Beginning of the text": "ROMEO:\n"},
     "opinions": {"Text": "A warm and funny film that never bores."},
     "names": {"Text": "\U0001f600 the old man sees a red bird"},
-    "answers": {"Question": "who sees a bird?", "Text that has the answer": CONTEXT},
+    "answers": {"Question": "who sees a bird?", "Text with the answer": CONTEXT},
     "masks": {"Text with a mask": "the big <mask> finds a bird"},
     "vectors": {"First text": "the dog finds a bird", "Second text": "who sees the old man?"},
 }
@@ -44,7 +44,7 @@ def answered(page):
 
 
 def send(page, model):
-    """By the keyboard alone, from the choice of the model on."""
+    """Fill in the form and send it by the keyboard alone, beginning at the choice of the model."""
     choose(page, model)
     page.get_by_role("combobox", name="Model").focus()
     for name, text in TYPED[model].items():
@@ -78,7 +78,7 @@ def test_a_translation_is_what_the_server_answers(page, server):
 
 def test_a_continuation_follows_its_beginning(page, server):
     found = send(page, "poet")
-    page.get_by_role("spinbutton", name="New tokens at most").fill("9")
+    page.get_by_role("spinbutton", name="Maximum new tokens").fill("9")
     page.get_by_role("button", name="Continue").click()
     answered(page)
     expected = server.post(
@@ -140,7 +140,7 @@ def test_a_button_inserts_the_mask(page):
     choose(page, "masks")
     field = page.get_by_role("textbox", name="Text with a mask")
     field.fill("the big ")
-    page.get_by_role("button", name="Insert the mask").click()
+    page.get_by_role("button", name="Insert mask").click()
     assert field.input_value() == f"the big {page.evaluate('model.mask')}"
     expect(field).to_be_focused()
 
@@ -153,7 +153,7 @@ def test_two_texts_are_compared(page, server):
     one, other = (each["embedding"] for each in answer["data"])
     norms = sum(value * value for value in one) * sum(value * value for value in other)
     cosine = sum(first * second for first, second in zip(one, other)) / norms**0.5
-    assert shown_bars(send(page, "vectors")) == [("Cosine of the two vectors", f"{cosine:.3f}")]
+    assert shown_bars(send(page, "vectors")) == [("Cosine similarity", f"{cosine:.3f}")]
 
 
 @pytest.mark.parametrize("model", TYPED)
@@ -240,7 +240,7 @@ def test_a_token_is_asked_for(chromium, exports, start_server, tmp_path):
     page = chromium.new_page()
     page.goto(server.url)
     expect(page.get_by_role("alert")).to_contain_text("token")
-    page.get_by_role("textbox", name="Token of this server").fill("secret")
+    page.get_by_role("textbox", name="Token of the server").fill("secret")
     page.get_by_role("button", name="Use this token").click()
     page.get_by_role("textbox", name="Text", exact=True).fill("A dog runs.")
     page.get_by_role("button", name="Translate").click()

@@ -78,7 +78,7 @@ def connected():
 
 
 def replicas():
-    """How many run."""
+    """Return the number of running replicas."""
     return (
         serve.status()
         .applications["default"]
@@ -173,7 +173,7 @@ def test_the_example_serves_two_models_below_two_paths(exports, translations, tm
 
 
 def status(path):
-    """Of a GET; None while nothing listens."""
+    """Return the status of a GET request of `path`, or None while nothing listens."""
     try:
         connection = connected()
         connection.request("GET", path)

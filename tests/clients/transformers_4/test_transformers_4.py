@@ -80,7 +80,7 @@ print("FOUND " + json.dumps([transformers.__version__, {str(path): said(path) fo
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    """For each directory, by transformers 5."""
+    """The outputs of transformers 5 for each directory."""
     given = json.dumps(
         [list(map(str, CARDS)), TEXTS, PAIR, str(tmp_path_factory.mktemp("written"))]
     )
@@ -114,7 +114,5 @@ def test_our_code_says_which_transformers_it_needs(card):
     )
     loads = [AutoConfig.from_pretrained, AutoModel.from_pretrained, auto_class.from_pretrained]
     for load in [*loads, lambda path, **options: pipeline("feature-extraction", path, **options)]:
-        with pytest.raises(
-            ImportError, match=f"needs transformers >= 5.23, found {transformers.__version__}"
-        ):
+        with pytest.raises(ImportError, match=f"5.23.*{transformers.__version__}"):
             load(str(card), trust_remote_code=True)

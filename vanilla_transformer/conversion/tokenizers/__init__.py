@@ -50,13 +50,13 @@ def find_tokenizer(directory: Path) -> FoundTokenizer | None:
             `sentencepiece_model`.
     """
     check_tokenizer(directory)
-    found = made_tokenizer(directory) if has_tokenizer(directory) else None
-    for note in found.notes if found else ():
+    tokenizer = build_tokenizer(directory) if has_tokenizer(directory) else None
+    for note in tokenizer.notes if tokenizer else ():
         logger.warning(f"{directory}: {note}")
-    return found
+    return tokenizer
 
 
-def made_tokenizer(directory: Path) -> FoundTokenizer:
+def build_tokenizer(directory: Path) -> FoundTokenizer:
     if any((directory / name).is_file() for name in ("source.spm", "target.spm")):
         tokenizer, notes = marian.make_tokenizer(directory)
         return FoundTokenizer(tokenizer, notes=notes)
@@ -68,9 +68,9 @@ def made_tokenizer(directory: Path) -> FoundTokenizer:
     if kind == "ByT5Tokenizer":
         return FoundTokenizer(tokenizer, {TOKENIZER: byt5.make_backend(tokenizer)})
     if not tokenizer.is_fast:
-        remedy = "exports of it take and give only token ids, unless you add a tokenizer.json"
+        remedy = "its exports take and return only token ids, unless you add a tokenizer.json"
         return FoundTokenizer(
-            tokenizer, notes=[f"no tokenizer.json can be made of a {kind}: {remedy}"]
+            tokenizer, notes=[f"a {kind} cannot be converted to tokenizer.json: {remedy}"]
         )
     return FoundTokenizer(tokenizer)
 

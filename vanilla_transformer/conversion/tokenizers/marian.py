@@ -33,10 +33,12 @@ def make_tokenizer(directory: Path) -> tuple[PreTrainedTokenizerFast, list[str]]
             f"{directory} has separate_vocabs, one for each language, expected one vocab.json "
             f"for both"
         )
-    given = {name: settings.get(name) or default for name, default in SPECIAL_TOKENS.items()}
+    special_tokens = {
+        name: settings.get(name) or default for name, default in SPECIAL_TOKENS.items()
+    }
     tokens = {
         name: token["content"] if isinstance(token, dict) else token
-        for name, token in given.items()
+        for name, token in special_tokens.items()
     }
     vocabulary = read_vocabulary(directory / "vocab.json", tokens.values())
     source, missing = of_one_language(directory / "source.spm", vocabulary, **tokens)

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 
-from ...checkpoint_files import one_line, shown
+from ...checkpoint_files import one_line, shorten
 from ...files import check_no_pointer
 
 EXTRA = "pip install 'vanilla-transformer[sentencepiece]'"
@@ -31,19 +31,19 @@ def read_sentencepiece(path: Path, model_types: Collection[str] = ("unigram", "B
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, expected a SentencePiece model")
     model = parse(path)
-    found = MODEL_TYPES.get(model.trainer_spec.model_type)
-    if found not in model_types:
-        raise ValueError(f"{path} is a model of type {found}, expected {' or '.join(model_types)}")
-    found = {name: getattr(model.normalizer_spec, name) for name in SPACES}
-    found["treat_whitespace_as_suffix"] = model.trainer_spec.treat_whitespace_as_suffix
-    for name, value in found.items():
+    model_type = MODEL_TYPES.get(model.trainer_spec.model_type)
+    if model_type not in model_types:
+        raise ValueError(f"{path} has model type {model_type}, expected {' or '.join(model_types)}")
+    settings = {name: getattr(model.normalizer_spec, name) for name in SPACES}
+    settings["treat_whitespace_as_suffix"] = model.trainer_spec.treat_whitespace_as_suffix
+    for name, value in settings.items():
         expected = SPACES.get(name, False)
         if value != expected:
             raise ValueError(
                 f"{path} treats spaces otherwise: {name} is {value}, expected {expected}"
             )
     if any(piece.type == BYTE for piece in model.pieces):
-        raise ValueError(f"{path} has pieces that are bytes, byte_fallback is True, expected False")
+        raise ValueError(f"{path} has byte_fallback=True, expected False")
     return model
 
 
@@ -55,24 +55,24 @@ def parse(path: Path) -> Any:
         from sentencepiece import sentencepiece_model_pb2
     except ImportError as error:
         raise ImportError(
-            f"{path} is read by sentencepiece and protobuf, which are missing ({error}): {EXTRA}"
+            f"reading {path} needs sentencepiece and protobuf, which are missing ({error}): {EXTRA}"
         ) from None
     check_no_pointer(path)
     content = path.read_bytes()
     model = sentencepiece_model_pb2.ModelProto()
     try:
         model.ParseFromString(content)
-        is_whole = (
+        is_valid = (
             bool(model.pieces)
             and model.HasField("trainer_spec")
             and model.HasField("normalizer_spec")
         )
     except DecodeError:
-        is_whole = False
-    if not is_whole:
+        is_valid = False
+    if not is_valid:
         raise ValueError(
-            f"{path} is no whole SentencePiece model: expected pieces and two specs in its "
-            f"{len(content)} bytes"
+            f"{path} is not a complete SentencePiece model: expected pieces and two specs in "
+            f"its {len(content)} bytes"
         )
     return model
 
@@ -94,17 +94,17 @@ def read_vocabulary(path: Path, tokens: Iterable[str]) -> dict[str, int]:
         raise ValueError(f"{path} is not JSON: {one_line(error)}") from None
     if not isinstance(pairs, tuple) or not pairs or not all(type(id) is int for _, id in pairs):
         raise ValueError(
-            f"{path} holds {shown(pairs)}, expected a JSON object with an id for each piece"
+            f"{path} holds {shorten(pairs)}, expected a JSON object with an id for each piece"
         )
     vocabulary = dict(pairs)
     ids = sorted(id for _, id in pairs)
     if len(vocabulary) < len(pairs) or ids != list(range(len(ids))):
-        found = (
+        problem = (
             f"{len(ids)} ids from {ids[0]} to {ids[-1]}, {len(set(ids))} different, of "
             f"{len(vocabulary)} pieces"
         )
         raise ValueError(
-            f"{path} has gaps or doubles: {found}, expected each from 0 to {len(ids) - 1} once"
+            f"{path} has gaps or doubles: {problem}, expected each from 0 to {len(ids) - 1} once"
         )
     missing = [token for token in tokens if token not in vocabulary]
     if missing:
@@ -149,12 +149,12 @@ def piece_scores(model: Any) -> dict[str, float]:
     """
     normal = {piece.piece: piece.score for piece in model.pieces if piece.type == NORMAL}
     best = max(normal.values(), default=0.0)
-    own = {
+    user_defined = {
         piece.piece: len(piece.piece) * best - 0.1
         for piece in model.pieces
         if piece.type == USER_DEFINED
     }
-    return normal | own
+    return normal | user_defined
 
 
 def unigram(

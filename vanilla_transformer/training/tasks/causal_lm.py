@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, default_data_
 
 from ...configuration_vanilla_transformer import VanillaDecoderConfig
 from ...modeling_vanilla_transformer import VanillaDecoderForCausalLM
-from ..data import BadRows, lines_of, paths_of, read_text
+from ..data import BadRows, read_all_lines, read_text, split_files
 from ..values import SHARE, SPLITS, KeyType, data_keys
 from .task import Abilities, Columns, Metrics, Rows
 
@@ -37,7 +37,7 @@ def read(data: dict, split: str) -> Rows | None:
     is_cut_off = split == "validation" and split not in data and "validation_fraction" in data
     if split not in data and not is_cut_off:
         return None
-    text = text_of(data, "train" if is_cut_off else split, reports=not is_cut_off)
+    text = joined_text(data, "train" if is_cut_off else split, reports=not is_cut_off)
     if is_cut_off:
         text = text[training_length(text, data) :]
     elif split == "train" and "validation" not in data:
@@ -48,15 +48,15 @@ def read(data: dict, split: str) -> Rows | None:
     )
 
 
-def text_of(data: dict, split: str, reports: bool) -> str:
+def joined_text(data: dict, split: str, reports: bool) -> str:
     """Return the text of all files, read by lines if bad lines may be skipped."""
     bad = BadRows(data, split)
     if data.get("documents") != "line" and not bad.are_skipped:
-        return "".join(read_text(path) for path in paths_of(data, split))
-    found = lines_of(paths_of(data, split), bad=bad, fault=None)
+        return "".join(read_text(path) for path in split_files(data, split))
+    lines = read_all_lines(split_files(data, split), bad=bad, fault=None)
     if reports:
-        bad.report(sum(map(bool, found)))
-    return "".join(line + "\n" for line in found)
+        bad.report(sum(map(bool, lines)))
+    return "".join(line + "\n" for line in lines)
 
 
 def training_length(text: str, data: dict) -> int:
@@ -87,7 +87,7 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
 def examples(rows: Rows, data: dict, split: str) -> Any:
     size = data["block_size"]
     if data.get("documents", "file") == "line":
-        return Dataset.from_list(packed(rows["input_ids"], size))
+        return Dataset.from_list(pack(rows["input_ids"], size))
     [ids] = rows["input_ids"]
     if len(ids) <= size:
         raise ValueError(
@@ -119,19 +119,19 @@ class Windows:
         }
 
 
-def packed(documents: list[list[int]], size: int) -> list[dict]:
+def pack(documents: list[list[int]], size: int) -> list[dict]:
     """Pack documents into examples of `size` tokens; longer ones are continued in another
     example."""
     blocks = []
-    room = 0
+    capacity = 0
     for ids in documents:
         for start in range(0, len(ids) - 1, size):
             stretch = ids[start : start + size + 1]
-            if len(stretch) - 1 > room:
+            if len(stretch) - 1 > capacity:
                 blocks.append([])
-                room = size
+                capacity = size
             blocks[-1].append(stretch)
-            room -= len(stretch) - 1
+            capacity -= len(stretch) - 1
     return [example(block, size) for block in blocks]
 
 

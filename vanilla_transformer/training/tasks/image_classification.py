@@ -74,21 +74,21 @@ def examples(rows: Rows, data: dict, split: str) -> Any:
 
 def collator(processor: BaseImageProcessor, model: PreTrainedModel) -> Callable[[list[dict]], dict]:
     def collate(rows: list[dict]) -> dict[str, torch.Tensor]:
-        images = [opened(row["image"]) for row in rows]
+        images = [open_image(row["image"]) for row in rows]
         labels = torch.tensor([model.config.label2id[row["label"]] for row in rows])
         return {**processor(images, return_tensors="pt"), "labels": labels}
 
     return collate
 
 
-def opened(image: dict) -> Pillow.Image:
+def open_image(image: dict) -> Pillow.Image:
     """Open an image as RGB. Raises ValueError if it is damaged."""
     file = image["path"] if image["bytes"] is None else io.BytesIO(image["bytes"])
     try:
-        with Pillow.open(file) as found:
-            return found.convert("RGB")
+        with Pillow.open(file) as opened_image:
+            return opened_image.convert("RGB")
     except (OSError, SyntaxError) as error:
-        raise ValueError(f"{image['path']} is no whole image: {error}") from None
+        raise ValueError(f"{image['path']} is not a complete image: {error}") from None
 
 
 def reduce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -25,9 +25,9 @@ ABILITIES = Abilities(sparse_labels=True)
 CONFIG = VanillaEncoderConfig
 MODEL = VanillaEncoderForMaskedLM
 PIPELINE = "fill-mask"
-# Each split is a file. If these are `labelled`, they are those of a sequence classification, whose
-# labels are left out. With `block_size` a training example is as many texts as so many tokens hold,
-# which do not see each other.
+# Each split is a file. `labelled` files are those of sequence classification; their labels are
+# ignored. With `block_size` texts are packed into training examples of at most this many tokens,
+# and do not attend to each other.
 DATA = sequence_classification.DATA | data_keys(
     *SOURCES, "streaming", "block_size", labelled=KeyType(bool)
 )
@@ -43,8 +43,8 @@ reduce = causal_lm.reduce
 def read(data: dict, split: str) -> Rows | None:
     if not data.get("labelled"):
         return read_columns(data, split, ("text",))
-    found = sequence_classification.read(data, split)
-    return found and found.select_columns("text")
+    rows = sequence_classification.read(data, split)
+    return rows and rows.select_columns("text")
 
 
 def texts(dataset: Rows) -> Iterable[str]:
@@ -82,12 +82,12 @@ def examples(rows: Rows, data: dict, split: str) -> Any:
     if split != "train" or "block_size" not in data:
         return rows
     bad = BadRows(data, split)
-    blocks = packed(rows, data["block_size"], bad)
+    blocks = pack(rows, data["block_size"], bad)
     bad.report(len(rows) - bad.count)
     return Dataset.from_list(blocks)
 
 
-def packed(rows: Dataset, size: int, bad: BadRows) -> list[dict]:
+def pack(rows: Dataset, size: int, bad: BadRows) -> list[dict]:
     """Pack rows into blocks of at most `size` tokens.
 
     Each token gets the number of its row in the block. Word numbers continue from row to row.
@@ -96,16 +96,16 @@ def packed(rows: Dataset, size: int, bad: BadRows) -> list[dict]:
         ValueError: for a row that is longer, unless such `bad` rows are skipped.
     """
     blocks = []
-    room = 0
+    capacity = 0
     for ids, words in zip(rows["input_ids"], rows["labels"], strict=True):
         if len(ids) > size:
             bad.add(f"a text has {len(ids)} tokens, expected at most block_size={size}")
             continue
-        if len(ids) > room:
+        if len(ids) > capacity:
             blocks.append({"input_ids": [], "labels": [], "documents": []})
-            room = size
+            capacity = size
         block = blocks[-1]
-        room -= len(ids)
+        capacity -= len(ids)
         word_count = 1 + max(block["labels"], default=-1)
         number = 1 + max(block["documents"], default=-1)
         block["input_ids"] += ids

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForPreTraining
-from ..data import BadRows, lines_of, paths_of
+from ..data import BadRows, read_all_lines, split_files
 from ..values import SPLITS, data_keys
 from . import masked_lm
 from .task import Abilities, Columns, Metrics, Rows
@@ -42,20 +42,23 @@ def read(data: dict, split: str) -> Rows | None:
     encoding = data.get("encoding", "UTF-8")
     bad = BadRows(data, split)
     every = [
-        document for path in paths_of(data, split) for document in documents(path, encoding, bad)
+        document for path in split_files(data, split) for document in documents(path, encoding, bad)
     ]
     bad.report(sum(map(len, every)))
     if len(every) < 2 or max(map(len, every)) < 2:
         longest = max(map(len, every), default=0)
         seen = f"the {split} text has {len(every)} documents of up to {longest} sentences"
-        raise ValueError(f"{seen}, expected at least 2 of 2, with an empty line between documents")
+        raise ValueError(
+            f"{seen}, expected at least 2 documents of 2 sentences, with an empty line between "
+            "documents"
+        )
     return Dataset.from_list(list(pairs(every)))
 
 
 def documents(path: Path, encoding: str, bad: BadRows) -> list[list[str]]:
     """Return the sentences of each document of a file."""
     every = [[]]
-    for line in lines_of([path], encoding, bad, fault=None):
+    for line in read_all_lines([path], encoding, bad, fault=None):
         if line.strip():
             every[-1].append(line.strip())
         else:
@@ -69,11 +72,11 @@ def pairs(documents: list[list[str]]) -> Iterator[dict]:
     The pairs are the same in each call.
     """
     rng = random.Random(0)
-    for place, document in enumerate(documents):
+    for index, document in enumerate(documents):
         for first, second in zip(document, document[1:]):
             label = rng.choice((FOLLOWS, DOES_NOT))
             if label == DOES_NOT:
-                other = (place + rng.randrange(1, len(documents))) % len(documents)
+                other = (index + rng.randrange(1, len(documents))) % len(documents)
                 second = rng.choice(documents[other])
             yield {"first": first, "second": second, "next_sentence_label": label}
 
@@ -120,7 +123,10 @@ def metrics(
     of_words = masked_lm.metrics(tokenizer, config, evaluation, rows)
 
     def mean(prediction: tuple) -> dict[str, Any]:
-        (losses, found), (labels, expected) = prediction
-        return {**of_words((losses, labels)), "next_sentence_accuracy": np.mean(found == expected)}
+        (losses, predicted), (labels, expected) = prediction
+        return {
+            **of_words((losses, labels)),
+            "next_sentence_accuracy": np.mean(predicted == expected),
+        }
 
     return mean

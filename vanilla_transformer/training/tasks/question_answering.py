@@ -21,7 +21,7 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForQuestionAnswering
-from ..data import SOURCES, BadRows, paths_of, places_of, read_columns, read_text
+from ..data import SOURCES, BadRows, read_columns, read_text, split_files, valid_positions
 from ..values import COUNTED, SPLITS, KeyType, data_keys
 from .task import Abilities, Columns, Metrics, Rows
 
@@ -44,12 +44,12 @@ def read(data: dict, split: str) -> Rows | None:
     if "dataset" in data:
         rows = read_columns(data, split, NAMES)
         bad = BadRows(data, split)
-        kept = places_of(rows or (), fault, bad)
+        kept = valid_positions(rows or (), fault, bad)
         return rows.select(kept) if bad.count else rows
     if split in data:
-        rows = [row for path in paths_of(data, split) for row in questions(path)]
+        rows = [row for path in split_files(data, split) for row in questions(path)]
         return Dataset.from_list(
-            [rows[place] for place in places_of(rows, fault, BadRows(data, split))]
+            [rows[offset] for offset in valid_positions(rows, fault, BadRows(data, split))]
         )
     return None
 
@@ -63,7 +63,7 @@ def questions(path: Path) -> list[dict]:
             for article in json.loads(read_text(path))["data"]
             for paragraph in article["paragraphs"]
         ]
-        found = [
+        rows = [
             {
                 "id": one["id"],
                 "question": one["question"],
@@ -78,9 +78,9 @@ def questions(path: Path) -> list[dict]:
         ]
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not JSON in the form of SQuAD: {error!r}") from None
-    if not found:
+    if not rows:
         raise ValueError(f"{path} has no questions, expected at least one")
-    return found
+    return rows
 
 
 def fault(row: dict) -> str | None:
@@ -95,10 +95,10 @@ def fault(row: dict) -> str | None:
         return f"{name} has no answer, expected at least one"
     for text, start in zip_longest(answers["text"], answers["answer_start"]):
         if not isinstance(text, str) or not isinstance(start, int):
-            return f"{name} has the answer {text!r} at {start!r}, expected a text and a place"
-        found = context[start : start + len(text)] if start >= 0 else ""
-        if found != text or not text:
-            return f"{name}: its context has {found!r} at {start}, expected the answer {text!r}"
+            return f"{name} has the answer {text!r} at {start!r}, expected a text and its position"
+        actual = context[start : start + len(text)] if start >= 0 else ""
+        if actual != text or not text:
+            return f"{name}: its context has {actual!r} at {start}, expected the answer {text!r}"
     return None
 
 
@@ -117,15 +117,17 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     """
     max_length = data.get("max_length", 384)
     stride = data.get("stride", 128)
-    room = max_length - stride - tokenizer.num_special_tokens_to_add(pair=True)
+    max_question = max_length - stride - tokenizer.num_special_tokens_to_add(pair=True)
     for id, ids in zip(
         columns["id"],
         tokenizer(columns["question"], add_special_tokens=False)["input_ids"],
         strict=True,
     ):
-        if len(ids) >= room:
-            found = f"question {id} has {len(ids)} tokens, expected fewer than {room}"
-            raise ValueError(f"{found}, what max_length={max_length} leaves beside stride={stride}")
+        if len(ids) >= max_question:
+            raise ValueError(
+                f"question {id} has {len(ids)} tokens, expected fewer than {max_question}, the "
+                f"rest of max_length={max_length} beside stride={stride}"
+            )
     options = dict(
         max_length=max_length,
         stride=stride,
@@ -136,14 +138,14 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
         return_token_type_ids=True, return_offsets_mapping=True, return_attention_mask=False
     )
     encoded = tokenizer(columns["question"], columns["context"], **options)
-    found = {name: encoded[name] for name in ("input_ids", "token_type_ids")}
-    found |= {name: [] for name in ("start_positions", "end_positions", *SCORED)}
+    encoded_columns = {name: encoded[name] for name in ("input_ids", "token_type_ids")}
+    encoded_columns |= {name: [] for name in ("start_positions", "end_positions", *SCORED)}
     for window, row in enumerate(encoded["overflow_to_sample_mapping"]):
         sides = encoded.sequence_ids(window)
         answers = columns["answers"][row]
         offsets = [
-            list(place) if side == 1 else None
-            for place, side in zip(encoded["offset_mapping"][window], sides)
+            list(offset) if side == 1 else None
+            for offset, side in zip(encoded["offset_mapping"][window], sides)
         ]
         first, last = positions(offsets, answers["answer_start"][0], len(answers["text"][0]))
         values = (
@@ -155,8 +157,8 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
             offsets,
         )
         for name, value in zip(("start_positions", "end_positions", *SCORED), values, strict=True):
-            found[name].append(value)
-    return found
+            encoded_columns[name].append(value)
+    return encoded_columns
 
 
 def positions(offsets: list, start: int, length: int) -> tuple[int, int]:
@@ -164,7 +166,7 @@ def positions(offsets: list, start: int, length: int) -> tuple[int, int]:
 
     The result is (0, 0) if the window does not hold all of them.
     """
-    tokens = [token for token, place in enumerate(offsets) if place is not None]
+    tokens = [token for token, offset in enumerate(offsets) if offset is not None]
     if not tokens or offsets[tokens[0]][0] > start or offsets[tokens[-1]][1] < start + length:
         return 0, 0
     inside = [
@@ -216,7 +218,7 @@ def metrics(
         return {
             "exact_match": 100
             * np.mean(
-                [max(normalised(text) == normalised(one) for one in gold) for text, gold in pairs]
+                [max(normalise(text) == normalise(one) for one in gold) for text, gold in pairs]
             ),
             "f1": 100 * np.mean([max(f1(text, one) for one in gold) for text, gold in pairs]),
         }
@@ -229,7 +231,7 @@ def best_span(row: dict, start: np.ndarray, end: np.ndarray, longest: int) -> tu
 
     A span has at most `longest` tokens of the context.
     """
-    tokens = [token for token, place in enumerate(row["offsets"]) if place is not None]
+    tokens = [token for token, offset in enumerate(row["offsets"]) if offset is not None]
     sums = np.asarray(start)[tokens][:, None] + np.asarray(end)[tokens]
     allowed = np.tril(np.triu(np.ones(sums.shape, bool)), longest - 1)
     first, last = np.unravel_index(np.where(allowed, sums, -np.inf).argmax(), sums.shape)
@@ -237,7 +239,7 @@ def best_span(row: dict, start: np.ndarray, end: np.ndarray, longest: int) -> tu
     return float(sums[first, last]), row["context"][span]
 
 
-def normalised(text: str) -> str:
+def normalise(text: str) -> str:
     """Return `text` as SQuAD's evaluation normalizes it.
 
     The result is in lower case, without punctuation and articles, with single spaces.
@@ -248,6 +250,6 @@ def normalised(text: str) -> str:
 
 def f1(text: str, gold: str) -> float:
     """Return the F1 score of the words that `text` shares with `gold`."""
-    words, gold_words = normalised(text).split(), normalised(gold).split()
+    words, gold_words = normalise(text).split(), normalise(gold).split()
     common = sum((Counter(words) & Counter(gold_words)).values())
     return 2 * common / (len(words) + len(gold_words)) if common else 0.0

@@ -12,7 +12,7 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForSequenceClassification
-from ..data import BadRows, lines_of, paths_of, shown
+from ..data import BadRows, read_all_lines, shorten, split_files
 from ..values import NOT_EMPTY, SPLITS, KeyType, at_least, data_keys
 from .task import Abilities, Columns, Metrics, Rows
 
@@ -20,9 +20,9 @@ ABILITIES = Abilities(bpe_dropout=True, row_labels=True)
 CONFIG = VanillaEncoderConfig
 MODEL = VanillaEncoderForSequenceClassification
 PIPELINE = "text-classification"
-# With `folds`, the training lines without their duplicates are cut into that many parts at random,
-# always the same ones, and part `fold` (from 0 on) is the validation split. With `label_names` the
-# files have numbers, the places of the names from 0 on.
+# With `folds`, the training lines without their duplicates are split into that many parts, at
+# random but always the same, and part `fold` (counted from 0) is the validation split. With
+# `label_names` the labels in files are indices into these names.
 DATA = data_keys(
     *("directory", *SPLITS, "encoding", "skip_bad_rows"),
     folds=KeyType(int, at_least(2)),
@@ -44,8 +44,8 @@ def read(data: dict, split: str) -> Rows | None:
             raise ValueError(f"fold is {fold}, expected one of 0 to {count - 1}")
         lines = [
             line
-            for place, line in enumerate(lines)
-            if (place % count == fold) == (split == "validation")
+            for number, line in enumerate(lines)
+            if (number % count == fold) == (split == "validation")
         ]
     elif split in data:
         lines = labelled(data, split)
@@ -61,7 +61,7 @@ def read(data: dict, split: str) -> Rows | None:
 def labelled(data: dict, split: str, reports: bool = True) -> list[str]:
     bad = BadRows(data, split)
     fault = partial(unlabelled, names=data.get("label_names"))
-    lines = lines_of(paths_of(data, split), data.get("encoding", "UTF-8"), bad, fault)
+    lines = read_all_lines(split_files(data, split), data.get("encoding", "UTF-8"), bad, fault)
     if reports:
         bad.report(len(lines))
     return lines
@@ -70,11 +70,11 @@ def labelled(data: dict, split: str, reports: bool = True) -> list[str]:
 def unlabelled(line: str, names: list[str] | None = None) -> str | None:
     label, _, text = line.partition(" ")
     if not (label.strip() and text.strip()):
-        return f"{shown(line)}, expected a label, a space and a text"
+        return f"{shorten(line)}, expected a label, a space and a text"
     if names and label not in map(str, range(len(names))):
         return (
-            f"has the label {label!r:.80}, expected one of 0 to {len(names) - 1}, the places of "
-            "data.label_names"
+            f"has the label {label!r:.80}, expected one of 0 to {len(names) - 1}, the indices "
+            "of data.label_names"
         )
     return None
 
@@ -85,7 +85,7 @@ def texts(dataset: Rows) -> Iterable[str]:
 
 def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
     if names := data.get("label_names"):
-        return named(names)
+        return label_mappings(names)
     return label_fields({split: set(rows["label"]) for split, rows in text.items()}, "labels")
 
 
@@ -102,10 +102,10 @@ def label_fields(of_splits: dict[str, set[str]], what: str) -> dict:
                 f"the {split} text has {what} {unknown}, expected some of {names}, those of the "
                 f"training text"
             )
-    return named(names)
+    return label_mappings(names)
 
 
-def named(names: list[str]) -> dict:
+def label_mappings(names: list[str]) -> dict:
     return {
         "id2label": dict(enumerate(names)),
         "label2id": {name: index for index, name in enumerate(names)},

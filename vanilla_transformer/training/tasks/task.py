@@ -18,20 +18,20 @@ Metrics = Callable[[tuple], dict[str, Any]]  # (predictions, labels) -> scores b
 
 @dataclass(frozen=True)
 class Abilities:
-    """Abilities of a task, which not every task has.
+    """Optional abilities of a task.
 
     Attributes:
         bpe_dropout: its text may be split into other subwords each time it is seen.
         label_smoothing: its loss is the cross-entropy of `labels` alone, which label smoothing and
             R-Drop change.
-        row_labels: each row has one label, whatever its tokens are: teachers can give it.
+        row_labels: each row has one label, which teachers can predict.
         sparse_labels: few tokens of a row have a label, so only these need logits.
         carries_pipeline: its checkpoints carry the translation pipeline.
         parallel_files: what each file of a split holds, line by line; empty where a split may have
             any number of files.
         needs: keys of [data] without which there are no examples.
-        images: it reads images: there is an image processor where other tasks have a tokenizer, and
-            neither `texts` nor `encode`. Its module has `processor(config)`, that of a new model.
+        images: it reads images, with an image processor instead of a tokenizer, and without `texts`
+            and `encode`. Its module has `processor(config)` for a new model.
     """
 
     bpe_dropout: bool = False
@@ -48,7 +48,7 @@ class Task(Protocol):
     """The module of a task.
 
     Attributes:
-        ABILITIES: what it can do that not every task can.
+        ABILITIES: abilities that not every task has.
         CONFIG: the class of the model's config.
         MODEL: the class of the model.
         PIPELINE: the Hub's name for what the model does.
@@ -56,8 +56,7 @@ class Task(Protocol):
             always one (see `data.BadRows`).
         EVALUATION: the keys of a recipe's [evaluation].
         METRICS: the numbers that `metrics` gives, of which a recipe may name one as the best.
-        augment: (row, random, tokenizer) -> the row with what is random in it; `None` where nothing
-            is.
+        augment: (row, random, tokenizer) -> the row with random changes; `None` without any.
         reduce: (logits, labels) -> what of the logits the metrics need; `None` where these take
             generated tokens.
     """

@@ -21,7 +21,7 @@ from transformers import (
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForTokenClassification
-from ..data import SOURCES, BadRows, Fault, data_set, lines, paths_of, places_of, shown
+from ..data import SOURCES, BadRows, Fault, data_set, lines, shorten, split_files, valid_positions
 from ..values import SPLITS, data_keys
 from .sequence_classification import label_fields
 from .task import Abilities, Columns, Metrics, Rows
@@ -48,11 +48,11 @@ def read(data: dict, split: str) -> Rows | None:
         return None
     encoding = data.get("encoding", "UTF-8")
     bad = BadRows(data, split)
-    found = [
-        sentence for path in paths_of(data, split) for sentence in sentences(path, encoding, bad)
+    rows = [
+        sentence for path in split_files(data, split) for sentence in sentences(path, encoding, bad)
     ]
-    bad.report(len(found))
-    return Dataset.from_list(found, features=FEATURES)
+    bad.report(len(rows))
+    return Dataset.from_list(rows, features=FEATURES)
 
 
 def of_data_set(data: dict, split: str) -> Dataset | None:
@@ -73,7 +73,7 @@ def of_data_set(data: dict, split: str) -> Dataset | None:
     )
     tag = rows.features["tags"].feature
     bad = BadRows(data, split)
-    kept = places_of(rows, unequal, bad)
+    kept = valid_positions(rows, unequal, bad)
     rows = rows.select(kept) if bad.count else rows
     return (
         rows.map(lambda row: {"tags": tag.int2str(row["tags"])}, features=FEATURES)
@@ -93,7 +93,7 @@ def sentences(path: Path, encoding: str, bad: BadRows) -> list[dict[str, list[st
     Raises:
         ValueError: for a line without a tag, and for a file without words.
     """
-    found = []
+    rows = []
     sentence = []
     for number, line in enumerate(chain(lines(path, encoding, untagged), [""]), 1):
         if isinstance(line, Fault):
@@ -102,21 +102,21 @@ def sentences(path: Path, encoding: str, bad: BadRows) -> list[dict[str, list[st
             sentence = None  # skip until the next sentence
         elif not line.strip():
             if sentence:
-                found.append(dict(zip(FEATURES, map(list, zip(*sentence)), strict=True)))
+                rows.append(dict(zip(FEATURES, map(list, zip(*sentence)), strict=True)))
             sentence = []
-        elif sentence is not None and (columns := fields_of(line))[0] != DOCUMENT:
+        elif sentence is not None and (columns := split_fields(line))[0] != DOCUMENT:
             sentence.append((columns[0], columns[-1]))
-    if not found and not bad.count:
+    if not rows and not bad.count:
         raise ValueError(f"{path} has no words, expected at least one sentence")
-    return found
+    return rows
 
 
 def untagged(line: str) -> str | None:
-    one = line.strip() and len(fields_of(line)) == 1
-    return f"{shown(line)}, expected a word, a space or a tab, and a tag" if one else None
+    one = line.strip() and len(split_fields(line)) == 1
+    return f"{shorten(line)}, expected a word, a space or a tab, and a tag" if one else None
 
 
-def fields_of(line: str) -> list[str]:
+def split_fields(line: str) -> list[str]:
     return re.split(r"[ \t]+", line.strip())
 
 
@@ -174,34 +174,34 @@ def metrics(
         or O."""
         predictions, labels = prediction
         seen = labels != -100
-        found, gold = (
+        predicted, gold = (
             [[config.id2label[tag] for tag in tags[words]] for tags, words in zip(ids, seen)]
             for ids in (predictions, labels)
         )
         is_bio = all(re.fullmatch("O|[BI]-.+", tag) for tag in config.label2id)
         return {
             "accuracy": np.mean(predictions[seen] == labels[seen]),
-            **(scores_of_entities(found, gold) if is_bio else {}),
+            **(scores_of_entities(predicted, gold) if is_bio else {}),
         }
 
     return scores
 
 
-def scores_of_entities(found: list[list[str]], gold: list[list[str]]) -> dict[str, float]:
+def scores_of_entities(predicted: list[list[str]], gold: list[list[str]]) -> dict[str, float]:
     """Return precision, recall and F1 of entities (Tjong Kim Sang and De Meulder 2003).
 
     An entity is correct if its type and its first and last word are.
     """
-    found, gold = (
+    predicted, gold = (
         {(row, *entity) for row, tags in enumerate(sentences) for entity in entities(tags)}
-        for sentences in (found, gold)
+        for sentences in (predicted, gold)
     )
-    right = len(found & gold)
-    precision, recall = right / max(len(found), 1), right / max(len(gold), 1)
+    right = len(predicted & gold)
+    precision, recall = right / max(len(predicted), 1), right / max(len(gold), 1)
     return {
         "precision": precision,
         "recall": recall,
-        "f1": 2 * right / max(len(found) + len(gold), 1),
+        "f1": 2 * right / max(len(predicted) + len(gold), 1),
     }
 
 
@@ -211,15 +211,15 @@ def entities(tags: list[str]) -> set[tuple[str, int, int]]:
     As in conlleval, an entity begins at B, and at an I after O or after another type. It continues
     over each I of its type.
     """
-    found = set()
+    spans = set()
     name = None
     first = 0
-    for place, tag in enumerate([*tags, "O"]):
+    for index, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
         if name is not None and (prefix, kind) != ("I", name):
-            found.add((name, first, place))
+            spans.add((name, first, index))
             name = None
         if name is None and prefix != "O":
             name = kind
-            first = place
-    return found
+            first = index
+    return spans

@@ -1,0 +1,153 @@
+"""Offline inference: the rows of one call of `Runtime.generate`.
+
+With continuous batching the longest rows start first. The next row takes the slot of a finished
+one, so a step only costs the running rows. Beams run in static batches of similar length.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from ..inference.decoder import GenerationRequest, memory
+from ..inference.export_info import ExportInfo
+from ..inference.inputs import batches
+from ..inference.options import Options
+from ..model import OnnxModel
+from .admission import Admission
+from .capacity import MAX_OFFLINE_ROWS, MAX_SLOT_BYTES, MIN_OFFLINE_ROWS
+from .client import LocalScheduler
+from .request import GenerationInput
+from .slot_batch import SlotSize, slot_bytes
+
+BATCH_SIZE = 32  # inputs per static batch of beam search, as for files of lines
+
+
+def fits_options(
+    info: ExportInfo, workers: int, rows: int, options: Options, is_scored: bool
+) -> bool:
+    """Return whether `rows` rows run in workers: each row can be searched by itself with the same
+    result, and no more slowly."""
+    if info.step is None or rows < MIN_OFFLINE_ROWS * workers:
+        return False
+    if options.do_sample or options.num_beams > 1 or is_scored:
+        return False
+    # With fewer slots in memory, static batches with growing caches are faster.
+    size = slot_bytes(info, SlotSize(1, 0, options.max_new_tokens))
+    return MIN_OFFLINE_ROWS * size <= slot_memory(workers)
+
+
+def fits_workers(info: ExportInfo, workers: int, request: GenerationRequest) -> bool:
+    """Like `fits_options`, but False if a source mask has holes, which the step graph cannot
+    express."""
+    rows = len(request.input_ids)
+    if not fits_options(info, workers, rows, request.options, request.is_scored):
+        return False
+    return request.source is None or bool((np.diff(request.source[1]) <= 0).all())
+
+
+def slot_memory(workers: int) -> float:
+    """Return the memory for the slots of a worker. The system provides pages on first use."""
+    return min(MAX_SLOT_BYTES, memory() / 4 / workers)
+
+
+def generate(model: OnnxModel, request: GenerationRequest, workers: int) -> np.ndarray:
+    """Return the new tokens (B, T) of all rows of `request`, padded after the end token.
+
+    Args:
+        model: a model with a step graph, with the threads of one worker.
+        request: the prompts or sources, and the options.
+        workers: number of workers.
+
+    Raises:
+        ValueError: if onnxruntime cannot compute the model.
+    """
+    inputs = split_request(request)
+    order = sorted(
+        range(len(inputs)), key=lambda row: -len(inputs[row].source or inputs[row].prompt)
+    )
+    scheduler = open_scheduler(model, inputs, workers).start()
+    try:
+        results = scheduler.run([inputs[row] for row in order], are_last=True)
+    except RuntimeError as failure:
+        raise failure.__cause__ or failure from None
+    finally:
+        scheduler.close()
+    length = max(len(sequence.tokens) for [sequence] in results)
+    tokens = np.full((len(inputs), length), request.options.fill_token_id)
+    for row, [sequence] in zip(order, results, strict=True):
+        tokens[row, : len(sequence.tokens)] = sequence.tokens
+    return tokens
+
+
+def fits_static_batches(model: OnnxModel, request: GenerationRequest) -> bool:
+    """Return whether beam search of many rows is faster in several batches: on CPUs, where a batch
+    costs what its longest row does."""
+    is_many = len(request.input_ids) > BATCH_SIZE
+    return is_many and request.options.num_beams > 1 and model.device == "cpu"
+
+
+def generate_in_batches(
+    model: OnnxModel, request: GenerationRequest
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the new tokens and the scores of all rows by beam search, in batches of similar
+    length."""
+    copies = request.options.num_return_sequences
+    rows = request.source or (request.input_ids, request.attention_mask)
+    results = []
+    for inputs in batches(rows_without_padding(*rows), BATCH_SIZE):
+        tokens, scores = model.generate(select_rows(request, inputs))
+        assert scores is not None  # beam search returns scores
+        sequences = np.add.outer(np.array(inputs) * copies, range(copies)).ravel()
+        results.append((sequences, tokens, scores))
+    count = len(request.input_ids) * copies
+    length = max(tokens.shape[1] for _, tokens, _ in results)
+    all_tokens = np.full((count, length), request.options.fill_token_id)
+    all_scores = np.empty(count, np.float32)
+    for sequences, tokens, scores in results:
+        all_tokens[sequences, : tokens.shape[1]] = tokens
+        all_scores[sequences] = scores
+    return all_tokens, all_scores
+
+
+def select_rows(request: GenerationRequest, rows: list[int]) -> GenerationRequest:
+    """Return a request with some `rows` of `request`. Sources are cut to the longest of them."""
+    source = request.source
+    if source is not None:
+        ids, mask = source[0][rows], source[1][rows]
+        length = int(np.flatnonzero(mask.any(axis=0))[-1]) + 1
+        source = ids[:, :length], mask[:, :length]
+    return dataclasses.replace(
+        request,
+        input_ids=request.input_ids[rows],
+        attention_mask=request.attention_mask[rows],
+        source=source,
+    )
+
+
+def split_request(request: GenerationRequest) -> list[GenerationInput]:
+    """Return an input of the scheduler for each row of `request`."""
+    prompts = rows_without_padding(request.input_ids, request.attention_mask)
+    sources = (
+        [None] * len(prompts) if request.source is None else rows_without_padding(*request.source)
+    )
+    paddings = (request.attention_mask == 0).sum(axis=1).tolist()
+    return [
+        GenerationInput(request.options, prompt, source, padding=padding)
+        for prompt, source, padding in zip(prompts, sources, paddings, strict=True)
+    ]
+
+
+def rows_without_padding(ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:
+    """Return the tokens of each row without padding."""
+    return [row[is_token].tolist() for row, is_token in zip(ids, mask == 1)]
+
+
+def open_scheduler(model: OnnxModel, inputs: list[GenerationInput], workers: int) -> LocalScheduler:
+    """Return a scheduler whose slots fit each of `inputs`, with at most one slot per input."""
+    source = max(len(row.source or ()) for row in inputs)
+    length = max(len(row.prompt) for row in inputs) + inputs[0].options.max_new_tokens - 1
+    max_rows = int(slot_memory(workers) / slot_bytes(model.info, SlotSize(1, source, length)))
+    rows = max(1, min(MAX_OFFLINE_ROWS, max_rows, -(-len(inputs) // workers)))
+    threads, count = model.threads, len(inputs)
+    admission = Admission(model.info, workers, threads, workers * rows, source, length, count)
+    return LocalScheduler(admission, model)

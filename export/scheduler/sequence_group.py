@@ -1,0 +1,226 @@
+"""The rows of an input during generation: their search, tokens and results."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from ..inference.logits import Prompt, Sampler, log_sum_exp, top
+from ..inference.search import Search, TokenSearch, start_search
+from .client_request import ClientRequest
+from .request import LENGTH, STOP, Event, Generated, GenerationInput, TokenLogprobs
+
+
+class SequenceGroup:
+    """The sequences generated from one input. With several samples, only sample number `index`.
+
+    Its rows are in `slots` of a batch. It has one row for the prompt. Beams and samples get rows of
+    their own with the first new token, when it `has_started`.
+    """
+
+    request: ClientRequest
+
+    def __init__(
+        self,
+        generation_input: GenerationInput,
+        index: int = 0,
+        results: list[Generated | None] | None = None,
+    ):
+        self.input = generation_input
+        self.options = generation_input.options
+        self.index = index
+        # all samples of the input share this list
+        self.results: list[Generated | None] = results or [None] * self.options.num_return_sequences
+        self.slots: list[int] = []
+        self.is_expanded = False
+        self.has_started = False
+        self.is_finished = False
+        self.num_prefilled = 0  # prompt tokens in the cache before the first step
+        # the other samples continue from the row of the first
+        prompt, scores_prompt = generation_input.prompt, generation_input.scores_prompt
+        self.forced = list(prompt[1:]) if scores_prompt and not index else []
+        self.first_tokens = prompt[:1] if scores_prompt else prompt
+        self.next_tokens = [self.first_tokens[-1]]
+        self.tokens: list[int] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.samples: list[SequenceGroup] = []
+        self.end_tokens = frozenset(self.options.eos_token_ids)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows after the prompt."""
+        return self.input.num_rows
+
+    @cached_property
+    def search(self) -> Search | None:
+        """The search that selects tokens, or `None` for plain greedy search. The worker creates it
+        on first use."""
+        search = start_row_search(self.input, self.index)
+        is_plain = (
+            isinstance(search, TokenSearch)
+            and search.processors is None
+            and not self.options.do_sample
+        )
+        reports = self.input.top_logprobs is not None or self.input.scores_prompt
+        return None if is_plain and not reports else search
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if each new token is the argmax of the logits."""
+        return self.search is None
+
+    @property
+    def has_prompt_to_read(self) -> bool:
+        """True if the prompt has tokens to prefill before the first step."""
+        return len(self.first_tokens) > 1
+
+    def read_one_by_one(self) -> None:
+        """Feed the prompt in decode steps, one token per step."""
+        self.forced = [*self.first_tokens[1:], *self.forced]
+        self.first_tokens = self.first_tokens[:1]
+        self.next_tokens = [*self.first_tokens]
+
+    @property
+    def new_tokens(self) -> list[list[int]]:
+        """New tokens of each row in the last step; none while the prompt is fed."""
+        return [[token] if self.has_started else [] for token in self.next_tokens]
+
+    def expanded_rows(self) -> "Sequence[SequenceGroup]":
+        """Return the sequence group of each further row after expansion: samples, or this one for
+        beams."""
+        return self.samples or [self] * (self.num_rows - 1)
+
+    # --------------------------------------------------------------------------------- new tokens
+
+    def append(self, token: int) -> None:
+        """Append the next token of greedy search, or feed the next token of the prompt."""
+        if self.forced:
+            self.next_tokens[0] = self.forced.pop(0)
+            return
+        self.has_started = True
+        self.tokens.append(token)
+        self.next_tokens[0] = token
+        if token in self.end_tokens or len(self.tokens) == self.options.max_new_tokens:
+            reason = STOP if token in self.end_tokens else LENGTH
+            self.finish([Generated(self.tokens, reason)])
+        if self.request.streams:
+            self.add_event(token, None)
+
+    def advance(self, logits: np.ndarray) -> list[int] | None:
+        """Select the next tokens from the logits (rows, V). Return the row that each continues, or
+        `None` if each continues its own. A ValueError of the search fails only this request."""
+        try:
+            if self.forced:
+                self.feed(logits)
+                return None
+            has_samples = self.options.do_sample and self.num_rows > 1 and not self.index
+            if has_samples and not self.has_started:
+                self.start_samples(logits)
+            return self.select(logits)
+        except ValueError as error:
+            self.is_finished = True
+            self.request.fail(error)
+            return None
+
+    def start_samples(self, logits: np.ndarray) -> None:
+        """Make the sequence groups of the other samples and select their first tokens."""
+        for index in range(1, self.num_rows):
+            sample = SequenceGroup(self.input, index, self.results)
+            sample.request = self.request
+            sample.is_expanded = True
+            self.samples.append(sample)
+            sample.select(logits.copy())
+
+    def feed(self, logits: np.ndarray) -> None:
+        """Make the next token of the prompt the next token, and score it if requested."""
+        token = self.forced.pop(0)
+        if self.input.scores_prompt:
+            self.prompt_logprobs.append(token_logprobs(logits, token, self.input.top_logprobs or 0))
+        self.next_tokens = [token]
+
+    def select(self, logits: np.ndarray) -> list[int] | None:
+        """Let the search select the next tokens; return like `advance`."""
+        assert self.search is not None
+        self.has_started = True
+        # a copy, because the search overwrites the logits
+        scored = None if self.input.top_logprobs is None else logits.copy()
+        tokens, parents = self.search.advance(logits)
+        self.next_tokens = tokens.tolist()
+        logprobs = None
+        if scored is not None:
+            logprobs = token_logprobs(scored, self.next_tokens[0], self.input.top_logprobs or 0)
+            self.logprobs.append(logprobs)
+        if self.search.finished:
+            self.finish(self.make_results())
+        if self.request.streams:
+            self.add_event(self.next_tokens[0], logprobs)
+        return None if parents is None else parents.tolist()
+
+    # ----------------------------------------------------------------------------------- results
+
+    def make_results(self) -> list[Generated]:
+        """Return the sequences that the search has finished."""
+        assert self.search is not None
+        rows, scores = self.search.result()
+        all_scores = [None] * len(rows) if scores is None else scores.tolist()
+        return [self.make_result(row, score) for row, score in zip(rows.tolist(), all_scores)]
+
+    def make_result(self, row: list[int], score: float | None) -> Generated:
+        ends = [place for place, token in enumerate(row) if token in self.end_tokens]
+        tokens = row[: ends[0] + 1] if ends else row
+        logprobs = None if self.input.top_logprobs is None else self.logprobs
+        prompt = self.prompt_logprobs if self.input.scores_prompt else None
+        return Generated(tokens, STOP if ends else LENGTH, score, prompt, logprobs)
+
+    def finish(self, results: list[Generated]) -> None:
+        self.is_finished = True
+        self.results[self.index : self.index + len(results)] = results
+        self.request.finish_result()
+
+    def add_event(self, token: int, logprobs: TokenLogprobs | None) -> None:
+        reason = None
+        if self.is_finished:
+            reason = STOP if token in self.end_tokens else LENGTH
+        self.request.add_event(Event(self.index, token, reason, logprobs))
+
+
+def start_row_search(generation_input: GenerationInput, index: int) -> Search:
+    """Return the search of one input, or of its sample number `index`."""
+    options = generation_input.options
+    padding = [options.fill_token_id] * generation_input.padding
+    ids = np.array([[*padding, *generation_input.prompt]])
+    prompt = Prompt(ids, padding=np.array([generation_input.padding]))
+    if not options.do_sample:
+        return start_search(options, prompt)
+    search = start_search(dataclasses.replace(options, num_return_sequences=1), prompt)
+    assert isinstance(search, TokenSearch)  # there are no beams
+    search.choose = Sampler(options, index)
+    return search
+
+
+def token_logprobs(logits: np.ndarray, token: int, count: int) -> TokenLogprobs:
+    """Return the log probabilities of `token` and of the top `count`, from logits (1, V)."""
+    maximum, log_sum = (float(values[0, 0]) for values in log_sum_exp(logits))
+    values, tokens = top(logits, count) if count else (np.empty((1, 0)), np.empty((1, 0), np.int64))
+    best = [
+        (int(top_token), float(value) - maximum - log_sum)
+        for top_token, value in zip(tokens[0], values[0])
+    ]
+    return TokenLogprobs(token, float(logits[0, token]) - maximum - log_sum, best)
+
+
+def start_request(
+    inputs: Sequence[GenerationInput],
+    receive: Callable[[list[Event], bool], None],
+    streams: bool = False,
+) -> "ClientRequest[SequenceGroup]":
+    """Return the request that generates from `inputs`; arguments as of `ClientRequest`."""
+    num_results = sum(row.num_independent_results for row in inputs)
+    return ClientRequest(map(SequenceGroup, inputs), receive, streams, num_results)
+
+
+def read_results(request: "ClientRequest[SequenceGroup]") -> list[list[Generated]]:
+    """Return the sequences of each input of a finished request, best first."""
+    return [group.results for group in request.parts]  # type: ignore[misc]  # all are there

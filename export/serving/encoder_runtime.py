@@ -1,0 +1,50 @@
+"""Runtimes whose full-sequence runs go through a scheduler."""
+
+from typing import Any
+
+import numpy as np
+
+from ..requests import encoder_feeds
+from ..runtime import Runtime
+from ..scheduler.encoder_scheduler import MAX_WAITING, EncoderScheduler
+
+
+class BatchingRuntime:
+    """A replacement of `runtime`, a `Runtime`, for tasks that read full sequences. Its runs go
+    through `scheduler`."""
+
+    def __init__(self, runtime: Runtime, scheduler: EncoderScheduler):
+        self.runtime = runtime
+        self.scheduler = scheduler
+        # Tasks pass as many rows at once as keep all workers busy, with rows of several lengths.
+        self.threads = 2 * scheduler.arrangement.workers * runtime.threads
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runtime, name)
+
+    def outputs(
+        self,
+        input_ids: np.ndarray | None = None,
+        attention_mask: np.ndarray | None = None,
+        token_type_ids: np.ndarray | None = None,
+        **inputs: np.ndarray,
+    ) -> dict[str, np.ndarray]:
+        """Return the outputs like `Runtime.outputs`. Raise TooLong like `EncoderScheduler.run`."""
+        arguments = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            **inputs,
+        }
+        return self.scheduler.run(encoder_feeds(self.runtime.info, arguments))
+
+
+def batched(
+    runtime: Any, workers: int = 1, max_waiting: int = MAX_WAITING, **options: Any
+) -> EncoderScheduler:
+    """Make `runtime` read through an `EncoderScheduler`, and return that. `runtime` is a
+    `TextRuntime` or an `ImageRuntime` opened with the threads of one worker. The other arguments
+    are those of `EncoderScheduler`."""
+    scheduler = EncoderScheduler(runtime.runtime.model, workers, max_waiting, **options)
+    runtime.runtime = BatchingRuntime(runtime.runtime, scheduler)
+    return scheduler

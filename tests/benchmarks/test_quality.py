@@ -1,0 +1,195 @@
+"""Tests of scores of translations and labels, their intervals and baselines."""
+
+import gzip
+import json
+import math
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import intervals
+import linear_baseline
+import lowercased
+import numpy as np
+import pytest
+import sacrebleu
+import scores
+from checkpoints import OPINIONS, toy_corpus, write_corpus
+from messages import raises
+
+from vanilla_transformer.training.recipe import Recipe
+from vanilla_transformer.training.run import train
+
+
+def test_scores_are_computed_again_from_the_weights_and_compared_with_what_was_said(
+    tmp_path, capsys, monkeypatch
+):
+    for split, count in (("train", 60), ("test", 8)):
+        write_corpus(tmp_path, split, count, seed=count)
+    data = {"directory": "", "train": ["train.en", "train.de"], "test": ["test.en", "test.de"]}
+    shape = dict(
+        hidden_size=16,
+        intermediate_size=32,
+        num_attention_heads=2,
+        encoder_layers=1,
+        decoder_layers=1,
+    )
+    settings = dict(
+        max_steps=2, per_device_train_batch_size=8, save_strategy="no", report_to="none"
+    )
+    recipe = Recipe(
+        "translation",
+        data,
+        {"kind": "bpe", "vocab_size": 50},
+        shape,
+        settings,
+        {"num_beams": 2},
+        {},
+        "float16",
+    )
+    monkeypatch.chdir(tmp_path)
+    train(recipe, tmp_path / "model")
+    monkeypatch.setattr(
+        sys, "argv", ["scores.py", "--data", str(tmp_path), str(tmp_path / "model")]
+    )
+    with pytest.raises(SystemExit) as done:
+        scores.main()
+    assert done.value.code is None
+    lines = [
+        json.loads(line)
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith('{"model')
+    ]
+    assert [line["score"] for line in lines] == ["test_bleu", "test_chrf"]
+    assert all(line["same"] and line["now"] == line["said"] for line in lines)
+    assert all(low <= high for low, high in (line["interval"] for line in lines))
+    report = json.loads((tmp_path / "model/training.json").read_text())
+    report["metrics"]["test_chrf"] += 1
+    (tmp_path / "model/training.json").write_text(json.dumps(report))
+    with raises(SystemExit, seen=(1, "said")):
+        scores.main()
+
+
+def test_an_interval_of_bleu_is_the_one_that_sacrebleu_prints(tmp_path):
+    references = [target for _, target in toy_corpus(60, seed=0)]
+    outputs = [
+        line.replace("Hund", "Ball") if place % 3 else line for place, line in enumerate(references)
+    ]
+    outputs[5:20] = ["Ein Hund."] * 15
+    for name, lines in (("references", references), ("outputs", outputs)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    command = [
+        sys.executable,
+        "-m",
+        "sacrebleu",
+        tmp_path / "references",
+        "-i",
+        tmp_path / "outputs",
+        "-m",
+        "bleu",
+        "chrf",
+    ]
+    said = subprocess.run(
+        [*command, "--confidence", "-w", "4"], check=True, capture_output=True, text=True
+    ).stdout
+    for printed, metric in zip(
+        json.loads(said), (sacrebleu.metrics.BLEU(), sacrebleu.metrics.CHRF()), strict=True
+    ):
+        mean, half = printed["confidence_mean"], printed["confidence_var"]
+        assert half > 1
+        assert intervals.corpus_interval(metric, outputs, references) == pytest.approx(
+            (mean - half, mean + half), abs=2e-4
+        )
+
+
+def test_an_interval_of_accuracy_is_wilson_s():
+    right, count, z = 718, 872, 1.959964
+    share = right / count
+    center = share + z**2 / (2 * count)
+    half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    expected = [(center - half) / (1 + z**2 / count), (center + half) / (1 + z**2 / count)]
+    assert intervals.accuracy_interval(right, count) == pytest.approx(expected, abs=1e-6)
+    labels = np.arange(count) % 2
+    actual = scores.intervals(
+        SimpleNamespace(task="sequence-classification"),
+        None,
+        labels ^ (np.arange(count) >= right),
+        labels,
+    )
+    assert actual == {"accuracy": intervals.accuracy_interval(right, count)}
+
+
+def test_an_interval_of_perplexity_is_about_that_of_a_ratio_of_means():
+    """The expected interval is that of the delta method, over stretches of 12 blocks.
+
+    Blocks of a stretch are alike, and some stretches predict less than others.
+    """
+    rng = np.random.default_rng(0)
+    losses = rng.gamma(2, 1, (32 * 12, 16)) * rng.uniform(0.5, 1.5, (32, 1)).repeat(12, axis=0)
+    labels = np.where(np.arange(16) < rng.integers(4, 17, (32 * 12, 1)), 1, -100)
+    losses[labels == -100] = 0
+    totals, counts = (values.reshape(32, -1).sum(axis=1) for values in (losses, labels != -100))
+    mean = totals.sum() / counts.sum()
+    error = math.sqrt(((totals - mean * counts) ** 2).sum()) / counts.sum()
+    result = scores.intervals(SimpleNamespace(task="causal-lm"), None, losses, labels)
+    assert result["nll"] == pytest.approx(
+        (mean - 1.96 * error, mean + 1.96 * error), abs=0.2 * error
+    )
+    assert result["perplexity"] == pytest.approx(tuple(math.exp(bound) for bound in result["nll"]))
+
+
+def test_a_linear_baseline_learns_from_the_training_rows_and_is_counted_on_the_others(tmp_path):
+    held_out = [
+        "bad the music bores",
+        "bad the music fails",
+        "good the music wins",
+        "good the music fails",
+    ]
+    for name, lines in (("train", OPINIONS), ("validation", held_out)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    data = {"directory": str(tmp_path), "train": "train", "validation": "validation"}
+    for features in linear_baseline.FEATURES:
+        result = linear_baseline.baseline(data, features)
+        assert (result["train"], result["rows"], result["correct"], result["accuracy"]) == (
+            len(OPINIONS),
+            4,
+            3,
+            0.75,
+        )
+        assert result["c"] in linear_baseline.GRID["linearsvc__C"]
+        assert result["interval"] == intervals.accuracy_interval(3, 4)
+
+
+def test_cased_translations_are_scored_on_lower_cased_tokens(tmp_path):
+    """Two lines in the form of Multi30k's files; a translation is right whatever its case."""
+    targets = ["Ein Mann sagt: „Hallo“.", "Zwei Hunde rennen über eine Wiese."]
+    tokens = ["ein mann sagt : &quot; hallo &quot; .", "zwei hunde rennen über eine wiese ."]
+    files = {
+        "val.en.gz": ["a man", "two dogs"],
+        "val.de.gz": targets,
+        "val.lc.norm.tok.de.gz": tokens,
+    }
+    for name, lines in files.items():
+        with gzip.open(tmp_path / name, "wt", encoding="utf-8") as file:
+            file.write("".join(f"{line}\n" for line in lines))
+
+    def translate(texts, batch_size):
+        return [
+            {"translation_text": {"a man": "EIN mann sagt: „Hallo“.", "two dogs": said}[text]}
+            for text in texts
+        ]
+
+    said = targets[1]
+    assert lowercased.score(translate, tmp_path, "val") == dict(
+        text="val",
+        bleu=100.0,
+        interval=[100.0, 100.0],
+        signature=f"nrefs:1|case:mixed|eff:no|tok:none|smooth:exp|version:{sacrebleu.__version__}",
+        lines=2,
+        alike=2,
+    )
+    said = "Zwei Hunde rennen über das Gras."
+    expected = sacrebleu.corpus_bleu(
+        [tokens[0], "zwei hunde rennen über das gras ."], [tokens], tokenize="none"
+    ).score
+    assert lowercased.score(translate, tmp_path, "val")["bleu"] == round(expected, 2) < 90

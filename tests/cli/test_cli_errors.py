@@ -1,0 +1,183 @@
+"""Tests of errors of the command, which are one line without a traceback."""
+
+import shutil
+
+import pytest
+import torch
+from checkpoints import copy_folder, with_tokenizer
+from command_line import command, read_error
+from messages import check_message
+from safetensors.torch import load_file, save_file
+from training_command import training
+
+from vanilla_transformer_export.cli.main import main
+
+
+@pytest.mark.parametrize("text", ["hidden_size", ""])
+def test_a_field_without_a_name_or_a_value_is_wrong_usage(text, corpus, tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([*training(corpus, text), "--output", str(tmp_path / "model")])
+    assert caught.value.code == 2
+    assert "expected key=value" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, seen, expected",
+    [
+        (["info", ""], "''", ()),
+        (["export", "a", ""], "''", ()),
+        (["average", "", "--output", "a"], "''", ()),
+        (["attention", "a", "\udce9", "--output", "a.png"], "\\xe9", ()),
+        (["verify", "a", "b", "--seed", "-1"], -1, (0, "2**63")),
+        (["verify", "a", "b", "--cases", "9" * 30], "9" * 30, "2**63"),
+        (["verify", "a", "b", "--cases", "9" * 5000], "9" * 40, 1),
+        (["export", "a", "b", "--target", "tpu"], "tpu", ()),
+        (["export", "a", "b", "--dtype", "fp8"], "fp8", ("fp32", "int8")),
+        (["export", "a", "b", "--dtype", "int8,"], "''", ("fp32", "int8")),
+        (["export", "a", "b", "--dtype", "int4"], ("portable", "int4"), ()),
+    ],
+    ids=lambda value: (
+        " ".join(value)[:40].encode("ascii", "replace").decode() if isinstance(value, list) else ""
+    ),
+)
+def test_options_of_wrong_types_and_ranges_are_wrong_usage(
+    arguments, seen, expected, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    check_message(capsys.readouterr().err.splitlines()[-1], seen=seen, expected=expected)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_in_a_process_is_one_line_on_stderr_and_ends_with_1(tmp_path):
+    done = command("export", tmp_path / "nowhere", tmp_path / "out")
+    assert (done.returncode, done.stdout) == (1, "")
+    [message] = done.stderr.splitlines()
+    assert message.startswith("vanilla-transformer: ")
+    check_message(message, seen=tmp_path / "nowhere")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_is_no_export_is_an_error(tmp_path, exported):
+    assert "manifest.json" in read_error("generate", tmp_path, "text")
+    assert "manifest.json" in read_error("generate", tmp_path / "nowhere", "text")
+    assert "manifest.json" in read_error(
+        "verify", tmp_path / "nowhere", exported("encoder").checkpoint
+    )
+
+
+def test_existing_output_is_an_error_without_force(exported, tmp_path, corpus):
+    (tmp_path / "kept").touch()
+    assert "--force" in read_error("export", exported("encoder").checkpoint, tmp_path)
+    assert "--force" in read_error(*training(corpus), "--output", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_checkpoint_that_does_not_fit_is_an_error(exported, tmp_path):
+    checkpoint = shutil.copytree(exported("encoder").checkpoint, tmp_path / "checkpoint")
+    weights = load_file(checkpoint / "model.safetensors")
+    weights["embeddings.embed_tokens.weight"] = torch.zeros(5, 32)
+    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    assert "embeddings.embed_tokens.weight" in read_error("export", checkpoint, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "settings, seen, expected",
+    [
+        (["model.hidden_size=wide"], "hidden_size", ()),
+        (["model.dropout=1.5"], 1.5, (0, 1)),
+        (["model.hidden_size=34", "model.num_attention_heads=4"], ("hidden_size", 34), ()),
+        (["tokenizer.vocab_size=100000"], (), 100000),
+        (["model.hidden_act=rellu"], "rellu", ()),
+        (["model.dropuot=0.3"], "dropuot", "dropout"),
+        (["training.learning_rat=1"], "learning_rat", "learning_rate"),
+        (["modle.dropout=0.3"], "modle", "model"),
+        (["task=translating"], "translating", "translation"),
+        (["training.tokens_per_batch=300"], ("tokens_per_update", 4096), 300),
+        (
+            ["training.average_last=3", "training.load_best_model_at_end=true"],
+            ("average_last", 3),
+            (),
+        ),
+        (
+            ["training.average_last=3", "training.save_strategy=no"],
+            ("average_last", 3, "save_strategy", "no"),
+            (),
+        ),
+        (["training.tokens_per_update=8"], (), 8),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_an_error(corpus, tmp_path, settings, seen, expected):
+    settings = ["tokenizer.vocab_size=60", *settings]
+    check_message(
+        read_error(*training(corpus, *settings), "--output", tmp_path / "model"),
+        seen=seen,
+        expected=expected,
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_that_does_not_exist_is_an_error_that_lists_those_that_do(tmp_path):
+    assert "conll2003, digits, multi30k-en-de" in read_error(
+        "train", "multi30k", "--output", tmp_path / "model"
+    )
+
+
+def test_files_that_are_not_parallel_are_an_error(corpus, tmp_path):
+    message = read_error(
+        *training((corpus[0], corpus[3], corpus[2], corpus[3])), "--output", tmp_path / "model"
+    )
+    check_message(message, seen=("train.en", 200, "val.de", 20))
+
+
+def test_verify_ends_with_1_and_lists_the_differences(exported, tmp_path, capsys):
+    other = type(exported("encoder").model)(exported("encoder").model.config)
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(SystemExit) as caught:
+        main(
+            ["verify", str(exported("encoder").directory), str(tmp_path / "other"), "--cases", "2"]
+        )
+    assert caught.value.code.count("1e-04") == 2  # a string: exit status 1
+    assert "2 failures" in capsys.readouterr().out
+
+
+def test_generate_says_when_the_export_has_no_tokenizer(exported):
+    assert "tokenizer.json" in read_error("generate", exported("causal").directory, "text")
+
+
+def test_generate_runs_on_the_device_it_is_told(exported, tmp_path):
+    directory = exported("seq2seq").directory
+    assert "CUDA" in read_error("generate", directory, "text", "--device", "cuda")
+    given = ("--device", "cpu", "--engine-cache", tmp_path)
+    assert "expected device='tensorrt'" in read_error("generate", directory, "text", *given)
+
+
+def test_generate_says_when_the_model_cannot_generate(exported, tmp_path):
+    directory = copy_folder(exported("encoder").directory, tmp_path)
+    with_tokenizer(directory, 48)
+    message = read_error("generate", directory, "the dog")
+    check_message(message, seen=("generate", "VanillaEncoderModel"), expected="embed")
+
+
+def test_a_decoder_continues_text_as_transformers_does(exported, tmp_path, capsys):
+    directory = copy_folder(exported("causal").directory, tmp_path)
+    tokenizer = with_tokenizer(directory, 48)
+    texts = ["the old dog", "a man sees the", "red bird", "a big boy wants"]
+    main(["generate", str(directory), *texts, "--max-new-tokens", "6", "--num-beams", "1"])
+    result = capsys.readouterr().out
+    for text, line in zip(texts, result.removesuffix("\n").split("\n"), strict=True):
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        new = exported("causal").model.generate(ids, max_new_tokens=6, do_sample=False)[
+            0, ids.shape[1] :
+        ]
+        assert line == tokenizer.decode(new, skip_special_tokens=True)
+    assert result.strip()
+
+
+def test_a_tokenizer_larger_than_the_model_is_an_error(exported, tmp_path):
+    directory = copy_folder(exported("causal").directory, tmp_path)
+    with_tokenizer(directory, 60)
+    assert "[0, 47]" in read_error("generate", directory, "der große alte Bub findet")

@@ -1,0 +1,194 @@
+"""Tests of the verbs of the command, end to end on tiny data."""
+
+import json
+import os
+
+import pytest
+import sacrebleu
+from checkpoints import toy_corpus
+from command_line import command
+from messages import check_message
+from training_command import training
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from vanilla_transformer_export.cli.main import main
+
+TEXTS = [source for source, _ in toy_corpus(6, seed=9)]
+SHAPE = dict(
+    hidden_size=32,
+    intermediate_size=40,
+    num_attention_heads=4,
+    encoder_layers=1,
+    decoder_layers=1,
+    head_dim=6,
+)
+SETTINGS = [
+    "tokenizer.vocab_size=60",
+    "training.num_train_epochs=12",
+    "training.tokens_per_update=256",
+    "training.warmup_steps=20",
+]
+SETTINGS += [
+    "training.learning_rate=5e-3",
+    *(f"model.{name}={value}" for name, value in SHAPE.items()),
+]
+
+
+def last_line(done):
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def trained(corpus, tmp_path_factory):
+    """Train a checkpoint with the command; return its path and the finished process."""
+    output = tmp_path_factory.mktemp("trained") / "model"
+    return output, command(*training(corpus, *SETTINGS), "--output", output)
+
+
+@pytest.fixture(scope="module")
+def translator(trained):
+    """Export the trained checkpoint with the command; return its path and the finished process."""
+    out = trained[0].with_name("out")
+    return out, command("export", trained[0], out)
+
+
+def test_train_writes_a_checkpoint_and_prints_the_metrics(trained):
+    output, done = trained
+    assert 0 <= json.loads(last_line(done))["validation_bleu"] <= 100
+    config = json.loads((output / "config.json").read_text())
+    assert (
+        config["vocab_size"],
+        config["hidden_size"],
+        config["decoder_layers"],
+        config["head_dim"],
+    ) == (60, 32, 1, 6)
+    assert (output / "tokenizer.json").is_file()
+
+
+def test_export_prints_where_the_graphs_are_how_large_and_how_exact(translator):
+    out, done = translator
+    facts = json.loads(last_line(done))
+    assert facts["out"] == str(out)
+    sizes = {
+        name: (out / name).stat().st_size
+        for name in ("onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx")
+    }
+    assert facts["files"] == sizes
+    assert facts["parity"]["failures"] == 0 < facts["parity"]["cases"]
+
+
+def test_verify_prints_its_report_and_succeeds(trained, translator, capsys):
+    main(["verify", str(translator[0]), str(trained[0]), "--cases", "7"])
+    line = capsys.readouterr().out.removesuffix("\n")
+    assert line.startswith("7 cases, ")
+    assert line.endswith("0 failures")
+
+
+@pytest.mark.parametrize(
+    "options, generate",
+    [
+        ([], {}),
+        (["--num-beams", "1", "--max-new-tokens", "7"], dict(num_beams=1, max_new_tokens=7)),
+    ],
+)
+def test_generate_prints_the_translations_of_transformers(trained, translator, options, generate):
+    model, tokenizer = (
+        AutoModelForSeq2SeqLM.from_pretrained(trained[0]),
+        AutoTokenizer.from_pretrained(trained[0]),
+    )
+    outputs = model.generate(**tokenizer(TEXTS, return_tensors="pt", padding=True), **generate)
+    expected = tokenizer.batch_decode(outputs, skip_special_tokens=True)
+    assert any(expected)
+    for arguments, stdin in ((TEXTS, None), ([], "".join(text + "\n" for text in TEXTS))):
+        done = command("generate", translator[0], *arguments, *options, input=stdin)
+        assert (done.stdout.split("\n"), done.stderr, done.returncode) == ([*expected, ""], "", 0)
+
+
+def test_evaluate_gives_the_bleu_of_the_translations_in_torch_and_in_onnxruntime(
+    trained, translator, corpus, capsys
+):
+    arguments = (
+        "--source",
+        corpus[2],
+        "--references",
+        corpus[3],
+        "--num-beams",
+        2,
+        "--max-new-tokens",
+        12,
+        "--batch-size",
+        7,
+    )
+    actual = []
+    for directory in (trained[0], translator[0]):
+        main(["evaluate", str(directory), *map(str, arguments)])
+        actual.append(json.loads(capsys.readouterr().out))
+    model, tokenizer = (
+        AutoModelForSeq2SeqLM.from_pretrained(trained[0]),
+        AutoTokenizer.from_pretrained(trained[0]),
+    )
+    sources, targets = (file.read_text(encoding="utf-8").splitlines() for file in corpus[2:])
+    outputs = [
+        model.generate(**tokenizer(source, return_tensors="pt"), num_beams=2, max_new_tokens=12)
+        for source in sources
+    ]
+    texts = [tokenizer.decode(output[0], skip_special_tokens=True) for output in outputs]
+    assert [result["engine"] for result in actual] == ["torch", "onnxruntime"]
+    assert [result["sentences"] for result in actual] == [20, 20]
+    expected = sacrebleu.corpus_bleu(texts, [targets]).score
+    assert [result["bleu"] for result in actual] == pytest.approx([expected, expected], abs=0.01)
+    assert expected > 0
+
+
+def test_generate_prints_one_line_for_each_line_it_reads(translator):
+    done = command(
+        "generate",
+        translator[0],
+        "--max-new-tokens",
+        3,
+        input="the man sees\u2028a dog.\nthe boy.\n",
+    )
+    assert (done.returncode, done.stdout.count("\n")) == (0, 2)
+
+
+def test_generate_answers_an_empty_line_of_standard_input_with_one_and_refuses_an_empty_argument(
+    translator,
+):
+    done = command("generate", translator[0], input="a dog.\n\na man.\n")
+    assert (done.returncode, [bool(line) for line in done.stdout.split("\n")]) == (
+        0,
+        [True, False, True, False],
+    )
+    done = command("generate", translator[0], "a dog.", "")
+    assert done.returncode == 1
+    check_message(done.stderr, seen=(1, 2, "''"))
+    assert done.stderr.count("\n") == 1
+
+
+def test_generate_needs_neither_torch_nor_transformers(translator, tmp_path):
+    """Modules of these names that fail stand in front of the real ones."""
+    for name in ("torch", "transformers", "onnx", "safetensors"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('not installed')")
+    search = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = command("generate", translator[0], TEXTS[0], env={**os.environ, "PYTHONPATH": search})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("options", [["--num-beams", "99999999"], ["--bleu-tokenize", "nope"]])
+def test_options_of_evaluate_that_no_model_takes_are_wrong_usage(trained, corpus, options, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(
+            [
+                "evaluate",
+                str(trained[0]),
+                "--source",
+                str(corpus[2]),
+                "--references",
+                str(corpus[3]),
+                *options,
+            ]
+        )
+    assert caught.value.code == 2
+    expected = {"99999999": "is 99999999", "nope": "no bleu_tokenize 'nope'; did you mean 'none'?"}
+    assert expected[options[1]] in capsys.readouterr().err

@@ -1,0 +1,96 @@
+"""Tests of errors: wrong calls of predictions for whole files."""
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from messages import raises
+from shards import names, write
+
+from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.files import ray as on_ray
+from vanilla_transformer_export.files.formats import format_of
+from vanilla_transformer_export.files.predictions import Predictions
+from vanilla_transformer_export.files.rows import RecordFields
+from vanilla_transformer_export.heads import CHOICES, PAIR, QUESTION, TEXT
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* was cut after")
+
+
+def test_what_is_not_ours_is_refused_and_stays(bulk, runtime_of, tmp_path):
+    source = write(tmp_path / "a", ["w5"])
+    (tmp_path / "mine").mkdir()
+    write(tmp_path / "mine" / "notes", ["mine"])
+    export = runtime_of("seq2seq").path.parent
+    (tmp_path / "other").mkdir()
+    for inputs, out, kind, seen in (
+        ([source], tmp_path / "mine", FileExistsError, ("mine", "notes")),
+        ([source], tmp_path / "mine" / "notes", NotADirectoryError, "notes"),
+        ([source], export / "out", UsageError, "out"),
+        ([source], tmp_path, UsageError, "a"),
+        ([source, source], tmp_path / "out", UsageError, "out/a"),
+        ([tmp_path / "none"], tmp_path / "out", FileNotFoundError, "none"),
+        ([tmp_path], tmp_path / "out", IsADirectoryError, ()),
+    ):
+        with raises(kind, seen=seen):
+            bulk().to_directory(inputs, out)
+    assert names(tmp_path) == ["a", "mine", "other"] and names(tmp_path / "mine") == ["notes"]
+
+
+def test_wrong_usage_is_refused_before_anything_is_written(bulk, runtime_of, tmp_path):
+    text = write(tmp_path / "a", ["w5"])
+    pyarrow.parquet.write_table(
+        pyarrow.table({"translation": ["w5"], "text": ["w5"]}), tmp_path / "b.parquet"
+    )
+    pyarrow.parquet.write_table(pyarrow.table({"other": ["w5"]}), tmp_path / "c.parquet")
+    doubled = pyarrow.table([["w5"], ["w6"]], names=["text", "text"])
+    pyarrow.parquet.write_table(doubled, tmp_path / "e.parquet")
+    jsonl = write(
+        tmp_path / "e.jsonl",
+        ['{"text": "w5", "a": "translation"}', '{"text": "w5", "translation": {"de": "w7"}}'],
+    )
+    for settings, inputs, kind, seen, expected in (
+        ({"options": {"src_lang": "de"}}, [text], UsageError, ("src_lang", "de"), None),
+        ({"options": {"num_beams": 0}}, [text], UsageError, "num_beams", ()),
+        ({"field": "en"}, [text], UsageError, (), "a"),
+        ({"output_field": "de"}, [text], UsageError, ("output_field", "de"), None),
+        ({}, [tmp_path / "b.parquet"], UsageError, "translation", ("--output-field", "NAME")),
+        ({"output_field": "text"}, [tmp_path / "b.parquet"], UsageError, "b.parquet", ()),
+        ({}, [tmp_path / "e.parquet"], ValueError, "e.parquet", ()),
+        ({}, [jsonl], UsageError, (2, "e.jsonl", "translation"), ("--output-field", "NAME")),
+        ({"output_field": "text"}, [jsonl], UsageError, (1, "e.jsonl"), ()),
+        ({}, [tmp_path / "c.parquet"], UsageError, "other", ()),
+        ({}, [write(tmp_path / "d.parquet", ["w5"])], ValueError, ("d.parquet", "Parquet"), ()),
+        ({}, [write(tmp_path / "d.parquet.gz", ["w5"])], UsageError, "Parquet", ".gz"),
+    ):
+        with raises(kind, seen=seen, expected=expected):
+            bulk(**settings).to_directory(inputs, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with raises(UsageError, expected="JSON"):
+        format_of(text, Predictions(runtime_of("answers")))
+    with raises(UsageError, seen="a", expected=None):
+        RecordFields([QUESTION], "a")
+
+
+def test_a_cluster_without_ray_names_the_extra(bulk, tmp_path, monkeypatch):
+    monkeypatch.setattr(on_ray, "ray", None)
+    with raises(ImportError, seen="vanilla-transformer[ray]"):
+        bulk().to_directory([write(tmp_path / "a", ["w5"])], tmp_path / "out", ray="auto")
+    assert names(tmp_path) == ["a"]
+
+
+def test_what_a_task_reads_of_an_object():
+    pair = {"text": "a", "text_pair": "b", "id": 1}
+    assert RecordFields([TEXT, PAIR]).parse_record(pair).example == {"text": "a", "text_pair": "b"}
+    assert RecordFields([TEXT, PAIR]).parse_record({"text": "a", "id": 1}).example == {"text": "a"}
+    assert RecordFields([TEXT], "en").parse_record({"en": "a", "text": "b"}).example == {
+        "text": "a"
+    }
+    nested = {"a": {"b": {"c": "x"}, "b.c": "y"}, "a.d": "z", "e": ["w"]}
+    for name, text in {"a.b.c": "y", "a.d": "z"}.items():
+        assert RecordFields([TEXT], name).parse_record(nested).example == {"text": text}
+    for name in ("a.x", "a.b.c.d", "e.0", "a.", ".a", "x.y"):
+        assert "it has the fields" in RecordFields([TEXT], name).parse_record(nested).fault
+    assert RecordFields([CHOICES]).parse_record({"text": "a", "choices": ["b"]}).example == {
+        "text": "a",
+        "choices": ["b"],
+    }

@@ -1,0 +1,150 @@
+"""Tests of sampling, and of the selection of tokens."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from generation_pairs import VOCABULARY, each_model, prompts
+from messages import raises
+from transformers.generation import logits_process
+
+from vanilla_transformer_export import Options
+from vanilla_transformer_export.inference.logits import Sampler, log_sum_exp, top
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Unfeasible length", "ignore:Using the model-agnostic default"
+)
+
+
+# ----------------------------------------------------------------------------------------- sampling
+
+WARPERS = [
+    dict(top_k=0),
+    dict(top_k=0, temperature=0.7),
+    dict(top_k=5),
+    dict(top_k=1),
+    dict(top_k=100_000),
+    dict(top_k=0, top_p=0.6),
+    dict(top_k=0, top_p=0.0),
+    dict(top_k=0, top_p=0.97, temperature=1.5),
+    dict(top_k=0, min_p=0.1),
+    dict(top_k=20, top_p=0.8, temperature=0.8, min_p=0.02),
+    dict(top_k=200, top_p=0.9),
+]
+
+
+def warped(logits, temperature=1.0, top_k=50, top_p=1.0, min_p=0.0):
+    """The scores of transformers' warpers, -inf where a token may not be drawn."""
+    scores = torch.from_numpy(logits.copy())
+    warpers = [logits_process.TemperatureLogitsWarper(temperature)]
+    warpers += [logits_process.TopKLogitsWarper(top_k)] if top_k else []
+    warpers += [logits_process.TopPLogitsWarper(top_p), logits_process.MinPLogitsWarper(min_p)]
+    for warper in warpers:
+        scores = warper(None, scores)
+    return scores.numpy()
+
+
+@pytest.mark.parametrize("warpers", WARPERS, ids=str)
+@pytest.mark.parametrize("vocabulary", [48, 40_001])
+def test_the_tokens_that_may_be_drawn_are_those_of_transformers(vocabulary, warpers):
+    logits = 3 * np.random.default_rng(0).standard_normal((4, vocabulary), dtype=np.float32)
+    logits[:, ::3] = -np.inf
+    expected = warped(logits, **warpers)
+    weights, tokens = Sampler(Options(do_sample=True, **warpers)).weights(logits.copy())
+    for row, scores in enumerate(expected):
+        allowed = weights[row] > 0
+        actual = np.flatnonzero(allowed) if tokens is None else tokens[row, allowed]
+        exact = np.exp(scores - scores.max(), dtype=np.float64)
+        assert sorted(actual) == np.flatnonzero(exact).tolist()
+        np.testing.assert_allclose(
+            weights[row, allowed] / weights[row].sum(), (exact / exact.sum())[actual], rtol=2e-5
+        )
+
+
+def test_tokens_that_tie_with_the_last_of_the_best_k_may_be_drawn():
+    logits = np.repeat(np.array([[3, 2, 1, 1, 0]], np.float32), [1, 1, 700, 700, 300], axis=1)
+    weights, tokens = Sampler(Options(do_sample=True, top_k=5)).weights(logits.copy())
+    assert (
+        sorted(tokens[0, weights[0] > 0])
+        == np.flatnonzero(warped(logits, top_k=5)[0] > -np.inf).tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    "vocabulary, warpers", [*((48, warpers) for warpers in WARPERS[:10]), (1100, dict(top_k=0))]
+)
+def test_tokens_are_drawn_as_often_as_they_are_likely(vocabulary, warpers):
+    rows = 40_000 if vocabulary == 48 else 20_000
+    logits = 2 * np.random.default_rng(1).standard_normal((1, vocabulary), dtype=np.float32)
+    scores = warped(logits, **warpers)[0].astype(np.float64)
+    probabilities = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
+    drawn = Sampler(Options(do_sample=True, seed=0, **warpers))(np.repeat(logits, rows, axis=0))
+    counts, expected = np.bincount(drawn, minlength=vocabulary), rows * probabilities
+    assert not counts[probabilities == 0].any()
+    possible = probabilities > 0
+    chi_square = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
+    freedom = possible.sum() - 1
+    assert chi_square <= freedom + 4 * np.sqrt(2 * freedom) + 4
+
+
+@each_model
+def test_the_same_seed_draws_the_same_tokens(pair, name):
+    ids, mask = prompts(name)
+    draw = functools.partial(pair.runtime.generate, ids, mask, do_sample=True, max_new_tokens=8)
+    assert draw(seed=1).tolist() == draw(seed=1).tolist() != draw(seed=2).tolist()
+    assert draw(top_k=1).tolist() == pair.runtime.generate(ids, mask, max_new_tokens=8).tolist()
+
+
+@each_model
+def test_each_input_is_sampled_as_often_as_asked_for(pair, name):
+    ids, mask = prompts(name)
+    options = dict(max_new_tokens=6, do_sample=True, num_return_sequences=3)
+    result = pair.runtime.generate(ids, mask, seed=0, temperature=3.0, **options)
+    assert result.shape[0] == 12 and len({tuple(row) for row in result}) == 12
+    certain = pair.runtime.generate(ids, mask, top_k=1, repetition_penalty=1.5, **options)
+    assert (
+        certain.tolist()
+        == pair.in_torch(ids, mask, top_k=1, repetition_penalty=1.5, **options).tolist()
+    )
+
+
+def test_a_row_of_which_no_token_may_follow_is_an_error(pairs):
+    everything = list(range(VOCABULARY))
+    for filters in ({}, dict(top_k=0), dict(top_k=0, top_p=0.5)):
+        with pytest.raises(ValueError):
+            pairs("causal-cpu").runtime.generate(
+                *prompts("causal-cpu"), do_sample=True, suppress_tokens=everything, **filters
+            )
+
+
+# ---------------------------------------------------------------------------- the work of each step
+
+
+@pytest.mark.parametrize("width", [48, 1000, 3000, 40_000, 40_001])
+@pytest.mark.parametrize("count", [1, 8, 48])
+def test_the_best_tokens_are_those_of_a_full_sort_ties_by_index(width, count):
+    rng = np.random.default_rng(0)
+    for scores in (
+        rng.standard_normal((3, width)),
+        rng.integers(0, 40, (3, width)),
+        np.zeros((3, width)),
+    ):
+        scores = scores.astype(np.float32)
+        scores[1, 5:] = -np.inf
+        values, indices = top(scores, count)
+        expected = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+        assert indices.tolist() == expected.tolist()
+        assert values.tolist() == np.take_along_axis(scores, expected, axis=1).tolist()
+
+
+def test_log_softmax_is_that_of_torch():
+    logits = 20 * np.random.default_rng(0).standard_normal((70, 9000), dtype=np.float32)
+    maximum, log_sum = log_sum_exp(logits)
+    expected = torch.from_numpy(logits).double().log_softmax(dim=-1).numpy()
+    np.testing.assert_allclose(logits - maximum - log_sum, expected, atol=1e-5)
+
+
+def test_logits_that_are_not_numbers_are_an_error():
+    with raises(ValueError, seen="NaN"):
+        top(np.full((2, 9), np.nan, np.float32), 2)

@@ -1,0 +1,118 @@
+"""Tests of generation_config.json, against transformers."""
+
+import numpy as np
+import pytest
+from checkpoints import EOS, copy_folder, edit_json, seal
+from messages import raises
+from random_prompts import LENGTHS, in_torch, new_from, prompts, prompts_for
+
+from vanilla_transformer_export import Runtime
+
+
+def with_settings(exported, tmp_path, name, **settings):
+    """A runtime, and the model in torch, of a checkpoint whose generation_config.json has
+    `settings`."""
+    directory = copy_folder(exported(name).directory, tmp_path)
+    edit_json(directory / "generation_config.json", **settings)
+    seal(directory)
+    model = exported(name).model
+    config = type(model.generation_config).from_pretrained(directory)
+    return Runtime(directory), config
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(max_new_tokens=3),
+        dict(max_new_tokens=9, num_beams=4),
+        dict(max_new_tokens=9, num_beams=3, length_penalty=0.0),
+        dict(max_new_tokens=9, num_beams=3, length_penalty=2.0, early_stopping=True),
+        dict(max_new_tokens=9, num_beams=3, length_penalty=-1.0, early_stopping="never"),
+        dict(max_new_tokens=9, eos_token_id=[EOS, 7, 11]),
+        dict(max_new_tokens=9, num_beams=3, eos_token_id=[EOS, 7, 11]),
+        dict(max_new_tokens=9, num_beams=2, do_sample=False, use_cache=True, early_stopping=False),
+        dict(max_new_tokens=9, pad_token_id=5),
+        dict(max_length=12),
+        dict(),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["seq2seq", "causal-learned"])
+def test_the_checkpoints_generation_config_is_honoured(exported, tmp_path, name, settings):
+    runtime, config = with_settings(exported, tmp_path, name, **settings)
+    ids, mask = prompts_for(exported, name)
+    actual, expected = (
+        runtime.generate(ids, mask),
+        in_torch(exported, name, ids, mask, generation_config=config),
+    )
+    start = new_from(name, ids)
+    np.testing.assert_array_equal(actual[:, start:], expected[:, start:])
+
+
+@pytest.mark.parametrize(
+    "beams", [{}, dict(num_beams=3), dict(num_beams=4, num_return_sequences=3)], ids=str
+)
+@pytest.mark.parametrize("eos", [EOS, [11, 20, EOS]], ids=str)
+@pytest.mark.parametrize("pad", [0, None, 5])
+@pytest.mark.parametrize("name", ["seq2seq", "causal"])
+def test_rows_that_have_ended_are_filled_as_in_transformers(
+    exported, tmp_path, monkeypatch, name, pad, eos, beams
+):
+    """Its beam search takes a pad token of 0 for none, and fills with the first end token; its
+    greedy search does not."""
+    runtime, config = with_settings(exported, tmp_path, name, pad_token_id=pad, eos_token_id=eos)
+    monkeypatch.setattr(exported(name).model, "generation_config", config)
+    ids, mask = prompts_for(exported, name, lengths=4 * LENGTHS)
+    options = dict(max_new_tokens=12, **beams)
+    actual, expected = (
+        tokens[:, new_from(name, ids) :]
+        for tokens in (
+            runtime.generate(ids, mask, **options),
+            in_torch(exported, name, ids, mask, **options),
+        )
+    )
+    np.testing.assert_array_equal(actual, expected)
+    fills = {int(row[-1]) for row in actual if np.isin(row[:-1], eos).any()}
+    assert fills == {pad if pad or (pad == 0 and not beams) else np.ravel(eos)[0]}
+
+
+@pytest.mark.parametrize("pad", [0, 5])
+def test_sampled_rows_that_have_ended_are_filled_with_the_pad_token(exported, tmp_path, pad):
+    """transformers fills them too. Both draw the only token that is left at each step."""
+    runtime, config = with_settings(exported, tmp_path, "seq2seq", pad_token_id=pad)
+    ids, mask = prompts_for(exported, "seq2seq", seed=3)
+    options = dict(max_new_tokens=12, do_sample=True, top_k=1)
+    expected = in_torch(exported, "seq2seq", ids, mask, generation_config=config, **options)
+    np.testing.assert_array_equal(runtime.generate(ids, mask, **options), expected)
+    assert (expected[:, -1] == pad).any()
+
+
+def test_options_go_over_the_generation_config(exported, tmp_path, runtimes):
+    runtime, _ = with_settings(
+        exported, tmp_path, "seq2seq", max_new_tokens=3, num_beams=4, length_penalty=0.5
+    )
+    ids, mask = prompts()
+    result = runtime.generate(ids, mask, max_new_tokens=7, num_beams=1)
+    np.testing.assert_array_equal(result, runtimes("seq2seq").generate(ids, mask, max_new_tokens=7))
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("encoder_repetition_penalty", 1.2),
+        ("encoder_no_repeat_ngram_size", 3),
+        ("sequence_bias", [[[5], 1.5]]),
+        ("exponential_decay_length_penalty", [3, 1.1]),
+        ("diversity_penalty", 0.5),
+        ("penalty_alpha", 0.6),
+        ("stop_strings", ["."]),
+        ("num_beam_groups", 2),
+    ],
+)
+def test_a_generation_config_field_that_is_not_applied_is_refused_by_name(
+    exported, tmp_path, field, value
+):
+    runtime, _ = with_settings(exported, tmp_path, "seq2seq", **{field: value})
+    with raises(ValueError, seen=field) as caught:
+        runtime.generate(*prompts())
+    assert repr(value) in str(caught.value)

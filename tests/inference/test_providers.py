@@ -1,0 +1,130 @@
+"""Tests of execution providers: CUDA, TensorRT and their fallbacks."""
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import onnxruntime
+import pytest
+from checkpoints import copy_folder, edit_json
+from messages import raises
+
+from vanilla_transformer_export import Runtime
+from vanilla_transformer_export.inference import devices
+from vanilla_transformer_export.model import open_export
+from vanilla_transformer_export.requests import generation_request
+
+
+@pytest.mark.parametrize(
+    "device, engine_cache", [("cuda", None), ("tensorrt", None), ("tensorrt", "engines")]
+)
+def test_providers_are_asked_for_in_order_and_each_must_run(
+    exported, monkeypatch, tmp_path, device, engine_cache
+):
+    """The encoder on TensorRT, what that cannot run and the decoder on CUDA. onnxruntime is a spy
+    here."""
+    directory, asked = exported("seq2seq").directory, {}
+    running = [devices.CUDA, "CPUExecutionProvider"]
+
+    class Session:
+        def __init__(self, path, options, providers, enable_fallback):
+            assert not enable_fallback  # one that fails is not replaced without a word
+            asked[path.rpartition("/")[2]] = providers
+
+        def get_providers(self):
+            return running
+
+    monkeypatch.setattr(
+        "vanilla_transformer_export.inference.session.check_graph", lambda session, spec, path: None
+    )
+    monkeypatch.setattr(devices, "facts", lambda: {"cuda_problem": None, "tensorrt_problem": None})
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    given = dict(device=device, engine_cache=engine_cache and tmp_path / engine_cache)
+    before = []
+    if device == "tensorrt":
+        with raises(OSError, seen="TensorrtExecutionProvider"):
+            Runtime(directory, **given)
+        before = [devices.TENSORRT]
+        running = [*before, *running]
+    Runtime(directory, **given)
+    names = {file: [name for name, _ in providers] for file, providers in asked.items()}
+    on_cuda = [devices.CUDA, "CPUExecutionProvider"]
+    assert names == {"encoder_model.onnx": before + on_cuda, "decoder_model_merged.onnx": on_cuda}
+    options = asked["decoder_model_merged.onnx"][0][1]
+    assert options == {"enable_cuda_graph": "0", "use_tf32": "0"}
+    if device == "tensorrt":
+        engines = asked["encoder_model.onnx"][0][1]
+        assert engines.keys() == (
+            {"trt_engine_cache_enable", "trt_engine_cache_path"} if engine_cache else set()
+        )
+        assert engines.get("trt_engine_cache_path", "").startswith(
+            str(tmp_path / "engines") if engine_cache else ""
+        )
+
+
+def test_engines_of_other_weights_are_kept_elsewhere(exported, tmp_path):
+    runtimes = [Runtime(exported(name).directory) for name in ("encoder", "encoder", "masked-lm")]
+    for runtime in runtimes:
+        runtime.model.engine_cache = tmp_path
+    first, again, other = (
+        runtime.model._engine_options()["trt_engine_cache_path"] for runtime in runtimes
+    )
+    assert first == again != other
+
+
+def test_tensorrt_is_refused_where_it_has_nothing_to_compile_or_is_not_there(
+    exported, monkeypatch, tmp_path
+):
+    with raises(ValueError, seen=("tensorrt", "VanillaDecoderForCausalLM", "portable")):
+        Runtime(exported("causal").directory, device="tensorrt")
+    directory = exported("encoder").directory
+    integers = copy_folder(directory, tmp_path)
+    [facts] = json.loads((integers / "manifest.json").read_text())["variants"].values()
+    edit_json(integers / "manifest.json", default_dtype="int8", variants={"int8": facts})
+    with raises(ValueError, seen="int8", expected=("cpu", "cuda")):
+        Runtime(integers, device="tensorrt")
+    with raises(OSError, seen="CUDA"):
+        Runtime(directory, device="tensorrt")
+    with raises(
+        ValueError, seen=("engine_cache", "device", "cpu"), expected=("device", "tensorrt")
+    ):
+        Runtime(directory, engine_cache="engines")
+    with raises(ValueError, seen="onnx/engines"):
+        Runtime(directory, device="tensorrt", engine_cache=directory / "onnx/engines")
+    monkeypatch.setattr(devices, "providers", lambda: [devices.CUDA, "CPUExecutionProvider"])
+    monkeypatch.setattr(devices, "gpu", lambda: "NVIDIA H200")
+    monkeypatch.setattr(devices, "LIBRARIES", ())
+    with raises(OSError, seen=("TensorRT", "providers", "CUDA")):
+        Runtime(directory, device="tensorrt")
+
+
+def test_what_another_process_runs_is_checked_without_graphs(exported):
+    directory = exported("seq2seq").directory
+    whole, info = Runtime(directory, threads=1), open_export(directory)
+    ids, options = np.array([[5, 6, 7]]), {"max_new_tokens": 3}
+    reference = whole.request(ids, None, None, options)
+    actual = generation_request(info, ids, None, None, options)
+    assert (
+        actual.options == reference.options
+        and actual.input_ids.tolist() == reference.input_ids.tolist()
+    )
+    for wrong in ({"max_new_tokens": 0}, {"nope": 1}):
+        with pytest.raises(ValueError) as expected:
+            whole.request(ids, None, None, wrong)
+        with pytest.raises(type(expected.value), match=f"^{re.escape(str(expected.value))}$"):
+            generation_request(info, ids, None, None, wrong)
+
+
+def test_onnxruntime_is_imported_when_graphs_are_loaded(exported):
+    code = (
+        "import sys; from vanilla_transformer_export.model import OnnxModel, open_export\n"
+        "info = open_export(sys.argv[1])\nmodel = OnnxModel(info, threads=1)\n"
+        "print('onnxruntime' in sys.modules)\nmodel.session('encoder')\n"
+        "print('onnxruntime' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, exported("encoder").directory], capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["False", "True"], done.stderr

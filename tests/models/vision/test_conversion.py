@@ -1,0 +1,135 @@
+"""Tests of conversion of ViT and DeiT, against transformers."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from families import ARCHITECTURES, assert_exact, random_config, random_model
+from messages import raises
+from safetensors.torch import load_file, save_file
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+import vanilla_transformer
+from vanilla_transformer.checkpoint import load_image_processor
+from vanilla_transformer.conversion import convert, plan_conversion
+from vanilla_transformer.training.averaging import average
+
+DEIT = "DeiTForImageClassificationWithTeacher"
+
+
+def converted(model, folder):
+    model.save_pretrained(folder / "theirs")
+    facts = convert(folder / "theirs", folder / "ours")
+    return (
+        getattr(vanilla_transformer, facts["architecture"]).from_pretrained(folder / "ours").eval()
+    )
+
+
+@pytest.mark.filterwarnings("error:The use of `x.T`")  # of a vector, which a later torch refuses
+@pytest.mark.parametrize(
+    "architecture, dtype",
+    [
+        *(
+            (name, torch.float32)
+            for name in ("ViTModel", "ViTForImageClassification", "DeiTModel", DEIT, "Dinov2Model")
+        ),
+        *((name, torch.float64) for name in ("ViTModel", DEIT)),  # DINOv2 interpolates in float32
+    ],
+)
+def test_other_sizes_give_the_source_s_outputs(architecture, dtype, tmp_path):
+    family = next(name for name, names in ARCHITECTURES.items() if architecture in names)
+    config = random_config(family, architecture, 0)
+    # transformers interpolates neither pairs nor what is no square
+    config.update(dict(image_size=13, patch_size=4))
+    theirs = random_model(architecture, config, dtype)
+    ours = converted(theirs, tmp_path)
+    for size in ((13, 13), (4, 4), (30, 11), (7, 29)):
+        images = torch.randn(2, config.num_channels, *size, dtype=dtype)
+        with torch.no_grad():
+            expected = theirs(
+                images, **({} if family == "dinov2" else {"interpolate_pos_encoding": True})
+            )
+            got = ours(images, interpolate_pos_encoding=True)
+            # which always interpolates
+            assert torch.equal(ours(images)[0], got[0]) if family == "dinov2" else True
+        for name in ("last_hidden_state", "pooler_output", "logits"):
+            if name in expected and name in got:
+                assert_exact(got[name], expected[name], dtype)
+
+
+def test_both_spellings_of_names_are_read_and_the_one_on_the_hub_is_written(tmp_path):
+    theirs = random_model(
+        "ViTForImageClassification", random_config("vit", "ViTForImageClassification", 0)
+    )
+    converted(theirs, tmp_path)
+    (tmp_path / "new").mkdir()
+    theirs.config.save_pretrained(tmp_path / "new")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in theirs.state_dict().items()},
+        tmp_path / "new/model.safetensors",
+    )
+    convert(tmp_path / "new", tmp_path / "ours-too")
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "ours-too"))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    convert(tmp_path / "ours", tmp_path / "back", to="vit")
+    there, back = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back"))
+    assert "vit.encoder.layer.0.attention.attention.query.weight" in back
+    assert there.keys() == back.keys() and all(
+        torch.equal(there[name], back[name]) for name in there
+    )
+
+
+def test_a_conversion_is_shown_with_the_tensors_that_become_one(tmp_path):
+    random_model(DEIT, random_config("deit", DEIT, 0)).save_pretrained(tmp_path)
+    shown = str(plan_conversion(tmp_path))
+    assert (
+        "cls_classifier.bias and distillation_classifier.bias -> classifier.bias [3]  (mean)"
+        in shown
+    )
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["distillation_classifier.bias"]
+    save_file(weights, tmp_path / "model.safetensors")
+    with raises(ValueError, seen="distillation_classifier.bias"):
+        plan_conversion(tmp_path)
+
+
+def test_other_heads_are_refused_by_name(tmp_path):
+    config = random_config("vit", "ViTForMaskedImageModeling", 0)
+    transformers.ViTForMaskedImageModeling(config).save_pretrained(tmp_path)
+    with raises(ValueError, seen="ViTForMaskedImageModeling", expected="ViTModel"):
+        convert(tmp_path, tmp_path / "ours")
+
+
+def test_a_pooler_of_another_width_is_refused(tmp_path):
+    config = random_config("vit", "ViTModel", 0)
+    config.pooler_output_size = config.hidden_size + 1
+    transformers.ViTModel(config).save_pretrained(tmp_path)
+    with raises(ValueError, seen="pooler_output_size"):
+        convert(tmp_path, tmp_path / "ours")
+
+
+def test_the_image_processor_goes_where_the_weights_go(checkpoints, tmp_path):
+    theirs = random_model(
+        "ViTForImageClassification", random_config("vit", "ViTForImageClassification", 0)
+    )
+    theirs.save_pretrained(tmp_path / "theirs")
+    # names none
+    old = {
+        "do_normalize": True,
+        "do_resize": True,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.2] * 3,
+        "size": 13,
+    }
+    (tmp_path / "theirs/preprocessor_config.json").write_text(json.dumps(old))
+    convert(tmp_path / "theirs", tmp_path / "ours")
+    expected = transformers.AutoImageProcessor.from_pretrained(tmp_path / "theirs")
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "ours")
+    assert type(processor) is ViTImageProcessorPil and processor.to_dict() == expected.to_dict()
+    convert(tmp_path / "ours", tmp_path / "back", to="vit")
+    assert load_image_processor(tmp_path / "back").to_dict() == expected.to_dict()
+    average([checkpoints / "body"] * 2, tmp_path / "mean")
+    assert load_image_processor(tmp_path / "mean").size.height == 18
+    # a checkpoint with this file is ours to replace
+    convert(tmp_path / "theirs", tmp_path / "ours", force=True)

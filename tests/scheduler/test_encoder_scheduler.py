@@ -1,0 +1,356 @@
+"""Rows of several requests run together, and each has the answer that it has alone."""
+
+import asyncio
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from heads import HEADS, MANY, PAIRS, close, export_for_images, save_head, tokenizer_for
+from messages import raises
+
+from vanilla_transformer_export import ImageRuntime, Runtime, TextRuntime, export
+from vanilla_transformer_export.errors import RequestError, TooLong
+from vanilla_transformer_export.inference.inputs import pad_sequences
+from vanilla_transformer_export.requests import encoder_feeds
+from vanilla_transformer_export.scheduler.encoder_batch import padded_length
+from vanilla_transformer_export.scheduler.encoder_scheduler import EncoderScheduler
+from vanilla_transformer_export.serving.encoder_runtime import batched
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A head of `HEADS`, fields over its own, and settings of an export -> the directory of the
+    export."""
+    result = {}
+
+    def make(name, fields=(), **settings):
+        key = name, fields, *settings.items()
+        if key not in result:
+            architecture, kind, own = HEADS[name]
+            folder = tmp_path_factory.mktemp("head")
+            tokenizer = tokenizer_for(kind, architecture)
+            checkpoint = save_head(
+                architecture, tokenizer, folder / "checkpoint", **{**own, **dict(fields)}
+            )
+            export(checkpoint, folder / "export", cases=1, **settings)
+            result[key] = folder / "export"
+        return result[key]
+
+    return make
+
+
+MEAN = (("classifier_pooling", "mean"), ("type_vocab_size", 0))
+
+
+def rows_of(runtime, count=40, longest=50):
+    rng = np.random.default_rng(0)
+    size = runtime.config["vocab_size"]
+    end = runtime.config["eos_token_id"]  # which some classifiers read
+    return [[*rng.integers(4, size, rng.integers(1, longest)).tolist(), end] for _ in range(count)]
+
+
+def read(scheduler, rows):
+    ids, mask = pad_sequences(rows, scheduler.graph.config["pad_token_id"])
+    result = scheduler.run(
+        encoder_feeds(scheduler.graph.model.info, {"input_ids": ids, "attention_mask": mask})
+    )
+    return [{name: values[place] for name, values in result.items()} for place in range(len(rows))]
+
+
+def check_mixes(scheduler, mixes, per_token=False):
+    """Each row's bits are those that it has alone, in random company, from several threads at
+    once."""
+    rows = rows_of(scheduler.graph)
+    alone = [read(scheduler, [row])[0] for row in rows]
+    rng = np.random.default_rng(1)
+
+    def mixed(chosen):
+        for place, result in zip(
+            chosen, read(scheduler, [rows[place] for place in chosen]), strict=True
+        ):
+            for name, values in result.items():
+                own = alone[place][name]
+                values = values[: len(rows[place])] if per_token else values
+                np.testing.assert_array_equal(values, own[: len(values)] if per_token else own)
+
+    with ThreadPoolExecutor(6) as pool:
+        done = [pool.submit(mixed, rng.choice(len(rows), rng.integers(1, 9))) for _ in range(mixes)]
+        for each in done:
+            each.result()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_has_the_same_bits_alone_and_in_200_mixes(made, threads):
+    runtime = Runtime(made("classify", MEAN, target="cpu"), threads=threads)
+    with contextlib.closing(EncoderScheduler(runtime.model, workers=2)) as scheduler:
+        assert scheduler.graph.max_rows > 1  # rows do run together
+        check_mixes(scheduler, 200)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    "settings",
+    [{"target": "cpu", "dtype": "int8"}, {"target": "cpu"}, {"dtype": "int8"}, {}],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "name",
+    ["classify", "tag", "answer", "fill_mask", "classify by a decoder", "classify by both stacks"],
+)
+def test_rows_of_every_export_have_the_same_bits_in_company(made, name, settings, threads):
+    with contextlib.closing(
+        EncoderScheduler(Runtime(made(name, **settings), threads=threads).model, workers=2)
+    ) as scheduler:
+        if settings.get("target") == "cpu" or not settings:
+            assert scheduler.graph.max_rows > 1
+        check_mixes(scheduler, 50, per_token=name in ("tag", "answer", "fill_mask"))
+
+
+def test_workers_that_begin_the_same_call_at_once_lose_no_rows(made):
+    with contextlib.closing(
+        EncoderScheduler(Runtime(made("classify", MEAN, target="cpu"), threads=1).model, workers=4)
+    ) as scheduler:
+        rows = rows_of(scheduler.graph, 40)
+        for _ in range(50):
+            assert all(result["logits"].any() for result in read(scheduler, rows))
+
+
+def test_a_length_follows_from_the_row_s_own():
+    assert [padded_length(length, 512) for length in (1, 8, 9, 64, 65, 128, 129, 500)] == [
+        8,
+        8,
+        16,
+        64,
+        80,
+        128,
+        160,
+        512,
+    ]
+    assert [padded_length(length, 30) for length in (3, 25, 30, 31)] == [8, 30, 30, 31]
+    assert all(padded_length(length, 512) % 8 == 0 for length in range(1, 500))
+
+
+def test_what_runs_has_the_results_of_the_runtime(made):
+    directory = made("classify", MEAN, target="cpu")
+    runtime, plain = TextRuntime(directory, threads=1), TextRuntime(directory, threads=1)
+    scheduler = batched(runtime, workers=2)
+    with contextlib.closing(scheduler):
+        close(runtime.classify(MANY), plain.classify(MANY))
+        close(runtime.classify(PAIRS, top_k=None), plain.classify(PAIRS, top_k=None))
+        close(runtime.zero_shot(MANY[:3], ["a", "b"]), plain.zero_shot(MANY[:3], ["a", "b"]))
+
+
+# ---------------------------------------------------------------------------- requests, with a stub
+
+
+class Session:
+    """Sums the ids of each row, when it may."""
+
+    def __init__(self):
+        self.free = threading.Event()
+        self.free.set()
+        self.shapes, self.order = [], []
+        self.error = None
+
+    def run(self, names, feeds):
+        self.shapes.append(feeds["input_ids"].shape)
+        self.order += feeds["input_ids"][:, 0].tolist()
+        self.free.wait()
+        if self.error is not None:
+            raise self.error
+        return [
+            (feeds["input_ids"] * feeds["attention_mask"])
+            .sum(axis=1, keepdims=True)
+            .astype(np.float32)
+        ]
+
+
+@pytest.fixture
+def stub(made, monkeypatch):
+    """A scheduler with one worker whose session is a `Session`."""
+    runtime = Runtime(made("classify", MEAN, target="cpu"), threads=1)
+    session = Session()
+    monkeypatch.setitem(runtime.model.sessions, "encoder", session)
+    with contextlib.closing(EncoderScheduler(runtime.model, max_waiting=20)) as scheduler:
+        session.shapes.clear()
+        session.order.clear()
+        yield scheduler, session
+        session.free.set()
+
+
+def asked(scheduler, rows):
+    """Return a coroutine that reads `rows` and gives the first logit of each."""
+    return scheduler.call(
+        len(rows), lambda: [float(result["logits"][0]) for result in read(scheduler, rows)]
+    )
+
+
+async def until(holds):
+    for _ in range(2000):
+        if holds():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("nothing happened")
+
+
+def test_rows_of_several_requests_run_together(stub):
+    scheduler, session = stub
+
+    async def ask():
+        session.free.clear()
+        first = asyncio.create_task(asked(scheduler, [[5]]))
+        await until(lambda: session.shapes)
+        others = [asyncio.create_task(asked(scheduler, [[place, 1]])) for place in range(5, 15)]
+        others.append(asyncio.create_task(asked(scheduler, [[5] * 9])))
+        await until(lambda: scheduler.waiting == 11)
+        session.free.set()
+        assert await first == [5]
+        assert await asyncio.gather(*others) == [*([place + 1] for place in range(5, 15)), [45]]
+
+    asyncio.run(ask())
+    assert session.shapes[0][1] == 8 and sorted(session.shapes[1:]) in (
+        [(1, 16), (10, 8)],
+        [(2, 16), (10, 8)],
+    )
+
+
+def test_a_long_list_holds_up_no_short_one(stub):
+    scheduler, session = stub
+
+    async def ask():
+        session.free.clear()
+        first = asyncio.create_task(asked(scheduler, [[5] * 50]))
+        await until(lambda: session.shapes)
+        # Of 8 rows of 64 tokens no more than 4 run together.
+        long = asyncio.create_task(asked(scheduler, [[6] * 60] * 12))
+        await until(lambda: scheduler.waiting == 12)
+        short = asyncio.create_task(asked(scheduler, [[7] * 60]))
+        await until(lambda: scheduler.waiting == 13)
+        session.free.set()
+        await asyncio.gather(first, long, short)
+
+    asyncio.run(ask())
+    assert 7 in session.order[1:7]
+
+
+def test_what_waits_is_dropped_when_its_client_has_gone(stub):
+    scheduler, session = stub
+
+    async def ask():
+        session.free.clear()
+        first = asyncio.create_task(asked(scheduler, [[5]]))
+        await until(lambda: session.shapes)
+        gone = asyncio.create_task(asked(scheduler, [[6] * 20] * 3))
+        stays = asyncio.create_task(asked(scheduler, [[7] * 20]))
+        await until(lambda: scheduler.waiting == 4)
+        gone.cancel()
+        await until(lambda: scheduler.waiting == 1)
+        with contextlib.suppress(asyncio.CancelledError):
+            await gone
+        session.free.set()
+        assert await first == [5] and await stays == [140]
+
+    asyncio.run(ask())
+    assert 6 not in session.order and scheduler.num_unanswered == 0
+
+
+def test_more_rows_than_may_wait_are_refused_and_a_single_request_is_not(stub):
+    scheduler, session = stub
+
+    async def ask():
+        assert len(await asked(scheduler, [[5]] * 30)) == 30
+        session.free.clear()
+        waiting = asyncio.create_task(asked(scheduler, [[5]] * 18))
+        await until(lambda: scheduler.num_unanswered == 18)
+        with raises(RequestError, seen=18, expected=20) as refused:
+            await asked(scheduler, [[5]] * 3)
+        assert refused.value.status == 429 and refused.value.retry_after
+        session.free.set()
+        await waiting
+        assert await asked(scheduler, [[5]] * 3) == [5] * 3
+
+    asyncio.run(ask())
+
+
+def test_a_run_that_fails_is_a_mistake_of_the_server_and_others_go_on(stub):
+    scheduler, session = stub
+
+    async def ask():
+        session.error = ValueError("no memory")
+        with raises(RuntimeError, seen="no memory"):
+            await asked(scheduler, [[5]])
+        session.error = None
+        assert await asked(scheduler, [[5]]) == [5]
+
+    asyncio.run(ask())
+
+
+def test_a_scheduler_that_is_closed_answers_what_it_has(stub):
+    scheduler, session = stub
+
+    async def ask():
+        session.free.clear()
+        due = [asyncio.create_task(asked(scheduler, [[place]])) for place in (5, 6)]
+        await until(lambda: scheduler.waiting + len(session.order) == 2)  # one may have begun
+        scheduler.close()
+        with pytest.raises(RequestError) as refused:
+            await asked(scheduler, [[7]])
+        assert refused.value.status == 503
+        session.free.set()
+        assert await asyncio.gather(*due) == [[5], [6]]
+
+    asyncio.run(ask())
+
+
+def test_a_row_that_is_too_long_is_refused_with_both_numbers(made):
+    runtime = TextRuntime(made("classify", MEAN, target="cpu"), threads=1)
+    with contextlib.closing(batched(runtime, max_source=20)):
+        with raises(TooLong, seen=102, expected=20):
+            runtime.classify(["a " * 100])
+        runtime.classify(["a man"])
+
+
+# ------------------------------------------------------------------------------ all that tasks read
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in HEADS if name != "classify"])
+def test_every_task_gives_what_it_gives_without_the_queue(made, name):
+    runtime, plain = (TextRuntime(made(name), threads=1) for _ in range(2))
+    mask = "<mask>" if name == "fill_mask" else "[MASK]"
+    calls = {
+        "classify": lambda each: each.classify(PAIRS, top_k=None),
+        "one": lambda each: each.classify(MANY),
+        "tag": lambda each: each.tag(MANY, aggregation_strategy="simple"),
+        "answer": lambda each: each.answer(
+            MANY, MANY[::-1], top_k=2, max_seq_len=100, doc_stride=5
+        ),
+        "fill": lambda each: each.fill_mask([f"the {mask} man", f"{mask} and {mask}"]),
+        "choose": lambda each: each.choose(MANY[:2], [MANY, MANY[:1]]),
+        "pretraining": lambda each: each.next_sentence(PAIRS),
+        "next": lambda each: each.next_sentence(PAIRS),
+    }
+    call = next(call for start, call in calls.items() if name.startswith(start))
+    with contextlib.closing(batched(runtime, workers=2)):
+        actual, expected = call(runtime), call(plain)
+    if name in ("choose", "pretraining", "next_sentence"):
+        for one, other in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    else:
+        close(actual, expected)
+
+
+@pytest.mark.slow
+def test_images_of_many_requests_have_the_answers_that_they_have_alone(tmp_path):
+    export_for_images(tmp_path, num_labels=3)
+    pictures = [
+        np.random.default_rng(seed).integers(0, 256, (16, 16, 3), np.uint8) for seed in range(12)
+    ]
+    runtime, plain = (ImageRuntime(tmp_path / "export", threads=1) for _ in range(2))
+    with contextlib.closing(batched(runtime, workers=2)), ThreadPoolExecutor(6) as pool:
+        result = list(pool.map(lambda picture: runtime.classify([picture]), pictures))
+        assert result == [[each] for each in runtime.classify(pictures)]
+    close([each[0] for each in result], plain.classify(pictures))

@@ -1,0 +1,124 @@
+"""Tests of stop texts: where an answer ends, and that the engine ends with it."""
+
+import asyncio
+import json
+
+import numpy as np
+from checkpoints import EOS, START, VOCABULARY
+from hypothesis import example, given
+from hypothesis import strategies as st
+from openai_server import OneByOne, greedy
+
+from vanilla_transformer_export.serving.protocols import openai_api
+from vanilla_transformer_export.serving.protocols.completions import StopTexts
+
+
+@given(
+    st.lists(st.text("abé", max_size=4), max_size=10),
+    st.lists(st.text("abé", min_size=1, max_size=5), max_size=4),
+)
+@example(["a", "b", "a", "b", "a", "c"], ["abac"])
+@example(["ab", "ab"], ["bab", "ba"])
+def test_a_text_ends_before_the_first_stop_text(pieces, stops):
+    text = "".join(pieces)
+    places = [text.find(stop) for stop in stops if stop in text]
+    filter = StopTexts(stops)
+    result = ""
+    for number, piece in enumerate(pieces):
+        result += filter.add(piece)
+        so_far = "".join(pieces[: number + 1])
+        assert filter.is_stopped == any(stop in so_far for stop in stops)
+        if filter.is_stopped:
+            break
+        rest = so_far[len(result) :]  # is held back while, and only while, it may begin one
+        assert rest == filter.held and so_far.startswith(result)
+        assert not rest or any(stop.startswith(rest) for stop in stops)
+    if places:
+        first = min(places)
+        # of two that end in one piece the one that begins first; one that was complete before goes
+        # first
+        assert (
+            text.startswith(result)
+            and len(result) >= first
+            and not any(stop in result for stop in stops)
+        )
+    else:
+        assert result + filter.held == text
+
+
+def stopped_at(text, stops):
+    return text[: min(text.find(stop) for stop in stops if stop in text)]
+
+
+def test_an_answer_ends_before_a_stop_text_and_the_engine_with_it(client, decoder, engine):
+    whole = decoder.generate(["ab cd"], max_new_tokens=30, suppress_tokens=[EOS])[0]
+    extra = dict(max_tokens=30, extra_body=dict(suppress_tokens=[EOS]))
+    engine.reset()
+    for stop in (
+        whole[3:5],
+        whole[6:7],
+        [whole[9:12], whole[4:8]],
+        whole[:1],
+        ["zzz", whole[10:11]],
+    ):
+        actual = greedy(client, "ab cd", stop=stop, **extra)
+        expected = stopped_at(whole, [stop] if isinstance(stop, str) else stop)
+        assert (actual.choices[0].text, actual.choices[0].finish_reason) == (expected, "stop")
+        assert actual.usage.completion_tokens < 30
+        # nothing is computed behind it
+        assert engine.steps == actual.usage.completion_tokens and engine.closed == 1
+        engine.reset()
+    for stop in ("zzz", whole[-1:] + "z", [], None, whole + "z"):
+        actual = greedy(client, "ab cd", stop=stop, **extra)
+        assert (actual.choices[0].text, actual.choices[0].finish_reason) == (whole, "length")
+
+
+def test_a_stop_text_of_bytes_that_come_one_by_one(client, decoder):
+    """é and 日 are of two and three tokens."""
+    ids = {letter: decoder.tokenizer.token_to_id(letter) for letter in "ÃæĹ¥©abg"}
+    forced = [ids[letter] for letter in "aÃ©bæĹ¥g"]
+
+    class Forced(OneByOne):
+        def logits(self, prompt):
+            self.steps += 1
+            actual = np.zeros((1, VOCABULARY), np.float32)
+            actual[0, forced[len(prompt) - 1]] = 9
+            return actual
+
+    engine = Forced(decoder.runtime)
+    for stop, expected, tokens in (
+        ("é", "a", 3),
+        ("日", "aéb", 7),
+        ("b日g", "aé", 8),
+        ("éb", "a", 4),
+        ("日x", "aéb日g", 8),
+    ):
+        body = openai_api.CompletionRequest(stop=stop, temperature=0, max_tokens=8)
+        job = engine.admission.admit([START], openai_api.parse_options(body, {}))
+        asked = openai_api.Completion(decoder, job, 0, "", [stop], False)
+        [choice] = json.loads(asyncio.run(openai_api.full_response(engine, [asked], {})))["choices"]
+        assert (choice["text"], asked.tokens) == (expected, tokens)
+
+
+def test_each_of_several_answers_has_its_own_stop(client, decoder):
+    options = dict(model="decoder", prompt=["ab", "g"], n=3, seed=11, max_tokens=25)
+    whole = client.completions.create(**options)
+    stop = "b"
+    result = client.completions.create(**options, stop=stop)
+    for one, other in zip(whole.choices, result.choices):
+        if stop in one.text:
+            assert (other.text, other.finish_reason) == (stopped_at(one.text, [stop]), "stop")
+        else:
+            assert (other.text, other.finish_reason) == (one.text, one.finish_reason)
+    assert 0 < sum(stop in choice.text for choice in whole.choices) < 6
+
+
+def test_beams_are_cut_at_a_stop_text(client, decoder):
+    [text] = decoder.generate(["ab cd"], num_beams=3, max_new_tokens=12)
+    result = client.completions.create(
+        model="decoder", prompt="ab cd", max_tokens=12, stop=text[2:4], extra_body=dict(num_beams=3)
+    )
+    assert (result.choices[0].text, result.choices[0].finish_reason) == (
+        stopped_at(text, [text[2:4]]),
+        "stop",
+    )

@@ -1,0 +1,136 @@
+"""Tests of request ids, logs and metrics of a running server."""
+
+import contextlib
+import json
+import os
+import time
+
+import httpx
+import pytest
+from served import served
+
+from vanilla_transformer_export.serving.logs import Log
+
+
+@contextlib.contextmanager
+def logged(monkeypatch):
+    """A list that the lines of the log are in, when the block has ended."""
+    reader, writer = os.pipe()
+    monkeypatch.setattr(Log.__init__, "__defaults__", ("info", writer))
+    lines = []
+    yield lines
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        lines += map(json.loads, file)
+
+
+def test_each_request_is_a_line_of_json_with_its_id(monkeypatch):
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    with (
+        logged(monkeypatch) as lines,
+        served(log_level="info") as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
+        given = client.post(
+            "/stub",
+            json={"q": "a"},
+            headers={"X-Request-ID": "of-the-client", "traceparent": trace},
+        )
+        made = client.get("/nowhere?key=secret")
+        bad = client.get("/nowhere", headers={"X-Request-ID": "two words"})
+        assert client.get("/health").status_code == 200
+        failed = client.get("/raise/mistake")
+    assert given.headers["X-Request-ID"] == "of-the-client" != made.headers["X-Request-ID"]
+    assert (
+        len(
+            {
+                made.headers["X-Request-ID"],
+                bad.headers["X-Request-ID"],
+                failed.headers["X-Request-ID"],
+                "two words",
+            }
+        )
+        == 4
+    )
+    result = [
+        (line["method"], line["path"], line["status"], line["id"])
+        for line in lines
+        if line["message"] == "request"
+    ]
+    assert result == [
+        ("POST", "/stub", 200, "of-the-client"),
+        ("GET", "/nowhere", 404, made.headers["X-Request-ID"]),
+        ("GET", "/nowhere", 404, bad.headers["X-Request-ID"]),
+        ("GET", "/raise/mistake", 500, failed.headers["X-Request-ID"]),
+    ]
+    assert [line["traceparent"] for line in lines if "traceparent" in line] == [trace]
+    [mistake] = [line for line in lines if "error" in line]
+    assert (
+        mistake["id"] == failed.headers["X-Request-ID"] and "KeyError: 'secret'" in mistake["error"]
+    )
+    assert all(line["time"].endswith("Z") and line["level"] in ("info", "error") for line in lines)
+
+
+def test_the_level_of_the_log_says_what_is_in_it(monkeypatch):
+    with logged(monkeypatch) as lines, served(log_level="debug") as server:
+        httpx.get(f"{server.url}/health")
+    assert "/health" in [line.get("path") for line in lines]
+    with logged(monkeypatch) as lines, served(log_level="warning") as server:
+        httpx.get(f"{server.url}/nowhere")
+        httpx.get(f"{server.url}/raise/nan")
+    assert [line["level"] for line in lines] == ["error", "error"]
+
+
+@pytest.mark.parametrize("kind", ["full", "closed", "unread"])
+def test_a_log_that_cannot_be_written_stops_nothing(kind, monkeypatch):
+    reader, writer = os.pipe()
+    if kind == "full":
+        os.dup2(os.open("/dev/full", os.O_WRONLY), writer)
+    elif kind == "closed":
+        os.close(reader)
+    monkeypatch.setattr(Log.__init__, "__defaults__", ("info", writer))
+    with served(log_level="info") as server, httpx.Client(base_url=server.url) as client:
+        for _ in range(3):
+            for _ in range(200):
+                assert client.get("/nowhere/" + "x" * 190).status_code == 404
+            time.sleep(0.06)
+
+
+def test_what_is_counted(monkeypatch):
+    with served() as server, httpx.Client(base_url=server.url) as client:
+        for path in ("/stub", "/models/a/stub", "/nowhere", "/models/a/nowhere/x"):
+            client.post(path, json={"q": "a"})
+        client.get("/raise/mistake")
+        engine = server.server.service.metrics.of_engine("a-model")
+        engine.joined(0.25)
+        engine.first_token(0.5)
+        engine.stepped(3, 2)
+        engine.stepped(1, 1)
+        server.server.service.metrics.watch_rows("a-model", lambda: 7, lambda: 5)
+        server.server.service.metrics.watch_slots("a-model", 8, lambda: 5)
+        answer = client.get("/metrics")
+    actual = dict(
+        line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#")
+    )
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    prefix, model = "vanilla_transformer_", '{model="a-model"}'
+    expected = {
+        'requests_total{route="/stub",status="200"}': 2,
+        'requests_total{route="none",status="404"}': 2,
+        'requests_total{route="/raise/{name}",status="500"}': 1,
+        'request_seconds_count{route="/stub"}': 2,
+        "errors_total": 1,
+        f"queue_seconds_sum{model}": 0.25,
+        f"first_token_seconds_sum{model}": 0.5,
+        f"batch_rows_count{model}": 2,
+        f"batch_rows_sum{model}": 4,
+        f"tokens_total{model}": 3,
+        f"rows_waiting{model}": 7,
+        f"rows_running{model}": 5,
+        f"slots_used_ratio{model}": 0.625,
+    }
+    assert {name: float(actual[prefix + name]) for name in expected} == expected
+    assert (
+        float(actual["process_resident_memory_bytes"]) > 1e6
+        and float(actual["process_cpu_seconds_total"]) > 0
+    )

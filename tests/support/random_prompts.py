@@ -1,0 +1,36 @@
+"""Random prompts, and the tokens that torch generates for them."""
+
+import numpy as np
+import torch
+from checkpoints import PAD, VOCABULARY
+
+LENGTHS = (7, 1, 4, 9, 2, 9)
+
+
+def prompts(lengths=LENGTHS, side="right", seed=0, pad=PAD):
+    """Random ordinary tokens, ids and mask (B, S), padded on `side`."""
+    rng, longest = np.random.default_rng(seed), max(lengths)
+    ids, mask = np.full((len(lengths), longest), pad), np.zeros((len(lengths), longest), np.int64)
+    for row, length in enumerate(lengths):
+        real = slice(0, length) if side == "right" else slice(longest - length, longest)
+        ids[row, real], mask[row, real] = rng.integers(4, VOCABULARY, length), 1
+    return ids, mask
+
+
+@torch.no_grad()
+def in_torch(exported, name, ids, mask, **options):
+    model = exported(name).model
+    return model.generate(
+        torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), **options
+    ).numpy()
+
+
+def prompts_for(exported, name, **kwargs):
+    """transformers reads a decoder's prompts padded on the left only."""
+    side = "right" if name.startswith("seq2seq") else "left"
+    return prompts(**{"side": side, "pad": exported(name).model.config.pad_token_id, **kwargs})
+
+
+def new_from(name, ids):
+    """Return the index of the first new token in rows of generated ids."""
+    return 1 if name.startswith("seq2seq") else ids.shape[1]

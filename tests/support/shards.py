@@ -1,0 +1,33 @@
+"""Lines of text in files, and their translations."""
+
+import numpy as np
+
+OPTIONS = {"max_new_tokens": 8}
+
+
+def some_lines(count, seed=0):
+    """Each with its number in it; one in eight has no words."""
+    rng = np.random.default_rng(seed)
+    lines = [
+        " ".join(f"w{token}" for token in rng.integers(4, 48, rng.integers(1, 10)))
+        for _ in range(count)
+    ]
+    return ["" if rng.random() < 1 / 8 else line for line in lines]
+
+
+def write(path, lines):
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def translated(runtime, lines, blank=""):
+    """Each line by itself."""
+    return [runtime.translate([line], **OPTIONS)[0] if line.strip() else blank for line in lines]
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

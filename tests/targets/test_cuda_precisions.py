@@ -1,0 +1,320 @@
+"""Tests of the cuda target's weights in half precision and in integers, on the CPU."""
+
+import copy
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from checkpoints import default_parity
+from messages import raises
+from targets import FILES, MODELS, SIZES, exports_for, graph, ops
+from written import run, write
+
+import vanilla_transformer
+from vanilla_transformer_export import export
+from vanilla_transformer_export.cli import main as cli
+from vanilla_transformer_export.graphs import quantization
+from vanilla_transformer_export.graphs.precisions import WEIGHT_ONLY
+from vanilla_transformer_export.inference import devices
+from vanilla_transformer_export.targets.cuda.overflow import overflow
+from vanilla_transformer_export.targets.registry import get_target
+
+exported = exports_for("cuda")
+HALF = {"fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}
+FLOATS = {
+    onnx.TensorProto.FLOAT: "fp32",
+    onnx.TensorProto.FLOAT16: "fp16",
+    onnx.TensorProto.BFLOAT16: "bf16",
+}
+
+
+@pytest.mark.parametrize("dtype", ["fp16", pytest.param("bf16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["seq2seq", pytest.param("encoder", marks=pytest.mark.slow)])
+def test_weights_and_caches_are_of_the_type_asked_for_and_outputs_are_float32(
+    exported, name, dtype
+):
+    _, directory = exported(name, dtype)
+    for role in range(len(FILES.get(name, [0]))):
+        result = graph(directory, name, role)
+        weights = [
+            weight
+            for weight in result.initializer
+            if weight.data_type in FLOATS and len(weight.dims) == 2
+        ]
+        assert weights and {weight.data_type for weight in weights} == {HALF[dtype]}
+        for value in [*result.input, *result.output]:
+            kind = value.type.tensor_type.elem_type
+            is_cache = value.name.startswith(("past_key_values", "present"))
+            assert kind not in FLOATS or kind == (
+                HALF[dtype] if is_cache else onnx.TensorProto.FLOAT
+            ), value.name
+    manifest = json.loads((directory / "manifest.json").read_text())
+    assert (manifest["target"], manifest["default_dtype"]) == ("cuda", dtype)
+    if dtype == "fp16" or devices.gpu():
+        assert (
+            default_parity(manifest)["failures"]
+            == 0
+            < default_parity(manifest)["max_error"]
+            < default_parity(manifest)["tolerance"]
+            < 0.05
+        )
+    else:
+        assert default_parity(manifest) is None
+        assert manifest["parity_reason"].startswith("onnxruntime computes bf16 on a GPU only, and ")
+
+
+def test_parity_of_integer_weights_is_measured_with_activations_in_half_precision(exported):
+    manifest = json.loads((exported("encoder", "int8")[1] / "manifest.json").read_text())
+    parity = default_parity(manifest)
+    assert parity["failures"] == 0 and 1e-3 < parity["mean_error"] < 0.1
+
+
+def test_a_command_says_why_an_export_in_bf16_was_not_compared(exported, tmp_path, capsys):
+    exported("encoder")[0].save_pretrained(tmp_path / "model")
+    cli.main(
+        [
+            "export",
+            str(tmp_path / "model"),
+            str(tmp_path / "out"),
+            "--target",
+            "cuda",
+            "--dtype",
+            "bf16",
+        ]
+    )
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["parity"] is None or devices.gpu()
+    assert "bf16 on a GPU only" in printed.get("parity_reason", "") or devices.gpu()
+
+
+@pytest.mark.parametrize(
+    "dtype, tolerance", [("fp16", 2e-3), pytest.param("bf16", 2e-2, marks=pytest.mark.slow)]
+)
+def test_half_precision_weights_are_the_models_rounded(exported, dtype, tolerance):
+    """Run in float32, which the CPU has all operators for."""
+    model, directory = exported("encoder", dtype)
+    actual = onnx.load(directory / "onnx/model.onnx")
+    widen(actual)
+    session = onnxruntime.InferenceSession(
+        actual.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    ids = np.random.default_rng(0).integers(0, 48, (3, 9))
+    feeds = {
+        "input_ids": ids,
+        "attention_mask": np.ones_like(ids),
+        "token_type_ids": np.zeros_like(ids),
+    }
+    with torch.no_grad():
+        expected = model(torch.from_numpy(ids)).prediction_logits.numpy()
+    logits = session.run(["prediction_logits"], feeds)[0]
+    assert 1e-6 < np.abs(logits - expected).max() < tolerance * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("dtype, bits", [("int8", 8), ("int4", 4)])
+def test_products_are_those_of_rounded_weights_and_all_else_is_in_half_precision(
+    exported, dtype, bits
+):
+    """The graph, run in float32, against torch in float64 with weights rounded by a formula of its
+    own."""
+    model, directory = exported("encoder", dtype)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    assert (manifest["default_dtype"], manifest["activations"]) == (dtype, "fp16")
+    result = onnx.load(directory / "onnx/model.onnx")
+    counts = ops(result.graph)
+    assert counts["MatMul"] == 0 and counts["MatMulNBits"] == 11
+    tables = {node.input[0] for node in result.graph.node if node.op_type == "Gather"}
+    for weight in result.graph.initializer:
+        assert (
+            weight.data_type in (onnx.TensorProto.FLOAT16, onnx.TensorProto.UINT8)
+            or len(weight.dims) < 2
+        ), weight.name
+        assert (
+            weight.name not in tables
+            or len(weight.dims) < 2
+            or weight.data_type == onnx.TensorProto.FLOAT16
+        )
+    widen(result)
+    session = onnxruntime.InferenceSession(
+        result.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    ids = np.random.default_rng(0).integers(0, 48, (3, 9))
+    feeds = {
+        "input_ids": ids,
+        "attention_mask": np.ones_like(ids),
+        "token_type_ids": np.zeros_like(ids),
+    }
+    rounded = copy.deepcopy(model).half().double()
+    rounded.model.embeddings.scale = float(np.float16(rounded.model.embeddings.scale))
+    for name, module in rounded.named_modules():
+        # which are no `MatMul`
+        if isinstance(module, torch.nn.Linear) and name not in (
+            "model.pooler.dense",
+            "next_sentence",
+        ):
+            module.weight = torch.nn.Parameter(round_blocks(module.weight.detach(), bits))
+    with torch.no_grad():
+        outputs = rounded(torch.from_numpy(ids))
+    for name, got in zip(
+        ("prediction_logits", "seq_relationship_logits"), session.run(None, feeds), strict=True
+    ):
+        np.testing.assert_allclose(got, outputs[name].numpy(), atol=2e-5)
+        with torch.no_grad():
+            assert np.abs(got - model(torch.from_numpy(ids))[name].numpy()).max() > 1e-3
+
+
+def round_blocks(weight, bits):
+    """(N, K): each 32 of a row are multiples of a step, a 127th of the largest, or of -8 with its
+    sign, in 4 bits."""
+    rows = []
+    for row in weight:
+        for block in row.split(32):
+            largest = block[block.abs().argmax()]
+            step = (largest.abs() / 127 if bits == 8 else largest / -8).half().double()
+            limits = (-127, 127) if bits == 8 else (-8, 7)
+            rows.append((block / step).round().clamp(*limits) * step)
+    return torch.cat(rows).view_as(weight)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_matrices_of_integers_have_columns_in_multiples_of_8_and_outputs_only_those_of_the_model(
+    bits,
+):
+    """27 and 3 columns: 32 in the graph, which gives what the 30 rounded by a formula of its own
+    give."""
+    rng = np.random.default_rng(0)
+    weights = {
+        "a.weight": rng.standard_normal((27, 40)),
+        "b.weight": rng.standard_normal((3, 40)),
+        "bias": np.ones(30),
+    }
+    weights = {name: array.astype(np.float32) for name, array in weights.items()}
+    x = rng.standard_normal((3, 40)).astype(np.float32)
+
+    def part(g, x):
+        return [WEIGHT_ONLY[bits].matmul(g, x, ["a", "b"], g.weight("bias"))]
+
+    model = write(part, weights, {"x": x}, "cuda")
+    assert {a.name: a.i for a in model.graph.node[0].attribute}["N"] == 32
+    matrix = np.concatenate([weights["a.weight"], weights["b.weight"]])
+    expected = x @ rounded_in_blocks(matrix, bits).T + 1
+    np.testing.assert_allclose(run(model, {"x": x})[0], expected, atol=1e-4)
+
+
+def rounded_in_blocks(matrix, bits):
+    """(N, K) float32: each 32 of a row are multiples of a step, a 127th of the largest, or of -8
+    with its sign, in 4 bits."""
+    rounded = np.zeros_like(matrix)
+    for row, start in np.ndindex(len(matrix), -(-matrix.shape[1] // 32)):
+        block = matrix[row, start * 32 : start * 32 + 32]
+        largest = block[np.abs(block).argmax()]
+        step = np.abs(largest) / 127 if bits == 8 else largest / -8
+        limits = (-127, 127) if bits == 8 else (-8, 7)
+        rounded[row, start * 32 : start * 32 + 32] = np.clip(np.rint(block / step), *limits) * step
+    return rounded
+
+
+def test_blocks_of_zeros_or_of_what_a_half_cannot_scale_become_zeros():
+    matrix = np.zeros((70, 4), np.float16)
+    matrix[:32, 1], matrix[5, 2] = 6e-8, 1.0
+    for blocks in (quantization.int8_blocks, quantization.int4_blocks):
+        integers, scales = blocks(matrix)
+        assert (
+            scales.dtype == np.float16
+            and np.all(scales != 0)
+            and integers.shape[:2] == scales.shape == (4, 3)
+        )
+
+
+def test_activations_of_integer_weights_are_in_bf16_where_float16_cannot_hold_them():
+    assert get_target("cuda").activations(large(lm_head=1e7), "int8") == "bf16"
+    assert (
+        get_target("cuda").activations(large(), "int4") == "fp16"
+        and get_target("cpu").activations(large(), "int4") == "fp32"
+    )
+
+
+def widen(model):
+    """Every number in half precision becomes float32."""
+    for weight in model.graph.initializer:
+        if weight.data_type in HALF.values():
+            values = onnx.numpy_helper.to_array(weight).astype(np.float32)
+            weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.name == "to" and attribute.i in HALF.values():
+                attribute.i = onnx.TensorProto.FLOAT
+
+
+def large(**factors):
+    """A model with large weights in the modules named."""
+    architecture, fields = MODELS["causal"]
+    model_class = getattr(vanilla_transformer, architecture)
+    model = model_class(
+        model_class.config_class(**SIZES, **fields, tie_word_embeddings=False)
+    ).eval()
+    for name, factor in factors.items():
+        module = dict(model.named_modules())[name.replace("__", ".")]
+        module.weight.data *= factor
+    return model
+
+
+LAYER = "model__layers__1__"
+
+
+@pytest.mark.parametrize(
+    "factors, seen",
+    [
+        ({f"{LAYER}feed_forward__up_proj": 1e7}, ("model.layers.1.feed_forward.up_proj",)),
+        (
+            {f"{LAYER}self_attn__q_proj": 3e4, f"{LAYER}self_attn__k_proj": 3e4},
+            ("model.layers.1.self_attn",),
+        ),
+        ({"lm_head": 1e7}, ("lm_head",)),
+    ],
+)
+def test_float16_is_refused_where_it_cannot_hold_a_number_and_bf16_is_the_default_there(
+    factors, seen
+):
+    model = large(**factors)
+    with raises(ValueError, seen=("float16", 65504, "--dtype", "bf16", *seen)):
+        get_target("cuda").activations(model, "fp16")
+    assert (
+        get_target("cuda").activations(model, None)
+        == get_target("cuda").activations(model, "bf16")
+        == "bf16"
+    )
+
+
+def test_a_refused_export_leaves_nothing(tmp_path):
+    large(lm_head=1e7).save_pretrained(tmp_path / "large")
+    with raises(ValueError, seen=("lm_head", "float16", 65504, "--dtype", "bf16")):
+        export(tmp_path / "large", tmp_path / "out", target="cuda", dtype="fp16")
+    assert not (tmp_path / "out").exists()
+
+
+def test_fp16_is_the_default_where_it_holds(exported):
+    model = exported("causal")[0]
+    assert overflow(model) is None
+    assert (
+        get_target("cuda").activations(model, None) == "fp16"
+        and get_target("cpu").activations(model, None) == "fp32"
+    )
+    assert get_target("cuda").activations(model, "bf16") == "bf16"
+
+
+def test_slots_that_are_not_read_add_nothing_even_in_float16():
+    """A row that reads no slot is an average of all, not NaN, and the sum with a score does not
+    overflow."""
+    from vanilla_transformer_export.targets.cuda.graphs import MASK_VALUE
+
+    scores = torch.tensor([[-30000.0, 20000.0], [0.0, 10.0]], dtype=torch.float16) + torch.tensor(
+        MASK_VALUE, dtype=torch.float16
+    )
+    assert torch.isfinite(scores).all() and torch.isfinite(scores.softmax(-1)).all()
+    assert torch.tensor([MASK_VALUE, 0.0], dtype=torch.bfloat16).float().softmax(-1).tolist() == [
+        0,
+        1,
+    ]

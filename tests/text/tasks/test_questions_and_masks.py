@@ -1,0 +1,120 @@
+"""Tests of answers, filled masks, choices and next sentences, against torch."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from heads import HEADS, PAIRS, TEXTS
+from pipelines_compared import CONTEXTS, QUESTIONS, WINDOWS, both, same
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "answer",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in HEADS
+            if name.startswith("answer ")
+        ),
+    ],
+)
+def test_answers_are_those_of_our_pipeline(made, name):
+    pipe, runtime = both(made, name, "question-answering")
+    for options in (
+        {},
+        {"top_k": 4},
+        {"top_k": 3, "handle_impossible_answer": True, "max_answer_len": 3},
+        {"top_k": 3, "align_to_words": False, **WINDOWS},
+        {"top_k": 5, "handle_impossible_answer": True, **WINDOWS},
+        {"max_seq_len": 50, "doc_stride": 0, "max_question_len": 2},
+    ):
+        expected = pipe(question=QUESTIONS, context=CONTEXTS, **options)
+        same(
+            runtime.answer(QUESTIONS, CONTEXTS, **options),
+            [each if isinstance(each, list) else [each] for each in expected],
+        )
+
+
+def test_windows_and_questions_are_cut_by_the_tokenizer_s_length(made, cut_at):
+    pipe, runtime = both(made, "answer", "question-answering")
+    cut_at(pipe, runtime, 44)
+    same(
+        runtime.answer(QUESTIONS, CONTEXTS, top_k=2),
+        pipe(question=QUESTIONS, context=CONTEXTS, top_k=2),
+    )
+
+
+def test_a_question_stands_on_the_side_of_the_padding(made, monkeypatch):
+    pipe, runtime = both(made, "answer", "question-answering")
+    monkeypatch.setattr(pipe.tokenizer, "padding_side", "left")
+    settings = dataclasses.replace(runtime.tokenizer_settings, padding_side="left")
+    monkeypatch.setitem(runtime.__dict__, "tokenizer_settings", settings)
+    expected = pipe(question=QUESTIONS, context=CONTEXTS, top_k=2, **WINDOWS)
+    same(runtime.answer(QUESTIONS, CONTEXTS, top_k=2, **WINDOWS), expected)
+
+
+# -------------------------------------------------------------------------------------------- masks
+
+MASKED = ["the <mask> man sees a house", "two <mask>", "<mask> woman reads a <mask> ."]
+
+
+def test_masks_are_filled_as_by_the_pipeline(made):
+    pipe, runtime = both(made, "fill_mask", "fill-mask")
+    for options in ({}, {"top_k": 2}, {"targets": ["▁the", "▁a"]}, {"targets": "▁the"}):
+        same(runtime.fill_mask(MASKED, **options), pipe(MASKED, **options))
+    with pytest.warns(UserWarning, match="'the'.*'▁the'"):
+        same(runtime.fill_mask(MASKED, targets=["the"]), pipe(MASKED, targets=["the"]))
+
+
+# --------------------------------------------------------------------------- two texts, and choices
+
+
+def logits(checkpoint, model_class, *texts):
+    model = getattr(transformers, model_class).from_pretrained(checkpoint)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    with torch.no_grad():
+        outputs = model(
+            **{
+                name: values[None]
+                for name, values in tokenizer(*texts, return_tensors="pt", padding=True).items()
+            }
+        )
+    return outputs.logits[0].numpy()
+
+
+@pytest.mark.slow
+def test_choices_have_the_scores_of_the_model(made):
+    checkpoint, runtime = made("choose")
+    choices = [["the red house", "a book and the river"], ["a", "b c", "the man"], ["one"]]
+    actual = runtime.choose(TEXTS, choices)
+    for text, own, scores in zip(TEXTS, choices, actual, strict=True):
+        expected = logits(checkpoint, "AutoModelForMultipleChoice", [text] * len(own), own)
+        np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["next_sentence", "pretraining"])
+def test_next_sentences_have_the_scores_of_the_model(made, name):
+    checkpoint, runtime = made(name)
+    model_class = (
+        "AutoModelForNextSentencePrediction"
+        if name == "next_sentence"
+        else "AutoModelForPreTraining"
+    )
+    model = getattr(transformers, model_class).from_pretrained(checkpoint)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    for pair, scores in zip(PAIRS, runtime.next_sentence(PAIRS), strict=True):
+        with torch.no_grad():
+            outputs = model(**tokenizer(*pair, return_tensors="pt"))
+        expected = outputs.logits if name == "next_sentence" else outputs.seq_relationship_logits
+        np.testing.assert_allclose(scores, expected[0], rtol=1e-4, atol=1e-5)
+    if name == "pretraining":
+        [[first, *_]] = runtime.fill_mask(["the [MASK] man"])
+        ids = tokenizer("the [MASK] man", return_tensors="pt")
+        with torch.no_grad():
+            probabilities = model(**ids).prediction_logits[0, 2].softmax(-1)
+        assert first["token"] == int(probabilities.argmax())
+        assert first["score"] == pytest.approx(float(probabilities.max()), rel=1e-4)

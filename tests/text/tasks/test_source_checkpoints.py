@@ -1,0 +1,95 @@
+"""Tests of exports of other families' checkpoints, against their own pipelines."""
+
+import pytest
+from families import random_config, random_model
+from heads import LABELLED, MANY, TAGS, word_pieces
+from pipelines_compared import CONTEXTS, QUESTIONS, WINDOWS, same
+from transformers import pipeline
+
+from vanilla_transformer.conversion import convert
+from vanilla_transformer_export import TextRuntime, export
+
+FAMILIES = {
+    "bert": (
+        "ForSequenceClassification",
+        "ForTokenClassification",
+        "ForQuestionAnswering",
+        "ForMaskedLM",
+    ),
+    "distilbert": (
+        "ForSequenceClassification",
+        "ForTokenClassification",
+        "ForQuestionAnswering",
+        "ForMaskedLM",
+    ),
+    "roberta": (
+        "ForSequenceClassification",
+        "ForTokenClassification",
+        "ForQuestionAnswering",
+        "ForMaskedLM",
+    ),
+    "xlm-roberta": (
+        "ForSequenceClassification",
+        "ForTokenClassification",
+        "ForQuestionAnswering",
+        "ForMaskedLM",
+    ),
+    "mpnet": (
+        "ForSequenceClassification",
+        "ForTokenClassification",
+        "ForQuestionAnswering",
+        "ForMaskedLM",
+    ),
+    "bart": ("ForSequenceClassification", "ForQuestionAnswering"),
+    "t5": ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
+}
+PREFIXES = {"xlm-roberta": "XLMRoberta", "mpnet": "MPNet", "distilbert": "DistilBert"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "family, head", [(family, head) for family, heads in FAMILIES.items() for head in heads]
+)
+def test_an_export_of_a_source_checkpoint_gives_what_its_own_pipeline_gives(tmp_path, family, head):
+    architecture = PREFIXES.get(family, family.capitalize()) + head
+    tokenizer = word_pieces()
+    config = random_config(family, architecture, 0)
+    config.update({"vocab_size": len(tokenizer), "max_position_embeddings": 200})
+    if head == "ForSequenceClassification":
+        config.update(LABELLED)
+    if head == "ForTokenClassification":
+        config.update(
+            {"id2label": TAGS, "label2id": {label: index for index, label in TAGS.items()}}
+        )
+    specials = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.sep_token_id}
+    config.update({**specials, "bos_token_id": tokenizer.cls_token_id})
+    random_model(architecture, config).save_pretrained(tmp_path / "source")
+    if getattr(config, "type_vocab_size", 0) < 2:
+        tokenizer = word_pieces(model_input_names=["input_ids", "attention_mask"])
+    tokenizer.save_pretrained(tmp_path / "source")
+    convert(tmp_path / "source", tmp_path / "ours")
+    export(tmp_path / "ours", tmp_path / "export", cases=1)
+    runtime, source = TextRuntime(tmp_path / "export", threads=1), str(tmp_path / "source")
+    texts = [text.lower() for text in MANY]
+    if head == "ForSequenceClassification":
+        same(
+            runtime.classify(texts, top_k=None),
+            pipeline("text-classification", model=source)(texts, top_k=None),
+        )
+        labels = ["man", "house"]
+        same(
+            runtime.zero_shot(texts, labels),
+            pipeline("zero-shot-classification", model=source)(texts, labels),
+        )
+    elif head == "ForTokenClassification":
+        pipe = pipeline("token-classification", model=source)
+        for strategy in ("none", "simple", "average"):
+            same(runtime.tag(texts, strategy), pipe(texts, aggregation_strategy=strategy))
+    elif head == "ForQuestionAnswering":
+        expected = pipeline("question-answering", model=source)(
+            question=QUESTIONS, context=CONTEXTS, top_k=2, **WINDOWS
+        )
+        same(runtime.answer(QUESTIONS, CONTEXTS, top_k=2, **WINDOWS), expected)
+    else:
+        masked = ["the [MASK] man sees", "[MASK] river [MASK]"]
+        same(runtime.fill_mask(masked), pipeline("fill-mask", model=source)(masked))

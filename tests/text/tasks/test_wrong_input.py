@@ -1,0 +1,103 @@
+"""Tests of errors: texts, pairs, tasks and options that an export does not accept."""
+
+import pytest
+from messages import raises
+
+from vanilla_transformer_export.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    "texts, seen, expected",
+    [
+        ("a man", "a man", ()),
+        ([], (), ()),
+        ([5], (0, 1, 5), ()),
+        ([("a", "b", "c")], (0, 1, "a", "b", "c"), ()),
+        ([("a", 5)], (0, 1, 5), ()),
+        ([{"text": "a", "pair": "b"}], (0, 1, "text", "pair"), ("text", "text_pair")),
+        (["\ud83d"], (0, 1), ()),
+    ],
+    ids=ascii,
+)
+def test_what_is_no_text_or_pair_is_refused(made, texts, seen, expected):
+    with raises(ValueError, seen=seen, expected=expected) as caught:
+        made("classify")[1].classify(texts)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pair_for_a_head_that_reads_one_text_is_refused(made):
+    calls = [made("tag")[1].tag, made("fill_mask")[1].fill_mask]
+    for call in [*calls, lambda texts: made("classify")[1].zero_shot(texts, ["a"])]:
+        for pair in (("a", "b"), {"text": "a", "text_pair": "b"}):
+            with raises(ValueError, seen=(1, 2)):
+                call(["a", pair])
+
+
+def test_a_task_of_another_head_is_refused_and_names_this_one(made):
+    runtime = made("classify")[1]
+    for call in (
+        runtime.tag,
+        runtime.embed,
+        runtime.fill_mask,
+        runtime.translate,
+        runtime.next_sentence,
+    ):
+        with raises(ValueError, seen="VanillaEncoderForSequenceClassification"):
+            call(["a"])
+
+
+@pytest.mark.parametrize(
+    "name, call, seen, expected",
+    [
+        ("classify", lambda r: r.classify(["a"], top_k=0), ("top_k", 0), 1),
+        (
+            "classify",
+            lambda r: r.classify(["a"], function_to_apply="soft"),
+            ("function_to_apply", "soft"),
+            (),
+        ),
+        ("classify", lambda r: r.zero_shot(["a"], []), ("candidate_labels", "[]"), ()),
+        ("classify", lambda r: r.zero_shot(["a"], "b", "no place"), "hypothesis_template", "{}"),
+        ("tag", lambda r: r.tag(["a"], "simpel"), ("aggregation_strategy", "simpel"), "simple"),
+        ("tag", lambda r: r.tag(["a"], stride=3), "stride", ()),
+        ("tag", lambda r: r.tag(["a"], "first", stride=-1), ("stride", -1), 0),
+        ("fill_mask", lambda r: r.fill_mask(["<mask>"], top_k=9999), "top_k", (1, 100)),
+        ("fill_mask", lambda r: r.fill_mask(["<mask>"], targets=[]), "targets", ()),
+        ("answer", lambda r: r.answer(["a"], ["b"], max_answer_len=0), "max_answer_len", ()),
+        (
+            "answer",
+            lambda r: r.answer(["a"], ["b"], max_seq_len=5, doc_stride=6),
+            "doc_stride",
+            ("max_seq_len", 5),
+        ),
+    ],
+)
+def test_wrong_options_are_named(made, name, call, seen, expected):
+    with raises(UsageError, seen=seen, expected=expected):
+        call(made(name)[1])
+
+
+@pytest.mark.parametrize(
+    "name, call, seen, expected",
+    [
+        ("fill_mask", lambda r: r.fill_mask(["a man"]), (0, 1), "<mask>"),
+        ("fill_mask", lambda r: r.fill_mask([f"<mask> {'a ' * 200}"]), (0, 1, 160), ()),
+        ("answer", lambda r: r.answer(["a"], ["b", "c"]), (1, 2), ()),
+        ("answer", lambda r: r.answer(["a"], [""]), (0, 1), ()),
+        ("answer", lambda r: r.answer(["a b"], ["b " * 50], max_seq_len=12, doc_stride=9), (), ()),
+    ],
+)
+def test_texts_that_do_not_fit_are_named(made, name, call, seen, expected):
+    with raises(ValueError, seen=seen, expected=expected):
+        call(made(name)[1])
+
+
+def test_labels_that_the_config_lacks_are_an_error(made, monkeypatch):
+    runtime = made("classify")[1]
+    monkeypatch.setitem(runtime.info.config, "id2label", {"0": "a", "2": "c"})
+    for call in (lambda: runtime.classify(["a"]), lambda: runtime.zero_shot(["a"], ["b"])):
+        with raises(ValueError, seen=("0", "2"), expected=(0, 1)):
+            call()
+    monkeypatch.setitem(runtime.info.config, "id2label", {"0": "a", "1": "b", "2": "c"})
+    with raises(ValueError, seen=("a", "b", "c"), expected="entail"):
+        runtime.zero_shot(["a"], ["b"])

@@ -1,0 +1,210 @@
+"""Text from tokens as they come: the pieces joined are what the tokenizer makes of the whole
+row."""
+
+import functools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from messages import raises
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from vanilla_transformer_export.text.detokenizer import MAX_OPEN, Detokenizer
+from vanilla_transformer_export.text.tokenization_spaces import CleaningDetokenizer, clean_up
+
+
+def byte_level():
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["</s>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(["große Vögel 日本語 🙂"], trainer)
+    return tokenizer
+
+
+def bytes_that_are_no_text_left_out():
+    """Return a tokenizer like ByT5's."""
+    tokenizer = byte_level()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("\ufffd", "")])
+    return tokenizer
+
+
+def byte_fallback():
+    """Return a tokenizer like Llama's."""
+    tokens = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefgh"]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    steps = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.add_special_tokens(["</s>"])
+    return tokenizer
+
+
+def sentence_pieces():
+    letters = ((f"{space}{c}", -2) for space in ("", "▁") for c in "abcdé")
+    tokenizer = Tokenizer(models.Unigram([("<unk>", 0), ("▁", -1), ("▁▁▁", -1), *letters], 0))
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+def sentence_pieces_without_outer_spaces():
+    """Return a tokenizer like Marian's."""
+    tokenizer = sentence_pieces()
+    steps = [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Replace(Regex(r"^\s+|\s+$"), "")]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+def word_pieces():
+    """Return a tokenizer like BERT's."""
+    tokens = ["[UNK]", "[SEP]", "do", "n't", ".", "##s", "##", "'", "é", "##é"]
+    tokenizer = Tokenizer(
+        models.WordPiece({token: index for index, token in enumerate(tokens)}, unk_token="[UNK]")
+    )
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(["[SEP]"])
+    return tokenizer
+
+
+def words_with_ends():
+    """Return a tokenizer like the first GPT's."""
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b</w>": 1, "é</w>": 2, "</s>": 3, "ab</w>": 4}, []))
+    tokenizer.decoder = decoders.BPEDecoder()
+    tokenizer.add_special_tokens(["</s>"])
+    return tokenizer
+
+
+def words():
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "</s>": 2, "b": 3}, "<unk>"))
+    tokenizer.add_special_tokens(["</s>"])
+    return tokenizer
+
+
+KINDS = [
+    byte_level, bytes_that_are_no_text_left_out, byte_fallback, sentence_pieces,
+    sentence_pieces_without_outer_spaces, word_pieces, words_with_ends, words,
+]  # fmt: skip
+each_kind = pytest.mark.parametrize("made", KINDS, ids=lambda made: made.__name__)
+made_once = functools.cache(lambda made: made())
+
+
+def pieces_of(tokenizer):
+    special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    return Detokenizer(tokenizer, special, Path("tokenizer.json"))
+
+
+def streamed(tokenizer, ids):
+    pieces = pieces_of(tokenizer)
+    return [*map(pieces.add, ids), pieces.end()]
+
+
+@each_kind
+@given(data=st.data())
+def test_the_pieces_are_the_text_and_no_character_is_torn(made, data):
+    tokenizer = made_once(made)
+    size = tokenizer.get_vocab_size()
+    # one past the vocabulary too, which has no text
+    some = st.lists(st.integers(0, size), max_size=30)
+    ids = data.draw(
+        some | st.text("große Vögel 日本語 🙂 abé.").map(lambda text: tokenizer.encode(text).ids)
+    )
+    result = [piece for piece in streamed(tokenizer, ids) if piece]
+    assert "".join(result) == tokenizer.decode(ids, skip_special_tokens=True)
+    if len(ids) < MAX_OPEN:
+        assert not any(piece.endswith("\ufffd") for piece in result[:-1])
+
+
+class Texts:
+    """A detokenizer in which each token is a text."""
+
+    def add(self, text):
+        return text
+
+    def end(self):
+        return ""
+
+
+@given(st.lists(st.sampled_from([*" 'nmtsvera.,?!", " '", " n", " ' ", "do", "  "]), max_size=16))
+def test_cleaned_pieces_are_the_text_that_transformers_cleans(texts):
+    expected = PreTrainedTokenizerFast.clean_up_tokenization(None, "".join(texts))
+    pieces = CleaningDetokenizer(Texts())
+    assert "".join([*map(pieces.add, texts), pieces.end()]) == clean_up("".join(texts)) == expected
+
+
+def test_a_cleaned_piece_waits_only_for_what_may_change_it():
+    pieces = CleaningDetokenizer(Texts())
+    result = [
+        pieces.add(text)
+        for text in ["i", " do", " n", " '", " t", " know", " v", "ery", " '", "s", " it", " "]
+    ]
+    assert result == ["i", " do", "", "", "n't", " know", "", " very", "", "'s", " it", ""]
+    assert [pieces.end(), pieces.end()] == [" ", ""]
+
+
+@each_kind
+def test_text_comes_with_the_token_that_completes_it(made):
+    tokenizer = made_once(made)
+    text = "ab 日本" if made is byte_level else "a b a b"
+    ids = [id for id in tokenizer.encode(text, add_special_tokens=False).ids if id] or [2, 2, 4]
+    whole = tokenizer.decode(ids)
+    pieces = pieces_of(tokenizer)
+    assert "".join(map(pieces.add, ids)) == whole and pieces.end() == "" == pieces.end()
+
+
+class Counting:
+    """A tokenizer that counts the tokens it decodes."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.decoded = tokenizer, 0
+        self.id_to_token, self.get_added_tokens_decoder = (
+            tokenizer.id_to_token,
+            tokenizer.get_added_tokens_decoder,
+        )
+
+    def decode(self, ids, **options):
+        self.decoded += len(ids)
+        return self.tokenizer.decode(ids, **options)
+
+
+@pytest.mark.parametrize(
+    "made, ids",
+    [
+        (byte_level, "große Vögel 日本語 🙂"),
+        # a byte that is never part of a character here
+        (byte_level, [byte_level().token_to_id("Ģ")]),
+        (byte_level, [0]),  # a special token
+        (byte_fallback, [5]),
+        (byte_fallback, "ab c"),
+        (sentence_pieces, "a b"),
+    ],
+)
+def test_a_token_costs_the_same_however_long_the_text_is(made, ids):
+    tokenizer = made_once(made)
+    ids = tokenizer.encode(ids).ids if isinstance(ids, str) else ids
+    counts = []
+    for times in (100, 1000):
+        counting = Counting(tokenizer)
+        pieces = pieces_of(counting)
+        for token in times * ids:
+            pieces.add(token)
+        counts.append(counting.decoded / times)
+    assert counts[1] <= 1.1 * counts[0] <= 20 * len(ids)
+
+
+def test_a_tokenizer_that_fails_is_an_error_that_names_it():
+    tokenizer = words()
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("a", ""), decoders.Strip(" ", 0, 1)])
+    with raises(ValueError, seen="tokenizer.json"):
+        pieces_of(tokenizer).add(1)  # Rust panics where there is nothing to strip

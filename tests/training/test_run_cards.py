@@ -1,0 +1,195 @@
+"""Tests of the model card, the recipe and the curves beside the trained weights."""
+
+import json
+import re
+import sys
+import time
+import tomllib
+from dataclasses import asdict
+
+import pytest
+import torch
+from datasets import Dataset
+from huggingface_hub import ModelCard
+from matplotlib.figure import Figure
+from messages import raises
+from PIL import Image
+from torch._dynamo.utils import counters
+from training_runs import SMALL, STEPS, make_recipe
+from transformers import TrainingArguments
+
+from vanilla_transformer import VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration
+from vanilla_transformer.training import trainer
+from vanilla_transformer.training.card import model_card, toml
+from vanilla_transformer.training.curves import draw_curves, panels
+from vanilla_transformer.training.dry_run import dry_run
+from vanilla_transformer.training.recipe import FOLDER, Recipe, read_recipe
+from vanilla_transformer.training.run import train
+
+
+def test_the_card_has_the_scores_the_recipe_and_the_settings_of_the_report(short):
+    output, metrics = short
+    card, report = (
+        ModelCard.load(output / "README.md"),
+        json.loads((output / "training.json").read_text()),
+    )
+    assert (card.data.library_name, card.data.pipeline_tag, card.data.model_name) == (
+        "transformers",
+        "translation",
+        "model",
+    )
+    assert card.data.tags == ["vanilla-transformer", "vanilla-seq2seq"]
+    results = {
+        (result.dataset_split, result.metric_type): result for result in card.data.eval_results
+    }
+    assert {key: result.metric_value for key, result in results.items()} == {
+        ("validation", name): metrics[f"validation_{name}"] for name in ("loss", "bleu", "chrf")
+    }
+    assert {result.dataset_name for result in results.values()} == {"val.en, val.de"}
+    rows = re.findall(r"^\| (\w+) \| (\w+) \| ([\d.]+) \|$", card.text, re.MULTILINE)
+    assert {(split, metric): float(value) for split, metric, value in rows} == {
+        key: float(f"{result.metric_value:.4g}") for key, result in results.items()
+    }
+    assert f"`{metrics['validation_signature']}`" in card.text
+    assert f"with {report['parameters']:,} parameters: encoder_layers=1, " in card.text
+    assert (
+        f"The seed is 0. The updates took {report['seconds']:,.0f} seconds ({report['hardware']})."
+        in card.text
+    )
+    recipe = tomllib.loads(re.search(r"```toml\n(.*?)```", card.text, re.DOTALL)[1])
+    assert Recipe(**recipe) == Recipe(**report["recipe"])
+    assert "![Loss, learning rate and metrics over updates](curves.png)" in card.text
+
+
+def test_the_card_says_how_the_run_was_started_and_what_was_not_measured(short, monkeypatch):
+    report = json.loads((short[0] / "training.json").read_text()) | {"metrics": {}}
+    report["recipe"]["model"] |= {"path": "pretrained", "sep_token_id": None}
+    model = VanillaSeq2SeqForConditionalGeneration(VanillaSeq2SeqConfig(vocab_size=60, **SMALL))
+    monkeypatch.setattr(
+        sys, "argv", ["/bin/vanilla-transformer", "train", "translation", "--output", "a model"]
+    )
+    card = model_card(report, model, "name", has_curves=False)
+    assert "\nvanilla-transformer train translation --output 'a model'\n" in card.text
+    assert "Trained from `pretrained`" in card.text
+    assert "neither validation nor test text" in card.text
+    assert "sep_token_id" not in card.text and "curves" not in card.text
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
+def test_a_recipe_that_is_written_is_the_one_that_was_read(path):
+    recipe = read_recipe(path.stem)
+    assert Recipe(**tomllib.loads(toml(asdict(recipe)))) == recipe
+
+
+def test_curves_are_drawn_beside_the_weights(short):
+    with Image.open(short[0] / "curves.png") as image:
+        assert (image.format, image.size) == ("PNG", (1000, 300))  # the loss and the learning rate
+        assert len(image.getcolors(maxcolors=2**20)) > 100
+
+
+def test_the_curves_are_those_of_the_log(tmp_path):
+    history = [
+        {"loss": 2.0, "learning_rate": 0.1, "grad_norm": 3.0, "step": 1, "tokens": 7},
+        {
+            "eval_loss": 2.5,
+            "eval_bleu": 1.0,
+            "eval_signature": "tok:13a",
+            "eval_runtime": 9.0,
+            "step": 1,
+        },
+        {"loss": 1.0, "learning_rate": 0.2, "step": 2},
+        {"train_loss": 1.5, "step": 2},
+        {"validation_bleu": 4.0, "step": 2},
+    ]
+    assert panels(history) == {
+        "loss": {"training": [(1, 2.0), (2, 1.0)], "validation": [(1, 2.5)]},
+        "learning_rate": {"training": [(1, 0.1), (2, 0.2)]},
+        "bleu": {"validation": [(1, 1.0)]},
+    }
+    assert list(panels(history)) == ["loss", "learning_rate", "bleu"]
+    assert not draw_curves(history[-2:], tmp_path / "curves.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_points_are_marked_where_they_are_fewer_than_50(monkeypatch):
+    drawn, history = [], [{"loss": 1.0, "step": step} for step in range(50)]
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: drawn.append(figure))
+    assert draw_curves(history[:49], "few.png") and draw_curves(history, "many.png")
+    assert [figure.axes[0].lines[0].get_marker() for figure in drawn] == [".", "None"]
+
+
+def test_without_a_seed_rows_are_augmented_by_that_of_transformers_default():
+    rows, result = Dataset.from_dict({"input_ids": [[1], [2], [3]]}), []
+    for given in ({}, {"seed": TrainingArguments.seed}, {"seed": TrainingArguments.seed + 1}):
+        seen = trainer.training_dataset(
+            rows, Recipe("causal-lm", training=given), lambda row, random: (random.random(),)
+        )
+        result.append(seen.__getitems__([0, 1, 2]))
+    assert result[0] == result[1] != result[2]
+
+
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(corpus, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = {line.split()[0]: line for line in dry_run(make_recipe(corpus)).splitlines()}
+    assert lines["train"].split()[1] == "300"
+    assert "hidden_size=32" in lines["shape"]
+    assert lines["updates"].split()[1] == str(3 * STEPS)
+    assert "hours" in lines["time"] and "GB" in lines["memory"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_time_that_a_dry_run_tells_is_that_of_the_updates_it_tried(corpus):
+    """The run would take hours.
+
+    The updates that were tried, two of which count, took a part of the call.
+    """
+    start, epochs = time.monotonic(), 10**6
+    lines = {
+        line.split()[0]: line
+        for line in dry_run(make_recipe(corpus, num_train_epochs=epochs)).splitlines()
+    }
+    elapsed = time.monotonic() - start
+    assert 1e-4 < float(lines["time"].split()[1]) * 3600 / (epochs * STEPS) < elapsed / 2
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_recipe_is_read_and_says_in_its_first_line_what_it_is(path):
+    assert read_recipe(path.stem) == read_recipe(str(path))
+    assert path.read_text().startswith("# ")
+
+
+def test_tasks_whose_subwords_are_always_the_same_have_no_bpe_dropout():
+    with raises(ValueError, seen=("tokenizer.bpe_dropout", 0.1), expected=(0, "masked-lm")):
+        Recipe("masked-lm", tokenizer={"bpe_dropout": 0.1})
+
+
+def test_changes_go_over_a_recipe():
+    recipe = read_recipe(
+        "translation", {"training.seed": 5, "data.directory": "x", "save_dtype": "float16"}
+    )
+    assert (recipe.training["seed"], recipe.data["directory"], recipe.save_dtype) == (
+        5,
+        "x",
+        "float16",
+    )
+    assert (
+        recipe.training["tokens_per_update"]
+        == read_recipe("translation").training["tokens_per_update"]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_compiled_run_compiles_twice_for_all_its_shapes(corpus, tmp_path, smoothing):
+    """Once for the first, once for all others; nothing of the run itself is in the graph."""
+    torch.compiler.reset()
+    counters.clear()
+    settings = dict(
+        torch_compile=True,
+        torch_compile_backend="aot_eager",
+        num_train_epochs=1,
+        save_strategy="no",
+    )
+    train(make_recipe(corpus, label_smoothing_factor=smoothing, **settings), tmp_path / "model")
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
