@@ -21,6 +21,7 @@ MANIFEST = "manifest.json"
 CARD = "README.md"  # not in the manifest, because users edit it
 SCHEMA_VERSION = 2
 HASHING_THREADS = 2
+CONFIGS = ("config.json", "generation_config.json")
 IMAGE_PROCESSOR = "preprocessor_config.json"
 # tokenizer of target text, if it differs from that of source text
 TARGET_TOKENIZER = "target_tokenizer.json"
@@ -93,11 +94,15 @@ class ExportInfo:
 
         Raises:
             FileNotFoundError, ValueError: if the file is missing, changed or not in the manifest;
-                see also `read_export_info`.
+                see also `read_export_info`. ValueError if a rewritable file was saved again since
+                the export was opened.
         """
         path = self.directory / name
         if name in self.manifest["files"]:
-            return read_file(path, self.manifest["files"][name])[1]
+            stamp, content = read_file(path, checked_facts(self.manifest, name))
+            if is_rewritable(name) and stamp != self.stamps[name]:
+                raise ValueError(changed_while_opened(path))
+            return content
         if path.exists():
             raise ValueError(f"{self.directory / MANIFEST} does not list {name}: export again")
         return None
@@ -138,11 +143,27 @@ class ExportInfo:
         wait(self.hashing.values())
         for name, stamp in self.stamps.items():
             if file_stamp((self.directory / name).stat()) != stamp:
-                raise ValueError(
-                    f"{self.directory / name} was replaced or changed while the export was "
-                    "opened: open it again"
-                )
+                raise ValueError(changed_while_opened(self.directory / name))
         self.check_hashes()
+
+
+def changed_while_opened(path: Path) -> str:
+    return f"{path} was replaced or changed while the export was opened: open it again"
+
+
+def is_rewritable(name: str) -> bool:
+    """Return whether other libraries may save the file `name` again beside the graphs.
+
+    transformers saves tokenizers and processors, sentence-transformers its modules. Graphs, their
+    weights and both configs must stay as they were exported.
+    """
+    return name not in CONFIGS and ".onnx" not in name
+
+
+def checked_facts(manifest: dict, name: str) -> dict | None:
+    """Return the size and the hash that the file `name` must have, or `None` if it is
+    rewritable."""
+    return None if is_rewritable(name) else manifest["files"][name]
 
 
 def write_manifest(directory: Path, **facts: Any) -> dict[str, Any]:
@@ -164,13 +185,15 @@ def write_manifest(directory: Path, **facts: Any) -> dict[str, Any]:
 
 
 def read_export_info(directory: str | os.PathLike) -> ExportInfo:
-    """Check every file against the manifest and return the export.
+    """Check graphs and configs against the manifest and return the export.
+
+    Other files must exist, but may have been saved again.
 
     Raises:
         FileNotFoundError: if the directory, its manifest or a listed file is missing.
         ValueError: if the manifest has another schema version, lacks a field, has a field of a
-            wrong type, or lists a file outside the directory; if a file has changed or a config is
-            not JSON.
+            wrong type, or lists a file outside the directory; if a graph or config has changed, or
+            a config is not JSON.
     """
     info = open_export_info(directory)
     info.check_hashes()
@@ -192,7 +215,7 @@ def check_has_manifest(directory: Path) -> None:
 
 
 def open_export_info(directory: str | os.PathLike) -> ExportInfo:
-    """Return the export while threads still check the hashes of all files but the configs.
+    """Return the export while threads still check the hashes of graphs and their weights.
 
     Callers that open files must call `check_unchanged` before they use the results. Raise as
     `read_export_info` does."""
@@ -229,7 +252,7 @@ def open_export_info(directory: str | os.PathLike) -> ExportInfo:
             f"{path} has default_dtype {reprlib.repr(default)}, expected one of its variants, "
             f"{reprlib.repr([*variants])}: export again"
         )
-    configs: dict[str, dict] = {"config.json": {}, "generation_config.json": {}}
+    configs: dict[str, dict] = {name: {} for name in CONFIGS}
     hashing = {}
     pool = ThreadPoolExecutor(HASHING_THREADS)
     try:
@@ -250,6 +273,9 @@ def open_export_info(directory: str | os.PathLike) -> ExportInfo:
             if name in configs:
                 stamps[name], content = read_file(directory / name, facts)
                 configs[name] = json_object(directory / name, content)
+            elif is_rewritable(name):
+                stamps[name], file = open_file(directory / name, None)
+                file.close()
             else:
                 stamps[name], file = open_file(directory / name, facts)
                 hashing[name] = pool.submit(check_hash, file, facts, directory / name)
@@ -272,23 +298,28 @@ def json_object(path: Path, content: bytes) -> dict:
     return value
 
 
-def read_file(path: Path, facts: dict) -> tuple[tuple, bytes]:
-    """Return the stamp and the content of a file, checked against its `facts` in the manifest."""
+def read_file(path: Path, facts: dict | None) -> tuple[tuple, bytes]:
+    """Return the stamp and the content of a file, checked against its `facts` in the manifest.
+
+    Without `facts`, only reject a git-lfs pointer."""
     stamp, file = open_file(path, facts)
     with file:
         content = file.read()
-    check_hash(io.BytesIO(content), facts, path)
+    if facts is None:
+        check_no_pointer(path)
+    else:
+        check_hash(io.BytesIO(content), facts, path)
     return stamp, content
 
 
-def open_file(path: Path, facts: dict) -> tuple[tuple, io.BufferedReader]:
-    """Return the stamp of a file and the open file. Raise ValueError if its size differs from the
-    manifest."""
+def open_file(path: Path, facts: dict | None) -> tuple[tuple, io.BufferedReader]:
+    """Return the stamp of a file and the open file. Raise ValueError if its size differs from
+    `facts` of the manifest."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: the export is incomplete, export again")
     file = open(path, "rb")  # noqa: SIM115 - the caller closes it
     status = os.fstat(file.fileno())
-    if status.st_size != facts["bytes"]:
+    if facts is not None and status.st_size != facts["bytes"]:
         file.close()
         check_no_pointer(path)
         raise ValueError(

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import onnx
 import pytest
-from checkpoints import copy_folder, edit_json, seal
+from checkpoints import copy_folder, edit_json, list_file, seal
 from messages import raises
 
 from vanilla_transformer_export import Runtime
@@ -401,3 +401,18 @@ def test_a_manifest_that_its_graphs_do_not_follow_is_refused(
     edit_json(directory / "manifest.json", **facts)
     with raises(ValueError, seen=seen, expected=expected):
         Runtime(directory)
+
+
+def test_a_tokenizer_may_be_saved_again_and_graphs_and_configs_may_not(export):
+    (export / "tokenizer.json").write_text("{}")
+    list_file(export, "tokenizer.json")
+    (export / "tokenizer.json").write_text('{"saved": "again"}')
+    info = read_export_info(export)
+    assert info.read("tokenizer.json") == b'{"saved": "again"}'
+    (export / "tokenizer.json").write_text('{"saved": "while it was open"}')
+    with pytest.raises(ValueError, match="tokenizer.json was replaced or changed while"):
+        info.read("tokenizer.json")
+    for name in ("config.json", "onnx/model.onnx"):
+        (export / name).write_bytes((export / name).read_bytes() + b" ")
+        refused(export, ValueError, name, "bytes, expected")
+        (export / name).write_bytes((export / name).read_bytes()[:-1])

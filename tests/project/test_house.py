@@ -38,7 +38,21 @@ HEAVY = ("torch", "transformers", "safetensors", "onnx", "onnx_ir", "vanilla_tra
 # What makes graphs, and what compares with torch. All else runs where there is none of `HEAVY`.
 LIGHT = ("__init__", "config", "quantization", "input_scales")  # of graphs
 IN_TARGETS = ("graphs", "generation")  # modules of a target
+ORT_MODELS = {  # the models of transformers over exports
+    f"ort_models/{name}.py"
+    for name in (
+        "base",
+        "decoder_cache",
+        "foreign",
+        "generation",
+        "opening",
+        "pipelines",
+        "task_models",
+    )
+}
 MAY_BE_HEAVY = {
+    *ORT_MODELS,
+    "ort_models/__init__.py",
     *(f"one_graph/{name}.py" for name in ("beam_search", "loop", "ops", "searches")),
     *(
         f"exporting/{name}.py"
@@ -51,6 +65,7 @@ MAY_BE_HEAVY = {
     *("targets/cuda/beams.py", "targets/cuda/overflow.py"),
 }
 TORCH = {
+    *ORT_MODELS,
     *(f"exporting/{name}.py" for name in ("calibration", "loading", "parity", "shortlist_head")),
     "targets/cuda/overflow.py",
 }
@@ -312,6 +327,7 @@ def test_every_module_can_be_imported_first():
         ).removesuffix(".__init__")
         if not name.endswith("__main__"):
             top = set(imported(ast.parse(path.read_text()), False))
+            top |= {"torch"} if path.parent.name == "ort_models" else set()
             names[not top.isdisjoint(("torch", "transformers", "vanilla_transformer"))].append(name)
     ordered = [*names[False], "vanilla_transformer.conversion", *names[True]]
     done = subprocess.run(

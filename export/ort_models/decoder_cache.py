@@ -1,0 +1,148 @@
+"""The cache that transformers' `generate` passes around, with a decoder of the export inside."""
+
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Cache
+
+from .. import requests
+from ..inference import inputs
+from ..inference.decoder import INITIAL_CAPACITY, GenerationRequest
+from ..inference.options import Options
+from ..runtime import Runtime
+from ..specs.sequences import token_inputs
+
+Source = tuple[np.ndarray, np.ndarray]
+
+
+class DecoderCache(Cache):
+    """A cache without layers around a `Decoder`, which starts with the first tokens.
+
+    Args:
+        runtime: the export.
+        expand_size: rows that beams or samples make of each prompt.
+        max_new_tokens: tokens that the decoder makes room for.
+        is_croppable: whether tokens may be removed, for assisted generation.
+    """
+
+    # transformers derives them from layers
+    is_compileable = False
+    is_linear = [False]
+    is_croppable = False
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        expand_size: int = 1,
+        max_new_tokens: int = INITIAL_CAPACITY,
+        is_croppable: bool = False,
+    ):
+        super().__init__(layers=[])
+        self.runtime, self.expand_size, self.is_croppable = runtime, expand_size, is_croppable
+        lookup = 1 if is_croppable else None
+        self.options = Options(max_new_tokens, None, expand_size, prompt_lookup_num_tokens=lookup)
+        self.decoder: Any = None
+        self.length = self.padding = 0  # padding of the row that has least
+        self.beam_idx: np.ndarray | None = None
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.length
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Continue row `beam_idx` (rows,) in the next step."""
+        self.beam_idx = beam_idx.cpu().numpy()
+
+    def crop(self, tokens: int) -> None:
+        """Remove the last -`tokens` tokens, or keep the first `tokens`. 0 changes nothing."""
+        count = self.length - tokens if tokens > 0 else -tokens
+        self.decoder.crop(count)
+        self.length -= count
+
+    def read(self, ids: np.ndarray, mask: Any, source: Source | None, kept: int) -> np.ndarray:
+        """Feed tokens (rows, T) and return the logits after the last `kept` of them, or all for 0.
+
+        Args:
+            ids: new tokens.
+            mask: (rows, T) of a prompt, 0 for padding; ignored in later steps.
+            source: ids and mask (B, S) for a seq2seq model, whose prompts may only have padding on
+                the right.
+            kept: number of tokens; 1 for a prompt if the target has no other logits.
+
+        Raises:
+            ValueError: for ids outside the vocabulary, more tokens than learned positions, a mask
+                with holes or an empty row, and logits that the target does not return.
+        """
+        config = self.runtime.config
+        mask = mask if self.decoder is None else None
+        ids, mask = check_tokens(self.runtime, ids, mask, "" if source is None else "decoder_")
+        if self.decoder is None:
+            self.padding = int((mask == 0).sum(axis=1).min())
+        inputs.check_positions(self.length + ids.shape[1] - self.padding, config)
+        is_first = self.decoder is None
+        logits = self._start(ids, mask, source, kept) if is_first else self._feed(ids)
+        self.length += ids.shape[1]
+        return logits[:, -kept:]
+
+    def _start(self, ids: np.ndarray, mask: np.ndarray, source: Any, kept: int) -> np.ndarray:
+        prompt, prompt_mask = ids[:: self.expand_size], mask[:: self.expand_size]
+        if source is not None and len(prompt) != len(source[0]):
+            raise ValueError(f"decoder_input_ids has {len(prompt)} rows, expected {len(source[0])}")
+        request = GenerationRequest(self.options, prompt, prompt_mask, source)
+        self.decoder = self.runtime.model.decoders.start(request)
+        weakref.finalize(self, self.decoder.close)
+        has_kept = self.decoder.all_logits or kept == 1 or ids.shape[1] == 1
+        if not has_kept and not kept:
+            raise ValueError(
+                f"target {self.runtime.target!r} returns only the logits after the last token: "
+                "expected logits_to_keep=1, or an export with the target 'portable'"
+            )
+        length = ids.shape[1] if has_kept else ids.shape[1] - kept + 1
+        logits = self.decoder.prefill(prompt[:, :length], prompt_mask[:, :length]).copy()
+        if self.expand_size > 1:
+            self.decoder.expand(self.expand_size)
+            logits = np.repeat(logits, self.expand_size, axis=0)
+        if length < ids.shape[1]:
+            return np.concatenate([logits, self._feed(ids[:, length:])], axis=1)
+        return logits if kept or source else align_padding(logits, mask)
+
+    def _feed(self, ids: np.ndarray) -> np.ndarray:
+        """Feed tokens (rows, T) in as many steps as the decoder needs."""
+        size = self.decoder.max_step_tokens or ids.shape[1]
+        logits = []
+        for start in range(0, ids.shape[1], size):
+            logits.append(self.decoder.step(ids[:, start : start + size], self.beam_idx).copy())
+            self.beam_idx = None
+        return np.concatenate(logits, axis=1)
+
+
+def check_tokens(runtime: Runtime, ids: np.ndarray, mask: Any, prefix: str) -> Source:
+    """Return ids and mask (B, T) of new tokens. The mask is all 1 by default, and for a seq2seq
+    model, where padding on the right changes no other logits."""
+    tensors = token_inputs(runtime.config, ("batch_size", "target_length"), prefix=prefix)
+    arrays = dict(zip([tensor.name for tensor in tensors], (ids, mask)))
+    ids, mask = inputs.check_inputs(tensors, arrays, runtime.architecture).values()
+    inputs.check_contiguous(mask, tensors[1].name)
+    has_tokens = (mask[:, 0] if prefix else mask.any(axis=1)) == 1
+    if not has_tokens.all():
+        expected = "padding on the right" if prefix else "one token or more"
+        raise ValueError(
+            f"{tensors[1].name} of row {has_tokens.argmin()} begins with 0, expected {expected}"
+        )
+    return ids, np.ones_like(ids) if prefix else mask
+
+
+def check_source(runtime: Runtime, ids: np.ndarray, mask: Any = None) -> Source:
+    """Return ids and mask (B, S) of a source, padded on the right. Raise as `Runtime.generate`."""
+    mask = np.ones_like(ids) if mask is None else mask
+    ids, mask = requests.prompts(runtime.info, ids, mask, {})
+    inputs.check_positions(inputs.num_positions(ids, mask, runtime.config), runtime.config)
+    return inputs.move_padding(ids, mask, "right", runtime.config.get("pad_token_id") or 0)
+
+
+def align_padding(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Move logits (B, T, V) of rows padded on the left to the places of their tokens in `mask`."""
+    padding = mask[:, ::-1].argmax(axis=1)
+    places = (np.arange(mask.shape[1]) + padding[:, None]) % mask.shape[1]
+    return np.take_along_axis(logits, places[:, :, None], axis=1) if padding.any() else logits

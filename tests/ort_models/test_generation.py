@@ -1,0 +1,273 @@
+"""`generate` of exports against that of the torch model: what runs in `Runtime.generate`, what runs
+in transformers' loop, and what neither can do."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessorList,
+)
+
+from vanilla_transformer_export.ort_models import ORTModelForCausalLM, ORTModelForSeq2SeqLM
+from vanilla_transformer_export.ort_models.decoder_cache import DecoderCache
+from vanilla_transformer_export.ort_models.generation import CACHE
+from vanilla_transformer_export.runtime import Runtime
+
+CLASSES = {
+    "seq2seq": (ORTModelForSeq2SeqLM, AutoModelForSeq2SeqLM),
+    "causal": (ORTModelForCausalLM, AutoModelForCausalLM),
+}
+
+
+class Unchanged:
+    """A logits processor, or a streamer, that changes nothing."""
+
+    def __call__(self, ids, scores):
+        return scores
+
+    def put(self, tokens):
+        pass
+
+    def end(self):
+        pass
+
+
+PROCESSORS = {"logits_processor": LogitsProcessorList([Unchanged()])}
+SCORES = {"return_dict_in_generate": True, "output_scores": True}
+IN_RUNTIME = [
+    {},
+    {"num_beams": 4, "num_return_sequences": 2},
+    {"num_beams": 3, "length_penalty": 2.0, "early_stopping": True, "no_repeat_ngram_size": 2},
+    {"repetition_penalty": 1.3, "suppress_tokens": [35, 41], "min_new_tokens": 6},
+    {"use_cache": False},
+]
+IN_LOOP = [
+    {"do_sample": True},
+    {"do_sample": True, "num_return_sequences": 3, "top_k": 5},
+    {"do_sample": True, "num_beams": 3},
+    {"num_beams": 4, "num_return_sequences": 3, **PROCESSORS},
+    {"use_cache": False, **PROCESSORS},
+    {"max_time": 600.0},
+    SCORES,
+    {"num_beams": 3, **SCORES},
+]
+
+
+@pytest.fixture(scope="module", params=["portable", "cpu"])
+def target(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", params=[*CLASSES])
+def pair(request, saved, target):
+    """The model of an export, the torch model, and a padded batch."""
+    ours, theirs = CLASSES[request.param]
+    exported = saved(request.param, target)
+    ids = torch.randint(3, 48, (3, 7), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    padded = slice(5, 7) if request.param == "seq2seq" else slice(0, 2)
+    ids[0, padded] = mask[0, padded] = 0
+    return (
+        ours.from_pretrained(exported.directory),
+        theirs.from_pretrained(exported.checkpoint).eval(),
+        {"input_ids": ids, "attention_mask": mask},
+    )
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls of `Runtime.generate`."""
+    seen, generate = [], Runtime.generate
+
+    def counted(self, *args, **kwargs):
+        seen.append(kwargs)
+        return generate(self, *args, **kwargs)
+
+    monkeypatch.setattr(Runtime, "generate", counted)
+    return seen
+
+
+def generated(model, inputs, options):
+    torch.manual_seed(0)
+    return model.generate(**inputs, **{"max_new_tokens": 12, **options})
+
+
+def first_row(batch):
+    return {name: tensor[1:2] for name, tensor in batch.items()}
+
+
+@pytest.mark.parametrize("options", IN_RUNTIME)
+def test_searches_run_in_the_runtime_and_give_the_tokens_of_torch(pair, calls, options):
+    ours, theirs, batch = pair
+    assert torch.equal(generated(ours, batch, options), generated(theirs, batch, options))
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("options", IN_LOOP)
+def test_the_rest_runs_in_the_loop_of_transformers(pair, calls, options):
+    """Sampling has torch's seed, so that it draws the same tokens."""
+    ours, theirs, batch = pair
+    actual, expected = generated(ours, batch, options), generated(theirs, batch, options)
+    if "output_scores" in options:
+        for one, other in zip(actual.scores, expected.scores, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        actual, expected = actual.sequences, expected.sequences
+    assert torch.equal(actual, expected)
+    assert not calls
+
+
+def test_lengths_and_configs_count_as_in_transformers(pair, calls):
+    ours, theirs, batch = pair
+    for options in (
+        {"max_length": 15, "max_new_tokens": None},
+        {"max_new_tokens": None},
+        {"max_new_tokens": None, "generation_config": GenerationConfig(max_new_tokens=5)},
+    ):
+        assert torch.equal(generated(ours, batch, options), generated(theirs, batch, options))
+    ids = batch["input_ids"][1:]
+    actual = ours.generate(ids.numpy(), max_new_tokens=4)
+    assert torch.equal(actual, theirs.generate(ids, max_new_tokens=4))
+    assert len(calls) == 4
+
+
+def test_the_model_s_own_generation_config_counts(pair, calls, monkeypatch):
+    ours, theirs, batch = pair
+    for model in (ours, theirs):
+        config = GenerationConfig(**{**model.generation_config.to_dict(), "num_beams": 3})
+        monkeypatch.setattr(model, "generation_config", config)
+    assert torch.equal(generated(ours, batch, {}), generated(theirs, batch, {}))
+    assert calls[0]["num_beams"] == 3
+
+
+def test_candidates_of_prompt_lookup_and_assistants_change_no_token(pair, calls, target):
+    ours, theirs, batch = pair
+    row = first_row(batch)
+    expected = generated(theirs, row, {})
+    again = type(ours).from_pretrained(ours.directory)
+    for options in (
+        {"prompt_lookup_num_tokens": 3},
+        {"prompt_lookup_num_tokens": 3, **PROCESSORS},
+        {"assistant_model": theirs},
+        {"assistant_model": again},
+    ):
+        assert torch.equal(generated(ours, row, options), expected)
+    assert torch.equal(generated(theirs, row, {"assistant_model": ours}), expected)
+    assert len(calls) == 1
+
+
+def test_a_stream_and_a_prefix_give_the_tokens_of_torch(pair):
+    ours, theirs, batch = pair
+    row = first_row(batch)
+    assert torch.equal(generated(ours, row, {"streamer": Unchanged()}), generated(theirs, row, {}))
+    if theirs.config.is_encoder_decoder:
+        prefix = {"decoder_input_ids": torch.tensor([[1, 7, 9]] * 3)}
+        for options in (prefix, prefix | PROCESSORS):
+            assert torch.equal(generated(ours, batch, options), generated(theirs, batch, options))
+
+
+def test_a_returned_cache_is_continued(pair):
+    ours, theirs, batch = pair
+    row = first_row(batch)
+    first = generated(ours, row, {"return_dict_in_generate": True, "max_new_tokens": 3})
+    tokens = "decoder_input_ids" if theirs.config.is_encoder_decoder else "input_ids"
+    inputs = {"input_ids": row["input_ids"], tokens: first.sequences, CACHE: first[CACHE]}
+    actual = generated(ours, inputs, {"max_new_tokens": 3})
+    assert torch.equal(actual, generated(theirs, row, {"max_new_tokens": 6}))
+    with pytest.raises(ValueError, match="the cache is a DynamicCache, expected one of this model"):
+        generated(ours, row, {CACHE: DynamicCache()})
+
+
+def test_misspelt_options_are_transformers_own_error(pair):
+    ours, _, batch = pair
+    with pytest.raises(ValueError, match="max_new_toks"):
+        ours.generate(**batch, max_new_toks=3)
+
+
+@torch.no_grad()
+def test_logits_of_a_decoder_are_those_of_torch(saved):
+    exported = saved("causal")
+    ours = ORTModelForCausalLM.from_pretrained(exported.directory)
+    theirs = AutoModelForCausalLM.from_pretrained(exported.checkpoint).eval()
+    ids = torch.randint(3, 48, (2, 6))
+    for mask in ([0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]):
+        mask = torch.tensor([mask, [1] * 6])
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        expected = theirs(ids, attention_mask=mask, position_ids=positions).logits
+        actual = ours(ids, attention_mask=mask).logits
+        torch.testing.assert_close(actual[mask == 1], expected[mask == 1], rtol=1e-4, atol=1e-5)
+    # a loop of the caller: the cache takes the place of tokens that were read
+    output = ours(ids[:, :4], return_dict=False)
+    following = ours(ids[:, 4:], **{CACHE: output[1]}).logits
+    torch.testing.assert_close(following, theirs(ids).logits[:, 4:], rtol=1e-4, atol=1e-5)
+    assert isinstance(output[1], DecoderCache)
+    assert isinstance(ours(ids.numpy()).logits, np.ndarray)
+
+
+@torch.no_grad()
+def test_logits_and_states_of_a_seq2seq_model_are_those_of_torch(saved):
+    exported = saved("seq2seq")
+    ours = ORTModelForSeq2SeqLM.from_pretrained(exported.directory)
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(exported.checkpoint).eval()
+    ids, targets = torch.randint(3, 48, (2, 6)), torch.randint(3, 48, (2, 4))
+    mask, targets_mask = torch.ones_like(ids), torch.ones_like(targets)
+    mask[1, 4:] = targets_mask[0, 3:] = 0
+    inputs = {"attention_mask": mask, "decoder_input_ids": targets}
+    actual = ours(ids, decoder_attention_mask=targets_mask, **inputs)
+    expected = theirs(ids, decoder_attention_mask=targets_mask, **inputs)
+    for name, real in (("logits", targets_mask), ("encoder_last_hidden_state", mask)):
+        torch.testing.assert_close(
+            actual[name][real == 1], expected[name][real == 1], rtol=1e-4, atol=1e-5
+        )
+    states = ours.get_encoder()(ids, attention_mask=mask)
+    assert torch.equal(ours(encoder_outputs=states, **inputs).logits, actual.logits)
+    tokens = ours.generate(encoder_outputs=states, attention_mask=mask, max_new_tokens=6)
+    assert torch.equal(tokens, theirs.generate(ids, attention_mask=mask, max_new_tokens=6))
+    with pytest.raises(ValueError, match="encoder_outputs has no source"):
+        ours(encoder_outputs=theirs.get_encoder()(ids), **inputs)
+    with pytest.raises(ValueError, match="decoder_input_ids has 1 rows, expected 2"):
+        ours(ids, decoder_input_ids=targets[:1])
+    with pytest.raises(ValueError, match="decoder_input_ids is None"):
+        ours(ids)
+    with pytest.raises(ValueError, match="row 0 begins with 0, expected padding on the right"):
+        ours(ids, decoder_input_ids=targets, decoder_attention_mask=1 - targets_mask)
+
+
+def test_targets_without_all_logits_say_so(saved):
+    decoder = ORTModelForCausalLM.from_pretrained(saved("causal", "cpu").directory)
+    ids = torch.randint(3, 48, (1, 6))
+    with pytest.raises(ValueError, match="target 'cpu' returns only the logits after the last"):
+        decoder(ids)
+    assert decoder(ids, logits_to_keep=1).logits.shape == (1, 1, 48)
+    seq2seq = ORTModelForSeq2SeqLM.from_pretrained(saved("seq2seq", "cpu").directory)
+    with pytest.raises(ValueError, match="returns keys and values for its decoder only"):
+        seq2seq(ids, decoder_input_ids=ids)
+
+
+def test_wrong_tokens_and_masks_are_one_line(saved):
+    model = ORTModelForCausalLM.from_pretrained(saved("causal").directory)
+    ids = torch.randint(3, 48, (2, 6))
+    with pytest.raises(ValueError, match=r"input_ids must be in \[0, 47\], got 3 to 48"):
+        model(torch.tensor([[3, 48]]))
+    with pytest.raises(ValueError, match="row 0 begins with 0, expected one token or more"):
+        model(ids, attention_mask=torch.tensor([[0] * 6, [1] * 6]))
+    with pytest.raises(ValueError, match="row 0 of attention_mask"):
+        model(ids, attention_mask=torch.tensor([[1, 0, 1, 1, 1, 1], [1] * 6]))
+    with pytest.raises(ValueError, match="61 tokens.* 60.* learned positions"):
+        model(torch.full((1, 61), 5))
+
+
+def test_a_search_that_may_outgrow_learned_positions_runs_until_it_does(saved, calls):
+    """An end token may come first, as in torch."""
+    exported = saved("causal")
+    ours = ORTModelForCausalLM.from_pretrained(exported.directory)
+    ids = torch.randint(3, 48, (1, 50))
+    with pytest.raises(ValueError, match="61 tokens.* 60.* learned positions"):
+        ours.generate(ids, max_new_tokens=30, suppress_tokens=[2])
+    assert ours.generate(ids, max_new_tokens=30, eos_token_id=list(range(48))).shape == (1, 51)
+    assert not calls
+    assert ours.generate(ids, max_new_tokens=11, suppress_tokens=[2]).shape == (1, 61)
+    assert len(calls) == 1

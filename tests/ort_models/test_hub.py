@@ -1,0 +1,39 @@
+"""Exports and checkpoints of a Hub, here a local one, are downloaded, opened and pushed."""
+
+import pytest
+from hub import running
+
+CODE = """
+import sys
+import numpy as np
+from transformers.utils import logging
+from vanilla_transformer_export.ort_models import (
+    ORTModelForSequenceClassification as Model, pipeline
+)
+logging.disable_progress_bar()
+ids = np.array([[5, 6, 7, 8]])
+expected = Model.from_pretrained(sys.argv[1])
+for name in ("someone/export", "someone/checkpoint"):
+    model = Model.from_pretrained(name, revision="main")
+    np.testing.assert_allclose(model(ids).logits, expected(ids).logits, rtol=1e-5)
+    pipeline("text-classification", model=name)(["the man"])
+expected.push_to_hub("someone/pushed")
+model = Model.from_pretrained("someone/pushed")
+np.testing.assert_array_equal(model(ids).logits, expected(ids).logits)
+try:
+    Model.from_pretrained("someone/nothing")
+except OSError as error:
+    print(str(error).splitlines()[0])
+"""
+
+
+@pytest.mark.slow
+def test_exports_and_checkpoints_are_downloaded_and_pushed(saved, tmp_path):
+    exported = saved("classify")
+    with running() as hub:
+        hub.add("someone/export", exported.directory)
+        hub.add("someone/checkpoint", exported.checkpoint)
+        process = hub.run(tmp_path, "-c", CODE, str(exported.directory))
+        assert process.returncode == 0, process.stderr
+        assert "someone/nothing is not a local folder and is not a valid model" in process.stdout
+        assert "manifest.json" in hub.files("someone/pushed")

@@ -1,0 +1,82 @@
+"""Pipelines of transformers, and our own `pipeline`, over exports and over the torch checkpoint."""
+
+import pytest
+import transformers
+from heads import close
+from PIL import Image
+from plain import plain
+
+from vanilla_transformer_export.ort_models import ORTModelForSequenceClassification, pipeline
+
+TEXTS = ["the old man sees a red house", "two dogs run"]
+SHORT = {"max_new_tokens": 8}
+# task: (checkpoint, inputs, arguments)
+TASKS = {
+    "text-classification": ("classify", [TEXTS], {"top_k": None}),
+    "zero-shot-classification": ("classify", [TEXTS[0], ["red", "old"]], {}),
+    "token-classification": ("tag", [TEXTS], {"aggregation_strategy": "simple"}),
+    "question-answering": ("answer", ["who is old", TEXTS[0]], {}),
+    "fill-mask": ("fill-mask", ["the [MASK] man"], {"top_k": 3}),
+    "feature-extraction": ("states", [TEXTS], {}),
+    "image-classification": ("images", [Image.new("RGB", (20, 24), "red")], {}),
+    "text-generation": ("causal", TEXTS[:1], {"do_sample": False, **SHORT}),
+    "translation": ("seq2seq", [TEXTS], {"batch_size": 2, **SHORT}),
+    "translation_en_to_de": ("seq2seq", [TEXTS], SHORT),
+    "summarization": ("seq2seq", [TEXTS], {"num_beams": 1, **SHORT}),
+    "text2text-generation": ("seq2seq", [TEXTS], {"num_return_sequences": 2, **SHORT}),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_pipeline_gives_what_it_gives_with_torch(saved, task, capfd):
+    name, inputs, arguments = TASKS[task]
+    exported = saved(name)
+    actual = pipeline(task, model=exported.directory)(*inputs, **arguments)
+    expected = transformers.pipeline(task, model=str(exported.checkpoint))(*inputs, **arguments)
+    close(plain(actual), plain(expected), absolute=1e-4)
+    assert "is not supported" not in capfd.readouterr().err
+
+
+def test_a_pipeline_is_saved_and_opened_again(saved, tmp_path):
+    pipe = pipeline("text-classification", model=saved("classify").directory)
+    pipe.save_pretrained(tmp_path)
+    again = pipeline("text-classification", model=tmp_path)
+    assert again(TEXTS) == pipe(TEXTS)
+    assert "ORTModelForSequenceClassification" in repr(again)
+    images = pipeline("image-classification", model=saved("images").directory)
+    images.save_pretrained(tmp_path / "images")
+    picture = Image.new("RGB", (20, 24), "blue")
+    again = pipeline("image-classification", model=tmp_path / "images")
+    assert again(picture) == images(picture)
+
+
+def test_pipeline_takes_objects_and_a_tokenizer_and_arguments_of_from_pretrained(saved):
+    directory = saved("classify").directory
+    model = ORTModelForSequenceClassification.from_pretrained(directory)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    expected = pipeline("sentiment-analysis", model=model)(TEXTS)
+    actual = pipeline(
+        "text-classification",
+        model=directory,
+        tokenizer=tokenizer,
+        model_kwargs={"file_name": "model.onnx"},
+    )
+    assert actual.tokenizer is tokenizer
+    assert actual(TEXTS) == expected
+
+
+def test_wrong_tasks_are_one_line(saved):
+    directory = saved("classify").directory
+    with pytest.raises(KeyError, match="Unknown task no-task"):
+        pipeline("no-task", model=directory)
+    with pytest.raises(ValueError, match="'depth-estimation' is not one that exports have"):
+        pipeline("depth-estimation", model=directory)
+    with pytest.raises(ValueError, match="expected for ORTModelForTokenClassification one of"):
+        pipeline("ner", model=directory)
+
+
+def test_a_tokenizer_that_does_not_fit_is_one_line(saved):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(saved("classify").directory)
+    pipe = pipeline("translation", model=saved("seq2seq").directory, tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="model's vocabulary has 48 entries"):
+        pipe("the old man , the river house")
