@@ -432,7 +432,7 @@ def test_modes_and_models_that_do_not_go_together(exported, tmp_path):
         export(checkpoint, out, generate="beams")
     with raises(UsageError, seen=("generate", "greedy", "cuda")):
         export(checkpoint, out, target="cuda", generate="greedy")
-    with raises(UsageError, seen="free"):
+    with raises(UsageError, seen=("generate", "greedy", "free")):
         export(checkpoint, out, image_size="free", generate="greedy")
     generators = ("VanillaDecoderForCausalLM", "VanillaSeq2SeqForConditionalGeneration")
     for name in ("encoder", "classification"):
