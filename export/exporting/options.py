@@ -120,7 +120,7 @@ def check_calibrate(options: "ExportOptions") -> None:
     from vanilla_transformer.errors import torch_missing
 
     dtype = options.dtypes[0]
-    if len(options.dtypes) == 1 and dtype in get_target(options.target).integer_dtypes:
+    if dtype in get_target(options.target).integer_dtypes:
         if not HAS_TORCH:
             raise torch_missing("calibrate runs the model, which")
         return

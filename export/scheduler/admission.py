@@ -75,13 +75,20 @@ class Admission:
 
     def describe(self) -> str:
         """Return one line about the batching mode, workers and slots, for the log."""
-        threads = f"{self.arrangement}, {self.slot_size.rows} rows each"
+        threads = f"{self.arrangement}, {self.slot_size.rows} rows each{self.beams_note()}"
         if self.info.step is None:
             return (
                 "static batches grouped by length (the export has no step for continuous "
                 f"batching), {threads}"
             )
         return f"continuous batching, {threads} of {self.describe_slots()} of slots"
+
+    def beams_note(self) -> str:
+        """Return a note if the default beams do not fit into the slots of a worker."""
+        num_beams = (self.info.generation_config | self.info.defaults).get("num_beams") or 1
+        if num_beams <= self.slot_size.rows:
+            return ""
+        return f" (too few for the {num_beams} beams of generation_config.json)"
 
     def describe_slots(self) -> str:
         """Return the tokens per slot and the memory of all slots, as text."""

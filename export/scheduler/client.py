@@ -89,6 +89,8 @@ class LocalScheduler:
         self, inputs: Sequence[GenerationInput], are_last: bool = False
     ) -> list[list[Generated]]:
         """Like `generate`, but block this thread. With `are_last`, accept no more requests."""
+        if not inputs:
+            return []
         done = threading.Event()
         request = start_request(inputs, lambda events, is_finished: done.set())
         self.put(request)
@@ -107,6 +109,8 @@ async def generated(scheduler: Client, inputs: Sequence[GenerationInput]) -> lis
     Raises:
         RequestError: if the queue is full or the server is shutting down.
     """
+    if not inputs:
+        return []
     loop = asyncio.get_running_loop()
     future = loop.create_future()
 

@@ -151,6 +151,7 @@ class EncoderScheduler:
         return inputs.outputs
 
     def close(self) -> None:
-        """Accept no more calls. Earlier calls are still answered."""
+        """Accept no more calls. Rows that are in the queue are still run; a call whose rows are not
+        in it yet raises RequestError."""
         self.scheduler.end()
         self.pool.shutdown(wait=False)

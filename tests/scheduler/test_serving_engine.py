@@ -2,6 +2,7 @@
 and the same bits."""
 
 import asyncio
+import dataclasses
 import functools
 import random
 import threading
@@ -20,7 +21,9 @@ from vanilla_transformer_export.inference.decoder import GenerationRequest
 from vanilla_transformer_export.inference.logits import Prompt
 from vanilla_transformer_export.inference.options import Options
 from vanilla_transformer_export.inference.search import start_search
+from vanilla_transformer_export.model import open_export
 from vanilla_transformer_export.requests import generation_request
+from vanilla_transformer_export.scheduler.admission import Admission
 from vanilla_transformer_export.scheduler.capacity import (
     Arrangement,
     arrange_workers,
@@ -663,3 +666,15 @@ def test_a_request_of_the_whole_runtime_is_what_a_job_is_made_of(exported_for):
         [5, 6, 7],
     )
     assert isinstance(request.prompt, Prompt)
+
+
+def test_slots_that_are_too_few_for_the_default_beams_are_noted(exported_for):
+    info = open_export(exported_for(SEQ2SEQ, "cpu")[1])
+    with_beams = dataclasses.replace(info, generation_config={"num_beams": 5})
+    assert "too few" not in Admission(info, slots=4).describe()
+    assert "4 rows each (too few for the 5 beams" in Admission(with_beams, slots=4).describe()
+
+
+def test_no_inputs_have_no_results(exported_for, started):
+    engine = started(exported_for(DECODER, "cpu")[1])
+    assert engine.run([]) == asyncio.run(engine.generate([])) == []
