@@ -8,7 +8,7 @@ from shards import names, write
 
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.files import ray as on_ray
-from vanilla_transformer_export.files.formats import format_of
+from vanilla_transformer_export.files.formats import select_format
 from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.rows import RecordFields
 from vanilla_transformer_export.heads import CHOICES, PAIR, QUESTION, TEXT
@@ -66,7 +66,7 @@ def test_wrong_usage_is_refused_before_anything_is_written(bulk, runtime_of, tmp
             bulk(**settings).to_directory(inputs, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     with raises(UsageError, expected="JSON"):
-        format_of(text, Predictions(runtime_of("answers")))
+        select_format(text, Predictions(runtime_of("answers")))
     with raises(UsageError, seen="a", expected=None):
         RecordFields([QUESTION], "a")
 

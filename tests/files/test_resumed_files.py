@@ -110,7 +110,7 @@ def test_what_stops_a_run_says_what_is_kept(bulk, tmp_path, error, seen):
     caught = begun(bulk(), [source], tmp_path / "out", 2, error)
     assert isinstance(caught.value, OSError)
     check_message(str(caught.value), seen=seen)
-    assert "the shards that are whole stay in" in str(caught.value)
+    assert "the finished shards stay in" in str(caught.value)
     assert bulk().to_directory([source], tmp_path / "out")["lines"] == 30
 
 

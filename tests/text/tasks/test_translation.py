@@ -141,7 +141,7 @@ def test_a_sentence_of_more_tokens_than_positions_is_an_error_with_both_numbers(
     monkeypatch.setitem(translator.runtime.config, "position_embedding_type", "learned")
     monkeypatch.setitem(translator.runtime.config, "max_position_embeddings", 10)
     texts = ["w5", "w6 . " * 6]
-    with raises(ValueError, seen=(1, 2, "w6", 12, 10, "learned")):
+    with raises(ValueError, seen=(1, 2, "w6", 12), expected=(10, "learned")):
         translator.translate(texts, split=False)
     assert len(translator.translate(["w5", "W6. " * 12], max_new_tokens=2)) == 2
 

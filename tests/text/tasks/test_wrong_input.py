@@ -81,7 +81,7 @@ def test_wrong_options_are_named(made, name, call, seen, expected):
     "name, call, seen, expected",
     [
         ("fill_mask", lambda r: r.fill_mask(["a man"]), (0, 1), "<mask>"),
-        ("fill_mask", lambda r: r.fill_mask([f"<mask> {'a ' * 200}"]), (0, 1, 160), ()),
+        ("fill_mask", lambda r: r.fill_mask([f"<mask> {'a ' * 200}"]), (0, 1, 203), 160),
         ("answer", lambda r: r.answer(["a"], ["b", "c"]), (1, 2), ()),
         ("answer", lambda r: r.answer(["a"], [""]), (0, 1), ()),
         ("answer", lambda r: r.answer(["a b"], ["b " * 50], max_seq_len=12, doc_stride=9), (), ()),
