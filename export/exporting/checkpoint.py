@@ -101,7 +101,7 @@ class Checkpoint:
 
 
 def check_exportable(name: str | os.PathLike, config: Any, architecture: str) -> None:
-    """Raise ValueError for a model that no graph here can hold."""
+    """Raise ValueError for a class of model, or a config, that no target can export."""
     if architecture not in HEADS:
         raise ValueError(f"{name} is a {architecture}, expected one of {', '.join(HEADS)}")
     if getattr(config, "add_cross_attention", False):

@@ -278,7 +278,7 @@ class File:
             seen = (
                 f"{self.parts.path} was computed from other lines than {self.source.path} has now"
             )
-            raise FileExistsError(f"{seen}: expected the same lines, or a new directory")
+            raise FileExistsError(f"{seen}, expected an unchanged input, or a new output directory")
 
     def shard_facts(self, shard: Shard, bar: Bar | ProgressLog) -> dict:
         """Compute a shard unless it is there. Return its facts."""

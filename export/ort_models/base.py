@@ -77,7 +77,8 @@ class ORTModel(PushToHubMixin):
         self.input_modalities = ("image",) if reads_images else ("text",)
 
     def _open(self, graph: Path | None, **arguments: Any) -> Any:
-        """Return a `Runtime`, or a `ForeignGraph`. Raise ValueError if it is not for this class."""
+        """Return the `Runtime` of our export, or the `ForeignGraph` of `graph`, the path of a graph
+        that another exporter wrote. Raise ValueError if the model has no head for this class."""
         name = type(self).__name__
         if graph is None:
             runtime = Runtime(self.directory, **arguments)

@@ -142,8 +142,9 @@ class Outbox:
             self.flush()
 
     def call(self, function: Callable[[list], None], calls: list) -> None:
-        """Send the updates that `function` collects, in place of a loop's
-        `call_soon_threadsafe`."""
+        """Call `function(calls)`, which appends to `updates`, and send the updates to the parent.
+
+        A `ClientRequest` calls this where another one calls `call_soon_threadsafe` of its loop."""
         with self.lock:
             self.updates = []
             function(calls)

@@ -73,7 +73,7 @@ class EncoderInputs:
         }
 
     def store(self, outputs: Sequence[TensorSpec], row: int, values: Sequence[np.ndarray]) -> None:
-        """Store the outputs of one row, without its padding."""
+        """Store `values`, the outputs of row number `row`, in `self.outputs`, without padding."""
         for tensor, row_values in zip(outputs, values, strict=True):
             output = self.output(tensor, row_values)
             shape = zip(row_values.shape, output.shape[1:])

@@ -65,7 +65,7 @@ def test_wrong_usage_is_refused_before_anything_is_written(bulk, runtime_of, tmp
         with raises(kind, seen=seen, expected=expected):
             bulk(**settings).to_directory(inputs, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with raises(UsageError, expected="JSON"):
+    with raises(UsageError, seen=("question", "context"), expected=".jsonl"):
         select_format(text, Predictions(runtime_of("answers")))
     with raises(UsageError, seen="a", expected=None):
         RecordFields([QUESTION], "a")

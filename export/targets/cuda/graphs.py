@@ -101,7 +101,9 @@ def rotary_factors(g: GraphContext, states: Value, positions: Value) -> list[Val
 
 
 def last_index(g: GraphContext, indices: Value) -> Value:
-    """Return the largest index of each row. The provider has no `ArgMax` of int64."""
+    """Return the largest of `indices` in each row, where index i is stored at position i.
+
+    It equals `ArgMax`, which the CUDA provider lacks for int64."""
     return g.op("ReduceMax", indices, [1], keepdims=0)
 
 
