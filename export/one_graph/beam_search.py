@@ -78,7 +78,7 @@ class Beams:
     def advance(
         self, ops: Ops, logits: Value, states: list[Value], position: Value
     ) -> tuple[Value, Value, list[Value], Value]:
-        """Extend all beams by one token."""
+        """Extend all beams by one token. Return the same values as `GraphSearch.advance`."""
         sequences, scores, *ended, can_improve = states
         length = ops("Add", position, 1)
         candidates, tokens, parents = self.candidates(ops, logits, scores, position)

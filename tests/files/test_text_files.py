@@ -63,7 +63,7 @@ def test_a_file_with_only_a_byte_order_mark_is_empty(write):
 
 def test_only_the_byte_order_mark_of_the_first_line_goes():
     file = io.BytesIO("\ufeffone\n\ufefftwo".encode())
-    assert [*export_lines.lines_of(file, "a")] == ["one", "\ufefftwo"]
+    assert [*export_lines.decode_lines(file, "a")] == ["one", "\ufefftwo"]
 
 
 def test_the_rest_of_a_line_that_is_too_long_is_not_another_line():

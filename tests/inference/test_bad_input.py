@@ -83,7 +83,7 @@ def test_a_learned_position_table_has_an_end(runtimes):
     with raises(ValueError, seen=41, expected=40):
         runtimes("masked-lm").encode(row)
     runtimes("causal-learned").generate(row[:, :30], max_new_tokens=11)
-    with raises(ValueError, seen=40):
+    with raises(ValueError, seen=41, expected=40):
         runtimes("causal-learned").generate(row[:, :30], max_new_tokens=12)
 
 
