@@ -147,7 +147,9 @@ def source_heads(g: GraphContext, source: Value) -> Pairs:
 def scaled_dot_product(
     g: GraphContext, query: Value, keys: Value, values: Value, bias: Value | None
 ) -> Value:
-    """Write equation 1 for queries (B, T, H * d_k): (B, T, H * d_v)."""
+    """Write equation 1 of "Attention Is All You Need".
+
+    queries (B, T, H * d_k), keys (B, H, S, d_k), values (B, H, S, d_v) -> (B, T, H * d_v)."""
     op = g.op
     queries = op("Mul", split_keys(g, query), scale(g))
     scores = op("MatMul", queries, op("Transpose", keys, perm=[0, 1, 3, 2]))

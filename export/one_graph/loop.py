@@ -118,9 +118,10 @@ def pad_left(ops: Ops, ids: Value, mask: Value, pad: int | None) -> tuple[Value,
 
 
 def limit_steps(ops: Ops, steps: Value, lengths: Value | None, positions: int | None) -> Value:
-    """Return `steps` (B, 1), at least 0 and limited by the `positions` of a learned table.
+    """Return `steps` (B, 1), at least 0 and at most `positions` + 1 - `lengths`.
 
-    Prompts have `lengths` (B, 1), or 1 token if `None`."""
+    `positions` is the size of a learned table, `None` for no limit. The last new token takes no
+    position. `lengths` (B, 1) are those of the prompts, `None` for 1 token."""
     steps = ops("Max", steps, 0)
     if positions is None:
         return steps

@@ -77,8 +77,9 @@ class ORTModel(PushToHubMixin):
         self.input_modalities = ("image",) if reads_images else ("text",)
 
     def _open(self, graph: Path | None, **arguments: Any) -> Any:
-        """Return the `Runtime` of our export, or the `ForeignGraph` of `graph`, the path of a graph
-        that another exporter wrote. Raise ValueError if the model has no head for this class."""
+        """Return the `Runtime` of our export if `graph` is `None`, else the `ForeignGraph` of that
+        path, which another exporter wrote. Raise ValueError if the model or the graph has no
+        outputs for this class."""
         name = type(self).__name__
         if graph is None:
             runtime = Runtime(self.directory, **arguments)

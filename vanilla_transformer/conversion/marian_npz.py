@@ -154,7 +154,11 @@ def read_vocabulary(path: Path) -> dict[str, int]:
 
 
 def read_model_config(arrays: Any) -> dict[str, Any]:
-    """Return the config that Marian stores among the arrays, as zero-terminated YAML text."""
+    """Return the config that Marian stores among the arrays, as zero-terminated YAML text.
+
+    Raises:
+        ValueError: if there is no such array, or its YAML has no names and values.
+    """
     if MODEL_CONFIG not in arrays:
         raise ValueError(f"{MODEL_CONFIG} is missing, expected a Marian model")
     text = arrays[MODEL_CONFIG].astype(np.uint8).tobytes().decode("utf-8").rstrip("\0")

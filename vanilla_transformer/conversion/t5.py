@@ -141,9 +141,9 @@ def tensor_maps(
 
 
 def embeddings(is_tied: bool) -> list[TensorMap]:
-    """Return the maps of the one matrix of token embeddings.
+    """Return the maps of the one matrix of token embeddings and, if not tied, of the head.
 
-    An untied head has its own matrix; our model then has one copy of the embeddings for each stack.
+    With an untied head our model has one copy of the embeddings for each stack.
     """
     encoder, decoder = (
         f"model.{side}.embeddings.embed_tokens.weight" for side in ("encoder", "decoder")

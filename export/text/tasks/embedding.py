@@ -208,7 +208,7 @@ def length_and_case(runtime: "TextRuntime") -> tuple[int, bool]:
 
 
 def sentence_modules(runtime: "TextRuntime") -> SentenceModules:
-    """Return the sentence modules of the export.
+    """Return the sentence modules of the export; without any, the mean of the token states.
 
     Raises:
         ValueError: if the order or a setting of the modules is not supported.
