@@ -53,8 +53,8 @@ class RecordFields:
             return Row(fault=str(error))
 
     def parse_line(self, line: bytes) -> Row:
-        """Return the row of an argument or a line of standard input: a JSON object if it begins with
-        {, else a text. A line that cannot be read is a row with a `fault`."""
+        """Return the row of an argument or a line of standard input: a JSON object if it begins
+        with {, else a text. A line that cannot be read is a row with a `fault`."""
         if line.lstrip().startswith(b"{"):
             return self.parse_json(line)
         keys = self.forms[0]
