@@ -72,8 +72,8 @@ def translate(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, t
 
 
 def num_read(output: list[int], eos_token_id: int | list[int] | None) -> int:
-    """Return the number of tokens before the end token, or before the last one. A start token may
-    equal the end token."""
+    """Return the number of tokens before the first end token after the start, else before the last
+    token: the tokens that the decoder reads. A start token may equal the end token."""
     ends = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
     return next(
         (position for position, token in enumerate(output) if position > 0 and token in ends),

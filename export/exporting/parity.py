@@ -504,7 +504,10 @@ def compare_lookup(
     expected: list[np.ndarray],
     real: np.ndarray,
 ) -> None:
-    """Compare the logits of the first row, from the graph that checks several tokens at once."""
+    """Compare the logits of the lookup graph, which reads several tokens at once, with `expected`.
+
+    Only the first row is compared; the report of `case` gets the differences. `real` is True for
+    tokens that are not padding."""
     runtime = case.runtime
     if "lookup" not in runtime.info.manifest["variants"][runtime.dtype]["graphs"]:
         return

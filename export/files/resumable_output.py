@@ -263,7 +263,12 @@ def check_outside(output: Path, paths: Sequence[Path], export: Path) -> None:
 
 
 def check_output(output: Path, inputs: Sequence[Path | None], export: Path, force: bool) -> Path:
-    """Return the path that the file `output` leads to."""
+    """Return the path of the file `output`, with symbolic links resolved.
+
+    Raises:
+        UsageError: for a name of a compressed file, a path inside `export`, or one of `inputs`.
+        FileExistsError: for something other than a file, and without `force` for a file.
+    """
     out = Path(os.path.realpath(output))
     if without_compression(out.name) != out.name:
         raise UsageError(

@@ -25,7 +25,9 @@ MIN_BLOCK = 64  # queries; with fewer, matrices would be too small to multiply w
 
 
 def self_attention(g: GraphContext, positions: Value | None, bias: Value | None) -> Attention:
-    """Write attention over a whole sequence, with `bias` (B or 1, H or 1, T, S) added to the
+    """Return the function that writes attention over a whole sequence for one layer.
+
+    `positions` (B, T) are for rotary embeddings. `bias` (B or 1, H or 1, T, S) is added to the
     scores."""
 
     def attend(layer: int, name: str, x: Value) -> Value:

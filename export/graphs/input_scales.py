@@ -178,8 +178,10 @@ MakeSteps = Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray]], Steps]
 
 
 def choose(inputs: InputStatistics, matrices: Sequence[np.ndarray]) -> Choice:
-    """Choose one scale for all rows, unless its error reaches `MAX_ERROR` and a scale for each row
-    loses less."""
+    """Return the choice between one activation scale for all rows and a scale per row.
+
+    One scale is chosen unless its error reaches `MAX_ERROR` and is larger than that of row scales.
+    """
     make_steps, error = best_steps(inputs, matrices)
     row_error = largest_error(
         [multiply_rows(inputs.rows, matrix) for matrix in sample_columns(matrices)],

@@ -10,7 +10,8 @@ from .rejections import shutting_down
 
 # Minimum rows that join together. Fewer join once a row has waited the batch's `join_delay`.
 JOIN_SIZE = 8
-# Seconds that a part of many rows may be overtaken. After that nothing joins until it fits.
+# Seconds that a part of many rows, such as beams, may be overtaken by smaller parts. After that
+# nothing joins until it fits.
 MAX_OVERTAKEN = 0.5
 
 
@@ -54,8 +55,9 @@ class RequestQueue:
     def is_worth_joining(self, batch: Batch, now: float, last_join: float) -> bool:
         """Return whether waiting parts join now.
 
-        After `close` no more requests arrive, so waiting has no use: parts join as soon as
-        JOIN_SIZE rows, all waiting rows, or as many rows as there are running parts are free."""
+        After `close` no more requests arrive, so waiting for others has no use. Parts then join
+        once one of these numbers of rows is free: JOIN_SIZE, all waiting rows, or as many as there
+        are running parts. An empty batch takes them at once."""
         free = batch.num_free_rows
         if self.is_closed:
             return free >= min(JOIN_SIZE, self.num_rows, len(batch.running))

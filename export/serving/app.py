@@ -44,7 +44,7 @@ def create_app(
     lifecycle: Lifecycle | None = None,
     metrics: Metrics | None = None,
 ) -> FastAPI:
-    """Return the application without limits and authorization, which `Frame` adds.
+    """Return the application without limits and authorization, which `middleware.Frame` adds.
 
     `app.state` has the models, the settings, the lifecycle and the metrics for the endpoints."""
     app = FastAPI(

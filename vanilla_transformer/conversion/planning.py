@@ -175,7 +175,8 @@ def plan_directory(source: str | PathLike, path: Path, overrides: Overrides) -> 
 
 
 def planner(theirs: PreTrainedConfig, converter: Converter, files: TensorFiles) -> PlanAs:
-    """Return a function that plans the conversion as a class, with a copy of the config."""
+    """Return a function from the name of an architecture to its conversion plan. Each call gets a
+    copy of the config."""
     return lambda architecture: plan_by_values(
         copy.deepcopy(theirs), converter, architecture, files
     )

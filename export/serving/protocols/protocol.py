@@ -1,4 +1,7 @@
-"""`Protocol`, and helpers that the endpoints of all protocols share."""
+"""`Protocol`, and helpers that the endpoints of all protocols share.
+
+A new protocol is a module of this folder with `PROTOCOL`, and a name in `PROTOCOLS` of
+`serving/service.py`."""
 
 import contextlib
 from collections.abc import Callable, Iterator

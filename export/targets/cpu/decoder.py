@@ -398,7 +398,8 @@ class LookupGraph:
     def run(self, caches: dict, tokens: np.ndarray, place: int, position: int) -> np.ndarray:
         """Return the logits (1, T, V) after each of `tokens` (1, T).
 
-        They are written to `caches` from slot `slot` and have positions from `position`."""
+        The keys and values are written to `caches` from index `place` on. Their positions begin at
+        `position`, which also counts tokens that left the window."""
         if caches is not self.caches:
             self.caches, self.bound = caches, {}
         count = tokens.shape[1]

@@ -70,7 +70,7 @@ class Cuda:
         return target_graphs(dtype)
 
     def parity_device(self, activations: str) -> str:
-        """Return "cuda" with a GPU, else "cpu". The CPU computes fp32 and fp16 only."""
+        """Return "cuda" with a GPU, else "cpu". Raise OSError for bf16 without a GPU."""
         from ...inference.devices import require
 
         try:
