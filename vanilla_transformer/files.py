@@ -319,7 +319,8 @@ def companions_in(directory: Path, files: Iterable[str]) -> set[str]:
 
 
 def read_object(path: Path) -> dict:
-    """Return the JSON object in a file, or an empty one if the file holds anything else."""
+    """Return the JSON object in a file, or an empty one if the file is missing or holds anything
+    else."""
     content = json_or_none(path)
     return content if isinstance(content, dict) else {}
 

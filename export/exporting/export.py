@@ -50,7 +50,8 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
         opset: opset of the graphs: portable 18 to 23; default: the lowest (None)
         image_size: images of a vision model: trained (only the size of the config) or free (any
             size); default: by the model's config (None)
-        shortlist: text file; only its tokens and the special tokens can be generated (None)
+        shortlist: text in the output language; only its tokens and special tokens are generated
+            (None)
         calibrate: text file to calibrate int8 on the cpu target: one activation scale for all rows
             instead of one per row; faster (None)
         generate: write one graph with the whole generation loop, from token ids to sequences:

@@ -211,7 +211,7 @@ class ExportOptions:
     )
     shortlist: Iterable[int] | str | os.PathLike | None = option(
         None,
-        "text file; only its tokens and the special tokens can be generated",
+        "text in the output language; only its tokens and special tokens are generated",
         path,
         metavar="FILE",
     )

@@ -482,7 +482,7 @@ def options_text(indent: str = "") -> str:
 
 def options_table() -> str:
     """Return a Markdown table of the fields of `Options`, and of the other fields of
-    generation_config.json that exports support."""
+    generation_config.json that exports accept without applying them."""
     lines = ["| option | default | must be | meaning |", "|---|---|---|---|"]
     for name, field in FIELDS.items():
         lines.append(

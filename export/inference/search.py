@@ -196,7 +196,9 @@ class BeamSearch:
         self.finished = False
 
     def advance(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Select the best K running hypotheses and store those that just ended."""
+        """Select the best K running hypotheses and store those that just ended.
+
+        Return their last tokens and the rows of the batch that they continue, both (B * K,)."""
         options = self.options
         if self.length == self.tokens.shape[1]:
             self.tokens = double_length(self.tokens, options.fill_token_id)

@@ -143,7 +143,8 @@ def rows_without_padding(ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:
 
 
 def open_scheduler(model: OnnxModel, inputs: list[GenerationInput], workers: int) -> LocalScheduler:
-    """Return a scheduler whose slots fit each of `inputs`, with at most one slot per input."""
+    """Return a scheduler whose slots fit each of `inputs`. Each worker has the same number of
+    slots, at most its share of the inputs, rounded up."""
     source = max(len(row.source or ()) for row in inputs)
     length = max(len(row.prompt) for row in inputs) + inputs[0].options.max_new_tokens - 1
     max_rows = int(slot_memory(workers) / slot_bytes(model.info, SlotSize(1, source, length)))

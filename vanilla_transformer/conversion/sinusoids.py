@@ -9,8 +9,9 @@ from .tensors import TensorFiles
 
 
 def marian_table(rows: int, width: int) -> torch.Tensor:
-    """Return the paper's sinusoids, of pos / 10000^(2i / width) (section 3.5): (rows, width),
-    float64."""
+    """Return sinusoids of pos / 10000^(2i / width) as Marian stores them: (rows, width), float64.
+
+    All sines come first, then all cosines; the paper interleaves them (section 3.5)."""
     frequencies = 10000.0 ** (-torch.arange(width // 2, dtype=torch.double) * 2 / width)
     return sines_then_cosines(rows, frequencies)
 

@@ -54,8 +54,8 @@ def step(g: GraphContext, inputs: Values) -> list[Value]:
 
 
 def row_states(g: GraphContext, inputs: Values) -> tuple[Value, list[Value]]:
-    """Return the states of rows that differ in length, and their caches. Only the graph `step` has
-    caches of sources."""
+    """Return the states of rows that differ in length, and their caches. Only the graph `step`
+    returns caches of sources too."""
     caches, source = Caches(inputs), Caches(inputs, is_source=True)
     attentions = [grouped_attention(g, inputs, caches)]
     if "last_source_position" in inputs:
