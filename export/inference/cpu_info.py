@@ -8,14 +8,14 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
-class Cpu:
+class CpuInfo:
     """A CPU: its `name`, and the Linux names of its `instructions`, empty if they are unknown."""
 
     name: str
     instructions: frozenset[str] = frozenset()
 
     @classmethod
-    def detect(cls) -> "Cpu":
+    def detect(cls) -> "CpuInfo":
         """Return the CPU of this machine."""
         try:
             first = CPUINFO.read_text().split("\n\n")[0]

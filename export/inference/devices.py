@@ -9,7 +9,7 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
-from .cpu_info import Cpu
+from .cpu_info import CpuInfo
 
 # Older versions fail in the cpu target's graphs; versions up to 1.26 crash the process.
 ONNXRUNTIME = (1, 30)
@@ -95,7 +95,7 @@ def facts() -> dict:
     available = providers()
     if CUDA in available:
         preload()
-    cpu = Cpu.detect()
+    cpu = CpuInfo.detect()
     report = {
         "python": platform.python_version(),
         "packages": installed_versions(),
