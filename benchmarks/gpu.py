@@ -17,8 +17,9 @@ def device_facts() -> dict | None:
     if not torch.cuda.is_available():
         return None
     properties = torch.cuda.get_device_properties(0)
+    gpus = devices.gpus()
     return {
-        "gpu": ", ".join(devices.gpus()[0]) if devices.gpus() else properties.name,
+        "gpu": ", ".join(gpus[0]) if gpus else properties.name,
         "gpu_memory_bytes": properties.total_memory,
         "gpu_l2_bytes": properties.L2_cache_size,
         "multiprocessors": properties.multi_processor_count,

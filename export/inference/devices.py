@@ -67,11 +67,12 @@ def require(device: str, activations: str = "fp32") -> None:
     Raises:
         OSError: with the problem and the command that fixes it.
     """
-    if problem := facts()[f"{device}_problem"]:
+    report = facts()
+    if problem := report[f"{device}_problem"]:
         raise OSError(problem)
     if activations == "bf16":
-        for gpu in gpus():
-            check_bfloat16(gpu)
+        for gpu in report["gpus"]:
+            check_bfloat16(Gpu(**gpu))
 
 
 def require_running(provider: str, running: list[str]) -> None:
