@@ -16,6 +16,7 @@ import pyarrow.parquet
 import pytest
 from checkpoints import with_words
 from messages import check_message, raises
+from shards import some_lines, write
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.cli.main import main
@@ -44,21 +45,6 @@ def runtime(export):
 def runner(runtime, options=BEAMS, shard_lines=8, skips=True, field=None, prefix=None, **settings):
     predictions = Predictions(runtime, "generate", options, **settings)
     return Runner(predictions, field, None, prefix, shard_lines, skips)
-
-
-def some_lines(count, seed=0):
-    """Return random lines of up to nine words; one in eight has none."""
-    rng = np.random.default_rng(seed)
-    lines = [
-        " ".join(f"w{token}" for token in rng.integers(4, 48, rng.integers(1, 10)))
-        for _ in range(count)
-    ]
-    return ["" if rng.random() < 1 / 8 else line for line in lines]
-
-
-def write(path, lines):
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return path
 
 
 def partial_of(out):

@@ -6,7 +6,7 @@ OPTIONS = {"max_new_tokens": 8}
 
 
 def some_lines(count, seed=0):
-    """Each with its number in it; one in eight has no words."""
+    """Return random lines of up to nine words; one in eight has none."""
     rng = np.random.default_rng(seed)
     lines = [
         " ".join(f"w{token}" for token in rng.integers(4, 48, rng.integers(1, 10)))
