@@ -12,9 +12,10 @@ from .sentencepiece_model import make_tokenizer, read_sentencepiece, read_vocabu
 
 
 def make_backend(theirs: PreTrainedTokenizerBase, directory: Path) -> tuple[Tokenizer, list[str]]:
-    """Return the backend tokenizer for `theirs`, an `M2M100Tokenizer`, and notes on differences.
+    """Return a tokenizer of the `tokenizers` library with the ids of `theirs`, and notes for users.
 
-    The source language of `theirs` is that of the text.
+    `theirs` is an `M2M100Tokenizer` read from `directory`; its `src_lang` is the language of the
+    texts. The notes name pieces without an id.
 
     Raises:
         FileNotFoundError, ImportError, ValueError: see `read_sentencepiece` and `read_vocabulary`.
