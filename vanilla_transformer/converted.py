@@ -68,7 +68,8 @@ def converted(
 
 
 def is_ours(source: str | os.PathLike) -> bool:
-    """Return True if the checkpoint `source`, a directory or Hub id, needs no conversion."""
+    """Return True if `source`, a directory or Hub id, is a Vanilla Transformer checkpoint, which
+    needs no conversion."""
     if os.path.isdir(source) and is_marian(Path(source)):
         return False
     content, _ = read_raw_config(checkpoint_directory(source, (CONFIG,)))
@@ -76,12 +77,17 @@ def is_ours(source: str | os.PathLike) -> bool:
 
 
 def is_marian(source: Path) -> bool:
-    """Return True if the directory has a model of Marian and none of transformers."""
+    """Return True if the directory `source` has a model in Marian's own format (*.npz) and no
+    config.json."""
     return not (source / CONFIG).is_file() and any(source.glob("*.npz"))
 
 
 def family_hint(source: str | os.PathLike) -> str:
-    """Return the part of an error that names the family of a checkpoint of another project."""
+    """Return the family of a checkpoint for an error, such as "model_type bert, architecture
+    BertModel".
+
+    `source` is a directory or Hub id.
+    """
     if os.path.isdir(source) and is_marian(Path(source)):
         return "files of Marian"
     content, architecture = read_raw_config(checkpoint_directory(source, (CONFIG,)))

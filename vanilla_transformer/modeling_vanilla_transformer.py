@@ -83,9 +83,11 @@ def lm_transform(config):
 
 
 def select_labelled(hidden_states, labels, logits_to_keep):
-    """Select states (B, S, D) and `labels` (B, S), if any, by the mask `logits_to_keep` (B, S).
+    """Return states (B, S, D) and `labels` (B, S) at the positions where `logits_to_keep` (B, S) is
+    True.
 
-    The results are (N, D) and (N,). Without a mask all are returned unchanged.
+    The results are (N, D) and (N,). Without that mask both are returned unchanged. `labels` may be
+    None.
     """
     if logits_to_keep is None:
         return hidden_states, labels
@@ -119,10 +121,10 @@ class VanillaEncoderForMaskedLM(VanillaPreTrainedModel):
         logits_to_keep: torch.BoolTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
-        """Return `logits` (B, S, V), and with `labels` their mean cross-entropy.
+        """Return `logits` (B, S, V), and with `labels` (B, S) their mean cross-entropy.
 
-        The inputs are those of `VanillaEncoderModel.forward`. With a mask `logits_to_keep` (B, S),
-        only its N positions have logits (N, V) and count in the loss.
+        The inputs are those of `VanillaEncoderModel.forward`. Labels of -100 do not count. With a
+        mask `logits_to_keep` (B, S), only its N positions have logits (N, V) and count in the loss.
         """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
@@ -165,8 +167,9 @@ class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithCrossAttentions:
         """Return `logits` (B, T, V), only of the last `logits_to_keep` positions if that is not 0.
 
-        The inputs are those of `VanillaDecoderModel.forward`. `labels` (B, T) are `input_ids` with
-        -100 where nothing is to be predicted; the loss shifts them by one.
+        The inputs are those of `VanillaDecoderModel.forward`. With `labels` (B, T) the loss is
+        returned too: they are `input_ids` with -100 where nothing is to be predicted, and the loss
+        shifts them by one.
         """
         outputs = self.model(
             input_ids,
@@ -194,10 +197,11 @@ class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
 
 
 def shift_tokens_right(ids, config):
-    """Shift `ids` (B, T) right by one and replace -100 by padding.
+    """Return `ids` (B, T) shifted right by one, with padding in place of -100.
 
     The first token is `config.decoder_start_token_id`. With `config.wrap_last_token` it is the last
-    token of the row that is not padding.
+    token of the row that is not padding. Raises ValueError if the config lacks a token that is
+    needed.
     """
     for name in (
         ("pad_token_id",) if config.wrap_last_token else ("pad_token_id", "decoder_start_token_id")
@@ -216,8 +220,8 @@ def shift_tokens_right(ids, config):
 
 
 def both_stacks(outputs):
-    """Return the outputs of `VanillaSeq2SeqModel` that a head passes on: all but the last hidden
-    state."""
+    """Return {name: value} of the outputs of `VanillaSeq2SeqModel`, except the last hidden state. A
+    head passes them on."""
     return {name: value for name, value in outputs.items() if name != "last_hidden_state"}
 
 
@@ -260,10 +264,11 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
-        """Return `logits` (B, T, V), and with `labels` their mean cross-entropy.
+        """Return `logits` (B, T, V), only of the last `logits_to_keep` positions if that is not 0.
 
-        The inputs are those of `VanillaSeq2SeqModel.forward`. `labels` (B, T) are -100 where
-        nothing is to be predicted; `decoder_input_ids` default to the labels shifted right.
+        The inputs are those of `VanillaSeq2SeqModel.forward`. With `labels` (B, T), -100 where
+        nothing is to be predicted, their mean cross-entropy is returned too. `decoder_input_ids`
+        default to the labels shifted right.
         """
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
@@ -412,9 +417,10 @@ class VanillaEncoderForNextSentencePrediction(VanillaPreTrainedModel):
         labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> NextSentencePredictorOutput:
-        """Return `logits` (B, 2), and with `labels` their mean cross-entropy.
+        """Return `logits` (B, 2), and with `labels` (B,) their mean cross-entropy.
 
-        The inputs are those of `VanillaEncoderModel.forward`.
+        The inputs are those of `VanillaEncoderModel.forward`. A label is 0 if the second sentence
+        follows the first, else 1.
         """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
@@ -456,7 +462,8 @@ class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
     ) -> SequenceClassifierOutput:
         """Return `logits` (B, num_labels), and the loss if there are `labels`.
 
-        The inputs are those of `VanillaEncoderModel.forward`.
+        The inputs are those of `VanillaEncoderModel.forward`. `labels` are classes (B,), or floats
+        (B, num_labels) for regression and several independent labels; see `config.problem_type`.
         """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
@@ -502,9 +509,9 @@ class VanillaEncoderForTokenClassification(VanillaPreTrainedModel):
         labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
-        """Return `logits` (B, S, num_labels), and with `labels` their mean cross-entropy.
+        """Return `logits` (B, S, num_labels), and with `labels` (B, S) their mean cross-entropy.
 
-        The inputs are those of `VanillaEncoderModel.forward`.
+        The inputs are those of `VanillaEncoderModel.forward`. Labels of -100 do not count.
         """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
@@ -586,10 +593,10 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
         labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MultipleChoiceModelOutput:
-        """Return `logits` (B, C) of the C choices, and with `labels` their mean cross-entropy.
+        """Return `logits` (B, C) of the C choices, and with `labels` (B,) their mean cross-entropy.
 
         The inputs are those of `VanillaEncoderModel.forward` with an axis of choices: `input_ids`
-        are (B, C, S).
+        are (B, C, S). A label is the index of the right choice.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self.model(
@@ -632,7 +639,8 @@ class VanillaDecoderForSequenceClassification(VanillaPreTrainedModel):
         """Return `logits` (B, num_labels), and the loss if there are `labels`.
 
         The inputs are those of `VanillaDecoderModel.forward`. Tokens that `attention_mask` (B, T)
-        hides and every `config.pad_token_id` are padding.
+        hides and every `config.pad_token_id` are padding. `labels` are classes (B,), or floats (B,
+        num_labels); see `config.problem_type`.
         """
         outputs = self.model(
             input_ids,
@@ -692,9 +700,9 @@ class VanillaDecoderForTokenClassification(VanillaPreTrainedModel):
         use_cache: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
-        """Return `logits` (B, T, num_labels), and with `labels` their mean cross-entropy.
+        """Return `logits` (B, T, num_labels), and with `labels` (B, T) their mean cross-entropy.
 
-        The inputs are those of `VanillaDecoderModel.forward`.
+        The inputs are those of `VanillaDecoderModel.forward`. Labels of -100 do not count.
         """
         outputs = self.model(
             input_ids,
@@ -740,8 +748,8 @@ class VanillaDecoderForQuestionAnswering(VanillaPreTrainedModel):
         """Return `start_logits` and `end_logits` (B, T), and with positions the mean of their
         cross-entropies.
 
-        The inputs are those of `VanillaDecoderModel.forward`, the labels those of
-        `VanillaEncoderForQuestionAnswering.forward`.
+        The inputs are those of `VanillaDecoderModel.forward`. `start_positions` and `end_positions`
+        are (B,); positions after the sequence are ignored.
         """
         outputs = self.model(
             input_ids,
@@ -799,8 +807,9 @@ class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
         """Return `logits` (B, num_labels), and the loss if there are `labels`.
 
         The inputs are those of `VanillaSeq2SeqModel.forward`. Each row of `input_ids` (B, S) needs
-        an end token that `attention_mask` does not hide. `decoder_input_ids` (B, S) are by default
-        `input_ids` shifted right.
+        an end token that `attention_mask` does not hide; ValueError without one.
+        `decoder_input_ids` (B, S) are by default `input_ids` shifted right. `labels` are classes
+        (B,), or floats (B, num_labels); see `config.problem_type`.
         """
         last = self.last_end_token(input_ids, attention_mask)
         if decoder_input_ids is None and kwargs.get("decoder_inputs_embeds") is None:
@@ -881,9 +890,9 @@ class VanillaSeq2SeqForQuestionAnswering(VanillaPreTrainedModel):
         """Return `start_logits` and `end_logits` (B, S), and with positions the mean of their
         cross-entropies.
 
-        The inputs are those of `VanillaSeq2SeqModel.forward`, the labels those of
-        `VanillaEncoderForQuestionAnswering.forward`. `decoder_input_ids` (B, S) are by default
-        `input_ids` shifted right.
+        The inputs are those of `VanillaSeq2SeqModel.forward`. `start_positions` and `end_positions`
+        are (B,); positions after the sequence are ignored. `decoder_input_ids` (B, S) are by
+        default `input_ids` shifted right.
         """
         if input_ids is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = shift_tokens_right(input_ids, self.config)
@@ -938,7 +947,8 @@ class VanillaVisionForImageClassification(VanillaPreTrainedModel):
     ) -> ImageClassifierOutput:
         """Return `logits` (B, num_labels), and the loss if there are `labels`.
 
-        The inputs are those of `VanillaVisionModel.forward`.
+        The inputs are those of `VanillaVisionModel.forward`. `labels` are classes (B,), or floats
+        (B, num_labels); see `config.problem_type`.
         """
         outputs = self.model(pixel_values, interpolate_pos_encoding, **kwargs)
         states = outputs.last_hidden_state[:, : self.config.num_first_tokens]
