@@ -42,8 +42,8 @@ def check_together(recipe: "Recipe", task: "Task") -> None:
 
 
 def attempt(table: str, make: Callable, *args: Any, **settings: Any) -> Any:
-    """Call `make` and return its result, with any exception as a one-line UsageError about
-    `table`."""
+    """Return `make(*args, **settings)`. Any exception becomes a one-line UsageError that begins
+    with `table`."""
     try:
         return make(*args, **settings)
     except Exception as error:
@@ -197,7 +197,10 @@ def check_checkpoints(training: dict) -> None:
 
 def check_best(training: dict, metrics: set[str]) -> None:
     """Raise UsageError for settings of the best checkpoint that would fail only after an
-    evaluation."""
+    evaluation.
+
+    `training` is the table of the recipe, `metrics` the names that may choose the best.
+    """
     name = training.get("metric_for_best_model")
     patience = training.get("early_stopping_patience")
     if name is not None:
