@@ -28,7 +28,8 @@ class Tokens:
 
 
 def flat(pairs: Pairs) -> list[Value]:
-    """Return keys and values of all layers in one list, as specs have them."""
+    """Return keys and values of all layers in one list: key, value, key, value and so on, in the
+    order of specs."""
     return [value for pair in pairs for value in pair]
 
 
@@ -128,7 +129,8 @@ class GraphContext:
     calibration: Any = None
 
     def contrib(self, op_type: str, *operands: Any, **attributes: Any) -> Value:
-        """Append a node with an operator that only onnxruntime has."""
+        """Append a node with the operator `op_type`, which only onnxruntime has, and return its
+        output."""
         return self.op(op_type, *operands, domain=CONTRIB, **attributes)
 
     def has(self, name: str) -> bool:
@@ -136,20 +138,24 @@ class GraphContext:
         return name in self.store.weights
 
     def weight(self, name: str) -> Value:
-        """Return the weights `name` as they are."""
+        """Return the checkpoint's weights `name` as a value of the graph, unchanged."""
         return self.transform_weights([name], unchanged)[0]
 
     def bias(self, name: str) -> Value | None:
-        """Return the bias of the linear map `name`, if it has one."""
+        """Return the bias of the linear map `name`, or None if it has none."""
         return self.weight(f"{name}.bias") if self.has(f"{name}.bias") else None
 
     def matrices(self, names: Sequence[str], transform: Callable, *arguments: Any) -> list[Value]:
-        """Return what `transform` makes of the matrices of the linear maps `names`."""
+        """Return `transform(*matrices, *arguments)` for the matrices (N, K) of the linear maps
+        `names`, as values of the graph."""
         return self.transform_weights([f"{name}.weight" for name in names], transform, *arguments)
 
     def transform_weights(
         self, names: Sequence[str], transform: Callable, *arguments: Any
     ) -> list[Value]:
-        """Return what `transform` makes of the weights `names`, see `WeightStore`."""
+        """Return `transform(*weights, *arguments)` for the weights `names`, as values of the graph.
+
+        Equal calls share one tensor in all graphs of an export.
+        """
         tensors = self.store.transform_weights(names, transform, *arguments)
         return [self.op.initializer(id(tensor), tensor) for tensor in tensors]

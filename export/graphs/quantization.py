@@ -15,8 +15,11 @@ SLICE = 2**21  # weights quantized at a time; intermediate arrays are several ti
 def in_slices(
     quantize: Callable[[np.ndarray], Quantized], matrix: np.ndarray, axis: int, joined: int = 0
 ) -> Quantized:
-    """Integers and scales that `quantize` gives for slices of `matrix` along `axis`, the integers
-    joined along `joined`."""
+    """Return the integers and scales of `matrix`, quantized in slices along `axis` to save memory.
+
+    `quantize` returns them for a slice. Integers are joined along the axis `joined`, scales along
+    axis 0.
+    """
     parts = np.array_split(matrix, -(-matrix.size // SLICE), axis)
     integers, scales = zip(*map(quantize, parts))
     return np.concatenate(integers, joined), np.concatenate(scales)
@@ -36,10 +39,11 @@ def int8_columns(matrix: np.ndarray) -> Quantized:
 
 
 def int4_blocks(matrix: np.ndarray, block: int = BLOCK) -> Quantized:
-    """(K, N) -> 4-bit integers (N, blocks, bytes) with zero point 8, and the scales (N, blocks) in
-    the dtype of `matrix`.
+    """(K, N) -> 4-bit integers (N, blocks, block / 2 bytes) with zero point 8, and scales (N,
+    blocks) in the dtype of `matrix`.
 
-    A block is `block` weights of a column. A byte holds two weights, the first in its low half."""
+    A block is `block` weights of a column. A byte holds two weights, the first in its low half.
+    """
     blocks = column_blocks(matrix, block)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2, keepdims=True), axis=2)
     # the largest weight becomes -8, which has no positive counterpart
@@ -75,7 +79,8 @@ def int8_rows(table: np.ndarray) -> Quantized:
 
 
 def round_to_int8(values: np.ndarray, largest: np.ndarray) -> Quantized:
-    """Return `values` as int8, and their scales, which map `largest` to 127."""
+    """Return `values` as int8, and their float32 scales. A scale maps `largest`, the largest
+    magnitude, to 127."""
     scales = positive_scales(largest)
     return np.rint(values / scales).astype(np.int8), scales
 
