@@ -100,7 +100,8 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
 def write_export(
     checkpoint: Checkpoint, options: ExportOptions, directory: Path, triton: Path | None = None
 ) -> dict[str, Any]:
-    """Write an export to `directory` and a model of Triton to `triton`. Return the manifest."""
+    """Write an export to `directory`, and a model of Triton to `triton` if that is not None. Return
+    the manifest."""
     if options.generate is not None:
         return write_one_graph(checkpoint, options, directory, triton)
     if triton is not None:
@@ -115,8 +116,12 @@ def write_export(
 def write_one_graph(
     checkpoint: Checkpoint, options: ExportOptions, directory: Path, triton: Path | None
 ) -> dict[str, Any]:
-    """Write an export with the one graph of `options.generate`, like `write_export`. The graph is
-    made from those of an export that is compared with torch first."""
+    """Write an export with the one graph that generates, `options.generate`, to `directory`. Return
+    the manifest.
+
+    The graph is made from those of an export that is compared with torch first. `triton` is the
+    directory of a Triton model, or None.
+    """
     from .one_graph import check_model, write_generator
 
     mode = str(options.generate)
@@ -135,7 +140,8 @@ def write_one_graph(
 
 
 def check_apart(out: str | os.PathLike, triton: str | os.PathLike | None) -> None:
-    """Raise UsageError if one of the two outputs is inside the other."""
+    """Raise UsageError if one of the directories `out` and `triton` is inside the other, or both
+    are the same."""
     if triton is None:
         return
     outputs = [Path(os.path.realpath(path)) for path in (out, triton)]
@@ -160,10 +166,11 @@ def check_whole_sequences(checkpoint: Checkpoint) -> None:
 
 
 def describe(checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int) -> dict[str, Any]:
-    """Write what stands beside the graphs in `directory`, compare them with torch, and return the
-    manifest that records it.
+    """Write the other files beside the graphs in `directory`, compare the graphs with torch, and
+    return the manifest.
 
-    Where no device can run the graphs, `parity` is `None` and `parity_reason` says why.
+    `cases` is the number of random inputs. Where no device can run the graphs, `parity` in the
+    manifest is None and `parity_reason` says why.
 
     Raises:
         ValueError: if the graphs do not give what torch gives.
@@ -185,7 +192,9 @@ def describe(checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int
 def compare_with_torch(
     checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int, device: str | None
 ) -> dict[str, dict | None]:
-    """Return the results of comparing the graphs with torch, by dtype.
+    """Return {dtype: results of the comparison with torch}, on `cases` random inputs.
+
+    The graphs run on `device`.
 
     Raises:
         ValueError: if the graphs differ from torch by more than the tolerance.
@@ -207,7 +216,8 @@ def compare_with_torch(
 def without_parity(
     graphs: Graphs, directory: Path, facts: dict[str, Any], reason: str
 ) -> dict[str, Any]:
-    """Write the manifest of graphs that were not compared, and return it."""
+    """Write the manifest of graphs that were not compared for this `reason`, and return it. `facts`
+    are its other fields."""
     return write_manifest(
         directory, **facts, **graphs.facts(dict.fromkeys(graphs.dtypes)), parity_reason=reason
     )
@@ -232,7 +242,7 @@ def manifest_facts(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the version of each of `PACKAGES` that is installed."""
+    """Return {package: version} of those of `PACKAGES` that are installed."""
     installed = {}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):

@@ -137,8 +137,8 @@ def check_calibrate(options: "ExportOptions") -> None:
 
 
 def check_generate(options: "ExportOptions") -> None:
-    """Raise UsageError for an unknown mode, and for a target whose decoder does not go into a
-    loop."""
+    """Raise UsageError for an unknown mode, for a target whose decoder does not go into a loop, and
+    with `image_size`."""
     mode = options.generate
     if mode is None:
         return
@@ -158,7 +158,8 @@ def check_generate(options: "ExportOptions") -> None:
 
 
 def check_cases(options: "ExportOptions") -> None:
-    """Raise UsageError for no comparison: an export that was not compared is not done."""
+    """Raise UsageError if `cases` is not at least 1: an export that was not compared is not
+    done."""
     if not isinstance(options.cases, int) or options.cases < 1:
         raise UsageError(f"cases is {options.cases!r}, expected a whole number of at least 1")
 
@@ -178,11 +179,13 @@ def option(
     """Return a field of `ExportOptions`.
 
     Args:
-        help: a function if it names the targets that are registered.
-        read: reads the value of its flag, and raises ArgumentTypeError.
-        check: raises UsageError for a value that it cannot have.
-        is_repeated: whether the flag may be repeated.
-        flag: `--set` for `config`; by default the name of the field.
+        default: the value without the option.
+        help: text, or a function that returns it if it names the targets that are registered.
+        read: reads the text of its flag, and raises ArgumentTypeError.
+        check: gets the options, and raises UsageError for a wrong value.
+        is_repeated: True if the flag may be repeated.
+        flag: name of the flag; by default that of the field, such as `--leave-out`.
+        metavar: name of the flag's value in the help.
     """
     metadata = {"help": help, "read": read, "check": check, "is_repeated": is_repeated}
     return dataclasses.field(
@@ -272,8 +275,8 @@ class ExportOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "ExportOptions":
-        """Return the options by name. Raise UsageError for an unknown name or an
-        invalid value."""
+        """Return the options for {name: value}. Raises UsageError for an unknown name or an invalid
+        value."""
         for name in options.keys() - FIELDS.keys():
             raise UsageError(
                 f"export has no option {name!r}, expected one of "
@@ -289,8 +292,8 @@ class ExportOptions:
 
     @property
     def texts(self) -> list[str | os.PathLike]:
-        """Paths of the text files `shortlist` and `calibrate`, which export reads besides the
-        checkpoint."""
+        """Paths of the text files `shortlist` and `calibrate`, if set, which export reads besides
+        the checkpoint."""
         texts = (self.shortlist, self.calibrate)
         return [text for text in texts if isinstance(text, str | os.PathLike)]
 
@@ -309,7 +312,7 @@ def flag_help(field: dataclasses.Field) -> str:
 
 
 def add_options(parser: Parser) -> None:
-    """Add the flag of each field, in the order of the fields."""
+    """Add the flag of each field to `parser`, in the order of the fields."""
     for name, field in FIELDS.items():
         if name in WITHOUT_FLAG:
             continue
@@ -327,13 +330,14 @@ def add_options(parser: Parser) -> None:
 
 
 def options_from_flags(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `export` that the flags set."""
+    """Return {name: value} of the options of `export` in the parsed flags `args`."""
     options = {name: getattr(args, name) for name in FIELDS if name not in WITHOUT_FLAG}
     return options | {"config": dict(options["config"])}
 
 
 def options_text(indent: str = "") -> str:
-    """Return the fields for a docstring, in lines of at most 100 columns."""
+    """Return a line "name: help (default)" for each field, for a docstring, wrapped at 100 columns.
+    Lines begin with `indent`."""
     hanging = textwrap.TextWrapper(100, initial_indent=indent, subsequent_indent=f"{indent}    ")
     return "\n".join(
         hanging.fill(f"{name}: {flag_help(field)} ({field.default!r})")
@@ -342,7 +346,7 @@ def options_text(indent: str = "") -> str:
 
 
 def options_table() -> str:
-    """Return the fields for the documentation, in Markdown."""
+    """Return a table of the fields in Markdown, for the documentation."""
     lines = ["| option | flag | default | meaning |", "|---|---|---|---|"]
     for name, field in FIELDS.items():
         metavar = field.metadata["metavar"] or name.upper()

@@ -41,7 +41,8 @@ class Prompt:
 
 
 def repetition_penalty(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
-    """Return the processor that penalizes earlier tokens (Keskar et al. 2019, section 4.1)."""
+    """Return the processor that penalizes earlier tokens (Keskar et al. 2019, section 4.1), or None
+    if it is off."""
     penalty = np.float32(options.repetition_penalty)
 
     def process(ids: np.ndarray, scores: np.ndarray) -> None:
@@ -72,7 +73,10 @@ def no_repeat_ngrams(options: "Options", prompt: Prompt) -> LogitsProcessor | No
 
 def bad_words(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     """Return the processor that suppresses the last token of each of `bad_words_ids` after its
-    other tokens. A single end token is not suppressed."""
+    other tokens, or None.
+
+    A single end token is not suppressed.
+    """
     ends = [[token] for token in options.eos_token_ids]
     words = [word for word in options.bad_words_ids or () if word not in ends]
     by_length = [
@@ -134,9 +138,11 @@ def begin_suppress_tokens(options: "Options", prompt: Prompt) -> LogitsProcessor
 
 
 def renormalize(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
-    """Return the processor that normalizes the log p of beams after the other processors.
+    """Return the processor that normalizes the log p of beams after the other processors, or None
+    if it is off.
 
-    Without beams it would not change the selected tokens."""
+    Without beams it would not change the selected tokens.
+    """
 
     def process(ids: np.ndarray, scores: np.ndarray) -> None:
         maximum, log_sum = log_sum_exp(scores)
@@ -154,7 +160,10 @@ def distinct(tokens: Sequence[int]) -> np.ndarray:
 def suppress(
     ids: np.ndarray, scores: np.ndarray, tokens: np.ndarray, lengths: Container[int] | None = None
 ) -> None:
-    """Set the scores of `tokens`, from `distinct`, to -inf, if the length is in `lengths`."""
+    """Set the scores (R, V) of `tokens`, from `distinct`, to -inf in place.
+
+    If there are `lengths`, do so only if the number of tokens per row so far is in them.
+    """
     if lengths is None or ids.shape[1] in lengths:
         scores[:, tokens[: np.searchsorted(tokens, scores.shape[1])]] = -np.inf
 
@@ -171,9 +180,11 @@ def as_rows(values: np.ndarray, rows: int) -> np.ndarray:
 
 
 def log_sum_exp(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the maximum of each row and log(sum(exp(row - maximum))), both (R, 1).
+    """Return the maximum of each row of logits (R, V), and log(sum(exp(row - maximum))), both (R,
+    1).
 
-    The log-softmax is logits - maximum - log_sum, in this order, as in torch."""
+    The log-softmax is logits - maximum - log_sum, in this order, as in torch.
+    """
     rows, width = logits.shape
     maximum, total = np.empty((2, rows, 1), np.float32)
     step = max(1, CHUNK // width)
@@ -212,7 +223,11 @@ def top(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the same as `top`. Search all values instead of blocks."""
+    """Return the `count` largest values of each row and their indices, both (R, count), sorted like
+    `top`.
+
+    All values are searched, not only some blocks. Raises ValueError for NaN.
+    """
     rows, width = scores.shape
     if count == width:
         indices = np.broadcast_to(np.arange(width), scores.shape)
@@ -237,7 +252,8 @@ def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def derive_seed(seed: int, number: int) -> int:
-    """Return the seed of text number `number`, such as a line of a file."""
+    """Return the seed of the text with this `number`, such as a line of a file, derived from the
+    `seed` of all texts."""
     return int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0])
 
 
@@ -283,7 +299,11 @@ class Sampler:
         return indices if tokens is None else tokens[np.arange(rows), indices]
 
     def draw(self, weights: np.ndarray) -> np.ndarray:
-        """Sample an index of each row, with a probability proportional to its weight."""
+        """Return an index for each row of `weights` (R, n), drawn with a probability proportional
+        to its weight.
+
+        Raises ValueError for a row without positive weights.
+        """
         cumulative = weights.cumsum(axis=1, dtype=np.float64)
         if not (cumulative[:, -1] > 0).all():
             raise ValueError(
@@ -295,9 +315,12 @@ class Sampler:
         return (cumulative <= drawn * cumulative[:, -1:]).sum(axis=1)
 
     def weights(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the sampling weights and their tokens, both (R, n) for some n.
+        """Return the sampling weights and their tokens, both (R, n), for logits (R, V), which are
+        overwritten.
 
-        Tokens are `None` if all are in order. Filtered tokens have weight 0."""
+        n is at most V, because only the likely tokens are sorted. Tokens are None if all are in
+        order. Filtered tokens have weight 0.
+        """
         if self.temperature != 1:
             np.divide(logits, self.temperature, out=logits)
         width = logits.shape[1]

@@ -43,8 +43,11 @@ def top_k_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.ndarr
 
 @functools.cache
 def session(threads: int) -> "onnxruntime.InferenceSession":
-    """Return the session of the graph. Its threads do not spin between two steps, because they
-    would compete with the decoder's threads for CPUs."""
+    """Return the session of the graph for top-k with this number of `threads`, one for each number.
+
+    The threads do not spin between two steps, because they would compete with the decoder's threads
+    for CPUs.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
