@@ -75,11 +75,16 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_field(group: argparse._ArgumentGroup, field: dataclasses.Field) -> None:
-    """Add the flag of a field whose metadata has its `kind` and `help`. Its value is `None` if not
-    given."""
+    """Add the flag of `field`, a generation option whose metadata has its `kind` and `help`.
+
+    Its value is None if the user does not set it.
+    """
     flag = f"--{field.name.replace('_', '-')}"
-    default = "" if field.default is None else f"; default: {json.dumps(field.default)}"
-    help = f"{field.metadata['help']}{default}".replace("%", "%%")
+    help = field.metadata["help"]
+    if "default:" not in help:
+        default = "" if field.default is None else f", else {json.dumps(field.default)}"
+        help += f"; default: generation_config.json{default}"
+    help = help.replace("%", "%%")
     if field.type is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, help=help)
     else:

@@ -103,8 +103,7 @@ def add_generation_options(parser: Parser, excluded: Collection[str] = ()) -> No
     from ..inference.options import Options
 
     group = parser.add_argument_group(
-        "generation",
-        "Values in the checkpoint's generation_config.json take precedence over these defaults.",
+        "generation", "Flags take precedence over the model's generation_config.json."
     )
     for field in dataclasses.fields(Options):
         if field.name not in excluded:

@@ -24,11 +24,22 @@ from ..arguments import (
     unicode,
 )
 from ..errors import UsageError, did_you_mean
+from ..inference.options import FLAG, Kind
 from ..one_graph import MODES
 from ..specs.sequences import IMAGE_SIZES
 from ..targets.registry import default_target, get_target, known_targets, targets
 
 File = str | os.PathLike | None
+PATH = Kind("a path", lambda value: isinstance(value, str | os.PathLike))
+NAME = Kind("a name", lambda value: isinstance(value, str))
+NAMES = Kind(
+    "a list of names", lambda value: isinstance(value, Iterable) and not isinstance(value, str)
+)
+FIELDS_BY_NAME = Kind("a dict of fields by name", lambda value: isinstance(value, Mapping))
+PATH_OR_TOKENS = Kind(
+    "the path of a text or a list of token ids",
+    lambda value: PATH.holds(value) or isinstance(value, Iterable),
+)
 
 
 # ------------------------------------------------------------------- help, of registered targets
@@ -69,6 +80,11 @@ def dtype_names(text: str) -> str | list[str]:
 
 
 # ---------------------------------------------------------------------------------------- checks
+
+
+def check_kind(name: str, value: Any, kind: Kind | None) -> None:
+    if not (value is None or kind is None or kind.holds(value)):
+        raise UsageError(f"{name} is {value!r:.100}, expected {kind.expected}", name)
 
 
 def check_target(options: "ExportOptions") -> None:
@@ -172,6 +188,7 @@ def option(
     help: str | Callable[[], str],
     read: Callable[[str], Any] | None = None,
     check: Callable[["ExportOptions"], None] | None = None,
+    kind: Kind | None = None,
     is_repeated: bool = False,
     flag: str | None = None,
     metavar: str | None = None,
@@ -183,14 +200,14 @@ def option(
         help: text, or a function that returns it if it names the targets that are registered.
         read: reads the text of its flag, and raises ArgumentTypeError.
         check: gets the options, and raises UsageError for a wrong value.
+        kind: the type of its values, if `check` does not check it.
         is_repeated: True if the flag may be repeated.
         flag: name of the flag; by default that of the field, such as `--leave-out`.
         metavar: name of the flag's value in the help.
     """
-    metadata = {"help": help, "read": read, "check": check, "is_repeated": is_repeated}
-    return dataclasses.field(
-        default=default, metadata=metadata | {"flag": flag, "metavar": metavar}
-    )
+    metadata = {"help": help, "read": read, "check": check, "kind": kind}
+    metadata |= {"is_repeated": is_repeated, "flag": flag, "metavar": metavar}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -216,6 +233,7 @@ class ExportOptions:
         None,
         "text in the output language; only its tokens and special tokens are generated",
         path,
+        kind=PATH_OR_TOKENS,
         metavar="FILE",
     )
     calibrate: File = option(
@@ -224,6 +242,7 @@ class ExportOptions:
         "instead of one per row; faster",
         path,
         check_calibrate,
+        PATH,
         metavar="FILE",
     )
     generate: str | None = option(
@@ -238,6 +257,7 @@ class ExportOptions:
         None,
         "directory for the converted CHECKPOINT of another family; default: temporary",
         path,
+        kind=PATH,
         metavar="DIR",
     )
     config: Mapping[str, Any] | None = option(
@@ -245,22 +265,24 @@ class ExportOptions:
         "field of config.json in JSON or text, for a CHECKPOINT of another family: "
         "architectures=BertModel ...; may be repeated",
         key_value,
+        kind=FIELDS_BY_NAME,
         is_repeated=True,
         flag="--set",
         metavar="KEY=VALUE",
     )
     leave_out: Iterable[str] = option(
-        (), LEAVE_OUT_HELP, unicode, is_repeated=True, metavar="PATTERN"
+        (), LEAVE_OUT_HELP, unicode, kind=NAMES, is_repeated=True, metavar="PATTERN"
     )
-    variant: str | None = option(None, VARIANT_HELP, source, metavar="NAME")
+    variant: str | None = option(None, VARIANT_HELP, source, kind=NAME, metavar="NAME")
     triton: File = option(
         None,
         "directory for a Triton model, a folder of a model repository; for models that do not "
         "generate, or with --generate",
         path,
+        kind=PATH,
         metavar="DIR",
     )
-    force: bool = option(False, "replace OUTPUT if vanilla-transformer wrote it")
+    force: bool = option(False, "replace OUTPUT if vanilla-transformer wrote it", kind=FLAG)
     cases: int = option(
         12, "number of random inputs on which the graphs are compared with torch", check=check_cases
     )
@@ -269,7 +291,8 @@ class ExportOptions:
         for name, field in FIELDS.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, field.default)
-        for field in FIELDS.values():
+        for name, field in FIELDS.items():
+            check_kind(name, getattr(self, name), field.metadata["kind"])
             if check := field.metadata["check"]:
                 check(self)
 

@@ -369,20 +369,29 @@ async def frontend_settings(request: Request) -> JSONResponse:
 
 @router.post("/detect")
 async def detect() -> None:
-    """Return status 403, because this server does not detect languages."""
-    raise RequestError(403, "Language detection is disabled on this server.")
+    """Return status 403, because this server does not detect languages.
+
+    Send the language of the text as `source` to /translate. /languages lists the languages.
+    """
+    raise RequestError(
+        403,
+        "Language detection is disabled on this server: send the language of the text as `source` "
+        "to /translate. GET /languages lists the languages.",
+    )
 
 
 @router.post("/suggest")
 async def suggest() -> None:
     """Return status 403, because this server does not store suggestions."""
-    raise RequestError(403, "Suggestions are disabled on this server.")
+    raise RequestError(403, "Suggestions are disabled on this server: it stores no translations.")
 
 
 @router.post("/translate_file")
 async def translate_file() -> None:
     """Return status 403, because this server does not read files. Use /translate."""
-    raise RequestError(403, "Files translation are disabled on this server.")
+    raise RequestError(
+        403, "File translation is disabled on this server: send the text of the file to /translate."
+    )
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
