@@ -137,8 +137,10 @@ class Runtime:
         token_type_ids: np.ndarray | None = None,
         **inputs: np.ndarray,
     ) -> np.ndarray:
-        """Return the first of `outputs`: `last_hidden_state` (B, S, D), or the `logits` of the
-        head.
+        """Return the first output of the encoder: `last_hidden_state` (B, S, D), or the `logits` of
+        the head.
+
+        The arguments are those of `outputs`.
 
         Raises:
             ValueError: see `outputs`; also for a seq2seq model whose encoder only returns keys and
@@ -279,7 +281,8 @@ class Runtime:
         seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens that `generate` returns, and the score of each row (B * N,).
+        """Return the tokens that `generate` returns, and the score of each row (B * N,). The
+        arguments are those of `generate`.
 
         The score is sum(log p) / length^length_penalty of the new tokens, including the end token.
         In beam search it equals `sequences_scores` of transformers. Without beams, p is the softmax
@@ -309,8 +312,10 @@ class Runtime:
         return self.model.tokens(request, search)
 
     def check_options(self, options: dict[str, Any]) -> Options:
-        """Return `options` over those of the export. Raise the same errors as `generate` for
-        options that are wrong with any inputs."""
+        """Return `options`, with those of generation_config.json for all that is not set.
+
+        Raises UsageError or ValueError for options that are wrong with any inputs.
+        """
         return requests.check_options(self.info, options)
 
     def rows_together(
@@ -319,8 +324,9 @@ class Runtime:
         """Return how many of `rows` rows one call of `generate` should get.
 
         It is 1 with `prompt_lookup_num_tokens`, more than `batch_size` with continuous batching,
-        and else `batch_size`. `is_scored` stands for `generate_with_scores`. Raise as
-        `check_options` does."""
+        and else `batch_size`. `is_scored` stands for `generate_with_scores`. Raises UsageError or
+        ValueError for wrong `options`.
+        """
         resolved = self.check_options(options)
         if resolved.prompt_lookup_num_tokens is not None:
             return 1
@@ -335,7 +341,11 @@ class Runtime:
         options: dict[str, Any],
         is_scored: bool = False,
     ) -> GenerationRequest:
-        """Return the request of a call of `generate`. Raise the same errors as `generate`."""
+        """Return the checked batch of a call of `generate`, whose arguments these are.
+
+        `is_scored` stands for `generate_with_scores`. UsageError and ValueError are raised as by
+        `generate`.
+        """
         request = requests.generation_request(
             self.info, input_ids, attention_mask, decoder_input_ids, options, is_scored
         )
@@ -343,8 +353,8 @@ class Runtime:
         return request
 
     def _generated(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return prompts with new tokens, and the scores of the rows. The scores are `None` if they
-        were not computed."""
+        """Return prompts with new tokens (B * N, T), and the scores of the rows (B * N,) or None if
+        they were not requested."""
         scores: np.ndarray | None
         if offline.fits_workers(self.info, self.workers, request):
             new = offline.generate(self._worker_model, request, self.workers)
