@@ -81,7 +81,8 @@ class Splitting(NamedTuple):
                 raise UsageError(f"{name} is {value!r:.60}, expected True or False")
 
     def in_language(self, runtime: "TextRuntime", src_lang: str | None) -> "Splitting":
-        """Return these options with the language of `src_lang`, unless a language is set."""
+        """Return these options, with the language of the source language `src_lang` unless a
+        language is set."""
         return self._replace(language=self.language or runtime.sentence_languages.get(src_lang))
 
 
@@ -109,7 +110,8 @@ class Plan:
     limit: int
 
     def join(self, translated: Iterable[str]) -> list[str]:
-        """Return the translation of each text. `translated` has the translations of `sentences`."""
+        """Return the translation of each text. `translated` has the translations of `sentences`, in
+        order."""
         rest = iter(translated)
         return [
             join_parts(
@@ -130,8 +132,11 @@ def make_plan(
     tgt_lang: Choice,
     options: dict[str, Any],
 ) -> Plan:
-    """Return the plan to translate `texts`. `options` have been checked. Raises the errors of
-    `translate`."""
+    """Return the plan to translate `texts`, whose languages are those of `translate`. `options`
+    have been checked.
+
+    Raises UsageError and ValueError as `translate` does.
+    """
     require(runtime, TRANSLATE)
     splitting.check()
     texts = check_texts(texts)
@@ -168,7 +173,7 @@ def check_arguments(
     tgt_lang: Choice,
     options: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    """Return the options of the target language of each text.
+    """Return the generation options that select the target language of each text.
 
     Raises:
         UsageError, ValueError: see `translate`; raised even if every sentence is copied.
@@ -191,8 +196,10 @@ def check_single(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def repeat_language(language: Choice, indices: list[int]) -> Choice:
-    """Return the language of each sentence. `indices` has the index of the text of each
-    sentence."""
+    """Return the language of each sentence, or `language` itself if it is one for all.
+
+    `indices` has the index of the text of each sentence.
+    """
     return (
         language
         if language is None or isinstance(language, str)
@@ -215,7 +222,8 @@ def split_text(runtime: "TextRuntime", text: str, splitting: Splitting) -> list[
 
 
 def sentence_part(sentence: str, prefix: str, splitting: Splitting) -> Part:
-    """Return the part of `sentence`. `prefix` precedes it if it is translated."""
+    """Return the part of `sentence`. `prefix`, such as a language word, precedes it if it is
+    translated and not copied."""
     is_translated = not splitting.copy_letterless or has_letters(sentence)
     return Part(prefix + sentence if is_translated else sentence, True, is_translated)
 
@@ -226,7 +234,11 @@ def has_letters(text: str) -> bool:
 
 
 def sentence_seeds(plan: Plan, seeds: Sequence[int] | None) -> list[int] | None:
-    """Return a seed for each sentence, derived from the seed of its text and its index there."""
+    """Return a seed for each sentence to translate, derived from the seed of its text and its index
+    there.
+
+    None stays None. Raises UsageError if there is not one seed for each text.
+    """
     if seeds is None:
         return None
     option_fields.check_seeds(seeds, len(plan.parts))
@@ -243,7 +255,10 @@ def translate_plan(
     options: dict[str, Any],
     seeds: Sequence[int] | None = None,
 ) -> list[str]:
-    """Return the translation of each sentence. Sentences of similar length run together."""
+    """Return the translation of each sentence of `plan`. Sentences of similar length run together.
+
+    A sentence that was cut at the limit is a warning. `seeds` has a seed for each sentence.
+    """
     limit = plan.limit
     results = [""] * len(plan.rows)
     size = runtime.runtime.rows_together(
@@ -271,7 +286,8 @@ def translate_plan(
 
 
 def max_new_tokens(runtime: "TextRuntime", options: dict[str, Any]) -> int:
-    """Return the maximum number of new tokens of a sentence."""
+    """Return the maximum number of new tokens of a sentence: by the options, the export, or 512 at
+    most."""
     settings = {**runtime.info.defaults, **options}
     if settings.get("max_new_tokens") is not None:
         return settings["max_new_tokens"]
@@ -284,7 +300,8 @@ def max_new_tokens(runtime: "TextRuntime", options: dict[str, Any]) -> int:
 
 
 def is_cut(runtime: "TextRuntime", tokens: list[int], limit: int, options: dict[str, Any]) -> bool:
-    """Return True if the model generated `limit` tokens without an end token."""
+    """Return True if the model generated `limit` tokens, the row `tokens`, without an end token of
+    its own."""
     ends = as_list(
         special_token("eos_token_id", options, runtime.info.defaults, runtime.info.config)
     )
@@ -294,8 +311,11 @@ def is_cut(runtime: "TextRuntime", tokens: list[int], limit: int, options: dict[
 
 
 def join_parts(parts: list[tuple[str, bool]]) -> str:
-    """Return the joined text of `parts`. A space separates two sentences without white space
-    between them, except after a full stop of Chinese or Japanese."""
+    """Return the joined text of `parts`, each a text and True if it is a sentence.
+
+    A space separates two sentences without white space between them, except after a full stop of
+    Chinese or Japanese.
+    """
     text = ""
     is_open = False  # a sentence came last
     for part, is_sentence in parts:
