@@ -24,9 +24,11 @@ async def translate(
     splitting: Splitting = Splitting(),  # noqa: B008, it cannot change
     **options: Any,
 ) -> list[list[str]]:
-    """Return `num_return_sequences` translations of each text, best first. The first is the result
-    of `TextRuntime.translate`; the second joins the second-best of each sentence, and so on.
-    `options` are those of `Runtime.generate`.
+    """Return `num_return_sequences` translations of each text, best first.
+
+    The first is the result of `TextRuntime.translate`; the second joins the second-best of each
+    sentence, and so on. `splitting` says how texts are split into sentences. `options` are those of
+    `Runtime.generate`.
 
     Raises:
         UsageError, ValueError: see `TextRuntime.translate`.
@@ -44,8 +46,11 @@ async def translate(
 
 
 async def call_off_loop(num_characters: int, function: Callable, *args: Any) -> Any:
-    """Call `function` and return its result, in a thread if `num_characters` is more than
-    `MAX_INLINE_CHARACTERS`."""
+    """Return `function(*args)`, called in a thread if `num_characters` is more than
+    `MAX_INLINE_CHARACTERS`.
+
+    `num_characters` is what the function has to tokenize, or work that takes as long.
+    """
     return (
         await asyncio.to_thread(function, *args)
         if num_characters > MAX_INLINE_CHARACTERS
@@ -61,7 +66,10 @@ def plan_inputs(
     tgt_lang: str | None,
     options: dict[str, Any],
 ) -> tuple[Plan, list[GenerationInput]]:
-    """Return the plan of the translation and a generation input for each sentence."""
+    """Return the plan of the translation, and a generation input for each sentence.
+
+    The arguments are those of `translate`. Raises UsageError, ValueError or TooLong as that does.
+    """
     assert model.scheduler is not None
     splitting.check()
     check_sentences(model, texts, splitting)
@@ -74,7 +82,9 @@ def plan_inputs(
 
 def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitting) -> None:
     """Raise TooLong for more than `MAX_SENTENCES`, or for a sentence that is too long for any slot.
-    This check needs no tokens, so it saves their memory."""
+
+    This check needs no tokens, so it saves their memory.
+    """
     assert model.scheduler is not None
     if sum(map(len, texts)) <= MAX_SENTENCES:
         return
@@ -93,7 +103,8 @@ def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitti
 def join_translations(
     model: ServedModel, plan: Plan, answers: Sequence[Sequence[Generated]], num_results: int
 ) -> list[list[str]]:
-    """Return `num_results` translations of each text, best first."""
+    """Return `num_results` translations of each text, best first. `answers` are the results for
+    each sentence of `plan`."""
     decoded = model.runtime.decode([answer.tokens for group in answers for answer in group])
     return [
         list(group)
