@@ -89,9 +89,13 @@ class Step(Protocol):
     def advance(
         self, ops: Ops, tokens: Value, states: list[Value], position: Value
     ) -> tuple[Value, list[Value]]:
-        """Return the logits (rows, V) after `tokens` (rows, t), and the new states.
+        """Return the logits (rows, V) after `tokens`, and the new states.
 
-        The tokens follow `position` (a scalar) new tokens.
+        Args:
+            ops: adds the nodes of the step to the graph.
+            tokens: the last token of each row, (rows, 1).
+            states: the states that `begin` or the last step returned.
+            position: the number of new tokens so far, a scalar.
         """
 
 
