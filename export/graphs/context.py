@@ -134,7 +134,7 @@ class GraphContext:
         return self.op(op_type, *operands, domain=CONTRIB, **attributes)
 
     def has(self, name: str) -> bool:
-        """Return whether the checkpoint has the weights `name`."""
+        """Return True if the checkpoint has weights of this `name`."""
         return name in self.store.weights
 
     def weight(self, name: str) -> Value:
