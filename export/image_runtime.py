@@ -94,16 +94,20 @@ class ImageRuntime:
         output of the model's pooler (B, D).
 
         Raises:
-            ValueError: for a model without states or, with `pool`, without a pooler; for images
-                whose states differ in number; see also `classify`.
-            FileNotFoundError: see `classify`.
+            ValueError: for a model without states or, with `pool`, without a pooler; for no images,
+                what is no image, and images whose sizes the model does not read or that differ in
+                the number of states.
+            FileNotFoundError: for a path where there is no file.
         """
         return self._outputs(images, "pooler_output" if pool else "last_hidden_state")
 
     def pixel_values(self, images: Sequence[Input], /) -> Iterator[np.ndarray]:
         """Yield the model's input for each image, (C, H, W) float32.
 
-        Raises ValueError and FileNotFoundError as `classify` does.
+        Raises:
+            ValueError: for no images, what is no image, and an image of a size or number of
+                channels that the model does not read.
+            FileNotFoundError: for a path where there is no file.
         """
         if isinstance(images, str | os.PathLike | Image.Image) or not isinstance(
             images, Sequence | np.ndarray

@@ -43,10 +43,13 @@ def open_export(directory: str | os.PathLike, dtype: str | None = None) -> Expor
     """Return the facts of the export in `directory`, with the specs of its graphs for `dtype`, by
     default the first.
 
-    No graph is opened. Threads still check the hashes of other files, see `open_export_info`.
+    No graph is opened. Threads still check the hashes of other files; `check_unchanged` of the
+    result waits for them.
 
     Raises:
-        FileNotFoundError, ValueError: see `Runtime`.
+        FileNotFoundError: if the directory, its manifest or a listed file is missing.
+        ValueError: for a manifest that is not valid, an unknown target, and a file that was
+            changed.
         UsageError: for a dtype that the export does not have.
     """
     info = open_export_info(directory)
@@ -100,8 +103,13 @@ def main_roles(info: ExportInfo) -> list[str]:
 def open_for_workers(info: ExportInfo, threads: int) -> "OnnxModel":
     """Return the model with the graphs that workers run, each with this number of `threads`.
 
-    If the export has a step graph, it replaces the decoder. Raises UsageError, ValueError and
-    FileNotFoundError as `OnnxModel.open`, and OSError for a device that does not run.
+    If the export has a step graph, it replaces the decoder.
+
+    Raises:
+        UsageError: for a device that the target does not support.
+        FileNotFoundError, ValueError: for a file that is missing or changed, and for a graph that
+            onnxruntime cannot load or that does not fit the config.
+        OSError: for a device that this machine does not have.
     """
     require_onnxruntime()
     check_threads(threads)

@@ -54,7 +54,9 @@ def encoder_feeds(info: ExportInfo, inputs: dict[str, Any]) -> dict[str, np.ndar
     """Return the inputs of the encoder graph by name, checked, from the arguments `inputs` of
     `Runtime.outputs`.
 
-    Raises ValueError as `Runtime.outputs` does.
+    Raises:
+        ValueError: for an input that is missing, unknown to the graph, of a wrong shape or out of
+            range.
     """
     if "encoder" not in info.specs:
         raise ValueError(f"{info.architecture} has no encoder: use generate")
@@ -101,10 +103,19 @@ def generation_request(
     options: dict[str, Any],
     is_scored: bool = False,
 ) -> GenerationRequest:
-    """Return the checked batch of a call of `Runtime.generate`, whose arguments these are.
+    """Check a call of `Runtime.generate` and return its batch.
 
-    `is_scored` is True if scores are returned. UsageError and ValueError are raised as by
-    `Runtime.generate`.
+    Args:
+        info: the export.
+        input_ids: tokens (B, S), the sources or prompts.
+        attention_mask: 0 for padding; by default 0 for pad tokens.
+        decoder_input_ids: decoder prompts (B, P) of a seq2seq model, by default the start token.
+        options: the generation options by name.
+        is_scored: True if scores are returned.
+
+    Raises:
+        UsageError: for an unknown option, an invalid value, and options that cannot be combined.
+        ValueError: for inputs of a wrong shape or range, or too many tokens.
     """
     options = option_fields.check(options)
     check_generates(info)

@@ -140,11 +140,12 @@ class Runtime:
         """Return the first output of the encoder: `last_hidden_state` (B, S, D), or the `logits` of
         the head.
 
-        The arguments are those of `outputs`.
+        `input_ids`, `attention_mask` (0 for padding) and `token_type_ids` are (B, S). `inputs` are
+        other inputs of the graph by name, such as `pixel_values`.
 
         Raises:
-            ValueError: see `outputs`; also for a seq2seq model whose encoder only returns keys and
-                values for its decoder.
+            ValueError: for inputs of a wrong shape or range, and for a seq2seq model whose encoder
+                only returns keys and values for its decoder.
         """
         spec = self.specs.get("encoder")
         if spec is not None and spec.outputs[0].name.startswith("present"):
@@ -265,10 +266,10 @@ class Runtime:
         Raises:
             UsageError: for an unknown option, an invalid value, options that cannot be combined,
                 and a request that needs more memory than this machine has.
-            ValueError: see `outputs`; for a row without tokens, zeros between ones in the mask
-                of a decoder's prompt, more tokens than a learned position table has rows, or a
-                field of generation_config.json that this runtime does not apply. Also if
-                onnxruntime fails, for example because the prompts need too much memory.
+            ValueError: for inputs of a wrong shape or range, a row without tokens, zeros between
+                ones in the mask of a decoder's prompt, more tokens than a learned position table
+                has rows, or a field of generation_config.json that this runtime does not apply.
+                Also if onnxruntime fails, for example because the prompts need too much memory.
         """
         request = self.request(input_ids, attention_mask, decoder_input_ids, options)
         return self._generated(request.with_seeds(seeds))[0]
@@ -281,8 +282,8 @@ class Runtime:
         seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens that `generate` returns, and the score of each row (B * N,). The
-        arguments are those of `generate`.
+        """Generate as `generate` does, with its arguments, and return (token ids (B * N, T), scores
+        (B * N,)). N is `num_return_sequences`.
 
         The score is sum(log p) / length^length_penalty of the new tokens, including the end token.
         In beam search it equals `sequences_scores` of transformers. Without beams, p is the softmax
@@ -297,11 +298,12 @@ class Runtime:
         self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None, **options: Any
     ) -> Iterator[np.ndarray]:
         """Yield the new token of each row (B * N,) after each step. Finished rows get the pad
-        token. The arguments are those of `generate`.
+        token. Arguments and options are those of `generate`, so N is `num_return_sequences`.
 
         Raises:
-            ValueError: see `generate`; raised before the first step.
-            UsageError: for beam search, whose tokens are only known at the end.
+            ValueError: for invalid inputs, raised before the first step.
+            UsageError: for an invalid option, and for beam search, whose tokens are only known at
+                the end.
         """
         request = self.request(input_ids, attention_mask, None, options)
         if request.options.num_beams > 1:
@@ -341,10 +343,14 @@ class Runtime:
         options: dict[str, Any],
         is_scored: bool = False,
     ) -> GenerationRequest:
-        """Return the checked batch of a call of `generate`, whose arguments these are.
+        """Check the arguments of a call of `generate` and return its batch.
 
-        `is_scored` stands for `generate_with_scores`. UsageError and ValueError are raised as by
-        `generate`.
+        `is_scored` is True if scores are returned.
+
+        Raises:
+            UsageError: for an unknown option, an invalid value, and options that cannot be
+                combined.
+            ValueError: for inputs of a wrong shape or range, or too many tokens.
         """
         request = requests.generation_request(
             self.info, input_ids, attention_mask, decoder_input_ids, options, is_scored

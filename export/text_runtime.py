@@ -130,7 +130,7 @@ class TextRuntime:
                 and for another number of `seeds`.
             ValueError: for no texts, anything but a list of strings, an empty text, a text that the
                 tokenizer fails on or that begins with an unknown language, a `target_prefix` of
-                another length; see also `Runtime.generate`.
+                another length, or too many tokens.
         """
         options = option_fields.check(options)
         rows = self.rows(texts, src_lang)
@@ -149,11 +149,10 @@ class TextRuntime:
         seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[list[str], np.ndarray]:
-        """Return the texts of `generate`, and the score of each text, (B * N,). The arguments are
-        those of `generate`.
+        """Generate as `generate` does, with its arguments, and return (texts, scores (B * N,)). N
+        is `num_return_sequences`.
 
-        The score is sum(log p) / length^length_penalty of the new tokens, see
-        `Runtime.generate_with_scores`.
+        The score is sum(log p) / length^length_penalty of the new tokens, including the end token.
         """
         options = option_fields.check(options)
         rows = self.rows(texts, src_lang)
@@ -188,10 +187,11 @@ class TextRuntime:
         **options: Any,
     ) -> tuple[list[list[int]], np.ndarray]:
         """Return the new tokens of each of B * N results, padding included, and the scores (B *
-        N,).
+        N,), for `rows` of token ids.
 
-        The arguments are those of `generate_rows`. Rows with prefixes of the same length and one
-        target language run together.
+        `prefixes` are tokens that each result begins with. `targets` are options of each row's
+        target language. Scores are NaN unless `is_scored`. Rows with prefixes of the same length
+        and one target language run together.
         """
         option_fields.check_seeds(seeds, len(rows))
         copies = (
@@ -235,12 +235,13 @@ class TextRuntime:
     ) -> Iterator[str]:
         """Return an iterator over pieces of the text that `generate` returns for `text`.
 
-        Each piece is yielded as soon as its tokens are generated. `options` are those of
-        `Runtime.stream`.
+        Each piece is yielded as soon as its tokens are generated. `src_lang` and `tgt_lang` are the
+        languages of a multilingual model. `options` are generation options.
 
         Raises:
-            UsageError: if `num_return_sequences` is not 1; see also `Runtime.stream`.
-            ValueError: see `generate`.
+            UsageError: if `num_return_sequences` is not 1, for beam search, and for an invalid
+                option or language.
+            ValueError: for an empty text, or one with too many tokens.
         """
         options = option_fields.check(options)
         if options.get("num_return_sequences") not in (None, 1):
@@ -382,8 +383,9 @@ class TextRuntime:
 
 
 def open_runtime(directory: str | os.PathLike, threads: int | None = None, **options: Any) -> Any:
-    """Return a `TextRuntime`, or an `ImageRuntime` for a model that reads images. `options` are
-    arguments of `Runtime`."""
+    """Return a `TextRuntime`, or an `ImageRuntime` for a model that reads images. `threads` are CPU
+    threads per operator, and `options` other arguments of `Runtime`, such as `device` and
+    `dtype`."""
     path = Path(directory) / MANIFEST
     if path.is_file() and json_object(path, path.read_bytes()).get("model_type") == VISION:
         from .image_runtime import ImageRuntime

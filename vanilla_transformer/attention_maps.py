@@ -80,16 +80,17 @@ def save_attention_maps(
 
     `texts` are a source and, for a seq2seq model, a target. For a model of images, `texts` is the
     path of one image. The ending of `out` is the format. An existing `out` is replaced only with
-    `force`. `layer` and `head` are those of `plot`, `kind` that of `attention_maps`. `variant`
-    "fp16" reads the weights in model.fp16.safetensors.
+    `force`. `layer` and `head`, counted from 0, select maps; by default all are drawn. `kind` is
+    "encoder", "decoder" or "cross" for a seq2seq model. `variant` "fp16" reads the weights in
+    model.fp16.safetensors.
 
     Raises:
         FileExistsError: if `out` exists without `force`.
-        UsageError: if the ending of `out` is not an image format, or for a kind or a target with an
-            image; see also `attention_maps` and `plot`.
-        FileNotFoundError, ValueError: see `attention_maps`, `image_attention_maps`,
-            `checkpoint.load_checkpoint`, `checkpoint.load_tokenizer` and
-            `checkpoint.load_image_processor`.
+        UsageError: if the ending of `out` is not an image format, for a kind, layer or head that
+            the model does not have, and for a target that the model does not read.
+        FileNotFoundError: if files of the checkpoint, or the image, are missing.
+        ValueError: for damaged files, a text without tokens or with more than maps can show, and an
+            image of a size that the model does not read.
     """
     if Path(out).suffix.lower().removeprefix(".") not in FORMATS:
         raise UsageError(

@@ -82,8 +82,12 @@ def load_checkpoint(source: str | os.PathLike, variant: str | None = None) -> Pr
 def load_directory(source: str | os.PathLike, directory: Path) -> PreTrainedModel:
     """Return the model in `directory`, which errors call `source`.
 
-    It is in float32 and evaluation mode. FileNotFoundError and ValueError are raised as by
-    `load_checkpoint`.
+    It is in float32 and evaluation mode.
+
+    Raises:
+        FileNotFoundError: without config.json or safetensors weights.
+        ValueError: for files that are damaged or do not fit each other, and a checkpoint of another
+            family.
     """
     config, model_class = config_and_class(directory)
     check_generation(directory / GENERATION_CONFIG, getattr(config, "vocab_size", 0))
@@ -282,8 +286,11 @@ def config_and_class(
 ) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
     """Return the config and the model class of a Vanilla Transformer checkpoint.
 
-    `source` is a directory or Hub id. FileNotFoundError and ValueError are raised as by
-    `load_checkpoint`, except about weights.
+    `source` is a directory or Hub id. Weights are not read.
+
+    Raises:
+        FileNotFoundError: without a directory or config.json.
+        ValueError: for a damaged config, and a checkpoint of another family.
     """
     config, name = read_config(checkpoint_directory(source, (CONFIG,)))
     return config, getattr(vanilla_transformer, name)

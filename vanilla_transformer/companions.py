@@ -97,7 +97,7 @@ def companions(source: str | os.PathLike) -> Companions:
     """Return the companion files and modules of the checkpoint `source`, a directory or Hub id.
 
     Raises:
-        FileNotFoundError: if a module lacks a file; see also `checkpoint_directory`.
+        FileNotFoundError: if there is no such directory or Hub id, or a module lacks a file.
         ValueError: for a modules.json that is damaged or names a module that is not known.
     """
     directory = checkpoint_directory(source)

@@ -30,12 +30,17 @@ def converted(
     """Yield the directory of `source` as a Vanilla Transformer checkpoint, converting it if needed.
 
     A checkpoint of one of `FAMILIES` is converted into the directory `keep`, or into a temporary
-    one that is removed afterwards. `config`, `leave_out` and `variant` are as in `convert`.
+    one that is removed afterwards. `config` replaces fields of its config.json, `leave_out` are
+    patterns of names of tensors that are not converted, and `variant` "fp16" reads
+    model.fp16.safetensors.
 
     Raises:
         UsageError: for `keep`, `config` or `leave_out` where nothing is converted.
         ImportError: for a checkpoint of another family where torch is not installed.
-        FileExistsError, FileNotFoundError, OSError, ValueError: see `convert`.
+        FileExistsError: if `keep` exists and may not be replaced.
+        FileNotFoundError, OSError: if files are missing, or the disk is full.
+        ValueError: for a family that is not known, a field that cannot be represented, and unknown,
+            missing or misshapen tensors.
     """
     if is_ours(source):
         for name, value in {

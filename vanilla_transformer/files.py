@@ -140,7 +140,9 @@ def new_file(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ())
 
     Raises:
         IsADirectoryError: if `path` is a directory.
-        FileNotFoundError, FileExistsError, ValueError: see `new_directory`.
+        FileNotFoundError: if `path` is a broken link.
+        FileExistsError: if it exists without `force`, or has changed at the end.
+        ValueError: if it is one of `inputs`.
     """
     out = output_path(path, inputs)
     with claim_output(out) as claim:
@@ -208,10 +210,14 @@ def join_names(names: list[str]) -> str:
 
 
 def check_replaceable(directory: Path, force: bool) -> None:
-    """Raise an error unless `directory` may be replaced: NotADirectoryError, FileExistsError or
-    ValueError, as `new_directory` does.
+    """Check that `directory` may be replaced.
 
     It may be missing or empty, or with `force` hold only files that this package wrote.
+
+    Raises:
+        NotADirectoryError: if it is a file.
+        FileExistsError: if it has files without `force`, or files of anyone else.
+        ValueError: if it is a mount point that holds files.
     """
     if not directory.exists():
         return

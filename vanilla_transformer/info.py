@@ -71,7 +71,7 @@ def load_config_and_class(
     """Return the config and the model class of a checkpoint of ours. For another family they are
     those of the converted model.
 
-    `source` and `variant` are those of `info`.
+    `source` is a directory or Hub id. `variant` "fp16" reads model.fp16.safetensors.
     """
     if not is_ours(source):
         model = plan_conversion(source, variant=variant).model

@@ -123,8 +123,9 @@ class VanillaEncoderForMaskedLM(VanillaPreTrainedModel):
     ) -> MaskedLMOutput:
         """Return `logits` (B, S, V), and with `labels` (B, S) their mean cross-entropy.
 
-        The inputs are those of `VanillaEncoderModel.forward`. Labels of -100 do not count. With a
-        mask `logits_to_keep` (B, S), only its N positions have logits (N, V) and count in the loss.
+        `input_ids` are (B, S), or `inputs_embeds` (B, S, E); `attention_mask` (B, S) is 0 for
+        padding. Labels of -100 do not count. With a mask `logits_to_keep` (B, S), only its N
+        positions have logits (N, V) and count in the loss.
         """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
@@ -167,7 +168,8 @@ class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithCrossAttentions:
         """Return `logits` (B, T, V), only of the last `logits_to_keep` positions if that is not 0.
 
-        The inputs are those of `VanillaDecoderModel.forward`. With `labels` (B, T) the loss is
+        `input_ids` (B, T), or `inputs_embeds` (B, T, E), are the tokens that are not yet in the
+        cache. `attention_mask` (B, past + T) is 0 for padding. With `labels` (B, T) the loss is
         returned too: they are `input_ids` with -100 where nothing is to be predicted, and the loss
         shifts them by one.
         """
@@ -243,8 +245,10 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
         self.post_init()
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
-        """Return `labels` (B, T) shifted right by one, for teacher forcing; see
-        `shift_tokens_right`."""
+        """Return `labels` (B, T) shifted right by one: the decoder's inputs while it is trained.
+
+        The decoder's start token comes first, and -100 becomes the pad token.
+        """
         return shift_tokens_right(labels, self.config)
 
     @can_return_tuple
@@ -266,9 +270,9 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
     ) -> Seq2SeqLMOutput:
         """Return `logits` (B, T, V), only of the last `logits_to_keep` positions if that is not 0.
 
-        The inputs are those of `VanillaSeq2SeqModel.forward`. With `labels` (B, T), -100 where
-        nothing is to be predicted, their mean cross-entropy is returned too. `decoder_input_ids`
-        default to the labels shifted right.
+        `input_ids` and `attention_mask` (0 for padding) are (B, S); `encoder_outputs` may replace
+        them. With `labels` (B, T), -100 where nothing is to be predicted, their mean cross-entropy
+        is returned too. `decoder_input_ids` default to the labels shifted right.
         """
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
@@ -361,10 +365,10 @@ class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
     ) -> VanillaEncoderForPreTrainingOutput:
         """Return the logits of both objectives, and with labels the sum of their cross-entropies.
 
-        The inputs are those of `VanillaEncoderModel.forward`. `labels` (B, S) are those of masked
-        language modelling. `next_sentence_label` (B,) is 0 if the second sentence follows, else 1.
-        With a mask `logits_to_keep` (B, S), only its N positions have prediction logits (N, V) and
-        count in the loss.
+        `input_ids` are (B, S), or `inputs_embeds` (B, S, E); `attention_mask` (B, S) is 0 for
+        padding. `labels` (B, S) are those of masked language modelling. `next_sentence_label` (B,)
+        is 0 if the second sentence follows, else 1. With a mask `logits_to_keep` (B, S), only its N
+        positions have prediction logits (N, V) and count in the loss.
         """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
@@ -419,8 +423,8 @@ class VanillaEncoderForNextSentencePrediction(VanillaPreTrainedModel):
     ) -> NextSentencePredictorOutput:
         """Return `logits` (B, 2), and with `labels` (B,) their mean cross-entropy.
 
-        The inputs are those of `VanillaEncoderModel.forward`. A label is 0 if the second sentence
-        follows the first, else 1.
+        `input_ids` are (B, S), or `inputs_embeds` (B, S, E); `attention_mask` (B, S) is 0 for
+        padding. A label is 0 if the second sentence follows the first, else 1.
         """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
@@ -462,8 +466,9 @@ class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
     ) -> SequenceClassifierOutput:
         """Return `logits` (B, num_labels), and the loss if there are `labels`.
 
-        The inputs are those of `VanillaEncoderModel.forward`. `labels` are classes (B,), or floats
-        (B, num_labels) for regression and several independent labels; see `config.problem_type`.
+        `input_ids` are (B, S), or `inputs_embeds` (B, S, E); `attention_mask` (B, S) is 0 for
+        padding. `labels` are classes (B,), or floats (B, num_labels) for regression and several
+        independent labels; see `config.problem_type`.
         """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
@@ -511,7 +516,8 @@ class VanillaEncoderForTokenClassification(VanillaPreTrainedModel):
     ) -> TokenClassifierOutput:
         """Return `logits` (B, S, num_labels), and with `labels` (B, S) their mean cross-entropy.
 
-        The inputs are those of `VanillaEncoderModel.forward`. Labels of -100 do not count.
+        `input_ids` are (B, S), or `inputs_embeds` (B, S, E); `attention_mask` (B, S) is 0 for
+        padding. Labels of -100 do not count.
         """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
@@ -550,8 +556,9 @@ class VanillaEncoderForQuestionAnswering(VanillaPreTrainedModel):
         """Return `start_logits` and `end_logits` (B, S), and with positions the mean of their
         cross-entropies.
 
-        The inputs are those of `VanillaEncoderModel.forward`. `start_positions` and `end_positions`
-        are (B,); positions after the sequence are ignored.
+        `input_ids` are (B, S), or `inputs_embeds` (B, S, E); `attention_mask` (B, S) is 0 for
+        padding. `start_positions` and `end_positions` are (B,); positions after the sequence are
+        ignored.
         """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
@@ -595,8 +602,8 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
     ) -> MultipleChoiceModelOutput:
         """Return `logits` (B, C) of the C choices, and with `labels` (B,) their mean cross-entropy.
 
-        The inputs are those of `VanillaEncoderModel.forward` with an axis of choices: `input_ids`
-        are (B, C, S). A label is the index of the right choice.
+        `input_ids`, `attention_mask` (0 for padding) and `token_type_ids` are (B, C, S). A label is
+        the index of the right choice.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self.model(
@@ -638,7 +645,7 @@ class VanillaDecoderForSequenceClassification(VanillaPreTrainedModel):
     ) -> SequenceClassifierOutputWithPast:
         """Return `logits` (B, num_labels), and the loss if there are `labels`.
 
-        The inputs are those of `VanillaDecoderModel.forward`. Tokens that `attention_mask` (B, T)
+        `input_ids` are (B, T), or `inputs_embeds` (B, T, E). Tokens that `attention_mask` (B, T)
         hides and every `config.pad_token_id` are padding. `labels` are classes (B,), or floats (B,
         num_labels); see `config.problem_type`.
         """
@@ -702,7 +709,8 @@ class VanillaDecoderForTokenClassification(VanillaPreTrainedModel):
     ) -> TokenClassifierOutput:
         """Return `logits` (B, T, num_labels), and with `labels` (B, T) their mean cross-entropy.
 
-        The inputs are those of `VanillaDecoderModel.forward`. Labels of -100 do not count.
+        `input_ids` are (B, T), or `inputs_embeds` (B, T, E); `attention_mask` (B, T) is 0 for
+        padding. Labels of -100 do not count.
         """
         outputs = self.model(
             input_ids,
@@ -748,8 +756,9 @@ class VanillaDecoderForQuestionAnswering(VanillaPreTrainedModel):
         """Return `start_logits` and `end_logits` (B, T), and with positions the mean of their
         cross-entropies.
 
-        The inputs are those of `VanillaDecoderModel.forward`. `start_positions` and `end_positions`
-        are (B,); positions after the sequence are ignored.
+        `input_ids` are (B, T), or `inputs_embeds` (B, T, E); `attention_mask` (B, T) is 0 for
+        padding. `start_positions` and `end_positions` are (B,); positions after the sequence are
+        ignored.
         """
         outputs = self.model(
             input_ids,
@@ -806,10 +815,12 @@ class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
     ) -> Seq2SeqSequenceClassifierOutput:
         """Return `logits` (B, num_labels), and the loss if there are `labels`.
 
-        The inputs are those of `VanillaSeq2SeqModel.forward`. Each row of `input_ids` (B, S) needs
-        an end token that `attention_mask` does not hide; ValueError without one.
+        Each row of `input_ids` (B, S) needs an end token that `attention_mask` does not hide.
         `decoder_input_ids` (B, S) are by default `input_ids` shifted right. `labels` are classes
         (B,), or floats (B, num_labels); see `config.problem_type`.
+
+        Raises:
+            ValueError: for a row without such an end token.
         """
         last = self.last_end_token(input_ids, attention_mask)
         if decoder_input_ids is None and kwargs.get("decoder_inputs_embeds") is None:
@@ -890,9 +901,9 @@ class VanillaSeq2SeqForQuestionAnswering(VanillaPreTrainedModel):
         """Return `start_logits` and `end_logits` (B, S), and with positions the mean of their
         cross-entropies.
 
-        The inputs are those of `VanillaSeq2SeqModel.forward`. `start_positions` and `end_positions`
-        are (B,); positions after the sequence are ignored. `decoder_input_ids` (B, S) are by
-        default `input_ids` shifted right.
+        `input_ids` and `attention_mask` (0 for padding) are (B, S). `start_positions` and
+        `end_positions` are (B,); positions after the sequence are ignored. `decoder_input_ids` (B,
+        S) are by default `input_ids` shifted right.
         """
         if input_ids is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = shift_tokens_right(input_ids, self.config)
@@ -947,8 +958,9 @@ class VanillaVisionForImageClassification(VanillaPreTrainedModel):
     ) -> ImageClassifierOutput:
         """Return `logits` (B, num_labels), and the loss if there are `labels`.
 
-        The inputs are those of `VanillaVisionModel.forward`. `labels` are classes (B,), or floats
-        (B, num_labels); see `config.problem_type`.
+        `pixel_values` (B, C, H, W) have `config.image_size`, or any size with
+        `interpolate_pos_encoding`. `labels` are classes (B,), or floats (B, num_labels); see
+        `config.problem_type`.
         """
         outputs = self.model(pixel_values, interpolate_pos_encoding, **kwargs)
         states = outputs.last_hidden_state[:, : self.config.num_first_tokens]

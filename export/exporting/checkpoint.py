@@ -67,7 +67,10 @@ class Checkpoint:
         `image_size` is the option of `export`: "trained", "free" or None.
 
         Raises:
-            FileNotFoundError, ImportError, OSError, UsageError, ValueError: see `export`.
+            FileNotFoundError, OSError: if files are missing or cannot be read.
+            ImportError: if torch or the tokenizer's packages are missing and needed.
+            UsageError: for an `image_size` of a model that reads text.
+            ValueError: for files that are damaged, or a model that no target exports.
         """
         tokenizer = tokenizer_to_write(directory)
         content, architecture = read_config(directory)

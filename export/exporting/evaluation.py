@@ -96,13 +96,14 @@ def evaluate(
         batch_size: rows that the model reads at once.
         dtype: dtype of an export's weights; by default the first.
         workers: number of threads that generate batches with an export, as in `Runtime`.
-        variant: variant of a checkpoint's weights, see `load_checkpoint`.
+        variant: variant of a checkpoint's weights: "fp16" reads model.fp16.safetensors.
         options: generation options and languages for BLEU, as in `TextRuntime.generate`. They take
             precedence over the checkpoint's settings. `bleu_tokenize` is sacreBLEU's `tokenize`:
             "13a" by default, "none" for tokenized text. BLEU is cased.
 
     Raises:
-        UsageError: for files and options that the metric does not use; see also `Runtime.generate`.
+        UsageError: for files and options that the metric does not use, and for invalid generation
+            options.
         ValueError: for files that do not match, for a model without a metric, and for a label that
             the model does not have.
     """

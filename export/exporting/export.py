@@ -72,13 +72,13 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
         FileExistsError: if `out` or `triton` cannot be written, see `files.new_directory`.
         ImportError: where torch is not installed, for a checkpoint of another family, for
             `calibrate`, and for a tokenizer without tokenizer.json.
-        UsageError: for an option that is unknown or has a wrong value, for several dtypes where
-            the target takes one, for `keep`, `config` or `leave_out` if nothing is converted, for
-            an image size of a text model, for `calibrate` without integer matmuls, and if `out` or
+        UsageError: for an option that is unknown or has a wrong value, for several dtypes where the
+            target takes one, for `keep`, `config` or `leave_out` if nothing is converted, for an
+            image size of a text model, for `calibrate` without integer matmuls, and if `out` or
             `triton` is inside the other.
-        FileNotFoundError, OSError, ValueError: see `load_checkpoint` and `calibration.calibrate`;
-            ValueError for a target or dtype that does not support the model, and if the graphs
-            differ from torch. Half precision is only compared on a GPU.
+        FileNotFoundError, OSError, ValueError: for a checkpoint or a text that is missing, damaged
+            or of an unknown family. ValueError also for a target or dtype that does not support the
+            model, and if the graphs differ from torch. Half precision is only compared on a GPU.
     """
     parsed = ExportOptions.of(options)
     check_apart(out, parsed.triton)

@@ -50,8 +50,12 @@ def without_compression(name: str) -> str:
 
 
 def open_lines(path: Path) -> BinaryIO:
-    """Open a file of lines for reading bytes, decompressed by its name. Raises ValueError as
-    `check_lines` does."""
+    """Open a file of lines for reading bytes, decompressed by its name.
+
+    Raises:
+        ValueError: for a compression that cannot be read or that the name does not tell, and for a
+            git-lfs pointer.
+    """
     check_lines(path)
     module = compression_module(path.name)
     return open(path, "rb") if module is None else module.open(path, "rb")

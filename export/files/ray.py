@@ -232,9 +232,10 @@ def unpack(table: "pyarrow.Table") -> Any:
 def cluster(
     address: str, predictions: Predictions, inputs: Sequence[Input], shard_lines: int
 ) -> Iterator[Cluster]:
-    """Yield a function that computes shards on the Ray cluster at `address`, see `run.Work`.
+    """Yield a function that computes shards of `inputs` on the Ray cluster at `address`.
 
-    The address is "auto", "local", or HOST:PORT of a cluster of which this machine is a node.
+    `predictions` is what the workers compute, and a shard has `shard_lines` lines. The address is
+    "auto", "local", or HOST:PORT of a cluster of which this machine is a node.
 
     Raises:
         ImportError: without Ray Data.

@@ -102,7 +102,8 @@ class Runner:
 
         Raises:
             UsageError: for a Parquet table.
-            ValueError: for a bad line unless these are skipped; see also `inputs`.
+            ValueError: for a bad line unless these are skipped, and for files that do not fit each
+                other.
         """
         [source] = self.inputs([path])
         if not isinstance(source.format, Lines):
@@ -137,7 +138,8 @@ class Runner:
         Raises:
             FileNotFoundError, IsADirectoryError: for an input that is no file.
             UsageError: for target prefixes and several inputs.
-            ValueError: if the numbers of prefixes and lines differ; see also `select_format`.
+            ValueError: if the numbers of prefixes and lines differ, and for a table or a
+                compression that cannot be read.
         """
         for path in paths:
             if path.is_dir():
@@ -202,16 +204,18 @@ class Runner:
         return report({output / name: finished[name] for name in names})
 
     def to_file(self, path: Path, output: Path, force: bool = False) -> dict:
-        """Write the results of the file `path` to the file `output`, and return a report like
-        `to_directory`.
+        """Write the results of the file `path` to the file `output`, and return a report.
 
-        An interrupted call resumes: until the file is finished, its parts are in `.OUTPUT.partial`.
-        `force` replaces an existing `output`.
+        The report is {"lines": number, "bad": number, "files": {path: numbers of lines, bad,
+        warnings}}. An interrupted call resumes: until the file is finished, its parts are in
+        `.OUTPUT.partial`. `force` replaces an existing `output`.
 
         Raises:
             FileExistsError: if `output` exists without `force`.
             UsageError: if the name of `output` is not that of its format, and if it is an input.
-            Exception: see `to_directory`.
+            FileNotFoundError, ValueError: for a `path` that is missing or damaged, and for a bad
+                line unless these are skipped.
+            OSError: for a full disk or too little memory.
         """
         out = check_output(output, [path, self.target_prefix], self.export, force)
         check_suffix(output, path, self.predictions)

@@ -76,8 +76,8 @@ def source_attention(g: GraphContext, states: Pairs, bias: Value) -> Attention:
 def encoder_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
     """Return the function that writes the attention of an encoder, for `layers.stack` to call.
 
-    With a sliding window, and without relative positions, it works in blocks, see
-    `block_attention`. `tokens` is None for images.
+    With a sliding window, and without relative positions, it works in blocks, so that time grows
+    with the length and not with its square. `tokens` is None for images.
     """
     if tokens is None:
         return self_attention(g, None, None)

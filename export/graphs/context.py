@@ -146,8 +146,10 @@ class GraphContext:
         return self.weight(f"{name}.bias") if self.has(f"{name}.bias") else None
 
     def matrices(self, names: Sequence[str], transform: Callable, *arguments: Any) -> list[Value]:
-        """Return `transform(*matrices, *arguments)` for the matrices (N, K) of the linear maps
-        `names`, as values of the graph."""
+        """Return `transform(*matrices, *arguments)` as values of the graph.
+
+        The matrices (N, K) are the weights of the linear maps `names`, in this order.
+        """
         return self.transform_weights([f"{name}.weight" for name in names], transform, *arguments)
 
     def transform_weights(

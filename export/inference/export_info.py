@@ -93,9 +93,9 @@ class ExportInfo:
         """Return the content of the file `name`, or `None` if the export does not have it.
 
         Raises:
-            FileNotFoundError, ValueError: if the file is missing, changed or not in the manifest;
-                see also `read_export_info`. ValueError if a rewritable file was saved again since
-                the export was opened.
+            FileNotFoundError, ValueError: if the file or a graph is missing, changed or not in the
+                manifest. ValueError also if a rewritable file was saved again since the export was
+                opened.
         """
         path = self.directory / name
         if name in self.manifest["files"]:
@@ -137,8 +137,8 @@ class ExportInfo:
         """Check that graphs and data that were opened by name are those of the manifest.
 
         Raises:
-            FileNotFoundError, ValueError: if the export was replaced or changed; see also
-                `read_export_info`.
+            FileNotFoundError, ValueError: if a file is missing, or the export was replaced or
+                changed.
         """
         wait(self.hashing.values())
         for name, stamp in self.stamps.items():
@@ -224,7 +224,10 @@ def open_export_info(directory: str | os.PathLike) -> ExportInfo:
     weights.
 
     Callers that open files must call `check_unchanged` before they use the results.
-    FileNotFoundError and ValueError are raised as by `read_export_info`.
+
+    Raises:
+        FileNotFoundError: if the directory, its manifest or a listed file is missing.
+        ValueError: for a manifest that is not valid, and for a config that was changed.
     """
     # resolved, so that a link that changes meanwhile has no effect
     directory = Path(directory).resolve()
@@ -306,10 +309,15 @@ def json_object(path: Path, content: bytes) -> dict:
 
 
 def read_file(path: Path, facts: dict | None) -> tuple[tuple, bytes]:
-    """Return the stamp (see `file_stamp`) and the content of a file.
+    """Return the stamp and the content of a file. The stamp changes if the file is replaced or
+    modified.
 
     Size and hash are checked against its `facts` in the manifest. Without `facts`, only a git-lfs
-    pointer is rejected. Raises FileNotFoundError or ValueError.
+    pointer is rejected.
+
+    Raises:
+        FileNotFoundError: if it is missing.
+        ValueError: if its size or hash differs, and for a git-lfs pointer.
     """
     stamp, file = open_file(path, facts)
     with file:
@@ -322,7 +330,8 @@ def read_file(path: Path, facts: dict | None) -> tuple[tuple, bytes]:
 
 
 def open_file(path: Path, facts: dict | None) -> tuple[tuple, io.BufferedReader]:
-    """Return the stamp of a file (see `file_stamp`) and the open file.
+    """Return the stamp of a file and the open file. The stamp changes if the file is replaced or
+    modified.
 
     Raises FileNotFoundError if it is missing, and ValueError if its size differs from `facts` of
     the manifest.

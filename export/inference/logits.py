@@ -223,8 +223,8 @@ def top(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the `count` largest values of each row and their indices, both (R, count), sorted like
-    `top`.
+    """Return the `count` largest values of each row and their indices, both (R, count), largest
+    first, and equal ones by index.
 
     All values are searched, not only some blocks. Raises ValueError for NaN.
     """

@@ -420,8 +420,8 @@ def resolve(
         prompt_length: tokens of the prompt with padding; for seq2seq of the decoder prompt.
 
     Raises:
-        UsageError: if the prompt reaches `max_length`, or for tokens outside the vocabulary;
-            see also `Options`.
+        UsageError: if the prompt reaches `max_length`, for tokens outside the vocabulary, invalid
+            values, and values that cannot be combined.
         ValueError: for a field of `generation_config` that this runtime does not support.
     """
     merged = {

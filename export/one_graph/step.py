@@ -124,6 +124,9 @@ class OwnCaches:
 
 
 def empty_cache(ops: Ops, cache: Value, rows: Value) -> Value:
-    """Return a cache like `cache`, (B, H, L, d), for `rows` (1,) and no tokens."""
+    """Return a cache without tokens, (rows, H, 0, d).
+
+    Heads and widths are those of `cache` (B, H, L, d); `rows` (1,) is the number of rows.
+    """
     _, heads, _, width = cache.shape
     return ops.filled([rows, heads, 0, width], np.float32(0))

@@ -146,7 +146,8 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
             kept: the number of last tokens whose logits are returned, 0 for all.
 
         Raises:
-            ValueError: for another kind of cache, and see `DecoderCache.read`.
+            ValueError: for another kind of cache, wrong tokens or masks, and logits that the target
+                does not return.
         """
         cache = DecoderCache(self.runtime) if cache is None else cache
         if not isinstance(cache, DecoderCache):

@@ -126,7 +126,7 @@ class Admission:
 
         Raises:
             UsageError: for an option with a wrong value, and for log probabilities with beams.
-            ValueError: for tokens that the model does not have, as `Runtime.generate` raises it.
+            ValueError: for tokens that the model does not have.
             TooLong: if there are more tokens or rows than the slots hold.
         """
         self.check_lengths(len(input_ids))
@@ -155,7 +155,8 @@ class Admission:
             prefix: tokens that the target of a seq2seq model begins with.
 
         Raises:
-            UsageError, ValueError: for wrong options or tokens, as `Runtime.generate` raises them.
+            UsageError: for an unknown option, a wrong value, and options that cannot be combined.
+            ValueError: for tokens that the model does not have.
         """
         if prefix:
             return self.resolve(input_ids, options, prefix)
@@ -174,9 +175,13 @@ class Admission:
     def resolve(
         self, input_ids: Sequence[int], options: dict[str, Any], prefix: Sequence[int]
     ) -> tuple[Options, list[int]]:
-        """Return the resolved options and the decoder prompt, without the cache of `check_options`.
+        """Return the resolved options, and the decoder prompt: the tokens before the first new one.
 
-        Arguments and errors are those of `check_options`.
+        `input_ids` are a source or a prompt, `prefix` the tokens that a target begins with.
+
+        Raises:
+            UsageError: for an unknown option, a wrong value, and options that cannot be combined.
+            ValueError: for tokens that the model does not have.
         """
         ids = np.array([input_ids], np.int64)
         start = np.array([prefix], np.int64) if prefix else None

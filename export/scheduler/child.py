@@ -210,7 +210,7 @@ def open_scheduler(
         events: gets the events of the workers, for metrics.
 
     Raises:
-        UsageError, ValueError, OSError: if the export cannot be opened, as `Runtime` raises them.
+        UsageError, ValueError, OSError: if the export is damaged or cannot be run.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the parent opens the same export and warns

@@ -29,10 +29,14 @@ class BatchingRuntime:
         token_type_ids: np.ndarray | None = None,
         **inputs: np.ndarray,
     ) -> dict[str, np.ndarray]:
-        """Return the outputs of the encoder by name, like `Runtime.outputs`.
+        """Return {output: array} of the encoder graph, computed together with other requests.
 
-        Raises ValueError as that does, and TooLong for more rows or tokens than the scheduler
-        accepts.
+        `input_ids`, `attention_mask` (0 for padding) and `token_type_ids` are (B, S). `inputs` are
+        other inputs of the graph by name.
+
+        Raises:
+            ValueError: for inputs of a wrong shape or range.
+            TooLong: for more rows or tokens than the scheduler accepts.
         """
         arguments = {
             "input_ids": input_ids,
@@ -50,7 +54,7 @@ def batched(
 
     `runtime` is a `TextRuntime` or an `ImageRuntime` opened with the threads of one worker.
     `workers` is the number of worker threads, and `max_waiting` the number of rows that may wait.
-    `options` are the other arguments of `EncoderScheduler`.
+    `options` are `max_source`, `events` and `max_calls` of `EncoderScheduler`.
     """
     scheduler = EncoderScheduler(runtime.runtime.model, workers, max_waiting, **options)
     runtime.runtime = BatchingRuntime(runtime.runtime, scheduler)

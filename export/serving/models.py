@@ -38,7 +38,7 @@ class ServedModel:
         """Run `function` in a thread and return its result.
 
         For the limit of waiting rows, the model calls of `function` count as one request of about
-        `rows` rows, see `EncoderScheduler.call`. Raises RequestError if too many rows wait.
+        `rows` rows. Raises RequestError if too many rows wait.
         """
         if self.encoder is None:
             return await asyncio.to_thread(function, *args, **options)

@@ -37,7 +37,7 @@ def serve(
     Args:
         token: the token that clients must send; None if no token is required.
         say: called with each line to print, such as the address.
-        process: runs the schedulers, see `Service`.
+        process: child process that runs the schedulers; None to run them in this process.
 
     Raises:
         UsageError, ValueError, OSError: if settings, exports or the address are invalid, before or

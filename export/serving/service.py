@@ -95,8 +95,11 @@ async def generator(
     """Return the text runtime of a model that generates, and its scheduler.
 
     The scheduler runs in `process`, or in this process if it is None. `events` get its metrics, and
-    `arranged` has the numbers of workers and threads. UsageError, ValueError and OSError are raised
-    as by `load`.
+    `arranged` has the numbers of workers and threads.
+
+    Raises:
+        UsageError: if a setting is not possible for the model.
+        ValueError, OSError: if the export is damaged.
     """
     info = await in_thread(functools.partial(open_export, source.directory, settings.dtype))
     arranged = limit_workers(arranged, info, settings)
@@ -196,8 +199,8 @@ class Service:
         self.app = with_cors(self.frame, settings.cors_origin)
 
     async def start(self) -> None:
-        """Load the models and run each of them once. Raises UsageError, ValueError or OSError as
-        `load` does."""
+        """Load the models and run each of them once. Raises: UsageError: if a setting is not
+        possible for a model. ValueError, OSError: if an export is damaged."""
         sys.setswitchinterval(SWITCH_INTERVAL)
         if self.process is not None:
             await self.process.connect()

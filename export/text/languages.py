@@ -91,8 +91,8 @@ class Languages:
         or None. `options` are the other options of generation.
 
         Raises:
-            UsageError: if there is no target language, or if `options` select one too; see also
-                `ids`.
+            UsageError: if there is no target language, if `options` select one too, if a language
+                is unknown, or if there is another number of languages than texts.
         """
         if tgt_lang is None:
             if self.tokens and self.target not in options and default not in self.tokens.values():

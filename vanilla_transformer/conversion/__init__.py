@@ -73,7 +73,8 @@ def convert(
 
     Raises:
         UsageError: for `config` or `leave_out` with `to`.
-        FileExistsError: if `out` exists and may not be replaced, see `files.new_directory`.
+        FileExistsError: if `out` exists and may not be replaced: without `force`, or with files of
+            anyone else.
         FileNotFoundError: if there is no config.json, no weights or none of `variant`.
         OSError: if there is no room for it on the disk.
         ValueError: for a family or architecture that is not known, a field that cannot be
@@ -111,7 +112,10 @@ def convert_torch(
     Raises:
         UsageError: without `num_attention_heads` or `embeddings`, and for a field that no config
             has.
-        FileExistsError, FileNotFoundError, ValueError: see `convert` and `from_torch`.
+        FileExistsError: if `out` exists and may not be replaced.
+        FileNotFoundError: if there is no file `source` or `embeddings`.
+        ValueError: for unknown, missing or misshapen tensors, and pickles that hold more than
+            tensors.
     """
     if Path(source).is_file():
         check_state_dict(Path(source))

@@ -143,11 +143,14 @@ class ConversionPlan:
         return [*self.remarks, *(self.tokenizer.notes if self.tokenizer is not None else [])]
 
     def write(self, out: str | os.PathLike, force: bool = False) -> dict[str, Any]:
-        """Write the checkpoint directory `out`, and return the summary `facts(out)`.
+        """Write the checkpoint directory `out`, and return the summary of the conversion.
+
+        It has the keys out, architecture, tensors, parameters, left_out, tokenizer, notes and
+        modules.
 
         Raises:
-            FileExistsError: if `out` exists and may not be replaced, see `files.new_directory`.
-                With `force` a checkpoint that we wrote is replaced.
+            FileExistsError: if `out` exists and may not be replaced. With `force` a checkpoint that
+                we wrote is replaced.
             OSError: if the disk has no room for the weights.
         """
         with new_directory(out, force, [self.files.path]) as directory:

@@ -77,7 +77,19 @@ def plan_conversion(
 ) -> ConversionPlan:
     """Return the checked plan of what `convert` would do, without writing to `out`.
 
-    The arguments are those of `convert`, and so are the errors, except those about `out`.
+    Args:
+        source: a directory or Hub id.
+        to: the name of a family that one of our checkpoints is converted to; by default another
+            project's checkpoint becomes ours.
+        config: fields that replace those in the config.json of `source`.
+        leave_out: patterns of names of tensors that are not converted.
+        variant: "fp16" reads the weights in model.fp16.safetensors.
+
+    Raises:
+        UsageError: for `config` or `leave_out` with `to`.
+        FileNotFoundError: if there is no config.json, no weights or none of `variant`.
+        ValueError: for a family or architecture that is not known, a field that cannot be
+            represented, and unknown, missing or misshapen tensors.
     """
     overrides = Overrides(config or {}, tuple(leave_out), variant)
     if to is None:

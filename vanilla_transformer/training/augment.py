@@ -47,7 +47,8 @@ class AugmentedDataset:
     def __getitems__(self, indices: list[int]) -> list[Row]:
         """Return the augmented rows of the numbers `indices`, a batch; a `DataLoader` calls this.
 
-        With R-Drop there are two for each number, see `augment`.
+        With R-Drop there are two for each number: first one view of each row, then a second of
+        each.
         """
         seeds = [f"{self.seed} {self.epoch} {index}" for index in indices]
         return augment(self.rows.__getitems__(indices), self.augmentation, seeds)

@@ -34,15 +34,18 @@ def average(
     force: bool = False,
     variant: str | None = None,
 ) -> None:
-    """Write `average_weights(checkpoints)` to the directory `out`, with the tokenizer of the first.
+    """Write a model with the mean of the weights of `checkpoints`, directories or Hub ids, to
+    `out`.
 
-    Modules of sentence-transformers are averaged and written too. `force` replaces `out` if we
-    wrote it. `variant` "fp16" reads the weights in model.fp16.safetensors.
+    The tokenizer is that of the first. Modules of sentence-transformers are averaged and written
+    too. `force` replaces `out` if we wrote it. `variant` "fp16" reads the weights in
+    model.fp16.safetensors.
 
     Raises:
-        FileExistsError: if `out` exists and may not be replaced, see `files.new_directory`.
-        FileNotFoundError, ValueError: see `average_weights` and `companions`; ValueError also if
-            tokenizer.json or the modules differ.
+        FileExistsError: if `out` exists and may not be replaced.
+        FileNotFoundError: if a checkpoint or a file of it is missing.
+        ValueError: for damaged files, and if architectures, shapes, configs, tokenizer.json or
+            modules differ.
     """
     with new_directory(out, force, checkpoints) as directory:
         model = average_weights(checkpoints, variant)
@@ -65,8 +68,9 @@ def average_weights(
     model.fp16.safetensors.
 
     Raises:
-        FileNotFoundError, ValueError: see `checkpoint.load_checkpoint`; ValueError if their
-            architectures, the shapes of their weights or their configs differ.
+        FileNotFoundError: if a checkpoint or a file of it is missing.
+        ValueError: for damaged files, and if their architectures, the shapes of their weights or
+            their configs differ.
     """
     model = load(checkpoints[0], variant)
     sums = {name: weight.double() for name, weight in model.named_parameters()}

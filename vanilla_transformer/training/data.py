@@ -84,7 +84,10 @@ def read_text(path: str | Path, encoding: str = "UTF-8") -> str:
     """Return the whole text of a file, with LF line ends; lines may have any length.
 
     Raises:
-        FileNotFoundError, ValueError: see `parts`; ValueError if it is not text of that `encoding`.
+        UsageError: for an unknown `encoding`.
+        FileNotFoundError: if the file is missing.
+        ValueError: if it is not text of that `encoding`, and for a compressed file that is damaged
+            or cannot be read.
     """
     text = "".join(parts(path, encoding, "read")).removeprefix("\ufeff").replace("\r\n", "\n")
     if byte := NO_TEXT.search(text):
@@ -118,7 +121,9 @@ def lines(
     `fault(line)` says what is wrong. An empty file is one empty line.
 
     Raises:
-        FileNotFoundError, ValueError: see `parts`.
+        UsageError: for an unknown `encoding`.
+        FileNotFoundError: if the file is missing.
+        ValueError: for a compressed file that is damaged or cannot be read, and a git-lfs pointer.
     """
     mark, is_open = "\ufeff", False
     for part in parts(path, encoding, "readline"):
@@ -187,8 +192,10 @@ def read_lines(path: str | Path, encoding: str = "UTF-8") -> list[str]:
     """Return the lines of a text file.
 
     Raises:
-        FileNotFoundError, ValueError: see `parts`; ValueError also for an empty file or line, one
-            that is too long, and one that is not text of that `encoding`.
+        UsageError: for an unknown `encoding`.
+        FileNotFoundError: if the file is missing.
+        ValueError: for an empty file or line, one that is too long, and one that is not text of
+            that `encoding`. Also for a compressed file that is damaged or cannot be read.
     """
     return read_all_lines([path], encoding)
 
@@ -211,7 +218,8 @@ def read_parallel(source: str | Path, target: str | Path) -> list[tuple[str, str
     """Return the pairs of lines of `source` and `target`, which are translations of each other.
 
     Raises:
-        ValueError: if the files have different numbers of lines; see also `read_lines`.
+        ValueError: if the files have different numbers of lines, or a line is empty, too long or no
+            text.
     """
     return list(zip(*read_files([source, target]), strict=True))
 
@@ -265,9 +273,10 @@ def read_columns(
     `datasets.IterableDataset`, read as it is needed.
 
     Raises:
-        FileNotFoundError, ValueError: see `read_parallel`; ValueError for files that are to be
-            streamed, and for bad rows that are to be skipped in a stream, where they cannot be
-            counted beforehand.
+        FileNotFoundError: if a file is missing.
+        ValueError: for files with different numbers of lines, a bad line, files that are to be
+            streamed, and bad rows that are to be skipped in a stream, where they cannot be counted
+            beforehand.
     """
     from datasets import Dataset  # imported here, because reading lines does not need it
 

@@ -20,8 +20,8 @@ class Teachers:
         device: the device of the training.
 
     Raises:
-        FileNotFoundError, ValueError: see `load_checkpoint` and `load_tokenizer`; also if a teacher
-            has other labels.
+        FileNotFoundError: if a teacher or a file of it is missing.
+        ValueError: for damaged files, and if a teacher has other labels.
     """
 
     def __init__(self, paths: list[str], model: PreTrainedModel, device: torch.device):

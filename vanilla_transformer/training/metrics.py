@@ -20,7 +20,8 @@ def bleu(
         tokenize: sacreBLEU's name of a tokenization; "none" for text that is in tokens already.
 
     Raises:
-        UsageError: see `bleu_metric`.
+        UsageError: for a tokenization that sacreBLEU does not have, or that needs a package that is
+            not installed.
         ValueError: for another number of references than of outputs.
     """
     metric = bleu_metric(tokenize)

@@ -38,7 +38,8 @@ def check_teachers(recipe: Recipe) -> None:
     text.
 
     Raises:
-        ValueError: if a teacher is not a model of the recipe's task; see also `check_held_out`.
+        ValueError: if a teacher is not a model of the recipe's task, or may have seen text that is
+            held out.
         FileNotFoundError: if the checkpoint of a teacher is missing.
     """
     name = TASKS[recipe.task].MODEL.__name__

@@ -123,8 +123,10 @@ def prepare(
     processor instead.
 
     Raises:
-        UsageError, FileNotFoundError, ValueError: see `check_complete`; ValueError for text in
-            another form than the task expects.
+        UsageError: for a missing key, or one that contradicts the checkpoints.
+        FileNotFoundError: for missing checkpoints and text files.
+        ValueError: for checkpoints that the recipe cannot start from, and text in another form than
+            the task expects.
     """
     check_complete(recipe)
     task = TASKS[recipe.task]

@@ -82,7 +82,8 @@ def read_recipe(name: str, changes: dict[str, Any] | None = None) -> Recipe:
     Raises:
         FileNotFoundError: for a name that is neither, with the nearest recipe.
         ValueError: for a file that is not TOML.
-        UsageError: see `Recipe`.
+        UsageError: for an unknown key, a value of the wrong type or range, and values that cannot
+            be combined.
     """
     path = recipe_path(name)
     tables = read_tables(path)

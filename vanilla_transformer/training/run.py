@@ -56,8 +56,8 @@ def train(
         restart: move the state of an earlier run aside and start again.
 
     Raises:
-        FileExistsError: if `output` cannot be written, see `files.new_directory`, or `<output>-run`
-            is no state of a run.
+        FileExistsError: if `output` exists and may not be replaced, or `<output>-run` is no state
+            of a run.
         FloatingPointError: if the loss is not finite, with the text of the batch; earlier
             checkpoints stay.
         UsageError: for a recipe that is not complete; if `<output>-run` is the state of a run of

@@ -127,8 +127,8 @@ def new_tokenizer(kind: str, lowercase: bool) -> Tokenizer:
     """Return a tokenizer of `kind` with an empty vocabulary, which splits text and joins its tokens
     again.
 
-    The kinds are those of `train_tokenizer`. With `lowercase` the kinds "bpe" and "word" lowercase
-    text.
+    The kinds are "bpe", "word", "byte-bpe" and "character". With `lowercase` the kinds "bpe" and
+    "word" lowercase text.
     """
     unk = SPECIAL_TOKENS["unk_token"]
     if kind == "character":

@@ -90,11 +90,12 @@ def make_trainer(
     model: PreTrainedModel,
     rows: dict[str, Any],
 ) -> Seq2SeqTrainer:
-    """Return the trainer of a run. `tokenizer`, `model` and `rows` (by split) are those of
-    `prepare.prepare`.
+    """Return the trainer of a run. `arguments` are the settings of the trainer. `rows` are {split:
+    examples}.
 
     Raises:
-        ValueError: for rows that do not fit the batches; see also `Teachers` and `check_processes`.
+        ValueError: for rows that do not fit the batches, teachers with other labels, and for
+            processes with several GPUs each, FSDP or DeepSpeed.
     """
     task = TASKS[recipe.task]
     watch = Watch(model, tokenizer)

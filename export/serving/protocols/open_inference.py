@@ -421,10 +421,12 @@ async def generate_texts(model: ServedModel, parsed: ParsedRequest) -> list[str]
 def token_id_inputs(
     model: ServedModel, inputs: dict[str, np.ndarray], tgt_lang: str | None, options: dict[str, Any]
 ) -> list[GenerationInput]:
-    """Return the generation inputs for rows of token ids, the arrays `inputs` by name.
+    """Return the generation inputs for rows of token ids, the arrays `inputs` by name. `tgt_lang`
+    is the target language, and `options` are those of generation.
 
-    Raises ValueError if a row has no tokens, and UsageError or ValueError as `Runtime.generate`
-    does.
+    Raises:
+        UsageError: for an invalid option or language.
+        ValueError: if a row has no tokens, or one that the model does not have.
     """
     assert model.scheduler is not None
     feeds = check_inputs(tensors_for(model), dict(inputs), model.architecture)

@@ -275,7 +275,10 @@ def make_completions(
     """Return the completion to generate for each of `prompts`. `options` are those of
     `Runtime.generate`.
 
-    Raises RequestError or UsageError as `admit_prompt` does.
+    `stops` are the stop sequences.
+
+    Raises:
+        RequestError, UsageError: with OpenAI's names of options, if the model cannot run a prompt.
     """
     n, is_empty = options["num_return_sequences"], body.max_tokens == 0
     inputs = [admit_prompt(scheduler, item, options, body) for item in prompts]
@@ -627,7 +630,9 @@ def render_embeddings(
 ) -> bytes:
     """Return the response as JSON, with one vector for each of `inputs` and the fields `about`.
 
-    Raises UsageError or ValueError as `TextRuntime.embed` does.
+    Raises:
+        UsageError: for an invalid number of dimensions.
+        ValueError: for an input without tokens, and a model that does not embed.
     """
     rows, prompt_length = encode_inputs(runtime, inputs)
     vectors = embedding.vectors(runtime, rows, prompt_length, body.dimensions)

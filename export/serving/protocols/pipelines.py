@@ -220,9 +220,13 @@ def read_texts(value: Any, max_rows: int) -> RequestInputs:
 
 
 def read_texts_as_list(value: Any, max_rows: int) -> RequestInputs:
-    """Return the rows of `value`, texts or pairs, like `read_texts`.
+    """Return the rows of `value`: one text or pair, or a list of them.
 
     The response to one input is a list too, which huggingface_hub expects.
+
+    Raises:
+        TooLong: for more than `max_rows`.
+        UsageError: for no rows.
     """
     return RequestInputs(read_texts(value, max_rows).rows, True)
 

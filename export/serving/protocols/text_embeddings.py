@@ -340,12 +340,12 @@ ENDPOINTS: tuple[tuple[Callable[[Any], bool], Callable[..., Any], type[TEIReques
 def choose_model(
     request: Request, fits: Callable[[ServedModel], bool], purpose: str, name: str | None
 ) -> ServedModel:
-    """Return the model of the path, or with this `name`, or the only one that `fits`, like
-    `ServedModels.choose`.
+    """Return the model of the path, or with this `name`, or the only one that `fits`. `purpose`
+    completes "a model that can ..." in errors.
 
     Raises:
-        RequestError: 422 for an unknown name, and 424 if a model does not fit, as in
-            text-embeddings-inference.
+        RequestError: 422 for an unknown name, and 424 if no model, several models or the named one
+            do not fit, as in text-embeddings-inference.
     """
     try:
         return served_models(request).choose(fits, purpose, name_in_path(request), name)

@@ -31,7 +31,8 @@ async def translate(
     `Runtime.generate`.
 
     Raises:
-        UsageError, ValueError: see `TextRuntime.translate`.
+        UsageError: if an option is invalid.
+        ValueError: if the export does not translate, or a text is blank.
         TooLong: if there are more than `MAX_SENTENCES`, or a sentence is too long for a slot.
         RequestError: if the scheduler rejects the request.
     """
@@ -68,7 +69,12 @@ def plan_inputs(
 ) -> tuple[Plan, list[GenerationInput]]:
     """Return the plan of the translation, and a generation input for each sentence.
 
-    The arguments are those of `translate`. Raises UsageError, ValueError or TooLong as that does.
+    The arguments are those of `translate`; `options` are generation options.
+
+    Raises:
+        UsageError: if an option is invalid.
+        ValueError: if the export does not translate, or a text is blank.
+        TooLong: if there are more than `MAX_SENTENCES`, or a sentence is too long for a slot.
     """
     assert model.scheduler is not None
     splitting.check()

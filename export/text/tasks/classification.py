@@ -85,8 +85,8 @@ def classify(
 
 
 def scoring(runtime: "TextRuntime", name: str | None) -> Scoring:
-    """Return the function from logits to scores with this `name`; None is the export's default, see
-    `classify`.
+    """Return the function from logits to scores with this `name`; None is the export's default, by
+    its config.
 
     Raises UsageError for an unknown name.
     """
@@ -157,7 +157,7 @@ def zero_shot(
 
     Raises:
         UsageError: if there are no labels, or the template lacks `{}`.
-        ValueError: if no label of the model begins with "entail"; see also `classify`.
+        ValueError: if no label of the model begins with "entail", or a text is invalid or too long.
     """
     require(runtime, ZERO_SHOT)
     texts = check_texts(texts)

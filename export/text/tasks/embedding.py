@@ -124,8 +124,9 @@ def vectors(
 ) -> np.ndarray:
     """Return one vector for each of `rows` (B, E), float32, as `embed` does for texts.
 
-    The first `prompt_length` tokens of a row are a prompt. `truncate_dim` is that of `embed`. The
-    tokens of a `TokenRow` are used unchanged.
+    The first `prompt_length` tokens of a row are a prompt. `truncate_dim` is the number of values
+    of each vector, by default all or what the export sets. The tokens of a `TokenRow` are used
+    unchanged.
     """
     modules = runtime.sentence_modules
     width = sentence_config(runtime).get("truncate_dim") if truncate_dim is None else truncate_dim

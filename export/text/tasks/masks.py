@@ -93,8 +93,8 @@ def fillings(
     targets: list[int] | None,
     is_only: bool,
 ) -> list[dict[str, Any]]:
-    """Return the `top_k` best tokens for the mask at `position` of `ids`, as `fill_mask` returns
-    them.
+    """Return the `top_k` best tokens for the mask at `position` of `ids`, best first: {"score",
+    "token", "token_str", "sequence"}.
 
     `logits` (V,) are those of the position, and `targets` the only tokens to choose from, if any.
     `sequence` has special tokens unless the mask `is_only`.

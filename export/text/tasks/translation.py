@@ -132,10 +132,13 @@ def make_plan(
     tgt_lang: Choice,
     options: dict[str, Any],
 ) -> Plan:
-    """Return the plan to translate `texts`, whose languages are those of `translate`. `options`
-    have been checked.
+    """Return the plan to translate `texts`: how they are split, and what is generated or copied.
+    `src_lang` and `tgt_lang` are one language for all texts, or a list with one for each. `options`
+    are generation options that have been checked.
 
-    Raises UsageError and ValueError as `translate` does.
+    Raises:
+        UsageError: for an unknown language.
+        ValueError: if the export is not an encoder-decoder, or a text is blank.
     """
     require(runtime, TRANSLATE)
     splitting.check()
@@ -176,7 +179,8 @@ def check_arguments(
     """Return the generation options that select the target language of each text.
 
     Raises:
-        UsageError, ValueError: see `translate`; raised even if every sentence is copied.
+        UsageError: if an option or a language is invalid, even if every sentence is copied.
+        ValueError: if the export is not an encoder-decoder, or a text is blank.
     """
     check_options(runtime.info, options)
     runtime.languages.check_words(texts)

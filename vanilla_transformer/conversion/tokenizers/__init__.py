@@ -49,8 +49,8 @@ def find_tokenizer(directory: Path) -> FoundTokenizer | None:
     Raises:
         FileNotFoundError: for a file that is missing.
         ImportError: for a SentencePiece model without the packages that read it.
-        ValueError: for files that are damaged, or whose tokenizer cannot be made, see `marian` and
-            `sentencepiece_model`.
+        ValueError: for files that are damaged, or whose tokenizer has rules that the `tokenizers`
+            library does not have.
     """
     check_tokenizer(directory)
     tokenizer = build_tokenizer(directory) if has_tokenizer(directory) else None

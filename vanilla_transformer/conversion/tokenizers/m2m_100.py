@@ -18,7 +18,9 @@ def make_backend(theirs: PreTrainedTokenizerBase, directory: Path) -> tuple[Toke
     texts. The notes name pieces without an id.
 
     Raises:
-        FileNotFoundError, ImportError, ValueError: see `read_sentencepiece` and `read_vocabulary`.
+        FileNotFoundError: if a file is missing.
+        ImportError: without the packages that read SentencePiece models.
+        ValueError: for a damaged model or vocabulary, and a model with other rules.
     """
     special = [token for token in theirs.all_special_tokens if token not in theirs.lang_token_to_id]
     vocabulary = read_vocabulary(directory / "vocab.json", special)

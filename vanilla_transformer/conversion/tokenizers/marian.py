@@ -24,8 +24,9 @@ def make_tokenizer(directory: Path) -> tuple[PreTrainedTokenizerFast, list[str]]
     `text_target`. The notes name pieces without an id.
 
     Raises:
-        FileNotFoundError, ImportError, ValueError: see `read_sentencepiece` and `read_vocabulary`;
-            ValueError for separate vocabularies, and models that are not unigram.
+        FileNotFoundError: if a file is missing.
+        ImportError: without the packages that read SentencePiece models.
+        ValueError: for damaged files, separate vocabularies, and models that are not unigram.
     """
     path = directory / "tokenizer_config.json"
     settings = read_json(path) if path.is_file() else {}
