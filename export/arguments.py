@@ -48,7 +48,10 @@ class Parser(argparse.ArgumentParser):
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """End the process as argparse does. Help and version are flushed first, because standard
-        output may be a closed pipe."""
+        output may be a closed pipe.
+
+        `status` is the exit code. A `message` is written to standard error first.
+        """
         flush_output()
         super().exit(status, message)
 
@@ -100,7 +103,10 @@ def metavar(field_type: Any) -> str:
 
 
 def add_set(parser: Parser, help: str) -> None:
-    """Add `--set KEY=VALUE`, which may be repeated. `args.set` is a list of (key, value)."""
+    """Add `--set KEY=VALUE`, which may be repeated. `args.set` is a list of (key, value).
+
+    `help` is the flag's line in the help text.
+    """
     parser.add_argument(
         "--set",
         type=key_value,
@@ -112,8 +118,10 @@ def add_set(parser: Parser, help: str) -> None:
 
 
 def add_output(parser: Parser, help: str) -> None:
-    """Add the argument OUTPUT and the flag `--output OUTPUT`. `get_output` reads whichever is
-    set."""
+    """Add the argument OUTPUT and the flag `--output OUTPUT`. `get_output` reads whichever is set.
+
+    `help` is the line of both in the help text.
+    """
     parser.add_argument("positional_output", type=path, nargs="?", metavar="OUTPUT", help=help)
     parser.add_argument("--output", type=path, help="OUTPUT as a flag")
 

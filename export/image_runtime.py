@@ -161,8 +161,8 @@ class ImageRuntime:
         return np.concatenate(outputs)
 
     def _batches(self, pixels: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Yield batches (B, C, H, W) of consecutive images of one size. A batch has no more images
-        than make a run faster."""
+        """Yield batches (B, C, H, W) of consecutive images of one size. `pixels` yields the images
+        (C, H, W). A batch has no more images than make a run faster."""
         patches = math.prod(pair(self.info.config["patch_size"]))
         for (_, height, width), group in itertools.groupby(pixels, key=np.shape):
             count = max(1, MAX_TOKENS * self.runtime.threads * patches // (height * width))

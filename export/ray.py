@@ -91,7 +91,7 @@ def parse_exports(args: Mapping[str, Any], settings: Settings) -> list[Source]:
     """Return the exports in `args["exports"]` with absolute paths, because a replica runs in
     another directory.
 
-    Raises UsageError if there are none.
+    Raises UsageError if there are none. `settings` are those of the server.
     """
     exports = str(args.get("exports", ""))
     if not exports:

@@ -75,7 +75,8 @@ def check_sequences(info: ExportInfo, feeds: dict[str, np.ndarray]) -> None:
     """Raise ValueError for tokens or images that fit the graph's types and ranges but not the
     model.
 
-    It checks sizes of images, lengths, gaps in a decoder's mask, and end tokens.
+    It checks sizes of images, lengths, gaps in a decoder's mask, and end tokens. `feeds` are the
+    inputs of the graph by name.
     """
     if "pixel_values" in feeds:
         check_patches(feeds["pixel_values"], info.config)
@@ -145,7 +146,7 @@ def decoder_request(
     """Return the batch of a decoder, whose prompts (ids and mask) are padded on the left.
 
     `options` are checked. Raises ValueError if prompts or new tokens are too long, or a mask has
-    gaps.
+    gaps. `is_scored` is True if scores are returned.
     """
     ids, mask = prompt
     final = resolve_options(info, options, ids.shape[1])
@@ -166,6 +167,8 @@ def seq2seq_request(
     """Return the batch of a seq2seq model, whose `source` (ids and mask) is padded on the right.
 
     `options` are checked. Raises ValueError if sources or new tokens are too long.
+    `decoder_input_ids` (B, P) are the decoder prompts, by default the start token. `is_scored` is
+    True if scores are returned.
     """
     ids, mask = source
     start = start_tokens(info, len(ids), decoder_input_ids, options)

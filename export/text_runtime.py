@@ -172,7 +172,8 @@ class TextRuntime:
         """Return the generated texts and their scores (B * N,) for `rows` of token ids.
 
         `prefixes` are tokens that each result begins with. `targets` are options of each row's
-        target language. Scores are NaN unless `is_scored`. N is `num_return_sequences`.
+        target language. Scores are NaN unless `is_scored`. N is `num_return_sequences`. `seeds` are
+        seeds of sampling, one for each row, and `options` are generation options.
         """
         tokens, scores = self.generate_tokens(rows, prefixes, targets, is_scored, seeds, **options)
         return self.decode(tokens), scores
@@ -191,7 +192,8 @@ class TextRuntime:
 
         `prefixes` are tokens that each result begins with. `targets` are options of each row's
         target language. Scores are NaN unless `is_scored`. Rows with prefixes of the same length
-        and one target language run together.
+        and one target language run together. `seeds` are seeds of sampling, one for each row, and
+        `options` are generation options.
         """
         option_fields.check_seeds(seeds, len(rows))
         copies = (
@@ -260,6 +262,8 @@ class TextRuntime:
         """Return the generation options that select the target language, for each of `count` texts.
 
         Raises UsageError for an unknown language, and for a missing one that the model needs.
+        `tgt_lang` is one language for all texts, a list with one for each, or None for the default.
+        `options` are the other options of generation.
         """
         return self.languages.target_options(tgt_lang, count, options, self.default_target)
 
@@ -271,7 +275,10 @@ class TextRuntime:
 
     def first_tokens(self, options: dict[str, Any]) -> list[int]:
         """Return [id] of the language token after the start token, if the model generates one
-        there, else []."""
+        there, else [].
+
+        `options` are generation options.
+        """
         is_first = self.languages.target == "forced_bos_token_id"
         language = options.get("forced_bos_token_id", self.default_target) if is_first else None
         return [] if language is None else [language]

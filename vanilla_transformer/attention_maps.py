@@ -127,7 +127,8 @@ def image_attention_maps(
 ) -> ImageAttentionMaps:
     """Return the attention from the first token to the patches of `image`, for each layer and head.
 
-    `model` is left in evaluation mode, with the eager attention implementation.
+    `model` is left in evaluation mode, with the eager attention implementation. `processor` makes
+    the model's input of the image.
 
     Raises:
         ValueError: for an image of a size that the model does not read.

@@ -164,8 +164,8 @@ def new_norm(
 
 
 def new_projection(in_size: int, out_size: int, bias: bool = False) -> nn.Linear | nn.Identity:
-    """Return a linear map between embeddings and states of different widths, or the identity for
-    equal widths."""
+    """Return a linear map from `in_size` to `out_size`, the widths of embeddings and states, or the
+    identity for equal widths."""
     return nn.Identity() if in_size == out_size else nn.Linear(in_size, out_size, bias)
 
 
@@ -453,7 +453,7 @@ class VanillaAttention(nn.Module):
 
 
 def split_heads(states: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """(B, T, H * head_dim) -> (B, H, T, head_dim)."""
+    """Return `states` (B, T, H * head_dim) as (B, H, T, head_dim)."""
     return states.view(*states.shape[:2], -1, head_dim).transpose(1, 2)
 
 

@@ -171,7 +171,8 @@ class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
         `input_ids` (B, T), or `inputs_embeds` (B, T, E), are the tokens that are not yet in the
         cache. `attention_mask` (B, past + T) is 0 for padding. With `labels` (B, T) the loss is
         returned too: they are `input_ids` with -100 where nothing is to be predicted, and the loss
-        shifts them by one.
+        shifts them by one. `encoder_hidden_states` (B, S, D) are a source for cross-attention, with
+        `encoder_attention_mask` (B, S).
         """
         outputs = self.model(
             input_ids,

@@ -238,7 +238,10 @@ def run_task(args: argparse.Namespace, task: str | None) -> None:
 
 
 def iterate_results(args: argparse.Namespace, runner: "Runner") -> Iterator[str]:
-    """Yield the results of a file, of the arguments or of standard input, as text to print."""
+    """Yield the results of a file, of the arguments or of standard input, as text to print.
+
+    `runner` computes them.
+    """
     from ..files.text_lines import raw_lines
 
     if args.input is not None:

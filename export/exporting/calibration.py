@@ -78,7 +78,7 @@ def num_read(output: list[int], eos_token_id: int | list[int] | None) -> int:
     """Return how many tokens of `output`, a generated sequence, the decoder has read.
 
     These are the tokens before the first end token after the start, or all but the last one. A
-    start token may equal the end token.
+    start token may equal the end token. `eos_token_id` is the end token, several, or None.
     """
     ends = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
     return next(

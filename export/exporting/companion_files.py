@@ -70,6 +70,7 @@ def write_for_clients(checkpoint: Checkpoint, graphs: Graphs, directory: Path) -
     """Write config.json and other files that client programs need to `directory`.
 
     Returns {"genai": ...} for the manifest if there is a file for onnxruntime-genai, else {}.
+    `graphs` are those that the export gets.
     """
     config = checkpoint.config_json
     external = sorted(path.name.removesuffix("_data") for path in directory.glob("onnx/*_data"))

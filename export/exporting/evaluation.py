@@ -322,7 +322,10 @@ class OnnxEngine:
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
         """Return how many of `rows` texts the runtime prefers to get at once, at least
-        `batch_size`."""
+        `batch_size`.
+
+        `options` are those of generation.
+        """
         options = {
             name: value for name, value in options.items() if name not in ("src_lang", "tgt_lang")
         }
@@ -414,7 +417,8 @@ class TorchEngine:
         """Set the tokenizer's source language, and return options of `generate` that select the
         target language.
 
-        Raises UsageError for an unknown language, and for a model without languages.
+        Raises UsageError for an unknown language, and for a model without languages. The languages
+        have their names in the tokenizer; None for its default. Without any, nothing is set.
         """
         if src_lang is None and tgt_lang is None:
             return {}

@@ -37,7 +37,7 @@ def compare(export: Path, graph: Path, mode: str, dtype: str, cases: int) -> dic
     random batches.
 
     The sequences are those of the file `graph`, and those of the runtime with the `export`. `mode`
-    is "greedy", "sample" or "beam".
+    is "greedy", "sample" or "beam". `dtype` is that of the weights.
 
     Raises:
         ValueError: if the sequences of more rows than `NEAR_TIES` differ in float32.
@@ -101,7 +101,10 @@ def host_options(mode: str) -> dict[str, Any]:
 
 def expected_sequences(runtime: Runtime, feeds: dict[str, np.ndarray], mode: str) -> np.ndarray:
     """Return the sequences (B, P + T) that the runtime's search finds for the graph inputs `feeds`,
-    prompts included."""
+    prompts included.
+
+    `mode` is "greedy", "sample" or "beam".
+    """
     options = host_options(mode) | {"max_new_tokens": int(feeds["max_new_tokens"][0, 0])}
     request = runtime.request(feeds["input_ids"], feeds["attention_mask"], None, options)
     search: Search = start_search(request.options, request.prompt)

@@ -203,7 +203,7 @@ def verify(
     step and at later ones, with torch reading the whole sequence at once, without a cache.
 
     float32 may differ by `TOLERANCE`, half precision as `Report` says, quantized weights by any
-    error. Raises ValueError if the export is of another model.
+    error. Raises ValueError if the export is of another model. `seed` is that of the random inputs.
     """
     runtime = Runtime(directory, device=device, dtype=dtype)
     check_same_model(runtime, model)
@@ -319,7 +319,8 @@ def sample(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return random ids and a mask, both (B, S), with B up to 5 and S up to `longest`.
 
-    `padding` is "none", "right", or "empty row": on the right, and one row is all padding.
+    `padding` is "none", "right", or "empty row": on the right, and one row is all padding. `rng`
+    makes the numbers. Ids are below `vocab_size`.
     """
     shape = rng.integers(1, 6), rng.integers(1, longest + 1)
     ids = rng.integers(0, vocab_size, shape)

@@ -258,6 +258,7 @@ def write_card(
     """Write README.md, the card of an export of the checkpoint `base`, to `directory`.
 
     License, language and datasets are those of `readme`, the checkpoint's card, if there is one.
+    `architecture` is the model class, and `target` and `dtypes` are those of the export.
     """
     of_base = read_metadata(readme)
     task = HEADS[architecture].hub_task
@@ -313,7 +314,8 @@ def write_generator_card(
     """Write README.md, the card of one graph that generates by `mode`, to `directory`.
 
     It names no library but onnxruntime: no other has a class for the graph. License, language and
-    datasets are those of `readme`, the card of the checkpoint `base`, if there is one.
+    datasets are those of `readme`, the card of the checkpoint `base`, if there is one. `target` and
+    `dtypes` are those of the export.
     """
     of_base = read_metadata(readme)
     metadata = {
@@ -341,8 +343,8 @@ console.log(await {call});"""
 
 
 def read_metadata(readme: Path) -> dict:
-    """Return the metadata above a card; empty if there is no card or the metadata cannot be
-    read."""
+    """Return the YAML metadata at the start of the card `readme`; empty if there is no card or the
+    metadata cannot be read."""
     try:
         matched = FRONT_MATTER.match(readme.read_text(encoding="utf-8-sig"))
         metadata = yaml.safe_load(matched[1]) if matched else None

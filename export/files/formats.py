@@ -35,7 +35,10 @@ class FileFormat(Protocol):
         """Return the SHA-256 of the content of a shard."""
 
     def rows(self, content: Any) -> list[Row]:
-        """Return a `Row` for each line, with the example that the task reads."""
+        """Return a `Row` for each line, with the example that the task reads.
+
+        `content` is what `read` returned for a shard.
+        """
 
     def write(self, path: Path, shard: Shard, rows: list[Row], results: list[Any]) -> None:
         """Write the results of one shard to the file `path`. `rows` and `results` have an item for
@@ -194,7 +197,7 @@ class Lines:
         return [self.read(line) for line in content]
 
     def lines(self, shard: Shard, rows: list[Row], results: list[Any]) -> Iterator[bytes]:
-        """Yield the lines of the results in bytes, with line ends.
+        """Yield a line in bytes, with its line end, for each of `results`.
 
         Halves of surrogate pairs, which JSON may have, are escaped.
         """

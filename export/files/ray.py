@@ -139,7 +139,7 @@ class Cluster:
         """Return the results of `shard` of the file with the number `file`.
 
         Raises the worker's error, OSError for errors of Ray, and ValueError if the workers read
-        different lines.
+        different lines. `rows` are what this node read of the shard, and `bar` shows the progress.
         """
         shard_id = ShardId(file, shard.number, shard.digest)
         if self.pairs is None or shard_id.number not in (0, self.after):

@@ -235,7 +235,10 @@ class Runner:
 
     def facts(self, paths: Sequence[Path]) -> dict:
         """Return the settings and versions that the results depend on, by name, apart from the
-        lines."""
+        lines.
+
+        `paths` are the inputs.
+        """
         return self.predictions.facts() | {
             "field": self.field,
             "output_field": self.output_field,
@@ -246,7 +249,10 @@ class Runner:
 
     def work(self, number: int, shard: Shard, rows: list[Row], bar: Bar | ProgressLog) -> Results:
         """Return the results of a shard, computed in this process. The number of its file is not
-        used."""
+        used.
+
+        `rows` are the lines of `shard`, and `bar` shows the progress.
+        """
         return compute(self.predictions, rows, shard.first, bar.update)
 
 
@@ -266,7 +272,7 @@ class File:
 
         They are lines, bad and warnings (numbers) and input (a hash). `before` are the facts of a
         finished file, or None: the file is then only compared with its input and `before` returned.
-        Raises FileExistsError or ValueError if the input has changed.
+        Raises FileExistsError or ValueError if the input has changed. `bar` shows the progress.
         """
         stamps = self.stamps()
         before = before if self.parts.path.exists() else None
@@ -303,7 +309,10 @@ class File:
             raise FileExistsError(f"{seen}, expected an unchanged input, or a new output directory")
 
     def shard_facts(self, shard: Shard, bar: Bar | ProgressLog) -> dict:
-        """Return the facts of a shard, which is computed unless its results are there."""
+        """Return the facts of a shard, which is computed unless its results are there.
+
+        `bar` shows the progress.
+        """
         unit = f"line {{}} of {self.source.path}"
         facts = self.parts.facts(shard.number, shard.digest)
         if facts is not None:

@@ -43,7 +43,8 @@ def growing_attention(g: GraphContext, positions: Value, bias: Value, caches: Ca
     to call.
 
     It appends the new keys and values to those in `caches.past`, and the results to
-    `caches.present`. `bias` (B or 1, H or 1, T, S) is added to the scores.
+    `caches.present`. `bias` (B or 1, H or 1, T, S) is added to the scores. `positions` are those of
+    the new tokens, for rotary embeddings.
     """
 
     def attend(layer: int, name: str, x: Value) -> Value:
@@ -204,7 +205,7 @@ def block_attention(g: GraphContext, tokens: Tokens) -> Attention:
 
     It works in blocks (Beltagy et al. 2020, section 3.1). A block of queries reads its keys and
     those of the blocks before and after it. Time and memory grow with the length, and not with its
-    square.
+    square. `tokens` are the ids, positions and mask of the source.
     """
     op, config, mask = g.op, g.config, tokens.mask
     reach = config.sliding_window

@@ -28,8 +28,8 @@ class Tokens:
 
 
 def flat(pairs: Pairs) -> list[Value]:
-    """Return keys and values of all layers in one list: key, value, key, value and so on, in the
-    order of specs."""
+    """Return keys and values of all layers in one list: [key, value, key, value, ...], in the order
+    of specs. `pairs` has them by layer."""
     return [value for pair in pairs for value in pair]
 
 
@@ -130,7 +130,10 @@ class GraphContext:
 
     def contrib(self, op_type: str, *operands: Any, **attributes: Any) -> Value:
         """Append a node with the operator `op_type`, which only onnxruntime has, and return its
-        output."""
+        output.
+
+        `operands` are its inputs, and `attributes` its attributes by name.
+        """
         return self.op(op_type, *operands, domain=CONTRIB, **attributes)
 
     def has(self, name: str) -> bool:

@@ -49,7 +49,8 @@ class InputStatistics:
         return cls(lowest, highest, rows, halves, keys).reduce()
 
     def merge(self, other: "InputStatistics") -> "InputStatistics":
-        """Return the ranges and a sample of the rows of both."""
+        """Return the statistics of both texts together: the ranges of all values and a sample of
+        all rows."""
         lowest, highest = (
             np.minimum(self.lowest, other.lowest),
             np.maximum(self.highest, other.highest),
@@ -208,7 +209,8 @@ def choose(inputs: InputStatistics, matrices: Sequence[np.ndarray]) -> Choice:
 def best_steps(inputs: InputStatistics, matrices: Sequence[np.ndarray]) -> tuple[MakeSteps, float]:
     """Return the function that makes one scale for all rows, and its error on the sampled `inputs`.
 
-    It is `smooth_steps` if that at least halves the error, else `plain_steps`.
+    It is `smooth_steps` if that at least halves the error, else `plain_steps`. `matrices` are the
+    weights that these inputs are multiplied with.
     """
     plain_error, smooth_error = (
         held_out_error(make, inputs, matrices) for make in (plain_steps, smooth_steps)
@@ -243,7 +245,7 @@ def held_out_error(
     half.
 
     On the rows that the steps come from, no value is clipped: a text that is too short would look
-    best.
+    best. `make_steps` makes the scales from some rows of `inputs`.
     """
     steps = [
         make_steps(lowest, highest, matrices)

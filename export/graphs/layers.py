@@ -49,7 +49,8 @@ def embed(
 
 
 def decoder_states(g: GraphContext, ids: Value, positions: Value, *attentions: Attention) -> Value:
-    """Return the states (B, T, D) of a decoder for `ids` (B, T), written as nodes of the graph.
+    """Return the states (B, T, D) of a decoder for `ids` (B, T) at `positions` (B or 1, T), written
+    as nodes of the graph.
 
     `attentions` are the functions for self-attention and, in a seq2seq model, cross-attention.
     """

@@ -115,7 +115,8 @@ def beam_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attention
     call.
 
     All beams have `past_length` earlier tokens, whose keys other beams may have written: the input
-    `cache_indirection` says which.
+    `cache_indirection` says which. `caches` are its keys and values, to which the new ones are
+    written.
     """
     op, length = g.op, inputs["past_length"]
     before = op.cast(length, "int64")
@@ -231,7 +232,8 @@ def write_cache(
 ) -> Value:
     """Return the output of an attention operator that returns its keys and values too.
 
-    They are appended to `caches.present`. `operands` are the inputs of the operator `op_type`.
+    They are appended to `caches.present`. `operands` are the inputs of the operator `op_type`, and
+    `attributes` its attributes by name.
     """
     output, keys, values = g.op.outputs(
         3, op_type, *operands, domain=CONTRIB, **head_attributes(g), **attributes

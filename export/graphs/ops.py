@@ -37,9 +37,10 @@ class Ops:
     def outputs(
         self, count: int, op_type: str, *operands: Operand, domain: str = "", **attributes: Any
     ) -> list[Value]:
-        """Append a node with `count` outputs and return them.
+        """Append a node with the operator `op_type` and `count` outputs, and return these.
 
         `domain` is the operator's, "" for standard ones. None stands for a missing operand.
+        `operands` are its inputs, and `attributes` its attributes by name.
         """
         inputs = [self.value(operand) for operand in operands]
         while inputs and inputs[-1] is None:
@@ -131,7 +132,10 @@ def data_type(name: str) -> ir.DataType:
 def branch(
     name: str, op_type: str, operands: Sequence[Value | None], **attributes: Any
 ) -> ir.Graph:
-    """Return a branch `name` of an `If`: one of onnxruntime's operators, which returns float32."""
+    """Return a branch `name` of an `If`: one of onnxruntime's operators, which returns float32.
+
+    `op_type`, `operands` and `attributes` are those of the operator.
+    """
     op = Ops()
     output = op(op_type, *operands, domain=CONTRIB, **attributes)
     output.name, output.type = name, ir.TensorType(ir.DataType.FLOAT)

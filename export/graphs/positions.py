@@ -79,7 +79,7 @@ def sinusoids(g: GraphContext, positions: Value) -> Value:
 
 
 def rotate(g: GraphContext, states: Value, positions: Value) -> Value:
-    """Return queries or keys (B, T, H * d) turned by their rotary positions (B or 1, T).
+    """Return queries or keys, `states` (B, T, H * d), turned by their `positions` (B or 1, T).
 
     Components 2i and 2i + 1 are a point in the plane (Su et al. 2021).
     """

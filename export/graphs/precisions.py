@@ -49,7 +49,7 @@ def tied_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | N
     """Return x W + b of the linear maps `names` side by side, in floating point.
 
     A projection that is tied to the embeddings reads their table through a `Transpose`. onnxruntime
-    computes that once, when it loads the graph.
+    computes that once, when it loads the graph. `bias` is the b of all maps, or None.
     """
     table = f"{names[0]}.weight"
     if not g.store.weights.is_tied(table):
@@ -65,7 +65,7 @@ def row_int8_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value
     for each column.
 
     x becomes 8 bits with a scale for each row, so a row does not depend on the other rows of its
-    batch. Calibrated inputs have one scale for all rows.
+    batch. Calibrated inputs have one scale for all rows. `bias` is the b of all maps, or None.
     """
     steps = calibrated_steps(g, x, names)
     if steps is not None:
@@ -112,7 +112,7 @@ def calibrated_matmul(
     """Return x W + b of the linear maps `names` side by side, with int8 weights that have a scale
     for each column.
 
-    x becomes 8 bits by `steps`, with one scale for all rows.
+    x becomes 8 bits by `steps`, with one scale for all rows. `bias` is the b of all maps, or None.
     """
     integers = g.op.once(("rounded", x), lambda: quantize_linear(g, x, steps))
     weights, scales = g.matrices(names, calibrated_matrices, steps)
@@ -129,7 +129,8 @@ def quantize_linear(g: GraphContext, x: Value, steps: Steps) -> Value:
 def block_int4_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | None) -> Value:
     """Return x W + b of the linear maps `names` side by side, with 4-bit weights and 8-bit x.
 
-    A block of `BLOCK` numbers of a column of W or a row of x has one scale.
+    A block of `BLOCK` numbers of a column of W or a row of x has one scale. `bias` is the b of all
+    maps, or None.
     """
     return block_matmul(g, x, names, 4, (None, None, bias), accuracy_level=INT8_COMPUTE)
 
@@ -141,7 +142,8 @@ def block_weight_matmul(
     quantized.
 
     A block of `BLOCK` weights of a column has one scale. Columns are padded to a multiple of
-    `COLUMN_MULTIPLE`: the CUDA provider would unpack any other matrix before each matmul.
+    `COLUMN_MULTIPLE`: the CUDA provider would unpack any other matrix before each matmul. `bias` is
+    the b of all maps, or None.
     """
     count = columns(g, names)
     scaled = block_matmul(g, x, names, bits, multiple=COLUMN_MULTIPLE)
@@ -193,7 +195,8 @@ def standard_int8_matmul(
     """Return x W + b of the linear maps `names` side by side, with int8 weights that have a scale
     for each column.
 
-    x becomes 8 bits with one scale for all rows: a large row costs the others precision.
+    x becomes 8 bits with one scale for all rows: a large row costs the others precision. `bias` is
+    the b of all maps, or None.
     """
     op = g.op
     weights, scales = g.matrices(names, int8_matrices)

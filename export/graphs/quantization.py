@@ -26,11 +26,12 @@ def in_slices(
 
 
 def int8_columns(matrix: np.ndarray) -> Quantized:
-    """(K, N) float32 -> int8 and the scales (N,) of its columns.
+    """Return `matrix` (K, N) float32 as int8, and the scales (N,) of its columns.
 
     CPUs without VNNI add the products of weights 2i and 2i + 1 in 16 bits. With activations of at
     most 255, no sum overflows if two such weights add up to at most 128. So a column's scale comes
-    from its largest weight or its largest sum of two such weights."""
+    from its largest weight or its largest sum of two such weights.
+    """
     pairs = matrix[: len(matrix) // 2 * 2]
     largest = np.maximum(
         np.abs(matrix).max(axis=0), np.abs(pairs[::2] + pairs[1::2]).max(axis=0, initial=0)
@@ -61,7 +62,8 @@ def int8_blocks(matrix: np.ndarray, block: int = BLOCK) -> Quantized:
 
 
 def column_blocks(matrix: np.ndarray, block: int) -> np.ndarray:
-    """(K, N) -> float32 (N, blocks, `block`), the last block of a column padded with 0."""
+    """Return `matrix` (K, N) as float32 (N, blocks, `block`): each column is cut into blocks, of
+    which the last is padded with 0."""
     padded = np.pad(matrix.T.astype(np.float32), ((0, 0), (0, -len(matrix) % block)))
     return padded.reshape(len(padded), -1, block)
 
@@ -74,7 +76,7 @@ def nonzero(scales: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def int8_rows(table: np.ndarray) -> Quantized:
-    """(V, D) float32 -> int8 (V, D), and the scales (V, 1)."""
+    """Return `table` (V, D) float32 as int8 (V, D), and the scales (V, 1) of its rows."""
     return round_to_int8(table, np.abs(table).max(axis=1, keepdims=True))
 
 
@@ -91,7 +93,8 @@ def positive_scales(largest: np.ndarray) -> np.ndarray:
 
 
 def uint8_blocks(table: np.ndarray) -> Quantized:
-    """(V, D) float32 -> uint8 (V, D) with zero point 128, and the scales (V, blocks)."""
+    """Return `table` (V, D) float32 as uint8 (V, D) with zero point 128, and the scales (V, blocks)
+    of the blocks of its rows."""
     rows, width = table.shape
     blocks = np.pad(table, ((0, 0), (0, -width % EMBEDDING_BLOCK))).reshape(
         rows, -1, EMBEDDING_BLOCK

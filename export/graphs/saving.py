@@ -63,7 +63,8 @@ def field_header(number: int, size: int) -> bytes:
 
 
 def varint(number: int) -> Iterator[int]:
-    """Yield the bytes of protobuf's variable-length integer: 7 bits each, the lowest first."""
+    """Yield the bytes of `number` as protobuf's variable-length integer: 7 bits each, the lowest
+    first."""
     while number > 127:
         yield number & 127 | 128
         number >>= 7

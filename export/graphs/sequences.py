@@ -58,7 +58,10 @@ def sequence_outputs(g: GraphContext, inputs: Values, attention: EncoderAttentio
 
 def encoder_states(g: GraphContext, inputs: Values, attention: EncoderAttention) -> Value:
     """Return the states (B, S, D) of an encoder for the tokens in `inputs`, written as nodes of the
-    graph."""
+    graph.
+
+    `attention` makes the function that writes the attention.
+    """
     prefix, ids, mask = g.config.encoder_prefix, inputs["input_ids"], inputs["attention_mask"]
     tokens = Tokens(ids, mask, token_positions(g, ids, mask))
     x = embed(g, prefix, ids, tokens.positions, inputs.get("token_type_ids"))
@@ -69,7 +72,8 @@ def source_encoder(g: GraphContext, inputs: Values, attention: EncoderAttention)
     """Return the keys and values of the source for each layer of the decoder, in the order of
     specs.
 
-    They come from the encoder of a seq2seq model, which is written too.
+    They come from the encoder of a seq2seq model, which is written too. `inputs` are its tokens and
+    mask. `attention` makes the function that writes the attention.
     """
     return flat(source_heads(g, encoder_states(g, inputs, attention)))
 
@@ -130,7 +134,10 @@ def model_outputs(g: GraphContext, states: Value, inputs: Values) -> list[Value]
 
 
 def choice_logits(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[Value]:
-    """Return [logits (B, C)] of an encoder that reads C sequences for each row, (B, C, S)."""
+    """Return [logits (B, C)] of an encoder that reads C sequences for each row, (B, C, S).
+
+    `attention` makes the function that writes the attention.
+    """
     op = g.op
     rows_and_choices = op("Shape", inputs["input_ids"], end=2)
     rows = {
@@ -142,7 +149,7 @@ def choice_logits(g: GraphContext, inputs: Values, attention: EncoderAttention) 
 
 
 def vocabulary_logits(g: GraphContext, states: Value) -> Value:
-    """Return the logits (B, S, V) of a masked language model.
+    """Return the logits (B, S, V) of a masked language model, from the encoder's states (B, S, D).
 
     Before the projection stands BERT's transform, or a projection to the width of the embeddings.
     """
@@ -154,8 +161,8 @@ def vocabulary_logits(g: GraphContext, states: Value) -> Value:
 
 
 def is_next(g: GraphContext, states: Value) -> Value:
-    """Return two logits (B, 2) for each row: the second sentence follows the first, and it does
-    not."""
+    """Return two logits (B, 2) for each row, from the encoder's states (B, S, D): the second
+    sentence follows the first, and it does not."""
     return row_linear(g, pool(g, states), "next_sentence")
 
 
@@ -169,7 +176,10 @@ def token_labels(g: GraphContext, states: Value) -> Value:
 
 def answers(g: GraphContext, states: Value, inputs: Values) -> list[Value]:
     """Return [start logits, end logits], (B, S) each: the answer starts, or ends, at that token.
-    `inputs` are not used."""
+    `inputs` are not used.
+
+    `states` (B, S, D) are those of the encoder.
+    """
     scores = linear(g, states, "qa_outputs")
     return [g.op("Gather", scores, end, axis=2) for end in range(2)]
 

@@ -147,7 +147,8 @@ def check_memory(request: GenerationRequest, vocab_size: int, cache_bytes: int) 
     """Raise UsageError unless `cache_bytes` and two copies of the logits fit into this machine's
     memory.
 
-    The message has the memory that is needed and the memory of this machine.
+    The message has the memory that is needed and the memory of this machine. `vocab_size` is the
+    number of logits of a row, and `cache_bytes` the size of all caches.
     """
     options = request.options
     rows = len(request.input_ids) * options.rows_per_input

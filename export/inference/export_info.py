@@ -161,8 +161,8 @@ def is_rewritable(name: str) -> bool:
 
 
 def checked_facts(manifest: dict, name: str) -> dict | None:
-    """Return {"bytes": size, "sha256": hash} that the file `name` must have, or None if it may be
-    saved again."""
+    """Return {"bytes": size, "sha256": hash} that the file `name` must have by the `manifest`, or
+    None if it may be saved again."""
     return None if is_rewritable(name) else manifest["files"][name]
 
 

@@ -113,7 +113,10 @@ def check_contiguous(mask: np.ndarray, name: str) -> None:
 
 
 def check_ends(ids: np.ndarray, mask: np.ndarray, eos_token_ids: Sequence[int]) -> None:
-    """Raise ValueError for a row of `ids` (B, S) that has tokens but no end token."""
+    """Raise ValueError for a row of `ids` (B, S) that has tokens but no end token.
+
+    `mask` (B, S) is 0 for padding, and `eos_token_ids` are the end tokens.
+    """
     endless = mask.any(axis=1) & ~(np.isin(ids, eos_token_ids) & (mask == 1)).any(axis=1)
     if endless.any():
         raise ValueError(
@@ -162,7 +165,10 @@ def num_positions(ids: np.ndarray, mask: np.ndarray, config: dict) -> int:
 
 
 def pad_sequences(rows: list[list[int]], pad_token_id: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return `input_ids` and `attention_mask` (B, S) of lists of token ids, padded on the right."""
+    """Return `input_ids` and `attention_mask` (B, S) of `rows` of token ids.
+
+    Rows are padded on the right with `pad_token_id`, or 0 if that is None.
+    """
     lengths = np.array([len(row) for row in rows])
     mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
     ids = np.full(mask.shape, pad_token_id or 0)

@@ -42,7 +42,10 @@ class Prompt:
 
 def repetition_penalty(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     """Return the processor that penalizes earlier tokens (Keskar et al. 2019, section 4.1), or None
-    if it is off."""
+    if it is off.
+
+    `options` sets the penalty. The tokens of `prompt` are earlier tokens too.
+    """
     penalty = np.float32(options.repetition_penalty)
 
     def process(ids: np.ndarray, scores: np.ndarray) -> None:
@@ -75,7 +78,7 @@ def bad_words(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     """Return the processor that suppresses the last token of each of `bad_words_ids` after its
     other tokens, or None.
 
-    A single end token is not suppressed.
+    A single end token is not suppressed. `prompt` are the tokens before the first new one.
     """
     ends = [[token] for token in options.eos_token_ids]
     words = [word for word in options.bad_words_ids or () if word not in ends]
@@ -141,7 +144,8 @@ def renormalize(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     """Return the processor that normalizes the log p of beams after the other processors, or None
     if it is off.
 
-    Without beams it would not change the selected tokens.
+    Without beams it would not change the selected tokens. `options` turns it on; `prompt` is not
+    used.
     """
 
     def process(ids: np.ndarray, scores: np.ndarray) -> None:
@@ -175,7 +179,7 @@ def force(ids: np.ndarray, scores: np.ndarray, tokens: int | list[int], length: 
 
 
 def as_rows(values: np.ndarray, rows: int) -> np.ndarray:
-    """(B, ...) -> (rows, ...), each row repeated rows / B times."""
+    """Return `values` (B, ...) as (rows, ...), each row repeated rows / B times."""
     return values if len(values) == rows else np.repeat(values, rows // len(values), axis=0)
 
 
@@ -198,7 +202,7 @@ def log_sum_exp(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def top(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the `count` largest values of each row and their indices, both (R, count).
+    """Return the `count` largest `scores` of each row (R, V) and their indices, both (R, count).
 
     They are sorted, largest first, ties by index. Only the `count` blocks of a wide row with the
     largest maxima are searched: the other blocks cannot have a top value.
@@ -223,8 +227,8 @@ def top(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the `count` largest values of each row and their indices, both (R, count), largest
-    first, and equal ones by index.
+    """Return the `count` largest `scores` of each row (R, V) and their indices, both (R, count),
+    largest first, and equal ones by index.
 
     All values are searched, not only some blocks. Raises ValueError for NaN.
     """

@@ -54,6 +54,7 @@ def prompt_lookup_tokens(
     Candidates come from the source, unlike in transformers, and from the row so far. They stop
     before an end token. Without candidates, a step is a normal step of greedy search. Wrong
     candidates make a step slower, so an n-gram of one token is only used after a correct candidate.
+    `decoder` has read the prompt, and checks several candidates in one step.
     """
     options = request.options
     index = NgramIndex(options.max_matching_ngram_size)

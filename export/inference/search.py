@@ -166,7 +166,7 @@ def greedy(logits: np.ndarray) -> np.ndarray:
 
 
 def double_length(tokens: np.ndarray, fill_token_id: int) -> np.ndarray:
-    """(..., t) -> (..., 2 * t), padded with `fill_token_id`."""
+    """Return `tokens` (..., t) as (..., 2 * t), padded at the end with `fill_token_id`."""
     return np.concatenate([tokens, np.full_like(tokens, fill_token_id)], axis=-1)
 
 
@@ -324,7 +324,8 @@ def improvable(
     """Return True for inputs whose best running hypothesis may still beat the worst finished one,
     (B, 1).
 
-    `scores` (B, K) are those of running hypotheses with `length` tokens.
+    `scores` (B, K) are those of running hypotheses with `length` tokens. `ended` are the finished
+    hypotheses.
     """
     if options.early_stopping == "never" and options.length_penalty > 0:
         length = options.max_new_tokens

@@ -65,7 +65,10 @@ class Session:
         self, binding: "onnxruntime.IOBinding", options: "onnxruntime.RunOptions | None" = None
     ) -> None:
         """Run the graph with the inputs and outputs of `binding`. Raises SessionError if
-        onnxruntime fails."""
+        onnxruntime fails.
+
+        `options` are onnxruntime's options of one run.
+        """
         try:
             self.inner.run_with_iobinding(binding, options)
         except Exception as error:
@@ -142,7 +145,7 @@ class Sessions:
 
 def check_graph(session: "onnxruntime.InferenceSession", spec: GraphSpec, path: Path) -> None:
     """Raise ValueError if names, types or shapes of the graph's inputs and outputs differ from
-    `spec`.
+    `spec`. `session` has the graph open.
 
     The spec follows from config.json. `path` is the graph, for the message.
     """

@@ -20,7 +20,8 @@ GRAPH = Path(__file__).with_name("top_k.onnx")
 def top_k_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
     """Return log p and index of the top `count` tokens of each row, both (rows, count).
 
-    `logits` are (rows, V). The best token comes first, ties are sorted by index.
+    `logits` are (rows, V). The best token comes first, ties are sorted by index. `threads` is the
+    number of CPU threads of the computation.
 
     Raises:
         ValueError: if a row has values that are not finite.

@@ -41,7 +41,10 @@ class Beams:
 
     def beams(self, ops: Ops, settings: Values) -> Value:
         """Return the largest number of beams of an input, (1,). Each is limited to 1 up to the size
-        of the vocabulary."""
+        of the vocabulary.
+
+        `settings` are the inputs of the graph by name.
+        """
         self.counts = ops("Clip", settings["num_beams"], 1, self.rules.size)
         self.max_count = ops("Reshape", ops("ReduceMax", self.counts, keepdims=0), [1])
         return self.max_count
@@ -53,7 +56,7 @@ class Beams:
 
         They are tokens (B, K, t) and scores (B, K) of unfinished hypotheses, tokens, scores and
         lengths (B, K) of finished ones, and whether an input can improve, (B, 1). At most `limit`
-        (B, 1) tokens follow the `prompt` (B, P).
+        (B, 1) tokens follow the `prompt` (B, P). `settings` are the inputs of the graph by name.
         """
         ops = inputs.ops
         self.limit, self.settings, self.prompt = limit, settings, prompt
@@ -108,7 +111,8 @@ class Beams:
         """Return the best C continuations of each input: sums of log p, tokens, and the beams that
         they continue, all (B, C).
 
-        `logits` are (B * K, V), `scores` (B, K) those of the beams.
+        `logits` are (B * K, V), `scores` (B, K) those of the beams. `position` is the number of new
+        tokens so far.
         """
         log_p = self.rules.applied(
             ops, ops("LogSoftmax", logits, axis=-1), position, self.row_limit

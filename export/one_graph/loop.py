@@ -97,7 +97,10 @@ def max_steps(ops: Ops, settings: Values) -> Value:
 
 def state_types(step: Step, search: GraphSearch, count: int) -> list[ir.TensorType]:
     """Return the types of the `count` states of the loop: tokens, states of the search, masks,
-    caches."""
+    caches.
+
+    `step` and `search` say what their states are.
+    """
     dtypes = ["int64", *search.dtypes, *["int64"] * step.num_masks]
     dtypes += ["float32"] * (count - len(dtypes))
     return [ir.TensorType(data_type(dtype)) for dtype in dtypes]

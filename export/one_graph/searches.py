@@ -51,7 +51,10 @@ class GraphSearch(Protocol):
         self, inputs: LoopInputs, settings: Values, prompt: Value, limit: Value
     ) -> list[Value]:
         """Return the states before the first token. At most `limit` (B, 1) tokens follow the
-        `prompt` (B, P)."""
+        `prompt` (B, P).
+
+        `settings` are the inputs of the graph by name.
+        """
 
     def advance(
         self, ops: Ops, logits: Value, states: list[Value], position: Value
@@ -122,18 +125,19 @@ class GraphTokenSearch:
 
 
 def greedy_tokens(ops: Ops, logits: Value, position: Value, settings: Values) -> Value:
-    """Return the token with the largest logit of each row, (B, V) -> (B, 1). Position and settings
-    are not used."""
+    """Return the token (B, 1) with the largest of the `logits` (B, V) of each row. Position and
+    settings are not used."""
     return ops("ArgMax", logits, axis=-1, keepdims=1)
 
 
 def sampled_tokens(ops: Ops, logits: Value, position: Value, settings: Values) -> Value:
-    """Return one token for each row, (B, V) -> (B, 1), sampled with top_k, temperature and top_p as
-    in transformers.
+    """Return one token (B, 1) for each row of `logits` (B, V), sampled with top_k, temperature and
+    top_p as in transformers.
 
     Of the tokens that are left, most likely first, it is the first whose cumulative probability
-    exceeds the row's uniform number of this step. `settings` are the inputs of the graph by name.
-    It computes in float64: the same numbers give the same tokens everywhere.
+    exceeds the row's uniform number of this step. `position` is the number of new tokens so far,
+    which selects the uniform numbers. `settings` are the inputs of the graph by name. It computes
+    in float64: the same numbers give the same tokens everywhere.
     """
     size = ops("Shape", logits, start=1)
     counts = ops(
@@ -157,6 +161,7 @@ def sampling_weights(ops: Ops, values: Value, counts: Value, settings: Values) -
     remove.
 
     `values` are sorted logits (B, n), largest first, of which each row has `counts` (B, 1).
+    `settings` are the inputs of the graph by name.
     """
     best = ops.first(values)
     temperature = ops("Max", settings["temperature"], MIN_TEMPERATURE)

@@ -45,6 +45,7 @@ class PrivateNames(GenerationMixin):
         """Put a `DecoderCache` into `model_kwargs` unless the caller passed a cache.
 
         It is put there for `use_cache=False` too, and `use_cache` is set to True.
+        `generation_config` has the numbers of beams and of tokens; `generation_mode` is the search.
         """
         generation_config.use_cache = True
         if (cache := model_kwargs.get(CACHE)) is not None:

@@ -73,8 +73,8 @@ def create_app(
 
 
 def add_roots(app: FastAPI, protocol: Protocol) -> None:
-    """Add a route that answers POST /models/NAME like POST /models/NAME/, because some clients omit
-    the last slash.
+    """Add a route to `app` that answers POST /models/NAME like POST /models/NAME/, because some
+    clients omit the last slash. `protocol` has the route with the slash.
 
     GET needs the slash, because the links of the page are relative to its address.
     """

@@ -113,7 +113,7 @@ class Connections:
 
     def open(self, **settings: Any) -> asyncio.Protocol:
         """Return the asyncio protocol of a new connection; it closes at once if there are too many.
-        uvicorn calls this."""
+        uvicorn calls this, with the `settings` of its own protocol."""
         is_full = len(settings["server_state"].connections) >= self.max_connections
         return RejectedConnection() if is_full else Connection(**settings)
 

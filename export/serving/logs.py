@@ -65,7 +65,10 @@ class Log:
 
 def line(seconds: float, level: str, message: str, facts: dict[str, Any]) -> str:
     """Return a line of the log as JSON, with its line end. `seconds` is the time of the event since
-    1970. `facts` are further fields."""
+    1970. `facts` are further fields.
+
+    `level` is such as "info", and `message` says what happened.
+    """
     stamp = (
         f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{int(seconds % 1 * 1000):03d}Z"
     )

@@ -238,8 +238,8 @@ class Frame:
             raise rejections.busy(self.settings.requests)
 
     async def _authorize(self, exchange: Exchange) -> None:
-        """Raise RequestError 401 unless the request has the token, as a bearer token or as
-        LibreTranslate's `api_key`.
+        """Raise RequestError 401 unless the request `exchange` has the token, as a bearer token or
+        as LibreTranslate's `api_key`.
 
         GET requests to public paths need no token. Without a token of the server no request does.
         """
@@ -268,7 +268,8 @@ class Frame:
         await response(exchange.scope, exchange.receive, exchange.answer)
 
     async def _end(self, exchange: Exchange) -> None:
-        """Send the error response of a cancelled request, by the reason of the cancellation.
+        """Send the error response of the cancelled request `exchange`, by the reason of the
+        cancellation.
 
         A response that has started stays incomplete, which the client notices. A client that is
         gone gets none.
@@ -335,7 +336,8 @@ class Frame:
 
 
 async def api_key(exchange: Exchange) -> bytes:
-    """Return the field `api_key` of a JSON or form body, or empty bytes without one."""
+    """Return the field `api_key` of the JSON or form body of a request, or empty bytes without
+    one."""
     body = exchange.body or b""
 
     async def receive() -> Message:

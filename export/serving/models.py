@@ -35,7 +35,7 @@ class ServedModel:
     async def read(
         self, rows: int, function: Callable[..., Any], /, *args: Any, **options: Any
     ) -> Any:
-        """Run `function` in a thread and return its result.
+        """Run `function` with `args` and `options` in a thread and return its result.
 
         For the limit of waiting rows, the model calls of `function` count as one request of about
         `rows` rows. Raises RequestError if too many rows wait.

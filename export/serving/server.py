@@ -55,7 +55,8 @@ def serve(
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises OSError if the address cannot be used."""
+    """Return a socket that listens at the address `host` and `port`. Raises OSError if the address
+    cannot be used."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

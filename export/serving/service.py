@@ -60,11 +60,12 @@ async def load(
     """Return the loaded model of `source`. The default numbers of workers and threads use `cores`
     CPU cores.
 
-    If there is a `process`, it runs the workers of models that generate.
+    If there is a `process`, it runs the workers of models that generate. `metrics` counts what its
+    workers do.
 
     Raises:
         UsageError: if a setting is not possible for the model.
-        ValueError, OSError: if the export is damaged, as the runtime.
+        ValueError, OSError: if the export is damaged or cannot be run.
     """
     arranged = arrangement_for(source, settings, cores)
     events = metrics.of_engine(source.name)
@@ -92,7 +93,7 @@ async def generator(
     arranged: Arrangement,
     process: SchedulerProcess | None,
 ) -> tuple[TextRuntime, Client]:
-    """Return the text runtime of a model that generates, and its scheduler.
+    """Return the text runtime of the model `source`, which generates, and its scheduler.
 
     The scheduler runs in `process`, or in this process if it is None. `events` get its metrics, and
     `arranged` has the numbers of workers and threads.

@@ -110,7 +110,7 @@ def sequence_inputs(config: dict, head: Head) -> tuple[TensorSpec, ...]:
     """Return the specs of input_ids, attention_mask and, if the model has types, token_type_ids.
 
     They are (B, S), or (B, C, S) for several choices. If the decoder reads tokens of its own,
-    decoder_input_ids and decoder_attention_mask (B, T) follow.
+    decoder_input_ids and decoder_attention_mask (B, T) follow. `head` says what the model reads.
     """
     shape = (
         ("batch_size", "num_choices", "source_length")

@@ -209,8 +209,10 @@ def front_matter(info: ExportInfo) -> str:
 
 
 def read_list(front_matter: str, name: str) -> list[str]:
-    """Return the strings of the field `name` in YAML metadata; an empty list without the field.
+    """Return the strings of the field `name` in the YAML text `front_matter`; an empty list without
+    the field.
 
-    The field may be one value, a list `[one, two]`, or lines that begin with `- `."""
+    The field may be one value, a list `[one, two]`, or lines that begin with `- `.
+    """
     match = re.search(rf"^{name}:(.*\n(?:[ \t]*- .*\n)*)", front_matter, re.MULTILINE)
     return re.findall(r"[^\s\[\],\"'-][^\s\[\],\"']*", match[1]) if match else []

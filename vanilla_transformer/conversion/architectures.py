@@ -54,7 +54,8 @@ def class_by_tensors(
 ) -> tuple[str, list[str]]:
     """Return the name of the only class that the tensors fit, and a list with a note about it.
 
-    Raises ValueError if the tensors fit no class or several.
+    Raises ValueError if the tensors fit no class or several. `theirs` is the config of the source,
+    `files` are its tensors, and `plan_as` plans the conversion as a class.
     """
     problem = f"architectures={theirs.architectures!r}"
     classes = matching_classes(theirs, converter, files, plan_as)
@@ -77,7 +78,7 @@ def matching_classes(
     """Return the names of the classes from `closest_classes`.
 
     If there are several, keep those that name their tensors with the base model's prefix as `files`
-    do. If that leaves none, return all.
+    do. If that leaves none, return all. `plan_as` plans the conversion as a class.
     """
     classes = closest_classes(converter, plan_as)
     if len(classes) == 1:
@@ -91,7 +92,8 @@ def matching_classes(
 def closest_classes(converter: Converter, plan_as: PlanAs) -> list[str]:
     """Return the names of the classes that leave the fewest tensors of other heads unused.
 
-    Only classes whose tensors are all in the source are compared; the list may be empty.
+    Only classes whose tensors are all in the source are compared; the list may be empty. `plan_as`
+    plans the conversion as a class.
     """
     remaining = fitting_classes(converter.ARCHITECTURES, plan_as)
     fewest = min(remaining.values(), default=0)
@@ -112,8 +114,8 @@ def fitting_classes(architectures: Iterable[str], plan_as: PlanAs) -> dict[str, 
 
 
 def other_heads(plan: ConversionPlan) -> list[str]:
-    """Return the names of the unused tensors of the source that belong to other heads of its
-    family.
+    """Return the names of the tensors of the source that `plan` does not use and that belong to
+    other heads of the family.
 
     A pooler is not counted, because old files have one with any head.
     """
@@ -135,9 +137,10 @@ def stores_prefix(architecture: str, theirs: PreTrainedConfig, prefix: str) -> b
 def plan_or_base(
     architecture: str, converter: Converter, plan_as: PlanAs
 ) -> tuple[ConversionPlan, list[str]]:
-    """Return the plan of the conversion as `architecture`, and notes for users.
+    """Return the plan of the conversion as the class `architecture`, and notes for users.
 
-    If the source has no tensor of any head, the plan is for the base class, with a note.
+    If the source has no tensor of any head, the plan is for the base class, with a note. `plan_as`
+    plans the conversion as a class.
 
     Raises:
         MissingTensors: if the source lacks tensors of the base model, or a part of the head. The

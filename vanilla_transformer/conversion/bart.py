@@ -36,7 +36,10 @@ def is_decoder(architecture: str) -> bool:
 
 
 def sides(architecture: str) -> dict[str, str]:
-    """Return {our stack: the source's name for it}, such as `{"model.decoder": "decoder"}`."""
+    """Return {our stack: the source's name for it}, such as `{"model.decoder": "decoder"}`.
+
+    `architecture` is the name of the source's class.
+    """
     return (
         {"model": "decoder"}
         if is_decoder(architecture)
@@ -47,8 +50,9 @@ def sides(architecture: str) -> dict[str, str]:
 def vanilla_fields(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
     """Return the fields of our config that all relatives of BART share.
 
-    `names` are the source's tensors: with `final_logits_bias` the LM head gets a bias. Raises
-    ValueError if encoder and decoder differ in feed-forward width or heads.
+    `architecture` is the source's class. `names` are its tensors: with `final_logits_bias` the LM
+    head gets a bias. Raises ValueError if encoder and decoder differ in feed-forward width or
+    heads.
     """
     if is_decoder(architecture):
         fields = stack_fields(theirs, "decoder_")
@@ -93,7 +97,8 @@ def to_source_config(
 ) -> Fields:
     """Return the config fields of BART, or of mBART with `norm_first`.
 
-    Raises ValueError for a field of ours that the family cannot represent.
+    Raises ValueError for a field of ours that the family cannot represent. `architecture` is the
+    source's class.
     """
     require(ours, position_embedding_type="learned", position_ids_from="place")
     require(ours, embedding_norm=True, norm_first=norm_first, final_norm=norm_first)
@@ -105,8 +110,9 @@ def to_source_config(
 def source_fields(ours: VanillaTransformerConfig, architecture: str, wraps: bool = False) -> Fields:
     """Return the source's config fields that all relatives of BART share.
 
-    `wraps` is True for families such as mBART, whose decoder input starts with the sequence's last
-    token. Raises ValueError for a field of ours that these families cannot represent.
+    `architecture` is the source's class. `wraps` is True for families such as mBART, whose decoder
+    input starts with the sequence's last token. Raises ValueError for a field of ours that these
+    families cannot represent.
     """
     require(
         ours,
@@ -161,7 +167,8 @@ def tensor_maps(
 def positions(architecture: str, unread: int = 0) -> list[TensorMap]:
     """Return the tensor map of the learned position table of each stack.
 
-    The first `unread` rows of the source's table, which no token reads, are dropped.
+    The first `unread` rows of the source's table, which no token reads, are dropped. `architecture`
+    is the source's class.
     """
     op = drop_rows(unread) if unread else SAME
     return [
@@ -186,7 +193,8 @@ def body(
     """Return the tensor maps of token embeddings, layers and heads, which all relatives of BART
     share.
 
-    Positions and the norms around the layers are not among them.
+    Positions and the norms around the layers are not among them. `ours` and `theirs` are the
+    configs of both models, `architecture` is the source's class.
     """
     if is_decoder(architecture):
         maps = tokens("decoder.embed_tokens.weight", "lm_head.weight", theirs.tie_word_embeddings)

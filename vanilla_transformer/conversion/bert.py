@@ -98,8 +98,8 @@ def source_fields(
 ) -> Fields:
     """Return the source's config fields that BERT, RoBERTa and MPNet share.
 
-    `lm_transform_act` is the activation in the family's masked-LM head. Raises ValueError for a
-    field of ours that these families cannot represent.
+    `architecture` is the source's class. `lm_transform_act` is the activation in the family's
+    masked-LM head. Raises ValueError for a field of ours that these families cannot represent.
     """
     require(
         ours,

@@ -112,7 +112,10 @@ def plan_to_vanilla(
     source: str | PathLike,
     overrides: Overrides = Overrides(),  # noqa: B008, it is frozen
 ) -> ConversionPlan:
-    """Plan the conversion of another project's checkpoint into ours."""
+    """Return the plan to convert the checkpoint `source` of another project into ours.
+
+    `overrides` are changes to it: config fields, tensors to leave out, and the variant of weights.
+    """
     if os.path.isdir(source) and is_marian(Path(source)):
         return plan_marian(Path(source), overrides)
     return plan_variant(
@@ -177,7 +180,8 @@ def plan_overridden(
 def plan_directory(source: str | PathLike, path: Path, overrides: Overrides) -> ConversionPlan:
     """Return the plan for the checkpoint in `path`, whose config.json is complete.
 
-    `source` is what the user calls the checkpoint; errors name it.
+    `source` is what the user calls the checkpoint; errors name it. `overrides` are changes to it:
+    config fields, tensors to leave out, and the variant of weights.
     """
     theirs = read_known_config(source, path)
     if theirs.model_type in CONFIGS:
@@ -199,7 +203,10 @@ def plan_directory(source: str | PathLike, path: Path, overrides: Overrides) -> 
 
 def planner(theirs: PreTrainedConfig, converter: Converter, files: TensorFiles) -> PlanAs:
     """Return a function from the name of an architecture to its conversion plan. Each call gets a
-    copy of the config."""
+    copy of the config.
+
+    `theirs` is the config of the source, and `files` are its tensors.
+    """
     return lambda architecture: plan_by_values(
         copy.deepcopy(theirs), converter, architecture, files
     )
@@ -211,7 +218,8 @@ def plan_by_values(
     """Return the plan for the class `architecture` of the source.
 
     If tensors that the config ties have different values, the plan is made without tying, and
-    `theirs` is changed. Raises ValueError if tensors still differ that must be equal.
+    `theirs` is changed. Raises ValueError if tensors still differ that must be equal. `files` are
+    the tensors of the source.
     """
     plan = plan_by_config(theirs, converter, architecture, files)
     unequal = plan.unequal()
@@ -241,7 +249,7 @@ def find_family(directory: Path, content: dict, overrides: Overrides) -> str:
     """Return the `model_type` of the only family whose classes fit the tensors in `directory`.
 
     If several fit, it is the only one whose vocabulary file is there. `content` is the config.json
-    without a `model_type`.
+    without a `model_type`. `overrides` say which tensors are left out.
 
     Raises:
         ValueError: if no family or several remain.
@@ -276,7 +284,7 @@ def fits_family(directory: Path, content: dict, overrides: Overrides) -> bool:
     """Return True if the tensors in `directory` are exactly those of a class of the family.
 
     `content` is the config.json with the family's `model_type`. Tensors unknown to the family and
-    poolers may remain.
+    poolers may remain. `overrides` say which tensors are left out.
     """
     converter = get_converter(content["model_type"])
     try:
@@ -343,7 +351,8 @@ def steps_to_vanilla(
 
     `steps` make all tensors of `model`. `unused` are the names of tensors that are left out, and
     `foreign` those of them that no class of the family has. Raises ValueError if tensors are
-    missing, or unknown ones stand inside a module that is converted.
+    missing, or unknown ones stand inside a module that is converted. `architecture` is the source's
+    class, and `theirs` its config.
     """
     is_base = not hasattr(model, "model")
     parameters = model.state_dict().keys()
@@ -460,6 +469,7 @@ def steps_to_source(
 
     `steps` make the tensors of `model`. `unused` are names of our tensors that belong to other
     heads. Raises ValueError if tensors are missing, or if the family has no place for one.
+    `architecture` is the class of the family, and `ours` our config.
     """
     parameters = model.state_dict().keys()
     maps = converter.tensor_maps(ours, model.config, architecture)

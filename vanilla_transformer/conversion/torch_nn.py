@@ -114,7 +114,7 @@ def check_matrices(state_dict: Tensors, embeddings: Tensors) -> None:
 
 
 def split_stacks(state_dict: Tensors) -> dict[str, Tensors]:
-    """Return {prefix: tensors without the prefix} of each stack.
+    """Return {prefix: tensors without the prefix} of each stack in `state_dict`.
 
     The prefixes are "encoder." and "decoder.", or "" for a single stack. Raises ValueError for
     names outside of the stacks, no layers, or a final norm in only one stack.
@@ -181,7 +181,8 @@ def embedding_weights(embeddings: Tensors, side: str) -> Tensors:
 
 
 def stack_weights(tensors: Tensors) -> Tensors:
-    """Return the weights of one stack under our names. Raises ValueError for unknown names."""
+    """Return the weights of one stack, the `tensors` of a torch module, under our names. Raises
+    ValueError for unknown names."""
     names = DECODER_NAMES if any(".multihead_attn." in name for name in tensors) else ENCODER_NAMES
     weights = {}
     for name, tensor in tensors.items():

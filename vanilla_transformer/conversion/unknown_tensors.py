@@ -39,6 +39,8 @@ def further_heads(
     """Return the sorted `names` that are not `known`: tensors of heads that the family does not
     have.
 
+    `files` are the tensors of the source.
+
     Raises:
         ValueError: for unknown names inside a module that is converted. The message begins with
             `fault`.

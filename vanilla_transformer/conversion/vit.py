@@ -42,8 +42,8 @@ def to_vanilla_config(
 ) -> Fields:
     """Return the fields of our config for ViT; DeiT adds to them.
 
-    `names` are the source's tensors: the result has a pooler if they have one. Raises ValueError if
-    the pooler's width is not the hidden size.
+    `architecture` is the source's class. `names` are its tensors: the result has a pooler if they
+    have one. Raises ValueError if the pooler's width is not the hidden size.
     """
     require(theirs, pooler_output_size=theirs.hidden_size)
     return encoder_fields(theirs) | {

@@ -55,8 +55,8 @@ class AugmentedDataset:
 
 
 def augment(rows: list[Row], augmentation: Augmentation, seeds: list[str]) -> list[Row]:
-    """Return the augmented `rows`: first one view of each row, then a second view of each, if there
-    are two.
+    """Return `rows`, changed at random by `augmentation`: first one view of each row, then a second
+    view of each, if there are two.
 
     `seeds` has a seed for each row.
     """
@@ -114,7 +114,10 @@ def encode_again(
     data: dict,
 ) -> Row:
     """Return `row` with its text changed by `augment_text`, if that is not None, and encoded again
-    by the task. `data` is the [data] of the recipe."""
+    by the task. `data` is the [data] of the recipe.
+
+    `random` makes the random numbers, and `tokenize` is the tokenizer.
+    """
     if augment_text:
         row = row | {"text": augment_text(row["text"], random)}
     columns = {name: [value] for name, value in row.items()}

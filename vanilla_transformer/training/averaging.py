@@ -171,7 +171,8 @@ def check_equal(actual: dict, expected: dict, sources: tuple, neutral: set[str])
 
 
 def difference(name: str, one: object, other: object) -> tuple[str, object, object]:
-    """Return (path, value, other value) of the first difference of two unequal JSON values.
+    """Return (path, value, other value) of the first difference of two unequal JSON values, `one`
+    and `other`.
 
     The path begins with `name`, such as "config.id2label.0".
     """

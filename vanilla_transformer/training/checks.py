@@ -27,7 +27,8 @@ BATCH_KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps")
 def check_together(recipe: "Recipe", task: "Task") -> None:
     """Raise UsageError for keys of a recipe that do not fit each other.
 
-    Values that a library takes are checked by that library, whose message is shown.
+    Values that a library takes are checked by that library, whose message is shown. `task` is that
+    of the recipe.
     """
     check_data(recipe.data, task)
     if columns := task.ABILITIES.parallel_files:
@@ -234,7 +235,8 @@ def check_schedule(name: str, settings: dict | None) -> None:
 def check_model(recipe: "Recipe", task: "Task") -> None:
     """Raise UsageError for a wrong key or shape in [model].
 
-    If the shape comes from a checkpoint, `prepare.check_complete` checks it.
+    If the shape comes from a checkpoint, `prepare.check_complete` checks it. `task` is that of the
+    recipe.
     """
     settings = dict(recipe.model)
     if settings.get("return_dict", True) is not True:

@@ -209,7 +209,7 @@ def read_all_lines(
     """Return the lines of all files, one after the other.
 
     A line with a `fault` (by default an empty one) raises ValueError, or is counted and left out if
-    `bad` skips it.
+    `bad` skips it. `fault` returns what is wrong with a line, or None.
     """
     return [line for path in paths for line in read_files([path], encoding, bad, fault)[0]]
 
@@ -233,7 +233,8 @@ def read_files(
     """Return the lines of each file, which must be parallel: line n of all files is one row.
 
     A row in which a line has a `fault` raises ValueError, or is counted and left out if `bad` skips
-    it. ValueError is also raised if the files have different numbers of lines.
+    it. ValueError is also raised if the files have different numbers of lines. `fault` returns what
+    is wrong with a line, or None; by default empty lines are wrong.
     """
     bad = bad or BadRows()
     columns = [[] for _ in paths]

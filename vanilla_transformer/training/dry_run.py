@@ -85,7 +85,7 @@ def quiet_trainer(
     """Return the recipe's trainer, which neither evaluates nor saves. `changes` replace its
     arguments.
 
-    `state` is the directory for its files. The others are the results of `prepare`.
+    `state` is the directory for its files, and `rows` are {split: examples}.
     """
     trainer = make_trainer(
         recipe, training_arguments(recipe, state, **QUIET, **changes), tokenizer, model, rows

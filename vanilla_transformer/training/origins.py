@@ -99,9 +99,9 @@ def read_recorded_data(path: str) -> tuple[dict, list[Path]] | None:
 
 
 def are_same(one: Path, other: Path, encoding: str, other_encoding: str) -> bool:
-    """Return True if two text files have the same lines, compressed or not.
+    """Return True if the text files `one` and `other` have the same lines, compressed or not.
 
-    If one is missing, return True if their names are equal.
+    Each has its own encoding. If one is missing, return True if their names are equal.
     """
     if one.is_file() and other.is_file():
         return all(

@@ -260,7 +260,7 @@ def generation_config(recipe: Recipe, config: PreTrainedConfig) -> GenerationCon
 
 
 def tokens_in(value: int | list) -> list[int]:
-    """Return all tokens in a token, a list, or nested lists."""
+    """Return all tokens in `value`, a token, a list, or nested lists."""
     return (
         [token for item in value for token in tokens_in(item)]
         if isinstance(value, list)

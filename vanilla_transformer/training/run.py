@@ -100,8 +100,9 @@ def train_model(
 ) -> tuple:
     """Run the training to its end, and return (trainer, tokenizer, {split: examples}).
 
-    The trainer's model has the weights of the result. `facts` are the `run_facts`. With `restart`
-    no checkpoint of an earlier call is used.
+    The trainer's model has the weights of the result. `facts` identify the run: an earlier one with
+    other facts is an error. `arguments` are those of the trainer. With `restart` no checkpoint of
+    an earlier call is used.
     """
     state = Path(arguments.output_dir)
     checkpoint = None if restart else next(complete_checkpoints(state), None)
@@ -150,7 +151,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return the metrics of the validation and the test text, by names such as "test_bleu".
 
-    Text is generated with the generation settings of the result.
+    Text is generated with the generation settings of the result. `rows` are {split: examples}.
     """
     metrics = {}
     model = trainer.model

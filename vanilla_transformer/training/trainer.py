@@ -165,7 +165,7 @@ def build_metrics(
 
 
 def first_items(values: Any, count: int) -> Any:
-    """Return the first `count` items of an array, or of each array in nested tuples."""
+    """Return the first `count` items of `values`, an array, or of each array in nested tuples."""
     return (
         tuple(first_items(value, count) for value in values)
         if isinstance(values, tuple)

@@ -254,9 +254,11 @@ def check_value(key: str, value: Any, expected: KeyType) -> None:
 
 
 def check_text(key: str, value: Any) -> None:
-    """Raise UsageError for text that is not valid UTF-8, such as half of a surrogate pair.
+    """Raise UsageError for text in `value` that is not valid UTF-8, such as half of a surrogate
+    pair.
 
-    Otherwise it would fail only when the run is written.
+    Otherwise it would fail only when the run is written. `key` is the key of the recipe, for the
+    message.
     """
     try:
         json.dumps(value, ensure_ascii=False, default=str, skipkeys=True).encode()

@@ -70,7 +70,8 @@ class Logprobs:
             column.append(value)
 
     def _top(self, known: TokenLogprobs) -> dict[str, float]:
-        """Return {token name: log probability} of the top tokens and of the generated token.
+        """Return {token name: log probability} of the top tokens and of the generated token, which
+        are in `known`.
 
         If two tokens have the same name, the first one counts.
         """
@@ -102,8 +103,8 @@ class Answer:
         self.finish_reason: str | None = None
 
     def add(self, event: Event) -> str:
-        """Return the text that is final after this token. The last token or a stop text sets
-        `finish_reason`."""
+        """Return the text that is final after the token of `event`. The last token or a stop text
+        sets `finish_reason`."""
         self.tokens += 1
         if self.logprobs is not None:
             self.logprobs.add(event.token, event.logprobs, self.length)
@@ -206,7 +207,8 @@ class Completion:
                 )
 
     def handle_event(self, event: Event) -> Iterator[Chunk]:
-        """Yield the part of an answer that is final after the next token, if there is any text.
+        """Yield the part of an answer that is final after the token of `event`, if there is any
+        text.
 
         An answer that has ended at a stop text yields nothing more.
         """

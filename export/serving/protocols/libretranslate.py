@@ -150,7 +150,8 @@ def response_fields(
 ) -> dict[str, Any]:
     """Return the fields of a `Translated` response, by name.
 
-    `translations` has all translations of each text, best first.
+    `translations` has all translations of each text, best first. `direction` has the source and
+    target language. `body` is the request.
     """
     fields: dict[str, list] = {"translatedText": [best for best, *_ in translations]}
     if body.source == AUTO:
@@ -174,7 +175,8 @@ async def translate_plain(
     is that text.
 
     For `count` above 1, beam search has `count` beams, or the model's number of beams if that is
-    larger. `splitting` says how texts are split into sentences.
+    larger. `splitting` says how texts are split into sentences. `direction` has the source and
+    target language.
     """
     translations = [[text] for text in texts]
     indices = [index for index, text in enumerate(texts) if text.strip()]
@@ -198,7 +200,11 @@ async def translate_plain(
 async def translate_html(
     model: ServedModel, direction: Direction, texts: list[str], splitting: Splitting
 ) -> list[list[str]]:
-    """Return [translation] of each HTML text, in which the text between tags is translated."""
+    """Return [translation] of each HTML text, in which the text between tags is translated.
+
+    `direction` has the source and target language. `splitting` says how texts are split into
+    sentences.
+    """
     size = sum(map(len, texts))
     runs = await call_off_loop(size, find_text_runs, texts)
     translated = await translate_plain(

@@ -386,7 +386,14 @@ def padded_rows(values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 async def generate_texts(model: ServedModel, parsed: ParsedRequest) -> list[str]:
-    """Return the text that `TextRuntime.generate` returns for each row."""
+    """Return the translation or continuation of each text or row of token ids in a request.
+
+    `parsed` has its inputs, and its parameters: generation options and languages.
+
+    Raises:
+        UsageError: for an invalid option or language, and for several results per row.
+        TooLong: for a text that is too long.
+    """
     parameters = dict(parsed.parameters)
     languages = {name: parameters.pop(name, None) for name in LANGUAGES}
     for name, language in languages.items():

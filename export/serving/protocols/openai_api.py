@@ -485,7 +485,8 @@ def count_usage(completions: Sequence[Completion]) -> dict[str, int]:
 async def full_response(
     scheduler: Client, completions: Sequence[Completion], about: dict[str, Any]
 ) -> bytes:
-    """Return the response as JSON. `about` are its fields besides choices and usage.
+    """Return the response as JSON, with the answer to each of `completions`. `about` are its fields
+    besides choices and usage.
 
     With stop texts the tokens are streamed, so that generation ends there.
     """
@@ -680,7 +681,7 @@ async def list_models(request: Request) -> Any:
 
 @router.get("/v1/models/{id}")
 async def show_model(request: Request, id: str) -> Any:
-    """Return one model."""
+    """Return what is known about the model with the name `id`."""
     return JSONResponse(describe_model(find_model(request, id)))
 
 

@@ -123,7 +123,7 @@ async def run_task(
     model: ServedModel, name: str, body: PipelineRequest, parameters: dict[str, Any], max_rows: int
 ) -> Response:
     """Return the response of a task that does not generate. `name` is that of its pipeline,
-    `parameters` its options.
+    `parameters` its options, and `max_rows` the most inputs of a request.
 
     Raises UsageError or TooLong for wrong inputs, and RequestError if the model has too much work.
     """
@@ -334,7 +334,10 @@ class Format:
 
 
 def call_task(task: Task, runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    """Return the result of the task's function for each row, as JSON values."""
+    """Return the result of the task's function for each row, as JSON values.
+
+    `options` are the arguments of the function by name.
+    """
     keys = task.forms[0]
     if keys == IMAGE:
         columns = [[decode_image(row) for row in rows]]
@@ -438,7 +441,10 @@ def answer_questions(
 
 def check_question(model: ServedModel, inputs: RequestInputs, options: dict[str, Any]) -> None:
     """Raise TooLong if a context needs too many windows, because a long question leaves little room
-    in each window."""
+    in each window.
+
+    `inputs` are questions with their contexts, and `options` the parameters of the task.
+    """
     size = options.get("max_seq_len") or min(model.runtime.tokenizer_settings.longest or 384, 384)
     stride = options["doc_stride"] if options.get("doc_stride") is not None else min(size // 2, 128)
     for row in inputs.rows:
@@ -457,8 +463,8 @@ def check_question(model: ServedModel, inputs: RequestInputs, options: dict[str,
 
 
 def hidden_states(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    """Return the hidden states (1, S, D) of each text as nested lists, as in the pipeline.
-    `options` are not used."""
+    """Return the hidden states (1, S, D) of each text as nested lists, as in the pipeline. `rows`
+    are the texts; `options` are not used."""
     encodings = encode_texts(runtime, check_strings(rows))
     states: list[Any] = [None] * len(encodings)
     for index, outputs in run(runtime, encodings):
@@ -503,8 +509,8 @@ def sort_labels(labels: Sequence[str], scores: Sequence[float]) -> list[dict[str
 
 
 def image_states(runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    """Return the hidden states (1, S, D) of each image as nested lists, or (D,) with the option
-    `pool`, as in the pipeline."""
+    """Return the hidden states (1, S, D) of each image in `rows` as nested lists, or (D,) with the
+    option `pool`, as in the pipeline."""
     arrays = [runtime.embed([decode_image(row)], **options)[0].tolist() for row in rows]
     return arrays if options.get("pool") else [[states] for states in arrays]
 
@@ -533,8 +539,9 @@ async def generate_answers(
     """Return the response with translations or continuations: `[{"generated_text": str}, ...]` for
     one text, and a list of such lists for a list of texts.
 
-    The key is translation_text or summary_text for these tasks. Raises UsageError or TooLong for
-    wrong inputs, and RequestError if the model has too much work.
+    The key is translation_text or summary_text for these tasks. `task` is the name of the pipeline,
+    `parameters` are its options, and `max_rows` is the most texts of a request. Raises UsageError
+    or TooLong for wrong inputs, and RequestError if the model has too much work.
     """
     inputs = read_texts(body.inputs, max_rows)
     check_texts(inputs.rows)

@@ -114,7 +114,8 @@ def read_request(content: bytes, json_length: str | None) -> tuple[InferRequest,
 def parse_inputs(
     tensors: Sequence[InputTensor], binary: memoryview, known: Sequence[TensorSpec]
 ) -> dict[str, np.ndarray]:
-    """Return {name: array} of the inputs. Texts are strings in an array of objects.
+    """Return {name: array} of the input tensors of a request, whose JSON is `tensors`. Texts are
+    strings in an array of objects.
 
     `binary` are the bytes after the JSON, and `known` the inputs of the model.
 

@@ -571,7 +571,10 @@ def compute_states(
     inputs: Sequence[str | list[int]],
     how: EmbedAllRequest | SimilarityParameters,
 ) -> tuple[list[np.ndarray], int]:
-    """Return the hidden states (S, D) of each input, and the number of tokens of the prompt."""
+    """Return the hidden states (S, D) of each input, and the number of tokens of the prompt.
+
+    `inputs` are texts or token ids. `how` has the truncation and the name of the prompt.
+    """
     rows, prompt_length = rows_to_embed(model, inputs, how)
     states: list[np.ndarray] = [np.empty(0)] * len(rows)
     for index, outputs in run(model.runtime, rows):
@@ -634,8 +637,12 @@ def cosine_similarities(
 def compute_scores(
     model: ServedModel, sequences: Sequence[str | Pair], how: Truncation, is_raw: bool
 ) -> list[np.ndarray]:
-    """Return the scores of all labels for each input: logits if `is_raw`, otherwise probabilities.
-    Probabilities are sigmoids for independent labels and for a single label, else the softmax."""
+    """Return the scores of all labels for each of `sequences`: logits if `is_raw`, otherwise
+    probabilities. Probabilities are sigmoids for independent labels and for a single label, else
+    the softmax.
+
+    `how` says whether, and on which side, texts that are too long are cut.
+    """
     config = model.runtime.info.config
     is_independent = (
         config.get("problem_type") == "multi_label_classification" or len(config["id2label"]) == 1

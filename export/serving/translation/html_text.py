@@ -109,11 +109,12 @@ class TextRun(NamedTuple):
 
 
 def text_runs(html: str) -> list[TextRun]:
-    """Return the texts to translate, in order. Each contains a letter. Entities become characters,
-    and white space becomes single spaces.
+    """Return the texts in `html` to translate, in order. Each contains a letter. Entities become
+    characters, and white space becomes single spaces.
 
     Elements with `translate="no"` or the class `notranslate`, and those of `KEPT` and `RAW`, are
-    skipped."""
+    skipped.
+    """
     runs = []
     elements = Elements()
     offset = 0
@@ -127,8 +128,8 @@ def text_runs(html: str) -> list[TextRun]:
 
 
 def run_between(html: str, start: int, end: int) -> list[TextRun]:
-    """Return the text between `start` and `end` as a list of one run, or an empty list if it has no
-    letters."""
+    """Return the text of `html` between `start` and `end` as a list of one run, or an empty list if
+    it has no letters."""
     raw = html[start:end]
     start += len(raw) - len(raw.lstrip(SPACE))
     raw = raw.strip(SPACE)

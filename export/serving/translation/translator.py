@@ -27,8 +27,8 @@ async def translate(
     """Return `num_return_sequences` translations of each text, best first.
 
     The first is the result of `TextRuntime.translate`; the second joins the second-best of each
-    sentence, and so on. `splitting` says how texts are split into sentences. `options` are those of
-    `Runtime.generate`.
+    sentence, and so on. `src_lang` and `tgt_lang` are the languages of a multilingual model.
+    `splitting` says how texts are split into sentences. `options` are those of `Runtime.generate`.
 
     Raises:
         UsageError: if an option is invalid.
@@ -69,7 +69,8 @@ def plan_inputs(
 ) -> tuple[Plan, list[GenerationInput]]:
     """Return the plan of the translation, and a generation input for each sentence.
 
-    The arguments are those of `translate`; `options` are generation options.
+    `splitting` says how `texts` are split into sentences. `src_lang` and `tgt_lang` are the
+    languages of a multilingual model, and `options` are generation options.
 
     Raises:
         UsageError: if an option is invalid.
@@ -89,7 +90,8 @@ def plan_inputs(
 def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitting) -> None:
     """Raise TooLong for more than `MAX_SENTENCES`, or for a sentence that is too long for any slot.
 
-    This check needs no tokens, so it saves their memory.
+    This check needs no tokens, so it saves their memory. `splitting` says how `texts` are split
+    into sentences.
     """
     assert model.scheduler is not None
     if sum(map(len, texts)) <= MAX_SENTENCES:

@@ -395,8 +395,10 @@ class CudaDecoder:
 
 
 def has_ended(tokens: np.ndarray, options: Options) -> np.ndarray:
-    """Return flags (B, T): True if the row has an end token at or before each of `tokens` (B,
-    T)."""
+    """Return flags (B, T): True if the row has an end token at or before each of `tokens` (B, T).
+
+    `options` has the end tokens.
+    """
     return np.isin(tokens, options.eos_token_ids).cumsum(axis=1) > 0
 
 

@@ -172,7 +172,7 @@ def probabilities(
 
     `tokens` are the positions of the context's tokens, `start` and `end` their probabilities to
     begin and to end the answer. The null score is the probability that the answer is the CLS token,
-    or 0 without one. `outputs` are start_logits and end_logits (S,).
+    or 0 without one. `row` is the window, and `outputs` are its start_logits and end_logits (S,).
     """
     tokens = [
         position
@@ -190,7 +190,8 @@ def probabilities(
 def find_extents(
     row: Encoding, tokens: list[int], sequence: int, align_to_words: bool
 ) -> list[tuple[int, int]]:
-    """Return the (start, end) offsets of each of `tokens` in the text.
+    """Return the (start, end) offsets of each of `tokens`, positions in the window `row`, in the
+    text.
 
     With `align_to_words` they are those of the word, as far as it is in this window. `sequence` is
     the position of the context in the pair.

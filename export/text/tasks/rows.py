@@ -106,7 +106,8 @@ def token_id(runtime: "TextRuntime", token: Any, otherwise: Iterable[str]) -> in
 
 
 def decode(runtime: "TextRuntime", ids: Sequence[int], skip_special_tokens: bool) -> str:
-    """Return the text of the token ids `ids`, the same as `AutoTokenizer.decode`."""
+    """Return the text of the token ids `ids`, the same as `AutoTokenizer.decode`.
+    `skip_special_tokens` leaves out tokens such as the end token."""
     [text] = decode_batch(runtime, [list(ids)], skip_special_tokens)
     return text
 
@@ -114,7 +115,8 @@ def decode(runtime: "TextRuntime", ids: Sequence[int], skip_special_tokens: bool
 def decode_batch(
     runtime: "TextRuntime", rows: list[list[int]], skip_special_tokens: bool
 ) -> list[str]:
-    """Return the text of each row of token ids, the same as `AutoTokenizer.batch_decode`."""
+    """Return the text of each row of token ids, the same as `AutoTokenizer.batch_decode`.
+    `skip_special_tokens` leaves out tokens such as the end token."""
     with tokenizer_errors(runtime.path):
         texts = runtime.tokenizer.decode_batch(rows, skip_special_tokens=skip_special_tokens)
     return [clean_up(text) for text in texts] if runtime.tokenizer_settings.cleans_up else texts
@@ -346,7 +348,7 @@ def check_row(ids: list[int], name: str, config: dict) -> None:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Return the softmax over the last axis."""
+    """Return the softmax of `logits` over the last axis."""
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return powers / powers.sum(axis=-1, keepdims=True)
 

@@ -178,6 +178,9 @@ def check_arguments(
 ) -> list[dict[str, Any]]:
     """Return the generation options that select the target language of each text.
 
+    `src_lang` and `tgt_lang` are one language for all texts, or a list with one for each. `options`
+    are generation options.
+
     Raises:
         UsageError: if an option or a language is invalid, even if every sentence is copied.
         ValueError: if the export is not an encoder-decoder, or a text is blank.
@@ -213,7 +216,10 @@ def repeat_language(language: Choice, indices: list[int]) -> Choice:
 
 def split_text(runtime: "TextRuntime", text: str, splitting: Splitting) -> list[Part]:
     """Return the sentences of `text` and the white space between them. A language word at the start
-    of the text is repeated before each sentence that is translated."""
+    of the text is repeated before each sentence that is translated.
+
+    `splitting` has the options: whether to split, what is copied, and the language.
+    """
     word = LANGUAGE_WORD.match(text) if runtime.languages.words else None
     rest = text[word.end() :].lstrip() if word else text
     if not (splitting.split and rest):
@@ -226,8 +232,11 @@ def split_text(runtime: "TextRuntime", text: str, splitting: Splitting) -> list[
 
 
 def sentence_part(sentence: str, prefix: str, splitting: Splitting) -> Part:
-    """Return the part of `sentence`. `prefix`, such as a language word, precedes it if it is
-    translated and not copied."""
+    """Return the part of a plan for `sentence`: its text, and whether it is translated. `prefix`,
+    such as a language word, precedes it if it is translated and not copied.
+
+    `splitting` says whether sentences without letters are copied.
+    """
     is_translated = not splitting.copy_letterless or has_letters(sentence)
     return Part(prefix + sentence if is_translated else sentence, True, is_translated)
 
@@ -238,8 +247,8 @@ def has_letters(text: str) -> bool:
 
 
 def sentence_seeds(plan: Plan, seeds: Sequence[int] | None) -> list[int] | None:
-    """Return a seed for each sentence to translate, derived from the seed of its text and its index
-    there.
+    """Return a seed for each sentence of `plan` to translate, derived from the seed of its text and
+    its index there.
 
     None stays None. Raises UsageError if there is not one seed for each text.
     """
@@ -262,6 +271,7 @@ def translate_plan(
     """Return the translation of each sentence of `plan`. Sentences of similar length run together.
 
     A sentence that was cut at the limit is a warning. `seeds` has a seed for each sentence.
+    `options` are generation options.
     """
     limit = plan.limit
     results = [""] * len(plan.rows)
@@ -305,7 +315,10 @@ def max_new_tokens(runtime: "TextRuntime", options: dict[str, Any]) -> int:
 
 def is_cut(runtime: "TextRuntime", tokens: list[int], limit: int, options: dict[str, Any]) -> bool:
     """Return True if the model generated `limit` tokens, the row `tokens`, without an end token of
-    its own."""
+    its own.
+
+    `options` are generation options, which may set the end token.
+    """
     ends = as_list(
         special_token("eos_token_id", options, runtime.info.defaults, runtime.info.config)
     )

@@ -52,7 +52,7 @@ def joined_text(data: dict, split: str, reports: bool) -> str:
     """Return the text of all files of a split. It is read by lines if documents are lines or bad
     lines are skipped.
 
-    If it `reports`, the number of bad lines is printed.
+    If it `reports`, the number of bad lines is printed. `data` is the [data] of the recipe.
     """
     bad = BadRows(data, split)
     if data.get("documents") != "line" and not bad.are_skipped:
@@ -65,7 +65,10 @@ def joined_text(data: dict, split: str, reports: bool) -> str:
 
 def training_length(text: str, data: dict) -> int:
     """Return how many characters at the start of `text` are for training, the rest being for
-    validation."""
+    validation.
+
+    `data` is the [data] of the recipe, which sets the share.
+    """
     return int(len(text) * (1 - data.get("validation_fraction", 0)))
 
 
@@ -81,7 +84,7 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     """Return the `input_ids` of the documents in `columns["text"]`.
 
     A document that is a line ends with the end token, a whole file does not. Raises ValueError if
-    the tokenizer has no end token but needs one.
+    the tokenizer has no end token but needs one. `data` is the [data] of the recipe.
     """
     if data.get("documents") != "line":
         return {"input_ids": tokenizer(columns["text"], add_special_tokens=False)["input_ids"]}

@@ -61,7 +61,7 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
 
 
 def word_numbers(encoded: BatchEncoding) -> list[list[int]]:
-    """Return the word number of each token of each row, -1 for special tokens.
+    """Return the word number of each token of each row in `encoded`, -1 for special tokens.
 
     The numbers of a second sequence continue those of the first.
     """

@@ -36,7 +36,8 @@ def read(data: dict, split: str) -> Rows | None:
     """Return the sentence pairs of a split, or None if the recipe has no such split.
 
     The columns are first, second and next_sentence_label. Raises ValueError for less than two
-    documents, or none with two sentences.
+    documents, or none with two sentences. `data` is the [data] of the recipe, and `split` "train",
+    "validation" or "test".
     """
     if split not in data:
         return None

@@ -118,7 +118,7 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     They are input_ids, token_type_ids, start_positions and end_positions (token numbers of the
     first answer, 0 without it), id, context, answers and offsets. `offsets` are the positions of
     tokens in the context, None for tokens outside it. Raises ValueError for a question that leaves
-    no room for the context.
+    no room for the context. `data` is the [data] of the recipe.
     """
     max_length = data.get("max_length", 384)
     stride = data.get("stride", 128)

@@ -135,7 +135,7 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-    """Return `input_ids` and `labels` of words and their tags.
+    """Return `input_ids` and `labels` of the words and tags in `columns`.
 
     A label is the tag of a word at its first subword, None at its other subwords and at special
     tokens.
@@ -210,7 +210,7 @@ def scores_of_entities(predicted: list[list[str]], gold: list[list[str]]) -> dic
 
 
 def entities(tags: list[str]) -> set[tuple[str, int, int]]:
-    """Return the entities as (type, first word, word after the last).
+    """Return the entities in the `tags` of a sentence as (type, first word, word after the last).
 
     As in conlleval, an entity begins at B, and at an I after O or after another type. It continues
     over each I of its type.
