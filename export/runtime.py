@@ -84,7 +84,11 @@ class Runtime:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Arguments with which another process opens the same export for the same results."""
+        """The arguments of `Runtime` by name with which another process opens the same export.
+
+        They are threads, device, dtype and, with a step graph, workers, so the results are the
+        same.
+        """
         workers = {"workers": self.workers} if self.info.step else {}
         return {"threads": self.threads, "device": self.device, "dtype": self.dtype, **workers}
 

@@ -168,7 +168,8 @@ class Text2TextGenerationPipeline(Pipeline):
         return {"output_ids": output_ids.reshape(rows, -1, output_ids.shape[-1])}
 
     def check_length(self, input_length: int, limit: int) -> None:
-        """Warn if `limit`, the maximum output length, looks wrong for an input of this length."""
+        """Do nothing. Subclasses warn if `limit`, the maximum output length, does not suit an input
+        of `input_length` tokens."""
 
     def postprocess(
         self,

@@ -30,9 +30,8 @@ PACKAGES = ("vanilla-transformer", "torch", "transformers", "onnx")
 
 
 def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any) -> dict[str, Any]:
-    """Writes the graphs of `checkpoint` to the directory `out`, after comparing them with torch,
-    and returns the manifest. A checkpoint of a family in `conversion.FAMILIES` is converted on the
-    way.
+    """Write the graphs of `checkpoint` to the directory `out`, after comparing them with torch, and
+    return the manifest. A checkpoint of a family in `conversion.FAMILIES` is converted on the way.
 
     Where torch is not installed, nothing is converted or compared: the manifest says why, and a
     warning does.
@@ -69,7 +68,7 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
         cases: number of random inputs on which the graphs are compared with torch (12)
 
     Raises:
-        FileExistsError: if `out` or `triton` cannot be written, see `files.new_directory`.
+        FileExistsError: if `out` or `triton` exists and may not be replaced.
         ImportError: where torch is not installed, for a checkpoint of another family, for
             `calibrate`, and for a tokenizer without tokenizer.json.
         UsageError: for an option that is unknown or has a wrong value, for several dtypes where the

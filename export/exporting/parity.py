@@ -486,7 +486,8 @@ def compare_rows(
     """Compare the logits of the decode step if each row has a source of its own length.
 
     `source` are ids and mask. `tokens` (B, T) are fed one by one. `expected` has the logits (B, T,
-    V) of each of `references`, and `real` (B, T) is False for rows without a source.
+    V) of each of `references`, and `real` (B, T) is False for rows without a source. Differences
+    beyond the tolerance are added to `case.report`.
     """
     model = case.runtime.model
     spec = model.info.specs[STEP]

@@ -87,8 +87,10 @@ class RecordFields:
         return self.parse_record(record)
 
     def parse_record(self, record: Mapping[str, Any]) -> Row:
-        """Return the row of a JSON object or of a table's row. Without the fields of the task it
-        has a `fault`."""
+        """Return the row of `record`, a JSON object or a row of a table.
+
+        Without the fields of the task the row has a `fault`, text that says what is wrong.
+        """
         forms = [(self.field,)] if self.field is not None else self.forms
         present = (
             form for form in forms if all(find_value(record, name) is not MISSING for name in form)

@@ -49,8 +49,8 @@ class InputStatistics:
         return cls(lowest, highest, rows, halves, keys).reduce()
 
     def merge(self, other: "InputStatistics") -> "InputStatistics":
-        """Return the statistics of both texts together: the ranges of all values and a sample of
-        all rows."""
+        """Return the statistics of both together: the ranges of all values and a sample of all
+        rows."""
         lowest, highest = (
             np.minimum(self.lowest, other.lowest),
             np.maximum(self.highest, other.highest),
@@ -60,7 +60,7 @@ class InputStatistics:
         return InputStatistics(lowest, highest, *sample).reduce()
 
     def reduce(self) -> "InputStatistics":
-        """Return the same with only the `SAMPLED` rows that have the smallest keys."""
+        """Return these statistics with only the `SAMPLED` rows that have the smallest keys."""
         kept = np.argsort(self.keys)[:SAMPLED]
         return replace(self, rows=self.rows[kept], halves=self.halves[kept], keys=self.keys[kept])
 

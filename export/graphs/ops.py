@@ -80,8 +80,10 @@ class Ops:
     # Combinations of operators that many functions need.
 
     def size(self, value: Value, axis: int) -> Value:
-        """Return the size of `axis` of a value, as a value of shape (1,). The axis must not be the
-        last."""
+        """Return the size of the axis number `axis` of a value, as a value of shape (1,).
+
+        The axis is counted from the front, or from the end if it is negative; -1 is not possible.
+        """
         return self.once(
             ("size", value, axis), lambda: self("Shape", value, start=axis, end=axis + 1)
         )

@@ -238,7 +238,10 @@ def last_state(g: GraphContext, states: Value, flags: Value) -> Value:
 
 
 def state_at(g: GraphContext, states: Value, indices: Value) -> Value:
-    """Return one state of each row, (B, D); `indices` are (B,)."""
+    """Return one of the `states` (B, S, D) of each row, as (B, D): that at the row's index.
+
+    `indices` are (B,).
+    """
     return g.op("GatherND", states, g.op("Unsqueeze", indices, [1]), batch_dims=1)
 
 

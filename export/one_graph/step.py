@@ -80,10 +80,10 @@ class Step(Protocol):
     num_masks: int
 
     def begin(self, inputs: LoopInputs) -> list[Value]:
-        """Return the states before the first token: masks, then caches.
+        """Return the states before the first new token: masks, then caches.
 
-        A decoder without an encoder has read each prompt except its last token. Nodes of what never
-        changes go to `inputs.ops`.
+        They hold what the decoder has read: each prompt except its last token, or nothing beside an
+        encoder. Nodes whose results stay the same in all steps are added by `inputs.ops`.
         """
 
     def advance(

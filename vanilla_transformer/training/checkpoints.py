@@ -291,7 +291,8 @@ def files_in(path: str) -> list[Path]:
 def check_same(state: Path, before: dict, facts: dict) -> None:
     """Raise UsageError if `facts` differ from those `before` in a way that changes the weights.
 
-    Both are `run_facts`. `state` is the directory of the run, for the message.
+    Both have the recipe, versions and hashes of the text of a run: those of the state in the
+    directory `state`, and of this run.
     """
     one = flat(before)
     other = flat(facts)
