@@ -106,10 +106,10 @@ def open_for_workers(info: ExportInfo, threads: int) -> "OnnxModel":
     If the export has a step graph, it replaces the decoder.
 
     Raises:
-        UsageError: for a device that the target does not support.
+        UsageError: for a number of threads other than 1 to 1024.
         FileNotFoundError, ValueError: for a file that is missing or changed, and for a graph that
             onnxruntime cannot load or that does not fit the config.
-        OSError: for a device that this machine does not have.
+        OSError: if the target's device is a GPU and this machine has none.
     """
     require_onnxruntime()
     check_threads(threads)

@@ -72,6 +72,10 @@ def load_config_and_class(
     those of the converted model.
 
     `source` is a directory or Hub id. `variant` "fp16" reads model.fp16.safetensors.
+
+    Raises:
+        OSError: if there is no config, or no weights of `variant`.
+        ValueError: if it is damaged, or neither one of ours nor one that converts.
     """
     if not is_ours(source):
         model = plan_conversion(source, variant=variant).model
@@ -115,7 +119,8 @@ def shape_fields(config: VanillaTransformerConfig) -> tuple[str, ...]:
 def with_one_layer(
     model_class: type[PreTrainedModel], config: VanillaTransformerConfig
 ) -> PreTrainedModel:
-    """Return the model on the meta device with one layer per stack, enough to count them all."""
+    """Return a `model_class` of `config` with one layer per stack, enough to count them all. It is
+    on the meta device, so its weights have no values."""
     shallow = copy.deepcopy(config)
     for name in depth_fields(config):
         setattr(shallow, name, 1)
@@ -143,8 +148,8 @@ def parameters_by_block(
     """Return {block: number of parameters}, with blocks such as "embeddings", "encoder.layers" and
     "lm_head".
 
-    All layers of a stack are one block. `config` is that of the full model if `model` comes from
-    `with_one_layer`.
+    All layers of a stack are one block. `config` is that of the full model if `model` has only one
+    layer of each stack.
     """
     counts = Counter()
     for name, parameter in model.named_parameters():

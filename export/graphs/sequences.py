@@ -175,8 +175,8 @@ def token_labels(g: GraphContext, states: Value) -> Value:
 
 
 def answers(g: GraphContext, states: Value, inputs: Values) -> list[Value]:
-    """Return [start logits, end logits], (B, S) each: the answer starts, or ends, at that token.
-    `inputs` are not used.
+    """Return [start logits, end logits], (B, S) each: how likely the answer starts, or ends, at
+    each token. `inputs` are not used.
 
     `states` (B, S, D) are those of the encoder.
     """

@@ -133,6 +133,6 @@ def token_inputs(config: dict, shape: tuple[str, ...], prefix: str = "") -> tupl
 
 
 def source_encoder_spec(config: dict, outputs: tuple[TensorSpec, ...]) -> GraphSpec:
-    """Return the spec of the encoder of a seq2seq model that generates. `outputs` are its keys and
-    values."""
+    """Return the spec of the encoder of a seq2seq model that generates. `outputs` are those of the
+    graph: its states, or the keys and values that the decoder reads."""
     return GraphSpec(ENCODER_FILE, token_inputs(config, ("batch_size", "source_length")), outputs)

@@ -45,7 +45,7 @@ class Target(Protocol):
 
     @property
     def max_workers(self) -> int | None:
-        """The maximum number of worker processes that serve an export; `None` for no limit."""
+        """The maximum number of worker threads that serve an export; `None` for no limit."""
 
     @property
     def shares_weights(self) -> bool:

@@ -157,7 +157,7 @@ def zero_shot(
 
     Raises:
         UsageError: if there are no labels, or the template lacks `{}`.
-        ValueError: if no label of the model begins with "entail", or a text is invalid or too long.
+        ValueError: if no label of the model begins with "entail", or a text is invalid.
     """
     require(runtime, ZERO_SHOT)
     texts = check_texts(texts)

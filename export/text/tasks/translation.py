@@ -137,8 +137,9 @@ def make_plan(
     are generation options that have been checked.
 
     Raises:
-        UsageError: for an unknown language.
-        ValueError: if the export is not an encoder-decoder, or a text is blank.
+        UsageError: for an unknown language, and for a value of `splitting` of another type.
+        ValueError: if the export is not an encoder-decoder, a text is blank, or a sentence has more
+            tokens than the model has positions.
     """
     require(runtime, TRANSLATE)
     splitting.check()
