@@ -238,10 +238,8 @@ def run_task(args: argparse.Namespace, task: str | None) -> None:
 
 
 def iterate_results(args: argparse.Namespace, runner: "Runner") -> Iterator[str]:
-    """Yield the results of a file, of the arguments or of standard input, as text to print.
-
-    `runner` computes them.
-    """
+    """Yield what `runner` computes for the file, the arguments or standard input in `args`, as text
+    to print."""
     from ..files.text_lines import raw_lines
 
     if args.input is not None:

@@ -99,8 +99,10 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
 def write_export(
     checkpoint: Checkpoint, options: ExportOptions, directory: Path, triton: Path | None = None
 ) -> dict[str, Any]:
-    """Write an export to `directory`, and a model of Triton to `triton` if that is not None. Return
-    the manifest."""
+    """Write an export of `checkpoint` by `options` to `directory`, and return its manifest.
+
+    If `triton` is not None, a model of Triton is written to that directory too.
+    """
     if options.generate is not None:
         return write_one_graph(checkpoint, options, directory, triton)
     if triton is not None:
@@ -223,7 +225,11 @@ def without_parity(
 
 
 def manifest_facts(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
-    """Return the fields of the manifest about the checkpoint and all graphs."""
+    """Return the fields of the manifest about the checkpoint and all graphs.
+
+    They are model_type, architecture, target, activations, shortlist and opset, and calibration and
+    step if there are any.
+    """
     config, architecture = checkpoint.config_json, checkpoint.architecture
     facts = {
         "model_type": config["model_type"],

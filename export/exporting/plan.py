@@ -34,8 +34,11 @@ class Graphs:
 
     @classmethod
     def plan(cls, checkpoint: Checkpoint, options: ExportOptions) -> "Graphs":
-        """Return the graphs to write for `checkpoint`. Raises ValueError for a model that the
-        target does not support."""
+        """Return the graphs to write for `checkpoint`, by the target and dtypes in `options`.
+
+        Raises:
+            ValueError: for a model that the target does not support.
+        """
         target = get_target(options.target)
         if uses_target(checkpoint.config):
             check_fields(checkpoint.config, target)

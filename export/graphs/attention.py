@@ -186,12 +186,12 @@ def scaled_dot_product(
 
 
 def scale(g: GraphContext) -> float:
-    """Return 1 / sqrt(d_k)."""
+    """Return 1 / sqrt(d_k), by which attention scores are multiplied."""
     return g.config.head_dim**-0.5
 
 
 def merge_heads(g: GraphContext, output: Value) -> Value:
-    """(B, H, T, d_v) -> (B, T, H * d_v)."""
+    """Return `output` (B, H, T, d_v) as (B, T, H * d_v), the heads side by side."""
     width = g.config.num_attention_heads * g.config.value_head_dim
     return g.op("Reshape", g.op("Transpose", output, perm=[0, 2, 1, 3]), [0, 0, width])
 

@@ -171,8 +171,11 @@ class Calibration:
         }
 
     def facts(self) -> dict[str, Any]:
-        """Return the `summary` for the manifest, and in `left_out` both errors of each module that
-        keeps a scale for each row."""
+        """Return what the manifest says about the calibration.
+
+        It has the fields of `summary`, and `left_out`: {module: {"error", "row_error"}} of each
+        module that keeps a scale for each row.
+        """
         left_out = {
             name: {"error": significant(choice.error), "row_error": significant(choice.row_error)}
             for name, choice in self.matmuls.items()

@@ -93,12 +93,14 @@ class Ops:
         return self.once(("range", count), lambda: self("Range", 0, self("Squeeze", count), 1))
 
     def first(self, value: Value) -> Value:
-        """Return the first column of a value (B, N, ...), (B, 1, ...)."""
+        """Return the first entry along the second axis of `value` (B, N, ...), as (B, 1, ...)."""
         return self("Slice", value, [0], [1], [1])
 
     def shape(self, *sizes: Value | int) -> Value:
-        """Return all `sizes` in one list, int64 (N,), for operators that take a shape. They are
-        integers or values of shape (n,)."""
+        """Return all `sizes` in one int64 value (N,), for operators that take a shape.
+
+        They are integers, or values of shape (n,).
+        """
         return self(
             "Concat", *([size] if isinstance(size, int) else size for size in sizes), axis=0
         )

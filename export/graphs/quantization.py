@@ -54,8 +54,11 @@ def int4_blocks(matrix: np.ndarray, block: int = BLOCK) -> Quantized:
 
 
 def int8_blocks(matrix: np.ndarray, block: int = BLOCK) -> Quantized:
-    """(K, N) -> 8-bit integers (N, blocks, `block`) with zero point 128, and the scales (N, blocks)
-    in the dtype of `matrix`."""
+    """Return `matrix` (K, N) as 8-bit integers (N, blocks, `block`) with zero point 128, and the
+    scales (N, blocks).
+
+    The scales have the dtype of `matrix`.
+    """
     blocks = column_blocks(matrix, block)
     scales = nonzero(np.abs(blocks).max(axis=2, keepdims=True) / 127, matrix.dtype)
     return np.clip(np.rint(blocks / scales) + 128, 1, 255).astype(np.uint8), scales[..., 0]

@@ -69,14 +69,18 @@ class Decoder(Protocol):
         """Maximum tokens per row and step; `None` for no limit."""
 
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-        """Read prompts (B, P) and return logits (B, T, V). B is that of the request, and P at most
-        its length with the new tokens."""
+        """Feed the prompts (B, P) and return the logits (B, T, V).
+
+        They follow each token, T = P, with `all_logits`, else only the last, T = 1. B is the number
+        of inputs of the request. Padding is where `attention_mask` is 0.
+        """
 
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """Feed tokens (rows, t) and return logits (rows, T, V).
+        """Feed `tokens` (rows, t) and return the logits (rows, T, V).
 
-        Each row continues row `beam_idx` (rows,), or itself if `beam_idx` is None: the caches
-        follow the beams.
+        They follow each token, T = t, with `all_logits`, else only the last, T = 1. Each row
+        continues the row `beam_idx` (rows,) names, or itself if that is None: the caches follow the
+        beams.
         """
 
     def expand(self, expand_size: int) -> None:

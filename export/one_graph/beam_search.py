@@ -217,7 +217,7 @@ class Beams:
 
 
 def beams_at(ops: Ops, sequences: Value, indices: Value) -> Value:
-    """Return the `sequences` (B, K, t) at `indices` (B, n), (B, n, t)."""
+    """Return some of the `sequences` (B, K, t): those at `indices` (B, n), as (B, n, t)."""
     shape = ops("Concat", ops("Shape", indices), ops("Shape", sequences, start=2), axis=0)
     return ops(
         "GatherElements", sequences, ops("Expand", ops("Unsqueeze", indices, [2]), shape), axis=1

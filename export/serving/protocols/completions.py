@@ -163,8 +163,10 @@ class Completion:
         return bool(self.stops) or self.input.top_logprobs is not None or self.is_empty
 
     def size(self, generated: list[Generated]) -> int:
-        """Return the cost of `full_choices` in characters that take as long to tokenize.
-        `generated` are its answers."""
+        """Return how much work `full_choices` is for the answers `generated`.
+
+        The unit is a character of text to tokenize that takes as long.
+        """
         tokens = (
             sum(len(result.tokens) for result in generated)
             + len(self.input.prompt) * self.input.scores_prompt
