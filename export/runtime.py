@@ -330,7 +330,7 @@ class Runtime:
         """Return how many of `rows` rows one call of `generate` should get.
 
         It is 1 with `prompt_lookup_num_tokens`, more than `batch_size` with continuous batching,
-        and else `batch_size`. `is_scored` stands for `generate_with_scores`. Raises UsageError or
+        and else `batch_size`. `is_scored` is True if scores are returned. Raises UsageError or
         ValueError for wrong `options`.
         """
         resolved = self.check_options(options)

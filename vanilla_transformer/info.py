@@ -159,10 +159,11 @@ def parameters_by_block(
 
 
 def flops(model: PreTrainedModel, config: VanillaTransformerConfig | None = None) -> dict[str, int]:
-    """Return {unit: operations} of the matrix multiplications, with the units of `cost_unit`.
+    """Return {unit: operations} of the matrix multiplications, such as {"source token": ...}: what
+    one unit costs.
 
     A multiplication and an addition are 2 operations. `config` is that of the full model if `model`
-    comes from `with_one_layer`.
+    has only one layer of each stack.
     """
     counts = Counter()
     for name, module in model.named_modules():

@@ -163,8 +163,8 @@ def compare(
     """Return the metric of an export and of its checkpoint on the same files.
 
     The keys are metric (its name), onnxruntime, torch and difference (export - checkpoint).
-    `settings` are those of `evaluate`. `dtype` selects the weights of the export, `variant` those
-    of the checkpoint.
+    `settings` are the files and options of the metric, such as `source` and `references`. `dtype`
+    selects the weights of the export, `variant` those of the checkpoint.
     """
     result = evaluate(export, dtype=dtype, **settings)
     expected = evaluate(checkpoint, variant=variant, **settings)

@@ -202,8 +202,9 @@ def verify(
     is all padding. Prompts of a decoder are padded on the left. Decoders are compared at the first
     step and at later ones, with torch reading the whole sequence at once, without a cache.
 
-    float32 may differ by `TOLERANCE`, half precision as `Report` says, quantized weights by any
-    error. Raises ValueError if the export is of another model. `seed` is that of the random inputs.
+    float32 may differ by `TOLERANCE`, half precision by twice the error of torch in that precision,
+    quantized weights by any error. Raises ValueError if the export is of another model. `seed` is
+    that of the random inputs.
     """
     runtime = Runtime(directory, device=device, dtype=dtype)
     check_same_model(runtime, model)

@@ -40,8 +40,8 @@ def int8_columns(matrix: np.ndarray) -> Quantized:
 
 
 def int4_blocks(matrix: np.ndarray, block: int = BLOCK) -> Quantized:
-    """(K, N) -> 4-bit integers (N, blocks, block / 2 bytes) with zero point 8, and scales (N,
-    blocks) in the dtype of `matrix`.
+    """Return `matrix` (K, N) as 4-bit integers (N, blocks, block / 2 bytes) with zero point 8, and
+    scales (N, blocks) in its dtype.
 
     A block is `block` weights of a column. A byte holds two weights, the first in its low half.
     """

@@ -103,9 +103,11 @@ def convert_torch(
     force: bool = False,
     **fields: Any,
 ) -> dict[str, Any]:
-    """Convert the files `source` and `embeddings` with `from_torch`, and save the checkpoint `out`.
+    """Convert the weights of a torch.nn.Transformer in the file `source`, and save the checkpoint
+    `out`.
 
-    Both files are safetensors, or pickles of tensors. `fields` are those of `from_torch`, and
+    The file `embeddings` has the token embeddings, which torch's module lacks. Both files are
+    safetensors, or pickles of tensors. `fields` are config fields, such as `norm_first`, and
     `num_attention_heads`, which is required. `force` replaces `out` if we wrote it. Returns a
     summary with the keys out, architecture and parameters.
 

@@ -75,7 +75,7 @@ def class_by_tensors(
 def matching_classes(
     theirs: PreTrainedConfig, converter: Converter, files: TensorFiles, plan_as: PlanAs
 ) -> list[str]:
-    """Return the names of the classes from `closest_classes`.
+    """Return the names of the classes that leave the fewest tensors of other heads unused.
 
     If there are several, keep those that name their tensors with the base model's prefix as `files`
     do. If that leaves none, return all. `plan_as` plans the conversion as a class.

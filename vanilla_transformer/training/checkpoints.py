@@ -231,7 +231,8 @@ def check_state(state: Path, facts: dict, restart: bool) -> None:
 
 
 def read_facts(state: Path, restart: bool) -> dict:
-    """Return the `run_facts` that the last call of the run recorded in the directory `state`.
+    """Return what the last call of the run recorded in the directory `state`: the fields of its
+    recipe and hashes of its text.
 
     A damaged record raises ValueError. With `restart` facts without values are returned instead.
     """
@@ -291,7 +292,7 @@ def files_in(path: str) -> list[Path]:
 def check_same(state: Path, before: dict, facts: dict) -> None:
     """Raise UsageError if `facts` differ from those `before` in a way that changes the weights.
 
-    Both have the recipe, versions and hashes of the text of a run: those of the state in the
+    Both have the fields of a recipe and hashes of its text: those of the run whose state is in the
     directory `state`, and of this run.
     """
     one = flat(before)
