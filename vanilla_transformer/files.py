@@ -450,7 +450,8 @@ def is_same_file(handle: int, path: Path) -> bool:
 
 
 def check_ours(claim: Path) -> None:
-    """Raise FileExistsError for an entry of `claim` that no run of this package makes."""
+    """Raise FileExistsError for an entry of `claim`, the folder that a run works in, that no run of
+    this package makes."""
     if foreign := sorted({path.name for path in claim.iterdir()} - PARTS):
         raise FileExistsError(
             f"{claim / foreign[0]} was not written by vanilla-transformer, expected nothing "
@@ -553,7 +554,8 @@ def settle(claim: Path, out: Path) -> None:
 
 
 def set_modes(path: Path, claim: Path) -> None:
-    """Give `path` and everything in it the file mode of `claim`, which follows the umask.
+    """Give `path` and everything in it the file mode of the folder `claim`, which follows the
+    umask.
 
     Some libraries write files that only their owner may read.
     """

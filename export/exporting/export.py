@@ -193,9 +193,10 @@ def describe(checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int
 def compare_with_torch(
     checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int, device: str | None
 ) -> dict[str, dict | None]:
-    """Return {dtype: results of the comparison with torch}, on `cases` random inputs.
+    """Compare the graphs in `directory` with torch on `cases` random inputs.
 
-    The graphs run on `device`.
+    Return {dtype: numbers of the comparison, for the manifest}. The graphs run on `device`, None
+    for the default.
 
     Raises:
         ValueError: if the graphs differ from torch by more than the tolerance.

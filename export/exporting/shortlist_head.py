@@ -34,7 +34,7 @@ class ShortlistHead(nn.Module):
 
 @contextmanager
 def with_shortlist(model: PreTrainedModel, tokens: list[int] | None) -> Iterator[PreTrainedModel]:
-    """Yield `model`, whose head is a `ShortlistHead` of `tokens` in the block. None leaves it
+    """Yield `model`, whose head gives all but `tokens` minus infinity in the block. None leaves it
     unchanged."""
     head = model.get_output_embeddings()
     if tokens is not None:

@@ -333,8 +333,8 @@ def check_no_empty_rows(mask: np.ndarray) -> None:
 def text_outputs(
     model: ServedModel, texts: list[str], requested: dict[str, bool], truncates: bool
 ) -> dict[str, np.ndarray]:
-    """Return {name: float32 array} of the `requested` outputs. Rows are padded with zeros to the
-    longest row.
+    """Return {name: float32 array} of the outputs for `texts`, at least of those whose names are in
+    `requested`. Rows are padded with zeros to the longest row.
 
     Texts to embed get the export's prompt.
 

@@ -103,7 +103,8 @@ def improvable(op: Ops, inputs: Values, scores: Value, finished: list[Value]) ->
         op: adds the nodes to the graph.
         inputs: the inputs of the graph.
         scores: the scores (B, K) of the unfinished hypotheses, best first.
-        finished: the result of `finished_hypotheses`.
+        finished: scores, slots, last tokens and lengths (B, K, ...) of the best finished
+            hypotheses.
     """
     penalty = inputs["length_penalty"]
     finished_scores, _, _, finished_lengths = finished
