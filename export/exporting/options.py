@@ -205,7 +205,7 @@ def option(
         flag: name of the flag; by default that of the field, such as `--leave-out`.
         metavar: name of the flag's value in the help.
     """
-    metadata = {"help": help, "read": read, "check": check, "kind": kind}
+    metadata: dict[str, Any] = {"help": help, "read": read, "check": check, "kind": kind}
     metadata |= {"is_repeated": is_repeated, "flag": flag, "metavar": metavar}
     return dataclasses.field(default=default, metadata=metadata)
 
