@@ -48,8 +48,8 @@ def fits_options(
 def fits_workers(info: ExportInfo, workers: int, request: GenerationRequest) -> bool:
     """Return True if workers can run `request` with the same result, and no more slowly.
 
-    It checks `fits_options`, and that no mask of a source has a one after a zero, which the step
-    graph cannot express.
+    The options must allow it, there must be enough rows, and no mask of a source may have a one
+    after a zero, which the step graph cannot express.
     """
     rows = len(request.input_ids)
     if not fits_options(info, workers, rows, request.options, request.is_scored):
