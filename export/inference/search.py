@@ -106,7 +106,8 @@ class Scores:
         self.lengths += running
 
     def normalized(self, length_penalty: float) -> np.ndarray:
-        """Return the scores by the formula of beam search, sum(log p) / length^length_penalty."""
+        """Return the scores (rows,) by the formula of beam search, sum(log p) /
+        length^length_penalty."""
         return (self.sums / self.lengths**length_penalty).astype(np.float32)
 
 
@@ -144,7 +145,11 @@ class TokenSearch:
         self.finished = False
 
     def advance(self, logits: np.ndarray) -> tuple[np.ndarray, None]:
-        """Select one token per row. Finished rows get the pad token."""
+        """Return one token per row, (rows,), selected by the logits, and None: each row continues
+        itself.
+
+        Finished rows get the pad token. Logits are (B, V) or (rows, V).
+        """
         logits = as_rows(logits, self.rows)
         if self.length == self.tokens.shape[1]:
             self.tokens = double_length(self.tokens, self.fill_token_id)
@@ -162,7 +167,8 @@ class TokenSearch:
         return tokens, None
 
     def result(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the new tokens, and the scores if they were requested."""
+        """Return the new tokens (rows, T), and the scores (rows,) or None if they were not
+        requested."""
         scores = self.scores.normalized(self.options.length_penalty) if self.scores else None
         return self.tokens[:, : self.length], scores
 
@@ -172,7 +178,7 @@ def greedy(logits: np.ndarray) -> np.ndarray:
 
 
 def double_length(tokens: np.ndarray, fill_token_id: int) -> np.ndarray:
-    """(..., t) -> (..., 2 * t), padded with `fill_token_id`."""
+    """Return `tokens` (..., t) as (..., 2 * t), padded at the end with `fill_token_id`."""
     return np.concatenate([tokens, np.full_like(tokens, fill_token_id)], axis=-1)
 
 
@@ -223,12 +229,18 @@ class BeamSearch:
     def advance(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Select the best K running hypotheses and store those that just ended.
 
-        Return their last tokens and the rows of the batch that they continue, both (B * K,)."""
+        Returns their last tokens and the rows of the batch that they continue, both (B * K,).
+        Logits are (B * K, V), at the first call (B, V).
+        """
         tokens, parents = self.advance_top(*self.top_tokens(logits))
         return tokens.ravel(), (self.inputs * self.options.num_beams + parents).ravel()
 
     def top_tokens(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return log p and ids of the best tokens of each row, both (R, n)."""
+        """Return log p and ids of the best tokens of each row of `logits` (R, V), both (R, n).
+
+        Raises:
+            ValueError: if a row has values that are not finite.
+        """
         count = min(self.options.candidates, logits.shape[1])
         if not self.processors:
             log_p, tokens = top_k_tokens(logits, count, self.threads)
@@ -239,10 +251,12 @@ class BeamSearch:
         return process_logits(logits, rows.reshape(len(logits), -1), count, self.processors)
 
     def advance_top(self, log_p: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Advance by `log_p` and ids of the best tokens of each row, from `top_tokens`.
+        """Do what `advance` does, with `log_p` and ids of the best `tokens` of each row, from
+        `top_tokens`.
 
-        Return the last tokens of the best K hypotheses and the beams that they continue, both
-        (B, K)."""
+        Returns the last tokens of the best K hypotheses, and the beams from 0 to K - 1 of their
+        input that they continue, both (B, K).
+        """
         options = self.options
         candidates, tokens, parents = self.best_candidates(log_p, tokens)
         sequences = self.continued(parents, tokens)
@@ -277,9 +291,11 @@ class BeamSearch:
     def best_candidates(
         self, log_p: np.ndarray, tokens: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the best `options.candidates` (C) of all beams of each input.
+        """Return (scores, tokens, beams) of the best C candidates of each input, all (B, C).
 
-        They are log p, tokens and the beams that these continue, all (B, C)."""
+        A score is the sum of log p. A candidate continues a beam of its input with one token. C is
+        `options.candidates`. `log_p` and `tokens` are as in `advance_top`.
+        """
         count, per_row = len(self.scores), log_p.shape[1]
         if len(log_p) == count:  # at first, one row for all beams of an input
             log_p, tokens = (
@@ -292,8 +308,8 @@ class BeamSearch:
         return candidates, tokens, indices // per_row
 
     def continued(self, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return the sequences (B, C, t) of beams `parents`, each with a token of `tokens`, both
-        (B, C)."""
+        """Return sequences (B, C, t): those of the beams `parents` with the next token of `tokens`,
+        both (B, C)."""
         sequences = widened(
             self.tokens[self.inputs, parents], self.lengths.max() + 1, self.options.fill_token_id
         )
@@ -301,7 +317,7 @@ class BeamSearch:
         return sequences
 
     def take(self, inputs: np.ndarray) -> "BeamSearch":
-        """Return the search of some `inputs`, which are indices or a mask (B,)."""
+        """Return a search that goes on with some of the inputs: indices, or a mask (B,)."""
         subset = copy.copy(self)
         for name in ROW_STATES:
             setattr(subset, name, getattr(self, name)[inputs])
@@ -321,16 +337,22 @@ class BeamSearch:
         self.ended = self.ended.joined(other.ended)
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the best finished hypotheses of each input and their scores."""
+        """Return the tokens (B * N, T) and scores (B * N,) of the N best finished hypotheses of
+        each input.
+
+        N is `num_return_sequences`.
+        """
         return self.ended.best(self.options.num_return_sequences)
 
 
 def process_logits(
     logits: np.ndarray, new: np.ndarray, count: int, processors: LogitsProcessors
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the top `count` log p and tokens after `processors` have changed the log p.
+    """Return the top `count` log p and tokens of each row, both (rows, count), after `processors`
+    changed the log p.
 
-    `new` (rows, t) are the new tokens so far. `logits` are overwritten."""
+    `new` (rows, t) are the new tokens so far. `logits` (rows, V) are overwritten.
+    """
     maximum, log_sum = log_sum_exp(logits)
     logits -= maximum
     logits -= log_sum
@@ -401,9 +423,12 @@ class FinishedBeams:
 def improvable(
     scores: np.ndarray, ended: FinishedBeams, lengths: np.ndarray, options: Options
 ) -> np.ndarray:
-    """Return whether the best running hypothesis may still beat the worst finished one, (B, 1).
+    """Return True for inputs whose best running hypothesis may still beat the worst finished one,
+    (B, 1).
 
-    `lengths` (B, 1) are those of the running ones."""
+    `scores` (B, K) and `lengths` (B, 1) are those of running hypotheses. `ended` are the finished
+    hypotheses.
+    """
     if options.early_stopping == "never" and options.length_penalty > 0:
         lengths = np.full_like(lengths, options.max_new_tokens)
     possible = scores[:, :1] / divisors(options)[lengths]
@@ -424,6 +449,6 @@ def powers(exponent: float, count: int) -> np.ndarray:
 
 
 def widened(sequences: np.ndarray, width: int, fill_token_id: int) -> np.ndarray:
-    """(..., t) -> (..., width), padded with `fill_token_id`."""
+    """Pad `sequences` (..., t) to (..., width) with `fill_token_id`."""
     padding = np.full((*sequences.shape[:-1], width - sequences.shape[-1]), fill_token_id)
     return np.concatenate([sequences, padding], axis=-1)
