@@ -61,6 +61,11 @@ def cast_to_graph_dtype(g: GraphContext, value: Value) -> Value:
     return value if g.op.dtype == np.float32 else g.op.cast(value, g.op.dtype.name)
 
 
+def cast_to_float32(g: GraphContext, value: Value) -> Value:
+    """Return `value`, of the type that the graph computes in, as float32."""
+    return value if g.op.dtype == np.float32 else g.op.cast(value, "float32")
+
+
 def sinusoids(g: GraphContext, positions: Value) -> Value:
     """Write section 3.5: sines of the angles at even components, cosines at odd ones."""
     op, width = g.op, g.config.position_size

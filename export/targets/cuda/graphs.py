@@ -5,7 +5,6 @@ Shapes never change from one step to the next, so that a step can be replayed as
 
 from functools import partial
 
-import numpy as np
 from onnx_ir import Value
 
 from ...graphs.attention import fused_attention
@@ -21,7 +20,13 @@ from ...graphs.context import (
 )
 from ...graphs.layers import STANDARD, decoder_states, fused_rms_norm, linear, logits
 from ...graphs.onnxruntime_attention import cross_attention, slot_attention
-from ...graphs.positions import angles, cast_to_graph_dtype, mask_scores, position_bias
+from ...graphs.positions import (
+    angles,
+    cast_to_float32,
+    cast_to_graph_dtype,
+    mask_scores,
+    position_bias,
+)
 from ...graphs.precisions import FLOAT, WEIGHT_ONLY, columns
 from ...graphs.sequences import sequence_outputs, source_encoder
 from .beams import beam_search, gather, slots_from
@@ -118,19 +123,11 @@ DIALECT = Dialect(
 )
 
 
-def in_float32(g: GraphContext, value: Value) -> Value:
-    return value if g.op.dtype == np.float32 else g.op.cast(value, "float32")
-
-
 def sequence(g: GraphContext, inputs: Values) -> list[Value]:
-    pixels = {
-        name: cast_to_graph_dtype(g, value)
-        for name, value in inputs.items()
-        if name == "pixel_values"
-    }
-    return [
-        in_float32(g, value) for value in sequence_outputs(g, {**inputs, **pixels}, fused_attention)
-    ]
+    if "pixel_values" in inputs:
+        inputs = {"pixel_values": cast_to_graph_dtype(g, inputs["pixel_values"])}
+    outputs = sequence_outputs(g, inputs, fused_attention)
+    return [cast_to_float32(g, value) for value in outputs]
 
 
 def decoder(g: GraphContext, inputs: Values) -> list[Value]:
@@ -163,7 +160,7 @@ def step_outputs(g: GraphContext, inputs: Values, states: Value) -> list[Value]:
     written after all reading.
     """
     op, first_slot, logit_indices = g.op, inputs["first_slot"], inputs["logit_indices"]
-    computed = in_float32(g, logits(g, gather(op, states, logit_indices)))
+    computed = cast_to_float32(g, logits(g, gather(op, states, logit_indices)))
     best = op("ArgMax", computed, axis=-1, keepdims=0)
     ones = op.cast(op("GreaterOrEqual", best, 0), "int64")
     last = op("Sub", op("Add", first_slot, inputs["count"]), 1)
