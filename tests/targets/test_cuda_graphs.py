@@ -19,7 +19,7 @@ def test_each_layer_has_two_scatters_and_one_operator_for_each_attention(exporte
     layers = len(model.get_decoder().layers)
     result = ops(graph(directory, name))
     assert result["TensorScatter"] == 2 * layers + 1  # and the tokens
-    assert result["MultiHeadAttention"] == (2 if name == "seq2seq" else 1) * layers
+    assert result["Attention"] == (2 if name == "seq2seq" else 1) * layers
     assert result["Softmax"] == 0
     # One product for queries, keys and values, and each norm but the first of a model that begins
     # with one adds the residual.
@@ -41,7 +41,7 @@ def test_what_relative_positions_add_is_computed_once(exported):
     model, directory = exported("causal-relative")
     result = graph(directory, "causal-relative")
     layers = len(model.get_decoder().layers)
-    added = [node.input[5] for node in result.node if node.op_type == "MultiHeadAttention"]
+    added = [node.input[3] for node in result.node if node.op_type == "Attention"]
     assert len(added) == layers and len(set(added)) == 1
     assert ops(result)["Log"] == 0 and ops(result)["Where"] == 1
 

@@ -3,11 +3,14 @@
 Shapes never change from one step to the next, so that a step can be replayed as a CUDA graph.
 """
 
-from functools import partial
-
 from onnx_ir import Value
 
-from ...graphs.attention import fused_attention
+from ...graphs.attention import (
+    fused_attention,
+    fused_source_attention,
+    slot_attention,
+    source_states,
+)
 from ...graphs.context import (
     Caches,
     Dialect,
@@ -19,16 +22,16 @@ from ...graphs.context import (
     flat,
 )
 from ...graphs.layers import STANDARD, decoder_states, fused_rms_norm, linear, logits
-from ...graphs.onnxruntime_attention import cross_attention, slot_attention
 from ...graphs.positions import (
     angles,
     cast_to_float32,
     cast_to_graph_dtype,
+    key_flags,
     mask_scores,
     position_bias,
 )
 from ...graphs.precisions import FLOAT, WEIGHT_ONLY, columns
-from ...graphs.sequences import sequence_outputs, source_encoder
+from ...graphs.sequences import encoder_states, sequence_outputs
 from .beams import beam_search, gather, slots_from
 
 # added to the scores of slots that are not read: half of what float16 holds, so no sum overflows
@@ -130,13 +133,18 @@ def sequence(g: GraphContext, inputs: Values) -> list[Value]:
     return [cast_to_float32(g, value) for value in outputs]
 
 
+def encoder(g: GraphContext, inputs: Values) -> list[Value]:
+    """Write the encoder of a seq2seq model, and the keys and values that its decoder reads."""
+    return flat(source_states(g, encoder_states(g, inputs, fused_attention)))
+
+
 def decoder(g: GraphContext, inputs: Values) -> list[Value]:
     """Write a decoder whose caches have slots."""
     caches = Caches(inputs)
     attentions = [slot_attention(g, inputs, slot_bias(g, inputs["visible"]), caches)]
     if g.config.is_seq2seq:
-        source = Caches(inputs, is_source=True)
-        attentions.append(cross_attention(g, inputs["encoder_attention_mask"], source.past))
+        states = Caches(inputs, is_source=True).past
+        attentions.append(fused_source_attention(g, states, source_rows(g, inputs)))
     states = decoder_states(g, inputs["input_ids"], inputs["position_ids"], *attentions)
     return [*step_outputs(g, inputs, states), *flat(caches.present)]
 
@@ -150,6 +158,14 @@ def slot_bias(g: GraphContext, visible: Value) -> Value:
         return mask_scores(g, is_visible)
     later = op("CumSum", op.cast(visible, "int64"), -1, reverse=1, exclusive=1)
     return op("Where", is_visible, position_bias(g, op("Neg", later), is_causal=True), MASK_VALUE)
+
+
+def source_rows(g: GraphContext, inputs: Values) -> Value:
+    """Return the bias (B, 1, T, S) that hides padding of the source, with a row for each of T
+    tokens. No shape is read."""
+    is_token = g.op("GreaterOrEqual", inputs["input_ids"], 0)
+    flags = key_flags(g, inputs["encoder_attention_mask"])
+    return mask_scores(g, g.op("And", flags, g.op("Unsqueeze", is_token, [1, 3])))
 
 
 def step_outputs(g: GraphContext, inputs: Values, states: Value) -> list[Value]:
@@ -176,7 +192,7 @@ WRITE: dict[str, WriteGraph] = {
     "sequence": sequence,
     "decoder": decoder,
     "beams": beam_search,
-    "seq2seq encoder": partial(source_encoder, attention=fused_attention),
+    "seq2seq encoder": encoder,
     "seq2seq decoder": decoder,
     "seq2seq beams": beam_search,
 }
