@@ -30,6 +30,14 @@ class Calls(list):
         """Calls during captures of graphs."""
         return Calls(line.removeprefix("captured ") for line in self.starting("captured "))
 
+    def check_attention(self, case: Case) -> None:
+        """Check that attention is one kernel if the head sizes allow it, and that no kernel stores
+        scores in half precision."""
+        text = "\n".join(self)
+        assert "attention_softmax_cuda" not in text  # of MultiHeadAttention, in the graph's dtype
+        is_fused = config(case)["head_dim"] % 8 == config(case)["value_head_dim"] % 8 == 0
+        assert not is_fused or "UnfusedSoftmax" not in text  # reads scores in float32
+
     def check_captures(self) -> None:
         """Check that captures have no call that CUDA forbids, and no copy from or to the host: a
         replay would copy whatever was there."""
@@ -69,12 +77,16 @@ def nodes_elsewhere(session: onnxruntime.InferenceSession) -> list[str]:
     return [node.op_type for part in parts if part.ep_name != CUDA for node in part.get_nodes()]
 
 
+def config(case: Case) -> dict:
+    return json.loads((EXPORTS / str(case) / "config.json").read_text(encoding="utf-8"))
+
+
 def inputs(case: Case, length: int = 12) -> dict[str, np.ndarray]:
     """Return 3 rows of at most `length` tokens, the second half as long, or 3 images."""
     head, rng = HEADS[case.architecture], np.random.default_rng(0)
     if head.reads == READS_IMAGES:
-        config = json.loads((EXPORTS / str(case) / "config.json").read_text(encoding="utf-8"))
-        shape = (3, config.get("num_channels", 3), *np.broadcast_to(config["image_size"], 2))
+        sides = np.broadcast_to(config(case)["image_size"], 2)
+        shape = (3, config(case)["num_channels"], *sides)
         return {"pixel_values": rng.normal(size=shape).astype(np.float32)}
     ids, mask = rng.integers(4, 48, (3, length)), np.ones((3, length), np.int64)
     is_left = case.generates and "Seq2Seq" not in case.architecture

@@ -5,7 +5,16 @@ The kernels compute nothing, so tokens and outputs have only shapes here.
 
 import numpy as np
 import pytest
-from dry import CAPABILITY, CUDA, EXPORTS, TO_HOST, calls, inputs, nodes_elsewhere, sessions
+from dry import (
+    CAPABILITY,
+    CUDA,
+    EXPORTS,
+    TO_HOST,
+    calls,
+    inputs,
+    nodes_elsewhere,
+    sessions,
+)
 from exports import cases
 
 from vanilla_transformer_export import Runtime
@@ -14,6 +23,7 @@ RUNS = [case for case in cases() if case.dtype != "bf16" or CAPABILITY >= 80]
 GENERATE = [case for case in RUNS if case.generates]
 READ = [case for case in RUNS if not case.generates]
 GREEDY = dict(max_new_tokens=20, eos_token_id=[])
+SHAPES = {"Squeeze", "Concat", "Div", "Mul", "Neg", "Mod"}  # arithmetic that runs on the host
 BEAMS = GREEDY | dict(num_beams=3)
 
 
@@ -30,6 +40,7 @@ def test_decoders_run_on_cuda_alone_and_are_replayed(case):
     replayed = [session for session in opened if is_replayed(session)]
     assert replayed and not any(map(nodes_elsewhere, replayed))
     log.check_captures()
+    log.check_attention(case)
     assert len(log.starting("begin")) >= 2  # a step of one token, and one of three beams
     assert len(log.starting("replay")) >= 3 * 18
 
@@ -47,9 +58,10 @@ def test_graphs_of_whole_sequences_copy_nothing_but_inputs_and_outputs(case):
         with calls() as log:
             outputs = runtime.outputs(**arrays)
         assert len(log.starting(TO_HOST)) == len(outputs)
+        log.check_attention(case)
         assert all(len(output) == 3 for output in outputs.values())
     [session] = opened
-    assert set(nodes_elsewhere(session)) <= {"Squeeze", "Concat", "Div", "Mul"}  # of shapes
+    assert set(nodes_elsewhere(session)) <= SHAPES
 
 
 @pytest.mark.skipif(CAPABILITY >= 80, reason="this device has bfloat16")

@@ -107,8 +107,9 @@ base cpu int4 step
   MatMulNBits 37 Mul 2 Relu 6 Sin 1 Slice 1 Squeeze 1 Unsqueeze 1 Where 1
 
 base cuda fp16 encoder
-  Add 14 Attention 6 Cast 3 Concat 1 Cos 1 Expand 1 Gather 1 MatMul 25 Mul 2 Range 1 Relu 6 Shape 1
-  Sin 1 SkipLayerNormalization 12 Split 7 Squeeze 1 Unsqueeze 3 Where 2
+  Add 14 Attention 6 Cast 3 Concat 7 ConstantOfShape 3 Cos 1 Expand 1 Gather 1 MatMul 25 Mod 1 Mul 2
+  Neg 1 Range 1 Relu 6 Shape 5 Sin 1 SkipLayerNormalization 12 Slice 1 Split 7 Squeeze 1 Unsqueeze 3
+  Where 2
 
 base cuda fp16 decoder
   Add 24 And 1 ArgMax 1 Attention 12 Cast 5 Cos 1 CumSum 1 Equal 1 Gather 2 GatherND 3
@@ -121,8 +122,9 @@ base cuda fp16 beams
   Shape 2 Slice 2 Sub 1 TensorScatter 1 TopK 4 Unsqueeze 9 Where 4
 
 base cuda int4 encoder
-  Add 14 Attention 6 Cast 3 Concat 1 Cos 1 Expand 1 Gather 1 MatMulNBits 25 Mul 2 Range 1 Relu 6
-  Shape 1 Sin 1 SkipLayerNormalization 12 Split 7 Squeeze 1 Unsqueeze 3 Where 2
+  Add 14 Attention 6 Cast 3 Concat 7 ConstantOfShape 3 Cos 1 Expand 1 Gather 1 MatMulNBits 25 Mod 1
+  Mul 2 Neg 1 Range 1 Relu 6 Shape 5 Sin 1 SkipLayerNormalization 12 Slice 1 Split 7 Squeeze 1
+  Unsqueeze 3 Where 2
 
 base cuda int4 decoder
   Add 24 And 1 ArgMax 1 Attention 12 Cast 5 Cos 1 CumSum 1 Equal 1 Gather 2 GatherND 3
@@ -138,8 +140,9 @@ bert cpu fp32 encoder
   Range 1 ReduceMin 1 Shape 2 Squeeze 1 Unsqueeze 1
 
 bert cuda fp16 encoder
-  Add 15 Attention 12 BiasGelu 13 Cast 2 Concat 1 Expand 1 Gather 3 LayerNormalization 2 MatMul 50
-  Range 1 Shape 1 SkipLayerNormalization 24 Split 12 Squeeze 1 Unsqueeze 2 Where 1
+  Add 15 Attention 12 BiasGelu 13 Cast 2 Concat 7 ConstantOfShape 3 Expand 1 Gather 3
+  LayerNormalization 2 MatMul 50 Mod 1 Neg 1 Range 1 Shape 5 SkipLayerNormalization 24 Slice 1 Split
+  12 Squeeze 1 Unsqueeze 2 Where 1
 
 gpt2 portable fp32 decoder
   Add 136 And 1 Cast 1 Concat 24 Gather 2 LayerNormalization 25 LessOrEqual 1 MatMul 97 Mul 84

@@ -36,6 +36,8 @@ from .beams import beam_search, gather, slots_from
 
 # added to the scores of slots that are not read: half of what float16 holds, so no sum overflows
 MASK_VALUE = -30000.0
+# of tokens: attention with a mask is fused for multiples of 4 only
+TOKEN_MULTIPLE = 8
 # with more, the provider's `Split` copies sizes from the host, which cannot be replayed
 MAX_SPLIT_OUTPUTS = 32
 FUSED_GELUS = {
@@ -123,6 +125,7 @@ DIALECT = Dialect(
     fused_rotate,
     last_index,
     MASK_VALUE,
+    TOKEN_MULTIPLE,
 )
 
 
