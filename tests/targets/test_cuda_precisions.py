@@ -246,6 +246,9 @@ def widen(model):
         for attribute in node.attribute:
             if node.op_type == "Cast" and attribute.name == "to" and attribute.i in HALF.values():
                 attribute.i = onnx.TensorProto.FLOAT
+            elif attribute.t.data_type in HALF.values():
+                values = onnx.numpy_helper.to_array(attribute.t).astype(np.float32)
+                attribute.t.CopyFrom(onnx.numpy_helper.from_array(values))
 
 
 def large(**factors):

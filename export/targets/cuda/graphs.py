@@ -146,8 +146,8 @@ def decoder(g: GraphContext, inputs: Values) -> list[Value]:
     caches = Caches(inputs)
     attentions = [slot_attention(g, inputs, slot_bias(g, inputs["visible"]), caches)]
     if g.config.is_seq2seq:
-        states = Caches(inputs, is_source=True).past
-        attentions.append(fused_source_attention(g, states, source_rows(g, inputs)))
+        source = Caches(inputs, is_source=True).past
+        attentions.append(fused_source_attention(g, source, source_rows(g, inputs)))
     states = decoder_states(g, inputs["input_ids"], inputs["position_ids"], *attentions)
     return [*step_outputs(g, inputs, states), *flat(caches.present)]
 

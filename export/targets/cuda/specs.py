@@ -63,7 +63,7 @@ def with_merged_heads(spec: GraphSpec) -> GraphSpec:
         if not tensor.name.startswith(NAMES):
             return tensor
         rows, heads, length, width = tensor.shape
-        return replace(tensor, shape=(rows, length, heads * width))
+        return replace(tensor, shape=(rows, length, int(heads) * int(width)))
 
     return replace(
         spec, inputs=tuple(map(merge, spec.inputs)), outputs=tuple(map(merge, spec.outputs))
