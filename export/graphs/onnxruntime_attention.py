@@ -29,10 +29,12 @@ from .positions import offsets, position_bias
 
 
 def tiled_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
-    """Write the attention of an encoder without a mask where `LONG` tokens or more have no padding.
+    """Return the function that writes an encoder's attention, for `layers.stack` to call in each
+    layer.
 
-    onnxruntime then works in tiles: faster, and in memory that grows with the length instead of its
-    square. Images have no `tokens`.
+    If a batch has `LONG` tokens or more per row and no padding, it runs without a mask. onnxruntime
+    then works in tiles: faster, and in memory that grows with the length instead of its square.
+    `tokens` is None for images.
     """
     if tokens is None:
         return lambda layer, name, x: multi_head(g, *project(g, name, x, None))
@@ -56,10 +58,12 @@ def tiled_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
 
 
 def grouped_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attention:
-    """Write causal attention of rows that differ in length, whose caches have room and are written
-    in place.
+    """Return the function that writes causal attention of rows that differ in length, for
+    `layers.stack` to call.
 
-    The operator masks later keys and those outside `local_window_size`.
+    The caches have room for later tokens and are written in place. `inputs` of the graph are
+    position_ids, last_position and total_length. The operator masks later keys and those outside
+    the sliding window.
     """
     positions, last, total = (
         inputs[name] for name in ("position_ids", "last_position", "total_length")
@@ -81,11 +85,12 @@ def grouped_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attent
 
 
 def row_cross_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attention:
-    """Write attention of one token in each row to sources that differ in length, whose caches have
-    room.
+    """Return the function that writes attention of one token in each row to sources that differ in
+    length.
 
-    The one query may read all keys of its source, so causal attention without new keys gives the
-    same; it is faster.
+    `caches` of the sources have room. `inputs` of the graph are last_source_position and
+    total_source_length. The one query may read all keys of its source, so causal attention without
+    new keys gives the same; it is faster.
     """
     last, total = inputs["last_source_position"], inputs["total_source_length"]
 
@@ -101,8 +106,13 @@ def row_cross_attention(g: GraphContext, inputs: Values, caches: Caches) -> Atte
 
 
 def beam_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attention:
-    """Write attention of one token in each beam, all as long, whose earlier keys other beams may
-    have written."""
+    """Return the function that writes attention of one token in each beam, for `layers.stack` to
+    call.
+
+    All beams have `past_length` earlier tokens, whose keys other beams may have written: the input
+    `cache_indirection` says which. `caches` are its keys and values, to which the new ones are
+    written.
+    """
     op, length = g.op, inputs["past_length"]
     before = op.cast(length, "int64")
     positions = op("Unsqueeze", before, [0])
@@ -124,8 +134,12 @@ def beam_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attention
 
 
 def cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
-    """Write attention to keys and values of a source that were computed once, the `states` of each
-    layer."""
+    """Return the function that writes attention to a source, for `layers.stack` to call in each
+    layer.
+
+    `states` are keys and values of the source for each layer, computed once, and `mask` (B, S) is 0
+    for padding.
+    """
     flags = g.op.cast(mask, "int32")
     return lambda layer, name, x: multi_head(
         g, linear(g, x, f"{name}.q_proj"), *states[layer], flags
@@ -133,8 +147,11 @@ def cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
 
 
 def beam_cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
-    """Write `cross_attention` of one token in each beam: the beams of a source are queries of one
-    row."""
+    """Return the function that writes attention of one token in each beam to its source.
+
+    The beams of a source are queries of one row. `states` are keys and values of the sources for
+    each layer, and `mask` (B, S) is 0 for padding.
+    """
     flags = g.op.cast(mask, "int32")
     by_source = g.op.shape(g.op.size(flags, 0), -1, key_width(g))
 
@@ -154,7 +171,8 @@ def head_attributes(g: GraphContext) -> dict[str, int | float]:
 
 
 def packed(g: GraphContext, name: str, x: Value) -> Value:
-    """Return queries, keys and values side by side, (B, T, 3 * H * d)."""
+    """Return queries, keys and values of the module `name` for x side by side, (B, T, 3 * H *
+    d)."""
     return linear(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
 
 
@@ -178,7 +196,11 @@ def multi_head(
 def write_cache(
     g: GraphContext, op_type: str, operands: list[Value | None], caches: Caches, **attributes: int
 ) -> Value:
-    """Write attention that returns its caches too, and append them to `caches`."""
+    """Return the output of an attention operator that returns its keys and values too.
+
+    They are appended to `caches.present`. `operands` are the inputs of the operator `op_type`, and
+    `attributes` its attributes by name.
+    """
     output, keys, values = g.op.outputs(
         3, op_type, *operands, domain=CONTRIB, **head_attributes(g), **attributes
     )
