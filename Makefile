@@ -4,6 +4,7 @@
 # make test-all       Run all tests.
 # make test-versions  Run the tests with the lowest and with the newest versions of the dependencies.
 # make test-clients   Run programs of others on our checkpoints and exports. Needs Node and Chromium.
+# make test-cuda-dry  Run the cuda target on onnxruntime's CUDA provider, without a GPU. Needs g++ and 300 MB from PyPI.
 # make cards          Write the models of model_cards/ with their code, ready for the Hub, to build/cards/.
 # make docs           Build the documentation with the API reference into build/docs/.
 # make bench          Measure speed on a CPU. Takes hours on an idle machine, and writes benchmarks/results/cpu-*.json.
@@ -17,7 +18,7 @@ BIN := .venv/bin
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: bench bench-cuda bench-peers cards demo docs test test-all test-clients test-versions lint
+.PHONY: bench bench-cuda bench-peers cards demo docs test test-all test-clients test-cuda-dry test-versions lint
 
 demo: .venv/installed
 	$(BIN)/python benchmarks/demo.py $${TEXT:+"$$TEXT"}
@@ -30,6 +31,9 @@ test-all: .venv/installed
 
 test-clients: .venv/installed
 	.ci/clients
+
+test-cuda-dry: .venv/installed
+	.ci/cuda_dry
 
 test-versions: .venv/installed
 	.ci/versions

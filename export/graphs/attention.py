@@ -4,12 +4,15 @@
 |---|---|---|
 | `self_attention` | of the same sequence | whole sequences |
 | `block_attention` | of the same sequence, near the query | encoders with a sliding window |
-| `fused_attention` | of the same sequence, as one operator | encoders on cuda |
 | `growing_attention` | of a cache, with the new ones appended | portable decoders |
 | `source_attention` | of the encoder's output | cross-attention |
+| `fused_attention` | of the same sequence | encoders on cuda |
+| `slot_attention` | of a cache with slots | decoders on cuda |
+| `fused_source_attention` | of the encoder's output | cross-attention on cuda |
 
-Each function returns what `layers.stack` calls in its layers. Masks and biases come from
-`positions`. Queries, keys and values of heads are (B, H, T, d), others (B, T, H * d).
+The last three write the operator `Attention`. Each function returns what `layers.stack` calls in
+its layers. Masks and biases come from `positions`. Queries, keys and values of heads are
+(B, H, T, d), others (B, T, H * d).
 """
 
 from collections.abc import Sequence
@@ -17,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 from onnx_ir import Value
 
-from .context import Caches, GraphContext, Pair, Pairs, Tokens
+from .context import Caches, GraphContext, Pair, Pairs, Tokens, Values
 from .layers import Attention, linear
 from .positions import bidirectional_bias, mask_scores
 
@@ -88,23 +91,45 @@ def encoder_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
 
 
 def fused_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
-    """Return the function that writes an encoder's attention as one operator, `Attention` of opset
-    23.
+    """Return the function that writes an encoder's attention as one operator, see `fused_product`.
 
-    The bias has a row for each query, since onnxruntime's CPU kernel repeats none. `tokens` is None
-    for images.
+    `tokens` is None for images.
     """
     positions, bias = None, None
     if tokens is not None:
         queries = g.op.shape(1, 1, g.op.size(tokens.ids, 1), 1)
-        positions, bias = (
-            tokens.positions,
-            g.op("Expand", bidirectional_bias(g, tokens.ids, tokens.mask), queries),
+        positions = tokens.positions
+        bias = g.op("Expand", bidirectional_bias(g, tokens.ids, tokens.mask), queries)
+    return lambda layer, name, x: fused_product(g, *project(g, name, x, positions), bias)
+
+
+def slot_attention(g: GraphContext, inputs: Values, bias: Value, caches: Caches) -> Attention:
+    """Return the function that writes attention over caches with slots, for `layers.stack` to call.
+
+    New tokens are put into the slots from the input `first_slot` on. `bias` (B, 1 or H, T, slots)
+    hides the slots that a token does not read.
+    """
+
+    def attend(layer: int, name: str, x: Value) -> Value:
+        query, key, value = project(g, name, x, inputs["position_ids"])
+        keys, values = (
+            g.op("TensorScatter", past, new, inputs["first_slot"], axis=-2)
+            for past, new in zip(caches.past[layer], (key, value))
         )
-    heads = g.config.num_attention_heads
-    attributes = {"q_num_heads": heads, "kv_num_heads": heads, "scale": scale(g)}
-    return lambda layer, name, x: g.op(
-        "Attention", *project(g, name, x, positions), bias, **attributes
+        caches.present.append((keys, values))
+        return fused_product(g, query, keys, values, bias)
+
+    return attend
+
+
+def fused_source_attention(g: GraphContext, states: Pairs, bias: Value) -> Attention:
+    """Return the function that writes attention to a source as one operator.
+
+    `states` are keys (B, S, H * d_k) and values (B, S, H * d_v) of the source for each layer.
+    `bias` (B, 1, T, S) hides padding of the source.
+    """
+    return lambda layer, name, x: fused_product(
+        g, linear(g, x, f"{name}.q_proj"), *states[layer], bias
     )
 
 
@@ -155,8 +180,8 @@ def is_packed(g: GraphContext) -> bool:
     return not g.config.has_rotary_positions
 
 
-def source_heads(g: GraphContext, source: Value) -> Pairs:
-    """Return the keys and values (B, H, S, d) of a source (B, S, D) for each layer of the
+def source_states(g: GraphContext, source: Value) -> Pairs:
+    """Return the keys and values (B, S, H * d) of a source (B, S, D) for each layer of the
     decoder."""
     modules = [
         f"{g.config.decoder_prefix}layers.{layer}.cross_attn"
@@ -164,10 +189,14 @@ def source_heads(g: GraphContext, source: Value) -> Pairs:
     ]
     names = [f"{module}.{part}_proj" for module in modules for part in "kv"]
     states = g.target.dialect.linears(g, source, *names)
-    return [
-        (split_keys(g, key), split_values(g, value))
-        for key, value in zip(states[::2], states[1::2])
-    ]
+    return list(zip(states[::2], states[1::2]))
+
+
+def source_heads(g: GraphContext, source: Value) -> Pairs:
+    """Return the keys and values (B, H, S, d) of a source (B, S, D) for each layer of the
+    decoder."""
+    states = source_states(g, source)
+    return [(split_keys(g, key), split_values(g, value)) for key, value in states]
 
 
 def scaled_dot_product(
@@ -183,6 +212,19 @@ def scaled_dot_product(
     scores = op("MatMul", queries, op("Transpose", keys, perm=[0, 1, 3, 2]))
     scores = scores if bias is None else op("Add", scores, bias)
     return merge_heads(g, op("MatMul", op("Softmax", scores, axis=-1), values))
+
+
+def fused_product(
+    g: GraphContext, query: Value, keys: Value, values: Value, bias: Value | None
+) -> Value:
+    """Return what `scaled_dot_product` returns, by the one operator `Attention` of opset 23.
+
+    Queries are (B, T, H * d_k), keys (B, S, H * d_k) and values (B, S, H * d_v). `bias` (B, 1 or H,
+    T, S) has a row for each query, since onnxruntime's kernels repeat none.
+    """
+    heads = g.config.num_attention_heads
+    attributes = {"q_num_heads": heads, "kv_num_heads": heads, "scale": scale(g)}
+    return g.op("Attention", query, keys, values, bias, **attributes)
 
 
 def scale(g: GraphContext) -> float:

@@ -82,6 +82,7 @@ class Dialect:
         last_index: int64 (B, T), the index of each token that counts and 0 for the others -> the
             largest of each row, (B,).
         mask_value: number added to the scores of keys that are not read.
+        token_multiple: encoders pad their batches to a multiple of this number of tokens.
     """
 
     rms_norm: Callable[[GraphContext, Value, Value, float], Value]
@@ -91,6 +92,7 @@ class Dialect:
     rotate: Callable[[GraphContext, Value, Value], Value]
     last_index: Callable[[GraphContext, Value], Value]
     mask_value: float
+    token_multiple: int = 1
 
 
 WriteGraph = Callable[["GraphContext", Values], list[Value]]  # inputs by name -> outputs in order

@@ -8,6 +8,7 @@ from onnx_ir import Value
 from ..specs.sequences import pair
 from .context import GraphContext
 from .layers import linear, row_linear
+from .positions import cast_to_float32, cast_to_graph_dtype
 
 
 def image_labels(g: GraphContext, states: Value) -> Value:
@@ -73,10 +74,10 @@ def interpolate_positions(g: GraphContext, name: str, rows: Value, columns: Valu
         "cubic_coeff_a": -0.75,
         "coordinate_transformation_mode": "half_pixel",
     }
-    resized = op(
-        "Reshape", op("Resize", grid, None, None, sizes, **bicubic), [config.hidden_size, -1]
-    )
-    return op("Concat", first, op("Transpose", resized, perm=[1, 0]), axis=0)
+    # in float32: onnxruntime has no `Resize` of bfloat16
+    resized = op("Resize", cast_to_float32(g, grid), None, None, sizes, **bicubic)
+    rows_of_grid = op("Reshape", cast_to_graph_dtype(g, resized), [config.hidden_size, -1])
+    return op("Concat", first, op("Transpose", rows_of_grid, perm=[1, 0]), axis=0)
 
 
 def first_and_grid(

@@ -7,7 +7,6 @@
 | `row_cross_attention` | GroupQueryAttention | of sources of different lengths | seq2seq on cpu |
 | `beam_attention` | DecoderMaskedMultiHeadAttention | with room, shared by beams | beams on cpu |
 | `cross_attention`, `beam_cross_attention` | MultiHeadAttention | of the source | seq2seq |
-| `slot_attention` | TensorScatter, MultiHeadAttention | with slots | decoders on cuda |
 
 Each function returns what `layers.stack` calls in its layers. Past and present of a cache are one
 buffer.
@@ -22,15 +21,11 @@ from .attention import (
     is_packed,
     project,
     scale,
-    scaled_dot_product,
-    source_attention,
-    split_keys,
-    split_values,
 )
 from .context import Caches, GraphContext, Pairs, Tokens, Values
 from .layers import Attention, linear
 from .ops import CONTRIB, branch
-from .positions import offsets, position_bias, source_bias
+from .positions import offsets, position_bias
 
 
 def tiled_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
@@ -143,10 +138,8 @@ def cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
     layer.
 
     `states` are keys and values of the source for each layer, computed once, and `mask` (B, S) is 0
-    for padding. Values that are not as wide as keys need standard operators.
+    for padding.
     """
-    if not has_equal_widths(g):
-        return source_attention(g, states, source_bias(g, mask))
     flags = g.op.cast(mask, "int32")
     return lambda layer, name, x: multi_head(
         g, linear(g, x, f"{name}.q_proj"), *states[layer], flags
@@ -170,34 +163,7 @@ def beam_cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attenti
     return attend
 
 
-def slot_attention(g: GraphContext, inputs: Values, bias: Value, caches: Caches) -> Attention:
-    """Return the function that writes attention over caches with slots, for `layers.stack` to call.
-
-    New tokens are put into the slots from the input `first_slot` on. `bias` (B, H or 1, T, slots)
-    hides the slots that a token does not read.
-    """
-
-    def attend(layer: int, name: str, x: Value) -> Value:
-        query, key, value = project(g, name, x, inputs["position_ids"])
-        past_keys, past_values = caches.past[layer]
-        keys = g.op("TensorScatter", past_keys, split_keys(g, key), inputs["first_slot"], axis=-2)
-        values = g.op(
-            "TensorScatter", past_values, split_values(g, value), inputs["first_slot"], axis=-2
-        )
-        caches.present.append((keys, values))
-        if has_equal_widths(g):
-            return multi_head(g, query, keys, values, bias=bias)
-        return scaled_dot_product(g, query, keys, values, bias)
-
-    return attend
-
-
 # ---------------------------------------------------------------------------------------- operators
-
-
-def has_equal_widths(g: GraphContext) -> bool:
-    """Return True if values are as wide as keys, which onnxruntime's attention operators need."""
-    return g.config.head_dim == g.config.value_head_dim
 
 
 def head_attributes(g: GraphContext) -> dict[str, int | float]:

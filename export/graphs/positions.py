@@ -66,6 +66,11 @@ def cast_to_graph_dtype(g: GraphContext, value: Value) -> Value:
     return value if g.op.dtype == np.float32 else g.op.cast(value, g.op.dtype.name)
 
 
+def cast_to_float32(g: GraphContext, value: Value) -> Value:
+    """Return `value`, of the type that the graph computes in, as float32."""
+    return value if g.op.dtype == np.float32 else g.op.cast(value, "float32")
+
+
 def sinusoids(g: GraphContext, positions: Value) -> Value:
     """Return the paper's positions (section 3.5), (B, T, width), for `positions` (B, T), written as
     nodes.

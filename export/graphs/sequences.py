@@ -65,7 +65,26 @@ def encoder_states(g: GraphContext, inputs: Values, attention: EncoderAttention)
     prefix, ids, mask = g.config.encoder_prefix, inputs["input_ids"], inputs["attention_mask"]
     tokens = Tokens(ids, mask, token_positions(g, ids, mask))
     x = embed(g, prefix, ids, tokens.positions, inputs.get("token_type_ids"))
-    return stack(g, prefix, x, attention(g, tokens))
+    if g.target.dialect.token_multiple == 1:
+        return stack(g, prefix, x, attention(g, tokens))
+    padded, x = pad_tokens(g, tokens, x)
+    states = stack(g, prefix, x, attention(g, padded))
+    return g.op("Slice", states, [0], g.op.size(ids, 1), [1])
+
+
+def pad_tokens(g: GraphContext, tokens: Tokens, x: Value) -> tuple[Tokens, Value]:
+    """Return `tokens` and their embeddings with zeros up to a multiple of `token_multiple`
+    tokens."""
+    op = g.op
+    missing = op("Mod", op("Neg", op.size(tokens.ids, 1)), g.target.dialect.token_multiple)
+
+    def pad(value: Value, zero: np.generic, *sizes: int) -> Value:
+        # onnxruntime has no `Pad` of integers and of bfloat16 on CUDA
+        zeros = op.filled([op.size(value, 0), missing, *sizes], zero)
+        return op("Concat", value, zeros, axis=1)
+
+    padded = (pad(value, np.int64(0)) for value in (tokens.ids, tokens.mask, tokens.positions))
+    return Tokens(*padded), pad(x, op.dtype.type(0), g.config.hidden_size)
 
 
 def source_encoder(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[Value]:

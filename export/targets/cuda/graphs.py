@@ -3,12 +3,14 @@
 Shapes never change from one step to the next, so that a step can be replayed as a CUDA graph.
 """
 
-from functools import partial
-
-import numpy as np
 from onnx_ir import Value
 
-from ...graphs.attention import fused_attention
+from ...graphs.attention import (
+    fused_attention,
+    fused_source_attention,
+    slot_attention,
+    source_states,
+)
 from ...graphs.context import (
     Caches,
     Dialect,
@@ -20,14 +22,22 @@ from ...graphs.context import (
     flat,
 )
 from ...graphs.layers import STANDARD, decoder_states, fused_rms_norm, linear, logits
-from ...graphs.onnxruntime_attention import cross_attention, slot_attention
-from ...graphs.positions import angles, cast_to_graph_dtype, mask_scores, position_bias
+from ...graphs.positions import (
+    angles,
+    cast_to_float32,
+    cast_to_graph_dtype,
+    key_flags,
+    mask_scores,
+    position_bias,
+)
 from ...graphs.precisions import FLOAT, WEIGHT_ONLY, columns
-from ...graphs.sequences import sequence_outputs, source_encoder
+from ...graphs.sequences import encoder_states, sequence_outputs
 from .beams import beam_search, gather, slots_from
 
 # added to the scores of slots that are not read: half of what float16 holds, so no sum overflows
 MASK_VALUE = -30000.0
+# of tokens: attention with a mask is fused for multiples of 4 only
+TOKEN_MULTIPLE = 8
 # with more, the provider's `Split` copies sizes from the host, which cannot be replayed
 MAX_SPLIT_OUTPUTS = 32
 FUSED_GELUS = {
@@ -130,22 +140,20 @@ DIALECT = Dialect(
     fused_rotate,
     last_index,
     MASK_VALUE,
+    TOKEN_MULTIPLE,
 )
 
 
-def in_float32(g: GraphContext, value: Value) -> Value:
-    return value if g.op.dtype == np.float32 else g.op.cast(value, "float32")
-
-
 def sequence(g: GraphContext, inputs: Values) -> list[Value]:
-    pixels = {
-        name: cast_to_graph_dtype(g, value)
-        for name, value in inputs.items()
-        if name == "pixel_values"
-    }
-    return [
-        in_float32(g, value) for value in sequence_outputs(g, {**inputs, **pixels}, fused_attention)
-    ]
+    if "pixel_values" in inputs:
+        inputs = {"pixel_values": cast_to_graph_dtype(g, inputs["pixel_values"])}
+    outputs = sequence_outputs(g, inputs, fused_attention)
+    return [cast_to_float32(g, value) for value in outputs]
+
+
+def encoder(g: GraphContext, inputs: Values) -> list[Value]:
+    """Write the encoder of a seq2seq model, and the keys and values that its decoder reads."""
+    return flat(source_states(g, encoder_states(g, inputs, fused_attention)))
 
 
 def decoder(g: GraphContext, inputs: Values) -> list[Value]:
@@ -156,8 +164,8 @@ def decoder(g: GraphContext, inputs: Values) -> list[Value]:
     caches = Caches(inputs)
     attentions = [slot_attention(g, inputs, slot_bias(g, inputs["visible"]), caches)]
     if g.config.is_seq2seq:
-        source = Caches(inputs, is_source=True)
-        attentions.append(cross_attention(g, inputs["encoder_attention_mask"], source.past))
+        source = Caches(inputs, is_source=True).past
+        attentions.append(fused_source_attention(g, source, source_rows(g, inputs)))
     states = decoder_states(g, inputs["input_ids"], inputs["position_ids"], *attentions)
     return [*step_outputs(g, inputs, states), *flat(caches.present)]
 
@@ -176,6 +184,14 @@ def slot_bias(g: GraphContext, visible: Value) -> Value:
     return op("Where", is_visible, position_bias(g, op("Neg", later), is_causal=True), MASK_VALUE)
 
 
+def source_rows(g: GraphContext, inputs: Values) -> Value:
+    """Return the bias (B, 1, T, S) that hides padding of the source, with a row for each of T
+    tokens. No shape is read."""
+    is_token = g.op("GreaterOrEqual", inputs["input_ids"], 0)
+    flags = key_flags(g, inputs["encoder_attention_mask"])
+    return mask_scores(g, g.op("And", flags, g.op("Unsqueeze", is_token, [1, 3])))
+
+
 def step_outputs(g: GraphContext, inputs: Values, states: Value) -> list[Value]:
     """Return the logits of the tokens at `logit_indices`, and the inputs of the next step.
 
@@ -185,7 +201,7 @@ def step_outputs(g: GraphContext, inputs: Values, states: Value) -> list[Value]:
             memory of an input: it is written after all reading.
     """
     op, first_slot, logit_indices = g.op, inputs["first_slot"], inputs["logit_indices"]
-    computed = in_float32(g, logits(g, gather(op, states, logit_indices)))
+    computed = cast_to_float32(g, logits(g, gather(op, states, logit_indices)))
     best = op("ArgMax", computed, axis=-1, keepdims=0)
     ones = op.cast(op("GreaterOrEqual", best, 0), "int64")
     last = op("Sub", op("Add", first_slot, inputs["count"]), 1)
@@ -201,7 +217,7 @@ WRITE: dict[str, WriteGraph] = {
     "sequence": sequence,
     "decoder": decoder,
     "beams": beam_search,
-    "seq2seq encoder": partial(source_encoder, attention=fused_attention),
+    "seq2seq encoder": encoder,
     "seq2seq decoder": decoder,
     "seq2seq beams": beam_search,
 }

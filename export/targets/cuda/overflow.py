@@ -30,6 +30,8 @@ def overflow(model: PreTrainedModel) -> str | None:
             if not largest <= FLOAT16_MAX / 2:
                 problems.append(f"{name or 'the model'} reaches {largest:.3g}")
 
+    # `Attention` keeps scores in float32, where they must not reach the mask value. Other graphs
+    # scale the queries first, so scores are stored in float16 after scaling.
     def scores(module, query, key, value, mask, scaling, **kwargs):
         check(f"{names[module]}, scores", query @ key.transpose(2, 3) * scaling)
         return eager_attention_forward(module, query, key, value, mask, scaling, **kwargs)

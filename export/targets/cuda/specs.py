@@ -9,7 +9,9 @@ token follows each of these. Caches have the dtype of the computation. `beam_sea
 logits instead, and selects `num_beams` of `candidates`.
 """
 
-from ...specs.caches import fixed_cache_specs
+from dataclasses import replace
+
+from ...specs.caches import NAMES, fixed_cache_specs
 from ...specs.graph_spec import GraphSpec, TensorSpec
 from ...specs.sequences import sequence_specs
 
@@ -56,7 +58,23 @@ def decoder_specs(config: dict, dtype: str) -> dict[str, GraphSpec]:
     )
     outputs = (logits, *state("next_", "logits"))
     specs = fixed_cache_specs(config, inputs, outputs, ("batch_size", "slots"), dtype)
-    return {**specs, "beams": beam_search_spec(config["vocab_size"])}
+    merged = {role: with_merged_heads(spec) for role, spec in specs.items()}
+    return {**merged, "beams": beam_search_spec(config["vocab_size"])}
+
+
+def with_merged_heads(spec: GraphSpec) -> GraphSpec:
+    """Return `spec` with caches (rows, positions, heads * width) instead of (rows, heads,
+    positions, width)."""
+
+    def merge(tensor: TensorSpec) -> TensorSpec:
+        if not tensor.name.startswith(NAMES):
+            return tensor
+        rows, heads, length, width = tensor.shape
+        return replace(tensor, shape=(rows, length, int(heads) * int(width)))
+
+    return replace(
+        spec, inputs=tuple(map(merge, spec.inputs)), outputs=tuple(map(merge, spec.outputs))
+    )
 
 
 def beam_search_spec(vocab_size: int) -> GraphSpec:

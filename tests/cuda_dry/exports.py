@@ -1,0 +1,89 @@
+"""Exports for the cuda target, of models with random weights: python exports.py OUTPUT
+
+No torch is needed. Directories that exist are kept.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from graph_variants import sizes, variants
+from safetensors.numpy import save_file
+
+from vanilla_transformer.checkpoint_config import CONFIGS, read_config
+from vanilla_transformer_export import export
+from vanilla_transformer_export.graphs.config import Config
+from vanilla_transformer_export.graphs.expected_weights import expected_weights
+from vanilla_transformer_export.graphs.weights import tied_names
+from vanilla_transformer_export.heads import GENERATORS, HEADS
+
+DTYPES = ("fp32", "fp16", "bf16", "int8", "int4")
+# models whose config options are all exported; of others only the first config
+WITH_VARIANTS = {*GENERATORS, "VanillaEncoderForMaskedLM", "VanillaVisionForImageClassification"}
+CARD = Path(__file__).parents[2] / "model_cards" / "vanilla-seq2seq-tiny-multi30k-en-de"
+
+
+class Case(NamedTuple):
+    """An export: an architecture of `HEADS`, a config of `graph_variants`, and a dtype."""
+
+    architecture: str
+    variant: str
+    dtype: str
+
+    @property
+    def generates(self) -> bool:
+        return self.architecture in GENERATORS
+
+    def __str__(self) -> str:
+        return f"{self.architecture}-{self.variant.replace(' ', '_')}-{self.dtype}"
+
+
+def cases() -> Iterator[Case]:
+    for architecture in HEADS:
+        names = [name for name in variants(architecture) if name != "shortlist"]
+        for variant in names if architecture in WITH_VARIANTS else names[:1]:
+            for dtype in DTYPES:
+                yield Case(architecture, variant, dtype)
+
+
+def write_checkpoint(case: Case, folder: Path) -> None:
+    """Write config.json, and weights from a normal distribution."""
+    names = {name: kind.auto_classes().values() for name, kind in CONFIGS.items()}
+    [model_type] = [name for name, classes in names.items() if case.architecture in classes]
+    fields = sizes(case.architecture) | variants(case.architecture)[case.variant]
+    content = {"model_type": model_type, "architectures": [case.architecture], **fields}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    config, rng = Config(*read_config(folder)), np.random.default_rng(0)
+    shapes = expected_weights(config)
+    for name in [name for name in tied_names(config) if name in shapes][1:]:
+        del shapes[name]  # one tensor for all
+    weights = {name: rng.normal(0, 0.2, shape) for name, shape in shapes.items()}
+    save_file(
+        {name: array.astype(np.float32) for name, array in weights.items()},
+        folder / "model.safetensors",
+    )
+
+
+def write(output: Path, case: Case) -> None:
+    if (output / str(case)).exists():
+        return
+    checkpoint = output / "checkpoints" / str(case)
+    write_checkpoint(case, checkpoint)
+    export(checkpoint, output / str(case), target="cuda", dtype=case.dtype)
+
+
+def main(output: Path) -> None:
+    with ProcessPoolExecutor() as pool:
+        list(pool.map(partial(write, output), cases()))
+    if not (output / "card").exists():
+        export(CARD, output / "card", target="cuda", dtype="fp16")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
