@@ -234,8 +234,11 @@ class OnnxModel:
     def generate(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the new tokens (B * N, T) and the scores (B * N,) of all rows. The scores are
         `None` if they were not computed."""
-        if (result := self.decoders.generate(request)) is not None:
-            return result
+        if (in_graphs := self.decoders.start_search(request)) is not None:
+            with closing(in_graphs):
+                while not in_graphs.ended.all():
+                    in_graphs.advance()
+                return in_graphs.result()
         search = start_search(
             request.options, request.prompt, request.is_scored, self.threads, request.seeds
         )

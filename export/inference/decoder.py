@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from .options import Options, check_seeds
 from .session import Session
 
 INITIAL_CAPACITY = 256  # initial capacity of growing caches, in new tokens
+SEARCH_STEPS = 8  # steps of a `GraphSearch` between two looks at its tokens
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,31 @@ class DecoderFactory(Protocol):
             ValueError: if onnxruntime cannot compute the graphs.
         """
 
-    def generate(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None] | None:
-        """Run the whole search in a graph. Return the new tokens (B * N, T) and their scores
-        (B * N,), as `Search.result` returns them.
+    def search_key(self, options: Options) -> Hashable | None:
+        """Return what the inputs of one `GraphSearch` must have in common. Return `None` if
+        searches with these `options` run in numpy."""
 
-        Return `None` if the target cannot run this request in a graph. The caller then uses
-        `start`."""
+    def start_search(self, request: GenerationRequest) -> "GraphSearch | None":
+        """Return a search that runs in graphs. Raise the errors of `start`.
+
+        Return `None` if this request must run in numpy. The caller then uses `start`."""
+
+
+class GraphSearch(Protocol):
+    """A search of B inputs that runs in the graphs of a target, without logits on the host."""
+
+    ended: np.ndarray  # (B,), True for inputs that further steps do not change
+
+    def advance(self, steps: int = SEARCH_STEPS) -> np.ndarray | None:
+        """Run up to `steps` steps. Return the new tokens (B, t) of greedy search, also of rows that
+        have ended. Return `None` for beam search."""
+
+    def result(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the new tokens (B * N, T) and the scores (B * N,) of beam search, as
+        `Search.result` does. Only the rows of ended inputs are complete."""
+
+    def close(self) -> None:
+        """Release memory for other requests. The search must not be used again."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ...inference.decoder import (
     position_bytes,
 )
 from ...inference.inputs import move_padding
+from ...inference.options import Options
 from ...inference.session import Session
 from ...specs.graph_spec import GraphSpec, TensorSpec, concrete_shape
 
@@ -84,8 +85,11 @@ class CpuDecoders:
             return LookupDecoder(lookup, capacity)
         return CpuSeq2SeqDecoder(session, spec, source, len(ids), capacity)
 
-    def generate(self, request: GenerationRequest) -> None:
-        """Return `None`, because the search runs in numpy."""
+    def search_key(self, options: Options) -> None:
+        """Return `None`, because searches run in numpy."""
+
+    def start_search(self, request: GenerationRequest) -> None:
+        """Return `None`, because searches run in numpy."""
 
 
 def pad_keys(array: np.ndarray, axis: int) -> np.ndarray:

@@ -1,0 +1,142 @@
+"""Tests of the cuda target's captured graphs, on the CPU: a run of a new graph is emulated as
+onnxruntime does it on CUDA."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from targets import exports_for, prompts
+
+from vanilla_transformer_export import Options, Runtime
+from vanilla_transformer_export.inference.decoder import GenerationRequest
+from vanilla_transformer_export.inference.session import Session
+from vanilla_transformer_export.targets.cuda import buffers
+
+exported = exports_for("cuda")
+SEARCHES = [
+    dict(),
+    dict(num_beams=3),
+    dict(num_beams=4, num_return_sequences=2, early_stopping=True),
+    dict(do_sample=True, seed=3),
+    dict(repetition_penalty=1.3),
+    dict(num_beams=2, no_repeat_ngram_size=2),
+]
+
+
+class Captures:
+    """Emulates CUDA graphs: the first run of a graph id in a thread runs it three times."""
+
+    def __init__(self, monkeypatch):
+        self.graphs = set()  # session and id
+        self.threads = {}
+        run_bound = Session.run_bound
+
+        def run(session, binding, options=None):
+            name = "-1" if options is None else options.get_run_config_entry("gpu_graph_id")
+            key = (id(session), int(name), threading.get_ident())
+            times = 1 if int(name) < 0 or key in self.threads else 3
+            if int(name) >= 0:
+                self.threads[key] = session  # kept, so that no other session has its id
+                self.graphs.add(key[:2])
+            for _ in range(times):
+                run_bound(session, binding, options)
+
+        monkeypatch.setattr(Session, "run_bound", run)
+
+
+def search_all(runtime, name):
+    return [
+        runtime.generate(*prompts(name, seed), max_new_tokens=9, **search).tolist()
+        for seed in (0, 1)
+        for search in SEARCHES
+    ]
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "causal"])
+def test_each_thread_gets_the_tokens_of_a_first_thread(exported, name, monkeypatch):
+    directory = exported(name)[1]
+    expected = search_all(Runtime(directory, device="cpu"), name)
+    captures = Captures(monkeypatch)
+    runtime = Runtime(directory, device="cpu")
+    assert search_all(runtime, name) == expected
+    with ThreadPoolExecutor(4) as pool:
+        results = [pool.submit(search_all, runtime, name) for _ in range(4)]
+        assert [result.result() for result in results] == [expected] * 4
+    assert len({thread for _, _, thread in captures.threads}) == 1
+
+
+def random_request(rng):
+    """A request of up to 32 rows of up to 100 tokens, and up to 3 beams."""
+    rows, length, beams = rng.integers(1, [33, 101, 4]).tolist()
+    ids = rng.integers(4, 48, (rows, length))
+    options = Options(max_new_tokens=int(rng.integers(1, 40)), num_beams=beams)
+    return GenerationRequest(options, ids, np.ones_like(ids))
+
+
+def test_a_thousand_requests_of_random_sizes_capture_few_graphs(exported, monkeypatch):
+    """There are 6 numbers of rows, 3 of slots and 3 of beams. Beams have a graph more."""
+    captures = Captures(monkeypatch)
+    decoders = Runtime(exported("causal")[1], device="cpu").model.decoders
+    rng = np.random.default_rng(0)
+    for _ in range(1000):
+        request = random_request(rng)
+        decoder = decoders.start(request)
+        if request.options.num_beams > 1:
+            decoder.buffers.beam_graph(request.options)
+        decoder.close()
+    assert len(captures.graphs) <= 6 * 3 * (1 + 2 + 2)
+    assert decoders.pool.num_graphs == len(captures.graphs)
+    assert len(decoders.pool.free) <= 6 * 3
+    assert len(decoders.pool.beam_sessions) <= 6 * 3 * 2
+
+
+@pytest.mark.parametrize("limit", ["MAX_KEPT_BYTES", "MAX_GRAPHS"])
+@pytest.mark.parametrize("name", ["seq2seq", "causal"])
+def test_beyond_a_limit_nothing_is_kept_and_tokens_are_the_same(exported, name, limit, monkeypatch):
+    directory = exported(name)[1]
+    expected = search_all(Runtime(directory, device="cpu"), name)
+    captures = Captures(monkeypatch)
+    monkeypatch.setattr(buffers, limit, 0)
+    runtime = Runtime(directory, device="cpu")
+    assert search_all(runtime, name) == expected
+    assert not captures.graphs
+    pool = runtime.model.decoders.pool
+    assert pool.num_graphs == 0 and [kept.steps for kept in pool.free] == [{}] * len(pool.free)
+    assert (pool.num_bytes == 0) == (limit == "MAX_KEPT_BYTES") == (not pool.free)
+
+
+def test_a_full_pool_gives_larger_buffers(exported, monkeypatch):
+    runtime = Runtime(exported("seq2seq")[1], device="cpu")
+    ids, mask = (np.repeat(array, 2, axis=0) for array in prompts("seq2seq"))
+    expected = runtime.generate(ids, mask, max_new_tokens=6).tolist()
+    pool = runtime.model.decoders.pool
+    monkeypatch.setattr(buffers, "MAX_KEPT_BYTES", pool.num_bytes)
+    [kept] = pool.free
+    assert runtime.generate(ids[:3], mask[:3], max_new_tokens=6).tolist() == expected[:3]
+    assert pool.free == [kept] and kept.sizes["batch_size"] == 8
+
+
+def test_a_capture_has_room_for_three_runs(exported, monkeypatch):
+    """A run fills a slot per beam, here 40 of 64 that the request needs."""
+    directory = exported("causal")[1]
+    options = dict(do_sample=True, seed=1, num_return_sequences=40, max_new_tokens=1)
+    expected = Runtime(directory, device="cpu").generate(*prompts("causal"), **options)
+    Captures(monkeypatch)
+    actual = Runtime(directory, device="cpu").generate(*prompts("causal"), **options)
+    assert actual.tolist() == expected.tolist()
+
+
+def test_prompts_of_all_lengths_have_few_shapes(exported, monkeypatch):
+    lengths = set()
+    prompt_graph = buffers.Buffers.prompt_graph
+
+    def record(self, length, beams):
+        lengths.add(length)
+        return prompt_graph(self, length, beams)
+
+    monkeypatch.setattr(buffers.Buffers, "prompt_graph", record)
+    runtime = Runtime(exported("causal")[1], device="cpu")
+    for length in range(1, 40):
+        runtime.generate(np.full((1, length), 5), max_new_tokens=1)
+    assert lengths == {1, 2, 4, 8, 16, 32, 64}
