@@ -73,6 +73,12 @@ class SequenceGroup:
         return self.search is None
 
     @property
+    def is_plain(self) -> bool:
+        """True if the search reports no log probabilities and has no logits processors."""
+        reports = self.input.top_logprobs is not None or self.input.scores_prompt
+        return not reports and not getattr(self.search, "processors", None)
+
+    @property
     def has_prompt_to_read(self) -> bool:
         """True if the prompt has tokens to prefill before the first step."""
         return len(self.first_tokens) > 1
@@ -108,6 +114,14 @@ class SequenceGroup:
             self.finish([Generated(self.tokens, reason)])
         if self.request.streams:
             self.add_event(token, None)
+
+    def append_all(self, tokens: list[int]) -> list[int]:
+        """Append `tokens` until the sequence ends, and return the appended ones."""
+        start = len(self.tokens)
+        for token in tokens:
+            if not self.is_finished:
+                self.append(token)
+        return self.tokens[start:]
 
     def advance(self, logits: np.ndarray) -> list[int] | None:
         """Select the next tokens from the logits (rows, V). Return the row that each continues, or
@@ -154,17 +168,15 @@ class SequenceGroup:
             logprobs = token_logprobs(scored, self.next_tokens[0], self.input.top_logprobs or 0)
             self.logprobs.append(logprobs)
         if self.search.finished:
-            self.finish(self.make_results())
+            self.finish(self.make_results(*self.search.result()))
         if self.request.streams:
             self.add_event(self.next_tokens[0], logprobs)
         return None if parents is None else parents.tolist()
 
     # ----------------------------------------------------------------------------------- results
 
-    def make_results(self) -> list[Generated]:
-        """Return the sequences that the search has finished."""
-        assert self.search is not None
-        rows, scores = self.search.result()
+    def make_results(self, rows: np.ndarray, scores: np.ndarray | None) -> list[Generated]:
+        """Return the sequences of a finished search from its tokens (N, T) and scores (N,)."""
         all_scores = [None] * len(rows) if scores is None else scores.tolist()
         return [self.make_result(row, score) for row, score in zip(rows.tolist(), all_scores)]
 

@@ -1,7 +1,9 @@
 """Tests of the cuda target's captured graphs, on the CPU: a run of a new graph is emulated as
 onnxruntime does it on CUDA."""
 
+import random
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -9,9 +11,16 @@ import pytest
 from targets import exports_for, prompts
 
 from vanilla_transformer_export import Options, Runtime
+from vanilla_transformer_export.errors import SessionError
 from vanilla_transformer_export.inference.decoder import GenerationRequest
 from vanilla_transformer_export.inference.session import Session
+from vanilla_transformer_export.model import OnnxModel, open_export
+from vanilla_transformer_export.scheduler.admission import Admission
+from vanilla_transformer_export.scheduler.client import LocalScheduler
+from vanilla_transformer_export.scheduler.sequence_group import read_results, start_request
+from vanilla_transformer_export.scheduler.static_batch import StaticBatch
 from vanilla_transformer_export.targets.cuda import buffers
+from vanilla_transformer_export.targets.cuda.decoder import CudaDecoder, CudaDecoders
 
 exported = exports_for("cuda")
 SEARCHES = [
@@ -140,3 +149,100 @@ def test_prompts_of_all_lengths_have_few_shapes(exported, monkeypatch):
     for length in range(1, 40):
         runtime.generate(np.full((1, length), 5), max_new_tokens=1)
     assert lengths == {1, 2, 4, 8, 16, 32, 64}
+
+
+# ------------------------------------------------------------------------------------ the scheduler
+
+
+def random_rows(count):
+    rng = np.random.default_rng(0)
+    return [rng.integers(4, 48, rng.integers(1, 18)).tolist() for _ in range(count)]
+
+
+def new_tokens(runtime, name, row, options):
+    start = 1 if name == "seq2seq" else len(row)
+    tokens = runtime.generate(np.array([row]), np.ones((1, len(row)), int), **options)
+    return [ids[: ids.index(2) + 1] if 2 in ids else ids for ids in tokens[:, start:].tolist()]
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "causal"])
+def test_a_scheduler_gives_the_tokens_of_rows_alone(exported, name, monkeypatch):
+    """Searches of all kinds, which differ in their numbers of new tokens."""
+    info, rows = open_export(exported(name)[1]), random_rows(8)
+    admission = Admission(info, slots=16, max_waiting=1000)
+    cases = [
+        (row, {**options, "max_new_tokens": 5 + number % 3})
+        for options in SEARCHES
+        for number, row in enumerate(rows)
+    ]
+    runtime = Runtime(exported(name)[1], device="cpu")
+    expected = [new_tokens(runtime, name, *case) for case in cases]
+    shuffled = random.Random(0).sample(range(len(cases)), len(cases))
+    Captures(monkeypatch)
+    scheduler = LocalScheduler(admission, OnnxModel(info, 1, device="cpu")).start()
+    results = scheduler.run([admission.admit(*cases[place]) for place in shuffled])
+    scheduler.close()
+    for place, sequences in zip(shuffled, results, strict=True):
+        assert [sequence.tokens for sequence in sequences] == expected[place], cases[place]
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Names of functions that copy between the host and the device -> how often they are called."""
+    counts = Counter()
+    for owner, name in (
+        (CudaDecoder, "step"), (buffers.DeviceGraph, "put"), (CudaDecoders, "start_search")
+    ):  # fmt: skip
+        function = getattr(owner, name)
+
+        def count(*args, _name=name, _function=function, **kwargs):
+            counts[_name] += 1
+            return _function(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, count)
+    return counts
+
+
+@pytest.mark.parametrize("beams, streams", [(1, False), (1, True), (3, False)])
+def test_greedy_and_beam_search_of_a_batch_stay_on_the_device(exported, calls, beams, streams):
+    info = open_export(exported("seq2seq")[1])
+    admission = Admission(info, slots=16)
+    options = dict(max_new_tokens=20, num_beams=beams, eos_token_id=[])
+    inputs = [admission.admit(row, options) for row in ([5, 6, 7], [8, 9, 10])]
+    events = []
+    request = start_request(inputs, lambda *update: events.extend(update[0]), streams)
+    batch = StaticBatch(OnnxModel(info, 1, device="cpu"), 16)
+    [first, second] = request.waiting
+    assert batch.fits(first, []) and batch.fits(second, [first])
+    batch.join([first, second])
+    calls["put"] = num_steps = num_tokens = 0
+    while not request.is_finished:
+        num_tokens += sum(map(len, batch.step()))
+        num_steps += 1
+        request.take_update()
+    assert calls == {"start_search": 1, "put": 0}
+    assert num_steps == (20 if streams else 3) and num_tokens == 2 * 20
+    assert [len(result.tokens) for [result] in read_results(request)] == [20, 20]
+    for group in (first, second):
+        batch.remove(group)
+    assert batch.search is None and len(batch.model.decoders.pool.free) == 1
+
+
+def test_a_failed_capture_is_an_error_of_the_engine(exported, monkeypatch):
+    """Afterwards the buffers are used again."""
+    info = open_export(exported("causal")[1])
+    admission = Admission(info, slots=4)
+    model = OnnxModel(info, 1, device="cpu")
+    scheduler = LocalScheduler(admission, model).start()
+    bind = buffers.bind_and_capture
+    monkeypatch.setattr(buffers, "bind_and_capture", fail)
+    with pytest.raises(RuntimeError) as error:
+        scheduler.run([admission.admit([5], {})])
+    assert not isinstance(error.value, ValueError) and "900" in str(error.value)
+    monkeypatch.setattr(buffers, "bind_and_capture", bind)
+    assert scheduler.run([admission.admit([5], {})]) and len(model.decoders.pool.free) == 1
+    scheduler.close()
+
+
+def fail(*args):
+    raise SessionError("CUDA failure 900: operation not permitted when stream is capturing")
