@@ -20,7 +20,7 @@ from .inference.config import check_config
 from .inference.decoder import CandidateDecoder, DecoderFactory, GenerationRequest, LoadedExport
 from .inference.devices import CUDA, TENSORRT, require, require_onnxruntime
 from .inference.export_info import ExportInfo, open_export_info
-from .inference.inputs import MAX_TOKENS, run_by_length
+from .inference.inputs import MAX_GPU_TOKENS, MAX_TOKENS, run_by_length
 from .inference.options import is_int64
 from .inference.prompt_lookup import prompt_lookup_tokens
 from .inference.search import Search, start_search
@@ -197,10 +197,15 @@ class OnnxModel:
 
     # ---------------------------------------------------------------------------------- one batch
 
+    @property
+    def max_tokens(self) -> int:
+        """Maximum tokens in one run of a full-sequence graph. More would only take memory."""
+        return MAX_TOKENS * self.threads if self.device == "cpu" else MAX_GPU_TOKENS
+
     def outputs(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the outputs of the encoder by name, for the feeds of `requests.encoder_feeds`."""
-        spec, limit = self.info.specs["encoder"], MAX_TOKENS * self.threads
-        return run_by_length(self.session("encoder"), spec, feeds, limit)
+        spec = self.info.specs["encoder"]
+        return run_by_length(self.session("encoder"), spec, feeds, self.max_tokens)
 
     def encode(self, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
         """Return the outputs of the encoder for checked ids and mask (B, S)."""

@@ -83,6 +83,12 @@ class Runtime:
             _ = self.model.decoders  # which raises for what cannot be opened
 
     @property
+    def max_tokens(self) -> int:
+        """Maximum tokens that `outputs` gets at a time from the tasks of a text or image
+        runtime."""
+        return self.model.max_tokens
+
+    @property
     def arguments(self) -> dict[str, Any]:
         """Arguments with which another process opens the same export for the same results."""
         workers = {"workers": self.workers} if self.info.step else {}
