@@ -115,6 +115,16 @@ def test_beyond_a_limit_nothing_is_kept_and_tokens_are_the_same(exported, name, 
     assert (pool.num_bytes == 0) == (limit == "MAX_KEPT_BYTES") == (not pool.free)
 
 
+def test_beam_search_without_a_session_runs_in_numpy(exported, monkeypatch):
+    directory = exported("causal")[1]
+    options = dict(max_new_tokens=9, num_beams=3)
+    expected = Runtime(directory, device="cpu").generate(*prompts("causal"), **options)
+    monkeypatch.setattr(buffers, "MAX_BEAM_SESSIONS", 0)
+    runtime = Runtime(directory, device="cpu")
+    assert runtime.generate(*prompts("causal"), **options).tolist() == expected.tolist()
+    assert runtime.model.decoders.pool.beam_sessions == {}
+
+
 def test_a_full_pool_gives_larger_buffers(exported, monkeypatch):
     runtime = Runtime(exported("seq2seq")[1], device="cpu")
     ids, mask = (np.repeat(array, 2, axis=0) for array in prompts("seq2seq"))

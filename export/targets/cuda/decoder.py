@@ -1,7 +1,8 @@
 """The decoders of the cuda target. Its graphs use buffers on the device and are replayed as CUDA
 graphs."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,15 +39,11 @@ class CudaDecoders:
         on_host = self.export.device == "cpu"
         cache_bytes = num_bytes(self.pool.cache_specs, sizes) if on_host else 0
         check_memory(request, self.export.config["vocab_size"], cache_bytes)
-        decoder = CudaDecoder(take_buffers(self.pool, sizes), self.export)
-        try:
+        with closed_on_error(CudaDecoder(take_buffers(self.pool, sizes), self.export)) as decoder:
             if request.source is not None:
                 decoder.encode(*request.source)
             # capture while the caches are empty
             decoder.buffers.step_graph(request.options.rows_per_input)
-        except BaseException:
-            decoder.close()
-            raise
         return decoder
 
     def search_key(self, options: Options) -> Options | str | None:
@@ -62,23 +59,31 @@ class CudaDecoders:
 
     @in_device_thread
     def start_search(self, request: GenerationRequest) -> GreedySearch | BeamSearch | None:
-        """Return the search after prefilling the prompts. Return `None` also for logits processors
-        and for scores of greedy search, which run in numpy."""
+        """Return the search after prefilling the prompts, or `None` if it runs in numpy."""
+        if not self.can_search(request):
+            return None
+        with closed_on_error(self.start(request)) as decoder:
+            return (BeamSearch if request.options.num_beams > 1 else GreedySearch)(decoder, request)
+
+    def can_search(self, request: GenerationRequest) -> bool:
+        """Return whether graphs can run the search: without logits processors, without scores of
+        greedy search, and with a session of beam search."""
         options = request.options
-        is_greedy = options.num_beams == 1
-        if self.search_key(options) is None or (request.is_scored and is_greedy):
-            return None
-        sizes = beam_sizes(buffer_sizes(request), options)
-        if LogitsProcessors(options, request.prompt) or not (
-            is_greedy or self.pool.can_search(sizes)
-        ):
-            return None
-        decoder = self.start(request)
-        try:
-            return (GreedySearch if is_greedy else BeamSearch)(decoder, request)
-        except BaseException:
-            decoder.close()
-            raise
+        if self.search_key(options) is None or LogitsProcessors(options, request.prompt):
+            return False
+        if options.num_beams == 1:
+            return not request.is_scored
+        return self.pool.can_search(beam_sizes(buffer_sizes(request), options))
+
+
+@contextlib.contextmanager
+def closed_on_error(decoder: "CudaDecoder") -> Iterator["CudaDecoder"]:
+    """Close `decoder` if the block raises."""
+    try:
+        yield decoder
+    except BaseException:
+        decoder.close()
+        raise
 
 
 def buffer_sizes(request: GenerationRequest) -> Sizes:
