@@ -75,6 +75,24 @@ def test_each_thread_gets_the_tokens_of_a_first_thread(exported, name, monkeypat
     assert len({thread for _, _, thread in captures.threads}) == 1
 
 
+def test_steps_of_greedy_search_are_queued_and_the_last_one_is_waited_for(exported, monkeypatch):
+    waits = []
+    run_bound = Session.run_bound
+
+    def run(session, binding, options=None):
+        if options is not None and int(options.get_run_config_entry("gpu_graph_id")) > 0:
+            waits.append(
+                options.get_run_config_entry("disable_synchronize_execution_providers") == "0"
+            )
+        run_bound(session, binding, options)
+
+    monkeypatch.setattr(Session, "run_bound", run)
+    runtime = Runtime(exported("causal")[1], device="cpu")
+    runtime.generate(np.array([[5, 6]]), max_new_tokens=20, eos_token_id=[])
+    steps = [False] * 6 + [True] + [False] * 7 + [True] + [False] * 3 + [True]
+    assert waits == [True, *steps]  # after the capture
+
+
 def random_request(rng):
     """A request of up to 32 rows of up to 100 tokens, and up to 3 beams."""
     rows, length, beams = rng.integers(1, [33, 101, 4]).tolist()

@@ -214,25 +214,32 @@ class BeamGraph:
 
 def bind_and_capture(
     session: Session, spec: GraphSpec, inputs: dict, outputs: dict, number: int
-) -> Callable[[], None]:
+) -> Callable[..., None]:
     """Return a function that runs `session` with bound inputs and outputs.
 
     Its outputs are bound to the values in `outputs` that are inputs of the next step. It replays
-    CUDA graph `number`, which is captured here, in `CAPTURE_RUNS` runs."""
+    CUDA graph `number`, which is captured here, in `CAPTURE_RUNS` runs. With `waits=False` it
+    returns before a replay ends; the next run of this session, but nothing else, is after it."""
     binding = session.io_binding()
-    options = onnxruntime.RunOptions()
-    options.add_run_config_entry("gpu_graph_id", str(number))
+    waiting, queued = run_options(number, waits=True), run_options(number, waits=False)
     for tensor in spec.inputs:
         binding.bind_ortvalue_input(tensor.name, inputs[tensor.name])
     for tensor in spec.outputs:
         binding.bind_ortvalue_output(tensor.name, outputs[next_input_name(tensor.name)])
 
-    def run() -> None:
-        session.run_bound(binding, options)
+    def run(waits: bool = True) -> None:
+        session.run_bound(binding, waiting if waits or number == UNCAPTURED else queued)
 
     if number != UNCAPTURED:
         run()
     return run
+
+
+def run_options(number: int, waits: bool) -> onnxruntime.RunOptions:
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", str(number))
+    options.add_run_config_entry("disable_synchronize_execution_providers", str(int(not waits)))
+    return options
 
 
 def is_cache(tensor: TensorSpec) -> bool:

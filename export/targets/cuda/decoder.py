@@ -220,7 +220,7 @@ class CudaDecoder:
         """Repeat the visible slots for `expand_size` beams. They share the cache of their input."""
         self.visible = np.repeat(self.visible, expand_size, axis=1)
 
-    def step_runner(self, beams: int) -> Callable[[], None]:
+    def step_runner(self, beams: int) -> Callable[..., None]:
         """Return a function that runs the next step, from inputs that the last step wrote."""
         graph = self.buffers.step_graph(beams)
         graph.put(**self.step_inputs(beams))

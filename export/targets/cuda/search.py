@@ -1,7 +1,8 @@
 """Searches on the device: greedy search and beam search.
 
 Nothing is copied between two steps. The host reads tokens, or whether inputs have ended, only after
-several steps."""
+several steps. Greedy search is one session, so its steps are queued on the device. The two sessions
+of beam search wait for each other."""
 
 from typing import TYPE_CHECKING
 
@@ -32,8 +33,8 @@ class GreedySearch:
         """Return the next tokens (B, t)."""
         start, limit = self.num_tokens, self.options.max_new_tokens
         self.num_tokens = min(start + steps, limit)
-        for _ in range(max(start, 1), self.num_tokens):
-            self.run()
+        for number in range(max(start, 1), self.num_tokens):
+            self.run(waits=number == self.num_tokens - 1)
         tokens = self.tokens(start)
         self.ended |= np.isin(tokens, self.options.eos_token_ids).any(axis=1)
         self.ended |= self.num_tokens == limit
