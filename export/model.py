@@ -250,6 +250,20 @@ class OnnxModel:
         collections.deque(self.tokens(request, search), maxlen=0)
         return search.result()
 
+    def stream(self, request: GenerationRequest) -> Iterator[np.ndarray]:
+        """Yield the tokens of all rows after each step of greedy search or sampling, with padding
+        in rows that have ended."""
+        if (in_graphs := self.decoders.start_search(request)) is None:
+            yield from self.tokens(request, start_search(request.options, request.prompt))
+            return
+        with closing(in_graphs):
+            ended = np.zeros(len(request.input_ids), bool)
+            while not ended.all():
+                tokens = in_graphs.advance(1)
+                assert tokens is not None  # there are no beams
+                yield np.where(ended, request.options.fill_token_id, tokens[:, 0])
+                ended = in_graphs.ended.copy()
+
     def tokens(self, request: GenerationRequest, search: Search) -> Iterator[np.ndarray]:
         """Drive `search` and yield the tokens of all rows after each step."""
         with closing(self.decoders.start(request)) as decoder:

@@ -14,7 +14,6 @@ from .inference.decoder import GenerationRequest
 from .inference.devices import available_cpus, require, require_onnxruntime
 from .inference.export_info import ExportInfo
 from .inference.options import Options, is_int64
-from .inference.search import start_search
 from .model import OnnxModel, check_threads, find_target, main_roles, open_export
 from .scheduler import offline
 from .scheduler.capacity import arrange_workers, offline_workers
@@ -311,8 +310,7 @@ class Runtime:
             raise UsageError(
                 f"num_beams is {request.options.num_beams}, expected num_beams=1 to stream"
             )
-        search = start_search(request.options, request.prompt)
-        return self.model.tokens(request, search)
+        return self.model.stream(request)
 
     def check_options(self, options: dict[str, Any]) -> Options:
         """Return `options` over those of the export. Raise the same errors as `generate` for

@@ -231,6 +231,20 @@ def calls(monkeypatch):
     return counts
 
 
+@pytest.mark.parametrize("name", ["seq2seq", "causal"])
+def test_a_stream_of_greedy_search_stays_on_the_device(exported, calls, name):
+    runtime = Runtime(exported(name)[1], device="cpu")
+    calls.clear()  # those of the export
+    ids, mask = prompts(name)
+    expected = runtime.generate(ids, mask, max_new_tokens=20)[:, 1 if name == "seq2seq" else 7 :]
+    steps = list(runtime.stream(ids, mask, max_new_tokens=20))
+    assert np.stack(steps, axis=1).tolist() == expected.tolist()
+    assert calls["step"] == 0 and calls["start_search"] == 2
+    assert len(runtime.model.decoders.pool.free) == 1
+    next(runtime.stream(ids, mask, max_new_tokens=20))  # abandoned
+    assert len(runtime.model.decoders.pool.free) == 1
+
+
 @pytest.mark.parametrize("beams, streams", [(1, False), (1, True), (3, False)])
 def test_greedy_and_beam_search_of_a_batch_stay_on_the_device(exported, calls, beams, streams):
     info = open_export(exported("seq2seq")[1])
@@ -243,12 +257,13 @@ def test_greedy_and_beam_search_of_a_batch_stay_on_the_device(exported, calls, b
     [first, second] = request.waiting
     assert batch.fits(first, []) and batch.fits(second, [first])
     batch.join([first, second])
-    calls["put"] = num_steps = num_tokens = 0
+    calls.clear()
+    num_steps = num_tokens = 0
     while not request.is_finished:
         num_tokens += sum(map(len, batch.step()))
         num_steps += 1
         request.take_update()
-    assert calls == {"start_search": 1, "put": 0}
+    assert not calls
     assert num_steps == (20 if streams else 3) and num_tokens == 2 * 20
     assert [len(result.tokens) for [result] in read_results(request)] == [20, 20]
     for group in (first, second):
