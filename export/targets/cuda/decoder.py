@@ -17,7 +17,6 @@ from .search import BeamSearch, GreedySearch
 
 MIN_SLOTS = 64
 MIN_SOURCE = 32
-OUT_OF_MEMORY = ("out of memory", "failed to allocate", "unable to allocate")  # in lower case
 
 
 @dataclass(frozen=True)
@@ -107,16 +106,16 @@ def power_of_two(number: int) -> int:
 
 
 def take_buffers(pool: Pool, sizes: Sizes) -> Buffers:
-    """Return buffers of `pool`. Raise UsageError if the device has no memory for them."""
+    """Return buffers of `pool`. Raise UsageError if this machine has no memory for them, and
+    SessionError if the device fails, which is not the fault of a request."""
     try:
         return pool.take(sizes)
     except Exception as error:  # onnxruntime's errors have no other common class
         reason = " ".join(str(error).split())
-        problem = f"cannot allocate caches of {sizes['slots']} slots for max_new_tokens: {reason}"
-        is_memory = isinstance(error, MemoryError) or any(
-            words in reason.lower() for words in OUT_OF_MEMORY
-        )
-        raise (UsageError if is_memory else SessionError)(problem) from None
+        kind = UsageError if isinstance(error, MemoryError) else SessionError
+        raise kind(
+            f"cannot allocate caches of {sizes['slots']} slots for max_new_tokens: {reason}"
+        ) from None
 
 
 class CudaDecoder:
