@@ -42,7 +42,8 @@ class GenerationRequest:
     seeds: tuple[int, ...] | None = None
 
     def with_seeds(self, seeds: Sequence[int] | None) -> "GenerationRequest":
-        """Return the request with one seed per input. Raise UsageError if their number differs."""
+        """Return the request with one seed per input, or unchanged for None. Raises UsageError if
+        their number differs."""
         if seeds is None:
             return self
         check_seeds(seeds, len(self.input_ids))
@@ -69,12 +70,19 @@ class Decoder(Protocol):
         """Maximum tokens per row and step; `None` for no limit."""
 
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-        """Read prompts (B, P) and return logits. B is that of the request, and P at most its length
-        with the new tokens."""
+        """Feed the prompts (B, P) and return the logits (B, T, V).
+
+        They follow each token, T = P, with `all_logits`, else only the last, T = 1. B is the number
+        of inputs of the request. Padding is where `attention_mask` is 0.
+        """
 
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """Feed tokens (rows, t) and return logits. Each row continues row `beam_idx` (rows,), or
-        itself if `beam_idx` is `None`: the caches follow the beams."""
+        """Feed `tokens` (rows, t) and return the logits (rows, T, V).
+
+        They follow each token, T = t, with `all_logits`, else only the last, T = 1. Each row
+        continues the row `beam_idx` (rows,) names, or itself if that is None: the caches follow the
+        beams.
+        """
 
     def expand(self, expand_size: int) -> None:
         """Repeat each row `expand_size` times, for beams or samples: row 0, row 0, row 1, row 1."""
@@ -96,7 +104,7 @@ class DecoderFactory(Protocol):
 
     @property
     def supports_empty_prompts(self) -> bool:
-        """True if a row of a prompt may be empty."""
+        """True if a row of prompts may be all padding."""
 
     @property
     def supports_candidates(self) -> bool:
@@ -111,27 +119,39 @@ class DecoderFactory(Protocol):
         """
 
     def search_key(self, options: Options) -> Hashable | None:
-        """Return what the inputs of one `GraphSearch` must have in common. Return `None` if
+        """Return what requests must have in common to be searched together in graphs, or `None` if
         searches with these `options` run in numpy."""
 
     def start_search(self, request: GenerationRequest) -> "GraphSearch | None":
-        """Return a search that runs in graphs. Raise the errors of `start`.
+        """Read the prompts and return a search that runs in graphs.
 
-        Return `None` if this request must run in numpy. The caller then uses `start`."""
+        The result is `None` if the target cannot search this request in graphs. The caller then
+        uses `start`.
+
+        Raises:
+            UsageError: if the request does not fit into memory.
+            ValueError: if onnxruntime cannot compute the graphs.
+        """
 
 
 class GraphSearch(Protocol):
-    """A search of B inputs that runs in the graphs of a target, without logits on the host."""
+    """A greedy or beam search of B inputs that runs in the graphs of a target. The logits stay on
+    the device."""
 
     ended: np.ndarray  # (B,), True for inputs that further steps do not change
 
     def advance(self, steps: int = SEARCH_STEPS) -> np.ndarray | None:
-        """Run up to `steps` steps. Return the new tokens (B, t) of greedy search, also of rows that
-        have ended. Return `None` for beam search."""
+        """Run up to `steps` steps.
+
+        Greedy search returns the new tokens (B, T), also of rows that have ended. Beam search
+        returns `None`, because tokens of beams are only known at the end.
+        """
 
     def result(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the new tokens (B * N, T) and the scores (B * N,) of beam search, as
-        `Search.result` does. Only the rows of ended inputs are complete."""
+        """Return the new tokens (B * N, T), and the scores (B * N,) of beam search, else `None`.
+
+        N is `num_return_sequences`. Only the rows of ended inputs are complete.
+        """
 
     def close(self) -> None:
         """Release memory for other requests. The search must not be used again."""
@@ -159,10 +179,11 @@ class LoadedExport:
 
 
 def check_memory(request: GenerationRequest, vocab_size: int, cache_bytes: int) -> None:
-    """Check that `cache_bytes` and two copies of the logits fit into this machine's memory.
+    """Raise UsageError unless `cache_bytes` and two copies of the logits fit into this machine's
+    memory.
 
-    Raises:
-        UsageError: with the memory that is needed and the memory of this machine.
+    The message has the memory that is needed and the memory of this machine. `vocab_size` is the
+    number of logits of a row, and `cache_bytes` the size of all caches.
     """
     options = request.options
     rows = len(request.input_ids) * options.rows_per_input
@@ -190,8 +211,8 @@ def memory() -> float:
 
 
 def position_bytes(spec: GraphSpec) -> int:
-    """Return the bytes that one token of one row takes in the self-attention caches of a decoder
-    graph, in all layers together."""
+    """Return the bytes that one token of one row takes in the self-attention caches of the decoder
+    graph `spec`, in all layers together."""
     caches = [
         tensor
         for tensor in spec.inputs
@@ -206,10 +227,11 @@ def position_bytes(spec: GraphSpec) -> int:
 
 
 def next_input_name(name: str) -> str:
-    """Return the name of the input of the next step that takes the output `name`."""
+    """Return the name of the decoder's input that takes the output `name` in the next step:
+    "past_key_values.0.key" for "present.0.key"."""
     return name.removeprefix("next_").replace("present", "past_key_values")
 
 
 def cross_states(outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the encoder's outputs by the names of the decoder's inputs."""
+    """Return the encoder's `outputs` under the names of the decoder's inputs that take them."""
     return {next_input_name(name): states for name, states in outputs.items()}

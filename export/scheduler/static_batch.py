@@ -2,7 +2,8 @@
 next batch starts when all rows of the current batch are finished.
 
 The graphs of some targets can run greedy and beam search themselves. Such a batch runs several
-steps at a time, and only tokens are copied to the host."""
+steps at a time, and only tokens are copied to the host.
+"""
 
 import dataclasses
 from collections.abc import Hashable, Sequence
@@ -17,7 +18,10 @@ from .sequence_group import SequenceGroup
 
 
 class StaticBatch:
-    """A static `Batch` of at most `rows` rows, for any export that generates."""
+    """The `Batch` of an export without a step graph: at most `rows` rows that start together.
+
+    The next rows start when all have finished.
+    """
 
     def __init__(self, model: OnnxModel, rows: int):
         self.model = model
@@ -37,12 +41,15 @@ class StaticBatch:
 
     @property
     def num_free_rows(self) -> int:
-        """Number of rows that can join: none while a batch runs."""
+        """The number of rows that can join: none while rows run."""
         return 0 if self.running else self.capacity
 
     def fits(self, group: SequenceGroup, beside: Sequence[SequenceGroup]) -> bool:
-        """Return whether no batch runs and `group` has a similar length, a similar search and as
-        many rows."""
+        """Return True if `group` can start together with the groups `beside` it, and no row runs.
+
+        They must have similar lengths and the same number of rows each, and the same `search_key`.
+        The decoder prompts of a seq2seq model must be equally long.
+        """
         if self.running:
             return False
         groups = [*beside, group]
@@ -57,13 +64,15 @@ class StaticBatch:
         return sum(lengths) >= (1 - MAX_PADDING) * len(lengths) * max(lengths)
 
     def search_key(self, group: SequenceGroup) -> Hashable | None:
-        """Return what groups of one search in graphs have in common, or `None` for a search in
-        numpy."""
+        """Return what groups must have in common to be searched together in graphs.
+
+        The result is `None` if `group` is searched in numpy.
+        """
         key = self.model.decoders.search_key(group.options)
         return key if key is not None and group.is_plain else None
 
     def join(self, groups: list[SequenceGroup]) -> None:
-        """Start a batch of `groups` and prefill their prompts."""
+        """Start a batch of `groups` and read their prompts. Without groups, do nothing."""
         if not groups:
             return
         request = batch_request(groups)
@@ -78,6 +87,7 @@ class StaticBatch:
                 group.slots = list(range(index * rows, (index + 1) * rows))
 
     def prefill(self, request: GenerationRequest) -> None:
+        """Start a decoder, and keep the logits after the prompts for the first step."""
         self.decoder = self.model.decoders.start(request)
         self.logits = self.decoder.prefill(request.input_ids, request.attention_mask)[:, -1]
         self.rows = list(self.running)
@@ -87,8 +97,11 @@ class StaticBatch:
             group.is_expanded = group.num_rows == 1
 
     def step(self) -> list[list[int]]:
-        """Generate one token of every sequence, or several with a search in graphs. The first one
-        uses the logits of the prefill."""
+        """Generate one token of every sequence, or several in graphs, and return the new tokens of
+        each row.
+
+        The first step uses the logits that `join` computed.
+        """
         if self.search is not None:
             return self.run_search(self.search)
         if self.decoder is None:
@@ -101,7 +114,10 @@ class StaticBatch:
         return [tokens for group in self.running for tokens in group.new_tokens]
 
     def run_search(self, search: GraphSearch) -> list[list[int]]:
-        """Run one step if tokens are streamed, else several. Beams have tokens when they end."""
+        """Run one step if a group streams its tokens, else several, and return the new tokens.
+
+        Beams have their tokens when they end.
+        """
         streams = any(group.request.streams for group in self.running)
         tokens = search.advance(1 if streams else SEARCH_STEPS)
         if tokens is None:
@@ -117,8 +133,7 @@ class StaticBatch:
         self.advance(logits)
 
     def start(self, decoder: Decoder, logits: np.ndarray) -> None:
-        """Select the first tokens of each sequence, then repeat its row for its beams or
-        samples."""
+        """Select the first tokens from `logits` (rows, V), then make rows for beams or samples."""
         self.advance(logits)
         if (copies := self.running[0].num_rows) == 1:
             return
@@ -144,7 +159,7 @@ class StaticBatch:
                 self.parents[group.slots] = np.array(group.slots)[parents]
 
     def share_rows(self, group: SequenceGroup) -> None:
-        """Assign the copies of a row to the samples, after a prompt that was scored."""
+        """Give each sample of `group` one of its rows, after a prompt that was read in steps."""
         first, *others = group.slots
         group.slots = [first]
         for sample, slot in zip(group.samples, others, strict=True):
@@ -153,7 +168,7 @@ class StaticBatch:
         self.running.extend(group.samples)
 
     def remove(self, group: SequenceGroup) -> None:
-        """Remove a sequence. Its rows are computed until the whole batch is finished."""
+        """Remove `group`. Its rows are still computed until the whole batch is finished."""
         self.running.remove(group)
         if self.running:
             return
@@ -165,7 +180,8 @@ class StaticBatch:
 
 
 def batch_request(groups: list[SequenceGroup]) -> GenerationRequest:
-    """Return the request of a batch of `groups`, which have similar options."""
+    """Return the request of a batch of `groups`, with the options of the first and the largest
+    number of new tokens."""
     max_steps = max(group.options.max_new_tokens + len(group.forced) for group in groups)
     options = dataclasses.replace(groups[0].options, max_new_tokens=max_steps)
     fill = options.fill_token_id
@@ -176,7 +192,7 @@ def batch_request(groups: list[SequenceGroup]) -> GenerationRequest:
 
 
 def finish_beams(groups: list[SequenceGroup], search: GraphSearch) -> list[list[int]]:
-    """Finish those of `groups` whose beams have ended, and return the tokens of their
+    """Finish those of `groups` whose beams have ended in `search`, and return the tokens of their
     sequences."""
     for group in groups:
         group.has_started = True

@@ -27,9 +27,10 @@ Sizes = dict[str, int]  # sizes of axes, by name
 
 
 class Pool:
-    """The buffers and captured graphs of an export.
+    """The buffers of an export that no request uses now, and the numbers of captured graphs.
 
-    Their number is bounded. Beyond it buffers are freed after a batch, and nothing is captured.
+    `MAX_KEPT_BYTES` and `MAX_GRAPHS` bound them. Beyond these, buffers are freed after a request
+    and nothing is captured.
     """
 
     def __init__(self, export: LoadedExport):
@@ -41,8 +42,10 @@ class Pool:
         self.beam_sessions: dict[tuple, Session] = {}
 
     def take(self, sizes: Sizes) -> "Buffers":
-        """Return unused buffers of `sizes`, or new ones. If no more can be kept, return unused
-        larger ones, or new ones for one batch."""
+        """Return unused buffers whose axes have `sizes`, or new ones.
+
+        If no more buffers can be kept, return unused larger ones, or new ones for one request.
+        """
         fitting = [buffers for buffers in self.free if buffers.fits(sizes)]
         best = min(fitting, key=lambda buffers: buffers.num_bytes, default=None)
         size = num_bytes(self.cache_specs, sizes)
@@ -52,30 +55,34 @@ class Pool:
         return Buffers(self, sizes, size)
 
     def give(self, buffers: "Buffers") -> None:
-        """Keep `buffers` for the next batch of their sizes. Other threads may call this too."""
+        """Keep `buffers` for the next request of their sizes. Other threads may call this too."""
         if buffers.is_kept:
             buffers.drop_uncaptured()
             self.free.append(buffers)
 
     def reserve(self, num_bytes: int) -> bool:
-        """Return whether `num_bytes` more bytes can be kept, and count them if they can."""
+        """Return True and count `num_bytes` if so many more bytes can be kept."""
         fits = self.num_bytes + num_bytes <= MAX_KEPT_BYTES
         self.num_bytes += num_bytes * fits
         return fits
 
     def graph_number(self, num_bytes: int) -> int:
-        """Return the number of a new graph with tensors of `num_bytes`, or `UNCAPTURED`."""
+        """Return the number of a new captured graph, or `UNCAPTURED` if there is no room for it.
+
+        `num_bytes` is the size of its inputs and outputs.
+        """
         if self.num_graphs >= MAX_GRAPHS or not self.reserve(num_bytes):
             return UNCAPTURED
         self.num_graphs += 1
         return self.num_graphs
 
     def can_search(self, sizes: Sizes) -> bool:
-        """Return whether a session of the beam search graph exists or can be opened."""
+        """Return True if a session of the graph of beam search for `sizes` exists or can be
+        opened."""
         return beam_key(sizes) in self.beam_sessions or len(self.beam_sessions) < MAX_BEAM_SESSIONS
 
     def beam_session(self, sizes: Sizes) -> Session:
-        """Return the session of the beam search graph with axes fixed to `sizes`."""
+        """Return the session of the graph of beam search with named axes fixed to `sizes`."""
         key = beam_key(sizes)
         if key not in self.beam_sessions:
             self.beam_sessions[key] = self.export.make_session("beams", dict(key))
@@ -83,20 +90,25 @@ class Pool:
 
 
 def beam_key(sizes: Sizes) -> tuple[tuple[str, int], ...]:
-    """Return the sizes of the axes of the beam search graph, which reads no source."""
+    """Return `((axis, size), …)` of the graph of beam search, which reads no source."""
     return tuple((name, size) for name, size in sizes.items() if name != "source_length")
 
 
 def beam_sizes(sizes: Sizes, options: Options) -> Sizes:
-    """Return the sizes of the beam search graph on buffers of `sizes`."""
+    """Return `{axis: size}` of the graph of beam search with `options` on buffers of `sizes`."""
     beams, candidates = options.num_beams, options.candidates
     num_ends = max(1, candidates // beams - 1)
     return {**sizes, "num_beams": beams, "candidates": candidates, "num_ends": num_ends}
 
 
 class Buffers:
-    """Caches of `sizes`, which take `num_bytes`, and the graphs bound to them. One batch at a time
-    uses them."""
+    """Caches on the device, and the graphs that are bound to them. One request at a time uses them.
+
+    Args:
+        pool: where `give` puts them back.
+        sizes: the size of each named axis, such as `{"batch_size": 4, "slots": 128}`.
+        num_bytes: the size of the caches.
+    """
 
     def __init__(self, pool: Pool, sizes: Sizes, num_bytes: int):
         self.pool = pool
@@ -114,17 +126,20 @@ class Buffers:
         return all(self.sizes[axis] >= size for axis, size in sizes.items())
 
     def prompt_graph(self, length: int, beams: int) -> "DeviceGraph":
-        """Return the graph of prompts of `length`, with the logits after the last token for
-        `beams`.
+        """Return the graph that reads prompts of `length` tokens.
 
-        It writes the logits and the inputs of the next step to those of the step graph."""
+        It writes the logits after the last tokens, repeated for `beams`, and the inputs of the next
+        step to the step graph.
+        """
         sizes = {"target_length": length, "logits": beams}
         return DeviceGraph(self, sizes, self.step_graph(beams), UNCAPTURED)
 
     def step_graph(self, beams: int) -> "DeviceGraph":
-        """Return the graph of a step of one token per beam, with the logits of all beams.
+        """Return the graph of a step of one token for each of `beams`, which it keeps for later
+        calls.
 
-        It writes the inputs of the next step to its own inputs."""
+        It writes the inputs of the next step to its own inputs.
+        """
         if beams not in self.steps:
             sizes = {"target_length": beams, "logits": beams}
             tensors = [tensor for tensor in self.spec.inputs if not is_cache(tensor)]
@@ -133,7 +148,7 @@ class Buffers:
         return self.steps[beams]
 
     def beam_graph(self, options: Options) -> "BeamGraph":
-        """Return the graph of a step of beam search."""
+        """Return the graph of beam search with `options`, which it keeps for later calls."""
         sizes = beam_sizes(self.sizes, options)
         if (key := beam_key(sizes)) not in self.searches:
             self.searches[key] = BeamGraph(self, sizes)
@@ -149,9 +164,15 @@ class Buffers:
 
 
 class DeviceGraph:
-    """A decoder graph with inputs and outputs on the device, bound once.
+    """A decoder graph with inputs and outputs on the device, bound once; `run` runs it.
 
-    It writes the inputs of the next step to those of `following`, or by default to its own."""
+    Args:
+        buffers: the caches that it reads and writes.
+        sizes: the size of each named axis that `buffers` does not set.
+        following: the graph to whose inputs it writes the inputs of the next step; `None` for
+            itself.
+        number: of the CUDA graph that is captured and replayed, or `UNCAPTURED`.
+    """
 
     def __init__(
         self, buffers: Buffers, sizes: Sizes, following: "DeviceGraph | None", number: int
@@ -174,14 +195,20 @@ class DeviceGraph:
             self.put(first_slot=np.zeros(sizes["batch_size"], np.int64))
 
     def put(self, **values: np.ndarray) -> None:
-        """Copy `values` to the inputs."""
+        """Copy `values` to the inputs of these names."""
         for name, array in values.items():
             self.inputs[name].update_inplace(np.ascontiguousarray(array))
 
 
 class BeamGraph:
-    """The beam search graph, bound to the logits and inputs of the step graph, and to its own
-    `state` on the device."""
+    """The graph of beam search, bound to the step graph's logits and inputs and to its own `state`.
+
+    `state` is `{input: value on the device}`, and `run` runs the graph.
+
+    Args:
+        buffers: the caches of the step graph.
+        sizes: the size of each named axis, see `beam_sizes`.
+    """
 
     def __init__(self, buffers: Buffers, sizes: Sizes):
         session = buffers.pool.beam_session(sizes)
@@ -196,7 +223,7 @@ class BeamGraph:
         self.run = bind_and_capture(session, spec, values, values, self.number)
 
     def begin(self, options: Options) -> None:
-        """Reset the state to that before the first token, for `options`."""
+        """Set the state to that before the first token of a search with `options`."""
         fresh = {name: values.copy() for name, values in self.zeros.items()}
         # the rows of one input are equal at first, so only the first row counts
         fresh["scores"][:, 1:] = EXCLUDED_SCORE
@@ -217,9 +244,17 @@ def bind_and_capture(
 ) -> Callable[..., None]:
     """Return a function that runs `session` with bound inputs and outputs.
 
-    Its outputs are bound to the values in `outputs` that are inputs of the next step. It replays
-    CUDA graph `number`, which is captured here, in `CAPTURE_RUNS` runs. With `waits=False` it
-    returns before a replay ends; the next run of this session, but nothing else, is after it."""
+    With `waits=False` the function returns before a replay ends. The next run of the same session
+    is after it, but other sessions and copies are not.
+
+    Args:
+        session: the session of the graph.
+        spec: the inputs and outputs of the graph.
+        inputs: `{input: value}` of all inputs.
+        outputs: `{input of the next step: value}`, to which the outputs are written.
+        number: of the CUDA graph that is captured here, in `CAPTURE_RUNS` runs, and replayed, or
+            `UNCAPTURED`.
+    """
     binding = session.io_binding()
     waiting, queued = run_options(number, waits=True), run_options(number, waits=False)
     for tensor in spec.inputs:
@@ -243,7 +278,7 @@ def run_options(number: int, waits: bool) -> onnxruntime.RunOptions:
 
 
 def is_cache(tensor: TensorSpec) -> bool:
-    """Return whether all graphs of a batch share this input."""
+    """Return True if `tensor` is an input that all graphs of a request share."""
     return tensor.name.startswith(("past_key_values", "tokens"))
 
 
@@ -254,8 +289,11 @@ def num_bytes(tensors: Iterable[TensorSpec], sizes: Sizes) -> int:
 
 
 def device_zeros(tensor: TensorSpec, sizes: Sizes, device: str) -> onnxruntime.OrtValue:
-    """Return an `OrtValue` of zeros on `device`. Attention multiplies masked values by 0, so they
-    must be finite."""
+    """Return an `OrtValue` of zeros for `tensor` on `device`.
+
+    `sizes` are the sizes of its named axes. The values must be finite, because attention multiplies
+    masked ones by 0.
+    """
     shape = concrete_shape(tensor, sizes)
     if tensor.dtype == "bfloat16":  # numpy has no bfloat16
         value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, BFLOAT16, device)

@@ -21,7 +21,8 @@ MIN_SOURCE = 32
 
 @dataclass(frozen=True)
 class CudaDecoders:
-    """The `DecoderFactory` of one loaded export. Its decoders run in the device thread."""
+    """The `DecoderFactory` of one loaded export. Its decoders and searches run in the device
+    thread."""
 
     export: LoadedExport
     pool: Pool = field(init=False)
@@ -33,7 +34,12 @@ class CudaDecoders:
 
     @in_device_thread
     def start(self, request: GenerationRequest) -> "CudaDecoder":
-        """Return a decoder of `request` with buffers of the pool, after encoding its source."""
+        """Encode the source of `request`, if it has one, and return the decoder of its prompts.
+
+        Raises:
+            UsageError: if the request needs more memory than the machine has.
+            SessionError: if onnxruntime fails, or the GPU has no memory.
+        """
         sizes = buffer_sizes(request)
         on_host = self.export.device == "cpu"
         cache_bytes = num_bytes(self.pool.cache_specs, sizes) if on_host else 0
@@ -46,10 +52,11 @@ class CudaDecoders:
         return decoder
 
     def search_key(self, options: Options) -> Options | str | None:
-        """Greedy searches run together, and so do beam searches with equal options.
+        """Return `"greedy"` for greedy search and `options` for beam search.
 
-        Sampling and models with a sliding window run in numpy. So do beams with more candidates
-        than the vocabulary has: the graph selects that many per beam."""
+        The result is `None` for sampling and for models with a sliding window. It is also `None`
+        for more candidates than the vocabulary has, because the graph selects that many per beam.
+        """
         if options.do_sample or self.export.config.get("sliding_window") is not None:
             return None
         if options.num_beams == 1:
@@ -58,15 +65,23 @@ class CudaDecoders:
 
     @in_device_thread
     def start_search(self, request: GenerationRequest) -> GreedySearch | BeamSearch | None:
-        """Return the search after prefilling the prompts, or `None` if it runs in numpy."""
+        """Read the prompts and return the search, or `None` if it must run in numpy.
+
+        Raises:
+            UsageError: if the request needs more memory than the machine has.
+            SessionError: if onnxruntime fails, or the GPU has no memory.
+        """
         if not self.can_search(request):
             return None
         with closed_on_error(self.start(request)) as decoder:
             return (BeamSearch if request.options.num_beams > 1 else GreedySearch)(decoder, request)
 
     def can_search(self, request: GenerationRequest) -> bool:
-        """Return whether graphs can run the search: without logits processors, without scores of
-        greedy search, and with a session of beam search."""
+        """Return True if graphs can run the search of `request`.
+
+        They have no logits processors and no scores of greedy search, and beam search needs a
+        session for its sizes.
+        """
         options = request.options
         if self.search_key(options) is None or LogitsProcessors(options, request.prompt):
             return False
@@ -86,8 +101,10 @@ def closed_on_error(decoder: "CudaDecoder") -> Iterator["CudaDecoder"]:
 
 
 def buffer_sizes(request: GenerationRequest) -> Sizes:
-    """Return sizes of buffers for `request`: powers of two, so that many batches share captured
-    graphs."""
+    """Return the size of each named axis of the buffers for `request`.
+
+    Sizes are powers of two, so that many requests share captured graphs.
+    """
     beams = request.options.rows_per_input
     # Caches do not grow, and each beam fills one slot per step.
     slots = request.input_ids.shape[1] + request.options.max_new_tokens * beams
@@ -106,8 +123,12 @@ def power_of_two(number: int) -> int:
 
 
 def take_buffers(pool: Pool, sizes: Sizes) -> Buffers:
-    """Return buffers of `pool`. Raise UsageError if this machine has no memory for them, and
-    SessionError if the device fails, which is not the fault of a request."""
+    """Return buffers of `pool` with axes of at least `sizes`.
+
+    Raises:
+        UsageError: if this machine has no memory for them.
+        SessionError: if the device fails, which is no fault of the request.
+    """
     try:
         return pool.take(sizes)
     except Exception as error:  # onnxruntime's errors have no other common class
@@ -119,11 +140,16 @@ def take_buffers(pool: Pool, sizes: Sizes) -> Buffers:
 
 
 class CudaDecoder:
-    """The `Decoder` of a batch in its own `buffers`.
+    """The `Decoder` of one request, with buffers on the device.
 
     Caches are never reordered: `visible` (B, beams, slots) says which slots of the input's cache
-    each beam reads. If the batch is smaller than the buffers, the other rows repeat the first row,
-    and their results are ignored."""
+    each beam reads. If there are fewer inputs than rows of the buffers, the first input fills the
+    others, whose results are ignored.
+
+    Args:
+        buffers: the caches and graphs that it uses; `close` puts them back into their pool.
+        export: the open graphs and the config.
+    """
 
     all_logits = False
     max_step_tokens = 1
@@ -135,14 +161,17 @@ class CudaDecoder:
         self.source: dict[str, np.ndarray] = {}
 
     def close(self) -> None:
-        """Return the buffers to the pool, for the next batch of their sizes."""
+        """Put the buffers back into the pool, for the next request of their sizes."""
         if hasattr(self, "buffers"):
             buffers = self.buffers
             del self.buffers  # another batch may use them now
             buffers.pool.give(buffers)
 
     def encode(self, ids: np.ndarray, mask: np.ndarray) -> None:
-        """Compute the keys and values of the source on the device."""
+        """Compute the keys and values of sources `ids` (B, S) on the device.
+
+        `mask` (B, S) is 0 where they have padding.
+        """
         length = self.buffers.sizes["source_length"]
         # pad tokens, which positions derived from ids do not count
         fill = self.export.config.get("pad_token_id") or 0
@@ -159,14 +188,20 @@ class CudaDecoder:
 
     @in_device_thread
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-        """Read prompts padded on either side and return the logits after the last token."""
+        """Feed the prompts (B, P) and return the logits (B, 1, V) after the last token of each.
+
+        Padding, where `attention_mask` is 0, may stand on either side.
+        """
         return self.read(input_ids, attention_mask).logits.numpy()[: len(input_ids), :1].copy()
 
     def read(self, ids: np.ndarray, mask: np.ndarray, beams: int = 1) -> DeviceGraph:
-        """Read the prompts and return the graph with their last logits, repeated for `beams`.
+        """Feed the prompts `ids` (B, P) and return the graph, whose `logits` follow the last
+        tokens.
 
-        Prompts are padded on the right to a power of two, so that they have few lengths. The next
-        steps write over the padding."""
+        The logits are repeated for the number of `beams`. `mask` is 0 for padding. Prompts are
+        padded on the right to a power of two, so that graphs run with few lengths. The next steps
+        write over that padding.
+        """
         self.count, length = ids.shape
         padded = power_of_two(length)
         ids, mask = (pad(array, self.rows, padded) for array in (ids, mask))
@@ -193,7 +228,11 @@ class CudaDecoder:
 
     @in_device_thread
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """Feed one token per beam and return logits."""
+        """Feed one token per beam, `tokens` (B * beams, 1), and return the logits (B * beams, 1,
+        V).
+
+        `beam_idx` (B * beams,), if set, is the row that each row continues.
+        """
         beams = self.visible.shape[1]
         if beam_idx is not None:
             parents = pad_batch((beam_idx % beams).reshape(-1, beams, 1), self.rows)
@@ -216,23 +255,28 @@ class CudaDecoder:
         return graph.logits.numpy()[: self.count].reshape(self.count * beams, 1, -1).copy()
 
     def expand(self, expand_size: int) -> None:
-        """Repeat the visible slots for `expand_size` beams. They share the cache of their input."""
+        """Continue each input with `expand_size` beams, which share the cache of their input."""
         self.visible = np.repeat(self.visible, expand_size, axis=1)
 
     def step_runner(self, beams: int) -> Callable[..., None]:
-        """Return a function that runs the next step, from inputs that the last step wrote."""
+        """Return a function that runs a step of the device alone, for the number of `beams`.
+
+        A step reads the inputs that the step before it, or the prompt, has written.
+        """
         graph = self.buffers.step_graph(beams)
         graph.put(**self.step_inputs(beams))
         return graph.run
 
     def step_inputs(self, beams: int) -> dict[str, np.ndarray]:
-        """Return the inputs that are equal in all steps."""
+        """Return `{input: array}` of the inputs that are equal in all steps with `beams`."""
         indices = np.tile(np.arange(beams), (self.rows, 1))
         return {"count": np.full(self.rows, beams), "logit_indices": indices, **self.source}
 
     def in_window(self, visible: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return `visible` (B, T, slots) without the slots outside of the sliding window of tokens
-        at `positions` (B, T)."""
+        """Return `visible` (B, T, slots) with False for slots outside of the sliding window.
+
+        `positions` (B, T) are those of the T tokens.
+        """
         window = self.export.config.get("sliding_window")
         if window is None:
             return visible
@@ -240,11 +284,14 @@ class CudaDecoder:
 
 
 def pad_batch(array: np.ndarray, rows: int) -> np.ndarray:
-    """Return `array` with its first row appended until it has `rows` rows."""
+    """Return `array` with its first row appended until there are `rows` rows."""
     return np.concatenate([array, np.repeat(array[:1], rows - len(array), axis=0)])
 
 
 def pad(array: np.ndarray, rows: int, length: int, fill: int = 0) -> np.ndarray:
-    """Return `array` (B, T) as (rows, length): filled on the right, with its first row repeated."""
+    """Return `array` (B, T) with `rows` rows of `length`.
+
+    Rows are filled with `fill` on the right, and the first row is repeated.
+    """
     missing = length - array.shape[1]
     return pad_batch(np.pad(array, ((0, 0), (0, missing)), constant_values=fill), rows)

@@ -2,7 +2,8 @@
 
 Nothing is copied between two steps. The host reads tokens, or whether inputs have ended, only after
 several steps. Greedy search is one session, so its steps are queued on the device. The two sessions
-of beam search wait for each other."""
+of beam search wait for each other.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class GreedySearch:
-    """The `GraphSearch` of greedy search. It begins with the prefill."""
+    """The `GraphSearch` of greedy search, which begins with the prompts of `request`."""
 
     def __init__(self, decoder: "CudaDecoder", request: GenerationRequest):
         self.decoder = decoder
@@ -30,7 +31,8 @@ class GreedySearch:
 
     @in_device_thread
     def advance(self, steps: int = SEARCH_STEPS) -> np.ndarray:
-        """Return the next tokens (B, t)."""
+        """Run up to `steps` steps and return their tokens (B, T), also those of rows that have
+        ended."""
         start, limit = self.num_tokens, self.options.max_new_tokens
         self.num_tokens = min(start + steps, limit)
         for number in range(max(start, 1), self.num_tokens):
@@ -41,7 +43,7 @@ class GreedySearch:
         return tokens
 
     def tokens(self, start: int) -> np.ndarray:
-        """Copy the new tokens from number `start` on from the device and return them."""
+        """Copy the new tokens (B, T) from number `start` on from the device and return them."""
         buffers = self.decoder.buffers
         if self.num_tokens - start == 1:  # the input of the next step is less to copy
             tokens = buffers.step_graph(1).inputs["input_ids"].numpy()
@@ -52,7 +54,7 @@ class GreedySearch:
 
     @in_device_thread
     def result(self) -> tuple[np.ndarray, None]:
-        """Return the new tokens (B, T), padded after the end token."""
+        """Return the new tokens (B, T) with the fill token after each end token, and `None`."""
         tokens = self.tokens(0)
         ended = np.isin(tokens, self.options.eos_token_ids).cumsum(axis=1) > 0
         is_after_end = np.pad(ended, ((0, 0), (1, 0)))[:, :-1]
@@ -61,7 +63,7 @@ class GreedySearch:
 
 
 class BeamSearch:
-    """The `GraphSearch` of beam search. It begins with the prefill."""
+    """The `GraphSearch` of beam search, which begins with the prompts of `request`."""
 
     def __init__(self, decoder: "CudaDecoder", request: GenerationRequest):
         self.decoder = decoder
@@ -77,7 +79,8 @@ class BeamSearch:
 
     @in_device_thread
     def advance(self, steps: int = SEARCH_STEPS) -> None:
-        """Run `steps` steps. The tokens of beams are only known at the end."""
+        """Run up to `steps` steps. Return `None`, because tokens of beams are only known at the
+        end."""
         start, limit = self.num_tokens, self.options.max_new_tokens
         self.num_tokens = min(start + steps, limit)
         for number in range(start, self.num_tokens):
@@ -89,8 +92,11 @@ class BeamSearch:
 
     @in_device_thread
     def result(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the new tokens (B * N, T) of the best finished hypotheses, and their scores
-        (B * N,)."""
+        """Return the new tokens (B * N, T) of the best finished hypotheses, and their scores (B *
+        N,).
+
+        N is `num_return_sequences`.
+        """
         inputs, count = len(self.ended), self.options.num_return_sequences
         state = {
             name: self.graph.state[f"finished_{name}"].numpy()[:inputs, :count]
