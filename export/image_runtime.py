@@ -23,7 +23,6 @@ except ImportError:
 from .errors import UsageError
 from .inference.config import VISION
 from .inference.export_info import IMAGE_PROCESSOR, json_object
-from .inference.inputs import MAX_TOKENS
 from .inference.lfs import check_no_pointer
 from .inference.options import is_int64
 from .runtime import Runtime
@@ -165,7 +164,7 @@ class ImageRuntime:
         (C, H, W). A batch has no more images than make a run faster."""
         patches = math.prod(pair(self.info.config["patch_size"]))
         for (_, height, width), group in itertools.groupby(pixels, key=np.shape):
-            count = max(1, MAX_TOKENS * self.runtime.threads * patches // (height * width))
+            count = max(1, self.runtime.max_tokens * patches // (height * width))
             while batch := list(itertools.islice(group, count)):
                 yield np.stack(batch)
 

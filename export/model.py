@@ -20,7 +20,7 @@ from .inference.config import check_config
 from .inference.decoder import CandidateDecoder, DecoderFactory, GenerationRequest, LoadedExport
 from .inference.devices import CUDA, TENSORRT, require, require_onnxruntime
 from .inference.export_info import ExportInfo, open_export_info
-from .inference.inputs import MAX_TOKENS, run_by_length
+from .inference.inputs import MAX_GPU_TOKENS, MAX_TOKENS, run_by_length
 from .inference.options import is_int64
 from .inference.prompt_lookup import prompt_lookup_tokens
 from .inference.search import BeamSearch, Search, start_search
@@ -213,11 +213,16 @@ class OnnxModel:
 
     # ---------------------------------------------------------------------------------- one batch
 
+    @property
+    def max_tokens(self) -> int:
+        """Maximum tokens in one run of a full-sequence graph. More would only take memory."""
+        return MAX_TOKENS * self.threads if self.device == "cpu" else MAX_GPU_TOKENS
+
     def outputs(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the outputs of the encoder by name, for inputs `feeds` by name that are checked
         already."""
-        spec, limit = self.info.specs["encoder"], MAX_TOKENS * self.threads
-        return run_by_length(self.session("encoder"), spec, feeds, limit)
+        spec = self.info.specs["encoder"]
+        return run_by_length(self.session("encoder"), spec, feeds, self.max_tokens)
 
     def encode(self, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
         """Return the outputs of the encoder by name, for ids and mask (B, S) that are checked
@@ -255,8 +260,11 @@ class OnnxModel:
         N is `num_return_sequences`. The scores are None if they were not requested; beam search
         always has them.
         """
-        if (result := self.decoders.generate(request)) is not None:
-            return result
+        if (in_graphs := self.decoders.start_search(request)) is not None:
+            with closing(in_graphs):
+                while not in_graphs.ended.all():
+                    in_graphs.advance()
+                return in_graphs.result()
         search = start_search(
             request.options, request.prompt, request.is_scored, self.threads, request.seeds
         )
@@ -265,6 +273,22 @@ class OnnxModel:
                 return run_beams(decoder, request, search)
         collections.deque(self.tokens(request, search), maxlen=0)
         return search.result()
+
+    def stream(self, request: GenerationRequest) -> Iterator[np.ndarray]:
+        """Yield the new token of each row, (rows,), after each step of greedy search or sampling.
+
+        Rows that have ended get the fill token.
+        """
+        if (in_graphs := self.decoders.start_search(request)) is None:
+            yield from self.tokens(request, start_search(request.options, request.prompt))
+            return
+        with closing(in_graphs):
+            ended = np.zeros(len(request.input_ids), bool)
+            while not ended.all():
+                tokens = in_graphs.advance(1)
+                assert tokens is not None  # there are no beams
+                yield np.where(ended, request.options.fill_token_id, tokens[:, 0])
+                ended = in_graphs.ended.copy()
 
     def tokens(self, request: GenerationRequest, search: Search) -> Iterator[np.ndarray]:
         """Yield the new token of each row, (rows,), after each step, until `search` is finished."""

@@ -14,7 +14,6 @@ from .inference.decoder import GenerationRequest
 from .inference.devices import available_cpus, require, require_onnxruntime
 from .inference.export_info import ExportInfo
 from .inference.options import Options, is_int64
-from .inference.search import start_search
 from .model import OnnxModel, check_threads, find_target, main_roles, open_export
 from .scheduler import offline
 from .scheduler.capacity import arrange_workers, offline_workers
@@ -81,6 +80,12 @@ class Runtime:
         self.model.open(main_roles(self.info))
         if self.info.generates:
             _ = self.model.decoders  # which raises for what cannot be opened
+
+    @property
+    def max_tokens(self) -> int:
+        """Maximum tokens that `outputs` gets at a time from the tasks of a text or image
+        runtime."""
+        return self.model.max_tokens
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -314,8 +319,7 @@ class Runtime:
             raise UsageError(
                 f"num_beams is {request.options.num_beams}, expected num_beams=1 to stream"
             )
-        search = start_search(request.options, request.prompt)
-        return self.model.tokens(request, search)
+        return self.model.stream(request)
 
     def check_options(self, options: dict[str, Any]) -> Options:
         """Return `options`, with those of generation_config.json for all that is not set.

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -18,6 +18,7 @@ from .options import Options, check_seeds
 from .session import Session
 
 INITIAL_CAPACITY = 256  # initial capacity of growing caches, in new tokens
+SEARCH_STEPS = 8  # steps of a `GraphSearch` between two looks at its tokens
 
 
 @dataclass(frozen=True)
@@ -126,13 +127,43 @@ class DecoderFactory(Protocol):
             ValueError: if onnxruntime cannot compute the graphs.
         """
 
-    def generate(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None] | None:
-        """Return the new tokens (B * N, T) and their scores (B * N,) of a search that runs in a
-        graph.
+    def search_key(self, options: Options) -> Hashable | None:
+        """Return what requests must have in common to be searched together in graphs, or `None` if
+        searches with these `options` run in numpy."""
 
-        N is `num_return_sequences`. Scores are None if they were not requested. The result is None
-        if the target cannot run this request in a graph. The caller then uses `start`.
+    def start_search(self, request: GenerationRequest) -> "GraphSearch | None":
+        """Read the prompts and return a search that runs in graphs.
+
+        The result is `None` if the target cannot search this request in graphs. The caller then
+        uses `start`.
+
+        Raises:
+            UsageError: if the request does not fit into memory.
+            ValueError: if onnxruntime cannot compute the graphs.
         """
+
+
+class GraphSearch(Protocol):
+    """A greedy or beam search of B inputs that runs in the graphs of a target. The logits stay on
+    the device."""
+
+    ended: np.ndarray  # (B,), True for inputs that further steps do not change
+
+    def advance(self, steps: int = SEARCH_STEPS) -> np.ndarray | None:
+        """Run up to `steps` steps.
+
+        Greedy search returns the new tokens (B, T), also of rows that have ended. Beam search
+        returns `None`, because tokens of beams are only known at the end.
+        """
+
+    def result(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the new tokens (B * N, T), and the scores (B * N,) of beam search, else `None`.
+
+        N is `num_return_sequences`. Only the rows of ended inputs are complete.
+        """
+
+    def close(self) -> None:
+        """Release memory for other requests. The search must not be used again."""
 
 
 @dataclass(frozen=True)

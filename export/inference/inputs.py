@@ -10,7 +10,8 @@ from ..specs.sequences import pair
 from .config import LEARNED_POSITIONS
 from .session import Session
 
-MAX_TOKENS = 256  # tokens per thread in one run of a full-sequence graph
+# Tokens in one run of a full-sequence graph: per thread on CPUs, and on a GPU
+MAX_TOKENS, MAX_GPU_TOKENS = 256, 16384
 
 # One run of a full-sequence graph: maximum share of padding, and minimum number of tokens.
 MAX_PADDING = 0.15

@@ -3,16 +3,18 @@
 The errors of onnxruntime have only the base class `Exception`. They are raised as SessionErrors of
 one line. onnxruntime's log, which repeats them, is silenced."""
 
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import SessionError
 from ..specs.graph_spec import GraphSpec
+from .device_thread import DEVICE_THREAD
 from .devices import require_running
 
 if TYPE_CHECKING:  # not imported in processes that run no graph
@@ -48,15 +50,17 @@ class Session:
 
         self.path = path
         options.log_severity_level = FATAL
-        is_on_cpu = len(providers) == 1  # the CPU comes last in every list
+        self.is_on_cpu = len(providers) == 1  # the CPU comes last in every list
+        opened = functools.partial(
+            onnxruntime.InferenceSession,
+            graph,
+            options,
+            providers=providers,
+            disabled_optimizers=SLOW_FUSIONS if self.is_on_cpu else [],
+            enable_fallback=0,
+        )
         try:  # a failing provider is an error, without fallback
-            self.inner = onnxruntime.InferenceSession(
-                graph,
-                options,
-                providers=providers,
-                disabled_optimizers=SLOW_FUSIONS if is_on_cpu else [],
-                enable_fallback=0,
-            )
+            self.inner = self.call(opened)
         except Exception as error:
             raise self.describe_error(error, "load") from None
 
@@ -64,7 +68,7 @@ class Session:
         """Return the outputs `names` for the inputs `feeds` by name. Raises SessionError if
         onnxruntime fails, such as out of memory."""
         try:
-            return self.inner.run(names, feeds)
+            return self.call(lambda: self.inner.run(names, feeds))
         except Exception as error:
             shapes = {name: feeds[name].shape for name in feeds if name.endswith("input_ids")}
             raise self.describe_error(error, "run", f" with {shapes}") from None
@@ -78,12 +82,16 @@ class Session:
         `options` are onnxruntime's options of one run.
         """
         try:
-            self.inner.run_with_iobinding(binding, options)
+            self.call(lambda: self.inner.run_with_iobinding(binding, options))
         except Exception as error:
             raise self.describe_error(error, "run") from None
 
     def io_binding(self) -> "onnxruntime.IOBinding":
         return self.inner.io_binding()
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Call `function`, in the device thread unless the session runs on the CPU."""
+        return function() if self.is_on_cpu else DEVICE_THREAD.call(function)
 
     def describe_error(self, error: Exception, what: str, feeds: str = "") -> SessionError:
         import onnxruntime

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..inference.inputs import MAX_TOKENS, position_limit
+from ..inference.inputs import position_limit
 from ..model import OnnxModel
 from ..specs.graph_spec import TensorSpec, concrete_shape
 from ..specs.sequences import pair
@@ -158,7 +158,7 @@ class EncoderGraph:
 
     def max_batch_rows(self, sizes: dict[str, int]) -> int:
         """Return how many rows of these `sizes` (`{axis: size}`) may run together."""
-        rows = MAX_TOKENS * self.model.threads // self.num_tokens(sizes)
+        rows = self.model.max_tokens // self.num_tokens(sizes)
         return max(1, min(self.max_rows, rows))
 
     def num_tokens(self, sizes: dict[str, int]) -> int:

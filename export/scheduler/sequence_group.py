@@ -129,6 +129,15 @@ class SequenceGroup:
         if self.request.streams:
             self.add_event(token, None)
 
+    def append_all(self, tokens: list[int]) -> list[int]:
+        """Append new `tokens` of greedy search until the sequence ends, and return those that were
+        appended."""
+        start = len(self.tokens)
+        for token in tokens:
+            if not self.is_finished:
+                self.append(token)
+        return self.tokens[start:]
+
     def advance(self, logits: np.ndarray) -> list[int] | None:
         """Select the next tokens from the `logits` (rows, V) after the last ones.
 
@@ -184,16 +193,16 @@ class SequenceGroup:
             logprobs = token_logprobs(scored, self.next_tokens[0], self.input.top_logprobs or 0)
             self.logprobs.append(logprobs)
         if self.search.finished:
-            self.finish(self.make_results())
+            self.finish(self.make_results(*self.search.result()))
         if self.request.streams:
             self.add_event(self.next_tokens[0], logprobs)
         return None if parents is None else parents.tolist()
 
     # ----------------------------------------------------------------------------------- results
 
-    def make_results(self) -> list[Generated]:
-        """Return the sequences that the search has finished, best first."""
-        rows, scores = self.search.result()
+    def make_results(self, rows: np.ndarray, scores: np.ndarray | None) -> list[Generated]:
+        """Return the sequences of a finished search, best first, from its tokens `rows` (N, T) and
+        `scores` (N,)."""
         all_scores = [None] * len(rows) if scores is None else scores.tolist()
         return [self.make_result(row, score) for row, score in zip(rows.tolist(), all_scores)]
 

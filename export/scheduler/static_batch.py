@@ -1,12 +1,16 @@
 """Static batching, for exports without a step graph. Requests of similar length run together. The
-next batch starts when all rows of the current batch are finished."""
+next batch starts when all rows of the current batch are finished.
+
+The graphs of some targets can run greedy and beam search themselves. Such a batch runs several
+steps at a time, and only tokens are copied to the host.
+"""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from ..inference.decoder import Decoder, GenerationRequest
+from ..inference.decoder import SEARCH_STEPS, Decoder, GenerationRequest, GraphSearch
 from ..inference.inputs import MAX_PADDING, move_padding, pad_sequences
 from ..model import OnnxModel
 from .batch import WAIT_PER_PART
@@ -25,7 +29,8 @@ class StaticBatch:
         self.running: list[SequenceGroup] = []
         self.prefilling: tuple[SequenceGroup, ...] = ()
         self.rows: list[SequenceGroup] = []  # by row of the batch, finished sequences included
-        self.decoder: Decoder | None = None
+        self.search: GraphSearch | None = None
+        self.decoder: Decoder | None = None  # if there is no `search`
         self.logits: np.ndarray | None = None  # of the prefill, until the first step
         # the row that each row continues in the next step, `None` if its own
         self.parents: np.ndarray | None = None
@@ -42,8 +47,8 @@ class StaticBatch:
     def fits(self, group: SequenceGroup, beside: Sequence[SequenceGroup]) -> bool:
         """Return True if `group` can start together with the groups `beside` it, and no row runs.
 
-        They must have similar lengths and the same number of rows each. The decoder prompts of a
-        seq2seq model must be equally long.
+        They must have similar lengths and the same number of rows each, and the same `search_key`.
+        The decoder prompts of a seq2seq model must be equally long.
         """
         if self.running:
             return False
@@ -51,39 +56,54 @@ class StaticBatch:
         if sum(other.num_rows for other in groups) > self.capacity:
             return False
         first = groups[0]
-        if group.num_rows != first.num_rows or (
-            group.input.source is not None and len(group.first_tokens) != len(first.first_tokens)
-        ):
+        if group.num_rows != first.num_rows or self.search_key(group) != self.search_key(first):
+            return False
+        if group.input.source is not None and len(group.first_tokens) != len(first.first_tokens):
             return False
         lengths = [len(other.input.source or other.first_tokens) for other in groups]
         return sum(lengths) >= (1 - MAX_PADDING) * len(lengths) * max(lengths)
+
+    def search_key(self, group: SequenceGroup) -> Hashable | None:
+        """Return what groups must have in common to be searched together in graphs.
+
+        The result is `None` if `group` is searched in numpy.
+        """
+        key = self.model.decoders.search_key(group.options)
+        return key if key is not None and group.is_plain else None
 
     def join(self, groups: list[SequenceGroup]) -> None:
         """Start a batch of `groups` and read their prompts. Without groups, do nothing."""
         if not groups:
             return
-        max_steps = max(group.options.max_new_tokens + len(group.forced) for group in groups)
-        options = dataclasses.replace(groups[0].options, max_new_tokens=max_steps)
-        fill = options.fill_token_id
-        ids, mask = move_padding(
-            *pad_sequences([list(group.first_tokens) for group in groups], fill), "left", fill
-        )
-        sources = [list(group.input.source) for group in groups if group.input.source is not None]
-        source = pad_sequences(sources, fill) if sources else None
-        self.decoder = self.model.decoders.start(GenerationRequest(options, ids, mask, source))
-        self.logits = self.decoder.prefill(ids, mask)[:, -1]
+        request = batch_request(groups)
         self.running = list(groups)
-        self.rows = list(groups)
+        if self.search_key(groups[0]) is not None:
+            self.search = self.model.decoders.start_search(request)
+        if self.search is None:
+            self.prefill(request)
+        else:
+            rows = groups[0].num_rows
+            for index, group in enumerate(groups):
+                group.slots = list(range(index * rows, (index + 1) * rows))
+
+    def prefill(self, request: GenerationRequest) -> None:
+        """Start a decoder, and keep the logits after the prompts for the first step."""
+        self.decoder = self.model.decoders.start(request)
+        self.logits = self.decoder.prefill(request.input_ids, request.attention_mask)[:, -1]
+        self.rows = list(self.running)
         self.parents = None
-        for slot, group in enumerate(groups):
+        for slot, group in enumerate(self.rows):
             group.slots = [slot]
             group.is_expanded = group.num_rows == 1
 
     def step(self) -> list[list[int]]:
-        """Generate one token of every sequence and return the new tokens of each row.
+        """Generate one token of every sequence, or several in graphs, and return the new tokens of
+        each row.
 
         The first step uses the logits that `join` computed.
         """
+        if self.search is not None:
+            return self.run_search(self.search)
         if self.decoder is None:
             return []
         if self.logits is not None:
@@ -92,6 +112,17 @@ class StaticBatch:
         else:
             self.decode(self.decoder)
         return [tokens for group in self.running for tokens in group.new_tokens]
+
+    def run_search(self, search: GraphSearch) -> list[list[int]]:
+        """Run one step if a group streams its tokens, else several, and return the new tokens.
+
+        Beams have their tokens when they end.
+        """
+        streams = any(group.request.streams for group in self.running)
+        tokens = search.advance(1 if streams else SEARCH_STEPS)
+        if tokens is None:
+            return finish_beams(self.running, search)
+        return [group.append_all(tokens[group.slots[0]].tolist()) for group in self.running]
 
     def decode(self, decoder: Decoder) -> None:
         tokens = np.array([[group.options.fill_token_id] for group in self.rows])
@@ -139,7 +170,39 @@ class StaticBatch:
     def remove(self, group: SequenceGroup) -> None:
         """Remove `group`. Its rows are still computed until the whole batch is finished."""
         self.running.remove(group)
-        if not self.running and self.decoder is not None:
-            self.decoder.close()
-            self.decoder = None
-            self.rows = []
+        if self.running:
+            return
+        for batch in (self.search, self.decoder):
+            if batch is not None:
+                batch.close()
+        self.search = self.decoder = None
+        self.rows = []
+
+
+def batch_request(groups: list[SequenceGroup]) -> GenerationRequest:
+    """Return the request of a batch of `groups`, with the options of the first and the largest
+    number of new tokens."""
+    max_steps = max(group.options.max_new_tokens + len(group.forced) for group in groups)
+    options = dataclasses.replace(groups[0].options, max_new_tokens=max_steps)
+    fill = options.fill_token_id
+    prompts = pad_sequences([list(group.first_tokens) for group in groups], fill)
+    sources = [list(group.input.source) for group in groups if group.input.source is not None]
+    source = pad_sequences(sources, fill) if sources else None
+    return GenerationRequest(options, *move_padding(*prompts, "left", fill), source)
+
+
+def finish_beams(groups: list[SequenceGroup], search: GraphSearch) -> list[list[int]]:
+    """Finish those of `groups` whose beams have ended in `search`, and return the tokens of their
+    sequences."""
+    for group in groups:
+        group.has_started = True
+    ended = [group for group in groups if search.ended[group.slots[0] // group.num_rows]]
+    if not ended:
+        return []
+    rows, scores = search.result()
+    for group in ended:
+        count = group.options.num_return_sequences
+        first = group.slots[0] // group.num_rows * count
+        these = slice(first, first + count)
+        group.finish(group.make_results(rows[these], None if scores is None else scores[these]))
+    return [result.tokens for group in ended for result in group.results if result is not None]

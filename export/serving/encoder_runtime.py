@@ -17,7 +17,7 @@ class BatchingRuntime:
         self.runtime = runtime
         self.scheduler = scheduler
         # Tasks pass as many rows at once as keep all workers busy, with rows of several lengths.
-        self.threads = 2 * scheduler.arrangement.workers * runtime.threads
+        self.max_tokens = 2 * scheduler.arrangement.workers * runtime.max_tokens
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runtime, name)

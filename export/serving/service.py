@@ -68,9 +68,11 @@ async def load(
         ValueError, OSError: if the export is damaged or cannot be run.
     """
     arranged = arrangement_for(source, settings, cores)
+    info = await in_thread(functools.partial(open_export, source.directory, settings.dtype))
+    arranged = limit_workers(arranged, info, settings)
     events = metrics.of_engine(source.name)
     if source.generates:
-        runtime, scheduler = await generator(source, settings, events, arranged, process)
+        runtime, scheduler = await generator(source, info, settings, events, arranged, process)
         languages = model_languages(runtime, source.languages)
         model = ServedModel(source.name, runtime, scheduler, languages)
     else:
@@ -88,6 +90,7 @@ async def load(
 
 async def generator(
     source: Source,
+    info: ExportInfo,
     settings: Settings,
     events: SchedulerEvents,
     arranged: Arrangement,
@@ -102,8 +105,6 @@ async def generator(
         UsageError: if a setting is not possible for the model.
         ValueError, OSError: if the export is damaged.
     """
-    info = await in_thread(functools.partial(open_export, source.directory, settings.dtype))
-    arranged = limit_workers(arranged, info, settings)
     sizes: dict[str, Any] = dict(workers=arranged.workers, slots=settings.slots)
     sizes |= dict(max_source=settings.max_source, max_length=settings.max_length)
     admission = Admission(info, threads=arranged.threads, max_waiting=settings.queue, **sizes)

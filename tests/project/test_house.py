@@ -101,7 +101,7 @@ class OneByOneDecoders:
 
     def __init__(self, factory):
         self.factory = factory
-        self.generate = factory.generate
+        self.start_search, self.search_key = factory.start_search, factory.search_key
 
     def start(self, request):
         return OneByOneDecoder(self.factory.start(request))

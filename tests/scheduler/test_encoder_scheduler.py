@@ -14,7 +14,7 @@ from vanilla_transformer_export import ImageRuntime, Runtime, TextRuntime, expor
 from vanilla_transformer_export.errors import RequestError, TooLong
 from vanilla_transformer_export.inference.inputs import pad_sequences
 from vanilla_transformer_export.requests import encoder_feeds
-from vanilla_transformer_export.scheduler.encoder_batch import padded_length
+from vanilla_transformer_export.scheduler.encoder_batch import EncoderGraph, padded_length
 from vanilla_transformer_export.scheduler.encoder_scheduler import EncoderScheduler
 from vanilla_transformer_export.serving.encoder_runtime import batched
 
@@ -87,6 +87,14 @@ def test_a_row_has_the_same_bits_alone_and_in_200_mixes(made, threads):
     with contextlib.closing(EncoderScheduler(runtime.model, workers=2)) as scheduler:
         assert scheduler.graph.max_rows > 1  # rows do run together
         check_mixes(scheduler, 200)
+
+
+def test_a_batch_is_as_large_as_the_device_needs(made):
+    model = Runtime(made("classify", MEAN, target="cpu"), threads=2).model
+    graph = EncoderGraph(model)
+    assert graph.max_batch_rows({"source_length": 8}) == 2 * 256 // 8
+    model.device = "cuda"
+    assert graph.max_batch_rows({"source_length": 8}) == 16384 // 8
 
 
 @pytest.mark.slow

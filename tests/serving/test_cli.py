@@ -1,5 +1,6 @@
 """The verb `serve`: its settings, what it says, signals, and what it refuses to start with."""
 
+import asyncio
 import dataclasses
 import json
 import re
@@ -21,7 +22,8 @@ from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.scheduler.capacity import Arrangement
 from vanilla_transformer_export.serving import server
-from vanilla_transformer_export.serving.service import limit_workers
+from vanilla_transformer_export.serving.metrics import Metrics
+from vanilla_transformer_export.serving.service import limit_workers, load
 from vanilla_transformer_export.serving.settings import (
     FIELDS,
     PREFIX,
@@ -359,3 +361,11 @@ def test_a_target_states_its_most_workers():
     assert limit_workers(arranged, cuda, Settings()) == Arrangement(1, 1)
     with raises(UsageError, seen=("workers", 4), expected=(1, "cuda")):
         limit_workers(arranged, cuda, Settings(workers=4))
+
+
+@pytest.mark.parametrize("name", ["causal", "encoder"])
+def test_a_model_on_a_gpu_has_one_worker(exported_for, name):
+    """This is checked before CUDA is."""
+    [source] = sources([str(exported_for(name, "cuda")[1])], [])
+    with raises(UsageError, seen=("workers", 2), expected=(1, "cuda")):
+        asyncio.run(load(source, Settings(workers=2), Metrics(), 2, None))

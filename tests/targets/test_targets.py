@@ -12,7 +12,7 @@ from checkpoints import EOS, PAD
 from targets import MODELS, OTHER_VALUES, WITH_BIAS, generators, prompts
 
 from vanilla_transformer_export import Runtime, verify
-from vanilla_transformer_export.targets.cuda.decoder import bucket_size
+from vanilla_transformer_export.targets.cuda.decoder import power_of_two
 
 NAMES = ["cpu", "cuda"]
 targets = pytest.mark.parametrize("target", NAMES)
@@ -114,19 +114,8 @@ def test_a_batch_may_have_fewer_rows_than_the_caches(exported_for, name, options
 
 
 def test_caches_have_room_for_few_different_numbers_of_rows():
-    assert [bucket_size(rows) for rows in (1, 2, 3, 4, 5, 8, 9, 16, 17, 128, 129)] == [
-        1,
-        2,
-        4,
-        4,
-        8,
-        8,
-        16,
-        16,
-        24,
-        128,
-        136,
-    ]
+    sizes = [power_of_two(rows) for rows in (1, 2, 3, 4, 5, 8, 9, 16, 17, 128, 129)]
+    assert sizes == [1, 2, 4, 4, 8, 8, 16, 16, 32, 128, 256]
 
 
 def check_tokens(runtime, model, ids, mask, settings):

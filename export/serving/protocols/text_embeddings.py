@@ -16,7 +16,6 @@ from tokenizers import Encoding, normalizers
 from ... import __version__
 from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError
 from ...heads import CLASSIFY
-from ...inference.inputs import MAX_TOKENS
 from ...scheduler.encoder_scheduler import MAX_CALLS
 from ...text.tasks import embedding
 from ...text.tasks.classification import FUNCTIONS, sentence_config
@@ -314,7 +313,7 @@ async def info(request: Request, model: str | None = None) -> Response:
         "model_type": model_type(served),
         "max_concurrent_requests": settings.requests,
         "max_input_length": longest(served),
-        "max_batch_tokens": MAX_TOKENS * runtime.threads,
+        "max_batch_tokens": runtime.max_tokens,
         "max_batch_requests": None,
         "max_client_batch_size": settings.max_batch,
         "auto_truncate": False,

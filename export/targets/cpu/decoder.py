@@ -18,6 +18,7 @@ from ...inference.decoder import (
     position_bytes,
 )
 from ...inference.inputs import move_padding
+from ...inference.options import Options
 from ...inference.session import Session
 from ...specs.graph_spec import GraphSpec, TensorSpec, concrete_shape
 
@@ -98,7 +99,10 @@ class CpuDecoders:
             return LookupDecoder(lookup, capacity)
         return CpuSeq2SeqDecoder(session, spec, arrays, len(ids), min(capacity, SEQ2SEQ_CAPACITY))
 
-    def generate(self, request: GenerationRequest) -> None:
+    def search_key(self, options: Options) -> None:
+        """Return `None`: the graphs have no search of their own, so searches run in numpy."""
+
+    def start_search(self, request: GenerationRequest) -> None:
         """Return `None`: the graphs have no search of their own, so the caller searches in
         numpy."""
 

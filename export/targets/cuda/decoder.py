@@ -1,164 +1,142 @@
 """The decoders of the cuda target. Its graphs use buffers on the device and are replayed as CUDA
 graphs."""
 
-import collections
-import itertools
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnxruntime
 
-from ...errors import UsageError
-from ...inference.decoder import (
-    GenerationRequest,
-    LoadedExport,
-    check_memory,
-    next_input_name,
-    position_bytes,
-)
-from ...inference.options import EXCLUDED_SCORE, Options
+from ...errors import SessionError, UsageError
+from ...inference.decoder import GenerationRequest, LoadedExport, check_memory, next_input_name
+from ...inference.device_thread import in_device_thread
+from ...inference.options import Options
 from ...inference.search import LogitsProcessors
-from ...inference.session import Session
-from ...specs.graph_spec import GraphSpec, TensorSpec, concrete_shape
+from .buffers import CAPTURE_RUNS, Buffers, DeviceGraph, Pool, Sizes, beam_sizes, num_bytes
+from .search import BeamSearch, GreedySearch
 
-BFLOAT16 = 16  # ONNX's number of the type
-SYNC_EVERY = 16  # steps of a search on the device between two checks for its end
-# Cache sizes are multiples of these, so that batches share captured graphs. 1, 2 and 4 rows are
-# sizes as well.
-SLOTS = 64
-SOURCE = 32
-ROWS = 8
+MIN_SLOTS = 64
+MIN_SOURCE = 32
 
 
 @dataclass(frozen=True)
 class CudaDecoders:
-    """The `DecoderFactory` of one loaded export: makes a decoder per request."""
+    """The `DecoderFactory` of one loaded export. Its decoders and searches run in the device
+    thread."""
 
     export: LoadedExport
-    pool: "Pool" = field(init=False)
+    pool: Pool = field(init=False)
     supports_empty_prompts = False
     supports_candidates = False
 
     def __post_init__(self) -> None:
-        export = self.export
-        object.__setattr__(
-            self, "pool", Pool(export.sessions["decoder"], export.specs["decoder"], export.device)
-        )
+        object.__setattr__(self, "pool", Pool(self.export))
 
+    @in_device_thread
     def start(self, request: GenerationRequest) -> "CudaDecoder":
         """Encode the source of `request`, if it has one, and return the decoder of its prompts.
 
         Raises:
-            UsageError: if the request needs more memory than the machine or the GPU has.
+            UsageError: if the request needs more memory than the machine has.
+            SessionError: if onnxruntime fails, or the GPU has no memory.
         """
-        options = request.options
-        ids = request.input_ids
-        # Caches do not grow, and each beam fills one slot per step.
-        new_tokens = options.max_new_tokens * options.rows_per_input
-        cache_bytes = 0
-        if self.export.device == "cpu":
-            cache_bytes = (
-                len(ids)
-                * (ids.shape[1] + new_tokens)
-                * position_bytes(self.export.specs["decoder"])
-            )
+        sizes = buffer_sizes(request)
+        on_host = self.export.device == "cpu"
+        cache_bytes = num_bytes(self.pool.cache_specs, sizes) if on_host else 0
         check_memory(request, self.export.config["vocab_size"], cache_bytes)
-        sizes = {
-            "batch_size": bucket_size(len(ids)),
-            "slots": round_up(ids.shape[1] + new_tokens, SLOTS),
-        }
-        window = self.export.config.get("sliding_window")
-        if request.source is None:
-            return CudaDecoder(self.buffers(sizes), self.pool, None, window, options.rows_per_input)
-        buffers, mask = self.encode(*request.source, sizes)
-        return CudaDecoder(buffers, self.pool, mask, window, options.rows_per_input)
+        with closed_on_error(CudaDecoder(take_buffers(self.pool, sizes), self.export)) as decoder:
+            if request.source is not None:
+                decoder.encode(*request.source)
+            # capture while the caches are empty
+            decoder.buffers.step_graph(request.options.rows_per_input)
+        return decoder
 
-    def encode(
-        self, ids: np.ndarray, mask: np.ndarray, sizes: dict[str, int]
-    ) -> tuple["Buffers", np.ndarray]:
-        """Return buffers with the keys and values of the source, and the padded `mask` (B, S).
+    def search_key(self, options: Options) -> Options | str | None:
+        """Return `"greedy"` for greedy search and `options` for beam search.
 
-        Args:
-            ids: the tokens of the sources (B, S).
-            mask: 0 where they have padding.
-            sizes: the batch size and the number of slots of the buffers.
+        The result is `None` for sampling and for models with a sliding window. It is also `None`
+        for more candidates than the vocabulary has, because the graph selects that many per beam.
         """
-        added = -ids.shape[1] % SOURCE
-        # pad tokens, which positions derived from ids do not count
-        fills = (self.export.config.get("pad_token_id") or 0, 0)
-        padded = [
-            pad_batch(
-                np.pad(array, ((0, 0), (0, added)), constant_values=fill), sizes["batch_size"]
-            )
-            for array, fill in zip((ids, mask), fills, strict=True)
-        ]
-        buffers = self.buffers({**sizes, "source_length": padded[0].shape[1]})
-        encoder = self.export.sessions["encoder"]
-        binding = encoder.io_binding()
-        for name, array in zip(("input_ids", "attention_mask"), padded, strict=True):
-            binding.bind_cpu_input(name, array)
-        for tensor in self.export.specs["encoder"].outputs:
-            binding.bind_ortvalue_output(tensor.name, buffers.states[next_input_name(tensor.name)])
-        encoder.run_bound(binding)
-        return buffers, padded[1]
+        if options.do_sample or self.export.config.get("sliding_window") is not None:
+            return None
+        if options.num_beams == 1:
+            return "greedy"
+        return options if options.candidates <= self.export.config["vocab_size"] else None
 
-    def buffers(self, sizes: dict[str, int]) -> "Buffers":
-        try:
-            return self.pool.take(sizes)
-        except Exception as error:  # onnxruntime's errors have no other common class
-            raise UsageError(
-                f"cannot allocate caches of {sizes['slots']} slots for max_new_tokens: {error}"
-            ) from None
+    @in_device_thread
+    def start_search(self, request: GenerationRequest) -> GreedySearch | BeamSearch | None:
+        """Read the prompts and return the search, or `None` if it must run in numpy.
 
-    def generate(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None] | None:
-        """Run greedy or beam search on the device.
+        Raises:
+            UsageError: if the request needs more memory than the machine has.
+            SessionError: if onnxruntime fails, or the GPU has no memory.
+        """
+        if not self.can_search(request):
+            return None
+        with closed_on_error(self.start(request)) as decoder:
+            return (BeamSearch if request.options.num_beams > 1 else GreedySearch)(decoder, request)
 
-        Returns:
-            The new tokens (B * N, T), and the scores (B * N,) of beam search, else `None`. N is the
-                number of sequences per input. The whole result is `None` if the search must run in
-                numpy: for sampling, logits processors, scores of greedy search, models with a
-                sliding window, and more candidates than the vocabulary has.
+    def can_search(self, request: GenerationRequest) -> bool:
+        """Return True if graphs can run the search of `request`.
+
+        They have no logits processors and no scores of greedy search, and beam search needs a
+        session for its sizes.
         """
         options = request.options
-        is_beam_search = options.num_beams > 1
-        if (
-            options.do_sample
-            or (request.is_scored and not is_beam_search)
-            or LogitsProcessors(options, request.prompt)
-        ):
-            return None
-        if self.export.config.get("sliding_window") is not None:
-            return None
-        # the graph selects that many candidates per beam
-        if is_beam_search and options.candidates > self.export.config["vocab_size"]:
-            return None
-        decoder = self.start(request)
-        try:
-            if is_beam_search:
-                return decoder.beam_search(
-                    request.input_ids, request.attention_mask, options, self.beam_session
-                )
-            return decoder.greedy(request.input_ids, request.attention_mask, options), None
-        finally:
-            decoder.close()
-
-    def beam_session(self, sizes: dict[str, int]) -> tuple[Session, GraphSpec]:
-        """Return a session of the graph of beam search with named axes fixed to `sizes`, and its
-        spec."""
-        return self.export.make_session("beams", sizes), self.export.specs["beams"]
+        if self.search_key(options) is None or LogitsProcessors(options, request.prompt):
+            return False
+        if options.num_beams == 1:
+            return not request.is_scored
+        return self.pool.can_search(beam_sizes(buffer_sizes(request), options))
 
 
-def bucket_size(rows: int) -> int:
-    """Return the number of rows of the buffers for `rows` inputs.
+@contextlib.contextmanager
+def closed_on_error(decoder: "CudaDecoder") -> Iterator["CudaDecoder"]:
+    """Close `decoder` if the block raises."""
+    try:
+        yield decoder
+    except BaseException:
+        decoder.close()
+        raise
 
-    It is `rows` rounded up to a power of two, or above `ROWS` to a multiple of `ROWS`.
+
+def buffer_sizes(request: GenerationRequest) -> Sizes:
+    """Return the size of each named axis of the buffers for `request`.
+
+    Sizes are powers of two, so that many requests share captured graphs.
     """
-    return round_up(rows, ROWS) if rows > ROWS else 1 << (rows - 1).bit_length()
+    beams = request.options.rows_per_input
+    # Caches do not grow, and each beam fills one slot per step.
+    slots = request.input_ids.shape[1] + request.options.max_new_tokens * beams
+    sizes = {
+        "batch_size": power_of_two(len(request.input_ids)),
+        "slots": power_of_two(max(slots, CAPTURE_RUNS * beams, MIN_SLOTS)),
+    }
+    if request.source is not None:
+        sizes["source_length"] = power_of_two(max(request.source[0].shape[1], MIN_SOURCE))
+    return sizes
 
 
-def round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
+def power_of_two(number: int) -> int:
+    """Return the smallest power of two that is not less than `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+def take_buffers(pool: Pool, sizes: Sizes) -> Buffers:
+    """Return buffers of `pool` with axes of at least `sizes`.
+
+    Raises:
+        UsageError: if this machine has no memory for them.
+        SessionError: if the device fails, which is no fault of the request.
+    """
+    try:
+        return pool.take(sizes)
+    except Exception as error:  # onnxruntime's errors have no other common class
+        reason = " ".join(str(error).split())
+        kind = UsageError if isinstance(error, MemoryError) else SessionError
+        raise kind(
+            f"cannot allocate caches of {sizes['slots']} slots for max_new_tokens: {reason}"
+        ) from None
 
 
 class CudaDecoder:
@@ -169,36 +147,46 @@ class CudaDecoder:
     others, whose results are ignored.
 
     Args:
-        buffers: the caches and graphs that it uses.
-        pool: where `close` puts the buffers back.
-        source_mask: the padded mask of the sources, `None` for a decoder-only model.
-        window: the sliding window in tokens, or `None`.
-        beams: the number of beams, for which the step is captured.
+        buffers: the caches and graphs that it uses; `close` puts them back into their pool.
+        export: the open graphs and the config.
     """
 
     all_logits = False
     max_step_tokens = 1
 
-    def __init__(
-        self,
-        buffers: "Buffers",
-        pool: "Pool",
-        source_mask: np.ndarray | None,
-        window: int | None,
-        beams: int,
-    ):
+    def __init__(self, buffers: Buffers, export: LoadedExport):
         self.buffers = buffers
-        self.pool = pool
-        self.window = window
-        self.source = {} if source_mask is None else {"encoder_attention_mask": source_mask}
-        buffers.step_graph(beams)  # capture while the caches are empty
+        self.export = export
+        self.rows, self.slots = buffers.sizes["batch_size"], buffers.sizes["slots"]
+        self.source: dict[str, np.ndarray] = {}
 
     def close(self) -> None:
         """Put the buffers back into the pool, for the next request of their sizes."""
         if hasattr(self, "buffers"):
-            self.pool.free.append(self.buffers)
+            buffers = self.buffers
             del self.buffers  # another batch may use them now
+            buffers.pool.give(buffers)
 
+    def encode(self, ids: np.ndarray, mask: np.ndarray) -> None:
+        """Compute the keys and values of sources `ids` (B, S) on the device.
+
+        `mask` (B, S) is 0 where they have padding.
+        """
+        length = self.buffers.sizes["source_length"]
+        # pad tokens, which positions derived from ids do not count
+        fill = self.export.config.get("pad_token_id") or 0
+        ids, mask = (pad(ids, self.rows, length, fill), pad(mask, self.rows, length))
+        encoder = self.export.sessions["encoder"]
+        binding = encoder.io_binding()
+        for name, array in (("input_ids", ids), ("attention_mask", mask)):
+            binding.bind_cpu_input(name, array)
+        for tensor in self.export.specs["encoder"].outputs:
+            state = self.buffers.states[next_input_name(tensor.name)]
+            binding.bind_ortvalue_output(tensor.name, state)
+        encoder.run_bound(binding)
+        self.source = {"encoder_attention_mask": mask}
+
+    @in_device_thread
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
         """Feed the prompts (B, P) and return the logits (B, 1, V) after the last token of each.
 
@@ -206,55 +194,61 @@ class CudaDecoder:
         """
         return self.read(input_ids, attention_mask).logits.numpy()[: len(input_ids), :1].copy()
 
-    def read(self, ids: np.ndarray, mask: np.ndarray, beams: int = 1) -> "DeviceGraph":
+    def read(self, ids: np.ndarray, mask: np.ndarray, beams: int = 1) -> DeviceGraph:
         """Feed the prompts `ids` (B, P) and return the graph, whose `logits` follow the last
         tokens.
 
-        The logits are repeated for the number of `beams`. `mask` is 0 for padding.
+        The logits are repeated for the number of `beams`. `mask` is 0 for padding. Prompts are
+        padded on the right to a power of two, so that graphs run with few lengths. The next steps
+        write over that padding.
         """
-        rows = self.buffers.sizes["batch_size"]
-        slots = self.buffers.sizes["slots"]
-        self.count = len(ids)
-        ids = pad_batch(ids, rows)
-        mask = pad_batch(mask, rows)
-        length = ids.shape[1]
-        self.positions = np.zeros((rows, slots), np.int64)
-        self.visible = np.zeros((rows, 1, slots), bool)
-        self.positions[:, :length] = np.maximum(mask.cumsum(axis=1) - 1, 0)
-        self.visible[:, 0, :length] = mask
+        self.count, length = ids.shape
+        padded = power_of_two(length)
+        ids, mask = (pad(array, self.rows, padded) for array in (ids, mask))
+        self.positions = np.zeros((self.rows, self.slots), np.int64)
+        self.visible = np.zeros((self.rows, 1, self.slots), bool)
+        self.positions[:, :padded] = np.maximum(mask.cumsum(axis=1) - 1, 0)
+        self.visible[:, 0, :padded] = mask
         self.used = length
         self.lengths = mask.sum(axis=1)
-        earlier = np.arange(slots) <= np.arange(length)[:, None]
-        last = length - 1 - mask[:, ::-1].argmax(axis=1)
-        graph = self.buffers.prompt_graph(length, beams)
-        self.put(
-            graph,
-            ids,
-            self.positions[:, :length],
-            0,
-            self.visible & earlier,
-            np.repeat(last[:, None], beams, axis=1),
+        earlier = np.arange(self.slots) <= np.arange(padded)[:, None]
+        last = padded - 1 - mask[:, ::-1].argmax(axis=1)
+        graph = self.buffers.prompt_graph(padded, beams)
+        graph.put(
+            input_ids=ids,
+            position_ids=self.positions[:, :padded],
+            first_slot=np.zeros(self.rows, np.int64),
+            count=np.full(self.rows, length),
+            visible=self.in_window(self.visible & earlier, self.positions[:, :padded]),
+            logit_indices=np.repeat(last[:, None], beams, axis=1),
+            **self.source,
         )
         graph.run()
         return graph
 
+    @in_device_thread
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
         """Feed one token per beam, `tokens` (B * beams, 1), and return the logits (B * beams, 1,
         V).
 
         `beam_idx` (B * beams,), if set, is the row that each row continues.
         """
-        rows, beams, slots = self.visible.shape
+        beams = self.visible.shape[1]
         if beam_idx is not None:
-            parents = pad_batch((beam_idx % beams).reshape(-1, beams, 1), rows)
+            parents = pad_batch((beam_idx % beams).reshape(-1, beams, 1), self.rows)
             self.visible = np.take_along_axis(self.visible, parents, axis=1)
         new = np.arange(beams)
         self.visible[:, new, self.used + new] = True
         positions = np.repeat(self.lengths[:, None], beams, axis=1)
         self.positions[:, self.used + new] = positions
         graph = self.buffers.step_graph(beams)
-        ids = pad_batch(tokens.reshape(-1, beams), rows)
-        self.put(graph, ids, positions, self.used, self.visible, np.tile(new, (rows, 1)))
+        graph.put(
+            input_ids=pad_batch(tokens.reshape(-1, beams), self.rows),
+            position_ids=positions,
+            first_slot=np.full(self.rows, self.used),
+            visible=self.in_window(self.visible, positions),
+            **self.step_inputs(beams),
+        )
         graph.run()
         self.used += beams
         self.lengths = self.lengths + 1
@@ -264,142 +258,29 @@ class CudaDecoder:
         """Continue each input with `expand_size` beams, which share the cache of their input."""
         self.visible = np.repeat(self.visible, expand_size, axis=1)
 
-    def greedy(self, ids: np.ndarray, mask: np.ndarray, options: Options) -> np.ndarray:
-        """Return the new tokens (B, T) of greedy search, with the fill token after each end token.
+    def step_runner(self, beams: int) -> Callable[..., None]:
+        """Return a function that runs a step of the device alone, for the number of `beams`.
 
-        Nothing is copied between two steps. Every `SYNC_EVERY` steps the host checks whether all
-        rows have ended.
-
-        Args:
-            ids: the prompts (B, P).
-            mask: 0 where they have padding.
-            options: the generation options.
+        A step reads the inputs that the step before it, or the prompt, has written.
         """
-        self.read(ids, mask)
-        step = self.buffers.step_graph(1)
-        length = ids.shape[1]
-        rows = self.buffers.sizes["batch_size"]
-        step.put(
-            count=np.ones(rows, np.int64),
-            logit_indices=np.zeros((rows, 1), np.int64),
-            **self.source,
-        )
-        generated = 1
-        while generated < options.max_new_tokens:
-            step.run()
-            generated += 1
-            if (
-                generated % SYNC_EVERY == 1
-                and has_ended(self.generated(length, generated), options)[:, -1].all()
-            ):
-                break
-        tokens = self.generated(length, generated)
-        ended = has_ended(tokens, options)
-        is_after_end = np.pad(ended, ((0, 0), (1, 0)))[:, :-1]
-        return np.where(is_after_end, options.fill_token_id, tokens)[
-            :, : 1 + (~ended).sum(axis=1).max()
-        ]
+        graph = self.buffers.step_graph(beams)
+        graph.put(**self.step_inputs(beams))
+        return graph.run
 
-    def beam_search(
-        self, ids: np.ndarray, mask: np.ndarray, options: Options, make_session: Callable
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the new tokens (B * N, T) of beam search and their scores (B * N,).
+    def step_inputs(self, beams: int) -> dict[str, np.ndarray]:
+        """Return `{input: array}` of the inputs that are equal in all steps with `beams`."""
+        indices = np.tile(np.arange(beams), (self.rows, 1))
+        return {"count": np.full(self.rows, beams), "logit_indices": indices, **self.source}
 
-        Nothing is copied between two steps. Every `SYNC_EVERY` steps the host checks whether any
-        input can still improve.
+    def in_window(self, visible: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return `visible` (B, T, slots) with False for slots outside of the sliding window.
 
-        Args:
-            ids: the prompts (B, P).
-            mask: 0 where they have padding.
-            options: the generation options; N is `num_return_sequences`.
-            make_session: returns the session and spec of the graph of beam search for sizes of
-                axes.
+        `positions` (B, T) are those of the T tokens.
         """
-        rows = self.buffers.sizes["batch_size"]
-        beams = options.num_beams
-        step = self.buffers.step_graph(beams)
-        search = self.buffers.beam_search(options, make_session)
-        self.read(ids, mask, beams)
-        step.put(
-            count=np.full(rows, beams),
-            logit_indices=np.tile(np.arange(beams), (rows, 1)),
-            **self.source,
-        )
-        search.begin(options)
-        for generated in range(1, options.max_new_tokens + 1):
-            search.run()
-            is_seen = generated % SYNC_EVERY == 0
-            if generated == options.max_new_tokens or (
-                is_seen and not search.state["can_improve"].numpy().any()
-            ):
-                break
-            step.run()
-        return self.best(search, ids.shape[1], options)
-
-    def best(
-        self, search: "BeamSearchState", prompt: int, options: Options
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the new tokens (B * N, T) of the best finished hypotheses, and their scores (B *
-        N,).
-
-        Args:
-            search: the graph of beam search after its last step.
-            prompt: the length of the prompts with padding.
-            options: the generation options; N is `num_return_sequences`.
-        """
-        count = options.num_return_sequences
-        names = ("visible", "tokens", "lengths", "scores")
-        state = {
-            name: search.state[f"finished_{name}"].numpy()[: self.count, :count] for name in names
-        }
-        tokens = self.buffers.states["tokens"].numpy()[:, 0, prompt:, 0]
-        lengths = state["lengths"].reshape(-1)
-        sequences = np.full((len(lengths), lengths.max()), options.fill_token_id)
-        histories = state["visible"].reshape(len(lengths), -1)
-        for row, (history, last) in enumerate(zip(histories, state["tokens"].reshape(-1))):
-            before = tokens[row // count][history[prompt:]]
-            sequences[row, : len(before) + 1] = [*before, last]
-        return sequences, state["scores"].reshape(-1)
-
-    def generated(self, prompt: int, count: int) -> np.ndarray:
-        """Copy the first `count` new tokens (B, count) from the device and return them.
-
-        `prompt` is the length of the prompts with padding.
-        """
-        return (
-            self.buffers.states["tokens"]
-            .numpy()[: self.count, 0, prompt : prompt + count, 0]
-            .copy()
-        )
-
-    def put(
-        self,
-        graph: "DeviceGraph",
-        ids: np.ndarray,
-        positions: np.ndarray,
-        first_slot: int,
-        visible: np.ndarray,
-        logit_indices: np.ndarray,
-    ) -> None:
-        if self.window is not None:
-            visible = visible & (self.positions[:, None] > positions[:, :, None] - self.window)
-        rows, count = ids.shape
-        inputs = dict(
-            input_ids=ids,
-            position_ids=positions,
-            visible=visible,
-            logit_indices=logit_indices,
-            **self.source,
-        )
-        graph.put(**inputs, count=np.full(rows, count), first_slot=np.full(rows, first_slot))
-
-
-def has_ended(tokens: np.ndarray, options: Options) -> np.ndarray:
-    """Return flags (B, T): True if the row has an end token at or before each of `tokens` (B, T).
-
-    `options` has the end tokens.
-    """
-    return np.isin(tokens, options.eos_token_ids).cumsum(axis=1) > 0
+        window = self.export.config.get("sliding_window")
+        if window is None:
+            return visible
+        return visible & (self.positions[:, None] > positions[:, :, None] - window)
 
 
 def pad_batch(array: np.ndarray, rows: int) -> np.ndarray:
@@ -407,199 +288,10 @@ def pad_batch(array: np.ndarray, rows: int) -> np.ndarray:
     return np.concatenate([array, np.repeat(array[:1], rows - len(array), axis=0)])
 
 
-class Buffers:
-    """Caches on the device, and the decoder graphs that are bound to them.
+def pad(array: np.ndarray, rows: int, length: int, fill: int = 0) -> np.ndarray:
+    """Return `array` (B, T) with `rows` rows of `length`.
 
-    One request at a time uses them, and `Pool` keeps them for the next: a captured CUDA graph can
-    only read and write the buffers that it was captured with.
-
-    Args:
-        session: the session of the decoder graph.
-        spec: the inputs and outputs of that graph.
-        sizes: the size of each named axis, such as `{"batch_size": 4, "slots": 128}`.
-        device: where the caches are, for example `"cuda"`.
+    Rows are filled with `fill` on the right, and the first row is repeated.
     """
-
-    numbers = itertools.count(1)  # of captured graphs
-
-    def __init__(self, session: Session, spec: GraphSpec, sizes: dict[str, int], device: str):
-        self.session = session
-        self.spec = spec
-        self.sizes = sizes
-        self.device = device
-        caches = [
-            tensor
-            for tensor in spec.inputs
-            if tensor.name.startswith(("past_key_values", "tokens"))
-        ]
-        self.states = {tensor.name: device_zeros(tensor, sizes, device) for tensor in caches}
-        self.steps: dict[int, DeviceGraph] = {}
-        self.searches: dict[tuple[int, int], BeamSearchState] = {}
-
-    def prompt_graph(self, length: int, beams: int) -> "DeviceGraph":
-        """Return the graph that reads prompts of `length` tokens.
-
-        It writes the logits after the last tokens, repeated for `beams`, and the inputs of the next
-        step to the step graph.
-        """
-        return DeviceGraph(
-            self, {"target_length": length, "logits": beams}, self.step_graph(beams), number=-1
-        )
-
-    def step_graph(self, beams: int) -> "DeviceGraph":
-        """Return the graph of a step of one token for each of `beams`, which it keeps for later
-        calls.
-
-        It writes the inputs of the next step to its own inputs.
-        """
-        if beams not in self.steps:
-            sizes = {"target_length": beams, "logits": beams}
-            self.steps[beams] = DeviceGraph(self, sizes, None, next(self.numbers))
-        return self.steps[beams]
-
-    def beam_search(self, options: Options, make_session: Callable) -> "BeamSearchState":
-        key = options.num_beams, options.candidates
-        if key not in self.searches:
-            self.searches[key] = BeamSearchState(make_session, self, key, next(self.numbers))
-        return self.searches[key]
-
-
-class Pool:
-    """The buffers that no request uses now, at most `size` of them, the oldest dropped first."""
-
-    def __init__(self, session: Session, spec: GraphSpec, device: str, size: int = 4):
-        self.make = lambda sizes: Buffers(session, spec, sizes, device)
-        self.free: collections.deque[Buffers] = collections.deque(maxlen=size)
-
-    def take(self, sizes: dict[str, int]) -> Buffers:
-        for buffers in self.free:
-            if buffers.sizes == sizes:
-                self.free.remove(buffers)
-                return buffers
-        return self.make(sizes)
-
-
-class DeviceGraph:
-    """A decoder graph with inputs and outputs on the device, bound once; `run` runs it.
-
-    Args:
-        buffers: the caches that it reads and writes.
-        sizes: the size of each named axis that `buffers` does not set.
-        following: the graph to whose inputs it writes the inputs of the next step; `None` for
-            itself.
-        number: of the CUDA graph that is captured and replayed, or -1 to capture none.
-    """
-
-    def __init__(
-        self, buffers: Buffers, sizes: dict[str, int], following: "DeviceGraph | None", number: int
-    ):
-        spec = buffers.spec
-        sizes = {**buffers.sizes, **sizes}
-        device = buffers.device
-        new = [tensor for tensor in spec.inputs if tensor.name not in buffers.states]
-        self.inputs = {tensor.name: device_zeros(tensor, sizes, device) for tensor in new}
-        self.put(slot_numbers=np.arange(sizes["slots"]))
-        self.logits: onnxruntime.OrtValue = (
-            following.logits if following else device_zeros(spec.outputs[0], sizes, device)
-        )
-        outputs = {**(following or self).inputs, **buffers.states, "logits": self.logits}
-        # Computes `logits` (B, N, V) on the device, and the inputs of the next step.
-        inputs = self.inputs | buffers.states
-        self.run: Callable[[], None] = bind_and_capture(
-            buffers.session, spec, inputs, outputs, number
-        )
-
-    def put(self, **values: np.ndarray) -> None:
-        """Copy `values` to the inputs of these names."""
-        for name, array in values.items():
-            self.inputs[name].update_inplace(np.ascontiguousarray(array))
-
-
-class BeamSearchState:
-    """The graph of beam search, bound to the step graph's logits and inputs and to its own `state`.
-
-    `state` is `{input: value on the device}`, and `run` runs the graph.
-
-    Args:
-        make_session: returns the session and spec of the graph for sizes of axes.
-        buffers: the caches of the step graph.
-        key: the number of beams, and the number of candidates that are looked at in each step.
-        number: of the CUDA graph that is captured and replayed.
-    """
-
-    def __init__(self, make_session: Callable, buffers: Buffers, key: tuple[int, int], number: int):
-        sizes = {
-            **buffers.sizes,
-            "num_beams": key[0],
-            "candidates": key[1],
-            "num_ends": max(1, key[1] // key[0] - 1),
-        }
-        session, spec = make_session(sizes)
-        step = buffers.step_graph(key[0])
-        shared = {**step.inputs, "tokens": buffers.states["tokens"], "logits": step.logits}
-        new = [tensor for tensor in spec.inputs if tensor.name not in shared]
-        self.state = {tensor.name: device_zeros(tensor, sizes, buffers.device) for tensor in new}
-        self.zeros = {name: value.numpy().copy() for name, value in self.state.items()}
-        self.run = bind_and_capture(session, spec, shared | self.state, shared | self.state, number)
-
-    def begin(self, options: Options) -> None:
-        """Set the state to that before the first token of a search with `options`."""
-        fresh = {name: values.copy() for name, values in self.zeros.items()}
-        # the rows of one input are equal at first, so only the first row counts
-        fresh["scores"][:, 1:] = EXCLUDED_SCORE
-        fresh["finished_scores"][:] = -np.inf
-        fresh["is_best"][: options.num_beams] = fresh["can_improve"][:] = True
-        fresh["eos_token_ids"][:] = options.eos_token_ids or -1
-        fresh["max_length"][:] = options.max_new_tokens
-        fresh["length"][:] = 1
-        fresh["length_penalty"][:] = options.length_penalty
-        fresh["stops_early"][:] = options.early_stopping is True
-        fresh["never_stops_early"][:] = options.early_stopping == "never"
-        for name, values in fresh.items():
-            self.state[name].update_inplace(values)
-
-
-def bind_and_capture(
-    session: Session, spec: GraphSpec, inputs: dict, outputs: dict, number: int
-) -> Callable[[], None]:
-    """Return a function that runs `session` with bound inputs and outputs.
-
-    Args:
-        session: the session of the graph.
-        spec: the inputs and outputs of the graph.
-        inputs: `{input: value}` of all inputs.
-        outputs: `{input of the next step: value}`, to which the outputs are written.
-        number: of the CUDA graph that is captured here and replayed, or -1 to capture none.
-    """
-    binding = session.io_binding()
-    options = onnxruntime.RunOptions()
-    options.add_run_config_entry("gpu_graph_id", str(number))
-    for tensor in spec.inputs:
-        binding.bind_ortvalue_input(tensor.name, inputs[tensor.name])
-    for tensor in spec.outputs:
-        binding.bind_ortvalue_output(tensor.name, outputs[next_input_name(tensor.name)])
-
-    def run() -> None:
-        session.run_bound(binding, options)
-
-    if number > 0:
-        run()  # the capture takes several runs, with empty caches
-    return run
-
-
-def device_zeros(tensor: TensorSpec, sizes: dict[str, int], device: str) -> onnxruntime.OrtValue:
-    """Return an `OrtValue` of zeros for `tensor` on `device`.
-
-    `sizes` are the sizes of its named axes. The values must be finite, because attention multiplies
-    masked ones by 0.
-    """
-    shape = concrete_shape(tensor, sizes)
-    if tensor.dtype == "bfloat16":  # numpy has no bfloat16
-        value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, BFLOAT16, device)
-        value.update_inplace(
-            onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
-                np.zeros(shape, np.uint16), BFLOAT16
-            )
-        )
-        return value
-    return onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, tensor.dtype), device)
+    missing = length - array.shape[1]
+    return pad_batch(np.pad(array, ((0, 0), (0, missing)), constant_values=fill), rows)

@@ -13,6 +13,7 @@ from ...inference.decoder import (
     position_bytes,
 )
 from ...inference.inputs import move_padding
+from ...inference.options import Options
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,10 @@ class PortableDecoders:
             feeds["encoder_attention_mask"] = mask
         return PortableDecoder(self.export, feeds, len(request.input_ids))
 
-    def generate(self, request: GenerationRequest) -> None:
+    def search_key(self, options: Options) -> None:
+        """Return `None`: the graphs have no search of their own, so searches run in numpy."""
+
+    def start_search(self, request: GenerationRequest) -> None:
         """Return `None`: the graphs have no search of their own, so the caller searches in
         numpy."""
 

@@ -14,7 +14,6 @@ from ...errors import TokenizerError, UsageError, did_you_mean
 from ...heads import HEADS, READS_CHOICES, Task, has_task
 from ...inference.export_info import json_object
 from ...inference.inputs import (
-    MAX_TOKENS,
     bucket_by_length,
     check_positions,
     num_positions,
@@ -316,7 +315,7 @@ def run(
     )
     spec = info.specs["encoder"]
     per_token = {tensor.name for tensor in spec.outputs if tensor.shape[1:2] == ("source_length",)}
-    for indices, length in bucket_by_length(mask, MAX_TOKENS * model.threads):
+    for indices, length in bucket_by_length(mask, model.max_tokens):
         arrays = [
             None if array is None else array[indices, :length] for array in (ids, mask, types)
         ]

@@ -7,7 +7,7 @@ from messages import raises
 
 import vanilla_transformer
 from vanilla_transformer_export import Runtime
-from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.errors import SessionError, UsageError
 from vanilla_transformer_export.inference import decoder as decoder_module
 from vanilla_transformer_export.inference import search
 from vanilla_transformer_export.inference.decoder import position_bytes
@@ -173,10 +173,13 @@ def test_a_cache_that_cannot_be_made_is_refused_by_its_size(on_each_target, monk
     on_cuda = on_each_target("seq2seq")[2]
 
     def fails(sizes):
-        raise MemoryError("no more")
+        raise errors.pop()
 
-    monkeypatch.setattr(on_cuda.model.decoders.pool, "make", fails)
-    with raises(UsageError, seen=(192, "max_new_tokens")):
+    errors = [RuntimeError("CUDA failure 900: no copies in a capture"), MemoryError("no more")]
+    monkeypatch.setattr(on_cuda.model.decoders.pool, "take", fails)
+    with raises(UsageError, seen=(256, "max_new_tokens")):
+        on_cuda.generate(*prompts("seq2seq"), max_new_tokens=150)
+    with raises(SessionError, seen=(256, 900)):  # not the fault of the request
         on_cuda.generate(*prompts("seq2seq"), max_new_tokens=150)
 
 

@@ -1,0 +1,112 @@
+"""Searches on the device: greedy search and beam search.
+
+Nothing is copied between two steps. The host reads tokens, or whether inputs have ended, only after
+several steps. Greedy search is one session, so its steps are queued on the device. The two sessions
+of beam search wait for each other.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...inference.decoder import SEARCH_STEPS, GenerationRequest
+from ...inference.device_thread import in_device_thread
+
+if TYPE_CHECKING:
+    from .decoder import CudaDecoder
+
+
+class GreedySearch:
+    """The `GraphSearch` of greedy search, which begins with the prompts of `request`."""
+
+    def __init__(self, decoder: "CudaDecoder", request: GenerationRequest):
+        self.decoder = decoder
+        self.options = request.options
+        self.close = decoder.close
+        count, self.prompt = request.input_ids.shape
+        self.ended = np.zeros(count, bool)
+        self.num_tokens = 0
+        decoder.read(request.input_ids, request.attention_mask)  # which selects the first token
+        self.run = decoder.step_runner(1)
+
+    @in_device_thread
+    def advance(self, steps: int = SEARCH_STEPS) -> np.ndarray:
+        """Run up to `steps` steps and return their tokens (B, T), also those of rows that have
+        ended."""
+        start, limit = self.num_tokens, self.options.max_new_tokens
+        self.num_tokens = min(start + steps, limit)
+        for number in range(max(start, 1), self.num_tokens):
+            self.run(waits=number == self.num_tokens - 1)
+        tokens = self.tokens(start)
+        self.ended |= np.isin(tokens, self.options.eos_token_ids).any(axis=1)
+        self.ended |= self.num_tokens == limit
+        return tokens
+
+    def tokens(self, start: int) -> np.ndarray:
+        """Copy the new tokens (B, T) from number `start` on from the device and return them."""
+        buffers = self.decoder.buffers
+        if self.num_tokens - start == 1:  # the input of the next step is less to copy
+            tokens = buffers.step_graph(1).inputs["input_ids"].numpy()
+        else:
+            first, end = self.prompt + start, self.prompt + self.num_tokens
+            tokens = buffers.states["tokens"].numpy()[:, 0, first:end, 0]
+        return tokens[: len(self.ended)].copy()
+
+    @in_device_thread
+    def result(self) -> tuple[np.ndarray, None]:
+        """Return the new tokens (B, T) with the fill token after each end token, and `None`."""
+        tokens = self.tokens(0)
+        ended = np.isin(tokens, self.options.eos_token_ids).cumsum(axis=1) > 0
+        is_after_end = np.pad(ended, ((0, 0), (1, 0)))[:, :-1]
+        length = 1 + (~ended).sum(axis=1).max()
+        return np.where(is_after_end, self.options.fill_token_id, tokens)[:, :length], None
+
+
+class BeamSearch:
+    """The `GraphSearch` of beam search, which begins with the prompts of `request`."""
+
+    def __init__(self, decoder: "CudaDecoder", request: GenerationRequest):
+        self.decoder = decoder
+        self.options = options = request.options
+        self.close = decoder.close
+        count, self.prompt = request.input_ids.shape
+        self.ended = np.zeros(count, bool)
+        self.num_tokens = 0
+        self.graph = decoder.buffers.beam_graph(options)  # captured while the caches are empty
+        decoder.read(request.input_ids, request.attention_mask, options.num_beams)
+        self.run = decoder.step_runner(options.num_beams)
+        self.graph.begin(options)
+
+    @in_device_thread
+    def advance(self, steps: int = SEARCH_STEPS) -> None:
+        """Run up to `steps` steps. Return `None`, because tokens of beams are only known at the
+        end."""
+        start, limit = self.num_tokens, self.options.max_new_tokens
+        self.num_tokens = min(start + steps, limit)
+        for number in range(start, self.num_tokens):
+            if number:
+                self.run()
+            self.graph.run()
+        can_improve = self.graph.state["can_improve"].numpy()[: len(self.ended), 0]
+        self.ended = ~can_improve | (self.num_tokens == limit)
+
+    @in_device_thread
+    def result(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the new tokens (B * N, T) of the best finished hypotheses, and their scores (B *
+        N,).
+
+        N is `num_return_sequences`.
+        """
+        inputs, count = len(self.ended), self.options.num_return_sequences
+        state = {
+            name: self.graph.state[f"finished_{name}"].numpy()[:inputs, :count]
+            for name in ("visible", "tokens", "lengths", "scores")
+        }
+        tokens = self.decoder.buffers.states["tokens"].numpy()[:, 0, self.prompt :, 0]
+        lengths = state["lengths"].reshape(-1)
+        sequences = np.full((len(lengths), lengths.max(initial=1)), self.options.fill_token_id)
+        histories = state["visible"].reshape(len(lengths), -1)[:, self.prompt :]
+        for row, (history, last) in enumerate(zip(histories, state["tokens"].reshape(-1))):
+            before = tokens[row // count][history]
+            sequences[row, : len(before) + 1] = [*before, last]
+        return sequences, state["scores"].reshape(-1)
