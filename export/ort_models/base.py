@@ -68,9 +68,9 @@ class ORTModel(PushToHubMixin):
         known = [head for head in HEADS if any(has_task(head, task) for task in self.tasks)]
         fields = {*self.output_class.__dataclass_fields__}
         if self.source.graphs and not fields & {*self.runtime.output_names}:
-            outputs, fields = self.runtime.output_names, sorted(fields)
             raise ValueError(
-                f"{architecture} returns {outputs}, expected for {name} one of {fields}"
+                f"{architecture} returns {self.runtime.output_names}, expected for {name} one of "
+                f"{sorted(fields)}"
             )
         if not self.source.graphs and architecture not in known:
             raise ValueError(

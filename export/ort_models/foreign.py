@@ -89,7 +89,7 @@ class ForeignRuntime:
         export = LoadedExport(
             {"vocab_size": self.config["vocab_size"]},
             {"decoder": graph.spec},
-            {"decoder": graph},  # type: ignore[dict-item] - it has the method `run`
+            {"decoder": graph},  # type: ignore[dict-item]
             lambda role, sizes: self.sessions[role],
             self.device,
             lambda ids, mask: {"last_hidden_state": self.encode(ids, mask)},
@@ -132,7 +132,7 @@ class DecoderGraph:
         self.first, self.step = first, step or first
         inputs = {value.name: value for value in self.step.inner.get_inputs()}
         outputs = {value.name: value.shape for value in first.inner.get_outputs()}
-        shapes = {
+        shapes: dict[str, tuple] = {
             name: (value.shape[1], "length", value.shape[3])
             for name, value in inputs.items()
             if name.startswith(CACHE)

@@ -90,7 +90,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def change_config(directory: Path, name: str, fields: Mapping[str, Any]) -> None:
+def change_config(directory: Path, name: str, fields: dict[str, Any]) -> None:
     """Change `fields` of the config `name`, and its size and hash in the manifest of an export."""
     path, manifest = directory / name, directory / MANIFEST
     write_json(path, (read_json(path) if path.is_file() else {}) | fields)

@@ -602,7 +602,7 @@ async def embed(request: Request, body: EmbeddingRequest) -> Any:
     )
     settings = server_settings(request)
     inputs = parse_inputs("input", body.input, settings.max_batch, model.runtime)
-    how = SimilarityParameters(truncate=settings.auto_truncate)
+    how = SimilarityParameters.model_validate({"truncate": settings.auto_truncate})
     about = {"object": "list", "model": model.name}
     assert model.encoder is not None  # every model that embeds has one
     try:

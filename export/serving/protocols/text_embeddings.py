@@ -242,7 +242,8 @@ async def similarity(request: Request, body: SimilarityRequest) -> Response:
     sentences = [body.inputs.source_sentence, *body.inputs.sentences]
     settings = server_settings(request)
     inputs = parse_inputs("inputs", sentences, settings.max_batch, model.runtime)
-    how = (body.parameters or SimilarityParameters()).with_default(settings.auto_truncate)
+    how = body.parameters or SimilarityParameters.model_validate({})
+    how = how.with_default(settings.auto_truncate)
     return JSONResponse(await model.read(len(inputs), cosine_similarities, model, inputs, how))
 
 
