@@ -29,9 +29,9 @@ SEQ2SEQ_GRAPHS = {"encoder": ["encoder_model"], "decoder": [MERGED, "decoder_mod
 SEQ2SEQ_GRAPHS |= {"step": [STEP]}
 CACHE = "past_key_values"
 TOKENS = f"{CACHE}.tokens"  # in place of caches, if a decoder reads all tokens in each step
-STATES, SOURCE_MASK = "encoder_hidden_states", "encoder_attention_mask"
-DECODER_INPUTS = {"input_ids", "attention_mask", "position_ids", STATES, SOURCE_MASK}
-DECODER_INPUTS |= {"use_cache_branch"}
+STATES = "encoder_hidden_states"
+DECODER_INPUTS = {"input_ids", "attention_mask", "position_ids", "use_cache_branch", STATES}
+DECODER_INPUTS |= {"encoder_attention_mask"}
 
 
 class ForeignRuntime:
@@ -85,6 +85,8 @@ class ForeignRuntime:
         return TensorSpec(value.name, dtype, axes, limits, default=DEFAULTS.get(value.name))
 
     def _portable_decoders(self) -> PortableDecoders:
+        if "vocab_size" not in self.config:
+            raise ValueError(f"{self.architecture} has no vocab_size in {CONFIG_NAME}, expected it")
         graph = DecoderGraph(self.sessions["decoder"], self.sessions.get("step"))
         export = LoadedExport(
             {"vocab_size": self.config["vocab_size"]},
@@ -130,27 +132,21 @@ class DecoderGraph:
 
     def __init__(self, first: Session, step: Session | None):
         self.first, self.step = first, step or first
-        inputs = {value.name: value for value in self.step.inner.get_inputs()}
-        outputs = {value.name: value.shape for value in first.inner.get_outputs()}
-        shapes: dict[str, tuple] = {
-            name: (value.shape[1], "length", value.shape[3])
-            for name, value in inputs.items()
-            if name.startswith(CACHE)
-        }
-        names = ["logits", *(name.replace(CACHE, "present") for name in shapes or [TOKENS])]
-        if unknown := sorted(inputs.keys() - shapes.keys() - DECODER_INPUTS):
+        inputs = {value.name: value.shape for value in self.step.inner.get_inputs()}
+        caches = {name: shape[1:] for name, shape in inputs.items() if name.startswith(CACHE)}
+        presents = [name.replace(CACHE, "present") for name in caches]
+        if unknown := sorted(inputs.keys() - caches.keys() - DECODER_INPUTS):
             raise ValueError(f"{self.step.path} has the inputs {unknown}, which no decoder feeds")
-        if missing := {"logits", *(names if shapes else [])} - outputs.keys():
-            raise ValueError(f"{first.path} returns {[*outputs]}, expected {sorted(missing)} too")
-        if len(outputs["logits"]) != 3:
-            raise ValueError(f"{first.path} has logits {outputs['logits']}, expected 3 axes")
-        shapes = shapes or {TOKENS: (1, "length")}
-        shapes |= {"attention_mask": ("length",)} if "attention_mask" in inputs else {}
-        self.spec = GraphSpec(
-            first.path.name,
-            tuple(TensorSpec(name, "", ("batch_size", *shape)) for name, shape in shapes.items()),
-            tuple(TensorSpec(name, "", ()) for name in names),
-        )
+        check_outputs(first, presents)
+        axes = caches or {TOKENS: [1, "length"]}
+        axes |= {"attention_mask": ["length"]} if "attention_mask" in inputs else {}
+        tensors = [
+            TensorSpec(name, "float32", ("batch_size", *(size or "length" for size in sizes)))
+            for name, sizes in axes.items()
+        ]
+        names = ["logits", *(presents or ["present.tokens"])]
+        outputs = [TensorSpec(name, "float32", ()) for name in names]
+        self.spec = GraphSpec(first.path.name, tuple(tensors), tuple(outputs))
 
     def run(self, names: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Return logits and caches. Encoder caches stay those of the first call."""
@@ -182,6 +178,15 @@ class DecoderGraph:
         if "attention_mask" in feeds:
             feeds["position_ids"] = np.maximum(feeds["attention_mask"].cumsum(axis=1) - 1, 0)
         return [run_graph(self.first, feeds)["logits"][:, -length:], tokens[:, None]]
+
+
+def check_outputs(session: Session, presents: list[str]) -> None:
+    """Raise ValueError unless a decoder returns logits (B, T, V) and the caches `presents`."""
+    shapes = {value.name: value.shape for value in session.inner.get_outputs()}
+    if missing := sorted({"logits", *presents} - shapes.keys()):
+        raise ValueError(f"{session.path} returns {[*shapes]}, expected {missing} too")
+    if len(shapes["logits"]) != 3:
+        raise ValueError(f"{session.path} has logits {shapes['logits']}, expected 3 axes")
 
 
 def output_names(session: Session) -> list[str]:

@@ -13,6 +13,7 @@ import torch
 from vanilla_transformer_export.ort_models import (
     ORTModelForCausalLM,
     ORTModelForFeatureExtraction,
+    ORTModelForMaskedLM,
     ORTModelForSeq2SeqLM,
     ORTModelForSequenceClassification,
     pipeline,
@@ -134,6 +135,17 @@ def test_assistants_and_several_tokens_in_a_step(repositories, name):
 
 def cache_of(output):
     return getattr(output, CACHE)
+
+
+def test_decoders_that_cannot_be_opened_are_one_line(repositories, tmp_path):
+    gpt2 = shutil.copytree(repositories / "gpt2", tmp_path / "gpt2")
+    with pytest.raises(ValueError, match=r"needs the input past_key_values.0.key, got None"):
+        ORTModelForMaskedLM.from_pretrained(gpt2)(IDS)
+    with pytest.raises(ValueError, match=r"input_ids must be in \[0, 63\], got 5 to 99"):
+        ORTModelForCausalLM.from_pretrained(gpt2).generate(torch.tensor([[5, 99]]))
+    (gpt2 / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ValueError, match="has no vocab_size in config.json, expected it"):
+        ORTModelForCausalLM.from_pretrained(gpt2)
 
 
 def test_an_encoder_gives_the_logits_of_torch(repositories):
