@@ -25,15 +25,15 @@ OUTPUT_NAMES = {"prediction_logits": "logits"}
 
 
 class ORTModel(PushToHubMixin):
-    """An export with the interface of a transformers model and the arguments of optimum-onnx.
+    """An export with the methods of a transformers model and the arguments of optimum-onnx.
 
     Args:
-        source: files of the export, or graphs of another exporter.
+        source: files of the export, or graphs of another exporter, and how they are opened.
         config: config of the model, by default that of the export.
 
     Raises:
-        ValueError: if the export or the graph is for another class.
-        FileNotFoundError, ValueError, OSError: as `Runtime`.
+        ValueError: if the model has no outputs for this class.
+        FileNotFoundError, OSError: if the export cannot be opened, as `Runtime` raises them.
     """
 
     tasks: ClassVar[tuple[Task, ...]] = ()  # of which the export must have one
@@ -45,8 +45,11 @@ class ORTModel(PushToHubMixin):
     _temporary: TemporaryDirectory | None = None
 
     def __init_subclass__(cls) -> None:
-        """Register a class of models with the Auto class of the same name, so that pipelines accept
-        it. It has a config of its own, which no checkpoint has."""
+        """Register a new subclass with the Auto class of the same name, so that pipelines accept
+        it.
+
+        It is registered for a config class of its own, which no checkpoint has.
+        """
         if cls.tasks:
             name = cls.__name__
             cls.auto_class = getattr(transformers, name.replace("ORT", "Auto"), AutoModel)
@@ -64,6 +67,7 @@ class ORTModel(PushToHubMixin):
         self.input_modalities = ("image",) if reads_images else ("text",)
 
     def _check_class(self) -> None:
+        """Raise ValueError if the export or the graph has no outputs for this class."""
         name, architecture = type(self).__name__, self.runtime.architecture
         known = [head for head in HEADS if any(has_task(head, task) for task in self.tasks)]
         fields = {*self.output_class.__dataclass_fields__}
@@ -89,15 +93,16 @@ class ORTModel(PushToHubMixin):
         subfolder: str = "",
         **options: Any,
     ) -> Self:
-        """Return the model of an export, of graphs of another exporter, or of a checkpoint that is
-        exported first.
+        """Open an export, graphs of another exporter, or a checkpoint.
+
+        A checkpoint is exported to a temporary folder first.
 
         Args:
             model_id: directory or Hub repository.
             config: config of the model, by default that of the export.
-            export: whether to export a checkpoint that has graphs already. One without graphs is
+            export: True to export a checkpoint that has graphs already. One without graphs is
                 exported anyway, with a warning.
-            target: target of the export, by default portable.
+            target: target of a new export, by default portable.
             file_name: graph whose dtype is loaded, such as `model_int8.onnx`; or a graph of another
                 exporter, by default model.onnx.
             subfolder: folder of the export or of its graphs.
@@ -111,6 +116,7 @@ class ORTModel(PushToHubMixin):
             TypeError: for an unknown option.
             UsageError: for a provider that no export runs on.
             FileNotFoundError: for a `file_name` that is not there.
+            ValueError: if the model has no outputs for this class.
             OSError: by transformers, for a `model_id` that does not exist.
         """
         arguments = opening.runtime_arguments(options)
@@ -133,13 +139,17 @@ class ORTModel(PushToHubMixin):
         return cls(opening.Source(root, graphs, **arguments), config)
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
-        """Copy the export to `save_directory`, with changed fields of `config`. Arguments of
-        transformers have no effect."""
+        """Copy the files to `save_directory`, in place of an export that is there.
+
+        Changed fields of `config` and `generation_config` are saved. Other arguments of
+        transformers have no effect.
+        """
         self.source.save(Path(save_directory), self._changed_configs())
 
     _save_pretrained = save_pretrained  # sentence-transformers wraps it
 
     def _changed_configs(self) -> dict[str, dict[str, Any]]:
+        """Return the changed fields of each config, by the name of its file."""
         return {CONFIG_NAME: changed_fields(self.config.to_dict(), self._loaded_config)}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -160,14 +170,19 @@ class ORTModel(PushToHubMixin):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Return the outputs of a full-sequence graph, as arrays for arrays, and otherwise as
-        tensors on the device of the input. Raise ValueError as `Runtime.outputs`.
+        """Run the graph on tokens or images and return its outputs, as the class in transformers
+        does.
+
+        They are arrays for arrays, and otherwise tensors on the device of the input.
 
         Args:
             input_ids, attention_mask, token_type_ids: (B, S), for multiple choice (B, C, S).
             pixel_values: (B, C, H, W), in place of tokens.
-            return_dict: whether the outputs have names; True if not set.
+            return_dict: False to return a tuple in place of named outputs.
             kwargs: inputs of other models, ignored with a warning.
+
+        Raises:
+            ValueError: for inputs of a wrong shape, dtype or range.
         """
         warn_of_ignored(self, kwargs)
         inputs = to_numpy(
@@ -188,8 +203,8 @@ class ORTModel(PushToHubMixin):
         return torch.device("cpu" if self.runtime.device == "cpu" else "cuda")
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Return the model, which keeps its device and its dtype. Log one warning for another
-        device."""
+        """Return the model itself: it keeps its device and its dtype. Another device logs a
+        warning."""
         device = kwargs.get("device", args[0] if args else None)
         if isinstance(device, str | int | torch.device):
             kind = torch.device(device).type
@@ -204,17 +219,19 @@ class ORTModel(PushToHubMixin):
         return False
 
     def get_input_embeddings(self) -> SimpleNamespace:
-        """Return the size of the vocabulary as `num_embeddings`."""
+        """Return an object whose `num_embeddings` is the size of the vocabulary, `None` without
+        one."""
         return SimpleNamespace(num_embeddings=self.runtime.config.get("vocab_size"))
 
 
 def changed_fields(fields: Mapping[str, Any], loaded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a config that differ from those that were loaded."""
+    """Return `{name: value}` of the `fields` of a config that differ from those that were
+    `loaded`."""
     return {name: fields[name] for name in fields if fields[name] != loaded.get(name, ...)}
 
 
 def to_numpy(**inputs: Any) -> dict[str, np.ndarray]:
-    """Return the inputs that are not `None` as arrays."""
+    """Return `{name: array}` of the inputs, tensors or arrays, that are not `None`."""
     return {
         name: value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
         for name, value in inputs.items()
@@ -223,14 +240,20 @@ def to_numpy(**inputs: Any) -> dict[str, np.ndarray]:
 
 
 def converter(like: Any) -> Callable[[np.ndarray], Any]:
-    """Return a function that converts arrays to the type and device of `like`."""
+    """Return a function that converts an array to a tensor on the device of `like`.
+
+    If `like` is no tensor, the function returns the array as it is.
+    """
     if isinstance(like, torch.Tensor):
         return lambda array: torch.from_numpy(array).to(like.device)
     return lambda array: array
 
 
 def warn_of_ignored(model: ORTModel, inputs: Mapping[str, Any]) -> None:
-    """Log one warning for each of `inputs` that is set."""
+    """Log one warning for each of `inputs` that is set, because `model` ignores it.
+
+    Inputs are set if they are not `None` or `False`.
+    """
     for name, value in inputs.items():
         if value is not None and value is not False:
             logger.warning_once(f"{type(model).__name__} ignores {name}, which no graph takes")

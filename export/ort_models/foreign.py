@@ -65,6 +65,12 @@ class ForeignRuntime:
             self.model = SimpleNamespace(decoders=self._portable_decoders())
 
     def _open(self, path: Path) -> Session:
+        """Return a session of the graph `path` on the device.
+
+        Raises:
+            ValueError: if onnxruntime cannot load the graph.
+            OSError: if the device is not available.
+        """
         providers = ["CPUExecutionProvider"]
         if self.device != "cpu":
             require(self.device)
@@ -74,8 +80,10 @@ class ForeignRuntime:
         return Session(str(path), options, providers, path)
 
     def _describe(self, value: Any) -> TensorSpec:
-        """Return the spec of an input. Tokens must be in the vocabulary, and masks and token types
-        have defaults."""
+        """Return the spec of `value`, an input of a graph.
+
+        Tokens must be in the vocabulary. Masks and token types have defaults.
+        """
         axes = tuple(axis if isinstance(axis, int) else str(axis) for axis in value.shape)
         is_ids, size = value.name == "input_ids", self.config.get("vocab_size")
         if is_ids or value.name in DEFAULTS:
@@ -85,6 +93,11 @@ class ForeignRuntime:
         return TensorSpec(value.name, dtype, axes, limits, default=DEFAULTS.get(value.name))
 
     def _portable_decoders(self) -> PortableDecoders:
+        """Return the decoders of the graphs.
+
+        Raises:
+            ValueError: without a vocabulary, and for graphs with other inputs or outputs.
+        """
         if "vocab_size" not in self.config:
             raise ValueError(f"{self.architecture} has no vocab_size in {CONFIG_NAME}, expected it")
         graph = DecoderGraph(self.sessions["decoder"], self.sessions.get("step"))
@@ -104,7 +117,11 @@ class ForeignRuntime:
         return output_names([*self.sessions.values()][-1])
 
     def outputs(self, **arrays: Any) -> dict[str, np.ndarray]:
-        """Return all outputs of the encoder by name. Raise ValueError for wrong inputs."""
+        """Return `{name: array}` of all outputs of the encoder for its inputs, `arrays`.
+
+        Raises:
+            ValueError: for an input that is missing or unknown, or has a wrong shape or range.
+        """
         session = self.sessions["encoder"]
         inputs = [self._describe(value) for value in session.inner.get_inputs()]
         if "token_type_ids" not in {tensor.name for tensor in inputs} and not np.any(
@@ -115,6 +132,11 @@ class ForeignRuntime:
         return dict(zip(names, session.run(names, feeds)))
 
     def encode(self, input_ids: np.ndarray, attention_mask: Any = None) -> np.ndarray:
+        """Return the states (B, S, D) of sources (B, S).
+
+        Raises:
+            ValueError: for wrong tokens or masks.
+        """
         outputs = self.outputs(input_ids=input_ids, attention_mask=attention_mask)
         return outputs["last_hidden_state"]
 
@@ -149,7 +171,10 @@ class DecoderGraph:
         self.spec = GraphSpec(first.path.name, tuple(tensors), tuple(outputs))
 
     def run(self, names: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """Return logits and caches. Encoder caches stay those of the first call."""
+        """Run the graph for first or later tokens and return the outputs `names`: logits, caches.
+
+        `feeds` are the inputs by name. Encoder caches stay those of the first call.
+        """
         tokens = feeds["input_ids"]
         if TOKENS in feeds:
             return self._run_all_tokens(feeds)
@@ -162,7 +187,10 @@ class DecoderGraph:
         return [feeds[next_input_name(name)] if name in kept else outputs[name] for name in names]
 
     def _run_each_token(self, names: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """Run one token after the other. Encoder-decoders are traced with steps of one token."""
+        """Return the outputs `names` for `feeds`, as `run` does, one token after the other.
+
+        Encoder-decoders are traced with steps of one token.
+        """
         logits = []
         for tokens in np.split(feeds["input_ids"], feeds["input_ids"].shape[1], axis=1):
             results = self.run(names, {**feeds, "input_ids": tokens})
@@ -171,7 +199,10 @@ class DecoderGraph:
         return [np.concatenate(logits, axis=1), *results[1:]]
 
     def _run_all_tokens(self, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """Run a graph without caches on earlier and new tokens. The tokens are the cache."""
+        """Return logits after the new tokens of `feeds`, and all tokens, which are the cache.
+
+        The graph has no caches: it reads earlier and new tokens.
+        """
         length = feeds["input_ids"].shape[1]
         tokens = np.concatenate([feeds[TOKENS][:, 0], feeds["input_ids"]], axis=1).astype(np.int64)
         feeds = {**feeds, "input_ids": tokens}
@@ -181,7 +212,11 @@ class DecoderGraph:
 
 
 def check_outputs(session: Session, presents: list[str]) -> None:
-    """Raise ValueError unless a decoder returns logits (B, T, V) and the caches `presents`."""
+    """Check that the decoder of `session` returns logits (B, T, V) and the caches `presents`.
+
+    Raises:
+        ValueError: if an output is missing, or the logits have other axes.
+    """
     shapes = {value.name: value.shape for value in session.inner.get_outputs()}
     if missing := sorted({"logits", *presents} - shapes.keys()):
         raise ValueError(f"{session.path} returns {[*shapes]}, expected {missing} too")
@@ -190,12 +225,15 @@ def check_outputs(session: Session, presents: list[str]) -> None:
 
 
 def output_names(session: Session) -> list[str]:
+    """Return the names of the outputs of `session`."""
     return [value.name for value in session.inner.get_outputs()]
 
 
 def run_graph(session: Session, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return all outputs by name for those of `feeds` that are inputs, in the dtypes of the
-    graph."""
+    """Run the graph of `session` and return `{name: array}` of all its outputs.
+
+    Those of `feeds` that are no inputs are left out, the others get the dtypes of the graph.
+    """
     inputs = {value.name: DTYPES[value.type] for value in session.inner.get_inputs()}
     names = output_names(session)
     arrays = {name: feeds[name].astype(dtype, copy=False) for name, dtype in inputs.items()}
@@ -206,7 +244,7 @@ def run_graph(session: Session, feeds: dict[str, np.ndarray]) -> dict[str, np.nd
 def find_graphs(
     folder: Path, roles: Mapping[str, list[str]], file_name: str | None, use_merged: bool
 ) -> dict[str, Path]:
-    """Return the graphs of `roles` in a folder, by role.
+    """Return `{role: path}` of the graphs in a folder.
 
     Args:
         folder: folder with graphs, also in folders of it.

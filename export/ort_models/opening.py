@@ -51,21 +51,31 @@ class Source:
     dtype: str | None = None
 
     def open(self) -> Any:
-        """Return a `Runtime`, or a `ForeignRuntime`, and raise as they do."""
+        """Return a `Runtime` of an export, or a `ForeignRuntime` of other graphs.
+
+        Raises:
+            FileNotFoundError, ValueError, OSError: if the files cannot be opened.
+        """
         if self.graphs:
             return ForeignRuntime(self.directory, self.graphs, self.threads, self.device)
         return Runtime(self.directory, self.threads, device=self.device, dtype=self.dtype)
 
     def load_config(self, fields: Mapping[str, Any]) -> PreTrainedConfig:
-        """Return the config of a checkpoint, from the `fields` of `Runtime.config`."""
+        """Return a config object for `fields`, the config.json of an export.
+
+        Names that only Transformers.js reads are left out. For graphs of another exporter,
+        transformers reads the file.
+        """
         if self.graphs:
             return AutoConfig.from_pretrained(self.directory)
         names = fields.keys() - MARIAN_NAMES.keys()  # which only Transformers.js reads
         return AutoConfig.for_model(**{name: fields[name] for name in names})
 
     def save(self, directory: Path, changes: Mapping[str, dict[str, Any]]) -> None:
-        """Copy the files to `directory`, in place of another export, with `changes` of the fields
-        of configs by file name."""
+        """Copy the files to `directory`, in place of an export that is there.
+
+        `changes` are new values of fields, by the file name of the config and the field.
+        """
         if directory.resolve() != self.directory:
             remove_export(directory)
             copy_files(self.directory, self._list_files(), directory)
@@ -74,6 +84,7 @@ class Source:
                 change_config(directory, name, fields)
 
     def _list_files(self) -> Iterable[Path]:
+        """Return the files of the export, or the graphs with their weights and configs."""
         if self.graphs:
             weights = [path.parent.glob(f"{path.name}*") for path in self.graphs.values()]
             names = [self.directory / name for name in CONFIGS]
@@ -83,15 +94,20 @@ class Source:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in the file `path`."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write the JSON object `value` to the file `path`."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def change_config(directory: Path, name: str, fields: dict[str, Any]) -> None:
-    """Change `fields` of the config `name`, and its size and hash in the manifest of an export."""
+    """Change `fields`, by name, of the config file `name` in `directory`.
+
+    In an export, its size and hash in the manifest change too.
+    """
     path, manifest = directory / name, directory / MANIFEST
     write_json(path, (read_json(path) if path.is_file() else {}) | fields)
     if manifest.is_file():
@@ -101,9 +117,14 @@ def change_config(directory: Path, name: str, fields: dict[str, Any]) -> None:
 
 
 def local_directory(model_id: str | os.PathLike, options: Mapping[str, Any]) -> Path:
-    """Return the directory `model_id`, or the graphs and configs of that repository, downloaded.
+    """Return the directory `model_id`, or the folder of a downloaded Hub repository of that name.
 
-    transformers raises OSError if there is neither."""
+    Only graphs, configs and tokenizers are downloaded. `options` may have `revision`, `token`,
+    `cache_dir`, `local_files_only` and `force_download`.
+
+    Raises:
+        OSError: by transformers, if there is neither.
+    """
     if Path(model_id).is_dir():
         return Path(model_id).resolve()
     hub = {name: options[name] for name in HUB_OPTIONS & options.keys()}
@@ -113,7 +134,11 @@ def local_directory(model_id: str | os.PathLike, options: Mapping[str, Any]) -> 
 
 
 def must_export(root: Path, export: bool) -> bool:
-    """Return whether a checkpoint is exported first. Log a warning if `export` says otherwise."""
+    """Return True if the checkpoint in `root` must be exported: it has no graphs, or `export` is
+    set.
+
+    A warning is logged if `export` and the graphs do not fit together.
+    """
     has_graphs = any(root.rglob("*.onnx"))
     if has_graphs and export:
         logger.warning(f"{root} has ONNX graphs and export=True: it is exported again")
@@ -123,8 +148,11 @@ def must_export(root: Path, export: bool) -> bool:
 
 
 def find_export(root: Path, subfolder: str) -> Path | None:
-    """Return the export in `subfolder` of `root`, or `root` if only its graphs are there. Return
-    `None` for graphs of another exporter."""
+    """Return the folder of the export: `subfolder` of `root`, or `root` if only its graphs are
+    there.
+
+    Return `None` if neither has a manifest, as graphs of another exporter.
+    """
     directories = [root / subfolder, root]
     return next((path for path in directories if (path / MANIFEST).is_file()), None)
 
@@ -132,8 +160,17 @@ def find_export(root: Path, subfolder: str) -> Path | None:
 def export_checkpoint(
     auto_class: Any, root: Path, out: Path, target: str | None, options: dict, **source: Any
 ) -> None:
-    """Export what `auto_class.from_pretrained` loads from `source`, with the tokenizer or image
-    processor and the modules of sentence-transformers in `root`."""
+    """Load a checkpoint and export it to the folder `out`.
+
+    Args:
+        auto_class: the class of transformers that loads it.
+        root: folder with the tokenizer or image processor and the modules of sentence-transformers,
+            which are exported too.
+        out: folder of the export.
+        target: target of the export, `None` for the default.
+        options: options of `from_pretrained`, of which those of the Hub count.
+        source: further arguments of `from_pretrained`, such as the name of the model.
+    """
     names = {*HUB_OPTIONS, "trust_remote_code"} & options.keys()
     with TemporaryDirectory(prefix="vanilla-transformer-") as checkpoint:
         files = {path for name in COMPANION_FILES for path in root.glob(name)}
@@ -145,7 +182,9 @@ def export_checkpoint(
 
 
 def runtime_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return device and threads for `Runtime`. Log a warning for each option without effect.
+    """Return `{"device": …, "threads": …}` for `Runtime` from the `options` of `from_pretrained`.
+
+    A warning is logged for each option without effect.
 
     Raises:
         TypeError: for an unknown option.
@@ -166,7 +205,10 @@ def runtime_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_threads(session_options: Any) -> int | None:
-    """Return the threads of `session_options`. Log one warning if it has other options."""
+    """Return the threads that onnxruntime's `session_options` set, or `None` if they set none.
+
+    A warning is logged if they set anything else.
+    """
     if session_options is None:
         return None
     default = onnxruntime.SessionOptions()
@@ -178,7 +220,12 @@ def find_threads(session_options: Any) -> int | None:
 
 
 def find_dtype(directory: Path, file_name: str | None) -> str | None:
-    """Return the dtype of the graph `file_name` of an export, or `None` without a name."""
+    """Return the dtype of the graph `file_name` of the export in `directory`, `None` without a
+    name.
+
+    Raises:
+        FileNotFoundError: if the export has no graph of that name.
+    """
     if file_name is None:
         return None
     variants = read_json(directory / MANIFEST)["variants"]
@@ -190,7 +237,7 @@ def find_dtype(directory: Path, file_name: str | None) -> str | None:
 
 
 def copy_files(source: Path, paths: Iterable[Path], target: Path) -> None:
-    """Copy files of the directory `source` to the same places in `target`."""
+    """Copy the files `paths`, which lie in `source`, to the same places in the folder `target`."""
     for path in paths:
         copy = target / path.relative_to(source)
         if path.is_file() and copy.resolve() != path.resolve():
@@ -199,7 +246,7 @@ def copy_files(source: Path, paths: Iterable[Path], target: Path) -> None:
 
 
 def remove_export(directory: Path) -> None:
-    """Remove graphs and manifest of an export that is already in `directory`."""
+    """Remove the graphs and the manifest of an export in `directory`, if there is one."""
     if (directory / MANIFEST).is_file():
         files = read_json(directory / MANIFEST)["files"]
         for path in list(directory.rglob("*.onnx*")):
