@@ -10,14 +10,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 import transformers
-from transformers import AutoConfig, AutoModel, PreTrainedConfig
-from transformers.utils import PushToHubMixin, logging
+from transformers import AutoModel, PreTrainedConfig
+from transformers.utils import CONFIG_NAME, PushToHubMixin, logging
 
-from ..exporting.repository_files import MARIAN_NAMES
-from ..heads import HEADS, READS_IMAGES, Task, has_task
-from ..runtime import Runtime
+from ..heads import HEADS, Task, has_task
 from . import opening
-from .foreign import ForeignGraph, find_graph
+from .foreign import ENCODER_GRAPHS, find_graphs
 
 logger = logging.get_logger(__name__)
 
@@ -30,10 +28,8 @@ class ORTModel(PushToHubMixin):
     """An export with the methods of a transformers model and the arguments of optimum-onnx.
 
     Args:
-        directory: directory of an export.
+        source: files of the export, or graphs of another exporter, and how they are opened.
         config: config of the model, by default that of the export.
-        graph: path of a graph of another exporter, if the directory is no export.
-        arguments: `threads`, `device` and `dtype`, as `Runtime` takes them.
 
     Raises:
         ValueError: if the model has no outputs for this class.
@@ -41,6 +37,7 @@ class ORTModel(PushToHubMixin):
     """
 
     tasks: ClassVar[tuple[Task, ...]] = ()  # of which the export must have one
+    graph_names: ClassVar[Mapping[str, list[str]]] = ENCODER_GRAPHS
     auto_class: ClassVar[Any] = None
     output_class: ClassVar[Any] = None
     dtype = torch.float32
@@ -60,50 +57,30 @@ class ORTModel(PushToHubMixin):
             cls.auto_class.register(config_class, cls, exist_ok=True)
             MODEL_CLASSES[name] = cls
 
-    def __init__(
-        self,
-        directory: str | os.PathLike,
-        config: PreTrainedConfig | None = None,
-        graph: Path | None = None,
-        **arguments: Any,
-    ):
-        self.directory = Path(directory).resolve()
-        self.arguments = {"graph": graph, **arguments}
-        self.runtime = self._open(graph, **arguments)
-        if graph is None:
-            self.config = config or load_config(self.runtime.config)
-            reads_images = HEADS[self.runtime.architecture].reads == READS_IMAGES
-        else:
-            self.config = config or AutoConfig.from_pretrained(directory)
-            reads_images = self.runtime.reads_images
+    def __init__(self, source: opening.Source, config: PreTrainedConfig | None = None):
+        self.source, self.runtime = source, source.open()
+        self._check_class()
+        self.config = config or source.load_config(self.runtime.config)
+        self._loaded_config = self.config.to_dict()
+        reads_images = hasattr(self.config, "num_channels")
         self.main_input_name = "pixel_values" if reads_images else "input_ids"
         self.input_modalities = ("image",) if reads_images else ("text",)
 
-    def _open(self, graph: Path | None, **arguments: Any) -> Any:
-        """Return the `Runtime` of our export if `graph` is `None`, else a `ForeignGraph` for that
-        path.
-
-        `arguments` are those of `Runtime`.
-
-        Raises:
-            ValueError: if the model or the graph has no outputs for this class.
-        """
-        name = type(self).__name__
-        if graph is None:
-            runtime = Runtime(self.directory, **arguments)
-            known = [name for name in HEADS if any(has_task(name, task) for task in self.tasks)]
-            if runtime.architecture not in known:
-                raise ValueError(
-                    f"{self.directory} is a {runtime.architecture}, expected for {name} one of "
-                    f"{', '.join(known)}"
-                )
-            return runtime
-        if self.output_class is None:
+    def _check_class(self) -> None:
+        """Raise ValueError if the export or the graph has no outputs for this class."""
+        name, architecture = type(self).__name__, self.runtime.architecture
+        known = [head for head in HEADS if any(has_task(head, task) for task in self.tasks)]
+        fields = {*self.output_class.__dataclass_fields__}
+        if self.source.graphs and not fields & {*self.runtime.output_names}:
             raise ValueError(
-                f"{graph} is of another exporter, expected for {name} an export with "
-                f"{opening.MANIFEST}: use export=True"
+                f"{architecture} returns {self.runtime.output_names}, expected for {name} one of "
+                f"{sorted(fields)}"
             )
-        return ForeignGraph(self.directory, graph, self.output_class, **arguments)
+        if not self.source.graphs and architecture not in known:
+            raise ValueError(
+                f"{self.source.directory} is a {architecture}, expected for {name} one of "
+                f"{', '.join(known)}"
+            )
 
     @classmethod
     def from_pretrained(
@@ -116,7 +93,7 @@ class ORTModel(PushToHubMixin):
         subfolder: str = "",
         **options: Any,
     ) -> Self:
-        """Open an export, a graph of another exporter for whole sequences, or a checkpoint.
+        """Open an export, graphs of another exporter, or a checkpoint.
 
         A checkpoint is exported to a temporary folder first.
 
@@ -130,10 +107,10 @@ class ORTModel(PushToHubMixin):
                 exporter, by default model.onnx.
             subfolder: folder of the export or of its graphs.
             options: `provider` or `providers`, of which the first counts; `session_options`, of
-                which `intra_op_num_threads` counts; `revision`, `token`, `cache_dir`,
-                `local_files_only`, `force_download` and `trust_remote_code` of transformers.
-                `use_cache`, `use_merged`, `use_io_binding`, `provider_options` and `dtype` of
-                optimum have no effect.
+                which `intra_op_num_threads` counts; `use_merged=False` for the split decoders of
+                another exporter; `revision`, `token`, `cache_dir`, `local_files_only`,
+                `force_download` and `trust_remote_code` of transformers. `use_cache`,
+                `use_io_binding`, `provider_options` and `dtype` of optimum have no effect.
 
         Raises:
             TypeError: for an unknown option.
@@ -142,40 +119,41 @@ class ORTModel(PushToHubMixin):
             ValueError: if the model has no outputs for this class.
             OSError: by transformers, for a `model_id` that does not exist.
         """
-        if unknown := sorted(options.keys() - opening.OPTIONS):
-            raise TypeError(f"unknown {unknown}, expected some of {sorted(opening.OPTIONS)}")
         arguments = opening.runtime_arguments(options)
         root = opening.local_directory(model_id, options)
-        if not opening.must_export(root, export):
-            if (directory := opening.find_export(root, subfolder)) is None:
-                graph = find_graph(root, subfolder, file_name)
-                return cls(root, config, graph=graph, **arguments)
-            arguments["dtype"] = opening.find_dtype(directory, file_name)
-            return cls(directory, config, **arguments)
-        temporary = TemporaryDirectory(prefix="vanilla-transformer-")
-        out = Path(temporary.name) / "export"
-        source = {"pretrained_model_name_or_path": model_id, "subfolder": subfolder}
-        source |= opening.checkpoint_options(options)
-        files = root / subfolder
-        opening.export_checkpoint(cls.auto_class, files, out, target, config=config, **source)
-        model = cls(out, config, **arguments)
-        model._temporary = temporary
-        return model
+        if opening.must_export(root, export):
+            temporary = TemporaryDirectory(prefix="vanilla-transformer-")
+            source = {"pretrained_model_name_or_path": model_id, "subfolder": subfolder}
+            source |= {} if config is None else {"config": config}
+            out = Path(temporary.name) / "export"
+            files = root / subfolder
+            opening.export_checkpoint(cls.auto_class, files, out, target, options, **source)
+            model = cls(opening.Source(out, **arguments), config)
+            model._temporary = temporary
+            return model
+        if directory := opening.find_export(root, subfolder):
+            dtype = opening.find_dtype(directory, file_name)
+            return cls(opening.Source(directory, dtype=dtype, **arguments), config)
+        use_merged = options.get("use_merged") is not False
+        graphs = find_graphs(root / subfolder, cls.graph_names, file_name, use_merged)
+        return cls(opening.Source(root, graphs, **arguments), config)
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
-        """Copy the files of the export to `save_directory`, in place of an export that is there.
+        """Copy the files to `save_directory`, in place of an export that is there.
 
-        Changed configs are not saved. Other arguments of transformers have no effect.
+        Changed fields of `config` and `generation_config` are saved. Other arguments of
+        transformers have no effect.
         """
-        source, target = self.directory, Path(save_directory)
-        if target.resolve() != source:
-            opening.remove_graphs(target)
-            opening.copy_files(source, opening.list_files(source, self.runtime), target)
+        self.source.save(Path(save_directory), self._changed_configs())
 
     _save_pretrained = save_pretrained  # sentence-transformers wraps it
 
+    def _changed_configs(self) -> dict[str, dict[str, Any]]:
+        """Return the changed fields of each config, by the name of its file."""
+        return {CONFIG_NAME: changed_fields(self.config.to_dict(), self._loaded_config)}
+
     def __getstate__(self) -> dict[str, Any]:
-        return {"directory": self.directory, "config": self.config, **self.arguments}
+        return {"source": self.source, "config": self.config}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)
@@ -214,12 +192,10 @@ class ORTModel(PushToHubMixin):
             pixel_values=pixel_values,
         )
         convert = converter(pixel_values if input_ids is None else input_ids)
-        outputs = {
-            OUTPUT_NAMES.get(name, name): convert(array)
-            for name, array in self.runtime.outputs(**inputs).items()
-        }
-        known = self.output_class.__dataclass_fields__
-        output = self.output_class(**{name: outputs[name] for name in outputs if name in known})
+        arrays = self.runtime.outputs(**inputs)
+        outputs = {OUTPUT_NAMES.get(name, name): convert(arrays[name]) for name in arrays}
+        names = outputs.keys() & self.output_class.__dataclass_fields__.keys()
+        output = self.output_class(**{name: outputs[name] for name in names})
         return output.to_tuple() if return_dict is False else output
 
     @property
@@ -248,13 +224,10 @@ class ORTModel(PushToHubMixin):
         return SimpleNamespace(num_embeddings=self.runtime.config.get("vocab_size"))
 
 
-def load_config(fields: Mapping[str, Any]) -> PreTrainedConfig:
-    """Return a config object for `fields`, the config.json of an export.
-
-    Names that only Transformers.js reads are left out.
-    """
-    ours = {name: value for name, value in fields.items() if name not in MARIAN_NAMES}
-    return AutoConfig.for_model(**ours)
+def changed_fields(fields: Mapping[str, Any], loaded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `{name: value}` of the `fields` of a config that differ from those that were
+    `loaded`."""
+    return {name: fields[name] for name in fields if fields[name] != loaded.get(name, ...)}
 
 
 def to_numpy(**inputs: Any) -> dict[str, np.ndarray]:

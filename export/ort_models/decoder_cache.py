@@ -7,14 +7,12 @@ import numpy as np
 import torch
 from transformers import Cache
 
-from .. import requests
 from ..inference import inputs
 from ..inference.decoder import INITIAL_CAPACITY, GenerationRequest
 from ..inference.options import Options
-from ..runtime import Runtime
 from ..specs.sequences import token_inputs
 
-Source = tuple[np.ndarray, np.ndarray]
+Tokens = tuple[np.ndarray, np.ndarray]  # ids and mask (B, T)
 
 
 class DecoderCache(Cache):
@@ -23,7 +21,7 @@ class DecoderCache(Cache):
     The decoder starts with the first tokens that are read.
 
     Args:
-        runtime: the export.
+        runtime: a `Runtime`, or a `ForeignRuntime`.
         expand_size: the number of rows that beams or samples make of each prompt.
         max_new_tokens: the number of tokens that the decoder makes room for.
         is_croppable: True if tokens may be removed, for assisted generation.
@@ -36,7 +34,7 @@ class DecoderCache(Cache):
 
     def __init__(
         self,
-        runtime: Runtime,
+        runtime: Any,
         expand_size: int = 1,
         max_new_tokens: int = INITIAL_CAPACITY,
         is_croppable: bool = False,
@@ -66,7 +64,7 @@ class DecoderCache(Cache):
         self.decoder.crop(count)
         self.length -= count
 
-    def read(self, ids: np.ndarray, mask: Any, source: Source | None, kept: int) -> np.ndarray:
+    def read(self, ids: np.ndarray, mask: Any, source: Tokens | None, kept: int) -> np.ndarray:
         """Feed new tokens and return the logits (rows, `kept`, V) after the last ones.
 
         Args:
@@ -81,13 +79,13 @@ class DecoderCache(Cache):
             ValueError: for ids outside the vocabulary, more tokens than learned positions, a mask
                 with holes or an empty row, and logits that the target does not return.
         """
-        config = self.runtime.config
-        mask = mask if self.decoder is None else None
-        ids, mask = check_tokens(self.runtime, ids, mask, "" if source is None else "decoder_")
-        if self.decoder is None:
-            self.padding = int((mask == 0).sum(axis=1).min())
-        inputs.check_positions(self.length + ids.shape[1] - self.padding, config)
         is_first = self.decoder is None
+        ids, mask = check_tokens(
+            self.runtime, ids, mask if is_first else None, "decoder_" if source else ""
+        )
+        if is_first:
+            self.padding = int((mask == 0).sum(axis=1).min())
+        inputs.check_positions(self.length + ids.shape[1] - self.padding, self.runtime.config)
         logits = self._start(ids, mask, source, kept) if is_first else self._feed(ids)
         self.length += ids.shape[1]
         return logits[:, -kept:]
@@ -99,13 +97,14 @@ class DecoderCache(Cache):
         request = GenerationRequest(self.options, prompt, prompt_mask, source)
         self.decoder = self.runtime.model.decoders.start(request)
         weakref.finalize(self, self.decoder.close)
-        has_kept = self.decoder.all_logits or kept == 1 or ids.shape[1] == 1
-        if not has_kept and not kept:
-            raise ValueError(
-                f"target {self.runtime.target!r} returns only the logits after the last token: "
-                "expected logits_to_keep=1, or an export with the target 'portable'"
-            )
-        length = ids.shape[1] if has_kept else ids.shape[1] - kept + 1
+        length = ids.shape[1]
+        if not self.decoder.all_logits and length > 1:
+            if not kept:
+                raise ValueError(
+                    f"target {self.runtime.target!r} returns only the logits after the last token: "
+                    "expected logits_to_keep=1, or an export with the target 'portable'"
+                )
+            length -= kept - 1
         logits = self.decoder.prefill(prompt[:, :length], prompt_mask[:, :length]).copy()
         if self.expand_size > 1:
             self.decoder.expand(self.expand_size)
@@ -127,7 +126,7 @@ class DecoderCache(Cache):
         return np.concatenate(logits, axis=1)
 
 
-def check_tokens(runtime: Runtime, ids: np.ndarray, mask: Any, prefix: str) -> Source:
+def check_tokens(runtime: Any, ids: np.ndarray, mask: Any, prefix: str) -> Tokens:
     """Check new tokens and return `(ids, mask)`, both (B, T).
 
     Args:
@@ -153,7 +152,7 @@ def check_tokens(runtime: Runtime, ids: np.ndarray, mask: Any, prefix: str) -> S
     return ids, np.ones_like(ids) if prefix else mask
 
 
-def check_source(runtime: Runtime, ids: np.ndarray, mask: Any = None) -> Source:
+def check_source(runtime: Any, ids: np.ndarray, mask: Any = None) -> Tokens:
     """Check source tokens and return `(ids, mask)`, both (B, S), with padding on the right.
 
     `mask` is 0 for padding, `None` for none.
@@ -161,8 +160,9 @@ def check_source(runtime: Runtime, ids: np.ndarray, mask: Any = None) -> Source:
     Raises:
         ValueError: for ids outside the vocabulary, wrong masks, and more tokens than positions.
     """
-    mask = np.ones_like(ids) if mask is None else mask
-    ids, mask = requests.prompts(runtime.info, ids, mask, {})
+    tensors = token_inputs(runtime.config, ("batch_size", "source_length"))
+    arrays = {"input_ids": ids, "attention_mask": mask}
+    ids, mask = inputs.check_inputs(tensors, arrays, runtime.architecture).values()
     inputs.check_positions(inputs.num_positions(ids, mask, runtime.config), runtime.config)
     return inputs.move_padding(ids, mask, "right", runtime.config.get("pad_token_id") or 0)
 

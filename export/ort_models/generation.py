@@ -13,8 +13,10 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from .. import heads
 from ..inference.inputs import position_limit
 from ..inference.options import FIELDS, check_applied
-from .base import ORTModel, converter, to_numpy, warn_of_ignored
-from .decoder_cache import DecoderCache, Source, check_source
+from ..runtime import Runtime
+from .base import ORTModel, changed_fields, converter, to_numpy, warn_of_ignored
+from .decoder_cache import DecoderCache, Tokens, check_source
+from .foreign import DECODER_GRAPHS, SEQ2SEQ_GRAPHS
 
 # The keyword of caches, which transformers 5.24 renamed.
 KEYWORDS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
@@ -79,19 +81,36 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
 
     output_modalities = ("text",)
 
-    def __init__(
-        self, directory: Any, config: Any = None, generation_config: Any = None, **arguments: Any
-    ):
-        super().__init__(directory, config, **arguments)
-        if generation_config is None and (self.directory / GENERATION_CONFIG_NAME).is_file():
-            generation_config = GenerationConfig.from_pretrained(directory)
-        self.generation_config = generation_config or GenerationConfig()
+    def __init__(self, source: Any, config: Any = None, generation_config: Any = None):
+        super().__init__(source, config)
+        if generation_config is None and (source.directory / GENERATION_CONFIG_NAME).is_file():
+            generation_config = GenerationConfig.from_pretrained(source.directory)
+        self.generation_config = generation_config or GenerationConfig.from_model_config(
+            self.config
+        )
+        self._loaded_generation = self.generation_config.to_dict()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "generation_config": self.generation_config}
 
+    def _changed_configs(self) -> dict[str, dict[str, Any]]:
+        changed = changed_fields(self.generation_config.to_dict(), self._loaded_generation)
+        return {**super()._changed_configs(), GENERATION_CONFIG_NAME: changed}
+
     def can_generate(self) -> bool:
         return True
+
+    def encode(self, input_ids: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        """Return the encoder's outputs, with `last_hidden_state` (B, S, D), for sources (B, S).
+
+        They remember the tokens and mask of the source, for `forward`. `kwargs` are ignored.
+
+        Raises:
+            ValueError: for ids outside the vocabulary, wrong masks, and more tokens than positions.
+        """
+        arrays = to_numpy(input_ids=input_ids, attention_mask=attention_mask)
+        states = converter(input_ids)(self.runtime.encode(**arrays))
+        return with_source(states, check_source(self.runtime, *arrays.values()))
 
     def generate(
         self, inputs: Any = None, generation_config: GenerationConfig | None = None, **kwargs: Any
@@ -105,7 +124,9 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
         if inputs is not None and kwargs.get("input_ids") is None:
             kwargs["input_ids"], inputs = inputs, None
         kwargs |= {name: torch.as_tensor(kwargs[name]) for name in INPUTS & set_names(kwargs)}
-        arguments = self._runtime_arguments(generation_config, kwargs) if inputs is None else None
+        arguments = None
+        if inputs is None and isinstance(self.runtime, Runtime):
+            arguments = self._runtime_arguments(generation_config, kwargs)
         if arguments is None:
             return super().generate(inputs, generation_config, **kwargs)
         return converter(kwargs["input_ids"])(self.runtime.generate(**arguments))
@@ -136,26 +157,64 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
             arguments.setdefault("attention_mask", np.ones_like(arguments["input_ids"]))
         return arguments
 
-    def _read(self, ids: Any, mask: Any, source: Any, cache: Any, kept: int) -> tuple[Any, Any]:
-        """Feed tokens and return `(logits, cache)`. Logits are a tensor or an array, like `ids`.
+    def forward(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        decoder_input_ids: Any = None,
+        decoder_attention_mask: Any = None,
+        encoder_outputs: Any = None,
+        past_key_values: Any = None,
+        cache: Any = None,
+        logits_to_keep: int = 0,
+        return_dict: bool | None = None,
+        position_ids: Any = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Feed tokens and return the logits (B, T, V) after each, a cache for the next call, and
+        the states of an encoder.
 
         Args:
-            ids: new tokens (B, T).
-            mask: 0 for padding of a prompt.
-            source: tokens and mask of the source, `None` for a decoder-only model.
-            cache: a cache that this model returned, `None` for a new one.
-            kept: the number of last tokens whose logits are returned, 0 for all.
+            input_ids, attention_mask: tokens (B, T) of a decoder-only model, padded on either side.
+                Positions follow the mask. For a seq2seq model sources (B, S), needed unless there
+                are `encoder_outputs`.
+            decoder_input_ids, decoder_attention_mask: target tokens (B, T) of a seq2seq model,
+                padded on the right.
+            encoder_outputs: what this model's encoder returned for the sources.
+            past_key_values, cache: a cache that this model returned; transformers 5.24 renamed the
+                argument.
+            logits_to_keep: the number of last tokens whose logits are returned. 0 is all, which
+                only portable exports support.
+            return_dict: False to return a tuple in place of named outputs.
+            position_ids, use_cache: ignored.
+            kwargs: other arguments, ignored with a warning.
 
         Raises:
-            ValueError: for another kind of cache, wrong tokens or masks, and logits that the target
-                does not return.
+            ValueError: without tokens for the decoder, for padding on the left of target tokens,
+                for encoder outputs of another model, for wrong tokens, masks or caches, and for
+                logits that the target does not return.
         """
+        warn_of_ignored(self, kwargs)
+        ids, mask, source = input_ids, attention_mask, None
+        if self.config.is_encoder_decoder:
+            ids, mask = decoder_input_ids, decoder_attention_mask
+        if ids is None:
+            raise ValueError("decoder_input_ids is None, expected token ids (B, T)")
+        if self.config.is_encoder_decoder:
+            encoder_outputs = encoder_outputs or self.encode(input_ids, attention_mask)
+            if (source := getattr(encoder_outputs, "source", None)) is None:
+                raise ValueError("encoder_outputs has no source, expected those of this encoder")
+        cache = past_key_values if cache is None else cache
         cache = DecoderCache(self.runtime) if cache is None else cache
         if not isinstance(cache, DecoderCache):
             raise ValueError(f"the cache is a {type(cache).__name__}, expected one of this model")
         arrays = to_numpy(ids=ids, mask=mask)
-        logits = cache.read(arrays["ids"], arrays.get("mask"), source, kept)
-        return converter(ids)(logits), cache
+        logits = cache.read(arrays["ids"], arrays.get("mask"), source, logits_to_keep)
+        output = self.output_class(logits=converter(ids)(logits), **{CACHE: cache})
+        if source is not None:
+            output["encoder_last_hidden_state"] = encoder_outputs.last_hidden_state
+        return output.to_tuple() if return_dict is False else output
 
 
 def set_names(arguments: dict[str, Any]) -> set[str]:
@@ -175,7 +234,7 @@ def runs_in_runtime(config: GenerationConfig) -> bool:
     return not any(getattr(config, name) for name in OTHER_OUTPUTS)
 
 
-def with_source(states: Any, source: Source) -> outputs.BaseModelOutput:
+def with_source(states: Any, source: Tokens) -> outputs.BaseModelOutput:
     """Return outputs of an encoder with `states`, and with the attribute `source`.
 
     A decoder starts from the `source`, its tokens and mask.
@@ -189,109 +248,16 @@ class ORTModelForCausalLM(ORTModelForGeneration):
     """An `ORTModel` of a decoder-only language model."""
 
     tasks = (heads.GENERATE,)
-
-    def forward(
-        self,
-        input_ids: Any,
-        attention_mask: Any = None,
-        past_key_values: Any = None,
-        cache: Any = None,
-        logits_to_keep: int = 0,
-        return_dict: bool | None = None,
-        position_ids: Any = None,
-        use_cache: bool | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Feed tokens and return the logits (B, T, V) after each, and a cache for the next call.
-
-        Args:
-            input_ids, attention_mask: (B, T), padded on either side. Positions follow the mask.
-            past_key_values, cache: a cache that this model returned; transformers 5.24 renamed the
-                argument.
-            logits_to_keep: the number of last tokens whose logits are returned. 0 is all, which
-                only portable exports support.
-            return_dict: False to return a tuple in place of named outputs.
-            position_ids, use_cache: ignored.
-            kwargs: other arguments, ignored with a warning.
-
-        Raises:
-            ValueError: for wrong tokens, masks or caches, and for logits that the target does not
-                return.
-        """
-        warn_of_ignored(self, kwargs)
-        cache = past_key_values if cache is None else cache
-        logits, cache = self._read(input_ids, attention_mask, None, cache, logits_to_keep)
-        output = outputs.CausalLMOutputWithPast(logits=logits, **{CACHE: cache})
-        return output.to_tuple() if return_dict is False else output
+    graph_names = DECODER_GRAPHS
+    output_class = outputs.CausalLMOutputWithPast
 
 
 class ORTModelForSeq2SeqLM(ORTModelForGeneration):
     """An `ORTModel` of an encoder and a decoder that generates text from a source."""
 
     tasks = (heads.GENERATE_TARGETS,)
-
-    def encode(self, input_ids: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
-        """Return the encoder's outputs, with `last_hidden_state` (B, S, D), for sources (B, S).
-
-        They remember the tokens and mask of the source, for `forward`. `kwargs` are ignored.
-
-        Raises:
-            ValueError: for ids outside the vocabulary, wrong masks, and more tokens than positions.
-        """
-        arrays = to_numpy(input_ids=input_ids, attention_mask=attention_mask)
-        states = converter(input_ids)(self.runtime.encode(**arrays))
-        return with_source(states, check_source(self.runtime, *arrays.values()))
+    graph_names = SEQ2SEQ_GRAPHS
+    output_class = outputs.Seq2SeqLMOutput
 
     def get_encoder(self, modality: str | None = None) -> Any:
         return self.encode
-
-    def forward(
-        self,
-        input_ids: Any = None,
-        attention_mask: Any = None,
-        decoder_input_ids: Any = None,
-        decoder_attention_mask: Any = None,
-        encoder_outputs: Any = None,
-        past_key_values: Any = None,
-        cache: Any = None,
-        logits_to_keep: int = 0,
-        return_dict: bool | None = None,
-        use_cache: bool | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Feed target tokens and return the logits (B, T, V), a cache, and the states of the
-        encoder.
-
-        Args:
-            input_ids, attention_mask: sources (B, S), needed unless there are `encoder_outputs`.
-            decoder_input_ids, decoder_attention_mask: target tokens (B, T), padded on the right.
-            encoder_outputs: what this model's encoder returned for the sources.
-            past_key_values, cache: a cache that this model returned; transformers 5.24 renamed the
-                argument.
-            logits_to_keep: the number of last tokens whose logits are returned. 0 is all, which
-                only portable exports support.
-            return_dict: False to return a tuple in place of named outputs.
-            use_cache: ignored.
-            kwargs: other arguments, ignored with a warning.
-
-        Raises:
-            ValueError: without `decoder_input_ids`, for padding on the left, for encoder outputs of
-                another model, for wrong tokens, masks or caches, and for logits that the target
-                does not return.
-        """
-        warn_of_ignored(self, kwargs)
-        if decoder_input_ids is None:
-            raise ValueError("decoder_input_ids is None, expected token ids (B, T)")
-        if encoder_outputs is None:
-            encoder_outputs = self.encode(input_ids, attention_mask)
-        if (source := getattr(encoder_outputs, "source", None)) is None:
-            raise ValueError("encoder_outputs has no source, expected those of this encoder")
-        cache = past_key_values if cache is None else cache
-        logits, cache = self._read(
-            decoder_input_ids, decoder_attention_mask, source, cache, logits_to_keep
-        )
-        states = encoder_outputs.last_hidden_state
-        output = outputs.Seq2SeqLMOutput(
-            logits=logits, encoder_last_hidden_state=states, **{CACHE: cache}
-        )
-        return output.to_tuple() if return_dict is False else output

@@ -65,6 +65,12 @@ def origin(text: str) -> str:
     return text
 
 
+def boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"expected true or false, got {text[:MAX_SHOWN]!r}")
+    return text == "true"
+
+
 def setting(kind: Callable[[str], Any], default: Any, help: str) -> Any:
     """Return a field of `Settings` with its default and help.
 
@@ -115,6 +121,13 @@ class Settings:
         positive, 1024, "maximum number of waiting rows; further requests are rejected with 429"
     )
     max_batch: int = setting(positive, 128, "maximum number of texts in a request")
+    auto_truncate: bool = setting(
+        boolean,
+        True,
+        "true cuts inputs of /embed, /embed_all, /similarity, /predict, /rerank and "
+        "/v1/embeddings that are too long; false rejects them; a request's `truncate` takes "
+        "precedence",
+    )
     max_body: int = setting(positive, 4 * MEBIBYTE, "maximum size of a request body in bytes")
     requests: int = setting(
         positive, 512, "maximum number of requests at once, not counting health checks and metrics"
@@ -168,6 +181,7 @@ def metavar(field: dataclasses.Field) -> str:
         "languages": "SOURCE-TARGET",
         "cors_origin": "ORIGIN",
         "log_level": "LEVEL",
+        "auto_truncate": "BOOL",
         "host": "HOST",
         "dtype": "DTYPE",
     }

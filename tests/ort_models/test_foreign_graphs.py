@@ -1,17 +1,24 @@
-"""Graphs of whole sequences without a manifest, as other exporters leave them."""
+"""Graphs without a manifest, as other exporters leave them."""
 
+import json
 import pickle
 import shutil
+import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from vanilla_transformer_export.ort_models import (
     ORTModelForCausalLM,
     ORTModelForFeatureExtraction,
+    ORTModelForMaskedLM,
+    ORTModelForSeq2SeqLM,
     ORTModelForSequenceClassification,
     pipeline,
 )
+from vanilla_transformer_export.ort_models.generation import CACHE
 
 IDS = np.array([[5, 6, 7, 8], [9, 10, 11, 12]])
 MASK = np.array([[1, 1, 1, 1], [1, 1, 0, 0]])
@@ -53,15 +60,127 @@ def test_a_pipeline_reads_it(saved, foreign):
     assert [answer["label"] for answer in actual] == [answer["label"] for answer in expected]
 
 
+@pytest.fixture(scope="module")
+def repositories(tmp_path_factory):
+    """Repositories that optimum-onnx 0.1.0 wrote with write_foreign_graphs.py, in folders with the
+    outputs of torch. A merged decoder also has the split graphs."""
+    folder = tmp_path_factory.mktemp("foreign")
+    with tarfile.open(Path(__file__).parent / "foreign_graphs.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+GENERATORS = [
+    ("gpt2", {}),
+    ("gpt2-no-cache", {}),
+    ("bloom", {}),
+    ("marian", {}),
+    ("marian", {"use_merged": False}),
+    ("marian-no-cache", {}),
+    ("t5", {}),
+    ("t5", {"use_merged": False}),
+]
+
+
+def read_expected(folder):
+    """Return the inputs, the logits and the tokens of torch."""
+    expected = json.loads((folder / "expected.json").read_text())
+    inputs = {name: torch.tensor(values) for name, values in expected.pop("inputs").items()}
+    return inputs, {name: torch.tensor(values) for name, values in expected.items()}
+
+
+def open_generator(folder, **options):
+    is_decoder = (folder / "model.onnx").is_file()
+    model_class = ORTModelForCausalLM if is_decoder else ORTModelForSeq2SeqLM
+    return model_class.from_pretrained(folder, **options)
+
+
+@pytest.mark.parametrize("name, options", GENERATORS, ids=str)
+def test_decoders_give_the_logits_and_tokens_of_torch(repositories, name, options):
+    model = open_generator(repositories / name, **options)
+    inputs, expected = read_expected(repositories / name)
+    is_token = inputs["attention_mask"].bool() if name.startswith(("gpt2", "bloom")) else ...
+    logits = model(**inputs).logits
+    torch.testing.assert_close(logits[is_token], expected["logits"][is_token], rtol=0, atol=1e-4)
+    prompt = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    for search, arguments in SEARCHES.items():
+        tokens = model.generate(**prompt, max_new_tokens=8, do_sample=False, **arguments)
+        assert torch.equal(tokens, expected[search]), search
+
+
+SEARCHES = {
+    "greedy": {},
+    "beams": {"num_beams": 3, "num_return_sequences": 2},
+    "penalty": {"repetition_penalty": 3.0},
+}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-no-cache", "marian", "marian-no-cache"])
+def test_assistants_and_several_tokens_in_a_step(repositories, name):
+    model = open_generator(repositories / name)
+    inputs, _ = read_expected(repositories / name)
+    prompt = {name: inputs[name][:1] for name in ("input_ids", "attention_mask")}
+    expected = model.generate(**prompt, max_new_tokens=8, do_sample=False)
+    for options in ({"prompt_lookup_num_tokens": 3}, {"assistant_model": model}):
+        actual = model.generate(**prompt, max_new_tokens=8, do_sample=False, **options)
+        assert torch.equal(actual, expected), options
+    ids = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
+    inputs = {name: tensor[:1] for name, tensor in inputs.items() if name != "position_ids"}
+    logits = model(**inputs).logits
+    first = model(**{**inputs, ids: inputs[ids][:, :1], "attention_mask": None})
+    rest = model(**{**inputs, ids: inputs[ids][:, 1:]}, past_key_values=cache_of(first))
+    actual = torch.cat([first.logits, rest.logits], 1)
+    torch.testing.assert_close(actual, logits, rtol=0, atol=1e-4)
+
+
+def cache_of(output):
+    return getattr(output, CACHE)
+
+
+def test_decoders_that_cannot_be_opened_are_one_line(repositories, tmp_path):
+    gpt2 = shutil.copytree(repositories / "gpt2", tmp_path / "gpt2")
+    with pytest.raises(ValueError, match=r"needs the input past_key_values.0.key, got None"):
+        ORTModelForMaskedLM.from_pretrained(gpt2)(IDS)
+    with pytest.raises(ValueError, match=r"input_ids must be in \[0, 63\], got 5 to 99"):
+        ORTModelForCausalLM.from_pretrained(gpt2).generate(torch.tensor([[5, 99]]))
+    (gpt2 / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ValueError, match="has no vocab_size in config.json, expected it"):
+        ORTModelForCausalLM.from_pretrained(gpt2)
+
+
+def test_an_encoder_gives_the_logits_of_torch(repositories):
+    inputs, expected = read_expected(repositories / "bert")
+    logits = opened(repositories / "bert")(**inputs).logits
+    torch.testing.assert_close(logits, expected["logits"], rtol=0, atol=1e-4)
+
+
+def test_a_seq2seq_repository_is_saved_pickled_and_opened_by_an_ending(repositories, tmp_path):
+    inputs, expected = read_expected(repositories / "marian")
+    model = open_generator(repositories / "marian")
+    model.generation_config.num_beams = 3
+    model.generation_config.num_return_sequences = 2
+    model.save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.glob("*.onnx")} == {
+        "encoder_model.onnx",
+        "decoder_model_merged.onnx",
+    }
+    for path in tmp_path.glob("*.onnx"):
+        path.rename(tmp_path / f"{path.stem}_int8.onnx")
+    again = open_generator(tmp_path, file_name="decoder_model_merged_int8.onnx")
+    for each in (again, pickle.loads(pickle.dumps(again))):
+        tokens = each.generate(inputs["input_ids"], max_new_tokens=8, do_sample=False)
+        assert tokens.shape == expected["beams"].shape
+
+
 def test_what_cannot_be_opened_is_one_line(foreign):
     with pytest.raises(FileNotFoundError, match=r"no other.onnx, expected as file_name one of"):
         opened(foreign, file_name="other.onnx")
-    with pytest.raises(ValueError, match=r"returns \['logits'\], expected some of \['last_hidden"):
+    with pytest.raises(ValueError, match=r"returns \['logits'\], expected for ORTModelForFeat"):
         ORTModelForFeatureExtraction.from_pretrained(foreign)
-    with pytest.raises(
-        ValueError, match="is of another exporter, expected for ORTModelForCausalLM"
-    ):
+    with pytest.raises(ValueError, match="the inputs .'token_type_ids'., which no decoder"):
         ORTModelForCausalLM.from_pretrained(foreign)
+    with pytest.raises(FileNotFoundError, match=r"has no encoder_model.onnx, expected as file_na"):
+        ORTModelForSeq2SeqLM.from_pretrained(foreign)
     model = opened(foreign)
     with pytest.raises(ValueError, match=r"input_ids must be in \[0, 68\], got 5 to 99"):
         model(np.array([[5, 99]]))

@@ -147,7 +147,7 @@ def test_candidates_of_prompt_lookup_and_assistants_change_no_token(pair, calls,
     ours, theirs, batch = pair
     row = first_row(batch)
     expected = generated(theirs, row, {})
-    again = type(ours).from_pretrained(ours.directory)
+    again = type(ours).from_pretrained(ours.source.directory)
     for options in (
         {"prompt_lookup_num_tokens": 3},
         {"prompt_lookup_num_tokens": 3, **PROCESSORS},

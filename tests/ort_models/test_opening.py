@@ -96,7 +96,7 @@ def test_a_checkpoint_is_exported_on_the_way(saved, tmp_path, caplog):
     expected = opened(saved("classify").directory)(IDS).logits
     model = opened(checkpoint)
     assert "has no ONNX graphs: it is exported" in caplog.text
-    temporary = model.directory
+    temporary = model.source.directory
     np.testing.assert_array_equal(model(IDS).logits, expected)
     model.save_pretrained(tmp_path / "saved")
     del model
@@ -131,6 +131,33 @@ def test_what_is_saved_opens_with_a_tokenizer_that_was_saved_after_it(directory,
     assert Runtime(out).architecture == model.runtime.architecture
     again.save_pretrained(out)  # in place
     assert opened(out).config.id2label == model.config.id2label
+
+
+def test_changed_fields_of_configs_are_saved(saved, directory, tmp_path):
+    model = opened(directory)
+    model.config.id2label = {0: "no", 1: "maybe", 2: "yes"}
+    model.config.label2id = {"no": 0, "maybe": 1, "yes": 2}
+    model.save_pretrained(tmp_path / "labels")
+    again = opened(tmp_path / "labels")
+    assert again.config.id2label == model.config.id2label
+    classify = TextRuntime(tmp_path / "labels").classify
+    assert {answer["label"] for answer in classify(["the man"], top_k=None)[0]} == {
+        "no",
+        "maybe",
+        "yes",
+    }
+    config = json.loads((tmp_path / "labels/config.json").read_text())
+    original = json.loads((directory / "config.json").read_text())
+    assert {name for name in config if config[name] != original[name]} == {"id2label", "label2id"}
+    generator = ORTModelForCausalLM.from_pretrained(saved("causal").directory)
+    generator.generation_config.num_beams = 3
+    generator.save_pretrained(tmp_path / "beams")
+    again = ORTModelForCausalLM.from_pretrained(tmp_path / "beams")
+    assert again.generation_config.num_beams == 3
+    assert again.runtime.defaults["num_beams"] == 3
+    again.generation_config.num_beams = 1
+    again.save_pretrained(tmp_path / "beams")  # in place
+    assert Runtime(tmp_path / "beams").defaults["num_beams"] == 1
 
 
 def test_a_saved_export_leaves_no_graphs_of_an_earlier_one(saved, several, tmp_path):

@@ -28,6 +28,8 @@ NOT_RUN = {
     "quickstart.md": 1,
     "files.md": 1,
     "clients.md": 1,
+    "coming-from-optimum.md": 1,
+    "coming-from-text-embeddings-inference.md": 1,
     "training.md": 4,
     "run.md": 2,
     "serving.md": 2,

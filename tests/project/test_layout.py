@@ -35,7 +35,7 @@ ALLOWED = {
     "serving": "errors arguments heads specs inference requests model scheduler text runtime "
     "text_runtime image_runtime",
     # torch and transformers over exports, which nothing else imports
-    "ort_models": "errors exporting heads inference requests runtime specs",
+    "ort_models": "errors exporting heads inference runtime specs targets",
     "exporting": "errors arguments heads specs inference graphs one_graph targets runtime text "
     "text_runtime",
 }

@@ -58,6 +58,7 @@ VALUES = {
         name: ("0.5", 0.5)
         for name in ("timeout", "header_timeout", "body_timeout", "grace", "drain")
     },
+    "auto_truncate": ("false", False),
     "token_file": ("a/file", Path("a/file")),
     "cors_origin": ("https://example.org:8443", ("https://example.org:8443",)),
     "log_level": ("debug", "debug"),
@@ -79,7 +80,12 @@ def test_every_setting_has_a_flag_and_a_variable_and_the_flag_goes_first():
     for name, (text, value) in VALUES.items():
         field, other = (
             FIELDS[name],
-            {"log_level": "error", "languages": "a-b", "cors_origin": "*"}.get(name, "3"),
+            {
+                "log_level": "error",
+                "languages": "a-b",
+                "cors_origin": "*",
+                "auto_truncate": "true",
+            }.get(name, "3"),
         )
         assert value != field.default
         assert parsed(flag(field), text) == dataclasses.replace(Settings(), **{name: value})
@@ -108,6 +114,7 @@ def test_what_may_be_given_again_is_a_list():
         ("drain", "soon", (0, 1000000)),
         ("languages", "english", ("en-de", "NAME:en-de")),
         ("cors_origin", "example.org", "https://example.org"),
+        ("auto_truncate", "yes", ("true", "false")),
         ("log_level", "loud", ("debug", "info", "warning", "error")),
     ],
 )

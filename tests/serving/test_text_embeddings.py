@@ -28,16 +28,31 @@ def reaches_this_machine(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def embedder(tmp_path_factory):
-    """The model of sentence-transformers, and a server of its export."""
+def saved(tmp_path_factory):
+    """The model of sentence-transformers, and its export."""
     root = tmp_path_factory.mktemp("embedder")
     plain = save_head("VanillaEncoderModel", word_pieces(), root / "plain", type_vocab_size=2)
     modules = [Transformer(plain, max_seq_length=40), Pooling(32, pooling_mode="mean"), Normalize()]
     model = SentenceTransformer(modules=modules, device="cpu", prompts=PROMPTS)
     model.save(str(root / "model"))
     export(root / "model", root / "export", cases=1)
-    with serving({"it": TextRuntime(root / "export", threads=1)}) as server:
+    return model, root / "export"
+
+
+@pytest.fixture(scope="module")
+def embedder(saved):
+    """The model of sentence-transformers, and a server of its export."""
+    model, directory = saved
+    with serving({"it": TextRuntime(directory, threads=1)}) as server:
         yield model, server.url
+
+
+@pytest.fixture(scope="module")
+def rejecting(saved):
+    """The url of a server with `--auto-truncate false`."""
+    runtimes = {"it": TextRuntime(saved[1], threads=1)}
+    with serving(runtimes, auto_truncate=False) as server:
+        yield server.url
 
 
 @pytest.fixture(scope="module")
@@ -215,29 +230,87 @@ def test_the_root_of_other_models_says_what_is_served(head):
     )
 
 
-def test_texts_that_are_too_long_are_cut_only_if_that_is_asked_for(embedder):
+LONG = " ".join(["the old man"] * 30)  # 92 tokens
+LONG_SENTENCES = {"source_sentence": LONG, "sentences": ["a"]}
+
+
+def test_texts_that_are_too_long_are_cut(embedder):
     model, url = embedder
-    long = " ".join(["the old man"] * 30)
-    refused(post(url, "/embed", inputs=["a", long]), 413, "Validation", seen=92, expected=40)
-    actual = post(url, "/embed", inputs=long, truncate=True).json()
-    np.testing.assert_allclose(actual, model.encode([long]), atol=1e-5)
+    expected = model.encode([LONG])
+    for truncate in ({}, {"truncate": None}, {"truncate": True}):
+        actual = post(url, "/embed", inputs=LONG, **truncate).json()
+        np.testing.assert_allclose(actual, expected, atol=1e-5)
+    actual = post(url, "/v1/embeddings", input=LONG).json()["data"][0]["embedding"]
+    np.testing.assert_allclose([actual], expected, atol=1e-5)
+    assert len(post(url, "/embed_all", inputs=LONG).json()[0]) == 40
+    actual = post(url, "/similarity", inputs=LONG_SENTENCES).json()
+    reference = model.similarity(expected, model.encode(["a"]))[0]
+    np.testing.assert_allclose(actual, reference, atol=1e-4)
     model.tokenizer.truncation_side = "left"
     try:
-        expected = model.encode([long])
+        expected = model.encode([LONG])
     finally:
         model.tokenizer.truncation_side = "right"
-    actual = post(url, "/embed", inputs=long, truncate=True, truncation_direction="left").json()
+    actual = post(url, "/embed", inputs=LONG, truncation_direction="left").json()
     np.testing.assert_allclose(actual, expected, atol=1e-5)
-    refused(post(url, "/embed", inputs=[5] * 41), 413, "Validation", seen=41, expected=40)
-    assert post(url, "/embed", inputs=[5] * 41, truncate=True).status_code == 200
-    refused(
-        post(url, "/embed", inputs="a" * 10_001),
-        413,
-        "Validation",
-        seen=10001,
-        expected=10000,
-    )
-    assert post(url, "/embed", inputs="a b" * 10_000, truncate=True).status_code == 200
+    assert post(url, "/embed", inputs="a b" * 10_000).status_code == 200
+
+
+def test_token_ids_that_are_too_many_are_cut(embedder):
+    url = embedder[1]
+    ids = [5] * 39 + [6, 7] * 100
+    expected = post(url, "/embed", inputs=ids[:40]).json()
+    assert post(url, "/embed", inputs=ids).json() == expected
+    actual = post(url, "/embed", inputs=ids, truncation_direction="left").json()
+    assert actual == post(url, "/embed", inputs=ids[-40:]).json() != expected
+    results = [post(url, "/v1/embeddings", input=row).json() for row in (ids, ids[:40])]
+    assert results[0] == results[1] and results[0]["usage"]["prompt_tokens"] == 40
+
+
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("/embed", {"inputs": ["a", LONG]}),
+        ("/embed_all", {"inputs": LONG}),
+        ("/similarity", {"inputs": LONG_SENTENCES}),
+    ],
+)
+def test_texts_that_are_too_long_are_rejected(embedder, rejecting, path, body):
+    for url, truncate in ((rejecting, {}), (rejecting, {"truncate": None}), (embedder[1], None)):
+        options = {"truncate": False} if truncate is None else truncate
+        asked = {"parameters": options} if path == "/similarity" else options
+        answer = post(url, path, **body, **asked)
+        refused(answer, 413, "Validation", seen=92, expected=40)
+    asked = {"parameters": {"truncate": True}} if path == "/similarity" else {"truncate": True}
+    assert post(rejecting, path, **body, **asked).status_code == 200
+
+
+def test_other_limits_without_truncation(rejecting):
+    refused(post(rejecting, "/embed", inputs=[5] * 41), 413, "Validation", seen=41, expected=40)
+    answer = post(rejecting, "/embed", inputs="a" * 10_001)
+    refused(answer, 413, "Validation", seen=10001, expected=10000)
+    for value, size in (([5] * 41, 41), (LONG, 92), (["a", LONG], 92)):
+        answer = post(rejecting, "/v1/embeddings", input=value)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        check_message(answer.json()["error"]["message"], seen=size, expected=40)
+
+
+@pytest.mark.parametrize(
+    "name, path, body",
+    [
+        ("classify", "/predict", {"inputs": LONG * 12}),
+        ("classify", "/predict", {"inputs": [["a", LONG * 12]]}),
+        ("one label", "/rerank", {"query": "the man", "texts": ["a", LONG * 12]}),
+    ],
+)
+def test_texts_to_label_that_are_too_long_are_cut(head, name, path, body):
+    url = head(name)[1]
+    limit = httpx.get(f"{url}/info").json()["max_input_length"]
+    answer = post(url, path, **body)
+    assert answer.status_code == 200
+    assert answer.json() == post(url, path, **body, truncate=True).json()
+    refused(post(url, path, **body, truncate=False), 413, "Validation", expected=limit)
 
 
 def test_states_and_similarities(embedder):
@@ -299,14 +372,16 @@ def test_tokens_and_texts(embedder):
     assert result == [model.tokenizer.decode(ids), model.tokenizer.decode(ids[:3])]
 
 
-def test_what_is_served_is_told(embedder):
+def test_what_is_served_is_told(embedder, rejecting):
     _, url = embedder
     result = httpx.get(f"{url}/info").json()
     assert (
         result["model_id"] == "it"
         and result["max_input_length"] == 40
         and result["max_client_batch_size"] == 128
+        and result["auto_truncate"] is True
     )
+    assert httpx.get(f"{rejecting}/info").json()["auto_truncate"] is False
     assert (
         result["model_type"] == {"embedding": {"pooling": "mean"}}
         and result["model_dtype"] == "float32"

@@ -29,7 +29,14 @@ from ..streams import EventStream, event, to_json
 from ..translation.translator import call_off_loop
 from .completions import Chunk, Completion, join_chunks
 from .protocol import Protocol, checked_options, name_in_path, served_models, server_settings
-from .text_embeddings import check_dimensions, check_input
+from .text_embeddings import (
+    SimilarityParameters,
+    check_dimensions,
+    check_input,
+    cut_ids,
+    longest,
+    rows_to_embed,
+)
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -414,6 +421,7 @@ async def parse_prompts(value: Any, runtime: TextRuntime, max_items: int) -> lis
     """
     inputs: list[Any] = [""] if value is None else parse_inputs("prompt", value, max_items, runtime)
     if not isinstance(inputs[0], str):
+        check_lengths("prompt", inputs, runtime.info.config["max_position_embeddings"])
         return [CompletionPrompt(ids) for ids in inputs]
     encodings = await call_off_loop(sum(map(len, inputs)), runtime.encode, inputs, True)
     rows: list[list[int]] = [prompt(encoding) for encoding in encodings]
@@ -450,16 +458,10 @@ def parse_inputs(name: str, value: Any, max_items: int, runtime: TextRuntime) ->
             except ValueError as error:
                 raise UsageError(str(error), name) from None
         return inputs
-    size, longest = (
-        runtime.info.config[field] for field in ("vocab_size", "max_position_embeddings")
-    )
+    size = runtime.info.config["vocab_size"]
     for row in inputs:
         if not isinstance(row, list) or not row or not all(type(item) is int for item in row):
             raise UsageError(f"{name} has {short_repr(row)}, expected {EXPECTED}", name)
-        if len(row) > longest:
-            raise too_long(
-                f"{name} has {len(row)} tokens, expected at most {longest}, the model's maximum"
-            )
         outside = [token for token in row if not 0 <= token < size]
         if outside:
             raise UsageError(
@@ -468,6 +470,13 @@ def parse_inputs(name: str, value: Any, max_items: int, runtime: TextRuntime) ->
                 name,
             )
     return inputs
+
+
+def check_lengths(name: str, rows: Sequence[list[int]], longest: int) -> None:
+    """Raise RequestError for a row with more than `longest` token ids."""
+    size = max(map(len, rows))
+    if size > longest:
+        raise too_long(f"{name} has {size} tokens, expected at most {longest}, the model's maximum")
 
 
 def short_repr(value: Any) -> str:
@@ -614,12 +623,14 @@ async def embed(request: Request, body: EmbeddingRequest) -> Any:
     model = served_models(request).choose(
         lambda model: model.embeds, "embed texts", name_in_path(request), body.model
     )
-    inputs = parse_inputs("input", body.input, server_settings(request).max_batch, model.runtime)
+    settings = server_settings(request)
+    inputs = parse_inputs("input", body.input, settings.max_batch, model.runtime)
+    how = SimilarityParameters.model_validate({"truncate": settings.auto_truncate})
     about = {"object": "list", "model": model.name}
     assert model.encoder is not None  # every model that embeds has one
     try:
         content = await model.encoder.call(
-            len(inputs), render_embeddings, model.runtime, inputs, body, about
+            len(inputs), render_embeddings, model, inputs, how, body, about
         )
     except TooLong as error:
         raise too_long(str(error)) from None
@@ -627,16 +638,23 @@ async def embed(request: Request, body: EmbeddingRequest) -> Any:
 
 
 def render_embeddings(
-    runtime: TextRuntime, inputs: list[Any], body: EmbeddingRequest, about: dict[str, Any]
+    model: ServedModel,
+    inputs: list[Any],
+    how: SimilarityParameters,
+    body: EmbeddingRequest,
+    about: dict[str, Any],
 ) -> bytes:
     """Return the response as JSON, with one vector for each of `inputs` and the fields `about`.
 
+    `how` says whether inputs that are too long are truncated.
+
     Raises:
+        TooLong: for an input that is too long and not truncated.
         UsageError: for an invalid number of dimensions.
         ValueError: for an input without tokens, and a model that does not embed.
     """
-    rows, prompt_length = encode_inputs(runtime, inputs)
-    vectors = embedding.vectors(runtime, rows, prompt_length, body.dimensions)
+    rows, prompt_length = encode_inputs(model, inputs, how)
+    vectors = embedding.vectors(model.runtime, rows, prompt_length, body.dimensions)
     if body.dimensions is not None:
         check_dimensions(body.dimensions, vectors.shape[1])
         vectors = embedding.normalize(vectors)
@@ -655,17 +673,21 @@ def render_embeddings(
 
 
 def encode_inputs(
-    runtime: TextRuntime, inputs: list[Any]
+    model: ServedModel, inputs: list[Any], how: SimilarityParameters
 ) -> tuple[Sequence[Encoding | TokenRow], int]:
     """Return the tokens of each input, and the number of tokens of the export's prompt, 0 without
-    one."""
+    one.
+
+    `how` says whether inputs that are too long are truncated.
+
+    Raises:
+        TooLong: for an input that is too long and not truncated.
+    """
     if not isinstance(inputs[0], str):
-        return [TokenRow(ids, [0] * len(ids)) for ids in inputs], 0
+        return [cut_ids(ids, longest(model), how) for ids in inputs], 0
     for index, text in enumerate(inputs):
         check_input(text, f"input {index} of {len(inputs)}")
-    return embedding.rows_to_embed(
-        runtime, inputs, embedding.select_prompt(embedding.sentence_config(runtime), None, None)
-    )
+    return rows_to_embed(model, inputs, how)
 
 
 # ------------------------------------------------------------------------------------------- models

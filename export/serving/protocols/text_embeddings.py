@@ -5,7 +5,7 @@ reranking."""
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -88,7 +88,11 @@ class Truncation(TEIRequest):
     """The options of truncation."""
 
     truncate: bool | None = Field(
-        False, description="true cuts texts that are too long; false rejects them"
+        None,
+        description=(
+            "true cuts texts and token ids that are too long; false rejects them; by default the "
+            "server's --auto-truncate"
+        ),
     )
     truncation_direction: Literal["left", "right", "Left", "Right"] = Field(
         "right", description="side at which texts are cut"
@@ -97,6 +101,10 @@ class Truncation(TEIRequest):
     @property
     def side(self) -> str:
         return self.truncation_direction.lower()
+
+    def with_default(self, truncate: bool) -> Self:
+        """Return the request with the server's `truncate` if it has none."""
+        return self.model_copy(update={"truncate": truncate}) if self.truncate is None else self
 
 
 class EmbedAllRequest(Truncation):
@@ -208,7 +216,9 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
     The export's sentence-transformers modules select pooling and linear maps. The field
     `normalize` decides about normalization."""
     model = choose_model(request, lambda model: model.embeds, "embed texts", body.model)
-    inputs = parse_inputs("inputs", body.inputs, server_settings(request).max_batch, model.runtime)
+    settings = server_settings(request)
+    inputs = parse_inputs("inputs", body.inputs, settings.max_batch, model.runtime)
+    body = body.with_default(settings.auto_truncate)
     return json_response(await model.read(len(inputs), render_vectors, model, inputs, body))
 
 
@@ -216,7 +226,9 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
 async def embed_all(request: Request, body: EmbedAllRequest) -> Response:
     """Return the vectors of all tokens of each input, without pooling."""
     model = choose_model(request, lambda model: model.embeds, "embed texts", body.model)
-    inputs = parse_inputs("inputs", body.inputs, server_settings(request).max_batch, model.runtime)
+    settings = server_settings(request)
+    inputs = parse_inputs("inputs", body.inputs, settings.max_batch, model.runtime)
+    body = body.with_default(settings.auto_truncate)
     return json_response(await model.read(len(inputs), render_states, model, inputs, body))
 
 
@@ -227,8 +239,10 @@ async def similarity(request: Request, body: SimilarityRequest) -> Response:
     if not body.inputs.sentences:
         raise empty_error("inputs.sentences")
     sentences = [body.inputs.source_sentence, *body.inputs.sentences]
-    inputs = parse_inputs("inputs", sentences, server_settings(request).max_batch, model.runtime)
+    settings = server_settings(request)
+    inputs = parse_inputs("inputs", sentences, settings.max_batch, model.runtime)
     how = body.parameters or SimilarityParameters.model_validate({})
+    how = how.with_default(settings.auto_truncate)
     return JSONResponse(await model.read(len(inputs), cosine_similarities, model, inputs, how))
 
 
@@ -237,7 +251,9 @@ async def predict(request: Request, body: PredictRequest) -> Response:
     """Return all labels of each text or pair of texts, best first."""
     model = choose_model(request, classifies, "label texts", body.model)
     sequences, is_batch = parse_sequences(body.inputs)
-    check_number("inputs", sequences, server_settings(request).max_batch)
+    settings = server_settings(request)
+    check_number("inputs", sequences, settings.max_batch)
+    body = body.with_default(settings.auto_truncate)
     results = await model.read(len(sequences), labels, model, sequences, body, body.raw_scores)
     return JSONResponse(results if is_batch else results[0])
 
@@ -250,7 +266,9 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
     )
     if not body.texts:
         raise empty_error("texts")
-    check_number("texts", body.texts, server_settings(request).max_batch)
+    settings = server_settings(request)
+    check_number("texts", body.texts, settings.max_batch)
+    body = body.with_default(settings.auto_truncate)
     pairs = [(body.query, text) for text in body.texts]
     results = await model.read(len(pairs), compute_scores, model, pairs, body, body.raw_scores)
     ranks = sorted(
@@ -316,7 +334,7 @@ async def info(request: Request, model: str | None = None) -> Response:
         "max_batch_tokens": runtime.max_tokens,
         "max_batch_requests": None,
         "max_client_batch_size": settings.max_batch,
-        "auto_truncate": False,
+        "auto_truncate": settings.auto_truncate,
         "tokenization_workers": MAX_CALLS,
         "version": __version__,
         "sha": None,
@@ -482,8 +500,8 @@ def encode(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) -> 
         size = len(text) if isinstance(text, str) else sum(map(len, text))
         if size > limit * MAX_TOKEN_LENGTH:
             raise TooLong(
-                f"a text has {size} characters, expected at most {limit * MAX_TOKEN_LENGTH}: "
-                f"shorten it or set truncate=true"
+                f"a text has {size} characters, expected at most {limit * MAX_TOKEN_LENGTH} "
+                f"without truncation"
             )
     rows = encode_texts(model.runtime, texts)
     check_lengths([len(row.ids) for row in rows], limit)
@@ -493,8 +511,7 @@ def encode(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) -> 
 def check_lengths(lengths: Sequence[int], limit: int) -> None:
     if max(lengths) > limit:
         raise TooLong(
-            f"a text has {max(lengths)} tokens, expected at most {limit}: shorten it or set "
-            f"truncate=true"
+            f"a text has {max(lengths)} tokens, expected at most {limit} without truncation"
         )
 
 
