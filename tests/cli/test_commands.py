@@ -78,13 +78,13 @@ BENCHMARKS_RUN = (  # to the end
     "python benchmarks/linear_baseline.py --data DATA",
     "python benchmarks/outside.py",
     "python benchmarks/scores.py --data DATA",
-    "python benchmarks/lowercased.py CARD --data DIR",
-    "python benchmarks/lowercased.py CARD --data DATA/multi30k",
+    "python benchmarks/captions.py CARD --data DIR",
+    "python benchmarks/captions.py CARD --data DATA/multi30k",
 )
 
-# Of JSON: scores of two splits and one; each fold and all of them, by two kinds of features; two
-# splits.
-LINES = {"scores": 4 + 1, "linear_baseline": 2 * (5 + 1), "lowercased": 2}
+# Of JSON: two scores of a translator and one; each fold and all of them, by two kinds of features;
+# two forms, and five kinds of noise.
+LINES = {"scores": 2 + 1, "linear_baseline": 2 * (5 + 1), "captions": 2 + 5}
 
 
 def spans(text: str) -> set[str]:
