@@ -42,12 +42,12 @@ def lowercased(lines: list[str]) -> list[str]:
 
 def score(outputs: list[str], references: list[str], tokenize: str) -> dict:
     metric = BLEU(tokenize=tokenize)
-    value = metric.corpus_score(outputs, [references]).score
+    value, signature = metric.corpus_score(outputs, [references]).score, str(metric.get_signature())
     interval = [round(bound, 2) for bound in corpus_interval(metric, outputs, references)]
     return {
         "bleu": round(value, 2),
         "interval": interval,
-        "signature": str(metric.get_signature()),
+        "signature": signature,
         "lines": len(references),
     }
 
