@@ -66,7 +66,7 @@ def measure(exported: Path, data: dict) -> dict:
     return {
         **accuracy(correct, len(texts)),
         "milliseconds": round(1000 * median(seconds), 2),
-        "megabytes": round(size / 1e6, 1),
+        "megabytes": round(size / 1e6, 2),
     }
 
 

@@ -50,6 +50,9 @@ PARSED = {  # what is only parsed, and why
     "python benchmarks/bulk.py EXPORT --captions FILE": (
         "some minutes; test_bulk.py runs it on fewer lines"
     ),
+    "python benchmarks/fine_tuning.py ENCODER --data DATA --work WORK": (
+        "an hour; test_quality.py runs it on a tiny encoder"
+    ),
     "python benchmarks/sentence_splitting.py FILE": (
         "libraries of other sentence splitters, which nothing here needs"
     ),

@@ -27,6 +27,7 @@ NOT_RUN = {
     "README.md": 2,
     "quickstart.md": 1,
     "files.md": 1,
+    "fine-tuning.md": 1,
     "clients.md": 1,
     "training.md": 4,
     "run.md": 2,
