@@ -58,6 +58,7 @@ def read_recipe(card: Path, data: Path) -> Recipe:
     # teachers are not in model_cards/ and do not affect scores
     for name in ("teachers", *TEXT_AUGMENTATION):
         recipe.training.pop(name, None)
+    recipe.data.pop("source_noise", None)
     return recipe
 
 

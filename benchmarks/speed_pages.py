@@ -1,5 +1,6 @@
 """The speeds in README.md and docs/results.md, from the results of all processors: `python
-benchmarks/speed_pages.py` writes them there, between the comments that name this file."""
+benchmarks/speed_pages.py` writes them there, between the comments that name this file and a
+table."""
 
 import json
 import re
@@ -9,7 +10,7 @@ import report
 
 ROOT = Path(__file__).parents[1]
 URL = "https://github.com/vanilla-transformer/vanilla-transformer"
-MARKS = "<!-- benchmarks/speed_pages.py -->", "<!-- /benchmarks/speed_pages.py -->"
+MARKS = "<!-- benchmarks/speed_pages.py {} -->", "<!-- /benchmarks/speed_pages.py {} -->"
 # (shape, beams, batch): its name in README.md
 HIGHLIGHTS = {
     ("seq2seq", 4, 1): "base seq2seq, beam 4, batch 1, tokens per second",
@@ -25,8 +26,34 @@ def results(folder: Path = report.RESULTS) -> dict[str, dict]:
     return {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("cpu-*.json"))}
 
 
-def highlights(by_machine: dict[str, dict]) -> str:
-    """Return the table of README.md for the results `by_machine`.
+def tables(by_machine: dict[str, dict]) -> dict[str, dict[str, str]]:
+    """Return the tables by page and name."""
+    return {
+        "README.md": {"highlights": comparison(by_machine, HIGHLIGHTS)},
+        "docs/results.md": {
+            "comparison": comparison(by_machine, all_workloads(by_machine)),
+            "engines": overviews(by_machine),
+        },
+    }
+
+
+def all_workloads(by_machine: dict[str, dict]) -> dict[tuple[str, int, int], str]:
+    """Return the name of each workload that was measured on some CPU."""
+    return {
+        (*key, batch): f"{name}, batch {batch}, {unit}"
+        for key, (name, unit) in report.SPEEDS.items()
+        for batch in sorted(
+            {
+                record["batch"]
+                for result in by_machine.values()
+                for record in report.records(result, *key)
+            }
+        )
+    }
+
+
+def comparison(by_machine: dict[str, dict], workloads: dict[tuple[str, int, int], str]) -> str:
+    """Return a table with a row for each of `workloads`.
 
     For each CPU it has our fastest export, and the fastest engine of each program.
     """
@@ -35,16 +62,13 @@ def highlights(by_machine: dict[str, dict]) -> str:
     ]
     rows = [
         [what, *(cell for result in by_machine.values() for cell in compared(result, key))]
-        for key, what in HIGHLIGHTS.items()
+        for key, what in workloads.items()
     ]
     return report.table(["2 CPU threads", *names], rows)
 
 
 def compared(result: dict, key: tuple[str, int, int]) -> tuple[str, str]:
-    """Return (our speed, those of the others) in `result` as text.
-
-    `key` is a cell of `HIGHLIGHTS`: shape, beams and batch.
-    """
+    """Return our speed and those of the others, for a workload."""
     shape, beams, batch = key
     records = [
         record for record in report.records(result, shape, beams) if record["batch"] == batch
@@ -57,7 +81,7 @@ def compared(result: dict, key: tuple[str, int, int]) -> tuple[str, str]:
         )
         for program in PROGRAMS
     ]
-    return ours, "; ".join(filter(None, others))
+    return ours or "-", "; ".join(filter(None, others)) or "-"
 
 
 def format_names(measured: dict, names: list[str]) -> str:
@@ -76,10 +100,7 @@ def format_names(measured: dict, names: list[str]) -> str:
 
 
 def overviews(by_machine: dict[str, dict]) -> str:
-    """Return the tables of docs/results.md for the results `by_machine`.
-
-    Each has its CPU and a link to the rest.
-    """
+    """Return the speeds of all engines, a table for each CPU, with a link to the rest."""
     return "\n\n".join(overview(name, result) for name, result in by_machine.items())
 
 
@@ -111,28 +132,30 @@ def kind(result: dict) -> str:
     return report.processor(result["hardware"]["instructions"]).upper()
 
 
-def filled(page: str, text: str) -> str:
-    """Return `page` with `text` between the marks.
+def filled(page: str, name: str, text: str) -> str:
+    """Return `page` with `text` between the marks of the table `name`.
 
-    Raises:
-        ValueError: unless the marks occur once.
+    Raises ValueError unless the marks occur once.
     """
-    begin, end = map(re.escape, MARKS)
+    begin, end = (mark.format(name) for mark in MARKS)
     changed, count = re.subn(
-        f"{begin}.*?{end}", lambda _: f"{MARKS[0]}\n{text}\n{MARKS[1]}", page, flags=re.DOTALL
+        f"{re.escape(begin)}.*?{re.escape(end)}",
+        lambda _: f"{begin}\n{text}\n{end}",
+        page,
+        flags=re.DOTALL,
     )
     if count != 1:
-        raise ValueError(f"the page has {MARKS[0]} with its end {count} times, expected once")
+        raise ValueError(f"the page has {begin} with its end {count} times, expected once")
     return changed
 
 
 def main(root: Path = ROOT) -> None:
     by_machine = results(root / "benchmarks/results")
-    for page, text in {
-        "README.md": highlights(by_machine),
-        "docs/results.md": overviews(by_machine),
-    }.items():
-        (root / page).write_text(filled((root / page).read_text(), text))
+    for page, texts in tables(by_machine).items():
+        content = (root / page).read_text()
+        for name, text in texts.items():
+            content = filled(content, name, text)
+        (root / page).write_text(content)
         print(f"{page}: {', '.join(by_machine)}")
 
 

@@ -239,19 +239,26 @@ def test_the_front_page_has_the_fastest_of_each_program(tmp_path):
         "cells": cells[:1],
         "hardware": {**RESULT["hardware"], "instructions": ["avx512_vnni"]},
     }
-    table = pages.highlights({"cpu-avx2": {**RESULT, "cells": cells}, "cpu-vnni": vnni})
+    machines = {"cpu-avx2": {**RESULT, "cells": cells}, "cpu-vnni": vnni}
+    table = pages.comparison(machines, pages.HIGHLIGHTS)
     assert "| ours, AVX2 | to compare | ours, VNNI | to compare |" in table
     [line] = lines_of(table, pages.HIGHLIGHTS["gpt2", 1, 1])
-    assert line[1:] == ["40 int4", "10 OpenVINO fp32; 5 transformers, torch.compile", "40 int4"]
+    assert line[1:] == [
+        "40 int4",
+        "10 OpenVINO fp32; 5 transformers, torch.compile",
+        "40 int4",
+        "-",
+    ]
+    assert pages.all_workloads(machines) == {("gpt2", 1, 1): "GPT-2, greedy, batch 1, new tokens/s"}
 
 
 def test_a_page_is_filled_between_its_marks():
-    begin, end = pages.MARKS
+    begin, end = (mark.format("speeds") for mark in pages.MARKS)
     page = f"before\n{begin}\nold\n{end}\nafter\n"
-    assert pages.filled(page, "new \\1") == f"before\n{begin}\nnew \\1\n{end}\nafter\n"
+    assert pages.filled(page, "speeds", "new \\1") == (f"before\n{begin}\nnew \\1\n{end}\nafter\n")
     for wrong in ("no marks", 2 * page, page.replace(end, "")):
         with raises(ValueError, seen=begin, expected="once"):
-            pages.filled(wrong, "new")
+            pages.filled(wrong, "speeds", "new")
 
 
 @pytest.mark.parametrize(
@@ -319,12 +326,10 @@ def test_the_plot_is_drawn_from_the_result_alone(tmp_path):
 
 def test_the_documentation_has_what_was_measured():
     actual = pages.results()
-    for page, text in {
-        "README.md": pages.highlights(actual),
-        "docs/results.md": pages.overviews(actual),
-    }.items():
+    assert actual
+    for page, tables in pages.tables(actual).items():
         page = (BENCHMARKS.parent / page).read_text()
-        assert actual and pages.filled(page, text) == page
+        assert all(pages.filled(page, name, text) == page for name, text in tables.items())
     for name, result in actual.items():
         assert report.processor(result["hardware"]["instructions"]) == name.removeprefix("cpu-")
         assert not result["options"]["quick"] and result["options"]["repeats"] >= 5

@@ -7,17 +7,19 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import captions
+import fine_tuning
 import intervals
 import linear_baseline
-import lowercased
 import numpy as np
 import pytest
 import sacrebleu
 import scores
+import standins
 from checkpoints import OPINIONS, toy_corpus, write_corpus
 from messages import raises
 
-from vanilla_transformer.training.recipe import Recipe
+from vanilla_transformer.training.recipe import Recipe, read_recipe
 from vanilla_transformer.training.run import train
 
 
@@ -160,36 +162,80 @@ def test_a_linear_baseline_learns_from_the_training_rows_and_is_counted_on_the_o
         assert result["interval"] == intervals.accuracy_interval(3, 4)
 
 
-def test_cased_translations_are_scored_on_lower_cased_tokens(tmp_path):
-    """Two lines in the form of Multi30k's files; a translation is right whatever its case."""
-    targets = ["Ein Mann sagt: „Hallo“.", "Zwei Hunde rennen über eine Wiese."]
-    tokens = ["ein mann sagt : &quot; hallo &quot; .", "zwei hunde rennen über eine wiese ."]
+TARGETS = ["Ein Mann sagt: „Hallo“.", "Zwei Hunde rennen über eine Wiese."]
+TOKENS = ["ein mann sagt : &quot; hallo &quot; .", "zwei hunde rennen über eine wiese ."]
+
+
+@pytest.fixture
+def two_captions(tmp_path):
+    """A directory with two lines of `val` in the form of Multi30k's files."""
     files = {
-        "val.en.gz": ["a man", "two dogs"],
-        "val.de.gz": targets,
-        "val.lc.norm.tok.de.gz": tokens,
+        "val.en.gz": ["A man.", "Two dogs."],
+        "val.de.gz": TARGETS,
+        "val.lc.norm.tok.de.gz": TOKENS,
     }
     for name, lines in files.items():
         with gzip.open(tmp_path / name, "wt", encoding="utf-8") as file:
             file.write("".join(f"{line}\n" for line in lines))
+    return tmp_path
 
-    def translate(texts, batch_size):
-        return [
-            {"translation_text": {"a man": "EIN mann sagt: „Hallo“.", "two dogs": said}[text]}
-            for text in texts
-        ]
 
-    said = targets[1]
-    assert lowercased.score(translate, tmp_path, "val") == dict(
+def test_captions_are_scored_cased_and_lower_cased(two_captions):
+    """The first translation is wrong only in its case."""
+
+    def translate(texts):
+        return ["EIN mann sagt: „Hallo“.", TARGETS[1]]
+
+    cased, lowercased = captions.text_scores(translate, two_captions, "val")
+    expected = sacrebleu.corpus_bleu(translate([]), [TARGETS]).score
+    assert cased["bleu"] == round(expected, 2) < 95 and "tok:13a" in cased["signature"]
+    assert lowercased == dict(
         text="val",
+        form="lower-cased",
         bleu=100.0,
         interval=[100.0, 100.0],
         signature=f"nrefs:1|case:mixed|eff:no|tok:none|smooth:exp|version:{sacrebleu.__version__}",
         lines=2,
         alike=2,
     )
-    said = "Zwei Hunde rennen über das Gras."
-    expected = sacrebleu.corpus_bleu(
-        [tokens[0], "zwei hunde rennen über das gras ."], [tokens], tokenize="none"
-    ).score
-    assert lowercased.score(translate, tmp_path, "val")["bleu"] == round(expected, 2) < 90
+
+
+def test_captions_with_noise_are_rows_of_their_own(two_captions):
+    """A translator that only knows the captions as they are."""
+
+    def translate(texts):
+        known = dict(zip(["A man.", "Two dogs."], TARGETS))
+        return [known.get(text, "") for text in texts]
+
+    rows = {row["text"]: row["bleu"] for row in captions.noise_scores(translate, two_captions)}
+    assert rows == {
+        "val, all capitals": 0,
+        "val, no capitals": 0,
+        "val, no final stop": 0,
+        "val, doubled spaces": 0,
+        "val, typing errors": 0,
+    }
+
+
+# --------------------------------------------------------------------------- a pretrained encoder
+
+
+def test_an_encoder_is_trained_exported_and_measured_for_each_text_and_fold(
+    tmp_path, monkeypatch, capsys
+):
+    for name in fine_tuning.TEXTS:
+        recipe = read_recipe(name)
+        standins.write_text(recipe, tmp_path / name)
+    encoder = standins.checkpoint(tmp_path / "encoder")
+    arguments = [encoder, "--data", str(tmp_path), "--work", str(tmp_path / "work")]
+    monkeypatch.setattr(sys, "argv", ["fine_tuning.py", *arguments])
+    fine_tuning.main()
+    lines = capsys.readouterr().out.splitlines()
+    *models, total = [json.loads(line) for line in lines if line.startswith('{"model"')]
+    assert [model["model"] for model in models] == ["sst2", *(f"trec-{fold}" for fold in range(5))]
+    assert all(model["milliseconds"] > 0 and model["megabytes"] > 0 for model in models)
+    assert total["rows"] == sum(model["rows"] for model in models[1:])
+    assert total["correct"] == sum(model["correct"] for model in models[1:])
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*")}
+    fine_tuning.main()  # what is there is measured again
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*")} == made

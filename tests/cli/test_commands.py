@@ -50,6 +50,9 @@ PARSED = {  # what is only parsed, and why
     "python benchmarks/bulk.py EXPORT --captions FILE": (
         "some minutes; test_bulk.py runs it on fewer lines"
     ),
+    "python benchmarks/fine_tuning.py ENCODER --data DATA --work WORK": (
+        "an hour; test_quality.py runs it on a tiny encoder"
+    ),
     "python benchmarks/sentence_splitting.py FILE": (
         "libraries of other sentence splitters, which nothing here needs"
     ),
@@ -78,13 +81,13 @@ BENCHMARKS_RUN = (  # to the end
     "python benchmarks/linear_baseline.py --data DATA",
     "python benchmarks/outside.py",
     "python benchmarks/scores.py --data DATA",
-    "python benchmarks/lowercased.py CARD --data DIR",
-    "python benchmarks/lowercased.py CARD --data DATA/multi30k",
+    "python benchmarks/captions.py CARD --data DIR",
+    "python benchmarks/captions.py CARD --data DATA/multi30k",
 )
 
-# Of JSON: scores of two splits and one; each fold and all of them, by two kinds of features; two
-# splits.
-LINES = {"scores": 4 + 1, "linear_baseline": 2 * (5 + 1), "lowercased": 2}
+# Of JSON: two scores of a translator and one; each fold and all of them, by two kinds of features;
+# two forms, and five kinds of noise.
+LINES = {"scores": 2 + 1, "linear_baseline": 2 * (5 + 1), "captions": 2 + 5}
 
 
 def spans(text: str) -> set[str]:

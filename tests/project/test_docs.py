@@ -27,6 +27,7 @@ NOT_RUN = {
     "README.md": 2,
     "quickstart.md": 1,
     "files.md": 1,
+    "fine-tuning.md": 1,
     "clients.md": 1,
     "coming-from-optimum.md": 1,
     "coming-from-text-embeddings-inference.md": 1,

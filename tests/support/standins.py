@@ -74,6 +74,8 @@ def lacking(recipe: Recipe, folder: Path) -> dict:
         ]
         return {"data.dataset": data_set(folder / "pairs", pairs)}
     settings = {} if recipe.data.keys() & {"train"} else made_up_names(recipe)
+    if not (recipe.tokenizer or recipe.model):
+        settings["model.path"] = checkpoint(folder / "start")
     if recipe.training.get("word_replacement"):
         names = recipe.data["label_names"]
         settings["training.teachers"] = [

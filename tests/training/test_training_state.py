@@ -190,6 +190,12 @@ def test_the_text_may_lie_elsewhere_but_must_be_the_same(recipe, state, tmp_path
         open_state(state, moved, restart=False)
 
 
+def test_the_text_of_the_test_may_come_later(recipe, state):
+    open_state(state, recipe, restart=False)
+    checkpoint(state, 5)
+    open_state(state, changed(recipe, "data", test=recipe.data["train"]), restart=False)
+
+
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_restart_moves_the_state_aside(recipe, state, is_damaged, capsys):
     open_state(state, recipe, restart=False)

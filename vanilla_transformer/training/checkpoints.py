@@ -30,7 +30,7 @@ RUN = "run.json"  # in the state directory: recipe and text hashes of the run
 FILES = "files.json"  # in each checkpoint, written last: hashes of its files
 # keys of a recipe that do not change the resulting weights
 NEUTRAL = re.compile(
-    r"save_dtype|(generation|evaluation)\..*|data\.directory"
+    r"save_dtype|(generation|evaluation)\..*|data\.(directory|test)|text\.test"
     r"|training\.(log\w*|report_to|run_name|disable_tqdm)"
 )
 # schedules that do not depend on the number of updates

@@ -72,6 +72,10 @@ def check_data(data: dict, task: "Task") -> None:
     for name in ("config", "columns", "streaming"):
         if data.get(name) and "dataset" not in data:
             raise UsageError(f"data.{name} is {data[name]!r}, expected data.dataset with it")
+    if data.get("streaming") and data.get("source_noise"):
+        raise UsageError(
+            f"data.source_noise is {data['source_noise']}, expected 0 with data.streaming"
+        )
     if ("fold" in data) != ("folds" in data):
         raise UsageError(
             f"data.folds is {data.get('folds')} and data.fold {data.get('fold')}, expected both "

@@ -16,7 +16,8 @@ from ...configuration_vanilla_transformer import VanillaSeq2SeqConfig
 from ...modeling_vanilla_transformer import VanillaSeq2SeqForConditionalGeneration
 from ..data import SOURCES, read_columns
 from ..metrics import bleu, chrf
-from ..values import SPLITS, KeyType, data_keys
+from ..noise import add_noise
+from ..values import PROBABILITY, SPLITS, KeyType, data_keys
 from .task import Abilities, Columns, Metrics, Rows
 
 SIDES = ("source", "target")
@@ -24,7 +25,7 @@ ABILITIES = Abilities(bpe_dropout=True, carries_pipeline=True, parallel_files=SI
 CONFIG = VanillaSeq2SeqConfig
 MODEL = VanillaSeq2SeqForConditionalGeneration
 PIPELINE = "translation"
-DATA = data_keys(*SOURCES, "streaming", *SPLITS)
+DATA = data_keys(*SOURCES, "streaming", *SPLITS, source_noise=KeyType(float, PROBABILITY))
 EVALUATION = {"bleu_tokenize": KeyType(str)}  # a tokenization of sacreBLEU, "13a" by default
 METRICS = ("bleu", "chrf")
 
@@ -33,7 +34,9 @@ reduce = None  # the metrics take generated tokens
 
 
 def read(data: dict, split: str) -> Rows | None:
-    return read_columns(data, split, SIDES)
+    rows = read_columns(data, split, SIDES)
+    share = data.get("source_noise") if split == "train" else None
+    return add_noise(rows, share) if rows and share else rows
 
 
 def texts(dataset: Rows) -> Iterable[str]:
