@@ -657,7 +657,10 @@ class VanillaVisionConfig(VanillaTransformerConfig):
             )
         count = math.prod(self.grid_shape)
         if count > LARGEST:
-            raise ValueError(f"an image must have at most {LARGEST} patches, got {count}")
+            raise ValueError(
+                f"image_size={self.image_size} with patch_size={self.patch_size} has {count} "
+                f"patches, expected at most {LARGEST}"
+            )
 
 
 def pair(size: int | list[int] | tuple[int, int]) -> tuple[int, ...]:

@@ -364,12 +364,13 @@ class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
         logits_to_keep: torch.BoolTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> VanillaEncoderForPreTrainingOutput:
-        """Return the logits of both objectives, and with labels the sum of their cross-entropies.
+        """Return the logits of both objectives, and the sum of the losses of those with labels.
 
         `input_ids` are (B, S), or `inputs_embeds` (B, S, E); `attention_mask` (B, S) is 0 for
-        padding. `labels` (B, S) are those of masked language modelling. `next_sentence_label` (B,)
-        is 0 if the second sentence follows, else 1. With a mask `logits_to_keep` (B, S), only its N
-        positions have prediction logits (N, V) and count in the loss.
+        padding. `labels` (B, S) of masked language modelling are -100 where nothing is predicted.
+        `next_sentence_label` (B,) is 0 if the second sentence follows, else 1. The losses are
+        cross-entropies; without any labels the loss is None. With a mask `logits_to_keep` (B, S),
+        only its N positions have prediction logits (N, V) and count in the loss.
         """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs

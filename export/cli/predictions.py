@@ -89,7 +89,10 @@ def add_generation(parser: Parser) -> None:
     )
     parser.add_argument("--target-prefix", type=path, metavar="FILE", help=prefix_help)
     shape = parser.add_mutually_exclusive_group()
-    best_help = "number of results per line, best first, as `line ||| text ||| score`"
+    best_help = (
+        "number of results per line, best first, as `number ||| text ||| score` with the number "
+        "of the line from 0"
+    )
     shape.add_argument("--n-best", type=positive, metavar="N", help=best_help)
     shape.add_argument(
         "--scores",

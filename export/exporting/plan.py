@@ -86,9 +86,10 @@ class Graphs:
 
 
 def uses_target(config: Config) -> bool:
-    """Return True if the graphs of a model have the attention of its target.
+    """Return True if the graphs of a model have the attention operators of their target.
 
-    Models with a decoder that reads full sequences have standard operators on every target.
+    These are encoders, vision models and all models that generate. Other models with a decoder,
+    such as classifiers, have standard operators on every target.
     """
     return HEADS[config.architecture].generates or config.model_type in (
         "vanilla-encoder",

@@ -71,7 +71,8 @@ def compression_module(name: str) -> Any:
 def check_lines(path: Path) -> None:
     """Check that the name of a file of lines tells its compression, and that it can be read.
 
-    Pipes are not checked: their bytes can be read only once.
+    Only regular files are checked. The bytes of a pipe can be read only once, and a missing file
+    raises FileNotFoundError when it is opened.
 
     Raises:
         ValueError: for a compression that cannot be read or that the name does not tell, and for a

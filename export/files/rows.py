@@ -46,8 +46,11 @@ class RecordFields:
             )
 
     def parse_text(self, line: bytes) -> Row:
-        """Return the row of a line of text, for a task that reads one text. A line that cannot be
-        read is a row with a `fault`."""
+        """Return the row of a line of text, for a task that reads one text.
+
+        A blank line is a row without an example. A line that cannot be read is a row with a
+        `fault`; nothing is raised.
+        """
         try:
             return self.row(None, {self.forms[0][0]: decode_line(line, "it")})
         except ValueError as error:
@@ -55,7 +58,11 @@ class RecordFields:
 
     def parse_line(self, line: bytes) -> Row:
         """Return the row of an argument or a line of standard input: a JSON object if it begins
-        with {, else a text. A line that cannot be read is a row with a `fault`."""
+        with {, else a text.
+
+        A blank line is a row without an example. A line that cannot be read, and a text where the
+        task reads several, is a row with a `fault`.
+        """
         if line.lstrip().startswith(b"{"):
             return self.parse_json(line)
         keys = self.forms[0]
@@ -65,8 +72,11 @@ class RecordFields:
         return self.parse_text(line)
 
     def parse_json(self, line: bytes) -> Row:
-        """Return the row of a line that is a JSON object. A line that cannot be read is a row with
-        a `fault`."""
+        """Return the row of a line that is a JSON object.
+
+        A blank line is a row without a record and an example. A line that cannot be read, or is
+        other JSON, is a row with a `fault`.
+        """
         try:
             text = decode_line(line, "it")
         except ValueError as error:
@@ -89,7 +99,8 @@ class RecordFields:
     def parse_record(self, record: Mapping[str, Any]) -> Row:
         """Return the row of `record`, a JSON object or a row of a table.
 
-        Without the fields of the task the row has a `fault`, text that says what is wrong.
+        The row has a `fault`, text that says what is wrong, if the fields of the task are missing
+        or are not strings. It has no example if the only field is blank.
         """
         forms = [(self.field,)] if self.field is not None else self.forms
         present = (

@@ -234,10 +234,9 @@ class Runner:
         return self.predictions.runtime.info.directory
 
     def facts(self, paths: Sequence[Path]) -> dict:
-        """Return the settings and versions that the results depend on, by name, apart from the
-        lines.
+        """Return the settings and versions that the results depend on, by name.
 
-        `paths` are the inputs.
+        Of the input files `paths` only the paths are recorded, not the lines.
         """
         return self.predictions.facts() | {
             "field": self.field,

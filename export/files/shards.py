@@ -37,7 +37,11 @@ class Shard:
 
     def rows(self) -> list[Row]:
         """Return a `Row` for each line, with the example that the task reads and the target prefix,
-        if any."""
+        if any.
+
+        A line that cannot be read is a row with a `fault`, and a blank line a row without an
+        example. Nothing is raised for them.
+        """
         rows = self.format.rows(self.content)
         if self.prefixes is None:
             return rows

@@ -75,7 +75,10 @@ class ExportInfo:
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
-        """The generation options of generation_config.json. An invalid value raises ValueError."""
+        """The generation options that generation_config.json sets, only those that are supported.
+
+        An invalid value raises ValueError.
+        """
         config = self.generation_config
         try:
             return check({name: config[name] for name in config if name in FIELDS})

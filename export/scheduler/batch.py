@@ -30,7 +30,11 @@ class Batch(Protocol):
         """Number of rows that can join now."""
 
     def fits(self, part: Any, beside: Sequence[Any]) -> bool:
-        """Return True if `part` can join now together with the parts `beside` it."""
+        """Return True if `part` can join now together with `beside`.
+
+        `beside` are parts that were selected before it to join at the same time. They have not
+        joined yet.
+        """
 
     def join(self, parts: list[Any]) -> None:
         """Add `parts` and read their prompts, as much of them as one pause between two steps

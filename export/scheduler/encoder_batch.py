@@ -96,9 +96,10 @@ class EncoderInputs:
             output[row][covered] = row_values[covered]
 
     def output(self, tensor: TensorSpec, row_values: np.ndarray) -> np.ndarray:
-        """Return the array of the output `tensor` with all rows of this request.
+        """Return the array of the output `tensor` with all rows of this request, at first zeros.
 
-        The first call creates it, from the shape and dtype of `row_values`, the result of one row.
+        The first call creates it with the dtype and the axes of `row_values`, the result of one
+        row. Axes of tokens are as long as the inputs of this request.
         """
         if (output := self.outputs.get(tensor.name)) is None:
             sizes = [
@@ -110,10 +111,12 @@ class EncoderInputs:
         return output
 
     def size(self, axis: str | int, size: int) -> int:
-        """Return the size of an `axis` of an output, without padding of the batch.
+        """Return the size of an axis of an output, without the padding of the batch.
 
-        It is the length of the inputs if the axis has tokens, else `size`, which the graph
-        returned.
+        Args:
+            axis: an entry of the shape in the output's spec: a name or a fixed size.
+            size: the size that the graph returned. The result is the length of the inputs instead
+                if the axis has tokens.
         """
         name = LENGTHS.get(str(axis))
         return self.feeds[name].shape[-1] if name else size

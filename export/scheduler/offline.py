@@ -179,7 +179,8 @@ def rows_without_padding(ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:
 def open_scheduler(model: OnnxModel, inputs: list[GenerationInput], workers: int) -> LocalScheduler:
     """Return a scheduler, not started, whose slots are long enough for each of `inputs`.
 
-    Each of `workers` has the same number of slots: at most its share of the inputs, rounded up.
+    All inputs have the same generation options. Each of `workers` has the same number of slots: its
+    share of the inputs, rounded up, or fewer if memory or `MAX_OFFLINE_ROWS` limits them.
     """
     source = max(len(row.source or ()) for row in inputs)
     length = max(len(row.prompt) for row in inputs) + inputs[0].options.max_new_tokens - 1

@@ -46,8 +46,9 @@ def create_app(
 ) -> FastAPI:
     """Return the application with the endpoints of `protocols` for `models`.
 
-    Limits and authorization are added by `middleware.Frame`. `app.state` has the models, the
-    settings, the lifecycle and the metrics for the endpoints; new ones replace those that are None.
+    The application has no limits and no authorization; `middleware.Frame` adds them around it.
+    `app.state` has `models`, `settings`, `lifecycle` and `metrics`, which the endpoints read.
+    New ones replace those that are None.
     """
     app = FastAPI(
         title="vanilla-transformer", docs_url=None, redoc_url=None, redirect_slashes=False

@@ -97,9 +97,9 @@ def describe_model(model: ServedModel) -> dict[str, Any]:
 async def stream(request: Request, body: PageRequest) -> EventStream:
     """Stream a translation or a continuation as server-sent events.
 
-    Each event is `{"text": ...}` with the next part, and the last one is `{"done": true}`. An error
-    after the first part is `{"error": ...}`. The model generates greedily, or samples with a
-    `temperature`."""
+    Each event is `{"text": ...}` with the next part. The last event is `{"done": true}`, or
+    `{"error": message}` if the model fails after the first part. The model generates greedily, or
+    samples with a `temperature`."""
     model = served_models(request).choose(
         lambda model: model.translates or model.completes,
         "generate text",

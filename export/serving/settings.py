@@ -109,7 +109,8 @@ class Settings:
     max_source: int | None = setting(
         positive,
         None,
-        "maximum number of source tokens; default: the model's limit, but at most 512",
+        "maximum number of source tokens, longer sources are rejected; default: the model's limit, "
+        "but at most 512",
     )
     max_length: int | None = setting(
         positive,

@@ -74,11 +74,13 @@ class Target(Protocol):
         """
 
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
-        """Return the devices on which graphs can run, for example `("cpu", "cuda")`.
+        """Return the devices that graphs of this target support, for example `("cpu", "cuda")`.
+
+        This machine may lack some of them.
 
         Args:
             roles: the roles of all graphs of the export, such as `"encoder"`.
-            dtype: the dtype of their weights.
+            dtype: the dtype of the weights of these graphs.
         """
 
     def unsupported_fields(self, config: Config) -> dict[str, str]:

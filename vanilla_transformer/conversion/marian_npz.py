@@ -180,13 +180,17 @@ def marian_config(fields: dict[str, Any], vocabulary: dict[str, int]) -> MarianC
         actual = fields.get(name, None if name in REQUIRED else values[0])
         if actual not in values:
             expected_values = " or ".join(repr(value) for value in values)
-            raise ValueError(f"{name}={actual!r} cannot be converted, expected {expected_values}")
+            raise ValueError(
+                f"{MODEL_CONFIG} has {name}={actual!r}, which cannot be converted: expected "
+                f"{expected_values}"
+            )
 
     def size(name: str) -> int:
         value = fields.get(name)
         if not re.fullmatch(r"[1-9]\d{0,8}", str(value)):
             raise ValueError(
-                f"{name}={value!r} cannot be converted, expected a whole number above 0"
+                f"{MODEL_CONFIG} has {name}={value!r}, which cannot be converted: expected a whole "
+                f"number above 0"
             )
         return int(value)
 

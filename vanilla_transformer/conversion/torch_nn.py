@@ -267,7 +267,7 @@ def build(fields: Fields, weights: Tensors) -> PreTrainedModel:
 
 
 def check_weights(model: PreTrainedModel, weights: Tensors) -> None:
-    """Raise ValueError unless `weights` have the names and shapes of the model's parameters."""
+    """Raise ValueError unless `weights` have the names and shapes of the model's state dict."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for what, names in (
         ("missing", expected.keys() - weights.keys()),

@@ -174,8 +174,10 @@ class BadRows:
             self.first.append(what)
 
     def report(self, kept: int) -> None:
-        """Print how many rows were skipped, if any were. `kept` is the number of good rows;
-        ValueError if it is 0."""
+        """Print how many rows were skipped, if any were.
+
+        `kept` is the number of good rows. Raises ValueError if rows were skipped and `kept` is 0.
+        """
         if not self.count:
             return
         seen = f"{self.count:,} of {kept + self.count:,} rows of the training text are bad"

@@ -135,7 +135,7 @@ async def metadata(request: Request, name: str) -> JSONResponse:
 @router.get("/v2/models/{name}/ready")
 @router.get("/v2/models/{name}/versions/{version}/ready", **VERSIONED)
 async def model_ready(request: Request, name: str) -> JSONResponse:
-    """Return status 200 if this server has the model."""
+    """Return status 200 if this server has the model, else 404."""
     return JSONResponse({"name": find_model(request, name).name, "ready": True})
 
 
@@ -428,12 +428,18 @@ async def generate_texts(model: ServedModel, parsed: ParsedRequest) -> list[str]
 def token_id_inputs(
     model: ServedModel, inputs: dict[str, np.ndarray], tgt_lang: str | None, options: dict[str, Any]
 ) -> list[GenerationInput]:
-    """Return the generation inputs for rows of token ids, the arrays `inputs` by name. `tgt_lang`
-    is the target language, and `options` are those of generation.
+    """Return one generation input for each row of token ids, without its padding.
+
+    Args:
+        inputs: `input_ids` (B, S), and optionally `attention_mask` (B, S), which is 0 for padding.
+        tgt_lang: the target language; `None` for the default of the model, if it has one.
+        options: generation options.
 
     Raises:
         UsageError: for an invalid option or language.
-        ValueError: if a row has no tokens, or one that the model does not have.
+        ValueError: for arrays that do not fit the model, a mask with holes, a row without tokens,
+            and token ids that the model does not have.
+        TooLong: for a row with too many tokens.
     """
     assert model.scheduler is not None
     feeds = check_inputs(tensors_for(model), dict(inputs), model.architecture)

@@ -234,7 +234,9 @@ async def embed_all(request: Request, body: EmbedAllRequest) -> Response:
 
 @router.post("/similarity")
 async def similarity(request: Request, body: SimilarityRequest) -> Response:
-    """Return the cosine similarity of a sentence to each of several other sentences."""
+    """Return the cosine similarity of a sentence to each of several other sentences.
+
+    The response is a list of numbers in the order of `sentences`."""
     model = choose_model(request, lambda model: model.embeds, "embed texts", body.model)
     if not body.inputs.sentences:
         raise empty_error("inputs.sentences")

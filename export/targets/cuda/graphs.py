@@ -157,9 +157,10 @@ def encoder(g: GraphContext, inputs: Values) -> list[Value]:
 
 
 def decoder(g: GraphContext, inputs: Values) -> list[Value]:
-    """Write a decoder whose caches have slots, and return its outputs.
+    """Write a decoder with preallocated caches, and return its outputs.
 
-    They are the logits, the inputs of the next step, and the key and value of each layer.
+    They are the logits, the inputs of the next step, and the key and value of each layer. A slot is
+    one position of these caches.
     """
     caches = Caches(inputs)
     attentions = [slot_attention(g, inputs, slot_bias(g, inputs["visible"]), caches)]

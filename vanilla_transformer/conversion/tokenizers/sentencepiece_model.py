@@ -213,8 +213,9 @@ def normalization(spec: Any, pieces: Iterable[str]) -> Iterator[normalizers.Norm
 def compositions(alphabet: Iterable[str]) -> Iterator[normalizers.Normalizer]:
     """Yield normalizers that compose vowel signs of two characters, as in Telugu and Tamil.
 
-    `alphabet` are the characters of the model's pieces. `Precompiled` applies the model's table to
-    single characters if a grapheme has many bytes, and then misses these pairs.
+    They come before `Precompiled`, which applies the model's table to single characters if a
+    grapheme has many bytes, and then misses these pairs. Each composes one character of `alphabet`,
+    the characters of the model's pieces.
     """
     for character in sorted(alphabet):
         parts = unicodedata.decomposition(character).split()
