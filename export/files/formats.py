@@ -37,12 +37,12 @@ class FileFormat(Protocol):
     def rows(self, content: Any) -> list[Row]:
         """Return a `Row` for each line, with the example that the task reads.
 
-        `content` is what `read` returned for a shard.
+        A line that cannot be read is a row with a fault. `content` is that of a shard.
         """
 
     def write(self, path: Path, shard: Shard, rows: list[Row], results: list[Any]) -> None:
         """Write the results of one shard to the file `path`. `rows` and `results` have an item for
-        each line."""
+        each line; the result of a bad or blank line is None."""
 
     def join(self, parts: Iterable[Path], path: Path) -> None:
         """Write the contents of the files `parts`, which `write` has written, one after the other
@@ -159,7 +159,7 @@ def first_line_with(path: Path, name: str) -> int | None:
 
 
 def without_field(row: Row, name: str) -> Row:
-    """Return `row`, or a bad row if its record has the field `name`.
+    """Return `row`, or a row with a fault if its record has the field `name`.
 
     It finds names with escaped characters, which `first_line_with` misses.
     """
@@ -176,8 +176,9 @@ def without_field(row: Row, name: str) -> Row:
 @dataclass(frozen=True)
 class Lines:
     """The `FileFormat` of lines. The content of a shard is a list of lines in bytes, without their
-    ends. `read` reads a line, and `written` returns the lines for the number of a line, its row and
-    its result."""
+    ends. `read` returns the row of a line, with a fault if it is bad. `written` returns the output
+    of a line, one or several lines without the last line break, from the number of the line (from
+    0), its row and its result."""
 
     read: Callable[[bytes], Row]
     written: Callable[[int, Row, Any], str]
@@ -223,7 +224,7 @@ def generated_text(number: int, result: Any, n_best: int | None, scores: bool) -
     """Return what is written for the result of line `number`, without the last line break.
 
     With `n_best` it has a line "number ||| text ||| score" for each text; with `scores` a tab and
-    the score. A `result` of None gives an empty line.
+    the score. A `result` of None gives an empty line, or with `n_best` an empty text with score 0.
     """
     if n_best is not None:
         pairs = result or [{"text": "", "score": 0.0}]

@@ -88,7 +88,7 @@ class Parquet:
         pyarrow.parquet.write_table(table, path)
 
     def join(self, parts: Iterable[Path], path: Path) -> None:
-        """Write a table to `path` whose row groups are the files `parts`."""
+        """Write a table to `path` whose row groups are the files `parts`, at least one."""
         tables = (pyarrow.parquet.read_table(part) for part in parts)
         first = next(tables)
         with pyarrow.parquet.ParquetWriter(path, first.schema) as writer:

@@ -112,8 +112,11 @@ class Predictions:
         return options if self.n_best is None else options | {"num_return_sequences": self.n_best}
 
     def call(self, examples: list[dict[str, Any]], numbers: list[int]) -> list[Any]:
-        """Return the result of each example, ready for JSON. `numbers` are their line numbers, for
-        seeds."""
+        """Return the result of each example in the same order, ready for JSON.
+
+        `numbers` are their line numbers, from which the seeds of sampling are derived. Raises
+        ValueError if the task rejects an example.
+        """
         if self.generates:
             return self.generate(examples, numbers)
         results = self.function(self.runtime, *self.arguments(examples), **self.options)
@@ -166,8 +169,10 @@ class Predictions:
         )
 
     def facts(self) -> dict:
-        """Return the settings and versions that the results depend on, by name, apart from the
-        lines."""
+        """Return the settings and versions that the results depend on, by name.
+
+        The lines, which they depend on too, are not among them.
+        """
         import onnxruntime
 
         runtime = self.runtime.runtime

@@ -87,7 +87,7 @@ class Recipe:
 
         Raises:
             FileNotFoundError: if the export is not there.
-            ValueError: if the export, or what runs it, is another.
+            ValueError: if the export, or a setting or version on this node, differs from `facts`.
         """
         node = socket.gethostname()
         if not self.directory.is_dir():

@@ -11,8 +11,9 @@ from .rows import Row
 
 
 class Results(NamedTuple):
-    """The results of a shard. `values` has one for each row, `None` for a bad row or a row without
-    words. `bad` has the number of each bad line, from 0, and what is wrong with it."""
+    """The results of a shard. `values` has one for each row, in the same order, `None` for a bad
+    row or a row without words. `bad` has the number of each bad line in its file, from 0, and what
+    is wrong with it. `warnings` are the texts of Python warnings."""
 
     values: list[Any]
     bad: list[tuple[int, str]]
@@ -24,7 +25,8 @@ def compute(
 ) -> Results:
     """Return the results of `rows`, which are the lines from the number `first` on.
 
-    After each batch, `update` is called with the number of its rows.
+    A row that the task cannot run becomes a bad line in the results. After each batch, `update` is
+    called with the number of its rows.
 
     Raises:
         UsageError: for options that the task does not take.
@@ -59,8 +61,9 @@ def try_rows(
 ) -> Iterator[tuple[int, Any, str | None]]:
     """Yield (index, result, fault) of each of the rows `indices`. The result or the fault is None.
 
-    `first` is the line number of `rows[0]`. Raises UsageError for wrong options, and ValueError if
-    onnxruntime fails.
+    All of these rows have an example. `first` is the line number of `rows[0]`. If the task rejects
+    a row, its fault says why. Raises UsageError for wrong options, and ValueError if onnxruntime
+    fails with a single row.
     """
     read = (rows[index].example for index in indices)
     examples = [example for example in read if example is not None]

@@ -36,8 +36,11 @@ BAD_LINES = ".bad.jsonl"  # after the name of the output
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`. It is renamed to `path` when the block ends without an
-    error."""
+    """Yield a temporary path beside `path`, to which the block must write a file.
+
+    It is renamed to `path`, also if that exists, when the block ends without an error. After an
+    error it is removed.
+    """
     new = path.with_name(f".{path.name}.new")
     try:
         yield new
@@ -203,8 +206,8 @@ class Parts:
     def facts(self, number: int, digest: str) -> dict | None:
         """Return the recorded facts of the shard `number`.
 
-        It is None if the shard is missing, damaged, or was computed from lines with another
-        `digest`.
+        It is None if the shard is missing, damaged (with a warning), or was computed from lines
+        with another `digest`.
         """
         facts = read_json(self.facts_path(number))
         if facts is None or facts.get("input") != digest:
@@ -233,8 +236,11 @@ class Parts:
         write_json(self.facts_path(number), facts)
 
     def write_bad(self, count: int) -> None:
-        """Write the file of the bad lines of the first `count` shards; none if there are no bad
-        lines."""
+        """Write the bad lines of the first `count` shards to `bad_lines`, as JSON lines.
+
+        Each has `line`, a number from 1, and `reason`. Without bad lines there is no file, and an
+        earlier one is removed.
+        """
         all_facts = (read_json(self.facts_path(number)) or {} for number in range(count))
         bad = (pair for facts in all_facts for pair in facts["bad"])
         with atomic_write(self.bad_lines) as new, open(new, "w", encoding="utf-8") as file:

@@ -13,9 +13,9 @@ from .text_lines import decode_line
 
 
 class Row(NamedTuple):
-    """A line of an input. `record` is the JSON object or the row of a table, if there is one.
-    `example` is what the task reads, `None` for a line without words and for a bad line. `fault`
-    says what is wrong with a bad line."""
+    """A line of an input. `record` is the JSON object or the row of a table, `None` for a line of
+    text. `example` is what the task reads, by field, `None` for a line without words and for a bad
+    line. `fault` says what is wrong with a bad line; for other lines it is `None`."""
 
     record: Mapping[str, Any] | None = None
     example: dict[str, Any] | None = None
@@ -124,8 +124,8 @@ class RecordFields:
 
 
 def find_value(record: Mapping[str, Any], name: str) -> Any:
-    """Return the field `name` of `record`, or the nested field that its dots lead to, or
-    `MISSING`."""
+    """Return the value of the field `name` of `record`, or of the nested field that its dots lead
+    to. Without this field return `MISSING`, because a value may be None."""
     if name in record:
         return record[name]
     outer, dot, inner = name.partition(".")

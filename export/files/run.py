@@ -91,8 +91,8 @@ class Runner:
     def lines(self, lines: Iterable[bytes], unit: str) -> Iterator[str]:
         """Yield what is printed for each shard of `lines`, arguments or standard input.
 
-        `unit` is what errors call a line, with {} for its number. Raises ValueError for a bad line
-        unless these are skipped.
+        `unit` is what errors call a line, with {} for its number. Raises ValueError for a bad line.
+        If bad lines are skipped, each causes a warning and has the result of a blank line.
         """
         contents = split_lines(lines, self.shard_lines)
         yield from self.printed(number_shards(contents, line_format(self.predictions)), unit)
@@ -269,9 +269,14 @@ class File:
     def finish(self, before: dict | None, bar: Bar | ProgressLog) -> dict:
         """Compute the missing shards and join them. Return the facts of the file.
 
-        They are lines, bad and warnings (numbers) and input (a hash). `before` are the facts of a
-        finished file, or None: the file is then only compared with its input and `before` returned.
-        Raises FileExistsError or ValueError if the input has changed. `bar` shows the progress.
+        They are lines, bad and warnings (numbers) and input (a hash). `bar` shows the progress.
+
+        `before` are the facts of an earlier call that finished the file, or None. If the output of
+        that call still exists, nothing is computed and `before` is returned.
+
+        Raises:
+            FileExistsError: if the input is not that of `before`, or the output appeared meanwhile.
+            ValueError: if the input is damaged or changed while it was read.
         """
         stamps = self.stamps()
         before = before if self.parts.path.exists() else None
@@ -308,7 +313,7 @@ class File:
             raise FileExistsError(f"{seen}, expected an unchanged input, or a new output directory")
 
     def shard_facts(self, shard: Shard, bar: Bar | ProgressLog) -> dict:
-        """Return the facts of a shard, which is computed unless its results are there.
+        """Return the recorded facts of a shard. Compute and write its results if they are missing.
 
         `bar` shows the progress.
         """

@@ -72,8 +72,11 @@ class Input:
             )
 
     def shards(self, size: int) -> Iterator[Shard]:
-        """Yield the file in shards of `size` lines, with their target prefixes. Raises ValueError
-        where the file is damaged."""
+        """Yield the file in shards of `size` lines, with their target prefixes.
+
+        The last shard may have fewer lines, in tables also the last of a row group. Raises
+        ValueError where the file is damaged.
+        """
         shards = number_shards(self.format.shards(self.path, size), self.format)
         if self.target_prefix is None:
             yield from shards

@@ -23,7 +23,9 @@ SPARE_FILES = 128  # open files besides connections
 
 class Connection(HttpToolsProtocol):
     """A uvicorn connection that limits the size of a header and the number of pipelined requests.
-    Trailers count as headers.
+
+    It is closed if a limit is exceeded, with an error response if the header is too large. Trailers
+    count as headers.
 
     A request to upgrade to another protocol is answered as if it did not ask. Java's client asks
     for HTTP/2 in this way, and httptools would omit the body.

@@ -26,7 +26,8 @@ async def live() -> JSONResponse:
 async def ready(request: Request) -> JSONResponse:
     """Return status 200 if the server accepts requests.
 
-    Return 503 while it loads the models and while it shuts down."""
+    Return 503 while it loads the models and while it shuts down. The body is `{"status": text}`,
+    with "ok" for status 200."""
     status = request.app.state.lifecycle.status
     return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 

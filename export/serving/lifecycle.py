@@ -5,9 +5,12 @@ from dataclasses import dataclass
 
 @dataclass
 class Lifecycle:
-    """The stages of a server. `loading` ends when all models have run once. `leaving` begins with
-    the first signal: load balancers see it and stop sending requests. While `draining`, the server
-    finishes the running requests and rejects new ones."""
+    """The stages of a server.
+
+    `loading` ends when all models are loaded and those that generate have run once. `leaving`
+    begins with the first signal: load balancers see it and stop sending requests. While `draining`,
+    the server finishes the running requests and rejects new ones.
+    """
 
     loading: bool = False
     leaving: bool = False

@@ -21,7 +21,11 @@ PAUSE = 0.05  # seconds between writes; one write has all lines since the last
 
 
 class Log:
-    """A log that writes lines of at least `level` to the file `descriptor`."""
+    """A log that writes lines of at least `level` to the file descriptor `descriptor`.
+
+    A thread writes them. If the file cannot be written, or is too slow, lines are lost and nothing
+    is raised.
+    """
 
     def __init__(self, level: str = "info", descriptor: int = 2):
         self.descriptor = descriptor

@@ -72,7 +72,11 @@ async def page() -> HTMLResponse:
 
 @router.get("/page/models")
 async def models(request: Request) -> JSONResponse:
-    """Return the name and the task of each model, or of the model in the path."""
+    """Return a list of the models, or only of the model in the path.
+
+    Each has the fields `name`, `task` and `architecture`. A model that translates also has `pairs`,
+    lists of a source and a target language. A model that fills masks has `mask`, its mask token, if
+    its tokenizer has one."""
     name = name_in_path(request)
     return JSONResponse(
         [describe_model(model) for model in served_models(request) if name in (None, model.name)]

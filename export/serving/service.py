@@ -201,8 +201,12 @@ class Service:
         self.app = with_cors(self.frame, settings.cors_origin)
 
     async def start(self) -> None:
-        """Load the models and run each of them once. Raises: UsageError: if a setting is not
-        possible for a model. ValueError, OSError: if an export is damaged."""
+        """Load the models and run each model that generates once. Then accept requests.
+
+        Raises:
+            UsageError: if a setting is not possible for a model.
+            ValueError, OSError: if an export is damaged.
+        """
         sys.setswitchinterval(SWITCH_INTERVAL)
         if self.process is not None:
             await self.process.connect()

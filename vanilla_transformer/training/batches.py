@@ -60,8 +60,9 @@ class TokenBatches:
 class TokenStream(torch.utils.data.IterableDataset):
     """An endless stream of batches, of rows that are read as they are needed, again and again.
 
-    `BUFFER` rows at a time are shuffled and cut into batches. `augmentation` and `seed` are as in
-    `AugmentedDataset`.
+    `BUFFER` rows at a time are shuffled and cut into batches of at most `limit` tokens, padding
+    included. `augmentation` and `seed` are as in `AugmentedDataset`. A row that is longer than
+    `limit` raises ValueError when it is read.
     """
 
     def __init__(
@@ -99,8 +100,8 @@ class TokenStream(torch.utils.data.IterableDataset):
 def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:
     """Return lists of row numbers, one for each batch of at most `limit` tokens, padding included.
 
-    Rows are sorted by their `lengths`, the numbers of tokens of each side. Raises ValueError for a
-    row that is longer than `limit`.
+    Rows are sorted by their `lengths`, the numbers of tokens of each side, shortest first. At least
+    one row is needed. Raises ValueError for a row that is longer than `limit`.
     """
     longest = max(map(max, lengths))
     if longest > limit:

@@ -210,8 +210,9 @@ def read_all_lines(
 ) -> list[str]:
     """Return the lines of all files, one after the other.
 
-    A line with a `fault` (by default an empty one) raises ValueError, or is counted and left out if
-    `bad` skips it. `fault` returns what is wrong with a line, or None.
+    `fault` returns what is wrong with a line, or None; by default empty lines are wrong. With
+    `fault=None`, only lines that are too long or no text in `encoding` are bad. A bad line raises
+    ValueError, or is counted and left out if `bad` skips it. By default nothing is skipped.
     """
     return [line for path in paths for line in read_files([path], encoding, bad, fault)[0]]
 
@@ -220,8 +221,9 @@ def read_parallel(source: str | Path, target: str | Path) -> list[tuple[str, str
     """Return the pairs of lines of `source` and `target`, which are translations of each other.
 
     Raises:
+        FileNotFoundError: if a file is missing.
         ValueError: if the files have different numbers of lines, or a line is empty, too long or no
-            text.
+            text in UTF-8.
     """
     return list(zip(*read_files([source, target]), strict=True))
 
@@ -232,11 +234,11 @@ def read_files(
     bad: BadRows | None = None,
     fault: Check | None = empty,
 ) -> list[list[str]]:
-    """Return the lines of each file, which must be parallel: line n of all files is one row.
+    """Return a list of lines for each file. They must be parallel: line n of all files is one row.
 
-    A row in which a line has a `fault` raises ValueError, or is counted and left out if `bad` skips
-    it. ValueError is also raised if the files have different numbers of lines. `fault` returns what
-    is wrong with a line, or None; by default empty lines are wrong.
+    A row with a bad line raises ValueError, or is counted and left out of all lists if `bad` skips
+    it. By default nothing is skipped. ValueError is also raised if the files have different numbers
+    of lines. `fault` returns what is wrong with a line, or None; by default empty lines are wrong.
     """
     bad = bad or BadRows()
     columns = [[] for _ in paths]
@@ -267,19 +269,21 @@ def read_columns(
 ) -> "Dataset | IterableDataset | None":
     """Return a split of a recipe's `data` as a `datasets.Dataset` with text columns `names`.
 
-    `split` is "train", "validation" or "test"; the result is `None` if the recipe has none.
+    `split` is "train", "validation" or "test"; the result is `None` if `data` has no such split.
     `data[split]` is a file for each column, relative to `data["directory"]`.
 
     Instead of files there may be `data["dataset"]`, a name on the Hub (with `data["config"]`) or a
     directory that `save_to_disk` wrote. `data["columns"]` are the names of its columns; "a.b" is
     field b of column a. With `data["streaming"]` the training split is a
-    `datasets.IterableDataset`, read as it is needed.
+    `datasets.IterableDataset`, read as it is needed. Rows of a data set are checked only with
+    `data["skip_bad_rows"]`, which leaves out those without text.
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ValueError: for files with different numbers of lines, a bad line, files that are to be
-            streamed, and bad rows that are to be skipped in a stream, where they cannot be counted
-            beforehand.
+        UsageError: for another number of files than columns, and for bad rows that are to be
+            skipped in a stream, where they cannot be counted beforehand.
+        ValueError: for files with different numbers of lines, a bad line, and files that are to be
+            streamed.
     """
     from datasets import Dataset  # imported here, because reading lines does not need it
 
@@ -318,8 +322,8 @@ def valid_positions(
 ) -> list[int]:
     """Return the positions of the rows without a fault.
 
-    `fault(row)` says what is wrong, or returns None. Bad rows raise ValueError, or are counted if
-    `bad` skips them.
+    `fault(row)` says what is wrong, or returns None. The first bad row raises ValueError. If `bad`
+    skips bad rows, they are counted and their number is printed; ValueError if all are bad.
     """
     kept = []
     for index, row in enumerate(rows):

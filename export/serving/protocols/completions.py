@@ -175,7 +175,11 @@ class Completion:
 
     async def chunks(self, scheduler: Client) -> AsyncGenerator[Chunk, None]:
         """Yield the parts of the answers as they are generated. Generation stops once all answers
-        have ended, such as at stop texts."""
+        have ended, such as at stop texts.
+
+        Raises RequestError before the first part if `scheduler` rejects the request. If
+        `is_buffered`, each answer is one part.
+        """
         if self.is_buffered:
             [generated] = await scheduler.generate([self.input])
             for chunk in await call_off_loop(self.size(generated), self.full_choices, generated):

@@ -110,7 +110,8 @@ BODY = {
 async def translate_texts(request: Request) -> JSONResponse:
     """Translate a text or a list of texts of any length, sentence by sentence.
 
-    With the format "html", only the text between tags is translated."""
+    Translations are in the order of the texts. A blank text is returned unchanged. With the format
+    "html", only the text between tags is translated, and there are no alternatives."""
     body = await read_body(request)
     if not body.q:
         raise RequestError(
@@ -348,7 +349,9 @@ def only_source(models: list[ServedModel]) -> str:
 
 @router.get("/languages", response_model=list[Language])
 async def languages(request: Request) -> JSONResponse:
-    """Return the source languages of this server, each with its target languages."""
+    """Return the source languages of this server, each with its target languages.
+
+    The languages are sorted by their English names, the targets by their codes."""
     targets: dict[str, set[str]] = {}
     for model in translators(request):
         for source, codes in model.directions.targets.items():

@@ -122,7 +122,8 @@ VERSIONED: dict[str, Any] = {"dependencies": [Depends(check_version)]}
 async def metadata(request: Request, name: str) -> JSONResponse:
     """Return the inputs and outputs of a model.
 
-    A request has either the input `text` or the other inputs. Inputs with a default may be
+    Each of `inputs` and `outputs` has `name`, `datatype` and `shape`, in which -1 is any size. A
+    request has either the input `text` or the other inputs. Inputs with a default may be
     omitted."""
     model = find_model(request, name)
     inputs, outputs = map(
@@ -204,7 +205,12 @@ class ParsedRequest:
 @router.post("/v2/models/{name}/infer", openapi_extra=BODY)
 @router.post("/v2/models/{name}/versions/{version}/infer", openapi_extra=BODY, **VERSIONED)
 async def infer(request: Request, name: str) -> Response:
-    """Return the outputs of a model. Inputs are texts, token ids or pixel values."""
+    """Return the outputs of a model. Inputs are texts, token ids or pixel values.
+
+    The response has `outputs`, each with `name`, `datatype`, `shape` and `data`, the values in one
+    flat list. Rows are in the order of the inputs. With `binary_data` the values follow the JSON as
+    bytes instead; the header `Inference-Header-Content-Length` is then the length of the JSON. A
+    model that generates has the one output `generated_text`."""
     model = find_model(request, name)
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":

@@ -238,6 +238,11 @@ class CompletionPrompt(NamedTuple):
 async def complete(request: Request, body: CompletionRequest) -> Any:
     """Continue each prompt `n` times.
 
+    The response has the fields of OpenAI. `choices` has the `n` choices of the first prompt, then
+    those of the second, and so on. With `stream` the response is server-sent events, each with the
+    next part of one choice; the last is `[DONE]`. An error after the first part is an event with
+    the field `error`.
+
     Besides the fields of OpenAI, a request can have generation options of transformers, such as
     `num_beams`."""
     model = served_models(request).choose(
@@ -534,8 +539,11 @@ def render(about: dict[str, Any], choices: list[Chunk], completions: Sequence[Co
 async def parts(
     scheduler: Client, completions: Sequence[Completion]
 ) -> AsyncGenerator[Chunk, None]:
-    """Yield the parts of all completions in the order of their arrival. Closing the iterator stops
-    the generation."""
+    """Yield the parts of all completions in the order of their arrival.
+
+    The first error of a completion is raised and stops the others. Closing the iterator stops the
+    generation.
+    """
     if len(completions) == 1:
         async with aclosing(completions[0].chunks(scheduler)) as chunks:
             async for chunk in chunks:
@@ -594,8 +602,9 @@ async def events(
     """Yield a server-sent event for each of `chunks`, with the fields `about`, and "[DONE]" at the
     end.
 
-    If `counted` is not None, an event with the number of its tokens precedes the end. An error is
-    an event too.
+    If `counted` is not None, an event with the number of its tokens precedes the end. An error
+    becomes an event before the end. A fault of the server is also raised after that event, without
+    "[DONE]".
     """
     usage = {} if counted is None else {"usage": None}
     try:
@@ -619,7 +628,10 @@ async def events(
 async def embed(request: Request, body: EmbeddingRequest) -> Any:
     """Return one vector for each input.
 
-    Texts get the prompt of the export. Token ids are embedded unchanged."""
+    `data` in the response has an object for each input, in their order. Its field `embedding` is a
+    list of numbers, or with the `encoding_format` base64 the bytes of little-endian float32. Texts
+    get the prompt of the export. Token ids are embedded unchanged. Inputs with too many tokens are
+    rejected."""
     model = served_models(request).choose(
         lambda model: model.embeds, "embed texts", name_in_path(request), body.model
     )
@@ -695,7 +707,9 @@ def encode_inputs(
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> Any:
-    """Return the models of this server, or only the model in the path."""
+    """Return the models of this server, or only the model in the path.
+
+    They are in `data`, each with the fields `id` (its name), `object`, `created` and `owned_by`."""
     name = name_in_path(request)
     models = served_models(request) if name is None else [find_model(request, name)]
     return JSONResponse({"object": "list", "data": [describe_model(model) for model in models]})
@@ -703,7 +717,9 @@ async def list_models(request: Request) -> Any:
 
 @router.get("/v1/models/{id}")
 async def show_model(request: Request, id: str) -> Any:
-    """Return what is known about the model with the name `id`."""
+    """Return the fields `id`, `object`, `created` and `owned_by` of the model with the name `id`.
+
+    Return status 404 if this server does not have the model."""
     return JSONResponse(describe_model(find_model(request, id)))
 
 

@@ -99,7 +99,13 @@ BODY = {
 
 @router.post("/predict/{task}", openapi_extra=BODY)
 async def predict(request: Request, task: str) -> Response:
-    """Return the results of the pipeline `task` of transformers for `inputs`."""
+    """Return the results of the pipeline `task` of transformers for `inputs`.
+
+    The response has the form of the pipeline's result: one result for one input, and a list of
+    results in the same order for a list of inputs. Text classification returns a list of results
+    also for one input. The result of a task that generates is a list of texts, such as
+    `[{"generated_text": text}]`. For tasks with images, the body may also be an image file. An
+    unknown task is rejected with 404, unknown parameters with 400."""
     if task not in PIPELINES:
         known = f"expected one of {', '.join(PIPELINES)}{did_you_mean(task, PIPELINES)}"
         raise RequestError(404, f"task is {task!r:.100}, {known}")

@@ -213,8 +213,9 @@ async def answer(request: Request, body: dict[str, Any]) -> Response:
 async def embed(request: Request, body: EmbedRequest) -> Response:
     """Return one vector for each input.
 
-    The export's sentence-transformers modules select pooling and linear maps. The field
-    `normalize` decides about normalization."""
+    The response is a list of lists of numbers in the order of the inputs, also for one input. The
+    export's sentence-transformers modules select pooling and linear maps. The field `normalize`
+    decides about normalization."""
     model = choose_model(request, lambda model: model.embeds, "embed texts", body.model)
     settings = server_settings(request)
     inputs = parse_inputs("inputs", body.inputs, settings.max_batch, model.runtime)
@@ -224,7 +225,10 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
 
 @router.post("/embed_all")
 async def embed_all(request: Request, body: EmbedAllRequest) -> Response:
-    """Return the vectors of all tokens of each input, without pooling."""
+    """Return the vectors of all tokens of each input, without pooling.
+
+    The response is a list in the order of the inputs, also for one input. Each entry has a list of
+    numbers for each token, with the special tokens and those of a prompt."""
     model = choose_model(request, lambda model: model.embeds, "embed texts", body.model)
     settings = server_settings(request)
     inputs = parse_inputs("inputs", body.inputs, settings.max_batch, model.runtime)
@@ -250,7 +254,11 @@ async def similarity(request: Request, body: SimilarityRequest) -> Response:
 
 @router.post("/predict")
 async def predict(request: Request, body: PredictRequest) -> Response:
-    """Return all labels of each text or pair of texts, best first."""
+    """Return all labels of each text or pair of texts, best first.
+
+    The response to a text or a pair is a list of `{"score": number, "label": name}`. The response
+    to a list of lists is a list of such lists, in the same order. Scores are probabilities, or
+    logits with `raw_scores`."""
     model = choose_model(request, classifies, "label texts", body.model)
     sequences, is_batch = parse_sequences(body.inputs)
     settings = server_settings(request)
@@ -262,7 +270,11 @@ async def predict(request: Request, body: PredictRequest) -> Response:
 
 @router.post("/rerank")
 async def rerank(request: Request, body: RerankRequest) -> Response:
-    """Score how well each text answers the query. Return the best text first."""
+    """Score how well each text answers the query. Return the best text first.
+
+    The response is a list of `{"index": number, "score": number}`, where `index` is the position of
+    the text in the request. With `return_text` each entry has the `text` too. The model must have
+    one label."""
     model = choose_model(
         request, reranks, "rerank texts, for which a head with one label is needed", body.model
     )
@@ -287,7 +299,9 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
 async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     """Return the tokens of each text.
 
-    `start` and `stop` are offsets in the UTF-8 bytes, as in text-embeddings-inference."""
+    The response is a list of tokens for each text, also for one text. A token has the fields `id`,
+    `text`, `special`, `start` and `stop`. `start` and `stop` are offsets in the UTF-8 bytes of the
+    text after its prompt is added, null for special tokens. Texts are not truncated."""
     model = choose_model(request, has_tokenizer, "tokenize texts", body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
@@ -301,7 +315,9 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
 
 @router.post("/decode")
 async def decode_ids(request: Request, body: DecodeRequest) -> Response:
-    """Return the text of each list of token ids."""
+    """Return the text of each list of token ids.
+
+    The response is a list of texts in the same order, also for one list."""
     model = choose_model(request, has_tokenizer, "decode token ids", body.model)
     rows = parse_inputs("ids", body.ids, server_settings(request).max_batch, model.runtime)
     if any(isinstance(row, str) for row in rows):

@@ -49,10 +49,11 @@ def read(data: dict, split: str) -> Rows | None:
 
 
 def joined_text(data: dict, split: str, reports: bool) -> str:
-    """Return the text of all files of a split. It is read by lines if documents are lines or bad
-    lines are skipped.
+    """Return the text of all files of a split, one after the other.
 
-    If it `reports`, the number of bad lines is printed. `data` is the [data] of the recipe.
+    It is read by lines if documents are lines or bad lines are skipped, and then each line ends
+    with a line break. With `reports`, the number of skipped lines is printed, and ValueError raised
+    if none is left. `data` is the [data] of the recipe.
     """
     bad = BadRows(data, split)
     if data.get("documents") != "line" and not bad.are_skipped:
@@ -113,7 +114,10 @@ def examples(rows: Rows, data: dict, split: str) -> Any:
 
 
 class Windows:
-    """A data set of every stretch of `size` tokens, with the tokens that follow each."""
+    """A data set of every stretch of `size` tokens of `ids`, overlapping ones included.
+
+    The labels of an example are the tokens that follow each of its tokens.
+    """
 
     def __init__(self, ids: list[int], size: int):
         self.ids = np.array(ids)
@@ -132,9 +136,10 @@ class Windows:
 
 
 def pack(documents: list[list[int]], size: int) -> list[dict]:
-    """Return examples of `size` tokens, each with as many whole documents as fit.
+    """Return examples of `size` tokens, each with as many whole documents as fit, in their order.
 
-    A document that is longer is continued in another example.
+    A document that is longer is continued in another example, and one of a single token is left
+    out, because no token follows. The rest of an example is padding, which predicts nothing.
     """
     blocks = []
     capacity = 0

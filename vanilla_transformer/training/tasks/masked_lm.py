@@ -91,10 +91,10 @@ def pack(rows: Dataset, size: int, bad: BadRows) -> list[dict]:
     """Return blocks of at most `size` tokens, with the keys input_ids, labels and documents.
 
     `documents` has for each token the number of its row in the block. `labels` are word numbers,
-    which continue from row to row.
+    which continue from row to row, -1 for special tokens. Rows are not split and stay in order.
 
     Raises:
-        ValueError: for a row that is longer, unless `bad` skips such rows.
+        ValueError: for a row that is longer, unless `bad` skips such rows and counts them.
     """
     blocks = []
     capacity = 0

@@ -235,8 +235,8 @@ def metrics(
 def best_span(row: dict, start: np.ndarray, end: np.ndarray, longest: int) -> tuple[float, str]:
     """Return (score, text) of the best span of at most `longest` tokens of the context.
 
-    The score is the sum of the span's `start` and `end` logits. `row` has the context and the token
-    `offsets` in it.
+    The score is the sum of the logits of the span's first token, in `start`, and of its last token,
+    in `end`. `row` is a window, with the context and the `offsets` of its tokens in the context.
     """
     tokens = [token for token, offset in enumerate(row["offsets"]) if offset is not None]
     sums = np.asarray(start)[tokens][:, None] + np.asarray(end)[tokens]

@@ -52,13 +52,13 @@ class Task(Protocol):
         CONFIG: the class of the model's config.
         MODEL: the class of the model.
         PIPELINE: the Hub's name for what the model does.
-        DATA: the keys of a recipe's [data], see `values.data_keys`. of text, `skip_bad_rows` is
-            always one (see `data.BadRows`).
+        DATA: the keys of a recipe's [data], see `values.data_keys`. A task that reads text always
+            has `skip_bad_rows` (see `data.BadRows`).
         EVALUATION: the keys of a recipe's [evaluation].
         METRICS: the numbers that `metrics` gives, of which a recipe may name one as the best.
         augment: (row, random, tokenizer) -> the row with random changes; `None` without any.
-        reduce: (logits, labels) -> what of the logits the metrics need; `None` where these take
-            generated tokens.
+        reduce: (logits, labels) -> the part of the logits that the metrics need; `None` if the
+            metrics need generated tokens instead of logits.
     """
 
     ABILITIES: Abilities

@@ -90,11 +90,12 @@ def unequal(row: dict) -> str | None:
 def sentences(path: Path, encoding: str, bad: BadRows) -> list[dict[str, list[str]]]:
     """Return {"words": [...], "tags": [...]} for each sentence of a file.
 
-    A line without a tag raises ValueError, or its sentence is counted and left out if `bad` skips
-    it.
+    A line has a word first and its tag last; empty lines separate sentences. Lines that mark the
+    beginning of a document are ignored. If `bad` skips bad lines, their sentences are counted and
+    left out.
 
     Raises:
-        ValueError: for a line without a tag, and for a file without words.
+        ValueError: for a line without a tag, unless it is skipped, and for a file without words.
     """
     rows = []
     sentence = []
