@@ -20,7 +20,8 @@ from .kernels import Kernels, read_kernels
 from .reference import Reference, manifest_facts
 from .subject import Subject
 
-FAILURES = (ValueError, OSError, RuntimeError, RequestError)  # of a check; the others still run
+# errors of a check, after which the others still run; the last are of a manifest that lacks fields
+FAILURES = (ValueError, OSError, RuntimeError, RequestError, LookupError, TypeError)
 MACHINE = ("python", "packages", "threads", "processor", "instructions", "providers", "gpus")
 
 
@@ -162,7 +163,8 @@ def attempt(compare: Callable[..., Comparison], *args: Any) -> Comparison:
 
 
 def failed(error: Exception) -> Comparison:
-    return Comparison(False, " ".join(str(error).split()), "no error")
+    text = repr(error) if isinstance(error, LookupError | TypeError) else str(error)
+    return Comparison(False, " ".join(text.split()), "no error")
 
 
 def compare_manifests(manifest: dict[str, Any], reference: Reference) -> Comparison:

@@ -76,7 +76,10 @@ class Subject:
 
     @property
     def expected_tolerance(self) -> Tolerance:
-        return TOLERANCES["fp16"] if self.is_recorded else self.tolerance
+        if not self.is_recorded:
+            return self.tolerance
+        activations = self.model.info.manifest["activations"]
+        return TOLERANCES["bf16" if activations == "bf16" else "fp16"]
 
     @property
     def repeated_tolerance(self) -> Tolerance:

@@ -238,6 +238,7 @@ MANIFEST_FAULTS = {
         CAUSAL,
         lambda manifest: first_variant(manifest)["tolerance"].update(max_error=9),
     ),
+    "no tolerance": (CAUSAL, lambda manifest: first_variant(manifest).pop("tolerance")),
     "no step": (SEQ2SEQ, lambda manifest: manifest.pop("step")),
     "files of two graphs": (SEQ2SEQ, swap_files),
     "activations": (CUDA, lambda manifest: manifest.update(activations="fp32")),

@@ -369,6 +369,7 @@ def test_the_tokenizer_goes_with_the_graphs(quick, checkpoint, tmp_path):
     assert set(manifest["files"]) == {
         "config.json",
         "onnx/model.onnx",
+        "reference.npz",
         "tokenizer.json",
         "tokenizer_config.json",
     }
