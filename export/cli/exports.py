@@ -123,11 +123,7 @@ def certify_arguments(parser: Parser) -> None:
     parser.add_argument("--output", type=path, metavar="FILE", help=report_help)
 
 
-@verb(
-    "check on this machine that an export computes what it did when it was written",
-    certify_arguments,
-    extras="cpu",
-)
+@verb("check what an export computes on this machine", certify_arguments, extras="cpu")
 def certify(args: argparse.Namespace) -> None:
     from ..certification.certify import certify
 
