@@ -28,11 +28,12 @@ class Tolerance(NamedTuple):
 # About twice the highest errors that were measured against torch in float32, and more in float32.
 # Measured on 100 models of 25 families: small ones with strong random weights, trained ones, and
 # random ones of base size. bf16 is torch's own error: in fp16 an export's is as high as torch's.
+# int8 has room for a few very large features, beside which 8 bits of an activation are coarse.
 TOLERANCES = {
     "fp32": Tolerance(5e-5, 5e-6),
     "fp16": Tolerance(3e-2, 3e-3),
     "bf16": Tolerance(2e-1, 2e-2),
-    "int8": Tolerance(0.7, 4e-2),
+    "int8": Tolerance(1.5, 0.15),
     "int4": Tolerance(3.5, 0.35),
 }
 

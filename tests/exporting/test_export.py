@@ -392,6 +392,7 @@ def test_an_existing_directory_is_replaced_only_by_force(quick, checkpoint, tmp_
             "config.json",
             "manifest.json",
             "onnx",
+            "reference.npz",
         ]
 
 
