@@ -24,7 +24,7 @@ BATCH = 64
 
 
 def lowercased(lines: list[str]) -> list[str]:
-    """Normalize, tokenize and lowercase German lines like the scripts of Moses."""
+    """Return German lines, normalized, tokenized and lowercased as by the scripts of Moses."""
     normalizer, tokenizer = MosesPunctNormalizer("de"), MosesTokenizer("de")
     return [
         tokenizer.tokenize(normalizer.normalize(line), return_str=True).lower() for line in lines

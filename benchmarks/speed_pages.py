@@ -21,12 +21,12 @@ PACKAGES = ("torch", "transformers", "onnxruntime", "ctranslate2", "openvino")
 
 
 def results(folder: Path = report.RESULTS) -> dict[str, dict]:
-    """Return the results of each CPU in `folder`, by the name of the file."""
+    """Return {file name: result} of each CPU in `folder`."""
     return {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("cpu-*.json"))}
 
 
 def highlights(by_machine: dict[str, dict]) -> str:
-    """Return the table of README.md.
+    """Return the table of README.md for the results `by_machine`.
 
     For each CPU it has our fastest export, and the fastest engine of each program.
     """
@@ -41,7 +41,10 @@ def highlights(by_machine: dict[str, dict]) -> str:
 
 
 def compared(result: dict, key: tuple[str, int, int]) -> tuple[str, str]:
-    """Return our speed and those of the others, for a cell of `HIGHLIGHTS`."""
+    """Return (our speed, those of the others) in `result` as text.
+
+    `key` is a cell of `HIGHLIGHTS`: shape, beams and batch.
+    """
     shape, beams, batch = key
     records = [
         record for record in report.records(result, shape, beams) if record["batch"] == batch
@@ -58,7 +61,11 @@ def compared(result: dict, key: tuple[str, int, int]) -> tuple[str, str]:
 
 
 def format_names(measured: dict, names: list[str]) -> str:
-    """Return the speed and the name of the fastest engine."""
+    """Return the speed and the name of the fastest of the engines `names`, `""` if none was
+    measured.
+
+    `measured` is {engine: record}.
+    """
     best = report.fastest(measured, names)
     return (
         f"{report.number(best['per_second'])} "
@@ -69,7 +76,10 @@ def format_names(measured: dict, names: list[str]) -> str:
 
 
 def overviews(by_machine: dict[str, dict]) -> str:
-    """Return the tables of docs/results.md, each with its CPU and a link to the rest."""
+    """Return the tables of docs/results.md for the results `by_machine`.
+
+    Each has its CPU and a link to the rest.
+    """
     return "\n\n".join(overview(name, result) for name, result in by_machine.items())
 
 
@@ -102,8 +112,11 @@ def kind(result: dict) -> str:
 
 
 def filled(page: str, text: str) -> str:
-    """Return `page` with `text` between the marks. Raises ValueError unless the marks occur
-    once."""
+    """Return `page` with `text` between the marks.
+
+    Raises:
+        ValueError: unless the marks occur once.
+    """
     begin, end = map(re.escape, MARKS)
     changed, count = re.subn(
         f"{begin}.*?{end}", lambda _: f"{MARKS[0]}\n{text}\n{MARKS[1]}", page, flags=re.DOTALL

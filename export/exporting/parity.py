@@ -73,8 +73,12 @@ class Report:
     def compare(
         self, result: np.ndarray, expected: np.ndarray, real: np.ndarray, case: str
     ) -> None:
-        """Compare `result` with `expected` (B, ..., C) where the boolean `real` (B, ...) is
-        True."""
+        """Add the errors of `result` against `expected`, both (B, ..., C), to the counts, and
+        failures beyond the tolerance.
+
+        Only places where the boolean `real` (B, ...) is True count. `case` names the batch in
+        failures.
+        """
         errors = relative_errors(result, expected)[real]
         if not np.isfinite(errors).all():
             self.failures.append(f"{case}: some values are not finite")
@@ -95,8 +99,11 @@ class Report:
     def compare_tokens(
         self, logits: np.ndarray, expected: np.ndarray, real: np.ndarray, case: str
     ) -> None:
-        """Compare the best tokens of two arrays of logits (B, ..., V) where `real` (B, ...) is
-        True."""
+        """Count how often `logits` and `expected`, both (B, ..., V), have the same largest logit.
+
+        Only places where `real` (B, ...) is True count. A choice that differs without a tie is a
+        failure. `case` names the batch in failures.
+        """
         if logits.shape[-1] < 2:
             return
         logits = logits[real]
@@ -119,16 +126,17 @@ def verify(
     device: str | None = None,
     dtype: str | None = None,
 ) -> Report:
-    """Compare an export in `directory` with `model`, the checkpoint in torch, float32 and
-    evaluation mode. The export runs on `device` with the weights of `dtype`, the first by default.
+    """Return a report of the comparison of the export in `directory` with `model`, its checkpoint
+    in torch.
 
-    Each case is a batch of 1 to 5 rows of 1 to 33 random tokens: full rows, rows of different
-    lengths padded on the right, or the same with one row that is all padding (a decoder that
-    generates: padded on the left, one that reads whole
-    sequences: on either side). Decoders are compared at the first step and at later ones, with
-    torch reading the whole sequence at once, without a cache.
+    `model` must be in float32 and evaluation mode. The export runs on `device` with the weights of
+    `dtype`, the first by default. Each of `cases` is a batch of 1 to 5 rows of 1 to 33 random
+    tokens: full rows, rows of different lengths padded on the right, or the same with one row that
+    is all padding. Prompts of a decoder are padded on the left. Decoders are compared at the first
+    step and at later ones, with torch reading the whole sequence at once, without a cache.
 
-    Errors may be those of `TOLERANCES` for the dtype.
+    Errors may be those of `TOLERANCES` for the dtype. Raises ValueError if the export is of another
+    model. `seed` is that of the random inputs.
     """
     runtime = Runtime(directory, device=device, dtype=dtype)
     check_same_model(runtime, model)
@@ -190,8 +198,10 @@ class Case:
 
 
 def check_same_model(runtime: Runtime, model: PreTrainedModel) -> None:
-    """Check that the architecture and all sizes are the checkpoint's. Otherwise the comparison
-    would fail inside numpy."""
+    """Raise ValueError unless the export has the architecture and all sizes of `model`.
+
+    Otherwise the comparison would fail inside numpy.
+    """
     widths = (
         "vocab_size",
         "hidden_size",
@@ -226,7 +236,11 @@ def check_same_model(runtime: Runtime, model: PreTrainedModel) -> None:
 def sample(
     rng: np.random.Generator, vocab_size: int, longest: int, padding: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return random ids and a mask, both (B, S)."""
+    """Return random ids and a mask, both (B, S), with B up to 5 and S up to `longest`.
+
+    `padding` is "none", "right", or "empty row": on the right, and one row is all padding. `rng`
+    makes the numbers. Ids are below `vocab_size`.
+    """
     shape = rng.integers(1, 6), rng.integers(1, longest + 1)
     ids = rng.integers(0, vocab_size, shape)
     mask = np.ones(shape, np.int64)
@@ -261,7 +275,11 @@ def compare_images(case: Case) -> None:
 
 
 def compare_sequences(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
-    """Compare all outputs of a graph that reads full sequences."""
+    """Compare all outputs of a graph that reads full sequences with torch, for random `ids` and
+    their `mask` (B, S).
+
+    Differences beyond the tolerance are added to `case.report`.
+    """
     spec = case.runtime.specs["encoder"]
     feeds = sequence_inputs(spec, case.config, case.rng, (ids, mask))
     results = case.runtime.outputs(**feeds)
@@ -292,8 +310,11 @@ def sequence_inputs(
     rng: np.random.Generator,
     rows: tuple[np.ndarray, np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """Return the inputs of the graph for random ids and their mask (B, S), as `Runtime.outputs`
-    takes them."""
+    """Return {input: array} of the graph for `rows`, random ids and their mask (B, S).
+
+    Ids and mask may be changed to fit the model, such as end tokens, choices or left padding.
+    Further inputs are random.
+    """
     ids, mask = rows
     names = {tensor.name for tensor in spec.inputs}
     feeds = {}
@@ -319,8 +340,10 @@ def sequence_inputs(
 
 
 def torch_inputs(feeds: dict[str, np.ndarray], config: PretrainedConfig) -> dict[str, np.ndarray]:
-    """Return the inputs for torch, with positions if torch would count padding as positions.
-    Decoder graphs count only tokens."""
+    """Return the inputs of torch for the graph's inputs `feeds`.
+
+    Positions are added if torch would count padding as positions. Decoder graphs count only tokens.
+    """
     prefix = {"vanilla-decoder": "", "vanilla-seq2seq": "decoder_"}.get(config.model_type)
     if (
         prefix is None
@@ -333,7 +356,11 @@ def torch_inputs(feeds: dict[str, np.ndarray], config: PretrainedConfig) -> dict
 
 
 def compare_seq2seq(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
-    """Compare the states of the encoder, if it returns any, and the logits of the decoder."""
+    """Compare an encoder-decoder with torch, for random sources `ids` and their `mask` (B, S).
+
+    The states of the encoder, if it returns any, and the logits of the decoder are compared.
+    Differences beyond the tolerance are added to `case.report`.
+    """
     source_mask = torch.from_numpy(mask)
     encoded = case.model.get_encoder()(torch.from_numpy(ids), source_mask)
     if case.runtime.specs["encoder"].outputs[0].name == "last_hidden_state":
@@ -369,8 +396,12 @@ def compare_rows(
     expected: np.ndarray,
     real: np.ndarray,
 ) -> None:
-    """Compare the logits of the decode step if each row has a source of its own length. `tokens`
-    (B, T) are fed one by one."""
+    """Compare the logits of the decode step if each row has a source of its own length.
+
+    `source` are ids and mask. `tokens` (B, T) are fed one by one. `expected` has the logits (B, T,
+    V) of torch, and `real` (B, T) is False for rows without a source. Differences
+    beyond the tolerance are added to `case.report`.
+    """
     model = case.runtime.model
     spec = model.info.specs[STEP]
     ids, mask = source
@@ -399,7 +430,10 @@ def compare_rows(
 
 
 def compare_decoder(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
-    """Compare the logits of a decoder after prompts that are padded on the left."""
+    """Compare the logits of a decoder with torch, for random prompts `ids` and their `mask` (B, S).
+
+    They are padded on the left first. Differences beyond the tolerance are added to `case.report`.
+    """
     if not case.runtime.model.decoders.supports_empty_prompts:
         mask[~mask.any(axis=1), 0] = 1
     ids, mask = move_padding(ids, mask, "left", 0)
@@ -421,10 +455,12 @@ def compare_lookup(
     expected: np.ndarray,
     real: np.ndarray,
 ) -> None:
-    """Compare the logits of the lookup graph, which reads several tokens at once, with `expected`.
+    """Compare the logits of the graph for prompt lookup, which reads several tokens at once, if the
+    export has one.
 
-    Only the first row is compared; the report of `case` gets the differences. `real` is True for
-    tokens that are not padding."""
+    Only the first row is compared. `expected` has the logits (B, T, V) of torch.
+    `real` is True for tokens that are not padding.
+    """
     runtime = case.runtime
     if "lookup" not in runtime.info.manifest["variants"][runtime.dtype]["graphs"]:
         return
@@ -458,6 +494,10 @@ def compare_steps(
 def compare_step(
     case: Case, logits: np.ndarray, end: int, expected: np.ndarray, real: np.ndarray
 ) -> None:
-    """Compare `logits` (B, t, V), those after the last t of the first `end` tokens."""
+    """Compare `logits` (B, t, V), those after the last t of the first `end` tokens.
+
+    `expected` has the logits (B, T, V) of torch. `real` (B, T) is True for tokens
+    that are not padding.
+    """
     step = slice(end - logits.shape[1], end)
     case.compare_logits(logits, expected[:, step], real[:, step], f"after token {end}")

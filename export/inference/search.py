@@ -94,7 +94,8 @@ class Scores:
         self.lengths += running
 
     def normalized(self, length_penalty: float) -> np.ndarray:
-        """Return the scores by the formula of beam search, sum(log p) / length^length_penalty."""
+        """Return the scores (rows,) by the formula of beam search, sum(log p) /
+        length^length_penalty."""
         return (self.sums / self.lengths**length_penalty).astype(np.float32)
 
 
@@ -132,7 +133,11 @@ class TokenSearch:
         self.finished = False
 
     def advance(self, logits: np.ndarray) -> tuple[np.ndarray, None]:
-        """Select one token per row. Finished rows get the pad token."""
+        """Return one token per row, (rows,), selected by the logits, and None: each row continues
+        itself.
+
+        Finished rows get the pad token. Logits are (B, V) or (rows, V).
+        """
         logits = as_rows(logits, self.rows)
         if self.length == self.tokens.shape[1]:
             self.tokens = double_length(self.tokens, self.fill_token_id)
@@ -150,7 +155,8 @@ class TokenSearch:
         return tokens, None
 
     def result(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the new tokens, and the scores if they were requested."""
+        """Return the new tokens (rows, T), and the scores (rows,) or None if they were not
+        requested."""
         scores = self.scores.normalized(self.options.length_penalty) if self.scores else None
         return self.tokens[:, : self.length], scores
 
@@ -160,7 +166,7 @@ def greedy(logits: np.ndarray) -> np.ndarray:
 
 
 def double_length(tokens: np.ndarray, fill_token_id: int) -> np.ndarray:
-    """(..., t) -> (..., 2 * t), padded with `fill_token_id`."""
+    """Return `tokens` (..., t) as (..., 2 * t), padded at the end with `fill_token_id`."""
     return np.concatenate([tokens, np.full_like(tokens, fill_token_id)], axis=-1)
 
 
@@ -198,7 +204,9 @@ class BeamSearch:
     def advance(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Select the best K running hypotheses and store those that just ended.
 
-        Return their last tokens and the rows of the batch that they continue, both (B * K,)."""
+        Returns their last tokens and the rows of the batch that they continue, both (B * K,).
+        Logits are (B * K, V), at the first call (B, V).
+        """
         options = self.options
         if self.length == self.tokens.shape[1]:
             self.tokens = double_length(self.tokens, options.fill_token_id)
@@ -233,9 +241,11 @@ class BeamSearch:
         return self.tokens[:, self.length - 1].copy(), parents[self.inputs, kept].ravel()
 
     def best_candidates(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the best `options.candidates` (C) of all beams of each input.
+        """Return (scores, tokens, rows) of the best C candidates of each input, all (B, C).
 
-        They are log p, tokens and the rows that these continue, all (B, C)."""
+        A score is the sum of log p. A candidate continues the row of the batch with one token. C is
+        `options.candidates`.
+        """
         beams = self.options.num_beams
         is_first = self.length == 0
         new = self.tokens[::beams, :0] if is_first else self.tokens[:, : self.length]
@@ -256,16 +266,22 @@ class BeamSearch:
         return candidates, tokens, self.inputs * beams + indices // per_row
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the best finished hypotheses of each input and their scores."""
+        """Return the tokens (B * N, T) and scores (B * N,) of the N best finished hypotheses of
+        each input.
+
+        N is `num_return_sequences`.
+        """
         return self.ended.best(self.options.num_return_sequences)
 
 
 def process_logits(
     logits: np.ndarray, new: np.ndarray, count: int, processors: LogitsProcessors
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the top `count` log p and tokens after `processors` have changed the log p.
+    """Return the top `count` log p and tokens of each row, both (rows, count), after `processors`
+    changed the log p.
 
-    `new` (rows, t) are the new tokens so far. `logits` are overwritten."""
+    `new` (rows, t) are the new tokens so far. `logits` (rows, V) are overwritten.
+    """
     maximum, log_sum = log_sum_exp(logits)
     logits -= maximum
     logits -= log_sum
@@ -305,7 +321,12 @@ class FinishedBeams:
 def improvable(
     scores: np.ndarray, ended: FinishedBeams, length: int, options: Options
 ) -> np.ndarray:
-    """Return whether the best running hypothesis may still beat the worst finished one, (B, 1)."""
+    """Return True for inputs whose best running hypothesis may still beat the worst finished one,
+    (B, 1).
+
+    `scores` (B, K) are those of running hypotheses with `length` tokens. `ended` are the finished
+    hypotheses.
+    """
     if options.early_stopping == "never" and options.length_penalty > 0:
         length = options.max_new_tokens
     possible = scores[:, :1] / np.float32(length**options.length_penalty)

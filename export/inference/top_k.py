@@ -20,7 +20,8 @@ GRAPH = Path(__file__).with_name("top_k.onnx")
 def top_k_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
     """Return log p and index of the top `count` tokens of each row, both (rows, count).
 
-    `logits` are (rows, V). The best token comes first, ties are sorted by index.
+    `logits` are (rows, V). The best token comes first, ties are sorted by index. `threads` is the
+    number of CPU threads of the computation.
 
     Raises:
         ValueError: if a row has values that are not finite.
@@ -43,8 +44,11 @@ def top_k_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.ndarr
 
 @functools.cache
 def session(threads: int) -> "onnxruntime.InferenceSession":
-    """Return the session of the graph. Its threads do not spin between two steps, because they
-    would compete with the decoder's threads for CPUs."""
+    """Return the session of the graph for top-k with this number of `threads`, one for each number.
+
+    The threads do not spin between two steps, because they would compete with the decoder's threads
+    for CPUs.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -25,8 +25,17 @@ BATCH_SIZE = 32  # inputs per static batch of beam search, as for files of lines
 def fits_options(
     info: ExportInfo, workers: int, rows: int, options: Options, is_scored: bool
 ) -> bool:
-    """Return whether `rows` rows run in workers: each row can be searched by itself with the same
-    result, and no more slowly."""
+    """Return True if workers give the same result for these rows, and no more slowly.
+
+    Each row is then searched by itself: there are no samples, beams or scores, and enough rows.
+
+    Args:
+        info: the export.
+        workers: the number of workers.
+        rows: the number of rows.
+        options: the generation options.
+        is_scored: True if scores of the sequences are asked for.
+    """
     if info.step is None or rows < MIN_OFFLINE_ROWS * workers:
         return False
     if options.do_sample or options.num_beams > 1 or is_scored:
@@ -37,8 +46,11 @@ def fits_options(
 
 
 def fits_workers(info: ExportInfo, workers: int, request: GenerationRequest) -> bool:
-    """Return True if `fits_options`, and no source mask has a one after a zero, which the step
-    graph cannot express."""
+    """Return True if workers can run `request` with the same result, and no more slowly.
+
+    The options must allow it, there must be enough rows, and no mask of a source may have a one
+    after a zero, which the step graph cannot express.
+    """
     rows = len(request.input_ids)
     if not fits_options(info, workers, rows, request.options, request.is_scored):
         return False
@@ -46,7 +58,10 @@ def fits_workers(info: ExportInfo, workers: int, request: GenerationRequest) -> 
 
 
 def slot_memory(workers: int) -> float:
-    """Return the memory for the slots of a worker. The system provides pages on first use."""
+    """Return the bytes that the slots of each of `workers` may take.
+
+    The system only provides the memory that is used.
+    """
     return min(MAX_SLOT_BYTES, memory() / 4 / workers)
 
 
@@ -80,8 +95,10 @@ def generate(model: OnnxModel, request: GenerationRequest, workers: int) -> np.n
 
 
 def fits_static_batches(model: OnnxModel, request: GenerationRequest) -> bool:
-    """Return whether beam search of many rows is faster in several batches: on CPUs, where a batch
-    costs what its longest row does."""
+    """Return True if beam search of the rows of `request` is faster in several batches.
+
+    That is the case for many rows on CPUs, where a batch takes as long as its longest row.
+    """
     is_many = len(request.input_ids) > BATCH_SIZE
     return is_many and request.options.num_beams > 1 and model.device == "cpu"
 
@@ -89,8 +106,11 @@ def fits_static_batches(model: OnnxModel, request: GenerationRequest) -> bool:
 def generate_in_batches(
     model: OnnxModel, request: GenerationRequest
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the new tokens and the scores of all rows by beam search, in batches of similar
-    length."""
+    """Run beam search for `request` in batches of inputs of similar length.
+
+    Return the new tokens (B * N, T), padded after the end token, and the scores (B * N,). N is
+    `num_return_sequences`.
+    """
     copies = request.options.num_return_sequences
     rows = request.source or (request.input_ids, request.attention_mask)
     results = []
@@ -110,7 +130,7 @@ def generate_in_batches(
 
 
 def select_rows(request: GenerationRequest, rows: list[int]) -> GenerationRequest:
-    """Return a request with some `rows` of `request`. Sources are cut to the longest of them."""
+    """Return `request` with only these `rows`. Their sources are cut to the longest of them."""
     source = request.source
     if source is not None:
         ids, mask = source[0][rows], source[1][rows]
@@ -143,8 +163,10 @@ def rows_without_padding(ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:
 
 
 def open_scheduler(model: OnnxModel, inputs: list[GenerationInput], workers: int) -> LocalScheduler:
-    """Return a scheduler whose slots fit each of `inputs`. Each worker has the same number of
-    slots, at most its share of the inputs, rounded up."""
+    """Return a scheduler, not started, whose slots are long enough for each of `inputs`.
+
+    Each of `workers` has the same number of slots: at most its share of the inputs, rounded up.
+    """
     source = max(len(row.source or ()) for row in inputs)
     length = max(len(row.prompt) for row in inputs) + inputs[0].options.max_new_tokens - 1
     max_rows = int(slot_memory(workers) / slot_bytes(model.info, SlotSize(1, source, length)))
