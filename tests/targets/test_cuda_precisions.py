@@ -54,7 +54,6 @@ def test_weights_and_caches_are_of_the_type_asked_for_and_outputs_are_float32(
             ), value.name
     manifest = json.loads((directory / "manifest.json").read_text())
     assert (manifest["target"], manifest["default_dtype"]) == ("cuda", dtype)
-    assert manifest["variants"][dtype]["tolerance"] == TOLERANCES[dtype]._asdict()
     if dtype == "fp16" or devices.gpus():
         assert (
             default_parity(manifest)["failures"]
@@ -65,6 +64,7 @@ def test_weights_and_caches_are_of_the_type_asked_for_and_outputs_are_float32(
     else:
         assert default_parity(manifest) is None
         assert manifest["parity_reason"].startswith("onnxruntime computes bf16 on a GPU only, and ")
+    assert manifest["variants"][dtype]["tolerance"] == TOLERANCES[dtype]._asdict()
 
 
 def test_parity_of_integer_weights_is_measured_with_activations_in_half_precision(exported):
