@@ -11,7 +11,7 @@
 #                     CAPTIONS=FILE also translates the first 1000 lines of FILE.
 # make bench-peers    The same, with OpenVINO and llama.cpp, which it installs. Needs npm.
 # make bench-cuda     Measure speed on a GPU, in ten minutes, and write benchmarks/results/cuda.json.
-#                     PYTHON=python is a Python with torch and onnxruntime-gpu.
+#                     It installs torch and onnxruntime-gpu into .venv-cuda/.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -59,8 +59,8 @@ bench-peers: .venv/installed
 	npm install --prefix benchmarks --no-fund --no-audit
 	$(BIN)/python benchmarks/speed.py $${CAPTIONS:+--captions "$$CAPTIONS"}
 
-bench-cuda:
-	$(PYTHON) benchmarks/speed.py --device cuda
+bench-cuda: .venv-cuda/installed
+	.venv-cuda/bin/python benchmarks/speed.py --device cuda
 
 # The checker of types does not follow the editable install to a folder of another name, so it gets a path that has that name.
 lint: .venv/installed
@@ -74,4 +74,10 @@ lint: .venv/installed
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[cpu,test]"
+	touch $@
+
+# An environment of its own, because onnxruntime-gpu and onnxruntime write the same files.
+.venv-cuda/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-cuda
+	.venv-cuda/bin/pip install -q --disable-pip-version-check -c constraints.txt -e ".[gpu,bench]"
 	touch $@

@@ -133,6 +133,8 @@ class OnnxModel:
         device: one that the target has.
         engine_cache: directory of compiled TensorRT engines.
         sessions: graphs that are open already, by role.
+        profiles: directory to which sessions write profiles of their kernels. Then no CUDA graph is
+            captured, because a replay has no kernels.
     """
 
     def __init__(
@@ -143,13 +145,17 @@ class OnnxModel:
         device: str = "cpu",
         engine_cache: Path | None = None,
         sessions: Mapping[str, Session] | None = None,
+        profiles: Path | None = None,
     ):
         self.info = info
         self.threads = threads
         self.device = device
         self.engine_cache = engine_cache
         self.sessions: dict[str, Session] = dict(sessions or {})
-        self._opener = Sessions(info.directory, info.specs, {}, self._providers, threads, arena)
+        self.profiles = profiles
+        self._opener = Sessions(
+            info.directory, info.specs, {}, self._providers, threads, arena, profiles
+        )
 
     def open(self, roles: Iterable[str]) -> "OnnxModel":
         """Open the graphs of `roles`, and return this model. Weights are compared with their hashes
@@ -318,7 +324,10 @@ class OnnxModel:
         if self.device != "cpu":
             # float32 is not rounded to 19 bits.
             options = {"enable_cuda_graph": "0", "use_tf32": "0"}
-            providers.insert(0, (CUDA, options | find_target(self.info).provider_options(role)))
+            options |= find_target(self.info).provider_options(role)
+            if self.profiles is not None:
+                options["enable_cuda_graph"] = "0"
+            providers.insert(0, (CUDA, options))
         if self.device == "tensorrt" and role == "encoder":
             providers.insert(0, (TENSORRT, self._engine_options()))
         return providers

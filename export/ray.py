@@ -21,7 +21,12 @@ from .serving.service import Service
 from .serving.settings import FIELDS, Settings, parse_settings, read, read_token
 from .serving.sources import Source, sources
 
-RAY_ARGUMENTS = ("exports", "replicas", "cpus")  # arguments that are not settings of `serve`
+RAY_ARGUMENTS = (
+    "exports",
+    "replicas",
+    "cpus",
+    "gpus",
+)  # arguments that are not settings of `serve`
 PROXY_SETTINGS = (
     "host",
     "port",
@@ -38,8 +43,8 @@ def app(args: dict[str, Any]) -> Any:
     `args` are the arguments of these commands. `exports` is PATH or NAME=PATH, with commas between
     several. Every replica has all exports, and every node needs the paths. `replicas` is the number
     of replicas, or a range such as 1-4; default: 1. `cpus` is the number of CPUs of a replica;
-    default: 1. Other arguments are settings of `serve`, such as `max_batch`, with spaces between
-    several values.
+    default: 1. `gpus` is the number of its GPUs; default: none. Other arguments are settings of
+    `serve`, such as `max_batch`, with spaces between several values.
 
     Raises:
         UsageError: if an argument is unknown or its value is invalid.
@@ -54,7 +59,7 @@ def app(args: dict[str, Any]) -> Any:
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name="exports",
-        ray_actor_options={"num_cpus": cpus},
+        ray_actor_options=resources(args, cpus),
         max_ongoing_requests=settings.requests,
         max_queued_requests=settings.queue,
         graceful_shutdown_timeout_s=settings.drain,
@@ -103,6 +108,14 @@ def parse_exports(args: Mapping[str, Any], settings: Settings) -> list[Source]:
         dataclasses.replace(source, directory=Path(os.path.abspath(source.directory)))
         for source in parsed
     ]
+
+
+def resources(args: Mapping[str, Any], cpus: int) -> dict[str, int]:
+    """Return the CPUs and GPUs that Ray reserves for a replica. Without a GPU there, Ray hides all
+    GPUs from it."""
+    if "gpus" not in args:
+        return {"num_cpus": cpus}
+    return {"num_cpus": cpus, "num_gpus": positive_number("gpus", str(args["gpus"]))}
 
 
 def scale(replicas: str, cpus: int) -> dict[str, Any]:

@@ -71,7 +71,7 @@ CHECKPOINT_FILE = re.compile(
 )
 EXPORT_FILE = re.compile(
     r"(config|generation_config|genai_config|tokenizer_config|(target_)?tokenizer)\.json"
-    r"|onnx/\w+\.onnx(_data)?"
+    r"|onnx/\w+\.onnx(_data)?|reference\.npz"
 )
 # files of image processors and sentence-transformers in exports and checkpoints; the second
 # pattern is for the files in a module's folder

@@ -8,6 +8,7 @@ from ..arguments import (
     DTYPE_HELP,
     Parser,
     add_output,
+    choice_type,
     get_output,
     natural,
     path,
@@ -17,6 +18,7 @@ from ..arguments import (
 from ..terminal import say
 from .verbs import (
     CHECKPOINT,
+    DEVICES,
     add_generation_options,
     add_language_arguments,
     add_variant,
@@ -110,6 +112,28 @@ def verify(args: argparse.Namespace) -> None:
     failures = [failure for report in reports.values() for failure in report.failures]
     if failures:
         sys.exit("\n".join(failures))
+
+
+def certify_arguments(parser: Parser) -> None:
+    parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
+    device_help = f"device to run on: {', '.join(DEVICES)}; default: the target's"
+    parser.add_argument("--device", type=choice_type("device", DEVICES), help=device_help)
+    parser.add_argument("--dtype", help="dtype of the weights; default: each of the export")
+    report_help = "file for a report about the checks, the export and this machine, in JSON"
+    parser.add_argument("--output", type=path, metavar="FILE", help=report_help)
+
+
+@verb("check what an export computes on this machine", certify_arguments, extras="cpu")
+def certify(args: argparse.Namespace) -> None:
+    from ..certification.certify import certify
+
+    certificate = certify(args.export, args.device, args.dtype, tell=say)
+    if args.output is not None:
+        report = json.dumps(certificate.report(), indent=2)
+        args.output.write_text(f"{report}\n", encoding="utf-8")
+    if failures := certificate.failures:
+        names = ", ".join(check.title for check in failures)
+        sys.exit(f"{args.export} is not certified: {names}")
 
 
 def evaluate_arguments(parser: Parser) -> None:

@@ -30,6 +30,7 @@ VERBS = {
         checkpoints.attention,
         exports.export,
         exports.verify,
+        exports.certify,
         predictions.generate,
         predictions.predict,
         exports.evaluate,

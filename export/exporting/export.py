@@ -19,7 +19,7 @@ from .companion_files import write_companions
 from .options import ExportOptions
 from .plan import Graphs
 from .repository_files import base_name, write_generator_card
-from .triton import write_triton_model
+from .triton import instance_kind, write_triton_model
 
 NO_TORCH = (
     "torch is not installed: run `vanilla-transformer verify` with torch to compare the export "
@@ -136,7 +136,7 @@ def write_one_graph(
         write_generator_card(directory, base, checkpoint.card, target, dtypes, mode)
         manifest, spec = write_generator(Path(parts), directory, target, mode, options.cases)
     if triton is not None:
-        write_triton_model(spec, directory, triton, target.devices((ROLE,), dtypes[0]))
+        write_triton_model(spec, directory, triton, instance_kind(target, (ROLE,), dtypes[0]))
     return manifest
 
 
@@ -181,12 +181,16 @@ def describe(checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int
     if checkpoint.model is None:
         warnings.warn(f"parity is not checked, {NO_TORCH}", stacklevel=2)
         return without_parity(graphs, directory, facts, NO_TORCH)
+    from .reference import add_recorded, write_reference
+
+    write_reference(checkpoint, graphs, directory, facts | graphs.facts({}))
     try:
         device = graphs.target.parity_device(graphs.activations)
     except OSError as error:
         return without_parity(graphs, directory, facts, str(error))
     write_manifest(directory, **facts, **graphs.facts({}))  # needed to read the graphs
     parity = compare_with_torch(checkpoint, graphs, directory, cases, device)
+    add_recorded(directory, graphs.dtypes, device)
     return write_manifest(directory, **facts, **graphs.facts(parity))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..certification.tolerances import TOLERANCES
 from ..graphs.config import Config
 from ..graphs.input_scales import Calibration
 from ..graphs.layers import LM_HEAD
@@ -18,7 +19,7 @@ from .checkpoint import Checkpoint
 from .graphs import GraphFormat, GraphSource, write_graphs
 from .options import ExportOptions
 from .shortlist import shortlist_from_text, with_special_tokens
-from .triton import write_triton_model
+from .triton import instance_kind, write_triton_model
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class Graphs:
         model to `directory`."""
         specs = self.specs[self.dtypes[0]]
         [spec] = specs.values()
-        write_triton_model(spec, export, directory, self.target.devices(specs, self.dtypes[0]))
+        kind = instance_kind(self.target, specs, self.dtypes[0])
+        write_triton_model(spec, export, directory, kind)
 
     @property
     def files(self) -> dict[str, str]:
@@ -72,12 +74,13 @@ class Graphs:
     def facts(self, parity: dict[str, dict | None]) -> dict[str, Any]:
         """Return the fields `default_dtype` and `variants` of the manifest.
 
-        `variants` has an entry for each dtype of weights, with the files of its graphs. `parity`
-        has the results of the comparison with torch, by dtype. A dtype that is missing there gets
-        no field `parity` in its entry."""
+        `variants` has an entry for each dtype of weights, with the files of its graphs and the
+        tolerance of its errors. `parity` has the results of the comparison with torch, by dtype. A
+        dtype that is missing there gets no field `parity` in its entry."""
         variants = {
             dtype: {
                 "graphs": {role: spec.file for role, spec in self.specs[dtype].items()},
+                "tolerance": TOLERANCES[dtype]._asdict(),
                 **({"parity": parity[dtype]} if dtype in parity else {}),
             }
             for dtype in self.dtypes

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..graphs.saving import data_files
 from ..specs.graph_spec import GraphSpec, TensorSpec
+from ..targets.target import Target
 
 CONFIG = "config.pbtxt"
 # of the version 1; with weights in files of their own a folder, in which the graph has this name
@@ -26,23 +27,20 @@ dynamic_batching {{
   max_queue_delay_microseconds: {delay}
 }}
 """
-ON_CPU = """instance_group [
-  { kind: KIND_CPU }
+INSTANCES = """instance_group [
+  {{ kind: {kind} }}
 ]
 """
 
 
-def write_triton_model(
-    spec: GraphSpec, export: Path, directory: Path, devices: Collection[str]
-) -> None:
+def write_triton_model(spec: GraphSpec, export: Path, directory: Path, kind: str | None) -> None:
     """Write config.pbtxt and the graph of `spec`, from the directory `export`, to `directory`. The
     name of `directory` is the model's.
 
     Args:
-        devices: what the graph runs on. Triton chooses a GPU where there is one, unless that is the
-            CPU alone.
+        kind: the kind of the instances, see `instance_kind`.
     """
-    config = config_text(spec) + (ON_CPU if set(devices) == {"cpu"} else "")
+    config = config_text(spec) + ("" if kind is None else INSTANCES.format(kind=kind))
     (directory / CONFIG).write_text(config, encoding="utf-8")
     graph, source = directory / GRAPH, export / spec.file
     if data := data_files(source):
@@ -51,6 +49,14 @@ def write_triton_model(
     shutil.copyfile(source, graph)
     for name in data:
         shutil.copyfile(source.parent / name, graph.parent / name)
+
+
+def instance_kind(target: Target, roles: Collection[str], dtype: str) -> str | None:
+    """Return the kind of instances that run the graphs of `target`: on CPUs or GPUs only, or `None`
+    for a GPU where there is one."""
+    if set(target.devices(roles, dtype)) == {"cpu"}:
+        return "KIND_CPU"
+    return None if target.default_device == "cpu" else "KIND_GPU"
 
 
 def config_text(spec: GraphSpec) -> str:

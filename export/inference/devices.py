@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import importlib
+import io
 import os
 import platform
 import subprocess
@@ -156,7 +157,10 @@ def cuda_problem(report: dict) -> str | None:
     if CUDA not in report["providers"]:
         return f"this onnxruntime has no CUDA, its providers are {report['providers']}: {ONLY_GPU}"
     if not report["gpus"]:
-        return "no NVIDIA GPU or driver was detected, `nvidia-smi -L` must list a GPU"
+        return (
+            f"`nvidia-smi` lists no GPU, expected one with a driver from {MIN_DRIVER} on: install "
+            "the driver, give a container the GPU, or run on the CPU"
+        )
     if problem := gpu_problem(Gpu(**report["gpus"][0])):
         return problem
     if missing:
@@ -205,11 +209,12 @@ def providers() -> list[str]:
 
 def preload() -> None:
     """Load CUDA libraries that were installed with pip, including torch's, so that onnxruntime
-    finds them."""
+    finds them. What onnxruntime prints about missing ones is left out: `facts` lists them."""
     import onnxruntime
 
     if hasattr(onnxruntime, "preload_dlls"):
-        onnxruntime.preload_dlls()
+        with contextlib.redirect_stdout(io.StringIO()):
+            onnxruntime.preload_dlls()
     with contextlib.suppress(ImportError):
         # loads TensorRT's libraries if they were installed with pip
         importlib.import_module("tensorrt_libs")
@@ -245,7 +250,7 @@ def gpu_problem(gpu: Gpu) -> str | None:
     if capability and capability[0] not in CUDA_MAJORS and capability != (7, 5):
         return (
             f"{gpu.name} has compute capability {gpu.compute_capability}, expected 7.5, 8.x, 9.x "
-            "or 12.x: onnxruntime-gpu has no kernels for others"
+            "or 12.x, for which onnxruntime-gpu has kernels: use another GPU, or run on the CPU"
         )
     return None
 

@@ -114,6 +114,8 @@ class Sessions:
         providers: maps a role to execution providers with options, in order of precedence.
         threads: CPU threads per operator.
         arena: whether onnxruntime keeps memory between runs.
+        profiles: directory to which sessions write profiles of their kernels when they close, or
+            `None`. The names of profiles begin with the role.
     """
 
     directory: Path
@@ -122,6 +124,7 @@ class Sessions:
     providers: Callable[[str], list[tuple[str, dict]]]
     threads: int
     arena: bool
+    profiles: Path | None = None
 
     def open(self, roles: list[str]) -> dict[str, Session]:
         """Return {role: session} of the graphs of `roles`, opened in parallel on CPUs."""
@@ -141,6 +144,9 @@ class Sessions:
 
         options = onnxruntime.SessionOptions()
         options.enable_cpu_mem_arena = self.arena
+        if self.profiles is not None:
+            options.enable_profiling = True
+            options.profile_file_prefix = str(self.profiles / role)
         for axis, size in (sizes or {}).items():
             options.add_free_dimension_override_by_name(axis, size)
         options.intra_op_num_threads = self.threads

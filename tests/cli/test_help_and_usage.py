@@ -109,6 +109,7 @@ def test_the_version_is_that_of_the_installed_package(start):
         ("attention", "CHECKPOINT SOURCE [TARGET]"),
         ("export", "CHECKPOINT [OUTPUT]"),
         ("verify", "EXPORT CHECKPOINT"),
+        ("certify", "EXPORT"),
         ("generate", "EXPORT [TEXT ...]"),
         ("predict", "EXPORT [TEXT ...]"),
         ("evaluate", "MODEL"),

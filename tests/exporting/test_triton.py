@@ -17,9 +17,14 @@ from messages import raises
 from vanilla_transformer_export import export
 from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.exporting.triton import config_text, write_triton_model
+from vanilla_transformer_export.exporting.triton import (
+    config_text,
+    instance_kind,
+    write_triton_model,
+)
 from vanilla_transformer_export.specs.graph_spec import GraphSpec, TensorSpec
 from vanilla_transformer_export.specs.sequences import sequence_specs
+from vanilla_transformer_export.targets.registry import get_target
 
 TYPES = {"TYPE_INT64": onnx.TensorProto.INT64, "TYPE_FP32": onnx.TensorProto.FLOAT}
 
@@ -242,7 +247,7 @@ def test_weights_in_a_file_of_their_own_stand_beside_the_graph(exported, tmp_pat
         "VanillaEncoderModel",
     )
     (tmp_path / "model").mkdir()
-    write_triton_model(spec["encoder"], tmp_path / "export", tmp_path / "model", ("cpu",))
+    write_triton_model(spec["encoder"], tmp_path / "export", tmp_path / "model", "KIND_CPU")
     assert sorted(path.name for path in (tmp_path / "model/1/model.onnx").iterdir()) == [
         "model.onnx",
         "model.onnx_data",
@@ -257,6 +262,14 @@ def test_weights_in_a_file_of_their_own_stand_beside_the_graph(exported, tmp_pat
     )
     actual, expected = (onnxruntime.InferenceSession(path).run(None, feeds)[0] for path in paths)
     np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize(
+    "target, kind", [("portable", None), ("cpu", "KIND_CPU"), ("cuda", "KIND_GPU")]
+)
+def test_instances_run_where_the_target_does(target, kind):
+    assert instance_kind(get_target(target), ("encoder",), "fp32") == kind
+    assert kind is None or MESSAGES.ModelInstanceGroup.Kind.Value(kind)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,11 @@ def test_arguments_are_the_settings_of_serve_and_a_few_more(tmp_path, monkeypatc
     assert ray.settings_from({"token_file": "token"}, {}).token_file == tmp_path / "token"
 
 
+def test_a_replica_has_the_gpus_that_it_asks_for():
+    assert ray.resources({}, 2) == {"num_cpus": 2}
+    assert ray.resources({"gpus": "1"}, 2) == {"num_cpus": 2, "num_gpus": 1}
+
+
 def test_replicas_are_a_number_or_scale_with_requests():
     assert ray.scale("3", 1) == {"num_replicas": 3}
     expected = {"min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 32}
@@ -77,6 +82,7 @@ def test_replicas_are_a_number_or_scale_with_requests():
         (lambda: ray.scale("0", 1), 0, (1, "1-4")),
         (lambda: ray.scale("4-1", 1), "4-1", ()),
         (lambda: ray.positive_number("cpus", "0.5"), ("cpus", 0.5), 1),
+        (lambda: ray.resources({"gpus": "all"}, 1), ("gpus", "all"), 1),
     ],
 )
 def test_a_wrong_argument_is_an_error_before_anything_starts(call, seen, expected):

@@ -12,6 +12,7 @@ from targets import build, prompts
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from vanilla_transformer_export import Runtime, export
+from vanilla_transformer_export.certification.tolerances import TOLERANCES
 from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
 
@@ -62,13 +63,11 @@ def test_each_precision_has_the_files_of_the_hub_and_a_parity_of_its_own(both):
         sorted(default_graphs(manifest).values()) == INT8_FILES
         and sorted(other["graphs"].values()) == FILES
     )
+    for dtype, variant in manifest["variants"].items():
+        assert variant["tolerance"] == TOLERANCES[dtype]._asdict()
+    assert default_parity(manifest)["max_error"] > 1e-3
     assert (
-        default_parity(manifest)["tolerance"] is None
-        and default_parity(manifest)["max_error"] > 1e-3
-    )
-    assert (
-        other["parity"]["tolerance"]
-        == 1e-4
+        other["tolerance"]["max_error"]
         > other["parity"]["max_error"]
         > 0
         == other["parity"]["failures"]
@@ -103,8 +102,8 @@ def test_commands_take_either_and_verify_compares_both(both, checkpoint, tmp_pat
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(": ")[0] for line in lines] == ["int8", "fp32"]
     assert (
-        "tolerance none" in lines[0]
-        and "tolerance 1e-04" in lines[1]
+        str(TOLERANCES["int8"]) in lines[0]
+        and str(TOLERANCES["fp32"]) in lines[1]
         and lines[1].endswith("0 failures")
     )
     (tmp_path / "in").write_text("w5 w6 w7\nw9\n")

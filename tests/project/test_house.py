@@ -58,7 +58,7 @@ MAY_BE_HEAVY = {
         f"exporting/{name}.py"
         for name in ("calibration", "checkpoint", "companion_files", "evaluation", "export")
     ),
-    *(f"exporting/{name}.py" for name in ("graphs", "loading", "one_graph", "parity")),
+    *(f"exporting/{name}.py" for name in ("graphs", "loading", "one_graph", "parity", "reference")),
     *("exporting/shortlist.py", "exporting/shortlist_head.py"),
     *(name_of(path) for path in FILES if path.parent.name == "graphs" and path.stem not in LIGHT),
     *(name_of(path) for path in FILES if path.parts[-3] == "targets" and path.stem in IN_TARGETS),
@@ -66,7 +66,10 @@ MAY_BE_HEAVY = {
 }
 TORCH = {
     *ORT_MODELS,
-    *(f"exporting/{name}.py" for name in ("calibration", "loading", "parity", "shortlist_head")),
+    *(
+        f"exporting/{name}.py"
+        for name in ("calibration", "loading", "parity", "reference", "shortlist_head")
+    ),
     "targets/cuda/overflow.py",
 }
 # These import it inside of a function that makes graphs, or for the checker of types.
@@ -98,6 +101,7 @@ class Throwaway:
 
 class OneByOneDecoders:
     supports_empty_prompts = True
+    supports_candidates = False
 
     def __init__(self, factory):
         self.factory = factory

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+import yaml
 from checkpoints import copy_folder, with_tokenizer
 from command_line import COMMAND, read_error
 from messages import check_message, raises
@@ -330,8 +331,10 @@ def test_a_dtype_that_the_export_has_not_is_wrong_usage(export_of_text):
 # ------------------------------------------------------------------------------------ the container
 
 
-def test_the_container_is_built_from_what_is_there_and_runs_as_nobody_special():
-    lines = (ROOT / "examples" / "serving" / "Dockerfile").read_text().splitlines()
+@pytest.mark.parametrize("name, extra", [("Dockerfile", "cpu"), ("Dockerfile.gpu", "gpu")])
+def test_the_container_is_built_from_what_is_there_and_runs_as_nobody_special(name, extra):
+    lines = (ROOT / "examples" / "serving" / name).read_text().splitlines()
+    assert any(line.endswith(f'pip install --no-cache-dir ".[{extra},serve]"') for line in lines)
     steps = [line.split() for line in lines if line and not line.startswith((" ", "#"))]
     copied = [
         word
@@ -346,7 +349,8 @@ def test_the_container_is_built_from_what_is_there_and_runs_as_nobody_special():
         if name == "ENV"
         for word in words
     ]
-    assert [name for name in variables if name != "path" and name not in FIELDS] == []
+    of_the_toolkit = {"nvidia_visible_devices", "nvidia_driver_capabilities"}
+    assert {*variables} - {"path", *FIELDS} == (of_the_toolkit if extra == "gpu" else set())
     assert "USER 10001" in lines and json.loads(lines[-1].removeprefix("ENTRYPOINT ")) == [
         "vanilla-transformer",
         "serve",
@@ -359,6 +363,37 @@ def test_the_container_is_built_from_what_is_there_and_runs_as_nobody_special():
         for name in needed
         if "torch" in name or "transformers" in name.replace("vanilla-transformer", "")
     ]
+
+
+def read_yaml(name):
+    return [*yaml.safe_load_all((ROOT / "examples" / "serving" / name).read_text())]
+
+
+def test_compose_gives_the_server_one_gpu():
+    [compose] = read_yaml("compose-gpu.yaml")
+    [service] = compose["services"].values()
+    context = (ROOT / "examples" / "serving" / service["build"]["context"]).resolve()
+    assert context == ROOT and (ROOT / service["build"]["dockerfile"]).is_file()
+    [gpu] = service["deploy"]["resources"]["reservations"]["devices"]
+    assert gpu == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    [volume] = service["volumes"]
+    assert service["command"] == [f"translator={volume.split(':')[-2]}"]
+
+
+def test_kubernetes_gives_the_server_one_gpu():
+    deployment, service = read_yaml("kubernetes-gpu.yaml")
+    template = deployment["spec"]["template"]
+    [container] = template["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    labels = deployment["spec"]["selector"]["matchLabels"]
+    assert labels == template["metadata"]["labels"] == service["spec"]["selector"]
+    port = container["ports"][0]["containerPort"]
+    assert service["spec"]["ports"][0]["targetPort"] == port == Settings().port
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["port"] == port
+    [mount] = container["volumeMounts"]
+    assert container["args"][0].partition("=")[2].startswith(mount["mountPath"])
+    assert template["spec"]["terminationGracePeriodSeconds"] > Settings().grace + Settings().drain
 
 
 def test_a_target_states_its_most_workers():

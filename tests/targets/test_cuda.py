@@ -108,9 +108,17 @@ USED = dict(
             None,
             ("CUDA", "CPUExecutionProvider", "pip install onnxruntime-gpu"),
         ),
-        (dict(gpus=[]), None, "NVIDIA"),
-        (dict(gpus=[H200._replace(driver="550.54.15")]), None, ("NVIDIA H200", "550.54.15")),
-        (dict(gpus=[V100]), None, ("Tesla V100-SXM2-16GB", "7.0")),
+        (dict(gpus=[]), None, ("nvidia-smi", "580", "install the driver")),
+        (
+            dict(gpus=[H200._replace(driver="550.54.15")]),
+            None,
+            ("NVIDIA H200", "550.54.15", "580", "update the driver"),
+        ),
+        (
+            dict(gpus=[V100]),
+            None,
+            ("Tesla V100-SXM2-16GB", "7.0", "7.5", "use another GPU, or run on the CPU"),
+        ),
         (dict(gpus=[T4]), GPU_BUILD, None),
         (
             dict(libraries=("libnothing.so.1",)),
@@ -136,15 +144,32 @@ def test_asking_for_cuda_where_it_cannot_run_says_what_to_do(monkeypatch, found,
     if seen is None:
         ask()
     else:
-        with raises(OSError, seen=seen):
+        with raises(OSError, seen=seen) as raised:
             ask()
+        assert "\n" not in str(raised.value)
     assert calls == ["nvidia-smi"]
+
+
+@pytest.mark.parametrize("library", devices.LIBRARIES)
+def test_a_missing_library_is_named_with_the_command_that_installs_it(monkeypatch, library):
+    monkeypatch.setattr(devices, "installed_versions", lambda: USED["installed"])
+    monkeypatch.setattr(devices, "providers", lambda: GPU_BUILD)
+    monkeypatch.setattr(devices, "gpus", lambda: [H200])
+    monkeypatch.setattr(devices, "loads", lambda name: name != library)
+    with raises(OSError, seen=(library, devices.WITH_LIBRARIES)) as raised:
+        devices.require("cuda")
+    assert not any(other in str(raised.value) for other in devices.LIBRARIES if other != library)
 
 
 def test_bf16_on_a_gpu_without_it_is_an_error_that_names_both(monkeypatch):
     devices.check_bfloat16(H200)
     with raises(OSError, seen=("Tesla T4", "7.5"), expected=("8.0", "fp16", "fp32")):
         devices.check_bfloat16(T4)
+    for name, value in (("providers", GPU_BUILD), ("gpus", [T4]), ("loads", True)):
+        monkeypatch.setattr(devices, name, lambda *args, value=value: value)
+    devices.require("cuda", "fp16")
+    with raises(OSError, seen=("Tesla T4", "7.5"), expected=("8.0", "fp16", "fp32")):
+        devices.require("cuda", "bf16")
 
 
 def test_the_gpu_is_what_nvidia_smi_prints(monkeypatch, tmp_path):
@@ -165,6 +190,16 @@ def test_a_runtime_never_falls_back_to_the_cpu(exported, monkeypatch):
         Runtime(exported("causal")[1], device="tpu")
     with raises(ValueError, seen=("device", "tensorrt", "cuda"), expected="cpu"):
         Runtime(exported("causal")[1], device="tensorrt")
+
+
+def test_json_of_doctor_is_all_that_it_prints(monkeypatch, capsys):
+    """onnxruntime prints what it cannot preload."""
+    printing = lambda: print("Failed to load libcublasLt.so.13")  # noqa: E731
+    monkeypatch.setattr(onnxruntime, "preload_dlls", printing, raising=False)
+    monkeypatch.setattr(devices, "providers", lambda: GPU_BUILD)
+    monkeypatch.setattr(devices, "gpus", lambda: [])
+    cli.main(["doctor", "--json"])
+    assert json.loads(capsys.readouterr().out)["providers"] == GPU_BUILD
 
 
 def test_doctor_says_what_runs_where(monkeypatch, capsys):

@@ -15,6 +15,7 @@ from written import run, write
 
 import vanilla_transformer
 from vanilla_transformer_export import export
+from vanilla_transformer_export.certification.tolerances import TOLERANCES
 from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.graphs import quantization
 from vanilla_transformer_export.graphs.precisions import WEIGHT_ONLY
@@ -58,12 +59,12 @@ def test_weights_and_caches_are_of_the_type_asked_for_and_outputs_are_float32(
             default_parity(manifest)["failures"]
             == 0
             < default_parity(manifest)["max_error"]
-            < default_parity(manifest)["tolerance"]
-            < 0.05
+            < TOLERANCES[dtype].max_error
         )
     else:
         assert default_parity(manifest) is None
         assert manifest["parity_reason"].startswith("onnxruntime computes bf16 on a GPU only, and ")
+    assert manifest["variants"][dtype]["tolerance"] == TOLERANCES[dtype]._asdict()
 
 
 def test_parity_of_integer_weights_is_measured_with_activations_in_half_precision(exported):

@@ -1,0 +1,1 @@
+"""Certification: whether an export computes on this machine what it should, without torch."""

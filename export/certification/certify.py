@@ -1,0 +1,188 @@
+"""Certification of an export: the checks of its files and of each of its dtypes, and the report."""
+
+import gc
+import json
+import os
+import reprlib
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import RequestError, UsageError
+from ..inference.devices import facts
+from ..inference.export_info import ExportInfo, check_hash, read_export_info
+from ..model import open_export
+from ..runtime import Runtime
+from .comparison import Comparison
+from .kernels import Kernels, read_kernels
+from .reference import Reference, manifest_facts
+from .subject import Subject
+
+# errors of a check, after which the others still run; the last are of a manifest that lacks fields
+FAILURES = (ValueError, OSError, RuntimeError, RequestError, LookupError, TypeError)
+MACHINE = ("python", "packages", "threads", "processor", "instructions", "providers", "gpus")
+
+
+class Check(NamedTuple):
+    """A check of an export: what was seen, and what was expected, if only that is right. `dtype` is
+    empty if the check is not about a dtype."""
+
+    dtype: str
+    name: str
+    ok: bool
+    seen: str
+    expected: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.dtype} {self.name}".lstrip()
+
+    def __str__(self) -> str:
+        line = f"{'ok' if self.ok else 'FAILED':<6} {self.title}: {self.seen}"
+        return f"{line}, expected {self.expected}" if self.expected else line
+
+
+@dataclass
+class Certificate:
+    """The checks of an export on a device. `kernels` and `speed` are by dtype of the weights."""
+
+    info: ExportInfo
+    device: str = ""
+    checks: list[Check] = field(default_factory=list)
+    kernels: dict[str, Kernels] = field(default_factory=dict)
+    speed: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def failures(self) -> list[Check]:
+        return [check for check in self.checks if not check.ok]
+
+    def report(self) -> dict[str, Any]:
+        """Return the checks with all that is known about the export and the machine, for a file
+        that somebody else reads."""
+        machine, manifest = facts(), self.info.manifest
+        return {
+            "export": self.info.directory.name,
+            "certified": not self.failures,
+            "device": self.device,
+            "machine": {name: machine[name] for name in MACHINE},
+            "checks": [check._asdict() for check in self.checks],
+            "speed": self.speed,
+            "kernels": self.kernels,
+            **manifest_facts(manifest),
+            "versions": manifest.get("versions"),
+            "files": manifest["files"],
+        }
+
+
+def certify(
+    directory: str | os.PathLike,
+    device: str | None = None,
+    dtype: str | None = None,
+    threads: int | None = None,
+    tell: Callable[[Check], None] = lambda check: None,
+) -> Certificate:
+    """Check an export on `device` against the reference that was written with it.
+
+    Args:
+        directory: an export.
+        device: see `Runtime`.
+        dtype: dtype of the weights; by default each of the export in turn.
+        threads: CPU threads per operator; by default all that this process may use.
+        tell: called with each check when it is done.
+
+    Raises:
+        FileNotFoundError, ValueError: if the directory is no export, if a file is missing or is not
+            the one that was exported, and for an export without a reference.
+        UsageError: for a dtype or a device that the export does not have.
+        OSError: if the device is not available.
+    """
+    info = read_export_info(directory)
+    open_export(directory, dtype)
+    check_files(info)
+    reference = Reference.read(info.directory)
+    certificate = Certificate(info)
+    arguments = {"device": device, "threads": threads}
+    dtypes = info.dtypes if dtype is None else [dtype]
+    for check in run_checks(certificate, reference, dtypes, arguments):
+        certificate.checks.append(check)
+        tell(check)
+    return certificate
+
+
+def check_files(info: ExportInfo) -> None:
+    """Raise ValueError for a file that differs from its hash in the manifest."""
+    for name, expected in info.manifest["files"].items():
+        path = info.directory / name
+        check_hash(open(path, "rb"), expected, path)  # noqa: SIM115 - check_hash closes it
+
+
+def run_checks(
+    certificate: Certificate, reference: Reference, dtypes: list[str], arguments: dict[str, Any]
+) -> Iterator[Check]:
+    """Yield the checks of the export, then those of each dtype. `arguments` are of `Runtime`."""
+    manifest = certificate.info.manifest
+    yield Check("", "files", True, f"{len(manifest['files'])} with the hashes of manifest.json", "")
+    yield Check("", "manifest", *compare_manifests(manifest, reference))
+    for dtype in dtypes:
+        yield from check_dtype(certificate, reference, dtype, arguments)
+
+
+def check_dtype(
+    certificate: Certificate, reference: Reference, dtype: str, arguments: dict[str, Any]
+) -> Iterator[Check]:
+    """Yield the checks of one dtype. If the export cannot be opened or run, there are no others."""
+    try:
+        runtime = Runtime(certificate.info.directory, dtype=dtype, **arguments)
+        subject = Subject(runtime, reference)
+        _ = subject.results
+    except (UsageError, OSError):
+        raise
+    except FAILURES as error:
+        yield Check(dtype, "run", *failed(error))
+        return
+    certificate.device = runtime.device
+    with tempfile.TemporaryDirectory() as directory:
+        profiles = Path(directory)
+        yield Check(dtype, "separate sessions", *attempt(subject.check_profiled, profiles))
+        gc.collect()  # closes the sessions, which then have written their profiles
+        certificate.kernels[dtype] = kernels = read_kernels(profiles)
+    yield Check(dtype, "kernels", *attempt(subject.check_kernels, kernels))
+    for name, compare in subject.checks.items():
+        yield Check(dtype, name, *attempt(compare))
+    yield Check(dtype, "speed", *attempt(measure_speed, certificate.speed, subject))
+
+
+def attempt(compare: Callable[..., Comparison], *args: Any) -> Comparison:
+    """Return the comparison, or one that failed with an error."""
+    try:
+        return compare(*args)
+    except FAILURES as error:
+        return failed(error)
+
+
+def failed(error: Exception) -> Comparison:
+    text = repr(error) if isinstance(error, LookupError | TypeError) else str(error)
+    return Comparison(False, " ".join(text.split()), "no error")
+
+
+def compare_manifests(manifest: dict[str, Any], reference: Reference) -> Comparison:
+    """Compare the manifest with the fields that the reference repeats."""
+    # as JSON, in which a tuple is a list
+    seen = json.loads(json.dumps(manifest_facts(manifest)))
+    for name, expected in reference.manifest.items():
+        if seen.get(name) != expected:
+            return Comparison(False, f"{name} is {short(seen.get(name))}", short(expected))
+    return Comparison(True, f"{len(seen)} fields", "those of the reference")
+
+
+def short(value: Any) -> str:
+    return reprlib.repr(value)
+
+
+def measure_speed(speeds: dict[str, dict[str, float]], subject: Subject) -> Comparison:
+    """Measure the speed, and store it in `speeds` by dtype."""
+    speeds[subject.runtime.dtype] = speed = subject.speed()
+    [(unit, number)] = speed.items()
+    return Comparison(True, f"{number:.0f} {unit.replace('_', ' ')}", "")

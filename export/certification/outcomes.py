@@ -1,0 +1,174 @@
+"""The results of an export for the inputs of a reference."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import numpy as np
+
+from ..inference.decoder import GenerationRequest
+from ..model import OnnxModel
+from ..requests import encoder_feeds
+from ..scheduler.admission import Admission
+from ..scheduler.client import LocalScheduler
+from ..scheduler.encoder_scheduler import EncoderScheduler
+from ..scheduler.offline import split_request
+from ..scheduler.request import Generated, GenerationInput
+from .reference import Arrays, Reference, real_values, sample
+from .tolerances import error_scale, relative_margins
+
+BEAMS = 3
+LOOKUP_TOKENS = 3  # tokens per step of the lookup graph
+REQUESTS = 8  # at a time
+
+
+def outcome(model: OnnxModel, reference: Reference) -> Arrays:
+    """Return the results of the export that has a result in the reference.
+
+    A model that reads full sequences has its outputs, see `outputs`. A model that generates has
+
+    - `logits` (B, T, V), each before one of the reference's tokens;
+    - `lookup` (1, T, V), the same of the first row by the graph of prompt lookup, if there is one;
+    - `greedy` (B, T), the tokens of greedy search;
+    - `beams` (B, T) and `beam_scores` (B,), the best sequences of beam search and their scores.
+    """
+    if not model.info.generates:
+        return {name: sample(values) for name, values in outputs(model, reference).items()}
+    beams, scores = model.generate(reference.request(num_beams=BEAMS))
+    assert scores is not None  # beam search has scores
+    logits = {"logits": next_logits(model, reference, reference.inputs["tokens"])}
+    if model.decoders.supports_candidates:
+        logits["lookup"] = lookup_logits(model, reference)
+    return {
+        **{name: sample(values) for name, values in logits.items()},
+        "greedy": model.generate(reference.request())[0],
+        "beams": beams,
+        "beam_scores": scores,
+    }
+
+
+def outputs(model: OnnxModel, reference: Reference) -> Arrays:
+    """Return the outputs of a graph that reads full sequences, with zeros for padding."""
+    spec = model.info.specs["encoder"]
+    feeds = encoder_feeds(model.info, dict(reference.feeds))
+    values = model.session("encoder").run([tensor.name for tensor in spec.outputs], feeds)
+    return {
+        tensor.name: without_padding(array, real_values(tensor, feeds))
+        for tensor, array in zip(spec.outputs, values, strict=True)
+    }
+
+
+def without_padding(values: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """Return `values` (B, ..., C) with zeros where the boolean `real` (B, ...) is False."""
+    return np.where(real[(...,) + (None,) * (values.ndim - real.ndim)], values, 0)
+
+
+def next_logits(model: OnnxModel, reference: Reference, tokens: np.ndarray) -> np.ndarray:
+    """Return the logits (B, T, V) before each of `tokens` (B, T), which are fed one by one."""
+    return fed_logits(model, reference.request(), tokens, 1)
+
+
+def lookup_logits(model: OnnxModel, reference: Reference) -> np.ndarray:
+    """Return the logits (1, T, V) of the first row from the graph of prompt lookup, which reads
+    several tokens per step."""
+    first = reference.row(0)
+    request = first.request(prompt_lookup_num_tokens=LOOKUP_TOKENS)
+    return fed_logits(model, request, first.inputs["tokens"], LOOKUP_TOKENS)
+
+
+def fed_logits(
+    model: OnnxModel, request: GenerationRequest, tokens: np.ndarray, step: int
+) -> np.ndarray:
+    """Return the logits (B, T, V) before each of `tokens` (B, T), of which each step feeds
+    `step`."""
+    with closing(model.decoders.start(request)) as decoder:
+        logits = [decoder.prefill(request.input_ids, request.attention_mask)[:, -1:].copy()]
+        for first in range(0, tokens.shape[1] - 1, step):
+            fed = tokens[:, first : min(first + step, tokens.shape[1] - 1)]
+            logits.append(decoder.step(fed).copy())
+    return np.concatenate(logits, axis=1)
+
+
+def record(model: OnnxModel, reference: Reference) -> Arrays:
+    """Return the results of the export as those of a reference."""
+    results = outcome(model, reference)
+    if model.info.generates:
+        results |= generation_facts(
+            functools.partial(next_logits, model, reference), results["greedy"], reference
+        )
+    return results
+
+
+def generation_facts(
+    next_logits: Callable[[np.ndarray], np.ndarray], greedy: np.ndarray, reference: Reference
+) -> Arrays:
+    """Return what other results are compared by:
+
+    - `greedy_margins` (B, T), the margin of each token over the second best, 0 after the end;
+    - `logprobs` (B, T), the log probabilities of the reference's tokens;
+    - `scales` (B, T), the scales of errors of their logits.
+
+    Args:
+        next_logits: maps tokens (B, T) to the logits (B, T, V) before each of them.
+        greedy: tokens of greedy search.
+    """
+    ended = np.isin(greedy, reference.request().options.eos_token_ids).cumsum(axis=1) > 0
+    is_after_end = np.pad(ended, ((0, 0), (1, 0)))[:, :-1]
+    margins = relative_margins(next_logits(greedy))
+    tokens = reference.inputs["tokens"]
+    logits = next_logits(tokens).astype(np.float64)
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    logprobs = np.take_along_axis(shifted, tokens[..., None], axis=-1)[..., 0]
+    return {
+        "greedy_margins": np.where(is_after_end, 0, margins),
+        "logprobs": logprobs - np.log(np.exp(shifted).sum(axis=-1)),
+        "scales": error_scale(logits)[..., 0],
+    }
+
+
+# ------------------------------------------------------------------------- many requests at a time
+
+
+def served_sequences(
+    model: OnnxModel, reference: Reference
+) -> tuple[list[Generated], list[Generated]]:
+    """Return what `REQUESTS` requests give that run at the same time in the batches of `serve`.
+    Each has a row of the reference in turn. One half generates the tokens of greedy search. The
+    other half has the reference's tokens in the prompt and reports their log probabilities."""
+    inputs = split_request(reference.request())
+    rows = [place % len(inputs) for place in range(REQUESTS // 2)]
+    greedy = [inputs[row] for row in rows]
+    scored = [scored_input(inputs[row], reference.inputs["tokens"][row]) for row in rows]
+    source = max(len(row.source or ()) for row in inputs)
+    length = max(len(row.prompt) + row.options.max_new_tokens for row in (*greedy, *scored))
+    admission = Admission(model.info, 1, model.threads, REQUESTS, source or None, length)
+    scheduler = LocalScheduler(admission, model).start()
+    try:
+        mixed = [row for pair in zip(greedy, scored) for row in pair]
+        sequences = [sequence for [sequence] in scheduler.run(mixed)]
+    except RuntimeError as failure:
+        raise failure.__cause__ or failure from None
+    finally:
+        scheduler.close()
+    return sequences[::2], sequences[1::2]
+
+
+def scored_input(row: GenerationInput, tokens: np.ndarray) -> GenerationInput:
+    """Return the input whose prompt ends with `tokens` (T,), with their log probabilities."""
+    return dataclasses.replace(
+        row,
+        options=dataclasses.replace(row.options, max_new_tokens=1),
+        prompt=[*row.prompt, *tokens.tolist()],
+        scores_prompt=True,
+    )
+
+
+def served_outputs(model: OnnxModel, rows: Sequence[Reference]) -> list[Arrays]:
+    """Return the outputs of a full-sequence graph for `REQUESTS` requests at a time, each with one
+    of `rows` in turn. They run in the batches of `serve`."""
+    feeds = [encoder_feeds(model.info, dict(row.feeds)) for row in rows]
+    requests = [feeds[place % len(feeds)] for place in range(REQUESTS)]
+    with closing(EncoderScheduler(model)) as scheduler, ThreadPoolExecutor(REQUESTS) as pool:
+        return list(pool.map(scheduler.run, requests))

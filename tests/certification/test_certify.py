@@ -1,0 +1,227 @@
+"""Certification of right exports, the report, and exports that cannot be certified."""
+
+import json
+
+import numpy as np
+import onnxruntime
+import pytest
+from checkpoints import copy_folder, edit_json, seal
+from messages import raises
+
+from vanilla_transformer_export import export
+from vanilla_transformer_export.certification import outcomes
+from vanilla_transformer_export.certification.certify import certify
+from vanilla_transformer_export.certification.comparison import compare_tokens, compare_values
+from vanilla_transformer_export.certification.kernels import count_copies, describe_kernels
+from vanilla_transformer_export.certification.reference import FILE, Reference, sample
+from vanilla_transformer_export.certification.tolerances import TOLERANCES
+from vanilla_transformer_export.cli import main as cli
+
+# beside those of the faults
+EXPORTS = [
+    ("seq2seq-t5", "portable"),
+    ("causal-relative", "cuda", "int4"),
+    ("encoder-relative", "cpu", "int8"),
+    ("seq2seq-values", "cuda", "fp16"),
+    ("encoder", "cuda", "int8"),
+]
+SEARCHES = ["greedy search", "beam search"]
+ALWAYS = ["second thread", "rows alone", "served requests", "speed"]
+
+
+def lines(certificate):
+    return [str(check) for check in certificate.checks]
+
+
+@pytest.mark.parametrize("kind", EXPORTS, ids="-".join)
+def test_an_export_of_each_target_is_certified(exported_for, kind):
+    certificate = certify(exported_for(*kind)[1], device="cpu")
+    assert certificate.failures == [], lines(certificate)
+    names = [check.name for check in certificate.checks]
+    is_integer, generates = kind[-1].startswith("int"), not kind[0].startswith("encoder")
+    assert names == [
+        "files",
+        "manifest",
+        "separate sessions",
+        "kernels",
+        "outputs",
+        *["recorded outputs"] * is_integer,
+        *SEARCHES * generates,
+        *["prompt lookup"] * (generates and kind[1] != "cuda"),
+        *ALWAYS,
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["masked-lm", "classification", "answers", "causal-learned", "seq2seq-untied"]
+)
+def test_every_head_is_certified(exported, name):
+    certificate = certify(exported(name).directory)
+    assert certificate.failures == [], lines(certificate)
+
+
+@pytest.mark.parametrize("size", ["trained", "free"])
+def test_images_are_certified(tmp_path, size):
+    from vanilla_transformer import VanillaVisionConfig, VanillaVisionForImageClassification
+
+    shape = dict(image_size=12, patch_size=4, hidden_size=16, num_attention_heads=2)
+    config = VanillaVisionConfig(**shape, num_hidden_layers=1, intermediate_size=24)
+    VanillaVisionForImageClassification(config).eval().save_pretrained(tmp_path / "model")
+    export(tmp_path / "model", tmp_path / "out", cases=1, image_size=size)
+    certificate = certify(tmp_path / "out")
+    assert certificate.failures == [], lines(certificate)
+    assert certificate.speed["fp32"]["rows_per_second"] > 0
+
+
+# ----------------------------------------------------------------------------------- the command
+
+
+def test_the_command_prints_a_line_for_each_check_and_writes_a_report(
+    exported_for, tmp_path, capsys
+):
+    directory = exported_for("causal", "cpu", "int8")[1]
+    cli.main(["certify", str(directory), "--output", str(tmp_path / "report.json")])
+    printed = capsys.readouterr().out.splitlines()
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert len(printed) == len(report["checks"]) and all(line[:3] == "ok " for line in printed)
+    assert (report["certified"], report["device"], report["target"]) == (True, "cpu", "cpu")
+    assert report["machine"]["packages"]["onnxruntime"] == onnxruntime.__version__
+    assert report["machine"]["processor"] and report["machine"]["gpus"] == []
+    assert report["files"] == json.loads((directory / "manifest.json").read_text())["files"]
+    assert report["kernels"]["int8"]["decoder"]["CPUExecutionProvider"]["GroupQueryAttention"] == 2
+    assert report["speed"]["int8"]["tokens_per_second"] > 0
+
+
+def test_a_failure_ends_the_command_with_the_names_of_the_checks(exported_for, tmp_path, capsys):
+    directory = copy_folder(exported_for("causal", "portable")[1], tmp_path)
+    edit_json(directory / "manifest.json", opset=20)
+    output = tmp_path / "report.json"
+    with pytest.raises(SystemExit) as end:
+        cli.main(["certify", str(directory), "--output", str(output)])
+    assert str(end.value) == f"{directory} is not certified: manifest"
+    [failed] = [line for line in capsys.readouterr().out.splitlines() if line[:2] != "ok"]
+    assert failed == "FAILED manifest: opset is 20, expected 18"
+    assert json.loads(output.read_text())["certified"] is False
+
+
+def test_a_failing_check_does_not_stop_the_others(exported_for, monkeypatch):
+    def fail(*args):
+        raise RuntimeError("a thread\nhas died")
+
+    monkeypatch.setattr("vanilla_transformer_export.certification.subject.served_sequences", fail)
+    certificate = certify(exported_for("causal", "portable")[1])
+    [check] = certificate.failures
+    assert check[1:] == ("served requests", False, "a thread has died", "no error")
+    assert certificate.checks[-1].name == "speed"
+
+
+def test_each_dtype_is_certified_or_one(exported, tmp_path):
+    export(exported("causal").checkpoint, tmp_path / "out", dtype=["int8", "fp32"], cases=1)
+    both = certify(tmp_path / "out")
+    assert both.failures == [], lines(both)
+    assert [*both.speed] == ["int8", "fp32"]
+    assert [*certify(tmp_path / "out", dtype="fp32").speed] == ["fp32"]
+
+
+# ------------------------------------------------------------------ what cannot be certified
+
+
+def test_files_that_are_not_those_of_the_export_are_an_error(exported, tmp_path):
+    directory = copy_folder(exported("causal").directory, tmp_path)
+    path = directory / "onnx/model.onnx"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with raises(ValueError, seen=("onnx/model.onnx", "SHA-256")):
+        certify(directory)
+
+
+def test_an_export_without_a_reference_is_to_be_exported_again(exported, tmp_path):
+    directory = copy_folder(exported("causal").directory, tmp_path)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    del manifest["files"][FILE]
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    (directory / FILE).unlink()
+    with raises(ValueError, seen=FILE, expected="export again"):
+        certify(directory)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"{}"])
+def test_another_file_in_place_of_the_reference_is_an_error(exported, tmp_path, content):
+    directory = copy_folder(exported("causal").directory, tmp_path)
+    (directory / FILE).write_bytes(content)
+    with raises(ValueError, seen=(FILE, "SHA-256")):
+        certify(directory)
+    seal(directory)
+    with raises(ValueError, seen="is not a reference", expected="export again"):
+        certify(directory)
+
+
+def test_an_export_with_one_graph_says_so(exported, tmp_path):
+    export(exported("causal").checkpoint, tmp_path / "out", cases=1, generate="greedy")
+    assert not (tmp_path / "out" / FILE).exists()
+    with raises(ValueError, seen="--generate greedy"):
+        certify(tmp_path / "out")
+
+
+# --------------------------------------------------------------------------------- the reference
+
+
+def test_a_reference_is_small_and_has_the_same_bytes_each_time(exported, tmp_path):
+    directory = exported("seq2seq").directory
+    export(exported("seq2seq").checkpoint, tmp_path / "out", cases=1)
+    content = (directory / FILE).read_bytes()
+    assert content == (tmp_path / "out" / FILE).read_bytes() and len(content) < 50_000
+
+
+def test_a_row_of_a_reference_has_no_padding(exported):
+    reference = Reference.read(exported("causal").directory)
+    lengths = reference.inputs["attention_mask"].sum(axis=1)
+    for row, length in enumerate(lengths):
+        inputs = reference.row(row).inputs
+        assert inputs["input_ids"].shape == (1, length) and inputs["attention_mask"].all()
+        assert inputs["tokens"].shape == (1, reference.inputs["tokens"].shape[1])
+    assert len(set(lengths)) == 3
+
+
+def test_large_outputs_are_sampled_evenly():
+    values = np.arange(2 * 100 * 3).reshape(2, 100, 3)
+    assert sample(values).shape == (2, 48, 3)
+    assert np.array_equal(sample(values)[:, [0, -1]], values[:, [0, -1]])
+
+
+# ------------------------------------------------------------------------------------ comparisons
+
+
+def test_tokens_are_compared_up_to_the_first_near_tie():
+    expected = {
+        "greedy": np.array([[5, 6, 7]]),
+        "greedy_margins": np.array([[0.5, 0.01, 0.5]]),
+    }
+    same, other = np.array([5, 9, 9]), np.array([4, 6, 7])
+    assert compare_tokens(expected, [same, same], TOLERANCES["fp16"]).ok
+    assert not compare_tokens(expected, [same, other], TOLERANCES["fp16"]).ok
+    assert not compare_tokens(expected, [same], TOLERANCES["fp32"]).ok
+    assert not compare_tokens(expected, [same[:0]], TOLERANCES["fp16"]).ok
+
+
+def test_another_shape_and_values_that_are_not_finite_are_no_match():
+    expected = {"logits": np.ones((2, 3))}
+    assert not compare_values(expected, {"logits": np.ones((2, 4))}, TOLERANCES["int4"]).ok
+    for value in (np.nan, np.inf, -np.inf):
+        results = {"logits": np.full((2, 3), value)}
+        assert not compare_values(expected, results, TOLERANCES["int4"]).ok
+
+
+def test_copies_between_host_and_device_are_counted():
+    kernels = {
+        "decoder": {
+            "CUDAExecutionProvider": {"MatMul": 4, "MemcpyToHost": 1},
+            "CPUExecutionProvider": {"Gather": 1},
+        }
+    }
+    assert count_copies(kernels, "decoder") == 1
+    expected = "decoder 5 nodes on CUDA and 1 nodes on CPU, 1 Memcpy"
+    assert describe_kernels(kernels) == expected
+
+
+def test_as_many_requests_are_served_as_documented():
+    assert outcomes.REQUESTS == 8

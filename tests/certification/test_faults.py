@@ -1,0 +1,255 @@
+"""Certification finds faults that are put into graphs and manifests. Their hashes are those of the
+files with the fault, so that only what is computed shows it."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from checkpoints import copy_folder, seal
+from onnx import helper, numpy_helper
+
+from vanilla_transformer_export.certification.certify import certify
+
+ENCODER, CAUSAL, SEQ2SEQ = ("encoder", "portable"), ("causal", "portable"), ("seq2seq", "cpu")
+INT8, CUDA = ("causal", "cpu", "int8"), ("seq2seq", "cuda", "fp16")
+WINDOW, PORTABLE_INT8 = ("causal-window", "portable"), ("seq2seq", "portable", "int8")
+MODEL, SOURCES = "onnx/model.onnx", "onnx/encoder_model.onnx"
+DECODER, STEP = "onnx/decoder_model_merged.onnx", "onnx/decoder_step_model.onnx"
+LOOKUP, BEAMS = "onnx/decoder_lookup_model.onnx", "onnx/beam_search.onnx"
+
+
+# ------------------------------------------------------------------------------- faults of graphs
+
+
+def weight_like(graph, part):
+    """Return the first weight that has `part` in its name."""
+    return next(weight for weight in graph.initializer if part in weight.name)
+
+
+def change_weight(part, change):
+    def fault(graph):
+        weight = weight_like(graph, part)
+        values = change(numpy_helper.to_array(weight).copy())
+        weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+
+    return fault
+
+
+def one_value(values):
+    values.ravel()[values.size // 2] += 0.01
+    return values
+
+
+def one_column(values):
+    values[values.shape[-1] // 2] *= 1.5
+    return values
+
+
+def another_sign(values):
+    return -values
+
+
+def rows_moved(values):
+    return np.roll(values, 1, axis=0)
+
+
+def zeros(values):
+    return np.zeros_like(values)
+
+
+def swap_weights(graph):
+    """Swap weights of the first and the second layer."""
+    first, second = (weight_like(graph, f"layers.{layer}.feed_forward.up") for layer in (0, 1))
+    first.name, second.name = second.name, first.name
+
+
+def rename_inputs(names):
+    def fault(graph):
+        for node in graph.node:
+            node.input[:] = [names.get(name, name) for name in node.input]
+
+    return fault
+
+
+def swap(first, second):
+    return rename_inputs({first: second, second: first})
+
+
+def computed(name, operator, *others):
+    """Replace the input `name` by what `operator` computes from it."""
+
+    def fault(graph):
+        rename_inputs({name: "changed"})(graph)
+        inputs = [name, *others] if others else [name, name]
+        graph.node.insert(0, helper.make_node(operator, inputs, ["changed"]))
+
+    return fault
+
+
+def all_ones(mask):
+    def fault(graph):
+        kind = next(value.type.tensor_type.elem_type for value in graph.input if value.name == mask)
+        rename_inputs({mask: "ones"})(graph)
+        graph.node.insert(0, helper.make_node("Cast", ["same"], ["ones"], to=kind))
+        graph.node.insert(0, helper.make_node("Equal", [mask, mask], ["same"]))
+
+    return fault
+
+
+def change_attribute(operator, name, change):
+    def fault(graph):
+        nodes = [node for node in graph.node if node.op_type == operator]
+        for node in nodes:
+            for attribute in node.attribute:
+                if attribute.name == name:
+                    value = helper.get_attribute_value(attribute)
+                    attribute.CopyFrom(helper.make_attribute(name, change(value)))
+        assert nodes
+
+    return fault
+
+
+def another_operator(before, after):
+    def fault(graph):
+        nodes = [node for node in graph.node if node.op_type == before]
+        for node in nodes:
+            node.op_type = after
+        assert nodes
+
+    return fault
+
+
+def wrong_scale(graph):
+    """Change the scale of attention: an attribute, or the constant 1 / sqrt(6) or 1 / sqrt(8)."""
+    attributes = [
+        attribute
+        for node in graph.node
+        for attribute in node.attribute
+        if attribute.name == "scale"
+    ]
+    for attribute in attributes:
+        attribute.f *= 0.8
+    for weight in graph.initializer:
+        values = numpy_helper.to_array(weight)
+        if not weight.dims and min(abs(float(values) - size**-0.5) for size in (6, 8)) < 1e-3:
+            attributes.append(weight)
+            weight.CopyFrom(numpy_helper.from_array(values * values.dtype.type(0.8), weight.name))
+    assert attributes
+
+
+def another_token(graph):
+    """Let the pooler read the second token."""
+    node = next(node for node in graph.node if node.op_type == "Gather" and node.attribute)
+    node.input[1] = "second"
+    graph.initializer.append(numpy_helper.from_array(np.array(1), "second"))
+
+
+def skipped_residual(graph):
+    """Leave the input of a sublayer out of its sum."""
+    node = [node for node in graph.node if node.op_type == "Add"][-3]
+    node.input[0] = node.input[1]
+
+
+SECOND_UP = "layers.1.feed_forward.up_proj.weight"
+GRAPH_FAULTS = {
+    "scale of attention": (ENCODER, MODEL, wrong_scale),
+    "no mask": (ENCODER, MODEL, all_ones("attention_mask")),
+    "no token types": (ENCODER, MODEL, computed("token_type_ids", "Sub")),
+    "pooled token": (ENCODER, MODEL, another_token),
+    "epsilon": (
+        ENCODER, MODEL, change_attribute("LayerNormalization", "epsilon", lambda value: 100 * value)
+    ),
+    "activation": (ENCODER, MODEL, another_operator("Relu", "LeakyRelu")),
+    "axis of a softmax": (ENCODER, MODEL, change_attribute("Softmax", "axis", lambda axis: -2)),
+    "one value of a matrix": (ENCODER, MODEL, change_weight(SECOND_UP, one_value)),
+    "a bias of zeros": (
+        ENCODER, MODEL, change_weight("layers.0.feed_forward.down_proj.bias", zeros)
+    ),
+    "future tokens": (CAUSAL, MODEL, another_operator("LessOrEqual", "Less")),
+    "positions": (CAUSAL, MODEL, computed("position_ids", "Sub")),
+    "caches of two layers": (CAUSAL, MODEL, swap("past_key_values.0.key", "past_key_values.1.key")),
+    "keys for values": (CAUSAL, MODEL, swap("past_key_values.1.key", "past_key_values.1.value")),
+    "weights of two layers": (CAUSAL, MODEL, swap_weights),
+    "embeddings of other tokens": (CAUSAL, MODEL, change_weight("embed_tokens", rows_moved)),
+    "residual": (CAUSAL, MODEL, skipped_residual),
+    "window": (WINDOW, MODEL, another_operator("LessOrEqual", "Less")),
+    "scale of a column": (
+        INT8, MODEL, change_weight(f"{SECOND_UP}.int8_matrices.1", one_column)
+    ),
+    "integers": (INT8, MODEL, change_weight("layers.1.self_attn.o_proj.weight.int8", another_sign)),
+    "scale in prompt lookup": (INT8, LOOKUP, wrong_scale),
+    "mask of sources": (SEQ2SEQ, SOURCES, all_ones("attention_mask")),
+    "mask of a decoder": (SEQ2SEQ, DECODER, all_ones("encoder_attention_mask")),
+    "weight of a step": (
+        SEQ2SEQ, STEP, change_weight("layers.0.cross_attn.q_proj.weight", one_value)
+    ),
+    "caches of a step": (
+        SEQ2SEQ, STEP, swap("past_key_values.0.decoder.key", "past_key_values.1.decoder.key")
+    ),
+    "weight of prompt lookup": (SEQ2SEQ, LOOKUP, change_weight(SECOND_UP, one_value)),
+    "scale in half precision": (CUDA, DECODER, wrong_scale),
+    "mask on a GPU": (CUDA, DECODER, all_ones("encoder_attention_mask")),
+    "caches on a GPU": (
+        CUDA, DECODER, swap("past_key_values.0.decoder.value", "past_key_values.1.decoder.value")
+    ),
+    "weight on a GPU": (
+        CUDA, SOURCES, change_weight("layers.0.self_attn.o_proj.weight", another_sign)
+    ),
+    "beams": (CUDA, BEAMS, another_operator("LogSoftmax", "Softmax")),
+    "another target in int8": (PORTABLE_INT8, "onnx/decoder_model_merged_int8.onnx", wrong_scale),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GRAPH_FAULTS)
+def test_a_fault_of_a_graph_is_found(exported_for, tmp_path, name):
+    export, file, fault = GRAPH_FAULTS[name]
+    directory = copy_folder(exported_for(*export)[1], tmp_path)
+    model = onnx.load(directory / file)
+    fault(model.graph)
+    onnx.save(model, directory / file)
+    seal(directory)
+    assert failures(directory)
+
+
+def failures(directory):
+    try:
+        return [str(check) for check in certify(directory, "cpu", threads=1).failures]
+    except ValueError as error:  # it cannot be opened
+        return [str(error)]
+
+
+# ---------------------------------------------------------------------------- faults of manifests
+
+
+def first_variant(manifest):
+    return next(iter(manifest["variants"].values()))
+
+
+def swap_files(manifest):
+    graphs = first_variant(manifest)["graphs"]
+    graphs["encoder"], graphs["decoder"] = graphs["decoder"], graphs["encoder"]
+
+
+MANIFEST_FAULTS = {
+    "target": (ENCODER, lambda manifest: manifest.update(target="cpu")),
+    "opset": (ENCODER, lambda manifest: manifest.update(opset=20)),
+    "tolerance": (
+        CAUSAL,
+        lambda manifest: first_variant(manifest)["tolerance"].update(max_error=9),
+    ),
+    "no tolerance": (CAUSAL, lambda manifest: first_variant(manifest).pop("tolerance")),
+    "no step": (SEQ2SEQ, lambda manifest: manifest.pop("step")),
+    "files of two graphs": (SEQ2SEQ, swap_files),
+    "activations": (CUDA, lambda manifest: manifest.update(activations="fp32")),
+}
+
+
+@pytest.mark.parametrize("name", MANIFEST_FAULTS)
+def test_a_fault_of_a_manifest_is_found(exported_for, tmp_path, name):
+    export, fault = MANIFEST_FAULTS[name]
+    directory = copy_folder(exported_for(*export)[1], tmp_path)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    fault(manifest)
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    assert failures(directory)
