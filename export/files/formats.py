@@ -78,14 +78,15 @@ def select_format(
     """Return the format that reads the file `path` and writes its results.
 
     In JSON objects and tables the texts are in `field`, and the results go to `output_field`; None
-    selects the defaults of the task.
+    selects the defaults of the task. Lines of text have no fields, so both must be None for them.
 
     Raises:
         ImportError: for Parquet without pyarrow.
         ValueError: for a table with two columns of one name, a compression that cannot be read, and
             a git-lfs pointer.
-        UsageError: for a table without what the task reads, and for lines of text where it reads
-            several; for records that have the output field already.
+        UsageError: for a table without the columns that the task reads, lines of text for a task
+            that reads several fields, and `field` or `output_field` for lines of text. Also for
+            records that have the output field already.
     """
     check_lines(path)
     fields = RecordFields(predictions.kind.forms, field)
@@ -125,7 +126,8 @@ def line_format(predictions: Predictions) -> "Lines":
     """Return the format of arguments of the command line and of lines of standard input, one
     example each.
 
-    An argument or line is a text. If the task does not generate, it may also be a JSON object.
+    An argument or line is a text. If the task does not generate, a line that begins with { is a
+    JSON object.
     """
     fields = RecordFields(predictions.kind.forms)
     return text_format(

@@ -23,13 +23,20 @@ OF_TEXTS = {"split", "copy_letterless", "src_lang", "tgt_lang", "target_prefix",
 class Predictions:
     """A task of an export's head with its options. The default is the first task of the head.
 
-    With a `seed` each line is sampled with its own seed, derived from `seed` and the line number.
-    For `generate`, `scores` adds the score of each text, and `n_best` asks for a list of `n_best`
-    texts with their scores, best first.
+    Args:
+        runtime: a `TextRuntime` or an `ImageRuntime`.
+        task: the name of the task, or None for the default.
+        options: arguments of the task's function by name. With a `seed` each line is sampled with
+            its own seed, derived from `seed` and the line number.
+        batch_size: number of examples in a batch; `translate` makes batches of sentences itself.
+        n_best: for `generate`, the number of texts of each example, which then come in a list with
+            their scores, best first. None for one text.
+        scores: for `generate`, add the score of each text.
 
     Raises:
         UsageError: for a task that the architecture is not for, an unknown or a missing option of
-            its function, and options that do not fit the model.
+            its function, and options that do not fit the model. Also for `n_best` and `scores` with
+            a task other than `generate`.
         ValueError: for an architecture that no task is for.
     """
 

@@ -11,7 +11,7 @@ SECONDS = 30  # between two lines, where standard error is not a terminal
 
 
 class ProgressLog:
-    """Prints a line every `SECONDS` where standard error is a file or a pipe."""
+    """A progress report for standard error that is a file or a pipe: a line every `SECONDS`."""
 
     def __init__(self, total: int):
         self.total = total

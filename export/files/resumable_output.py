@@ -68,8 +68,11 @@ def read_json(path: Path) -> dict | None:
 
 @dataclass(frozen=True)
 class Directory:
-    """The directory with the manifest of a run: for one process at a time, and for calls with the
-    same `facts`."""
+    """The directory with the manifest of a run.
+
+    Only one process at a time can open it, and only with the same `facts`, the settings and
+    versions of the call that created it.
+    """
 
     path: Path
     facts: dict

@@ -145,7 +145,7 @@ class Errors:
 
     def check(self, path: str, body: bytes) -> None:
         """Raise RequestError if the JSON `body` of a request to `path` has NaN, Infinity or half of
-        a surrogate pair."""
+        a surrogate pair. Its status is that of validation errors at `path`."""
         if any(map(body.__contains__, SUSPICIOUS)):
             check_values(body, self.validation(path))
 

@@ -35,8 +35,9 @@ class BatchingRuntime:
         other inputs of the graph by name.
 
         Raises:
-            ValueError: for inputs of a wrong shape or range.
-            TooLong: for more rows or tokens than the scheduler accepts.
+            ValueError: for inputs that are missing, unknown, or of a wrong shape or range.
+            TooLong: for a row with more tokens than the scheduler accepts.
+            RequestError: if the server is shutting down.
         """
         arguments = {
             "input_ids": input_ids,

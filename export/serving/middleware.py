@@ -241,7 +241,8 @@ class Frame:
         """Raise RequestError 401 unless the request `exchange` has the token, as a bearer token or
         as LibreTranslate's `api_key`.
 
-        GET requests to public paths need no token. Without a token of the server no request does.
+        GET requests to public paths need no token. If the server has no token, no request needs
+        one. A request with a header Authorization is never checked for `api_key`.
         """
         if self.token is None or self.errors.is_public(
             exchange.scope["method"], exchange.scope["path"]

@@ -37,8 +37,9 @@ class ServedModel:
     ) -> Any:
         """Run `function` with `args` and `options` in a thread and return its result.
 
-        For the limit of waiting rows, the model calls of `function` count as one request of about
-        `rows` rows. Raises RequestError if too many rows wait.
+        For an encoder, the model calls of `function` count as one request of about `rows` rows;
+        RequestError is raised if too many rows wait. For a model that generates, nothing is limited
+        and `rows` has no effect. Errors of `function` are raised unchanged.
         """
         if self.encoder is None:
             return await asyncio.to_thread(function, *args, **options)
@@ -58,7 +59,7 @@ class ServedModel:
         return self.scheduler.admission
 
     def describe(self) -> str:
-        """Return one line about workers and slots, for the log."""
+        """Return one line about workers, and slots or batches, for the log."""
         if self.scheduler is not None:
             return self.admission.describe()
         assert self.encoder is not None  # a model without a scheduler has an encoder

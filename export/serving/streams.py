@@ -10,8 +10,11 @@ from starlette.types import Receive, Scope, Send
 
 
 class EventStream(StreamingResponse):
-    """A response of server-sent events. It closes `content` when the request is cancelled, for
-    example because the client disconnected."""
+    """A response of server-sent events.
+
+    `content` yields complete events, as `event` returns them. It is closed when the request is
+    cancelled, for example because the client disconnected.
+    """
 
     def __init__(self, content: AsyncGenerator[bytes, None]):
         super().__init__(

@@ -55,10 +55,10 @@ class AugmentedDataset:
 
 
 def augment(rows: list[Row], augmentation: Augmentation, seeds: list[str]) -> list[Row]:
-    """Return `rows`, changed at random by `augmentation`: first one view of each row, then a second
-    view of each, if there are two.
+    """Return `rows`, changed at random by `augmentation`, in the same order.
 
-    `seeds` has a seed for each row.
+    If `augmentation` returns two views of a row, the first views of all rows come first, then the
+    second views. `seeds` has a seed for each row.
     """
     views = [augmentation(row, Random(seed)) for row, seed in zip(rows, seeds, strict=True)]
     return [row for view in zip(*views, strict=True) for row in view]
@@ -91,7 +91,7 @@ def row_augmentation(
     """Return the function that changes a row at random, or None if nothing is random.
 
     Words are changed by the recipe's `word_replacement` and `span_crop`, with words of `rows`.
-    Subwords are changed by its `bpe_dropout`. Without these, it is the task's own `augment`.
+    Subwords are changed by its `bpe_dropout`. Only without these, it is the task's own `augment`.
     """
     task = TASKS[recipe.task]
     dropout = recipe.tokenizer.get("bpe_dropout")

@@ -37,9 +37,9 @@ def average(
     """Write a model with the mean of the weights of `checkpoints`, directories or Hub ids, to
     `out`.
 
-    The tokenizer is that of the first. Modules of sentence-transformers are averaged and written
-    too. `force` replaces `out` if we wrote it. `variant` "fp16" reads the weights in
-    model.fp16.safetensors.
+    The tokenizer is that of the first checkpoint. Modules of sentence-transformers are averaged and
+    written too. `force` replaces `out` if this package wrote it. `variant` "fp16" reads
+    model.fp16.safetensors instead of model.safetensors.
 
     Raises:
         FileExistsError: if `out` exists and may not be replaced.
@@ -99,7 +99,7 @@ def average_weights(
 def check_tokenizers(checkpoints: list[str | os.PathLike]) -> None:
     """Raise ValueError if two checkpoints have different tokenizer.json files.
 
-    The average has the tokenizer of the first.
+    Checkpoints without this file are not compared. Settings of padding and truncation may differ.
     """
     files = [checkpoint_directory(checkpoint) / "tokenizer.json" for checkpoint in checkpoints]
     first, *others = [file for file in files if file.is_file()] or [None]
@@ -144,7 +144,8 @@ def average_modules(checkpoints: list[str | os.PathLike], directory: Path) -> No
 def mean(files: list[Path]) -> dict[str, torch.Tensor]:
     """Return {name: mean} of the tensors of several safetensors files.
 
-    Raises ValueError naming the first file that is damaged or differs in names or shapes.
+    The mean is computed in float64 and has the dtype of the first file. Raises ValueError naming
+    the first file that is damaged or differs in names or shapes.
     """
     shapes = [{name: shape for name, (shape, _) in stored_shapes(file).items()} for file in files]
     for file, file_shapes in zip(files, shapes):

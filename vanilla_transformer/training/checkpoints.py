@@ -38,8 +38,8 @@ ENDLESS = ("constant", "constant_with_warmup", "inverse_sqrt")
 
 
 class CompleteCheckpoints(TrainerCallback):
-    """A callback that records the hashes of each checkpoint's files and keeps `save_total_limit` of
-    them.
+    """A callback that records the hashes of each checkpoint's files and keeps `save_total_limit`
+    checkpoints: the newest ones, and the best one if the run selects it. Without a limit all stay.
 
     The hashes show if a checkpoint was cut short or damaged. (`Trainer` itself would remove
     everything else that is called checkpoint-something.)
@@ -85,7 +85,10 @@ class CompleteCheckpoints(TrainerCallback):
 
 
 def remove(checkpoint: Path) -> None:
-    """Remove the files that the run wrote; the user's files in the same directory stay."""
+    """Remove the files of `checkpoint` that the run wrote, and the directory if it is then empty.
+
+    The user's files in the same directory stay.
+    """
     for name in (*read_hashes(checkpoint), FILES):
         (checkpoint / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
@@ -155,7 +158,8 @@ def last_checkpoints(state: Path, count: int) -> list[Path]:
     If there are fewer, all are returned, with a warning.
 
     Raises:
-        ValueError: if one of them is damaged: the mean would be of others.
+        ValueError: if one of them is damaged. No older one replaces it, because the mean would then
+            be another.
     """
     last = marked_checkpoints(state)[-count:]
     damaged = [str(path) for path in last if not is_complete(path)]
@@ -234,7 +238,8 @@ def read_facts(state: Path, restart: bool) -> dict:
     """Return what the last call of the run recorded in the directory `state`: the fields of its
     recipe and hashes of its text.
 
-    A damaged record raises ValueError. With `restart` facts without values are returned instead.
+    A damaged record raises ValueError. With `restart`, the result of a damaged record has the keys
+    "task", "data" and "training", all None.
     """
     try:
         noted = json.loads((state / RUN).read_text(encoding="utf-8"))

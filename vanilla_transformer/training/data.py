@@ -81,7 +81,9 @@ def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
 
 
 def read_text(path: str | Path, encoding: str = "UTF-8") -> str:
-    """Return the whole text of a file, with LF line ends; lines may have any length.
+    """Return the whole text of a file, plain or compressed, with LF line ends.
+
+    Lines may have any length. A byte order mark is dropped.
 
     Raises:
         UsageError: for an unknown `encoding`.
@@ -115,10 +117,10 @@ def empty(line: str) -> str | None:
 def lines(
     path: str | Path, encoding: str = "UTF-8", fault: Check | None = None
 ) -> Iterator[str | Fault]:
-    """Yield the lines of a file, with a `Fault` instead of each bad line.
+    """Yield the lines of a file without their ends, with a `Fault` instead of each bad line.
 
-    A line is bad if it is not text in `encoding`, has more than `LONGEST` bytes, or if
-    `fault(line)` says what is wrong. An empty file is one empty line.
+    A byte order mark is dropped. A line is bad if it is not text in `encoding`, has more than
+    `LONGEST` bytes, or if `fault(line)` says what is wrong. An empty file is one empty line.
 
     Raises:
         UsageError: for an unknown `encoding`.
@@ -174,7 +176,7 @@ class BadRows:
             self.first.append(what)
 
     def report(self, kept: int) -> None:
-        """Print how many rows were skipped, if any were.
+        """Print how many rows were skipped and the first faults, if any rows were skipped.
 
         `kept` is the number of good rows. Raises ValueError if rows were skipped and `kept` is 0.
         """
@@ -191,13 +193,13 @@ class BadRows:
 
 
 def read_lines(path: str | Path, encoding: str = "UTF-8") -> list[str]:
-    """Return the lines of a text file.
+    """Return the lines of a text file, plain or compressed, without their ends.
 
     Raises:
         UsageError: for an unknown `encoding`.
         FileNotFoundError: if the file is missing.
-        ValueError: for an empty file or line, one that is too long, and one that is not text of
-            that `encoding`. Also for a compressed file that is damaged or cannot be read.
+        ValueError: for an empty file, and a line that is blank, too long or not text of that
+            `encoding`. Also for a compressed file that is damaged or cannot be read.
     """
     return read_all_lines([path], encoding)
 

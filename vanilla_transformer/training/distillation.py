@@ -11,8 +11,8 @@ from ..checkpoint import load_checkpoint, load_tokenizer
 class Teachers:
     """Checkpoints whose mean prediction replaces the labels while `model` is trained.
 
-    The mean is geometric. Each teacher encodes the text with its own tokenizer, so that one may see
-    what another cannot. Teachers run without dropout.
+    The mean is geometric. Each teacher encodes the text with its own tokenizer and does not
+    truncate it. Teachers run without dropout.
 
     Args:
         paths: the checkpoints, of the class of `model`.

@@ -25,7 +25,7 @@ def loss_function(
     It is None without smoothing, R-Drop and teachers; the model's own loss is then used.
 
     Args:
-        check: called with the sum of the losses of each batch.
+        check: called with the sum of the losses of each batch, for example to raise an error.
         smoothing: share of the label's probability that is spread over all classes.
         r_drop: weight of R-Drop. A training batch has each row twice, the second copies in the
             order of the first.

@@ -117,16 +117,18 @@ def check_start(recipe: Recipe, path: str) -> None:
 def prepare(
     recipe: Recipe, checkpoint: Path | None = None
 ) -> tuple[PreTrainedTokenizerFast, PreTrainedModel, dict[str, Any]]:
-    """Return (tokenizer, model, {split: examples}) of a run, with a new model.
+    """Return (tokenizer, model, {split: examples}) of a run.
 
-    The tokenizer comes from `checkpoint`, if one is passed. Tasks with images have an image
-    processor instead.
+    The model is new or starts from the recipe's `model.path`; it never has the weights of
+    `checkpoint`. The tokenizer is that of `checkpoint`, a checkpoint of the same run, or with None
+    that of the recipe or a new one. Tasks with images have an image processor instead. Only splits
+    that the recipe has are in the dict.
 
     Raises:
         UsageError: for a missing key, or one that contradicts the checkpoints.
         FileNotFoundError: for missing checkpoints and text files.
-        ValueError: for checkpoints that the recipe cannot start from, and text in another form than
-            the task expects.
+        ValueError: for checkpoints that the recipe cannot start from, without training text, and
+            for text in another form than the task expects.
     """
     check_complete(recipe)
     task = TASKS[recipe.task]
@@ -198,8 +200,9 @@ def make_model(
 ) -> PreTrainedModel:
     """Return a new model by the recipe, or one that starts from its `model.path`.
 
-    A model of text has the vocabulary size of `tokenizer`. `text` are the rows by split, which set
-    config fields such as labels. Raises ValueError if sizes do not fit.
+    A model of text has the vocabulary size of `tokenizer`, which is None for tasks with images.
+    `text` are the rows by split, which set config fields such as labels. Raises ValueError if the
+    sizes of tokenizer, checkpoint and [model] differ.
     """
     settings = {**task.config_fields(text, recipe.data), **recipe.model}
     path = settings.pop("path", None)
@@ -278,8 +281,9 @@ def examples(
 ) -> Any:
     """Return the examples of one split that the model sees, from the rows `text`.
 
-    With learned positions, examples that are longer than their table are left out, and their number
-    is printed.
+    With learned positions, examples of more than `max_position_embeddings` tokens are left out, and
+    their number is printed. With relative or computed positions all lengths are kept. Examples for
+    evaluation are augmented here, once; those for training each time they are read.
 
     Raises:
         ValueError: if none is left, and for learned positions and a stream, whose rows cannot be

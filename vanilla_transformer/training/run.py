@@ -100,9 +100,10 @@ def train_model(
 ) -> tuple:
     """Run the training to its end, and return (trainer, tokenizer, {split: examples}).
 
-    The trainer's model has the weights of the result. `facts` identify the run: an earlier one with
-    other facts is an error. `arguments` are those of the trainer. With `restart` no checkpoint of
-    an earlier call is used.
+    It resumes from the newest undamaged checkpoint of an earlier call. With `restart` no checkpoint
+    is used, and the state of the earlier call is moved aside. The trainer's model has the weights
+    of the result. `facts` identify the run and are recorded in its state, which the caller has
+    checked with `check_state`. `arguments` are those of the trainer.
     """
     state = Path(arguments.output_dir)
     checkpoint = None if restart else next(complete_checkpoints(state), None)
@@ -151,7 +152,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return the metrics of the validation and the test text, by names such as "test_bleu".
 
-    Text is generated with the generation settings of the result. `rows` are {split: examples}.
+    A split that is not in `rows`, {split: examples}, has no metrics. Text is generated with the
+    generation settings of the result.
     """
     metrics = {}
     model = trainer.model

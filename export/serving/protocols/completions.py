@@ -18,8 +18,12 @@ KINDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
 class StopTexts:
-    """A filter that ends a text before the first stop text. It holds back characters that may begin
-    a stop text."""
+    """A filter that ends a text before the first stop text.
+
+    `add` takes the next part of the text and returns the part that is final. Characters that may
+    begin a stop text stay in `held` until more text follows. If the text has a stop text,
+    `is_stopped` is True, and `add` must not be called again.
+    """
 
     def __init__(self, stops: Sequence[str]):
         self.stops = stops

@@ -347,7 +347,9 @@ def parse_options(body: CompletionFields, defaults: dict[str, Any]) -> dict[str,
     """Return the options of `Runtime.generate` for a request.
 
     Fields missing in the request come from `defaults`, those of generation_config.json, as in vLLM.
-    Otherwise OpenAI's defaults apply: one completion, sampled from all tokens.
+    Otherwise OpenAI's defaults apply: one completion of at most 16 tokens, sampled from all tokens.
+    The defaults of `n`, `max_tokens` and `num_beams` (1) are always these. With beams the default
+    temperature is 0. At temperature 0 the other fields of sampling have no effect.
 
     Raises:
         UsageError: if a value is invalid, or if two values contradict each other.
