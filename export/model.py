@@ -23,8 +23,9 @@ from .inference.export_info import ExportInfo, open_export_info
 from .inference.inputs import MAX_TOKENS, run_by_length
 from .inference.options import is_int64
 from .inference.prompt_lookup import prompt_lookup_tokens
-from .inference.search import Search, start_search
+from .inference.search import BeamSearch, Search, start_search
 from .inference.session import Session, Sessions
+from .inference.shrinking import run_beams
 from .requests import check_generates
 from .targets.registry import get_target, known_targets
 from .targets.target import Target
@@ -206,16 +207,15 @@ class OnnxModel:
             self.info.check_unchanged()
         return session
 
-    def with_threads(self, threads: int, role: str) -> "OnnxModel":
-        """Return a model like this one, whose graph of `role` uses this number of `threads`.
+    def with_threads(self, threads: int) -> "OnnxModel":
+        """Return a model like this one, whose graphs use this number of `threads`.
 
-        Other graphs that are open are shared. With an equal number it is this model.
+        It opens them again, because graphs with more threads than a worker would compete with other
+        workers for CPUs. With an equal number it is this model.
         """
         if threads == self.threads:
             return self
-        opened = {name: session for name, session in self.sessions.items() if name != role}
-        arena = self._opener.arena
-        return OnnxModel(self.info, threads, arena, self.device, self.engine_cache, opened)
+        return OnnxModel(self.info, threads, self._opener.arena, self.device, self.engine_cache)
 
     # ---------------------------------------------------------------------------------- one batch
 
@@ -266,6 +266,9 @@ class OnnxModel:
         search = start_search(
             request.options, request.prompt, request.is_scored, self.threads, request.seeds
         )
+        if isinstance(search, BeamSearch):
+            with closing(self.decoders.start(request)) as decoder:
+                return run_beams(decoder, request, search)
         collections.deque(self.tokens(request, search), maxlen=0)
         return search.result()
 

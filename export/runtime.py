@@ -329,15 +329,17 @@ class Runtime:
     ) -> int:
         """Return how many of `rows` rows one call of `generate` should get.
 
-        It is 1 with `prompt_lookup_num_tokens`, more than `batch_size` with continuous batching,
-        and else `batch_size`. `is_scored` is True if scores are returned. Raises UsageError or
-        ValueError for wrong `options`.
+        It is 1 with `prompt_lookup_num_tokens`, more than `batch_size` where `generate` makes
+        batches itself, and else `batch_size`. `is_scored` is True if scores are returned. Raises
+        UsageError or ValueError for wrong `options`.
         """
         resolved = self.check_options(options)
         if resolved.prompt_lookup_num_tokens is not None:
             return 1
-        suits = offline.fits_options(self.info, self.workers, rows, resolved, is_scored)
-        return MAX_ROWS_PER_CALL if suits else batch_size
+        is_split = offline.fits_options(
+            self.info, self.workers, rows, resolved, is_scored
+        ) or offline.fits_static_batches(self.device, rows, resolved)
+        return MAX_ROWS_PER_CALL if is_split else batch_size
 
     def request(
         self,
@@ -369,8 +371,8 @@ class Runtime:
         if offline.fits_workers(self.info, self.workers, request):
             new = offline.generate(self._worker_model, request, self.workers)
             scores = None
-        elif offline.fits_static_batches(self.model, request):
-            new, scores = offline.generate_in_batches(self.model, request)
+        elif offline.fits_static_batches(self.device, len(request.input_ids), request.options):
+            new, scores = offline.generate_in_batches(self._worker_model, request, self.workers)
         else:
             new, scores = self.model.generate(request)
         prompts = np.repeat(request.input_ids, request.options.num_return_sequences, axis=0)
@@ -378,7 +380,6 @@ class Runtime:
 
     @functools.cached_property
     def _worker_model(self) -> OnnxModel:
-        """The model with a step graph and the threads of a worker, opened on first use."""
-        assert self.info.step is not None  # see `offline.fits_options`
+        """The model with the threads of a worker, whose graphs are opened on first use."""
         threads = arrange_workers(self.config, self.threads, self.workers).threads
-        return self.model.with_threads(threads, self.info.step)
+        return self.model.with_threads(threads)

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -96,6 +96,15 @@ class CandidateDecoder(Decoder, Protocol):
 
     def crop(self, count: int) -> None:
         """Remove the last `count` tokens of the last step from the caches."""
+
+
+@runtime_checkable
+class ShrinkingDecoder(Decoder, Protocol):
+    """A decoder that inputs can leave, so that a step only costs the others."""
+
+    def keep(self, inputs: np.ndarray) -> None:
+        """Drop the rows of all inputs but `inputs`, indices in their new order. None of them moves
+        to the back. An input has as many rows as `expand` gave it."""
 
 
 class DecoderFactory(Protocol):

@@ -5,21 +5,24 @@ one, so a step only costs the running rows. Beams run in static batches of simil
 """
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from ..inference.decoder import GenerationRequest, memory
+from ..inference.decoder import GenerationRequest, memory, position_bytes
 from ..inference.export_info import ExportInfo
 from ..inference.inputs import batches
 from ..inference.options import Options
-from ..model import OnnxModel
+from ..model import OnnxModel, main_roles
 from .admission import Admission
 from .capacity import MAX_OFFLINE_ROWS, MAX_SLOT_BYTES, MIN_OFFLINE_ROWS
 from .client import LocalScheduler
 from .request import GenerationInput
 from .slot_batch import SlotSize, slot_bytes
 
-BATCH_SIZE = 32  # inputs per static batch of beam search, as for files of lines
+# Rows of a static batch of beam search, and the minimum of its inputs. A step of few rows costs
+# nearly as much as one of many.
+MAX_BEAM_ROWS, MIN_BEAM_INPUTS = 320, 32
 
 
 def fits_options(
@@ -94,36 +97,47 @@ def generate(model: OnnxModel, request: GenerationRequest, workers: int) -> np.n
     return tokens
 
 
-def fits_static_batches(model: OnnxModel, request: GenerationRequest) -> bool:
-    """Return True if beam search of the rows of `request` is faster in several batches.
+def fits_static_batches(device: str, rows: int, options: Options) -> bool:
+    """Return True if beam search of `rows` rows is faster in several batches.
 
     That is the case for many rows on CPUs, where a batch takes as long as its longest row.
     """
-    is_many = len(request.input_ids) > BATCH_SIZE
-    return is_many and request.options.num_beams > 1 and model.device == "cpu"
+    return device == "cpu" and options.num_beams > 1 and rows > MIN_BEAM_INPUTS
+
+
+def beam_inputs(info: ExportInfo, workers: int, rows: int, options: Options) -> int:
+    """Return how many of `rows` inputs a static batch of beam search has.
+
+    It is at most the share of one of the `workers`, and limited by memory.
+    """
+    row_bytes = position_bytes(info.specs["decoder"]) * options.max_new_tokens
+    max_rows = min(MAX_BEAM_ROWS, slot_memory(workers) / row_bytes)
+    return min(-(-rows // workers), max(MIN_BEAM_INPUTS, int(max_rows / options.num_beams)))
 
 
 def generate_in_batches(
-    model: OnnxModel, request: GenerationRequest
+    model: OnnxModel, request: GenerationRequest, workers: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run beam search for `request` in batches of inputs of similar length.
+    """Run beam search for `request` in batches of inputs of similar length, the longest first.
 
-    Return the new tokens (B * N, T), padded after the end token, and the scores (B * N,). N is
-    `num_return_sequences`.
+    `workers` batches run at a time, each with the threads of `model`. Return the new tokens
+    (B * N, T), padded after the end token, and the scores (B * N,). N is `num_return_sequences`.
     """
     copies = request.options.num_return_sequences
     rows = request.source or (request.input_ids, request.attention_mask)
-    results = []
-    for inputs in batches(rows_without_padding(*rows), BATCH_SIZE):
-        tokens, scores = model.generate(select_rows(request, inputs))
-        assert scores is not None  # beam search returns scores
-        sequences = np.add.outer(np.array(inputs) * copies, range(copies)).ravel()
-        results.append((sequences, tokens, scores))
+    size = beam_inputs(model.info, workers, len(request.input_ids), request.options)
+    groups = batches(rows_without_padding(*rows), size)[::-1]
+    model.open(main_roles(model.info))  # before several threads ask for them
+    with ThreadPoolExecutor(workers) as pool:
+        results = list(
+            pool.map(lambda inputs: model.generate(select_rows(request, inputs)), groups)
+        )
     count = len(request.input_ids) * copies
-    length = max(tokens.shape[1] for _, tokens, _ in results)
+    length = max(tokens.shape[1] for tokens, _ in results)
     all_tokens = np.full((count, length), request.options.fill_token_id)
     all_scores = np.empty(count, np.float32)
-    for sequences, tokens, scores in results:
+    for inputs, (tokens, scores) in zip(groups, results):
+        sequences = np.add.outer(np.array(inputs) * copies, range(copies)).ravel()
         all_tokens[sequences, : tokens.shape[1]] = tokens
         all_scores[sequences] = scores
     return all_tokens, all_scores

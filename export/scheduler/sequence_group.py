@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from ..inference.logits import Prompt, Sampler, log_sum_exp, top
-from ..inference.search import Search, TokenSearch, start_search
+from ..inference.search import LogitsProcessors, Search, TokenSearch, start_search
 from .client_request import ClientRequest
 from .request import LENGTH, STOP, Event, Generated, GenerationInput, TokenLogprobs
 
@@ -59,24 +59,30 @@ class SequenceGroup:
         return self.input.num_rows
 
     @cached_property
-    def search(self) -> Search | None:
-        """The search that selects tokens, or `None` for plain greedy search, which needs none.
+    def search(self) -> Search:
+        """The search that selects tokens.
 
         Only the worker thread reads it: the first access creates the search.
         """
-        search = start_row_search(self.input, self.index)
-        is_plain = (
-            isinstance(search, TokenSearch)
-            and search.processors is None
-            and not self.options.do_sample
-        )
-        reports = self.input.top_logprobs is not None or self.input.scores_prompt
-        return None if is_plain and not reports else search
+        return start_row_search(self.input, self.index)
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """True if the largest logits alone decide the tokens, and no probability is reported."""
+        is_reported = self.input.top_logprobs is not None or self.input.scores_prompt
+        if is_reported or self.options.do_sample:
+            return False
+        return not LogitsProcessors(self.options, read_prompt(self.input))
 
     @property
     def is_greedy(self) -> bool:
         """True if each new token is simply the one with the largest logit."""
-        return self.search is None
+        return self.is_plain and self.options.num_beams == 1
+
+    @property
+    def has_plain_beams(self) -> bool:
+        """True if one beam search can advance this and other groups with equal options."""
+        return self.is_plain and self.options.num_beams > 1
 
     @property
     def has_prompt_to_read(self) -> bool:
@@ -138,8 +144,7 @@ class SequenceGroup:
                 self.start_samples(logits)
             return self.select(logits)
         except ValueError as error:
-            self.is_finished = True
-            self.request.fail(error)
+            self.fail(error)
             return None
 
     def start_samples(self, logits: np.ndarray) -> None:
@@ -169,7 +174,6 @@ class SequenceGroup:
 
         Return `[row that row 0 continues, …]`, or `None` if each row continues itself.
         """
-        assert self.search is not None
         self.has_started = True
         # a copy, because the search overwrites the logits
         scored = None if self.input.top_logprobs is None else logits.copy()
@@ -189,7 +193,6 @@ class SequenceGroup:
 
     def make_results(self) -> list[Generated]:
         """Return the sequences that the search has finished, best first."""
-        assert self.search is not None
         rows, scores = self.search.result()
         all_scores = [None] * len(rows) if scores is None else scores.tolist()
         return [self.make_result(row, score) for row, score in zip(rows.tolist(), all_scores)]
@@ -206,6 +209,10 @@ class SequenceGroup:
         self.results[self.index : self.index + len(results)] = results
         self.request.finish_result()
 
+    def fail(self, error: ValueError) -> None:
+        self.is_finished = True
+        self.request.fail(error)
+
     def add_event(self, token: int, logprobs: TokenLogprobs | None) -> None:
         reason = None
         if self.is_finished:
@@ -214,17 +221,21 @@ class SequenceGroup:
 
 
 def start_row_search(generation_input: GenerationInput, index: int) -> Search:
-    """Return a new search for one input, or for its sample number `index`."""
-    options = generation_input.options
-    padding = [options.fill_token_id] * generation_input.padding
-    ids = np.array([[*padding, *generation_input.prompt]])
-    prompt = Prompt(ids, padding=np.array([generation_input.padding]))
+    """Return the search of one input, or of its sample number `index`."""
+    options, prompt = generation_input.options, read_prompt(generation_input)
     if not options.do_sample:
         return start_search(options, prompt)
     search = start_search(dataclasses.replace(options, num_return_sequences=1), prompt)
     assert isinstance(search, TokenSearch)  # there are no beams
     search.choose = Sampler(options, index)
     return search
+
+
+def read_prompt(generation_input: GenerationInput) -> Prompt:
+    """Return the tokens before the first new one, with the padding before them."""
+    padding = [generation_input.options.fill_token_id] * generation_input.padding
+    ids = np.array([[*padding, *generation_input.prompt]])
+    return Prompt(ids, padding=np.array([generation_input.padding]))
 
 
 def token_logprobs(logits: np.ndarray, token: int, count: int) -> TokenLogprobs:

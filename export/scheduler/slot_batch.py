@@ -7,7 +7,7 @@ batch.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,9 +16,11 @@ import numpy as np
 from ..inference.decoder import next_input_name, position_bytes
 from ..inference.export_info import ExportInfo
 from ..inference.inputs import bucket_by_length, pad_sequences
+from ..inference.top_k import top_k_tokens
 from ..model import OnnxModel
 from ..specs.graph_spec import TensorSpec, concrete_shape
 from .batch import WAIT_PER_PART
+from .beam_groups import BeamGroups, assign_slots, group_beams, joined_beams
 from .capacity import chunk_length, sources_length
 from .sequence_group import SequenceGroup
 
@@ -99,6 +101,7 @@ class SlotBatch:
         self.running: list[SequenceGroup] = []
         # sequences to prefill; the first is being prefilled in the last slot
         self.prefilling: deque[SequenceGroup] = deque()
+        self.beams: list[BeamGroups] = []
         self.reserved = 0  # further rows that running sequences get with their first new token
         self.bindings = [self.bound(count) for count in range(1, size.rows + 1)]
 
@@ -251,6 +254,9 @@ class SlotBatch:
         self.running.remove(group)
         if not group.is_expanded:
             self.reserved -= group.num_rows - 1
+        for beams in self.beams:
+            if group in beams.groups:  # it was cancelled
+                beams.remove([group])
         for slot in group.slots:
             self.slots[slot] = None
         group.slots = []
@@ -267,18 +273,22 @@ class SlotBatch:
         if sources:
             self.copy(sources, targets)
 
-    def copy(self, sources: list[int], targets: list[int]) -> None:
-        """Copy the caches of each slot of `sources` to the slot of `targets` at the same place.
+    def copy_caches(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Copy the caches of decoder tokens from the first slot of each pair to the second.
 
         One by one takes half the time of a joint copy.
         """
-        for source, target in zip(sources, targets):
+        for source, target in pairs:
             used = self.lengths[source]
             self.caches[:, target, :, :used] = self.caches[:, source, :, :used]
-            if self.encodes:
+
+    def copy(self, sources: list[int], targets: list[int]) -> None:
+        """Copy the caches of each slot of `sources` to the slot of `targets` at the same place."""
+        self.copy_caches(zip(sources, targets))
+        if self.encodes:
+            for source, target in zip(sources, targets):
                 used = self.last_source[source] + 1
                 self.sources[:, target, :, :used] = self.sources[:, source, :, :used]
-        if self.encodes:
             self.last_source[targets] = self.last_source[sources]
         self.lengths[targets] = self.lengths[sources]
 
@@ -313,13 +323,34 @@ class SlotBatch:
     def select(self, logits: np.ndarray) -> list[list[int]]:
         """Select the next tokens of all groups from the `logits` (slots, V) and return them by
         row."""
+        starting: list[SequenceGroup] = []  # with plain beams
         top_tokens = logits.argmax(axis=1).tolist()
         for group in list(self.running):
             if group.is_greedy:
                 group.append(top_tokens[group.slots[0]])
-            else:
+            elif group.forced or not group.has_plain_beams:
                 self.advance(group, logits)
+            elif not group.has_started:
+                starting.append(group)
+        if starting or self.beams:
+            self.advance_beams(starting, logits)
         return [tokens for group in self.running for tokens in group.new_tokens]
+
+    def advance_beams(self, starting: list[SequenceGroup], logits: np.ndarray) -> None:
+        """Select the next tokens of all plain beams from the `logits` (slots, V).
+
+        Groups in `starting` get their first ones, and slots for all their beams.
+        """
+        started = group_beams(starting)
+        both = [beams for beams in (*self.beams, *started) if beams.groups]
+        count = min(max(beams.options.candidates for beams in both), logits.shape[1])
+        top = top_k_tokens(logits, count, self.model.threads)
+        copies = [beams.advance(*top) for beams in both]
+        self.copy_caches(np.concatenate(copies).tolist())
+        for group in starting:
+            if not group.is_finished:
+                self.expand(group)
+        self.beams = joined_beams(both)
 
     def advance(self, group: SequenceGroup, logits: np.ndarray) -> None:
         """Select the next tokens of a `group` that is not greedy, from the `logits` (slots, V).
@@ -337,12 +368,9 @@ class SlotBatch:
 
         `parents` names the row that each row continues.
         """
-        moved = [(row, parent) for row, parent in enumerate(parents) if row != parent]
-        if moved:
-            used = int(self.lengths[group.slots[0]])
-            targets = [group.slots[row] for row, _ in moved]
-            sources = [group.slots[parent] for _, parent in moved]
-            self.caches[:, targets, :, :used] = self.caches[:, sources, :, :used]
+        slots, copies = assign_slots(np.array([group.slots]), np.array([parents]))
+        group.slots = slots[0].tolist()
+        self.copy_caches(copies.tolist())
 
     def expand(self, group: SequenceGroup) -> None:
         """Give the other beams or samples of `group` slots, and copy its row to them.

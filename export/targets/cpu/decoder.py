@@ -23,6 +23,8 @@ from ...specs.graph_spec import GraphSpec, TensorSpec, concrete_shape
 
 # Maximum tokens per step, at most `INITIAL_CAPACITY`. Logits are kept for each number of tokens.
 LOOKUP_TOKENS = 32
+# initial capacity in tokens of caches of a seq2seq decoder, whose outputs are often short
+SEQ2SEQ_CAPACITY = 32
 # onnxruntime's matmul of one query sums the values of four keys at a time. A remainder of up to
 # three keys is summed in another order.
 KEY_GROUP = 4
@@ -85,15 +87,16 @@ class CpuDecoders:
             return CpuDecoder(session, spec, len(request.input_ids), capacity, window, lookup)
         ids, mask = request.source
         arrays = {
-            name: pad_keys(states, 2)
+            name: np.ascontiguousarray(pad_keys(states, 2))
             for name, states in cross_states(self.export.encode(ids, mask)).items()
         }
-        arrays["encoder_attention_mask"] = pad_keys(mask, 1)
-        source = {name: to_ortvalue(array) for name, array in arrays.items()}
-        lookup = self.lookup_graph(request, source)
+        arrays["encoder_attention_mask"] = pad_keys(mask, 1).copy()  # the decoder moves its rows
+        lookup = self.lookup_graph(
+            request, {name: to_ortvalue(array) for name, array in arrays.items()}
+        )
         if lookup is not None:
             return LookupDecoder(lookup, capacity)
-        return CpuSeq2SeqDecoder(session, spec, source, len(ids), capacity)
+        return CpuSeq2SeqDecoder(session, spec, arrays, len(ids), min(capacity, SEQ2SEQ_CAPACITY))
 
     def generate(self, request: GenerationRequest) -> None:
         """Return `None`: the graphs have no search of their own, so the caller searches in
@@ -311,7 +314,7 @@ class CpuSeq2SeqDecoder:
         self,
         session: Session,
         spec: GraphSpec,
-        source: dict[str, onnxruntime.OrtValue],
+        source: dict[str, np.ndarray],
         rows: int,
         capacity: int,
     ):
@@ -321,16 +324,19 @@ class CpuSeq2SeqDecoder:
         self.rows = rows
         self.source = source
         self.length = 0
-        self.bind(beams=1)
+        self.bind(1, {})
 
-    def bind(self, beams: int) -> None:
+    def bind(self, beams: int, caches: dict, logits: np.ndarray | None = None) -> None:
+        """Bind the graph for `beams` rows of each input, to `caches` and `logits` that exist or to
+        new ones."""
         sizes = {
             "rows": self.rows * beams,
             "batch_size": self.rows,
             "num_beams": beams,
             "max_length": self.capacity,
         }
-        self.bound = BoundGraph(self.session, self.spec, sizes, {}, self.source)
+        source = {name: to_ortvalue(array) for name, array in self.source.items()}
+        self.bound = BoundGraph(self.session, self.spec, sizes, caches, source, logits)
         # of each position of a beam, the beam that wrote its key and value
         self.writers = self.bound.inputs["cache_indirection"]
         self.writers[:] = np.arange(beams)[:, None]
@@ -367,16 +373,32 @@ class CpuSeq2SeqDecoder:
         """Repeat each row `expand_size` times, one row per beam. Beams of an input share its
         source."""
         old = self.bound.caches
-        self.bind(expand_size)
+        self.bind(expand_size, {})
         self.fill(old, expand_size)
 
     def grow(self) -> None:
         old = self.bound.caches
-        writers = self.writers.copy()  # a view of memory that `bind` frees
+        writers = self.writers
         self.capacity *= 2
-        self.bind(writers.shape[1])
+        self.bind(writers.shape[1], {})
         self.writers[:, :, : self.length] = writers
         self.fill(old, 1)
+
+    def keep(self, inputs: np.ndarray) -> None:
+        """Move the rows of `inputs` to the front of the caches, and run only these."""
+        beams = self.writers.shape[1]
+        rows = (inputs[:, None] * beams + np.arange(beams)).ravel()
+        writers = self.writers[inputs]
+        self.rows = len(inputs)
+        for name, array in self.source.items():
+            move_to_front(array, inputs)
+            self.source[name] = array[: self.rows]
+        caches = {}
+        for name, (cache, _) in self.bound.caches.items():
+            move_to_front(cache[:, :, : self.length], rows)
+            caches[name] = cache[: len(rows)], to_ortvalue(cache[: len(rows)])
+        self.bind(beams, caches, self.bound.logits[: len(rows)])
+        self.writers[:] = writers
 
     def fill(self, old: dict, expand_size: int) -> None:
         """Copy the used part of the `old` caches into the new ones, each row `expand_size` times.
@@ -390,6 +412,12 @@ class CpuSeq2SeqDecoder:
 
     def close(self) -> None:
         """Do nothing: there are no shared buffers to release."""
+
+
+def move_to_front(array: np.ndarray, rows: np.ndarray) -> None:
+    """Copy the `rows` of `array` to its front, in this order. None of them moves to the back."""
+    for place in np.flatnonzero(rows != np.arange(len(rows))):
+        array[place] = array[rows[place]]
 
 
 class LookupDecoder:
@@ -505,6 +533,7 @@ class BoundGraph:
         sizes: the size of each named axis.
         caches: `{name: (array, OrtValue)}` of the same memory; those missing are created as zeros.
         source: `{name: OrtValue}` of the inputs that do not change, if any.
+        logits: the array that the graph writes, (rows, V); `None` creates one.
     """
 
     def __init__(
@@ -514,6 +543,7 @@ class BoundGraph:
         sizes: dict[str, int],
         caches: dict,
         source: dict | None = None,
+        logits: np.ndarray | None = None,
     ):
         source = source or {}
         self.session = session
@@ -530,8 +560,8 @@ class BoundGraph:
             else:
                 self.inputs[tensor.name], bound = zeros(tensor, sizes)
             self.binding.bind_ortvalue_input(tensor.name, bound)
-        self.logits, bound = zeros(spec.outputs[0], sizes)
-        self.binding.bind_ortvalue_output("logits", bound)
+        self.logits = zeros(spec.outputs[0], sizes)[0] if logits is None else logits
+        self.binding.bind_ortvalue_output("logits", to_ortvalue(self.logits))
         for tensor in spec.outputs[1:]:
             self.binding.bind_ortvalue_output(
                 tensor.name, self.caches[next_input_name(tensor.name)][1]
@@ -553,9 +583,10 @@ def zeros(tensor: TensorSpec, sizes: dict[str, int]) -> tuple[np.ndarray, onnxru
 
     `sizes` are the sizes of the named axes of `tensor`.
     """
-    value = to_ortvalue(np.zeros(concrete_shape(tensor, sizes), tensor.dtype))
-    return value.numpy(), value
+    array = np.zeros(concrete_shape(tensor, sizes), tensor.dtype)
+    return array, to_ortvalue(array)
 
 
 def to_ortvalue(array: np.ndarray) -> onnxruntime.OrtValue:
+    """Return the `OrtValue` of the memory of `array`, or of a copy if it is not contiguous."""
     return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
