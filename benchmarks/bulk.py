@@ -28,7 +28,10 @@ GREEDY = {"num_beams": 1}  # greedy search, for which the runtime uses workers
 
 
 def write_lines(captions: Path, count: int, path: Path) -> Path:
-    """Write `count` captions to `path`, repeated as needed and numbered from 0 on."""
+    """Write `count` lines to `path` and return it: the captions in the file `captions`.
+
+    They are repeated as needed, and each begins with its number, from 0 on.
+    """
     texts = [line.strip() for line in read_lines(captions) if line.strip()]
     with open(path, "w", encoding="utf-8") as file:
         for number, text in zip(range(count), itertools.cycle(texts)):
@@ -37,7 +40,10 @@ def write_lines(captions: Path, count: int, path: Path) -> Path:
 
 
 def bulk(export: Path, source: Path, output: Path) -> dict:
-    """Return the lines per second and the peak memory of the process in bytes."""
+    """Translate the lines of `source` into the new directory `output` with `export`.
+
+    Return {"per_second": lines, "peak": most memory of the process in bytes, "bad": bad lines}.
+    """
     runtime = TextRuntime(export)
     runtime.generate(["A man."] * 64, **GREEDY)  # warm-up: opens the sessions of the workers
     start = time.perf_counter()
@@ -52,7 +58,7 @@ def bulk(export: Path, source: Path, output: Path) -> dict:
 def offline(export: Path, source: Path) -> float:
     """Return the lines per second of `Runtime.generate`, without the time of the tokenizer.
 
-    Each call has as many rows as a shard has lines.
+    The lines are those of `source`. Each call has as many rows as a shard has lines.
     """
     runtime = TextRuntime(export)
     runtime.generate(["A man."] * 64, **GREEDY)

@@ -9,10 +9,10 @@ ROOT = Path(__file__).parents[1]
 
 
 def make_importable(folder: Path) -> None:
-    """Create in `folder` what an installation would: packages and version, unless they are
-    installed.
+    """Make our packages of this checkout importable, unless they are installed.
 
-    This process and those that `multiprocessing` spawns import from there.
+    `folder` gets what an installation would create: packages and version. This process and those
+    that `multiprocessing` spawns import from there.
     """
     if importlib.util.find_spec("vanilla_transformer_export"):
         return

@@ -22,8 +22,11 @@ LAST_SECONDS = 30  # for a process to end
 
 
 class Transformers:
-    """`generate` and `forward` of transformers, with PyTorch's scaled dot-product attention: in
-    float32 on the CPU, in float16 on a GPU. Token ids come from the host and go back there."""
+    """transformers: its `generate` and `forward` with PyTorch's scaled dot-product attention.
+
+    It computes in float32 on the CPU, in float16 on a GPU. Token ids come from the host and go back
+    there.
+    """
 
     packages = ("torch", "transformers")
     checkpoint = "transformers"
@@ -71,7 +74,7 @@ class Transformers:
 
 
 class Compiled(Transformers):
-    """The same with torch.compile and, to generate, a static cache."""
+    """transformers with torch.compile and, to generate, with a static cache."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -86,7 +89,7 @@ class Compiled(Transformers):
 
 
 class Vanilla(Transformers):
-    """Our models in torch."""
+    """Our models in torch, run as those of transformers are."""
 
     checkpoint = "vanilla"
 
@@ -99,8 +102,7 @@ class Vanilla(Transformers):
 
 
 class TorchGraph(Vanilla):
-    """The lower bound of a decode step of our model: `torch_graph.GraphDecoder`, one for each
-    shape.
+    """The lower bound of a decode step of our model: a `torch_graph.GraphDecoder` for each shape.
 
     It supports greedy search only.
     """
@@ -176,7 +178,7 @@ class CTranslate2:
 
 
 class Onnx:
-    """An export of ours in onnxruntime."""
+    """One of our exports in onnxruntime."""
 
     packages = ("onnxruntime",)
 
@@ -242,14 +244,17 @@ ENGINES = {
 
 
 def is_installed(engine: str) -> bool:
-    """Return True if the packages of an engine, and its folder if it has one, exist."""
+    """Return True if the packages of `engine`, and its folder if it needs one, exist."""
     specs = [importlib.util.find_spec(package) for package in ENGINES[engine].packages]
     return all(specs) and getattr(ENGINES[engine], "folder", Path("/")).exists()
 
 
 class Worker:
-    """An engine in a process of its own, given up on after `PATIENCE` or at `deadline`, a time of
-    `time.monotonic`. Answers are what `serve` sends, or `{"error": text}`."""
+    """An engine in a process of its own, which is driven over a pipe.
+
+    An answer is a dict, with "error" if it failed or took longer than `PATIENCE` or until
+    `deadline`, a time of `time.monotonic`. The other arguments are those of `serve`.
+    """
 
     def __init__(self, engine, kind, root, arrangement, device="cpu", deadline=None):
         self.arrangement, self.deadline = arrangement, deadline
@@ -262,7 +267,11 @@ class Worker:
 
     @functools.cached_property
     def started(self) -> dict:
-        """The first answer, which comes after loading. Several workers can load at a time."""
+        """The first answer, which comes after loading: import_seconds, load_seconds and
+        import_memory.
+
+        It is waited for on first use, so that several workers can load at a time.
+        """
         return self.answer()
 
     def run(self, ids, new_tokens, beams) -> dict:
@@ -301,9 +310,17 @@ class Worker:
 
 
 def serve(connection, engine, kind, root, arrangement, device):
-    """Run an engine in its process: import, load, then answer requests until the pipe closes.
+    """Run `engine` in this process: import, load, then answer requests until the pipe closes.
 
-    A request is (name, ids, new_tokens, beams).
+    A request is (name of `ANSWERS`, ids, new_tokens, beams).
+
+    Args:
+        connection: the end of the pipe.
+        engine: a name of `ENGINES`.
+        kind: the kind of model, such as "seq2seq".
+        root: the directory with the files of all engines for this kind.
+        arrangement: the numbers of workers and of their threads.
+        device: "cpu" or "cuda".
     """
     try:
         start = time.perf_counter()
@@ -355,7 +372,7 @@ ANSWERS = {"timed": timed, "profiled": profiled}
 
 
 def memory(field):
-    """Return bytes of this process: `VmRSS` is the present memory, `VmHWM` the peak."""
+    """Return bytes of this process by `field`: "VmRSS" is the present memory, "VmHWM" the peak."""
     with open("/proc/self/status") as status:
         return next(1024 * int(line.split()[1]) for line in status if line.startswith(field))
 

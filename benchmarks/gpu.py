@@ -9,7 +9,7 @@ COPIED = 2**32  # bytes: far more than any cache holds
 
 
 def device_facts() -> dict | None:
-    """Return facts of the first GPU, or `None` without one."""
+    """Return {fact: value} of the first GPU, such as its name and memory, or `None` without one."""
     import torch
 
     from vanilla_transformer_export.inference import devices
@@ -28,7 +28,10 @@ def device_facts() -> dict | None:
 
 
 def copy_bandwidth(device: str, quick: bool) -> float:
-    """Return the bytes per second, read plus written, of a large copy on the device."""
+    """Return the bytes per second, read plus written, of a large copy on `device`.
+
+    With `quick` the copy is small.
+    """
     import torch
 
     source = torch.ones(COPIED >> (12 if quick else 0), dtype=torch.uint8, device=device)
@@ -43,10 +46,12 @@ def copy_bandwidth(device: str, quick: bool) -> float:
 
 
 def device_seconds(run) -> dict:
-    """Return the seconds of all kernels of `run()`, and of copies from, to and on the device.
+    """Call `run` and return {"kernel_seconds": …, "copy_seconds": …}, the time on the device.
+
+    Copies are from, to and on the device.
 
     Raises:
-        RuntimeError: where the profiler sees no kernel.
+        RuntimeError: without a GPU, and where the profiler sees no kernel.
     """
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -65,7 +70,13 @@ def device_seconds(run) -> dict:
 
 
 def totals(events) -> dict:
-    """Return the seconds of kernels and of copies (Memcpy and Memset in CUDA) in `events`."""
+    """Return {"kernel_seconds": …, "copy_seconds": …} of the profiler's `events`.
+
+    Copies are CUDA's Memcpy and Memset.
+
+    Raises:
+        RuntimeError: without an event of a kernel.
+    """
     seconds = {"kernel_seconds": 0.0, "copy_seconds": 0.0}
     for event in events:
         if not event.is_user_annotation():
@@ -81,7 +92,7 @@ def totals(events) -> dict:
 
 
 def step_values(kind: str, root: Path) -> dict:
-    """Return how many numbers a decode step reads.
+    """Return how many numbers a decode step of the model `kind` in `root` reads.
 
     `weights` are read once, `per_token` for each row and earlier token, `per_source` for each row
     and source token. Rows of the embedding are not counted.
@@ -110,7 +121,8 @@ def step_values(kind: str, root: Path) -> dict:
 
 
 def cached(attentions):
-    """Return the projections whose outputs are cached."""
+    """Return the linear maps of these attention modules whose outputs are cached: keys and
+    values."""
     return [
         projection
         for attention in attentions
@@ -119,8 +131,10 @@ def cached(attentions):
 
 
 def step_bytes(values: dict, record: dict, size: int) -> float:
-    """Return the bytes that the average step after the first reads, with numbers of `size`
-    bytes."""
+    """Return the bytes that the average step after the first reads, with numbers of `size` bytes.
+
+    `values` are those of `step_values`, and `record` has batch, length and new_tokens of the cell.
+    """
     prompt = record["length"] if values["per_source"] == 0 else 1
     before = (
         values["per_token"] * (prompt + record["new_tokens"] / 2)

@@ -9,23 +9,27 @@ STRETCHES = 32  # stretches of a running text
 
 
 def corpus_interval(metric, outputs: list[str], references: list[str]) -> tuple[float, float]:
-    """Return the 95% interval of one of sacreBLEU's metrics, by its bootstrap over sentences (Koehn
-    2004).
+    """Return (low, high), the 95% interval of one of sacreBLEU's metrics, as `sacrebleu
+    --confidence`.
 
-    The result is that of `sacrebleu --confidence`.
+    It comes from the bootstrap over the sentences `outputs` with one reference each (Koehn 2004).
     """
     score = metric.corpus_score(outputs, [references], n_bootstrap=RESAMPLES)
     return float(score._mean - score._ci), float(score._mean + score._ci)
 
 
 def accuracy_interval(correct: int, count: int) -> tuple[float, float]:
-    """Return the 95% interval of a share, by the score of a binomial (Wilson 1927)."""
+    """Return (low, high), the 95% interval of the share `correct` / `count`.
+
+    It is the score interval of a binomial (Wilson 1927).
+    """
     interval = binomtest(int(correct), count).proportion_ci(0.95, method="wilson")
     return float(interval.low), float(interval.high)
 
 
 def nll_interval(losses: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """Return the 95% interval of the mean of `losses` (B, T) where `labels` are not -100.
+    """Return (low, high), the 95% interval of the mean of `losses` (B, T) where `labels` are not
+    -100.
 
     Neighbours in a text are alike, so the bootstrap is over stretches of the B blocks.
     """

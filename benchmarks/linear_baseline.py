@@ -34,7 +34,8 @@ PARTS = 5  # folds of the cross-validation over the training rows
 def classifier(features: str, cache: str) -> GridSearchCV:
     """Return a grid search over C for a linear classifier on TF-IDF features.
 
-    Punctuation marks count as words. `cache` is a directory for features, which do not depend on C.
+    `features` is one of `FEATURES`. Punctuation marks count as words. `cache` is a directory for
+    features, which do not depend on C.
     """
     parts = [TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"\w+|[^\w\s]", sublinear_tf=True)]
     if features == "words and characters":
@@ -45,8 +46,11 @@ def classifier(features: str, cache: str) -> GridSearchCV:
 
 
 def baseline(data: dict, features: str) -> dict:
-    """Train on the training rows of `data`, the table of a recipe, and return the accuracy on its
-    held-out rows."""
+    """Train a classifier on the training rows of `data` and score it on the held-out rows.
+
+    `data` is the [data] of a recipe, and `features` one of `FEATURES`. Return c, train (the number
+    of rows), rows, correct, accuracy and interval.
+    """
     train, held_out = (TASKS[TASK].read(data, split) for split in ("train", "validation"))
     with tempfile.TemporaryDirectory() as cache:
         model = classifier(features, cache).fit(train["text"], train["label"])

@@ -36,15 +36,21 @@ def translations(data: Path) -> list[tuple[str, str]]:
 
 
 def generated(runtime: Runtime, rows: list[np.ndarray], **options) -> tuple[float, list[list[int]]]:
-    """Return the seconds of generation, and the tokens of each row (1, S)."""
+    """Generate for `rows` (1, S), one by one, and return the seconds and the tokens of each row.
+
+    `options` are generation options.
+    """
     start = time.perf_counter()
     outputs = [runtime.generate(row, **GREEDY, **options) for row in rows]
     return time.perf_counter() - start, [output[0].tolist() for output in outputs]
 
 
 class CountedDecoders:
-    """The `DecoderFactory` `decoders`, whose decoders count their `steps` and the `tokens` that
-    these read; a prompt is one."""
+    """A `DecoderFactory` around `decoders`, whose decoders count their steps and the tokens they
+    read.
+
+    The `counts` are "steps" and "tokens"; prompts are not counted.
+    """
 
     def __init__(self, decoders):
         self.decoders = decoders
@@ -66,7 +72,10 @@ class CountedDecoders:
 
 
 def step_counts(runtime: Runtime, rows: list[np.ndarray], **options) -> Counter:
-    """Return the number of `steps` that `generated` takes, and of the `tokens` that they read."""
+    """Generate for `rows`, and return the numbers of "steps" and of the "tokens" that they read.
+
+    `options` are generation options.
+    """
     decoders = runtime.model.decoders
     runtime.model.decoders = CountedDecoders(decoders)
     generated(runtime, rows, **options)
@@ -80,7 +89,12 @@ def measure(
 ) -> dict:
     """Return the quality of an export of `checkpoint` on `pairs`, and the cost of prompt lookup.
 
-    Times with `candidates` tokens are relative to the time without prompt lookup.
+    Args:
+        checkpoint: the model.
+        pairs: (source, target) texts.
+        dtype: the dtype of the export's weights.
+        candidates: the candidate tokens per step of prompt lookup.
+        rounds: the number of timed rounds. Times are relative to those without prompt lookup.
     """
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     sources, targets = zip(*pairs, strict=True)

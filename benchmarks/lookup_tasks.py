@@ -29,7 +29,7 @@ Pairs = Iterator[tuple[str, str]]  # an endless stream of a source and its targe
 
 
 def with_errors(text: str, rng: random.Random) -> str:
-    """Return `text` with two neighbouring letters exchanged in `ERRORS` words."""
+    """Return `text` with two neighbouring letters exchanged in `ERRORS` words, chosen by `rng`."""
     words = text.split(" ")
     long = [index for index, word in enumerate(words) if len(word) > 3]
     for index in rng.sample(long, min(ERRORS, len(long))):
@@ -67,7 +67,10 @@ TASKS: dict[str, Callable[[list[str], random.Random], Pairs]] = {
 
 
 def task_pairs(task: str, file: Path, seed: int) -> Pairs:
-    """Return the text pairs of `task`, made from the captions in `file`."""
+    """Return an endless stream of (source, target) of `task`, made from the captions in `file`.
+
+    `seed` determines them.
+    """
     captions = [line for line in read_lines(file) if line.endswith(".")]
     return TASKS[task](captions, random.Random(seed))
 
@@ -75,7 +78,7 @@ def task_pairs(task: str, file: Path, seed: int) -> Pairs:
 def trained_model(models: Path, task: str, file: Path, steps: int) -> Path:
     """Return the directory in `models` of the card's model after `steps` of training on `task`.
 
-    The model is trained if the directory does not exist.
+    The model is trained on the captions in `file` if the directory does not exist.
     """
     directory = models / f"{task}-{steps}"
     if not directory.exists():
@@ -85,8 +88,10 @@ def trained_model(models: Path, task: str, file: Path, steps: int) -> Path:
 
 
 def train(pairs: Pairs, steps: int, directory: Path) -> None:
-    """Train the card's model on `pairs`, without dropout because no text comes twice, and save
-    it."""
+    """Train the card's model on `pairs` for `steps` updates, and save it to `directory`.
+
+    There is no dropout, because no text comes twice.
+    """
     torch.manual_seed(0)
     model = AutoModelForSeq2SeqLM.from_pretrained(CARD, dropout=0.0, embedding_dropout=0.0).train()
     tokenizer = AutoTokenizer.from_pretrained(CARD)

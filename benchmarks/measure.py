@@ -41,17 +41,17 @@ NO_TIME = "no time was left"
 
 
 def isolated(function, *args):
-    """Return the result of `function(*args)` in a fresh process, with its own imports and
+    """Return the result of `function(*args)` from a fresh process with its own imports and
     memory."""
     with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
         return pool.submit(function, *args).result()
 
 
 def once(folder: Path, function, *args) -> dict:
-    """Return what `function`, which fills `folder`, returns, or returned in an earlier finished
-    run.
+    """Return what `function(*args)` returns, or returned in an earlier finished run.
 
-    The result is kept in a JSON file beside the folder.
+    The function fills `folder`, which is emptied before. The result is kept in a JSON file beside
+    it.
     """
     marker = folder.with_name(f"{folder.name}.json")
     if not marker.exists():
@@ -61,15 +61,24 @@ def once(folder: Path, function, *args) -> dict:
 
 
 def command_line(script: str) -> str:
-    """Return the command line of this process, with file names instead of paths."""
+    """Return the command line of this process as a call of `script`.
+
+    It has file names instead of paths.
+    """
     return shlex.join(
         ["python", f"benchmarks/{script}", *(Path(argument).name for argument in sys.argv[1:])]
     )
 
 
 class Benchmark:
-    """One run: `result` is what becomes the JSON file, `root` a directory for models, `device`
-    where models run."""
+    """One run of the comparison of engines, which writes a JSON file.
+
+    Args:
+        options: the parsed command line.
+        plan: the cells and engines of the kind of device.
+        root: directory for the files of the engines.
+        device: where models run, "cpu" or "cuda", or `None` to run nothing.
+    """
 
     packages = (
         "vanilla-transformer",
@@ -114,17 +123,17 @@ class Benchmark:
         print(f"{time.monotonic() - self.began:5.0f} s  {what}", file=sys.stderr)
 
     def lateness(self) -> str | None:
-        """Return the reason if the time is up and nothing more is started, else `None`."""
+        """Return text if the time is up, so that nothing more is started, else `None`."""
         return None if self.deadline is None or time.monotonic() < self.deadline else NO_TIME
 
     def cells(self, shape):
         return list_cells(self.plan, shape, self.options.quick)
 
     def side_by_side(self, jobs: dict) -> dict:
-        """Run each job, a function and its arguments, in its own process, and return the results by
-        key.
+        """Run each of `jobs`, {key: (function, arguments …)}, in its own process.
 
-        `preparations` jobs run at a time. A failed job has the result `{"missing": reason}`.
+        Return {key: result}. `preparations` jobs run at a time. A failed job has the result
+        `{"missing": reason}`.
         """
 
         def done(key):
@@ -138,7 +147,10 @@ class Benchmark:
             return dict(zip(jobs, pool.map(done, jobs)))
 
     def prepare(self, kinds):
-        """Make the files of every engine for each model."""
+        """Make the checkpoints of these kinds of models, and from them the files of every engine.
+
+        The results are "models" and "exports" of the JSON file, and `errors`.
+        """
         quick = self.options.quick
         jobs = {}
         for kind in kinds:
@@ -178,7 +190,7 @@ class Benchmark:
                 self.result["exports"][kind][engine] = outcome
 
     def is_wanted(self, engine, kind) -> bool:
-        """Return True if the engine has a cell of a model."""
+        """Return True if `engine` is measured in any cell of the model `kind`."""
         cells = [
             cell for shape in self.options.shapes for cell in self.cells(shape) if cell.kind == kind
         ]
@@ -197,11 +209,13 @@ class Benchmark:
             worker.close()
 
     def after_timing(self, records, workers):
-        """Measure what would disturb the timing of a shape; by default nothing."""
+        """Measure what would disturb the timing of a shape; by default nothing.
+
+        `records` are {cell: {engine: record}}, and `workers` {engine: worker}.
+        """
 
     def workers(self, cell, before: dict) -> dict:
-        """Return the worker of each engine with all threads, which are those `before` if there are
-        any."""
+        """Return {engine: worker} for `cell`: those `before`, or new ones with all threads."""
         return before or {engine: self.start(engine, cell.kind) for engine in self.options.engines}
 
     def start(self, engine, kind, arrangement=None):
@@ -211,7 +225,10 @@ class Benchmark:
         return Worker(engine, kind, self.root / kind, arrangement, self.device, self.deadline)
 
     def measure(self, cell: Cell, workers) -> dict[str, dict]:
-        """Return a record for each engine, with its measurements or the reason in `missing`."""
+        """Time the `workers`, {engine: worker}, on `cell`, in turns.
+
+        Return {engine: record}, with its measurements or the reason in "missing".
+        """
         ids = self.inputs(cell)
         records = {engine: {**asdict(cell), "engine": engine} for engine in workers}
         self.warm_up(cell, ids, workers, records)
@@ -233,7 +250,7 @@ class Benchmark:
         return records
 
     def summary(self, cell, rounds, worker) -> dict:
-        """Return the summary of the rounds for a record."""
+        """Return the fields of a record for `rounds`, the answers of `worker` for `cell`."""
         names = [name for name in ("seconds", "first_token_seconds") if name in rounds[0]]
         spreads = {name: spread([answer[name] for answer in rounds]) for name in names}
         return {
@@ -247,9 +264,10 @@ class Benchmark:
         return np.random.default_rng(0).integers(workload.FIRST_TOKEN, vocabulary - 1, shape)
 
     def warm_up(self, cell, ids, workers, records):
-        """Warm up the workers, and drop engines that fail or disagree with the first engine.
+        """Warm up the workers, and mark engines that fail or disagree with the first one as
+        missing.
 
-        Rounded engines may disagree.
+        Rounded engines may disagree. The input is `ids`; `records` are {engine: record}.
         """
         expected = None
         for engine, worker in workers.items():
@@ -274,12 +292,12 @@ class Benchmark:
                 records[engine]["missing"] = "its output is not that of the first engine"
 
     def reason(self, engine, cell):
-        """Return why a cell is not measured, or `None`."""
+        """Return why `engine` is not measured on `cell`, or `None` if it is."""
         return self.plan.left_out(engine, cell) or self.lateness()
 
 
 class Absent:
-    """A stand-in for a worker that cannot be started."""
+    """A stand-in for the worker of an engine that is not measured, with the reason as its error."""
 
     def __init__(self, error):
         self.started = {"error": error}
@@ -289,8 +307,10 @@ class Absent:
 
 
 def one_round(worker, cell, ids) -> dict:
-    """Return the answer of a run; without beams, with the seconds of a run that ends at the first
-    token."""
+    """Run `ids` on `worker` as `cell` says, and return its answer.
+
+    Without beams it also has the seconds of a run that ends at the first token.
+    """
     answer = worker.run(ids, cell.new_tokens, cell.beams)
     if "error" in answer or not cell.new_tokens or cell.beams > 1:
         return answer

@@ -40,7 +40,7 @@ class CpuBenchmark(Benchmark):
             self.result = resumed(json.loads(options.out.read_text()), self.result)
 
     def run(self):
-        """Measure the shapes and cells that are missing in the file."""
+        """Measure the shapes and cells that the output file lacks, and write it."""
         for shape in self.options.shapes:
             if not (cells := self.cells_left(shape)):
                 self.say(f"{shape}: the file has it")
@@ -61,23 +61,27 @@ class CpuBenchmark(Benchmark):
             self.write()
 
     def cells_left(self, shape):
-        """Return the cells of a shape that the result lacks."""
+        """Return the cells of `shape` that the result lacks."""
         if shape == "load" and self.result["load"]:
             return []
         done = {to_cell(record) for record in self.result["cells"]}
         return [cell for cell in self.cells(shape) if cell not in done]
 
     def workers(self, cell, before):
-        """Return the worker of each engine in its fastest arrangement for this cell."""
+        """Return {engine: worker} in the arrangement of threads that is fastest for `cell`.
+
+        `before` are the workers of the last cell.
+        """
         return {
             engine: self.fastest(engine, cell, before.get(engine))
             for engine in self.options.engines
         }
 
     def fastest(self, engine, cell, before):
-        """Return a process of `engine` in the arrangement that was fastest in `TRIALS` runs.
+        """Return a worker of `engine` in the arrangement that was fastest in `TRIALS` runs of
+        `cell`.
 
-        The others are closed. `before` is the process of the last cell, if any.
+        The others are closed. `before` is the worker of the last cell, if any.
         """
         if reason := self.reason(engine, cell) or self.errors.get((engine, cell.kind)):
             if before:
@@ -122,10 +126,10 @@ class CpuBenchmark(Benchmark):
         }
 
     def measure_captions(self, cell) -> list[dict]:
-        """Measure the shipped translator on sentences of different lengths.
+        """Measure the shipped translator on sentences of different lengths, and return the records.
 
-        Each engine has the fastest of the settings of `serving_offline`. An export has three
-        methods, of which the fastest counts.
+        `cell` says how many sentences. Each engine has the fastest of the settings of
+        `serving_offline`; an export has the fastest of three methods.
         """
         self.say(cell)
         blank = {engine: {**asdict(cell), "engine": engine} for engine in self.options.engines}
@@ -156,13 +160,16 @@ class CpuBenchmark(Benchmark):
         return records
 
     def untranslated(self, engine):
-        """Return why captions are not translated, or `None`."""
+        """Return why `engine` does not translate the captions, or `None` if it does."""
         if self.options.captions is None:
             return NO_CAPTIONS
         return None if is_installed(engine) else "not installed"
 
     def measure_load(self, cell) -> list[dict]:
-        """Measure fresh processes: imports, loading, and the first token."""
+        """Measure fresh processes that run `cell`: imports, loading, and the first token.
+
+        Return a record for each engine.
+        """
         self.say(cell)
         ids, rounds_by_engine = self.inputs(cell), {engine: [] for engine in self.options.engines}
         for _ in range(self.options.repeats):
@@ -184,7 +191,7 @@ class CpuBenchmark(Benchmark):
         ]
 
     def measure_bandwidth(self, cell):
-        """Measure how close a step of the first cell, batch 1, comes to the memory bandwidth."""
+        """Record how close a step of `cell`, with one row, comes to the memory bandwidth."""
         repeats = self.options.repeats
         for record in self.result["cells"]:
             if (
@@ -213,10 +220,12 @@ class CpuBenchmark(Benchmark):
 
 
 def resumed(before: dict, now: dict) -> dict:
-    """Return `now`, a result without cells, with the cells of `before`.
+    """Return the result `before` of an earlier run, with the command and the date of `now`.
 
-    Cells for which an engine had no time left are dropped. Raises ValueError if the two differ in
-    machine, versions or options.
+    Cells for which an engine had no time left are dropped, so that they are measured again.
+
+    Raises:
+        ValueError: if the two differ in machine, versions or options.
     """
     for name in ("options", "environment", "hardware", "versions"):
         if before[name] != now[name]:
@@ -239,8 +248,10 @@ def to_cell(record: dict) -> Cell:
 
 
 def captions_summary(engine: str, speeds: dict, count: int) -> dict:
-    """Return the fastest setting of an engine, from the measurements of `serving_offline` by
-    dtype."""
+    """Return the fields of a record for the fastest setting of `engine` on `count` sentences.
+
+    `speeds` are the measurements of `serving_offline` by dtype and setting.
+    """
     dtype, kinds = CAPTIONS[engine]
     settings = {name: speed for name, speed in speeds[dtype].items() if name.split()[0] in kinds}
     name = max(settings, key=lambda name: settings[name]["per_second"]["median"])

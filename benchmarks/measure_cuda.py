@@ -35,7 +35,8 @@ class CudaBenchmark(Benchmark):
         }
 
     def run(self):
-        """Build and check everything, then time the shapes; finished parts are in the file."""
+        """Build and check everything, then time the shapes; each finished part is written to the
+        file."""
         self.write()
         kinds = list(dict.fromkeys(self.cells(shape)[0].kind for shape in self.options.shapes))
         if self.device is None:
@@ -58,7 +59,7 @@ class CudaBenchmark(Benchmark):
             self.write()
 
     def check(self, kinds):
-        """Run `verify` for every export, and measure BLEU."""
+        """Run `verify` for every export of these kinds of models, and measure BLEU."""
         exports = [
             (kind, engine)
             for kind in kinds
@@ -88,14 +89,17 @@ class CudaBenchmark(Benchmark):
         ]
 
     def untranslated(self, engine):
-        """Return why an engine has no BLEU, or `None`."""
+        """Return why `engine` has no BLEU, or `None` if it has."""
         if self.device is None or (self.device == "cpu" and engine != "torch"):
             return NO_GPU
         return None if self.options.texts else NO_TEXT
 
     def after_timing(self, records, workers):
-        """Profile the kernels; this comes last because the profiler slows down later runs in a
-        process."""
+        """Add the seconds in kernels to `records`, {cell: {engine: record}}, with `workers` by
+        engine.
+
+        This comes last because the profiler slows down later runs in a process.
+        """
         for cell, by_engine in records.items():
             self.say(f"kernels of {cell}")
             for engine, record in by_engine.items():
@@ -109,7 +113,10 @@ class CudaBenchmark(Benchmark):
             self.write()
 
     def count_bytes(self, shape):
-        """Record how close a step of greedy search comes to the copy bandwidth."""
+        """Record, for the cells of `shape`, how close a step comes to the copy bandwidth.
+
+        Only greedy search is counted.
+        """
         counts = [
             record
             for record in self.result["cells"]

@@ -58,7 +58,10 @@ def parse(arguments=None):
 
 
 def make_checkpoint(name: str, quick: bool, root: Path) -> Path:
-    """Return the checkpoint of the model `name`, which is made in `root` unless it is a card."""
+    """Return the checkpoint of the model `name`, which is made in `root` unless it is a card.
+
+    With `quick` it is tiny.
+    """
     kind = KINDS[name]
     if kind is None:
         return CARD
@@ -68,8 +71,10 @@ def make_checkpoint(name: str, quick: bool, root: Path) -> Path:
 
 
 def inputs(checkpoint: Path, batch: int) -> np.ndarray:
-    """Return captions of the card's examples, which end by themselves, or random tokens of one
-    length."""
+    """Return `batch` rows of token ids (B, S): captions of the card, padded, or random tokens.
+
+    Captions end by themselves; random rows have one length.
+    """
     if checkpoint == CARD:
         from tokenizers import Tokenizer
 
@@ -89,7 +94,15 @@ def read_config(checkpoint: Path) -> dict:
 def runs(
     directory: Path, graph: Path, ids: np.ndarray, steps: int, threads: int | None = None
 ) -> dict[str, Callable[[], np.ndarray]]:
-    """Return the functions to time, by name; each returns the sequences."""
+    """Return {"graph": function, "runtime": function}, which both return the sequences of `ids`.
+
+    Args:
+        directory: the export that the runtime opens.
+        graph: the export with one graph.
+        ids: the input (B, S).
+        steps: the maximum number of new tokens.
+        threads: CPU threads, by default all.
+    """
     manifest = json.loads((graph / "manifest.json").read_text())
     [file] = manifest["variants"][manifest["default_dtype"]]["graphs"].values()
     settings = onnxruntime.SessionOptions()
@@ -112,9 +125,10 @@ def runs(
 
 
 def measured(functions: dict[str, Callable[[], np.ndarray]], repeats: int, prompt: int) -> dict:
-    """Return the seconds of each function, run in turns after a warm-up, and the ratios.
+    """Time both functions of `runs` in `repeats` turns after a warm-up.
 
-    Sequences begin with `prompt` tokens.
+    Return speed (above 1 if the graph is faster), ratios, seconds, new_tokens and same_rows.
+    Sequences begin with `prompt` tokens, which are not new.
     """
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     sequences = {name: run() for name, run in functions.items()}
@@ -141,7 +155,10 @@ def measured(functions: dict[str, Callable[[], np.ndarray]], repeats: int, promp
 def compared(
     checkpoint: Path, target: str, dtype: str, options: argparse.Namespace, root: Path
 ) -> dict[int, dict]:
-    """Return the result of `measured` for each batch size."""
+    """Export `checkpoint` for `target` and `dtype` to `root`, and return {batch: measurements}.
+
+    `options` has the number of new tokens, threads and repeats.
+    """
     directory, graph = root / "parts", root / "one"
     settings = {"target": target, "dtype": dtype, "cases": 1}
     export(checkpoint, directory, **settings)

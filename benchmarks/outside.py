@@ -28,7 +28,7 @@ ROW = re.compile(r"^\| `([^`]+)` \|.*\|$", re.MULTILINE)
 
 
 def filled(text: str, card: Path) -> str:
-    """Return the card `text` with the output of the model in `card` for each row of its table."""
+    """Return the card `text` with the output of the model in `card` in each row of its table."""
     answer = answers(card)
     return SECTION.sub(
         lambda section: ROW.sub(lambda row: f"| `{row[1]}` | `{answer(row[1])}` |", section[0]),
@@ -37,7 +37,7 @@ def filled(text: str, card: Path) -> str:
 
 
 def answers(card: Path):
-    """Return a function from a text to the output that the table shows for it."""
+    """Return a function from a text to what the model in `card` outputs for it, as in the table."""
     task = yaml.safe_load((card / "README.md").read_text(encoding="utf-8").split("---")[1])[
         "pipeline_tag"
     ]

@@ -23,7 +23,7 @@ GROUP = 32  # 4-bit weights that share a scale
 
 
 class Encoder(nn.Module):
-    """Tokens and mask (B, S) in, states (B, S, D) out."""
+    """The encoder of a model: tokens and mask (B, S) in, states (B, S, D) out."""
 
     def __init__(self, model):
         super().__init__()
@@ -34,8 +34,10 @@ class Encoder(nn.Module):
 
 
 class CrossStates(nn.Module):
-    """The same in, keys and values of cross-attention of each layer of the decoder out, (B, H, S,
-    d)."""
+    """The encoder of a seq2seq model: tokens and mask (B, S) in, keys and values (B, H, S, d) out.
+
+    They are those of cross-attention, key and value of each layer of the decoder.
+    """
 
     def __init__(self, model):
         super().__init__()
@@ -85,7 +87,10 @@ def added(allowed):
 
 
 def causal(input_ids, mask):
-    """Return which tokens each new token may look at: (B, 1, T, past + T)."""
+    """Return True (B, 1, T, past + T) where a new token of `input_ids` (B, T) may look.
+
+    `mask` (B, past + T) is 0 for padding.
+    """
     positions = torch.arange(mask.shape[1])
     return (positions <= positions[-input_ids.shape[1] :, None])[None, None] & (
         mask[:, None, None] > 0
@@ -93,7 +98,7 @@ def causal(input_ids, mask):
 
 
 def make_cache(states) -> DynamicCache:
-    """Return a cache with the keys and values of each layer, given as alternating tensors."""
+    """Return a cache of transformers with `states`: the key and value of each layer in turn."""
     cache = DynamicCache()
     for key, value in zip(states[::2], states[1::2], strict=True):
         layer = DynamicLayer()
@@ -104,7 +109,10 @@ def make_cache(states) -> DynamicCache:
 
 
 def convert_openvino(kind: str, checkpoint: Path, out: Path, dtype: str) -> None:
-    """Write `decoder.xml` and, if there is an encoder, `encoder.xml` of our `checkpoint`."""
+    """Write `decoder.xml` and, if there is an encoder, `encoder.xml` of our `checkpoint` to `out`.
+
+    `kind` is the kind of model, such as "seq2seq", and `dtype` that of the weights.
+    """
     os.environ["CI"] = "true"  # otherwise openvino and nncf send telemetry
     import openvino
 
@@ -172,9 +180,9 @@ def caches(name, layers, shape):
 
 
 def traced(module, examples: dict, outputs: list[str]):
-    """Return the graph of `module`, with free batch size and lengths.
+    """Return OpenVINO's graph of `module`, with free batch size and lengths.
 
-    Its inputs have the names of `examples`, its outputs the names `outputs`.
+    Its inputs have the names of `examples`, {name: tensor}, its outputs the names `outputs`.
     """
     import openvino
 
@@ -193,7 +201,10 @@ def traced(module, examples: dict, outputs: list[str]):
 
 
 def stateful(module, examples: dict):
-    """Return the graph of a decoder that keeps its past itself, which is empty at first."""
+    """Return OpenVINO's graph of the decoder `module`, which keeps its past itself, empty at first.
+
+    `examples` are its inputs, {name: tensor}.
+    """
     from openvino import opset13 as operators
     from openvino._offline_transformations import apply_make_stateful_transformation
 
@@ -219,10 +230,10 @@ def stateful(module, examples: dict):
 
 
 def compressed(graph, dtype, config):
-    """Return the graph with weights of 8 or 4 bits.
+    """Return `graph` with weights of 8 or 4 bits by `dtype`: "int8", "int4" or "ptq".
 
-    With "ptq", activations have 8 bits too, calibrated on random tokens like those of the
-    measurement.
+    With "ptq", activations have 8 bits too, calibrated on random tokens. Another dtype changes
+    nothing.
     """
     import nncf
 
@@ -257,7 +268,7 @@ GPT2_MODULES = {  # modules of a layer: (name in llama.cpp, True if transformers
 
 
 def convert_llama_cpp(checkpoint: Path, out: Path, dtype: str) -> None:
-    """Write `model.gguf` for a GPT-2 model of transformers.
+    """Write `model.gguf` to `out` for a GPT-2 model of transformers, with weights of `dtype`.
 
     The output projection, which is the embedding, has at least 8 bits, as in published files.
     """

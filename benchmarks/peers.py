@@ -17,8 +17,10 @@ def read_config(root: Path) -> dict:
 
 
 class OpenVINO:
-    """Greedy search, and encoders. Weights of 8 and 4 bits run in its own choice of types, fp32 in
-    float32 throughout."""
+    """OpenVINO, for greedy search and encoders.
+
+    Weights of 8 and 4 bits run in its own choice of types, fp32 in float32 throughout.
+    """
 
     packages = ("openvino", "nncf")
 
@@ -63,7 +65,10 @@ class OpenVINO:
             self.idle.put(requests)
 
     def generate(self, requests, ids, mask, new_tokens):
-        """Return the new tokens (B, new_tokens)."""
+        """Return the new tokens (B, new_tokens) of greedy search after `ids` (B, S).
+
+        `requests` are the inference requests of the graphs, {"decoder": …}.
+        """
         decoder, rows = requests["decoder"], np.arange(len(ids), dtype=np.int32)
         decoder.reset_state()
         if "encoder" in requests:
@@ -136,7 +141,7 @@ PLACES = 256  # a sequence's context length is a multiple of this
 
 
 class LlamaCpp:
-    """Greedy search of GPT-2."""
+    """llama.cpp, for greedy search of GPT-2."""
 
     packages = ("gguf",)
     folder = LLAMA_CPP
@@ -159,10 +164,13 @@ class LlamaCpp:
         return ids
 
     def context(self, rows, length, num_positions):
-        """Return a context for `num_positions` tokens of each row, rounded up to blocks of
-        `PLACES`.
+        """Return a context of llama.cpp for `rows` of `num_positions` tokens, `length` of which are
+        read at once.
 
-        Contexts are kept.
+        The positions are rounded up to blocks of `PLACES`. Contexts are kept for later calls.
+
+        Raises:
+            OSError: if llama.cpp has other defaults than expected, or no memory.
         """
         num_positions = -(-num_positions // PLACES) * PLACES
         if (rows, num_positions) not in self.contexts:
@@ -184,7 +192,10 @@ class LlamaCpp:
         return self.contexts[rows, num_positions]
 
     def run(self, ids, new_tokens, beams):
-        """Return the new tokens (B, new_tokens)."""
+        """Return the new tokens (B, new_tokens) of greedy search after `ids` (B, S).
+
+        `beams` is not used.
+        """
         rows, length = ids.shape
         context = self.context(rows, length, length + new_tokens)
         self.library.llama_memory_clear(self.library.llama_get_memory(context), True)
@@ -196,9 +207,9 @@ class LlamaCpp:
         return np.concatenate(tokens, axis=1)
 
     def logits(self, context, ids, past):
-        """Return the logits (B, V) after the last token of each row (B, T).
+        """Feed `ids` (B, T) and return the logits (B, V) after the last token of each row.
 
-        `past` tokens of each row are in the context.
+        `past` tokens of each row are in the context already.
         """
         rows, length = ids.shape
         columns = {
@@ -228,7 +239,7 @@ def ignore(level, text, data):
 
 
 def load_llama_cpp():
-    """Load the library of llama.cpp with its kernels for this CPU."""
+    """Return the loaded library of llama.cpp, with its kernels for this CPU."""
     pointer = ctypes.c_void_p
     ggml, library = (
         ctypes.CDLL(str(next(LLAMA_CPP.glob(f"lib{name}.*so")))) for name in ("ggml", "llama")

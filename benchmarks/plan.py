@@ -9,8 +9,11 @@ CHECKPOINTS = ("transformers", "transformers-compile", "vanilla", "torch-graph")
 
 @dataclass(frozen=True)
 class Cell:
-    """`batch` rows of `length` tokens, with `beams` and `new_tokens` to generate (none: an
-    encoder)."""
+    """One thing to measure: `batch` rows of `length` tokens.
+
+    `new_tokens` are generated with `beams`; 0 is for an encoder. `shape` names the group of cells,
+    and `kind` the model.
+    """
 
     shape: str
     kind: str
@@ -28,7 +31,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """`workers` share the rows of a batch, with `threads` of a processor each."""
+    """A division of threads: `workers` share the rows of a batch, with `threads` CPU threads
+    each."""
 
     workers: int
     threads: int
@@ -98,7 +102,7 @@ CPU_SHAPES = {
 
 
 def arrangements_on_cpu(engine: str, cell: Cell, threads: int) -> list[Arrangement]:
-    """Return the arrangements of `threads` that an engine is tried in.
+    """Return the arrangements of `threads` in which `engine` is tried for `cell`.
 
     torch has one arrangement: it is fastest with all threads.
     """
@@ -112,7 +116,7 @@ def arrangements_on_cpu(engine: str, cell: Cell, threads: int) -> list[Arrangeme
 
 
 def left_out_on_cpu(engine: str, cell: Cell) -> str | None:
-    """Return why a cell is not measured, or `None`.
+    """Return why `engine` is not measured on `cell`, or `None` if it is.
 
     Reasons are what an engine cannot do, and a limit of some hours for all cells.
     """
@@ -158,7 +162,10 @@ CUDA_SHAPES = {
 
 
 def left_out_on_cuda(engine: str, cell: Cell) -> str | None:
-    """Return why a cell is not measured, or `None`; all cells take less than ten minutes."""
+    """Return why `engine` is not measured on `cell`, or `None` if it is.
+
+    All cells together take less than ten minutes.
+    """
     if engine == "torch-graph" and (cell.beams > 1 or not cell.new_tokens):
         return "left out: it is a bound for greedy search"
     if engine == "transformers-compile" and (cell.beams > 1 or cell.batch not in (1, 128)):

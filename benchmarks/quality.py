@@ -10,7 +10,10 @@ ROWS = 128  # rows per batch
 
 
 def verified(engine: str, root: Path, device: str) -> dict:
-    """Return the report of `verify` on the export `root / engine`, with its first failures."""
+    """Return the report of `verify` on the export `root / engine`, run on `device`.
+
+    It has the first failures in "problems".
+    """
     from vanilla_transformer_export import load_checkpoint, verify
 
     report = verify(root / engine, load_checkpoint(root / "vanilla"), CASES, device=device)
@@ -18,9 +21,10 @@ def verified(engine: str, root: Path, device: str) -> dict:
 
 
 def bleu(engine: str, source: Path, target: Path) -> dict:
-    """Return the result of `evaluate` for the shipped checkpoint.
+    """Return the result of `evaluate` for the shipped checkpoint on the files `source` and
+    `target`.
 
-    It runs in torch with float32 ("torch") or as the export `engine`.
+    It runs in torch with float32 if `engine` is "torch", else as that export.
     """
     from vanilla_transformer_export import export
     from vanilla_transformer_export.exporting.evaluation import evaluate

@@ -127,12 +127,13 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def processor(instructions: list[str]) -> str:
-    """Return the kind of a CPU: "vnni" with 8-bit dot product instructions, else "avx2"."""
+    """Return the kind of a CPU by its `instructions`: "vnni" with 8-bit dot products, else
+    "avx2"."""
     return "vnni" if VNNI & {*instructions} else "avx2"
 
 
 def tables(result: dict) -> str:
-    """Return the whole report in markdown."""
+    """Return the whole report of `result`, the JSON of a benchmark, in markdown."""
     parts = [setting(result), overview(result)]
     parts += [speed_table(result, ", ".join(titles), *key) for key, titles in SPEEDS.items()]
     parts += [growth_table(result, shape) for shape in GROWTH]
@@ -148,7 +149,10 @@ def tables(result: dict) -> str:
 
 
 def overview(result: dict) -> str:
-    """Return the table of docs/results.md: the speed of each engine for each shape and batch."""
+    """Return the table of docs/results.md: the speed of each engine for each shape and batch.
+
+    `result` is the JSON of a benchmark.
+    """
     columns = {
         f"{name}, {batch}": {
             record["engine"]: record for record in records(result, *key) if record["batch"] == batch
@@ -196,7 +200,7 @@ def machine(result):
 
 
 def gpu(result):
-    """Return the GPU part of the title, or an empty string for a benchmark of CPUs."""
+    """Return the GPU part of the title of `result`, `""` for a benchmark of CPUs."""
     if "device" not in result:
         return ""
     if result["device"] == "cuda":
@@ -230,7 +234,7 @@ def records(result, shape, beams=1):
 
 
 def by_engine(cells, field):
-    """Return {engine: {value of `field`: record}}, in the order of measurement."""
+    """Return {engine: {value of `field`: record}} of the records `cells`, as they were measured."""
     engines = {record["engine"]: {} for record in cells}
     for record in cells:
         engines[record["engine"]][record[field]] = record
@@ -268,9 +272,9 @@ def speed_table(result, title, shape, beams):
 
 
 def growth(result, shape):
-    """Return the records of a growing shape, without engines that were not measured.
+    """Return the records of a growing `shape` in `result`, without engines that were not measured.
 
-    Small batches are those of seq2seq.
+    Its small batches are those of seq2seq.
     """
     cells = records(result, shape)
     engines = {record["engine"] for record in cells if "missing" not in record}
@@ -317,7 +321,7 @@ def spread(times, scale):
 
 
 def number(value):
-    """Return a number with three significant digits and no exponent."""
+    """Return `value` as text with three significant digits and no exponent."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -333,7 +337,8 @@ def arrangement(record):
 
 
 def kernels(record):
-    """Return the kernel time of a run, and its share of the time of an unprofiled run."""
+    """Return the time in kernels of a `record`, and its share of the time without a profiler, as
+    text."""
     if "kernel_seconds" not in record:
         return "-"
     share = record["kernel_seconds"] / record["seconds"]["median"]
@@ -341,8 +346,10 @@ def kernels(record):
 
 
 def likeness(cells):
-    """Return the share of tokens that agree with the first engine, or the largest error of hidden
-    states."""
+    """Return how much the records `cells` of an engine agree with the first engine, as text.
+
+    It is the share of tokens, or the largest error of hidden states.
+    """
     cells = list(cells)
     agreements = [(cell["agreement"], cell["batch"]) for cell in cells if "agreement" in cell]
     differences = [cell["max_difference"] for cell in cells if "max_difference" in cell]
@@ -353,7 +360,7 @@ def likeness(cells):
 
 
 def notes(cells):
-    """Return each reason for a `-`, once for each engine."""
+    """Return the reason for each `-` in a table of the records `cells`, once for each engine."""
     reasons = {}
     for record in cells:
         for field, what in (("missing", ""), ("kernels_missing", ", kernels")):
@@ -363,7 +370,7 @@ def notes(cells):
 
 
 def work(record: dict) -> str:
-    """Return a description of the work of a cell, without its number of rows."""
+    """Return a description of what a `record` measures, without its number of rows."""
     shape = record["shape"]
     return WORKS[shape].format(**record) if shape in WORKS else SPEEDS[shape, record["beams"]][0]
 
@@ -373,7 +380,7 @@ def leads(result: dict) -> dict[tuple[str, str], dict[int, tuple[dict, dict]]]:
     engine)}}.
 
     Both engines have the same precision. For captions, "any" compares the fastest of each side at
-    any precision.
+    any precision. `result` is the JSON of a benchmark.
     """
     cells = {}
     for record in result["cells"]:
@@ -432,7 +439,8 @@ def lead(ours, other, is_named):
 def ratios(result: dict) -> list[dict]:
     """Return the ratios that have targets: speed (more is better) and memory (less is better).
 
-    A ratio is `None` if one side was not measured.
+    Each has what, engine, divided_by and batches, {batch: ratio}. A ratio is `None` if one side was
+    not measured.
     """
     result_ratios = []
     for what, field, shape, beams, engine, other in RATIOS:
@@ -590,7 +598,7 @@ def export_table(result):
 
 
 def plot(result: dict, out: Path) -> None:
-    """Draw bars for each batch and lines for growth."""
+    """Write a picture of `result` to `out`: bars for each batch and lines for growth."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -29,9 +29,9 @@ TOLERANCE = 1e-3  # for scores: another machine's sums may break a tie in a beam
 
 
 def scores(card: Path, data: Path) -> dict[str, tuple[float, tuple[float, float]]]:
-    """Return the scores of the weights and tokenizer in `card`, each with its interval.
+    """Return {name: (score, interval)} of the weights and tokenizer in `card`.
 
-    They are computed as in the training run of the card.
+    They are computed as in the training run of the card, with the text in `data`.
     """
     recipe = read_recipe(card, data)
     with tempfile.TemporaryDirectory() as state:
@@ -63,7 +63,10 @@ def read_recipe(card: Path, data: Path) -> Recipe:
 
 
 def intervals(recipe, tokenizer, predictions, labels) -> dict[str, tuple[float, float]]:
-    """Return the interval of each score of the task, from the results of `Trainer.predict`."""
+    """Return {name: (low, high)} of each score of the recipe's task.
+
+    `predictions` and `labels` are those that `Trainer.predict` returned.
+    """
     if recipe.task == "translation":
         outputs, references = (texts_of_ids(ids, tokenizer) for ids in (predictions, labels))
         metrics = {

@@ -60,7 +60,7 @@ def syntok(text: str, language: str) -> list[str]:
 
 
 def right_texts(split: Splitter) -> dict[str, int]:
-    """Return how many texts of each language `split` cuts exactly where they are marked."""
+    """Return {language: number of its `TEXTS` that `split` cuts exactly where they are marked}."""
     return {
         language: sum(is_right(split, text, language) for text in texts)
         for language, texts in TEXTS.items()
@@ -76,8 +76,10 @@ def is_right(split: Splitter, text: str, language: str) -> bool:
 
 
 def right_captions(split: Splitter, captions: list[str], language: str) -> tuple[int, int]:
-    """Return how many pairs of captions that end with a full stop are split where they were joined,
-    and their number."""
+    """Return (how many pairs of captions `split` cuts where they were joined, how many pairs).
+
+    Pairs count if both captions end with a full stop. `language` is the code for `split`.
+    """
     pairs = [
         pair
         for pair in zip(captions[::2], captions[1::2], strict=False)

@@ -41,8 +41,10 @@ def request(path: str, body: str | bytes, headers: dict[str, str] | None = None)
 
 
 class Connection(asyncio.Protocol):
-    """One request at a time; the future of `ask` is (status, headers, body, the moment of the
-    body's first byte)."""
+    """A connection that is kept, with one request at a time; it returns to `idle` after each.
+
+    `ask` returns a future of (status, headers, body, time of the body's first byte).
+    """
 
     def __init__(self, idle: list["Connection"]):
         self.idle, self.is_open, self.future = idle, False, None
@@ -133,7 +135,10 @@ class Outcome:
 
 
 def quantiles(seconds: list[float]) -> dict | None:
-    """Return the nearest ranks in seconds, or `None` without values."""
+    """Return {"p50": …, "p95": …, "p99": …, "max": …} of `seconds`, or `None` if there are none.
+
+    They are nearest ranks: times that occurred.
+    """
     values = sorted(seconds)
     shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
     return (
@@ -147,7 +152,10 @@ def quantiles(seconds: list[float]) -> dict | None:
 
 
 class Client:
-    """Asks `requests` in turn; `expected` are the bodies of their answers, where they are known."""
+    """Sends `requests` in turn to a server, and counts the answers in `outcome`.
+
+    `expected` are the bodies of their answers, if they are known.
+    """
 
     def __init__(
         self,
@@ -163,7 +171,10 @@ class Client:
         self.end = float("inf")  # when the clock stops
 
     async def ask(self, due: float) -> bool:
-        """Send the next request, and return True if there was an answer of any status."""
+        """Send the next request, and return True if there was an answer of any status.
+
+        `due` is the time from which its latency counts.
+        """
         index = self.asked % len(self.requests)
         self.asked += 1
         try:

@@ -19,11 +19,18 @@ CTRANSLATE2 = {"int8": "int8", "fp32": "float32"}  # CTranslate2's names
 
 
 def prepare(model: str, card: Path, root: Path, texts: Sequence[str], quick: bool) -> None:
-    """Write the models to `root/model`, unless they exist.
+    """Write the files of `model` to `root/model`, unless they are complete.
 
     These are an export for each dtype, `transformers`, and CTranslate2's files if it is installed.
-    "tiny" is `card`; "base" has the paper's base shape, random weights and the tokenizer of `card`.
-    Both use greedy search. `texts` are for calibration.
+    Both models use greedy search.
+
+    Args:
+        model: "tiny" is `card`; "base" has the paper's base shape, random weights and the tokenizer
+            of `card`.
+        card: directory of the shipped translator.
+        root: directory of all models.
+        texts: text for calibration.
+        quick: True for a tiny "base".
     """
     folder = root / model
     if (folder / "complete").exists():

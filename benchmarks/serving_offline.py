@@ -51,7 +51,16 @@ def engine(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> C
 
 
 def workers(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
-    """Return a function that translates all rows in one call of the runtime, with workers."""
+    """Return a function from rows of token ids to their translations, all in one call of the
+    runtime.
+
+    Args:
+        folder: directory of the model.
+        dtype: which of its exports.
+        workers: the number of workers of the runtime.
+        threads: CPU threads of each.
+        rows: not used, because the runtime decides.
+    """
     from vanilla_transformer_export import Runtime
     from vanilla_transformer_export.inference.inputs import pad_sequences
 
@@ -60,7 +69,17 @@ def workers(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> 
 
 
 def runtime(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
-    """Return a function that translates in static batches of similar length, longest first."""
+    """Return a function from rows of token ids to their translations, in batches of similar length.
+
+    The longest come first.
+
+    Args:
+        folder: directory of the model.
+        dtype: which of its exports.
+        workers: the number of runtimes beside each other.
+        threads: CPU threads of each.
+        rows: the rows of a batch.
+    """
     from vanilla_transformer_export import Runtime
     from vanilla_transformer_export.inference.inputs import pad_sequences
     from vanilla_transformer_export.scheduler import offline as module
@@ -91,7 +110,17 @@ def runtime(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> 
 
 
 def ctranslate2(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
-    """Return a function that translates with CTranslate2, which sorts by length itself."""
+    """Return a function from rows of token ids to their translations by CTranslate2.
+
+    It sorts by length itself.
+
+    Args:
+        folder: directory of the model.
+        dtype: which of its exports.
+        workers: CTranslate2's `inter_threads`.
+        threads: its `intra_threads`.
+        rows: the rows of a batch.
+    """
     import ctranslate2
 
     from vanilla_transformer_export import Runtime
@@ -116,7 +145,8 @@ def ctranslate2(folder: Path, dtype: str, workers: int, threads: int, rows: int)
 
 
 def loaded_memory(export: Path) -> dict:
-    """Return the bytes of a process with the model and an engine but no server, and of its slots.
+    """Return {"loaded": …, "slots": …} in bytes: a process with `export` and an engine but no
+    server, and its slots.
 
     The slots are not touched yet.
     """
@@ -154,9 +184,10 @@ def one_round(ids) -> tuple[float, list[list[int]]]:
 
 
 def offline(run, model: str) -> dict:
-    """Return the sentences per second for each dtype and each setting.
+    """Return {dtype: {setting: speeds}} of `model`, without HTTP.
 
-    `same` is the share of rows with the same tokens as the runtime.
+    "per_second" has the sentences per second. "same" is the share of rows with the same tokens as
+    the runtime. `run` has the captions and the number of rounds.
     """
     ids = token_ids(run.root / model / "int8", run.captions)
     return {dtype: compare(run, model, dtype, ids) for dtype in DTYPES}

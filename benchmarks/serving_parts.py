@@ -60,14 +60,18 @@ class Run:
         return stack.enter_context(Server(plan, self.root / "logs" / f"{name}.log"))
 
     def ours(self, stack: ExitStack, model: str) -> Server:
-        """Start our server with int8 weights and warm it up."""
+        """Start our server of `model` with int8 weights, warm it up and return it; `stack` ends
+        it."""
         server = self.start(stack, f"{model}-ours", plans(self.root, model)[BEST])
         server.load(**self.warm_up, connections=CONNECTIONS)
         return server
 
 
 def saturation(run: Run, model: str) -> dict:
-    """Measure a closed loop on each server, in turns."""
+    """Measure a closed loop on each server of `model`, in turns: each client asks when answered.
+
+    Return {server: its rounds and requests per second}. `run` has the settings.
+    """
     selected = {
         name: plan
         for name, plan in plans(run.root, model).items()
@@ -91,8 +95,11 @@ def saturation(run: Run, model: str) -> dict:
 
 
 def latency(run: Run, model: str) -> dict:
-    """Measure one connection, and Poisson arrivals at half the rate of the closed loop, in
-    turns."""
+    """Measure the latency of our server of `model`: one connection, and half of its highest rate.
+
+    The half are Poisson arrivals: requests at random moments. Return the rounds and the ratios of
+    both. `run` has the settings.
+    """
     with ExitStack() as stack:
         server = run.ours(stack, model)
         rate = server.load(**run.translations, connections=CONNECTIONS)["per_second"]
@@ -117,7 +124,11 @@ def latency(run: Run, model: str) -> dict:
 
 
 def rates(run: Run, model: str) -> dict:
-    """Measure Poisson arrivals at rising shares of each server's own closed loop."""
+    """Measure Poisson arrivals, requests at random moments, at rising shares of the highest rate.
+
+    That rate is each server's own closed loop. Return {server: loads by share}. `run` has the
+    settings.
+    """
     results = {}
     for name in (BEST, "ctranslate2-int8-2x1"):
         with ExitStack() as stack:
@@ -130,7 +141,10 @@ def rates(run: Run, model: str) -> dict:
 
 
 def refusals(run: Run, model: str) -> dict:
-    """Measure malformed requests, alone and beside half the rate of the closed loop."""
+    """Measure malformed requests to our server of `model`, alone and beside half its highest rate.
+
+    Return the rounds and their medians. `run` has the settings.
+    """
     malformed = {
         "path": "/translate",
         "bodies": MALFORMED,
@@ -157,7 +171,10 @@ def refusals(run: Run, model: str) -> dict:
 
 
 def start(run: Run, model: str) -> dict:
-    """Measure the seconds from the command until the server is ready."""
+    """Return the seconds from the command until our server of `model` is ready.
+
+    `run` has the number of repeats.
+    """
     plan, seconds = plans(run.root, model)[BEST], []
     for _ in range(run.repeats):
         with ExitStack() as stack:
@@ -166,10 +183,11 @@ def start(run: Run, model: str) -> dict:
 
 
 def memory(run: Run, model: str) -> dict:
-    """Measure the memory of the server during a closed loop.
+    """Measure the memory of our server of `model` during a closed loop, and return it in bytes.
 
     `above` is the memory beyond that of a process without a server plus all slots. Slots that were
-    never touched make it too low, but only a little, because arrays lie in pages of 2 MB.
+    never touched make it too low, but only a little, because arrays lie in pages of 2 MB. `run` has
+    the settings.
     """
     with ExitStack() as stack:
         server = run.start(stack, f"{model}-memory", plans(run.root, model)[BEST])
@@ -188,9 +206,10 @@ def memory(run: Run, model: str) -> dict:
 
 
 def overload(run: Run, model: str) -> dict:
-    """Measure twice the rate of the closed loop.
+    """Measure our server of `model` at twice the rate of the closed loop.
 
-    Accepted requests get the same answer as a request alone; rejected ones get a Retry-After.
+    Accepted requests must get the same answer as a request alone; rejected ones a Retry-After.
+    Return the memory over time and the outcome. `run` has the settings.
     """
     with ExitStack() as stack:
         server = run.ours(stack, model)
@@ -208,8 +227,10 @@ def overload(run: Run, model: str) -> dict:
 
 
 def sampled(run: Run, server: Server, load: dict) -> tuple[list[int], dict]:
-    """Return the memory of the server in each second of a load of `run.minutes`, and the
-    outcome."""
+    """Run `load` for `run.minutes` on `server`.
+
+    Return its memory in each second, in bytes, and the outcome of the client.
+    """
     client = server.start_load(**run.translations | {"seconds": 60 * run.minutes}, **load)
     samples = []
     while client.poll() is None:
@@ -219,7 +240,8 @@ def sampled(run: Run, server: Server, load: dict) -> tuple[list[int], dict]:
 
 
 def growth(samples: list[int]) -> int:
-    """Return the growth in bytes from the second to the last quarter, by their medians."""
+    """Return the growth of `samples` in bytes from the second to the last quarter, by their
+    medians."""
     quarter = max(1, len(samples) // 4)
     return int(
         statistics.median(samples[-quarter:])
@@ -228,8 +250,10 @@ def growth(samples: list[int]) -> int:
 
 
 def decoder(run: Run, card: Path) -> dict:
-    """Measure completions of the shipped decoder and of `transformers serve`, at once and
-    streamed."""
+    """Measure completions of the shipped decoder `card` by our server and by `transformers serve`.
+
+    Return {server: {"whole": rounds, "streams": rounds}}. `run` has the settings.
+    """
     name = {"ours-int8": str(run.root / "decoder"), "transformers-serve": str(card)}
     commands = {
         "ours-int8": Plan([*OURS, name["ours-int8"]]),

@@ -15,10 +15,11 @@ ROWS = 64  # rows of all batches together
 
 
 class CTranslate2Engine:
-    """A replacement for our engine with `workers` threads of CTranslate2.
+    """CTranslate2 in place of the engine of our server, with `workers` threads.
 
     Each thread translates all waiting rows as one batch as soon as it is free. CTranslate2 cannot
-    add to a running batch. `workers` is its `inter_threads`, `threads` its `intra_threads`.
+    add to a running batch. `info` is our export of the same model, and `model` the directory of
+    CTranslate2's files. `threads` are CPU threads of each worker.
     """
 
     def __init__(self, info, model: Path, workers: int, threads: int):
@@ -92,7 +93,7 @@ class CTranslate2Engine:
 
 
 def serve_ctranslate2(options) -> None:
-    """Run our own server with CTranslate2 as its engine."""
+    """Run our own server with CTranslate2 as its engine; `options` are the command line."""
     from vanilla_transformer_export import TextRuntime
     from vanilla_transformer_export.model import open_export
     from vanilla_transformer_export.serving import server, service
@@ -116,8 +117,10 @@ def deliver(futures, answers):
 
 
 def transformers_app(checkpoint: Path, workers: int, threads: int):
-    """Return an app that runs `workers` calls of `generate` at a time, each with `threads`
-    threads."""
+    """Return a FastAPI app that translates with `checkpoint` and `generate` of transformers.
+
+    It runs `workers` calls at a time, each with `threads` threads.
+    """
     import anyio.to_thread
     import torch
     from fastapi import FastAPI
@@ -148,7 +151,7 @@ def transformers_app(checkpoint: Path, workers: int, threads: int):
 
 
 def serve_transformers(model: Path, port: int) -> None:
-    """Run `transformers serve` on one of our checkpoints.
+    """Run `transformers serve` on our checkpoint `model` at `port`.
 
     transformers looks for the class of a checkpoint in its own module, even if it is registered.
     """

@@ -24,7 +24,8 @@ def tables(result: dict) -> str:
 
 
 def setting(result):
-    """Return the machine, or for several machines, which parts were measured on each."""
+    """Return the machine of `result`, or for several machines, which parts were measured on
+    each."""
     machines = {}
     for part, models in result.items():
         for model, entry in models.items():
@@ -65,13 +66,17 @@ def spread(values, scale=1):
 
 
 def milliseconds(loads, rank, field="latency"):
-    """Return the median over rounds of a rank, in milliseconds."""
+    """Return the median over the rounds `loads` of a `rank`, such as "p95", in milliseconds, as
+    text.
+
+    `field` is "latency" or "first_byte".
+    """
     values = [load[field][rank] for load in loads if load[field]]
     return number(1000 * median(values)) if values else "-"
 
 
 def errors(loads):
-    """Return the number of answers that are not 200, by name."""
+    """Return the number of answers of the rounds `loads` that are not 200, by status, as text."""
     counts = {}
     for load in loads:
         for status, count in load["statuses"].items():
@@ -84,7 +89,10 @@ def errors(loads):
 
 
 def best(speeds: dict, start: str) -> float | None:
-    """Return the largest median of settings that begin with `start`."""
+    """Return the largest median speed of settings that begin with `start`, or `None` without any.
+
+    `speeds` are {setting: speeds}.
+    """
     medians = [
         speed["per_second"]["median"] for name, speed in speeds.items() if name.startswith(start)
     ]
@@ -96,7 +104,10 @@ def ratio(first, second):
 
 
 def floors(result: dict) -> list[tuple[str, float | None, float, bool]]:
-    """Return the targets: name, measured value, bound, and True if more is better."""
+    """Return the targets: (name, measured value, bound, True if more is better).
+
+    The value is `None` if `result` does not have it.
+    """
 
     def read_part(part, model):
         return result.get(part, {}).get(model, {}).get("found", {})

@@ -35,7 +35,7 @@ class Plan:
 
 
 def plans(root: Path, model: str) -> dict[str, Plan]:
-    """Return the plans of all servers that translate with `model`.
+    """Return {name: plan} of all servers that translate with `model`, whose files are in `root`.
 
     Servers whose best setting depends on the machine have several.
     """
@@ -54,8 +54,14 @@ def plans(root: Path, model: str) -> dict[str, Plan]:
 
 
 class Server:
-    """A process that serves on `port`; `seconds` is how long it took to be ready. Its output goes
-    to the file `log`."""
+    """A process that runs the server of `plan` on the free `port`, until the end of the context.
+
+    `seconds` is how long it took to be ready. Its output goes to the file `log`, and `environment`
+    adds variables.
+
+    Raises:
+        RuntimeError: if it is not ready after `PATIENCE`, with the end of its output.
+    """
 
     def __init__(self, plan: Plan, log: Path, environment: dict[str, str] | None = None):
         self.plan, self.port, start = plan, free_port(), time.perf_counter()
@@ -111,22 +117,23 @@ class Server:
 
     @property
     def processes(self) -> list[int]:
-        """And its children."""
+        """The ids of the process and of its children."""
         pid = self.process.pid
         return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
     @property
     def cpu(self) -> float:
-        """Seconds, of all its threads."""
+        """The CPU seconds so far of all threads of the processes."""
         return sum(map(cpu_seconds, self.processes))
 
     @property
     def memory(self) -> int:
-        """Bytes in use now."""
+        """The bytes that the processes use now."""
         return sum(map(memory_bytes, self.processes))
 
     def start_load(self, **load) -> subprocess.Popen:
-        """Start the `load`, in the form of serving_client.py."""
+        """Start a client with the fields of `load`, as serving_client.py reads them, and return
+        it."""
         command = [sys.executable, str(HERE / "serving_client.py")]
         client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         client.stdin.write(json.dumps({"port": self.port, **load}))
@@ -134,8 +141,10 @@ class Server:
         return client
 
     def load(self, **load) -> dict:
-        """Run a load, and return the client's outcome, CPU seconds per request and the memory
-        afterwards."""
+        """Run a client with the fields of `load` to its end, and return its outcome.
+
+        It also has "cpu_per_request", in seconds, and the "memory" afterwards.
+        """
         if "connections" in load:
             load["connections"] = min(load["connections"], self.plan.max_connections)
         before = self.cpu
@@ -149,13 +158,13 @@ class Server:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds of all threads of a process."""
+    """Return the CPU seconds so far of all threads of the process `pid`."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def memory_bytes(pid: int | str) -> int:
-    """Return the bytes in use now.
+    """Return the bytes that the process `pid` uses now.
 
     Shared pages count in parts, so that the sum over processes is the memory of all.
     """

@@ -22,7 +22,7 @@ PACKAGES = ("torch", "transformers", "onnxruntime", "ctranslate2", "openvino")
 
 
 def results(folder: Path = report.RESULTS) -> dict[str, dict]:
-    """Return the results of each CPU in `folder`, by the name of the file."""
+    """Return {file name: result} of each CPU in `folder`."""
     return {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("cpu-*.json"))}
 
 
@@ -68,7 +68,10 @@ def comparison(by_machine: dict[str, dict], workloads: dict[tuple[str, int, int]
 
 
 def compared(result: dict, key: tuple[str, int, int]) -> tuple[str, str]:
-    """Return our speed and those of the others, for a workload."""
+    """Return (our speed, those of the others) in `result` as text.
+
+    `key` is a workload: shape, beams and batch.
+    """
     shape, beams, batch = key
     records = [
         record for record in report.records(result, shape, beams) if record["batch"] == batch
@@ -85,7 +88,11 @@ def compared(result: dict, key: tuple[str, int, int]) -> tuple[str, str]:
 
 
 def format_names(measured: dict, names: list[str]) -> str:
-    """Return the speed and the name of the fastest engine."""
+    """Return the speed and the name of the fastest of the engines `names`, `""` if none was
+    measured.
+
+    `measured` is {engine: record}.
+    """
     best = report.fastest(measured, names)
     return (
         f"{report.number(best['per_second'])} "
@@ -131,7 +138,8 @@ def kind(result: dict) -> str:
 def filled(page: str, name: str, text: str) -> str:
     """Return `page` with `text` between the marks of the table `name`.
 
-    Raises ValueError unless the marks occur once.
+    Raises:
+        ValueError: unless the marks occur once.
     """
     begin, end = (mark.format(name) for mark in MARKS)
     changed, count = re.subn(

@@ -14,7 +14,10 @@ from vanilla_transformer.layers_vanilla_transformer import sinusoidal_positions,
 
 
 def captured(function, device):
-    """Return `function` as the replay of a CUDA graph; on a CPU, return it unchanged."""
+    """Return a function that replays `function` as a CUDA graph; on a CPU, return it unchanged.
+
+    `device` is where it computes.
+    """
     if device.type == "cpu":
         return function
     stream = torch.cuda.Stream()
@@ -29,8 +32,11 @@ def captured(function, device):
 
 
 class GraphDecoder:
-    """One of our models, with learned or sinusoidal positions, for `rows` inputs of `length` tokens
-    and `new_tokens` after each. All memory is taken once."""
+    """Greedy search of one of our models, whose steps are replayed as a CUDA graph.
+
+    Its positions must be learned or sinusoidal. It takes all memory once, for `rows` inputs of
+    `length` tokens and `new_tokens` after each.
+    """
 
     @torch.no_grad()
     def __init__(self, model, rows, length, new_tokens):
@@ -138,7 +144,11 @@ class GraphDecoder:
 
 
 def attend(attention, query, key, value, mask):
-    """Apply attention: query (B, T, H * d), key and value (B, H, slots, d) -> (B, T, D)."""
+    """Return attention (B, T, D) of `query` (B, T, H * d) over `key` and `value` (B, H, slots, d).
+
+    It uses the output projection of `attention`; `mask` is True where a token may look, `None` for
+    everywhere.
+    """
     query = split_heads(query, attention.head_dim)
     attended = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=attention.scaling

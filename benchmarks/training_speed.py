@@ -49,7 +49,10 @@ TOKENS = 40_000  # approximate tokens of a round
 
 
 class Clock(TrainerCallback):
-    """Tokens and seconds of all updates but the first. `see` is a forward hook."""
+    """A callback that counts the tokens and seconds of all updates but the first.
+
+    `see` is a forward hook of the model, which counts tokens other than `pad_token_id`.
+    """
 
     def __init__(self, pad_token_id):
         self.pad, self.tokens, self.seconds = pad_token_id, 0, 0.0
@@ -66,7 +69,7 @@ class Clock(TrainerCallback):
 
 
 def measured(trainer, pad_token_id) -> float:
-    """Return the tokens per second."""
+    """Run `trainer`, and return the tokens per second that are not `pad_token_id`."""
     clock = Clock(pad_token_id)
     hook = trainer.model.register_forward_hook(clock.see, with_kwargs=True)
     trainer.add_callback(clock)
@@ -87,7 +90,10 @@ def count_updates(recipe):
 
 
 def make_marian(config) -> MarianMTModel:
-    """Return a Marian model of the same shape; its labels begin with the padding token."""
+    """Return a new Marian model of the shape in `config`, one of ours.
+
+    The decoder begins with the padding token.
+    """
     return MarianMTModel(
         MarianConfig(
             vocab_size=config.vocab_size, d_model=config.hidden_size,
@@ -107,7 +113,11 @@ def trained(model):
 
 
 def plain(model, tokenizer, rows, folder, **settings):
-    """Return a trainer of `model` as one would write it without this package."""
+    """Return a trainer of `model` as one would write it without this package.
+
+    `rows` are the encoded training rows, `folder` is its output directory, and `settings` are
+    further training arguments.
+    """
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(folder),
         label_smoothing_factor=0.1,
@@ -151,8 +161,11 @@ def with_our_batches(model, prepared, folder, recipe):
 
 
 def make_makers(recipe, prepared, marian, folder) -> dict[tuple, Callable[[], Seq2SeqTrainer]]:
-    """Return functions that make a trainer, by (model, batches) and batch size if there are
-    several."""
+    """Return {(model, batches) or (model, batches, batch size): function that makes a trainer}.
+
+    `prepared` is our (tokenizer, model, rows), `marian` the model to compare with, and `folder` the
+    trainers' output directory.
+    """
     makers = {("ours", OUR_BATCHES): partial(ours, recipe, prepared, folder)}
     for strategy, size in product(STRATEGIES, BATCH_SIZES):
         makers["MarianMTModel", strategy, size] = partial(
@@ -165,7 +178,11 @@ def make_makers(recipe, prepared, marian, folder) -> dict[tuple, Callable[[], Se
 
 
 def ratio(speeds: dict[tuple, list[float]], kind: str) -> dict:
-    """Return our speed over the fastest MarianMTModel with batches of that kind, round by round."""
+    """Return our speed over that of the fastest MarianMTModel with batches of `kind`.
+
+    It is a spread over the rounds, with the name of that model in "over". `speeds` are those of
+    each trainer and round.
+    """
     others = [key for key in speeds if key[:2] == ("MarianMTModel", kind)]
     best = max(others, key=lambda key: statistics.median(speeds[key]))
     ratios = [

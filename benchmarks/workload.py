@@ -70,9 +70,9 @@ def fields(kind: str, quick: bool) -> dict:
 
 
 def make_checkpoints(kind: str, quick: bool, root: Path) -> dict:
-    """Save the model with seeded weights as a checkpoint of transformers and, converted, as ours.
+    """Save a model with seeded weights to `root`, as a checkpoint of transformers and as ours.
 
-    Returns the number of its parameters.
+    `kind` is a key of `MODELS`; with `quick` it is tiny. Return {"parameters": their number}.
     """
     import torch
     import transformers
@@ -100,7 +100,10 @@ def make_checkpoints(kind: str, quick: bool, root: Path) -> dict:
 
 def write_text(root: Path, vocabulary: int) -> None:
     """Write lines of token numbers for calibration to `root / "text"`, and a tokenizer that reads
-    them."""
+    them.
+
+    `vocabulary` is its number of tokens.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     tokenizer = Tokenizer(
@@ -113,8 +116,10 @@ def write_text(root: Path, vocabulary: int) -> None:
 
 
 def prepare(engine: str, kind: str, root: Path) -> dict:
-    """Write what `engine` loads to `root / engine`, and return the seconds and the size in
-    bytes."""
+    """Write what `engine` loads to `root / engine`, and return {"seconds": …, "bytes": size}.
+
+    `kind` is the kind of model in `root`.
+    """
     start = time.perf_counter()
     group, dtype = engine.rsplit("-", 1)
     if group == "ctranslate2":
@@ -141,7 +146,7 @@ def prepare(engine: str, kind: str, root: Path) -> dict:
 
 
 def export_settings(name: str, text: Path) -> dict:
-    """Return the settings of `export` for a dtype, or for calibrated int8."""
+    """Return the settings of `export` for a dtype `name`, or for "calibrated", int8 with `text`."""
     return {"dtype": "int8", "calibrate": text} if name == "calibrated" else {"dtype": name}
 
 
@@ -150,7 +155,10 @@ def size(directory):
 
 
 class NumberTokenizer:
-    """Tokens are their own numbers: all of a tokenizer that CTranslate2's converter asks for."""
+    """A tokenizer whose tokens are their own numbers, with what CTranslate2's converter asks for.
+
+    `vocabulary` is the number of tokens; with `pad` the last is the padding token.
+    """
 
     bos_token = eos_token = unk_token = "0"
 
@@ -181,7 +189,8 @@ def convert_ctranslate2(kind, checkpoint, out, dtype):
 
 
 def bytes_per_step(directory: Path) -> int:
-    """Return the bytes of weights that the decoder graph of an export reads for each token.
+    """Return the bytes of weights that the decoder graph of the export in `directory` reads per
+    token.
 
     Embeddings do not count, because only some of their rows are read.
     """
@@ -205,9 +214,10 @@ def bytes_per_step(directory: Path) -> int:
 
 
 def read_bandwidth(count: int, threads: int, repeats: int) -> dict:
-    """Return the bytes per second at which `threads` threads read a buffer of `count` bytes.
+    """Return {"reader": name, "bytes_per_second": …} for a buffer of `count` bytes and `threads`
+    threads.
 
-    It is that of the fastest of several readers.
+    It is the fastest of several readers, by the median of `repeats` reads.
     """
     import torch
 

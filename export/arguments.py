@@ -47,17 +47,20 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """Exit as argparse does. Flush help and version first: standard output may be a closed
-        pipe."""
+        """End the process as argparse does. Help and version are flushed first, because standard
+        output may be a closed pipe.
+
+        `status` is the exit code. A `message` is written to standard error first.
+        """
         flush_output()
         super().exit(status, message)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Return the arguments that `words` are.
+        """Return the parsed arguments of the command line `words`.
 
         Raises:
-            UsageError: for an unknown flag, with the nearest one or all that are known, and as
-                argparse does.
+            UsageError: for an unknown flag, with the nearest one or all that are known, and for
+                what argparse does not accept.
         """
         end = words.index("--") if "--" in words else len(words)  # after it, nothing is a flag
         for word in words[:end]:
@@ -65,7 +68,8 @@ class Parser(argparse.ArgumentParser):
         return self.parse_intermixed_args(words)
 
     def _check_flag(self, word: str) -> None:
-        """Raise UsageError for an unknown flag: argparse would first miss the right one."""
+        """Raise UsageError if `word` is an unknown flag. Without this check argparse reports a
+        missing argument first."""
         if FLAG.fullmatch(word) and word not in self._option_string_actions:
             known = self._option_string_actions
             self.error(
@@ -75,11 +79,16 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_field(group: argparse._ArgumentGroup, field: dataclasses.Field) -> None:
-    """Add the flag of a field whose metadata has its `kind` and `help`. Its value is `None` if not
-    given."""
+    """Add the flag of `field`, a generation option whose metadata has its `kind` and `help`.
+
+    Its value is None if the user does not set it.
+    """
     flag = f"--{field.name.replace('_', '-')}"
-    default = "" if field.default is None else f"; default: {json.dumps(field.default)}"
-    help = f"{field.metadata['help']}{default}".replace("%", "%%")
+    help = field.metadata["help"]
+    if "default:" not in help:
+        default = "" if field.default is None else f", else {json.dumps(field.default)}"
+        help += f"; default: generation_config.json{default}"
+    help = help.replace("%", "%%")
     if field.type is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, help=help)
     else:
@@ -94,7 +103,10 @@ def metavar(field_type: Any) -> str:
 
 
 def add_set(parser: Parser, help: str) -> None:
-    """Add `--set KEY=VALUE`, which may be repeated. `args.set` is a list of pairs."""
+    """Add `--set KEY=VALUE`, which may be repeated. `args.set` is a list of (key, value).
+
+    `help` is the flag's line in the help text.
+    """
     parser.add_argument(
         "--set",
         type=key_value,
@@ -106,16 +118,19 @@ def add_set(parser: Parser, help: str) -> None:
 
 
 def add_output(parser: Parser, help: str) -> None:
-    """Add OUTPUT and `--output OUTPUT`, which `get_output` reads."""
+    """Add the argument OUTPUT and the flag `--output OUTPUT`. `get_output` reads whichever is set.
+
+    `help` is the line of both in the help text.
+    """
     parser.add_argument("positional_output", type=path, nargs="?", metavar="OUTPUT", help=help)
     parser.add_argument("--output", type=path, help="OUTPUT as a flag")
 
 
 def get_output(args: argparse.Namespace) -> Path:
-    """Return the output of a command with `add_output`.
+    """Return the output path of a command with `add_output`.
 
     Raises:
-        UsageError: unless there is exactly one.
+        UsageError: unless exactly one of OUTPUT and `--output` is set.
     """
     match args.positional_output, args.output:
         case (None, None):
@@ -129,7 +144,11 @@ def get_output(args: argparse.Namespace) -> Path:
 
 
 def choice_type(what: str, known: Iterable[str]) -> Callable[[str], str]:
-    """Return the type of an argument that is one of the names `known`."""
+    """Return a function that accepts one of the names `known`, for argparse's `type`.
+
+    It raises ArgumentTypeError for others, and suggests the nearest. `what` says what the names
+    are, such as "target".
+    """
 
     def name(text: str) -> str:
         if text in known:
@@ -141,8 +160,10 @@ def choice_type(what: str, known: Iterable[str]) -> Callable[[str], str]:
 
 
 def json_argument(kind: Any) -> Callable[[str], Any]:
-    """Return the type of a JSON argument for which `kind.holds`. `kind.expected` describes such
-    values."""
+    """Return a function that reads JSON and checks it with `kind.holds`, for argparse's `type`.
+
+    It raises ArgumentTypeError for other values, with `kind.expected`.
+    """
 
     def checked(text: str) -> Any:
         parsed = value(unicode(text))
@@ -154,7 +175,11 @@ def json_argument(kind: Any) -> Callable[[str], Any]:
 
 
 def key_value(text: str) -> tuple[str, Any]:
-    """Return the name and the value of `name=value`, the value as `value` reads it."""
+    """Return (name, value) of the text `name=value`. The value is read as JSON if it is valid, else
+    as text.
+
+    Raises ArgumentTypeError without "=".
+    """
     name, separator, text_value = unicode(text).partition("=")
     if not separator:
         raise argparse.ArgumentTypeError(f"expected key=value, got {text!r}")
@@ -162,8 +187,11 @@ def key_value(text: str) -> tuple[str, Any]:
 
 
 def value(text: str) -> Any:
-    """Return the JSON value of a text, else the text. True, False and None may be written as in
-    Python."""
+    """Return the JSON value of `text`, or `text` itself if it is not JSON. True, False and None may
+    be written as in Python.
+
+    Raises ArgumentTypeError for JSON that is too deep or has numbers that are too long.
+    """
     try:
         return LITERALS[text] if text in LITERALS else json.loads(text)
     except json.JSONDecodeError:
@@ -175,7 +203,8 @@ def value(text: str) -> Any:
 
 
 def unicode(text: str) -> str:
-    """Return an argument that is valid text. Bytes that are not UTF-8 may only be in a path."""
+    """Return `text`. Raises ArgumentTypeError if it has bytes that are not UTF-8, which only a path
+    may have."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -186,8 +215,10 @@ def unicode(text: str) -> str:
 
 
 def source(text: str) -> str:
-    """Return a directory or Hub id. An empty text, as of an unset variable, would be the working
-    directory."""
+    """Return `text`, a directory or Hub id. Raises ArgumentTypeError if it is empty.
+
+    An empty text, as of an unset variable, would be the working directory.
+    """
     if not text:
         raise argparse.ArgumentTypeError("expected a path, got ''")
     return text

@@ -69,13 +69,14 @@ class RequestError(Exception):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the name in `known` that is most like `name`, or None."""
+    """Return the name in `known` that is most like `name`, or None if none is similar."""
     import difflib  # only errors need it
 
     return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error about `name`, empty if no name in `known` is similar."""
+    """Return the end of an error about `name`, such as "; did you mean 'cpu'?". It is empty if no
+    name in `known` is similar."""
     close = nearest(name, known)
     return f"; did you mean {close!r}?" if close else ""

@@ -62,9 +62,11 @@ class ImageRuntime:
         self.processor = ImageProcessor.from_config(json_object(path, content), path)
 
     def classify(self, images: Sequence[Input], /, top_k: int = 5) -> list[list[dict[str, Any]]]:
-        """Return the `top_k` best labels of each image, best first, or all if there are fewer. Each
-        is a `label` and a `score`: the probability by softmax, or by the logistic function for
-        independent labels and for a single label. The score of a regression is its output.
+        """Return the `top_k` best labels of each image, best first, or all if there are fewer.
+
+        Each is {"label": str, "score": float}. The score is the probability by softmax, or by the
+        logistic function for independent labels and for a single label. The score of a regression
+        is its output.
 
         Raises:
             UsageError: for a `top_k` below 1.
@@ -92,15 +94,21 @@ class ImageRuntime:
         output of the model's pooler (B, D).
 
         Raises:
-            ValueError: for a model without states or, with `pool`, without a pooler; for images
-                whose states differ in number; see also `classify`.
-            FileNotFoundError: see `classify`.
+            ValueError: for a model without states or, with `pool`, without a pooler; for no images,
+                what is no image, and images whose sizes the model does not read or that differ in
+                the number of states.
+            FileNotFoundError: for a path where there is no file.
         """
         return self._outputs(images, "pooler_output" if pool else "last_hidden_state")
 
     def pixel_values(self, images: Sequence[Input], /) -> Iterator[np.ndarray]:
-        """Yield the model's input for each image, (C, H, W) float32. Raise the same errors as
-        `classify`."""
+        """Yield the model's input for each image, (C, H, W) float32.
+
+        Raises:
+            ValueError: for no images, what is no image, and an image of a size or number of
+                channels that the model does not read.
+            FileNotFoundError: for a path where there is no file.
+        """
         if isinstance(images, str | os.PathLike | Image.Image) or not isinstance(
             images, Sequence | np.ndarray
         ):
@@ -153,7 +161,8 @@ class ImageRuntime:
         return np.concatenate(outputs)
 
     def _batches(self, pixels: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Yield batches of consecutive images of one size, no larger than is worth it."""
+        """Yield batches (B, C, H, W) of consecutive images of one size. `pixels` yields the images
+        (C, H, W). A batch has no more images than make a run faster."""
         patches = math.prod(pair(self.info.config["patch_size"]))
         for (_, height, width), group in itertools.groupby(pixels, key=np.shape):
             count = max(1, MAX_TOKENS * self.runtime.threads * patches // (height * width))
@@ -162,8 +171,11 @@ class ImageRuntime:
 
 
 def open_image(image: Input) -> Image.Image | np.ndarray:
-    """Return the image. Raises FileNotFoundError for a path without a file, and ValueError for
-    other files and git-lfs pointers."""
+    """Return an array unchanged, or a Pillow image or the image in a file as upright RGB.
+
+    Raises FileNotFoundError for a path without a file, and ValueError for what is no image, and for
+    git-lfs pointers.
+    """
     if isinstance(image, np.ndarray):
         return image
     if isinstance(image, str | os.PathLike):
@@ -181,7 +193,7 @@ def open_image(image: Input) -> Image.Image | np.ndarray:
 
 
 def rotate_upright(image: Image.Image) -> Image.Image:
-    """Return the image as RGB, rotated as the EXIF data say."""
+    """Return the image as RGB, rotated as its EXIF data say."""
     turned = ImageOps.exif_transpose(image)
     assert turned is not None  # it is only where the image itself is turned
     return turned.convert("RGB")
@@ -189,7 +201,8 @@ def rotate_upright(image: Image.Image) -> Image.Image:
 
 @contextlib.contextmanager
 def image_errors() -> Iterator[None]:
-    """Raise Pillow's errors for a file that it cannot read as ValueErrors of one line."""
+    """Replace Pillow's errors in the block with a ValueError of one line, which says that it is no
+    image or incomplete."""
     try:
         yield
     except UnidentifiedImageError:
@@ -201,7 +214,12 @@ def image_errors() -> Iterator[None]:
 
 
 def apply_activation(logits: np.ndarray, problem_type: str | None) -> np.ndarray:
-    """Return the scores of the logits (B, num_labels), as `classify` describes them."""
+    """Return the scores of the logits (B, num_labels), in the same shape.
+
+    `problem_type` is that of config.json: "regression" returns the logits,
+    "multi_label_classification" their logistic function, others their softmax. A single label gets
+    the logistic function.
+    """
     if problem_type == "regression":
         return logits
     if problem_type == "multi_label_classification" or logits.shape[1] == 1:

@@ -23,8 +23,9 @@ from .inference.export_info import ExportInfo, open_export_info
 from .inference.inputs import MAX_TOKENS, run_by_length
 from .inference.options import is_int64
 from .inference.prompt_lookup import prompt_lookup_tokens
-from .inference.search import Search, start_search
+from .inference.search import BeamSearch, Search, start_search
 from .inference.session import Session, Sessions
+from .inference.shrinking import run_beams
 from .requests import check_generates
 from .targets.registry import get_target, known_targets
 from .targets.target import Target
@@ -40,11 +41,16 @@ OPTIONAL_ROLES = ("step", "lookup")  # graphs that are opened when they are firs
 
 
 def open_export(directory: str | os.PathLike, dtype: str | None = None) -> ExportInfo:
-    """Return the facts of an export, with the specs of its graphs for `dtype`, by default the
-    first. Its other files are still compared with their hashes, see `open_export_info`.
+    """Return the facts of the export in `directory`, with the specs of its graphs for `dtype`, by
+    default the first.
+
+    No graph is opened. Threads still check the hashes of other files; `check_unchanged` of the
+    result waits for them.
 
     Raises:
-        FileNotFoundError, ValueError: see `Runtime`.
+        FileNotFoundError: if the directory, its manifest or a listed file is missing.
+        ValueError: for a manifest that is not valid, an unknown target, and a file that was
+            changed.
         UsageError: for a dtype that the export does not have.
     """
     info = open_export_info(directory)
@@ -69,8 +75,8 @@ def open_export(directory: str | os.PathLike, dtype: str | None = None) -> Expor
 
 
 def find_target(info: ExportInfo) -> Target:
-    """Return the target of an export. Raise ValueError for one that is not registered, and for a
-    dtype that the target does not have."""
+    """Return the target of an export. Raises ValueError for one that is not registered, or that
+    lacks a dtype of the export."""
     name = info.manifest["target"]
     try:
         target = get_target(name)
@@ -84,20 +90,28 @@ def find_target(info: ExportInfo) -> Target:
 
 
 def check_threads(threads: Any) -> None:
-    """Raise UsageError unless `threads` is None or a number of threads that a graph can have."""
+    """Raise UsageError unless `threads` is None or a whole number from 1 to 1024."""
     if threads is not None and not (is_int64(threads) and 1 <= threads <= MAX_THREADS):
         raise UsageError(f"threads must be a whole number from 1 to {MAX_THREADS}, got {threads!r}")
 
 
 def main_roles(info: ExportInfo) -> list[str]:
-    """Return the roles of the graphs that every batch needs."""
+    """Return the roles of the graphs that every batch needs: all but those that are opened when
+    they are first needed."""
     return [role for role in info.specs if role not in OPTIONAL_ROLES]
 
 
 def open_for_workers(info: ExportInfo, threads: int) -> "OnnxModel":
-    """Return the model with the graphs that workers run: with a step instead of a decoder, if the
-    export has one. Raise the same errors as `OnnxModel.open`, and OSError for a device that
-    does not run."""
+    """Return the model with the graphs that workers run, each with this number of `threads`.
+
+    If the export has a step graph, it replaces the decoder.
+
+    Raises:
+        UsageError: for a number of threads other than 1 to 1024.
+        FileNotFoundError, ValueError: for a file that is missing or changed, and for a graph that
+            onnxruntime cannot load or that does not fit the config.
+        OSError: if the target's device is a GPU and this machine has none.
+    """
     require_onnxruntime()
     check_threads(threads)
     device = find_target(info).default_device
@@ -138,7 +152,7 @@ class OnnxModel:
         self._opener = Sessions(info.directory, info.specs, {}, self._providers, threads, arena)
 
     def open(self, roles: Iterable[str]) -> "OnnxModel":
-        """Open the graphs of `roles`, and return the model. Weights are compared with their hashes
+        """Open the graphs of `roles`, and return this model. Weights are compared with their hashes
         while onnxruntime loads them.
 
         Raises:
@@ -180,30 +194,34 @@ class OnnxModel:
         return self.sessions[role]
 
     def _make_session(self, role: str, sizes: dict[str, int] | None = None) -> Session:
-        """Return a new session of the graph of `role`, with some axes fixed to `sizes`."""
+        """Return a new session of the graph of `role`, with some axes fixed to `sizes`, {axis:
+        size}."""
         session = self._opener.make(role, sizes)
         if role in OPTIONAL_ROLES:
             self.info.check_unchanged()
         return session
 
-    def with_threads(self, threads: int, role: str) -> "OnnxModel":
-        """Return this model with the graph of `role` opened for `threads`. It shares the other open
-        graphs."""
+    def with_threads(self, threads: int) -> "OnnxModel":
+        """Return a model like this one, whose graphs use this number of `threads`.
+
+        It opens them again, because graphs with more threads than a worker would compete with other
+        workers for CPUs. With an equal number it is this model.
+        """
         if threads == self.threads:
             return self
-        opened = {name: session for name, session in self.sessions.items() if name != role}
-        arena = self._opener.arena
-        return OnnxModel(self.info, threads, arena, self.device, self.engine_cache, opened)
+        return OnnxModel(self.info, threads, self._opener.arena, self.device, self.engine_cache)
 
     # ---------------------------------------------------------------------------------- one batch
 
     def outputs(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the outputs of the encoder by name, for the feeds of `requests.encoder_feeds`."""
+        """Return the outputs of the encoder by name, for inputs `feeds` by name that are checked
+        already."""
         spec, limit = self.info.specs["encoder"], MAX_TOKENS * self.threads
         return run_by_length(self.session("encoder"), spec, feeds, limit)
 
     def encode(self, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the outputs of the encoder for checked ids and mask (B, S)."""
+        """Return the outputs of the encoder by name, for ids and mask (B, S) that are checked
+        already."""
         return self.outputs({"input_ids": ids, "attention_mask": mask})
 
     @functools.cached_property
@@ -232,18 +250,24 @@ class OnnxModel:
             )
 
     def generate(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the new tokens (B * N, T) and the scores (B * N,) of all rows. The scores are
-        `None` if they were not computed."""
+        """Return the new tokens (B * N, T) and the scores (B * N,) of all rows.
+
+        N is `num_return_sequences`. The scores are None if they were not requested; beam search
+        always has them.
+        """
         if (result := self.decoders.generate(request)) is not None:
             return result
         search = start_search(
             request.options, request.prompt, request.is_scored, self.threads, request.seeds
         )
+        if isinstance(search, BeamSearch):
+            with closing(self.decoders.start(request)) as decoder:
+                return run_beams(decoder, request, search)
         collections.deque(self.tokens(request, search), maxlen=0)
         return search.result()
 
     def tokens(self, request: GenerationRequest, search: Search) -> Iterator[np.ndarray]:
-        """Drive `search` and yield the tokens of all rows after each step."""
+        """Yield the new token of each row, (rows,), after each step, until `search` is finished."""
         with closing(self.decoders.start(request)) as decoder:
             logits = decoder.prefill(request.input_ids, request.attention_mask)
             if request.options.prompt_lookup_num_tokens is not None:
@@ -262,8 +286,10 @@ class OnnxModel:
     # ------------------------------------------------------------------------------------ devices
 
     def _providers(self, role: str) -> list[tuple[str, dict]]:
-        """Return the execution providers of the graph of `role`, with options. A provider runs the
-        nodes that the providers before it do not support."""
+        """Return the execution providers of the graph of `role` as (name, options).
+
+        A provider runs the nodes that the providers before it do not support.
+        """
         providers: list[tuple[str, dict]] = [("CPUExecutionProvider", {})]
         if self.device != "cpu":
             # float32 is not rounded to 19 bits.
@@ -274,8 +300,11 @@ class OnnxModel:
         return providers
 
     def _engine_options(self) -> dict[str, str]:
-        """Return TensorRT's options. TensorRT names its engines after the graph, not the weights:
-        each export has a directory of its own."""
+        """Return TensorRT's options about compiled engines; none without an `engine_cache`.
+
+        TensorRT names its engines after the graph, not the weights: each export has a directory of
+        its own.
+        """
         if self.engine_cache is None:
             return {}
         files = json.dumps(self.info.manifest["files"], sort_keys=True)

@@ -35,11 +35,11 @@ BUSY = 16  # requests at once per CPU above which Ray starts another replica
 def app(args: dict[str, Any]) -> Any:
     """Return the application that `serve run` and `serve deploy` build.
 
-    Args: args: The argument `exports` is PATH or NAME=PATH, with commas between several. Every
-        replica has all exports, and every node needs the paths. `replicas` is the number of
-        replicas, or a range such as 1-4; default: 1. `cpus` is the number of CPUs of a replica;
-        default: 1. Other arguments are settings of `serve`, such as `max_batch`, with spaces
-        between several values.
+    `args` are the arguments of these commands. `exports` is PATH or NAME=PATH, with commas between
+    several. Every replica has all exports, and every node needs the paths. `replicas` is the number
+    of replicas, or a range such as 1-4; default: 1. `cpus` is the number of CPUs of a replica;
+    default: 1. Other arguments are settings of `serve`, such as `max_batch`, with spaces between
+    several values.
 
     Raises:
         UsageError: if an argument is unknown or its value is invalid.
@@ -64,8 +64,11 @@ def app(args: dict[str, Any]) -> Any:
 
 
 def settings_from(args: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
-    """Return the settings. Arguments take precedence over the environment variables of `serve`, and
-    these over the defaults. Raise UsageError for the same reasons as `app`."""
+    """Return the settings of `serve` for the arguments `args` of Ray Serve.
+
+    Arguments take precedence over the environment variables of `serve`, and these over the
+    defaults. Raises UsageError for an unknown argument or an invalid value.
+    """
     known = (*RAY_ARGUMENTS, *(name for name in FIELDS if name not in PROXY_SETTINGS))
     for name in args:
         if name not in known:
@@ -85,7 +88,11 @@ def settings_from(args: Mapping[str, Any], environment: Mapping[str, str]) -> Se
 
 
 def parse_exports(args: Mapping[str, Any], settings: Settings) -> list[Source]:
-    """Return the sources with absolute paths, because a replica runs in another directory."""
+    """Return the exports in `args["exports"]` with absolute paths, because a replica runs in
+    another directory.
+
+    Raises UsageError if there are none. `settings` are those of the server.
+    """
     exports = str(args.get("exports", ""))
     if not exports:
         raise UsageError(
@@ -99,7 +106,11 @@ def parse_exports(args: Mapping[str, Any], settings: Settings) -> list[Source]:
 
 
 def scale(replicas: str, cpus: int) -> dict[str, Any]:
-    """Return the options of Ray Serve for a number of replicas, such as 2 or 1-4."""
+    """Return the options of Ray Serve for `replicas`, a number such as "2" or a range such as
+    "1-4".
+
+    `cpus` is the number of CPUs of a replica. Raises UsageError for another text.
+    """
     smallest, separator, largest = replicas.partition("-")
     if not separator:
         return {"num_replicas": positive_number("replicas", smallest)}

@@ -24,8 +24,11 @@ from .specs.sequences import token_inputs
 
 
 def check_options(info: ExportInfo, options: dict[str, Any]) -> Options:
-    """Return `options` over those of the export. Raise the same errors as `Runtime.generate` for
-    options that are wrong with any inputs."""
+    """Return `options`, with those of generation_config.json for all that is not set.
+
+    Raises UsageError or ValueError for options that are wrong with any inputs, and ValueError for a
+    model that does not generate.
+    """
     check_generates(info)
     return resolve_options(info, option_fields.check(options), prompt_length=1)
 
@@ -37,7 +40,10 @@ def check_generates(info: ExportInfo) -> None:
 
 
 def resolve_options(info: ExportInfo, options: dict[str, Any], prompt_length: int) -> Options:
-    """Return checked `options` over those of the export, for prompts of `prompt_length` tokens."""
+    """Return checked `options`, with those of generation_config.json for all that is not set.
+
+    `prompt_length` is the number of tokens of the prompts, padding included.
+    """
     return resolve(options, info.generation_config | info.defaults, info.config, prompt_length)
 
 
@@ -45,8 +51,13 @@ def resolve_options(info: ExportInfo, options: dict[str, Any], prompt_length: in
 
 
 def encoder_feeds(info: ExportInfo, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Return the inputs of the encoder graph by name, from the arguments of `Runtime.outputs`.
-    Raise the same errors as `Runtime.outputs`."""
+    """Return the inputs of the encoder graph by name, checked, from the arguments `inputs` of
+    `Runtime.outputs`.
+
+    Raises:
+        ValueError: for an input that is missing, unknown to the graph, of a wrong shape or out of
+            range.
+    """
     if "encoder" not in info.specs:
         raise ValueError(f"{info.architecture} has no encoder: use generate")
     spec = info.specs["encoder"]
@@ -61,7 +72,12 @@ def encoder_feeds(info: ExportInfo, inputs: dict[str, Any]) -> dict[str, np.ndar
 
 
 def check_sequences(info: ExportInfo, feeds: dict[str, np.ndarray]) -> None:
-    """Check what the model asks of tokens and images, beyond the types and ranges of the graph."""
+    """Raise ValueError for tokens or images that fit the graph's types and ranges but not the
+    model.
+
+    It checks sizes of images, lengths, gaps in a decoder's mask, and end tokens. `feeds` are the
+    inputs of the graph by name.
+    """
     if "pixel_values" in feeds:
         check_patches(feeds["pixel_values"], info.config)
     for prefix in ("", "decoder_"):
@@ -88,8 +104,20 @@ def generation_request(
     options: dict[str, Any],
     is_scored: bool = False,
 ) -> GenerationRequest:
-    """Return the batch of a call of `Runtime.generate`. Raise the same errors as
-    `Runtime.generate`."""
+    """Check a call of `Runtime.generate` and return its batch.
+
+    Args:
+        info: the export.
+        input_ids: tokens (B, S), the sources or prompts.
+        attention_mask: 0 for padding; by default 0 for pad tokens.
+        decoder_input_ids: decoder prompts (B, P) of a seq2seq model, by default the start token.
+        options: the generation options by name.
+        is_scored: True if scores are returned.
+
+    Raises:
+        UsageError: for an unknown option, an invalid value, and options that cannot be combined.
+        ValueError: for inputs of a wrong shape or range, or too many tokens.
+    """
     options = option_fields.check(options)
     check_generates(info)
     ids, mask = prompts(info, input_ids, attention_mask, options)
@@ -115,7 +143,11 @@ def decoder_request(
     options: dict[str, Any],
     is_scored: bool,
 ) -> GenerationRequest:
-    """Return the batch of a decoder, whose prompts are padded on the left."""
+    """Return the batch of a decoder, whose prompts (ids and mask) are padded on the left.
+
+    `options` are checked. Raises ValueError if prompts or new tokens are too long, or a mask has
+    gaps. `is_scored` is True if scores are returned.
+    """
     ids, mask = prompt
     final = resolve_options(info, options, ids.shape[1])
     check_contiguous(mask, "attention_mask")
@@ -132,7 +164,12 @@ def seq2seq_request(
     options: dict[str, Any],
     is_scored: bool,
 ) -> GenerationRequest:
-    """Return the batch of a seq2seq model, whose sources are padded on the right."""
+    """Return the batch of a seq2seq model, whose `source` (ids and mask) is padded on the right.
+
+    `options` are checked. Raises ValueError if sources or new tokens are too long.
+    `decoder_input_ids` (B, P) are the decoder prompts, by default the start token. `is_scored` is
+    True if scores are returned.
+    """
     ids, mask = source
     start = start_tokens(info, len(ids), decoder_input_ids, options)
     final = resolve_options(info, options, start.shape[1])
@@ -149,8 +186,11 @@ def prompts(
     attention_mask: np.ndarray | None,
     options: dict[str, Any],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids and mask (B, S). The default mask is 0 for pad tokens, unless the pad token is
-    also an end token."""
+    """Return ids and mask (B, S), checked.
+
+    The default mask is 0 for pad tokens, unless the pad token is also an end token; both may be set
+    in `options`. Raises ValueError.
+    """
     pad = special_token("pad_token_id", options, info.defaults, info.config)
     ends = as_list(special_token("eos_token_id", options, info.defaults, info.config))
     if attention_mask is None and pad is not None and pad not in ends:

@@ -84,7 +84,11 @@ class Runtime:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Arguments with which another process opens the same export for the same results."""
+        """The arguments of `Runtime` by name with which another process opens the same export.
+
+        They are threads, device, dtype and, with a step graph, workers, so the results are the
+        same.
+        """
         workers = {"workers": self.workers} if self.info.step else {}
         return {"threads": self.threads, "device": self.device, "dtype": self.dtype, **workers}
 
@@ -137,12 +141,15 @@ class Runtime:
         token_type_ids: np.ndarray | None = None,
         **inputs: np.ndarray,
     ) -> np.ndarray:
-        """Return the first of `outputs`: `last_hidden_state` (B, S, D), or the `logits` of the
-        head.
+        """Return the first output of the encoder: `last_hidden_state` (B, S, D), or the `logits` of
+        the head.
+
+        `input_ids`, `attention_mask` (0 for padding) and `token_type_ids` are (B, S). `inputs` are
+        other inputs of the graph by name, such as `pixel_values`.
 
         Raises:
-            ValueError: see `outputs`; also for a seq2seq model whose encoder only returns keys and
-                values for its decoder.
+            ValueError: for inputs of a wrong shape or range, and for a seq2seq model whose encoder
+                only returns keys and values for its decoder.
         """
         spec = self.specs.get("encoder")
         if spec is not None and spec.outputs[0].name.startswith("present"):
@@ -263,10 +270,10 @@ class Runtime:
         Raises:
             UsageError: for an unknown option, an invalid value, options that cannot be combined,
                 and a request that needs more memory than this machine has.
-            ValueError: see `outputs`; for a row without tokens, zeros between ones in the mask
-                of a decoder's prompt, more tokens than a learned position table has rows, or a
-                field of generation_config.json that this runtime does not apply. Also if
-                onnxruntime fails, for example because the prompts need too much memory.
+            ValueError: for inputs of a wrong shape or range, a row without tokens, zeros between
+                ones in the mask of a decoder's prompt, more tokens than a learned position table
+                has rows, or a field of generation_config.json that this runtime does not apply.
+                Also if onnxruntime fails, for example because the prompts need too much memory.
         """
         request = self.request(input_ids, attention_mask, decoder_input_ids, options)
         return self._generated(request.with_seeds(seeds))[0]
@@ -279,7 +286,8 @@ class Runtime:
         seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens that `generate` returns, and the score of each row (B * N,).
+        """Generate as `generate` does, with its arguments, and return (token ids (B * N, T), scores
+        (B * N,)). N is `num_return_sequences`.
 
         The score is sum(log p) / length^length_penalty of the new tokens, including the end token.
         In beam search it equals `sequences_scores` of transformers. Without beams, p is the softmax
@@ -294,11 +302,12 @@ class Runtime:
         self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None, **options: Any
     ) -> Iterator[np.ndarray]:
         """Yield the new token of each row (B * N,) after each step. Finished rows get the pad
-        token. The arguments are those of `generate`.
+        token. Arguments and options are those of `generate`, so N is `num_return_sequences`.
 
         Raises:
-            ValueError: see `generate`; raised before the first step.
-            UsageError: for beam search, whose tokens are only known at the end.
+            ValueError: for invalid inputs, raised before the first step.
+            UsageError: for an invalid option, and for beam search, whose tokens are only known at
+                the end.
         """
         request = self.request(input_ids, attention_mask, None, options)
         if request.options.num_beams > 1:
@@ -309,8 +318,10 @@ class Runtime:
         return self.model.tokens(request, search)
 
     def check_options(self, options: dict[str, Any]) -> Options:
-        """Return `options` over those of the export. Raise the same errors as `generate` for
-        options that are wrong with any inputs."""
+        """Return `options`, with those of generation_config.json for all that is not set.
+
+        Raises UsageError or ValueError for options that are wrong with any inputs.
+        """
         return requests.check_options(self.info, options)
 
     def rows_together(
@@ -318,14 +329,17 @@ class Runtime:
     ) -> int:
         """Return how many of `rows` rows one call of `generate` should get.
 
-        It is 1 with `prompt_lookup_num_tokens`, more than `batch_size` with continuous batching,
-        and else `batch_size`. `is_scored` stands for `generate_with_scores`. Raise as
-        `check_options` does."""
+        It is 1 with `prompt_lookup_num_tokens`, more than `batch_size` where `generate` makes
+        batches itself, and else `batch_size`. `is_scored` is True if scores are returned. Raises
+        UsageError or ValueError for wrong `options`.
+        """
         resolved = self.check_options(options)
         if resolved.prompt_lookup_num_tokens is not None:
             return 1
-        suits = offline.fits_options(self.info, self.workers, rows, resolved, is_scored)
-        return MAX_ROWS_PER_CALL if suits else batch_size
+        is_split = offline.fits_options(
+            self.info, self.workers, rows, resolved, is_scored
+        ) or offline.fits_static_batches(self.device, rows, resolved)
+        return MAX_ROWS_PER_CALL if is_split else batch_size
 
     def request(
         self,
@@ -335,7 +349,15 @@ class Runtime:
         options: dict[str, Any],
         is_scored: bool = False,
     ) -> GenerationRequest:
-        """Return the request of a call of `generate`. Raise the same errors as `generate`."""
+        """Check the arguments of a call of `generate` and return its batch.
+
+        `is_scored` is True if scores are returned.
+
+        Raises:
+            UsageError: for an unknown option, an invalid value, and options that cannot be
+                combined.
+            ValueError: for inputs of a wrong shape or range, or too many tokens.
+        """
         request = requests.generation_request(
             self.info, input_ids, attention_mask, decoder_input_ids, options, is_scored
         )
@@ -343,14 +365,14 @@ class Runtime:
         return request
 
     def _generated(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return prompts with new tokens, and the scores of the rows. The scores are `None` if they
-        were not computed."""
+        """Return prompts with new tokens (B * N, T), and the scores of the rows (B * N,) or None if
+        they were not requested."""
         scores: np.ndarray | None
         if offline.fits_workers(self.info, self.workers, request):
             new = offline.generate(self._worker_model, request, self.workers)
             scores = None
-        elif offline.fits_static_batches(self.model, request):
-            new, scores = offline.generate_in_batches(self.model, request)
+        elif offline.fits_static_batches(self.device, len(request.input_ids), request.options):
+            new, scores = offline.generate_in_batches(self._worker_model, request, self.workers)
         else:
             new, scores = self.model.generate(request)
         prompts = np.repeat(request.input_ids, request.options.num_return_sequences, axis=0)
@@ -358,7 +380,6 @@ class Runtime:
 
     @functools.cached_property
     def _worker_model(self) -> OnnxModel:
-        """The model with a step graph and the threads of a worker, opened on first use."""
-        assert self.info.step is not None  # see `offline.fits_options`
+        """The model with the threads of a worker, whose graphs are opened on first use."""
         threads = arrange_workers(self.config, self.threads, self.workers).threads
-        return self.model.with_threads(threads, self.info.step)
+        return self.model.with_threads(threads)

@@ -20,8 +20,10 @@ EXPECTED = {
 
 
 def open_standard_streams() -> None:
-    """Open closed standard streams on the null device. Otherwise the next open file gets the number
-    of the stream and receives what libraries print."""
+    """Open standard streams that are closed on the null device.
+
+    Otherwise the next open file gets the number of the stream and receives what libraries print.
+    """
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:
         os.set_inheritable(number, True)
     os.close(number)
@@ -49,7 +51,8 @@ def raise_on_termination() -> Iterator[None]:
 
 @contextlib.contextmanager
 def warnings_in_one_line() -> Iterator[None]:
-    """Print our warnings and deprecations as one line without a source location."""
+    """Print warnings of this package, and deprecations, as one line without a source location in
+    the block."""
     before = warnings.formatwarning
     package = os.path.join(os.path.dirname(__file__), "")
 
@@ -70,8 +73,8 @@ class OutputClosed(BrokenPipeError):
 
 
 def say(result: object, end: str = "\n") -> None:
-    """Print `result` and flush, so that a failed write shows here and not when the interpreter
-    exits.
+    """Print `result`, then `end`, and flush, so that a failed write shows here and not when the
+    interpreter exits.
 
     Raises:
         OutputClosed: if the reader of standard output has gone.
@@ -84,7 +87,8 @@ def say(result: object, end: str = "\n") -> None:
 
 
 def flush_output() -> None:
-    """Flush standard output, if there is one. Raise the same errors as `say`."""
+    """Flush standard output, if there is one. Raises OutputClosed if its reader has gone, else
+    OSError."""
     if sys.stdout is not None:
         with output_errors():
             sys.stdout.flush()
@@ -92,7 +96,8 @@ def flush_output() -> None:
 
 @contextlib.contextmanager
 def output_errors() -> Iterator[None]:
-    """Replace an OSError of writing to standard output, and discard the rest of its buffer.
+    """Replace an OSError of writing to standard output in the block, and discard the rest of its
+    buffer.
 
     Raises:
         OutputClosed: if the reader of standard output has gone (BrokenPipeError).
@@ -109,8 +114,11 @@ def output_errors() -> Iterator[None]:
 
 
 def is_expected(error: Exception) -> bool:
-    """Return True if `error` is about wrong input, files or devices, raised by us or by a library.
-    Errors of other libraries are known by name, because none is imported here."""
+    """Return True if `error` is about wrong input, files or devices, so that its message is enough
+    for users.
+
+    Errors of other libraries are known by name, because none is imported here.
+    """
     if isinstance(
         error,
         OSError
@@ -132,8 +140,8 @@ def one_line(text: object) -> str:
 
 
 def error_message(error: object) -> object:
-    """Return the message of `error`, which adds the expectation if the operating system only names
-    a path."""
+    """Return the message of `error`. If the operating system only names a path, add what was
+    expected there."""
     if not isinstance(error, OSError) or error.filename is None:
         return error
     expected = EXPECTED.get(error.errno or 0)
@@ -141,7 +149,7 @@ def error_message(error: object) -> object:
 
 
 def fail(error: object, code: int = 1) -> NoReturn:
-    """End the process with one line."""
+    """End the process with the exit status `code`, and `error` as one line on standard error."""
     line = f"{PROGRAM}: {one_line(error_message(error))}"
     if code == 1:
         sys.exit(line)

@@ -111,25 +111,26 @@ class TextRuntime:
         **options: Any,
     ) -> list[str]:
         """Return one text for each of `texts`, or `num_return_sequences`: the translation, or the
-        continuation of a decoder. `options` are those of `Runtime.generate`.
+        continuation of a decoder.
 
-        `target_prefix`, for encoder-decoder models only, has the start of each translation: one
-        text (or an empty one) per text of `texts`. The translation includes it.
-
-        `src_lang` and `tgt_lang`, for multilingual models only, are the languages of the texts and
-        of the translations, by their names in the tokenizer: one for all, or a list with one per
-        text. Defaults are the tokenizer's source language and the target language of
-        generation_config.json.
-
-        `seeds`, one per text instead of the option `seed`, make the samples of a text independent
-        of the other texts.
+        Args:
+            texts: the sources, or the prompts of a decoder.
+            target_prefix: for encoder-decoder models only, the start of each translation: one text
+                (or an empty one) per text of `texts`. The translation includes it.
+            src_lang, tgt_lang: for multilingual models only, the languages of the texts and of the
+                translations, by their names in the tokenizer: one for all, or a list with one per
+                text. Defaults are the tokenizer's source language and the target language of
+                generation_config.json.
+            seeds: one per text instead of the option `seed`; the samples of a text then do not
+                depend on the other texts.
+            options: those of `Runtime.generate`.
 
         Raises:
-            UsageError: for an unknown language, for a missing target language that the model
-                needs, and for another number of `seeds`.
+            UsageError: for an unknown language, for a missing target language that the model needs,
+                and for another number of `seeds`.
             ValueError: for no texts, anything but a list of strings, an empty text, a text that the
                 tokenizer fails on or that begins with an unknown language, a `target_prefix` of
-                another length; see also `Runtime.generate`.
+                another length, or too many tokens.
         """
         options = option_fields.check(options)
         rows = self.rows(texts, src_lang)
@@ -148,8 +149,11 @@ class TextRuntime:
         seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[list[str], np.ndarray]:
-        """Return the texts of `generate`, and the score of each as in
-        `Runtime.generate_with_scores`."""
+        """Generate as `generate` does, with its arguments, and return (texts, scores (B * N,)). N
+        is `num_return_sequences`.
+
+        The score is sum(log p) / length^length_penalty of the new tokens, including the end token.
+        """
         options = option_fields.check(options)
         rows = self.rows(texts, src_lang)
         targets = self.target_options(tgt_lang, len(rows), options)
@@ -165,8 +169,12 @@ class TextRuntime:
         seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[list[str], np.ndarray]:
-        """Return the texts and scores for rows of tokens, each with the options of its target
-        language. Scores are NaN unless `is_scored`."""
+        """Return the generated texts and their scores (B * N,) for `rows` of token ids.
+
+        `prefixes` are tokens that each result begins with. `targets` are options of each row's
+        target language. Scores are NaN unless `is_scored`. N is `num_return_sequences`. `seeds` are
+        seeds of sampling, one for each row, and `options` are generation options.
+        """
         tokens, scores = self.generate_tokens(rows, prefixes, targets, is_scored, seeds, **options)
         return self.decode(tokens), scores
 
@@ -179,8 +187,14 @@ class TextRuntime:
         seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[list[list[int]], np.ndarray]:
-        """Return the new tokens of each row with their padding, and the scores. Rows with prefixes
-        of the same length and one target language run together."""
+        """Return the new tokens of each of B * N results, padding included, and the scores (B *
+        N,), for `rows` of token ids.
+
+        `prefixes` are tokens that each result begins with. `targets` are options of each row's
+        target language. Scores are NaN unless `is_scored`. Rows with prefixes of the same length
+        and one target language run together. `seeds` are seeds of sampling, one for each row, and
+        `options` are generation options.
+        """
         option_fields.check_seeds(seeds, len(rows))
         copies = (
             options.get("num_return_sequences")
@@ -223,12 +237,13 @@ class TextRuntime:
     ) -> Iterator[str]:
         """Return an iterator over pieces of the text that `generate` returns for `text`.
 
-        Each piece is yielded as soon as its tokens are generated. `options` are those of
-        `Runtime.stream`.
+        Each piece is yielded as soon as its tokens are generated. `src_lang` and `tgt_lang` are the
+        languages of a multilingual model. `options` are generation options.
 
         Raises:
-            UsageError: if `num_return_sequences` is not 1; see also `Runtime.stream`.
-            ValueError: see `generate`.
+            UsageError: if `num_return_sequences` is not 1, for beam search, and for an invalid
+                option or language.
+            ValueError: for an empty text, or one with too many tokens.
         """
         options = option_fields.check(options)
         if options.get("num_return_sequences") not in (None, 1):
@@ -244,26 +259,33 @@ class TextRuntime:
     def target_options(
         self, tgt_lang: Choice, count: int, options: dict[str, Any]
     ) -> list[dict[str, Any]]:
-        """Return the options of the target language of each of `count` texts. Raises UsageError as
-        `generate`."""
+        """Return the generation options that select the target language, for each of `count` texts.
+
+        Raises UsageError for an unknown language, and for a missing one that the model needs.
+        `tgt_lang` is one language for all texts, a list with one for each, or None for the default.
+        `options` are the other options of generation.
+        """
         return self.languages.target_options(tgt_lang, count, options, self.default_target)
 
     @property
     def default_target(self) -> int | None:
-        """Token of the target language in the model's own settings, or None."""
+        """Token id of the target language in the model's own settings, or None."""
         config = self.info.config if self.languages.target == "decoder_start_token_id" else {}
         return special_token(self.languages.target, self.info.defaults, config)
 
     def first_tokens(self, options: dict[str, Any]) -> list[int]:
-        """Return the target language's token that precedes a target, if it is not the start
-        token."""
+        """Return [id] of the language token after the start token, if the model generates one
+        there, else [].
+
+        `options` are generation options.
+        """
         is_first = self.languages.target == "forced_bos_token_id"
         language = options.get("forced_bos_token_id", self.default_target) if is_first else None
         return [] if language is None else [language]
 
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:
-        """The tokens that have no text."""
+        """Ids of the tokenizer's special tokens, which are no text."""
         return frozenset(
             id for id, token in self.tokenizer.get_added_tokens_decoder().items() if token.special
         )
@@ -273,13 +295,14 @@ class TextRuntime:
         return TokenNames(self.tokenizer, self.special_ids, self.path)
 
     def detokenizer(self) -> Detokenizer | CleaningDetokenizer:
-        """Return an incremental detokenizer for one row of tokens."""
+        """Return an incremental detokenizer for one row of tokens, cleaning up spaces if the
+        tokenizer does."""
         detokenizer = Detokenizer(self.tokenizer, self.special_ids, self.path)
         cleans_up = self.tokenizer_settings.cleans_up
         return CleaningDetokenizer(detokenizer) if cleans_up else detokenizer
 
     def decode_stream(self, steps: Iterator[np.ndarray]) -> Iterator[str]:
-        """Yield the text of one row in parts, from `steps` with one token each."""
+        """Yield the text of one row in parts. Each of `steps` is an array of one token."""
         detokenizer = self.detokenizer()
         for [token] in steps:
             if piece := detokenizer.add(int(token)):
@@ -288,14 +311,19 @@ class TextRuntime:
             yield rest
 
     def tokenize(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return ids and mask (B, S), padded on the right, as `AutoTokenizer` does."""
+        """Return ids and mask (B, S) of `texts`, padded on the right. A decoder's prompts get no
+        end token."""
         return self.batch(self.rows(texts))
 
     def batch(self, rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
         return pad_sequences(rows, self.info.config.get("pad_token_id"))
 
     def rows(self, texts: list[str], src_lang: Choice = None) -> list[list[int]]:
-        """Return the tokens of each text in its language. A decoder's prompt gets no end token."""
+        """Return the token ids of each text in the language `src_lang`. A decoder's prompt gets no
+        end token.
+
+        Raises ValueError for wrong texts, and UsageError for an unknown language.
+        """
         texts = check_texts(texts)
         self.languages.check_words(texts)
         if src_lang is not None:
@@ -309,13 +337,19 @@ class TextRuntime:
         ]
 
     def encodings(self, texts: list[str], special_tokens: bool) -> Iterator[Encoding]:
-        """Yield the encodings of `texts`, encoded a few at a time. An encoding takes hundreds of
-        times the memory of its text."""
+        """Yield the encodings of `texts`, with or without special tokens.
+
+        They are encoded a few at a time: an encoding takes hundreds of times the memory of its
+        text.
+        """
         for start in range(0, len(texts), TOGETHER):
             yield from self.encode(texts[start : start + TOGETHER], special_tokens)
 
     def prefixes(self, texts: list[str] | None, count: int) -> list[list[int]]:
-        """Return the tokens of each of `count` prefixes, all empty without `texts`."""
+        """Return the token ids of each of the prefixes `texts`, all empty for None.
+
+        Raises ValueError for a decoder, or if there are not `count` strings.
+        """
         if texts is None or not any(texts):
             return [[]] * count
         if "encoder" not in self.info.specs:
@@ -335,14 +369,17 @@ class TextRuntime:
         return [encoding.ids for encoding in self.encode(texts, False, self.target_tokenizer)]
 
     def decode(self, rows: list[list[int]]) -> list[str]:
-        """Return the text of each row, without special tokens."""
+        """Return the text of each row of token ids, without special tokens."""
         return decode_batch(self, rows, skip_special_tokens=True)
 
     def encode(
         self, texts: list[str], special_tokens: bool, tokenizer: Tokenizer | None = None
     ) -> list[Encoding]:
-        """Return the encoding of each text, by default with the tokenizer of source text. Raises
-        ValueError if the tokenizer fails on a text."""
+        """Return the encoding of each text, with or without special tokens.
+
+        The default `tokenizer` is that of source texts. Raises ValueError if the tokenizer fails on
+        a text.
+        """
         for text, name in with_names(texts):
             check_unicode(text, name)
         selected = tokenizer or self.tokenizer
@@ -353,8 +390,9 @@ class TextRuntime:
 
 
 def open_runtime(directory: str | os.PathLike, threads: int | None = None, **options: Any) -> Any:
-    """Return a `TextRuntime`, or an `ImageRuntime` for a model that reads images. `options` as
-    theirs."""
+    """Return a `TextRuntime`, or an `ImageRuntime` for a model that reads images. `threads` are CPU
+    threads per operator, and `options` other arguments of `Runtime`, such as `device` and
+    `dtype`."""
     path = Path(directory) / MANIFEST
     if path.is_file() and json_object(path, path.read_bytes()).get("model_type") == VISION:
         from .image_runtime import ImageRuntime
@@ -370,8 +408,10 @@ def task_function(task: Task) -> Callable[..., Any]:
 
 
 def prompt(encoding: Encoding) -> list[int]:
-    """Return the tokens that a decoder continues. Without the tokens that the tokenizer adds if it
-    puts the end token after a text, as our older tokenizers do."""
+    """Return the token ids that a decoder continues.
+
+    If the tokenizer ends a text with a special token, the tokens that it added are left out.
+    """
     added = encoding.special_tokens_mask
     return (
         [token for token, is_added in zip(encoding.ids, added) if not is_added]

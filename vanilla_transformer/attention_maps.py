@@ -80,15 +80,17 @@ def save_attention_maps(
 
     `texts` are a source and, for a seq2seq model, a target. For a model of images, `texts` is the
     path of one image. The ending of `out` is the format. An existing `out` is replaced only with
-    `force`. `variant` is as in `checkpoint.load_checkpoint`.
+    `force`. `layer` and `head`, counted from 0, select maps; by default all are drawn. `kind` is
+    "encoder", "decoder" or "cross" for a seq2seq model. `variant` "fp16" reads the weights in
+    model.fp16.safetensors.
 
     Raises:
         FileExistsError: if `out` exists without `force`.
-        UsageError: if the ending of `out` is not an image format, or for a kind or a target with
-            an image; see also `attention_maps` and `plot`.
-        FileNotFoundError, ValueError: see `attention_maps`, `image_attention_maps`,
-            `checkpoint.load_checkpoint`, `checkpoint.load_tokenizer` and
-            `checkpoint.load_image_processor`.
+        UsageError: if the ending of `out` is not an image format, for a kind, layer or head that
+            the model does not have, and for a target that the model does not read.
+        FileNotFoundError: if files of the checkpoint, or the image, are missing.
+        ValueError: for damaged files, a text without tokens or with more than maps can show, and an
+            image of a size that the model does not read.
     """
     if Path(out).suffix.lower().removeprefix(".") not in FORMATS:
         raise UsageError(
@@ -125,7 +127,8 @@ def image_attention_maps(
 ) -> ImageAttentionMaps:
     """Return the attention from the first token to the patches of `image`, for each layer and head.
 
-    `model` is left in evaluation mode, with the eager attention implementation.
+    `model` is left in evaluation mode, with the eager attention implementation. `processor` makes
+    the model's input of the image.
 
     Raises:
         ValueError: for an image of a size that the model does not read.
@@ -154,14 +157,16 @@ def attention_maps(
     target: str | None = None,
     kind: str | None = None,
 ) -> AttentionMaps:
-    """Return the attention maps of the text `source`: those of self-attention, or of `kind`.
+    """Return the attention maps of the text `source`.
 
-    For seq2seq models `kind` is "encoder", "decoder" or "cross" (the default). The default `target`
-    is the model's own translation, by its generation settings without sampling. `model` is left in
-    evaluation mode, with the eager attention implementation.
+    For seq2seq models `kind` is "encoder", "decoder" or "cross" (the default); other models have
+    only their self-attention. The default `target` is the model's own translation, by its
+    generation settings without sampling. `model` is left in evaluation mode, with the eager
+    attention implementation.
 
     Raises:
-        UsageError: for a kind that the model does not have, and a target it does not read or needs.
+        UsageError: for a kind that the model does not have, a target for a model that reads one
+            text, and a missing target for one that cannot generate.
         ValueError: for a text without tokens or with more than maps can show.
     """
     name = type(model).__name__
@@ -281,7 +286,7 @@ def plot(
 def figure_size(
     maps: AttentionMaps | ImageAttentionMaps, layers: Sequence[int], heads: Sequence[int]
 ) -> list[float]:
-    """Return width and height in inches."""
+    """Return [width, height] in inches of a figure with the maps of `layers` and `heads`."""
     if len(layers) > 1 or len(heads) > 1:
         sides = [len(heads) * MAP_INCHES, len(layers) * MAP_INCHES]
     elif isinstance(maps, ImageAttentionMaps):
@@ -292,7 +297,10 @@ def figure_size(
 
 
 def draw(axes: Axes, maps: AttentionMaps | ImageAttentionMaps, weights: np.ndarray) -> AxesImage:
-    """Draw the `weights` of one head."""
+    """Draw `weights`, the map of one head, into `axes`, and return the drawn image.
+
+    The color scale, from 0 to the largest weight in `maps`, is the same for all heads.
+    """
     scale = {"vmin": 0, "vmax": maps.weights.max()}
     if isinstance(maps, AttentionMaps):
         return axes.imshow(weights, cmap="Blues", aspect="auto", **scale)

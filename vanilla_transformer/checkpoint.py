@@ -80,8 +80,15 @@ def load_checkpoint(source: str | os.PathLike, variant: str | None = None) -> Pr
 
 
 def load_directory(source: str | os.PathLike, directory: Path) -> PreTrainedModel:
-    """Return the model in `directory`, which users know as `source`. Raise the same
-    errors as `load_checkpoint`."""
+    """Return the model in `directory`, which errors call `source`.
+
+    It is in float32 and evaluation mode.
+
+    Raises:
+        FileNotFoundError: without config.json or safetensors weights.
+        ValueError: for files that are damaged or do not fit each other, and a checkpoint of another
+            family.
+    """
     config, model_class = config_and_class(directory)
     check_generation(directory / GENERATION_CONFIG, getattr(config, "vocab_size", 0))
     stored = {
@@ -145,9 +152,10 @@ def load_tokenizer(source: str | os.PathLike) -> PreTrainedTokenizerBase:
 
 
 def give_target(tokenizer: PreTrainedTokenizerBase, target: Tokenizer) -> None:
-    """Make `tokenizer` encode `text_target` with `target`, and save both.
+    """Make `tokenizer` encode `text_target` with the tokenizer `target`.
 
-    Classes of transformers with two SentencePiece models do the same.
+    `save_pretrained` then saves both. Classes of transformers with two SentencePiece models do the
+    same.
     """
     for mode, backend in {"input": tokenizer.backend_tokenizer, "target": target}.items():
         setattr(
@@ -208,8 +216,11 @@ def check_tokenizer(directory: Path) -> None:
 
 
 def check_vocabulary(directory: Path, tokenizer: str, names: list[str]) -> None:
-    """Raise FileNotFoundError or ValueError unless `directory` has one of the files `names`, and
-    merges.txt if that is one."""
+    """Raise FileNotFoundError unless `directory` has a vocabulary, one of the files `names`.
+
+    If merges.txt is among the names, it is needed too. An empty vocab.txt raises ValueError.
+    `tokenizer` is the class name for the message.
+    """
     present = [name for name in names if (directory / name).is_file()]
     missing = [name for name in names if name not in present]
     if not present or missing == ["merges.txt"]:
@@ -226,8 +237,8 @@ def check_vocabulary(directory: Path, tokenizer: str, names: list[str]) -> None:
 
 
 def find_tokenizer_class(directory: Path) -> type | None:
-    """Return transformers' class of the tokenizer that the configs in `directory` name, or that of
-    the family."""
+    """Return transformers' tokenizer class that the configs in `directory` name, or that of the
+    model's family. It is None if transformers has no such class."""
     paths = [directory / "tokenizer_config.json", directory / CONFIG]
     contents = [read_json(path) for path in paths if path.is_file()]
     names = [content.get("tokenizer_class") for content in contents]
@@ -259,7 +270,8 @@ def learned_positions(config: PreTrainedConfig) -> int | None:
 
 
 def limit_generation(generation: GenerationConfig, config: PreTrainedConfig) -> None:
-    """Limit generation to the learned positions if no length is set, and turn the cache on.
+    """Change `generation` to fit the model: at most its learned positions, if no length is set, and
+    with a key-value cache, unless that is set.
 
     The default length of pipelines exceeds a short table of positions.
     """
@@ -274,9 +286,11 @@ def config_and_class(
 ) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
     """Return the config and the model class of a Vanilla Transformer checkpoint.
 
-    `source` is a directory or Hub id.
+    `source` is a directory or Hub id. Weights are not read.
 
-    Raises: the errors of `load_checkpoint`, except those about weights.
+    Raises:
+        FileNotFoundError: without a directory or config.json.
+        ValueError: for a damaged config, and a checkpoint of another family.
     """
     config, name = read_config(checkpoint_directory(source, (CONFIG,)))
     return config, getattr(vanilla_transformer, name)
@@ -286,7 +300,8 @@ def config_and_class(
 
 
 def stored_shapes(file: Path) -> Shapes:
-    """Return the shape and the torch dtype of each tensor in `file`."""
+    """Return {name: (shape, torch dtype)} of the tensors in a safetensors `file`, without reading
+    them."""
     return {
         name: (shape, TORCH_DTYPES[dtype]) for name, (shape, dtype) in stored_tensors(file).items()
     }
@@ -295,8 +310,11 @@ def stored_shapes(file: Path) -> Shapes:
 def check_shapes(
     model_class: type[PreTrainedModel], config: VanillaTransformerConfig, stored: dict, where: Path
 ) -> None:
-    """Raise ValueError unless the tensors are exactly those of the model; tied ones may be
-    absent."""
+    """Raise ValueError unless the tensors in files are exactly those of the model; tied ones may be
+    absent.
+
+    `stored` is {name: (shape, dtype)} of the files. Errors call the checkpoint `where`.
+    """
     with readers_errors(where), torch.device("meta"):
         model = model_class(config)
     tied = {bare(name) for name in model.get_expanded_tied_weights_keys(all_submodels=True)}

@@ -23,8 +23,11 @@ MAX_LABELS = 2**20
 
 
 def read_config(directory: Path) -> tuple[Any, str]:
-    """Return the config of a checkpoint of ours, and the name of the class that it is of. Raises as
-    `load_checkpoint`."""
+    """Return the config of the checkpoint of ours in `directory`, and the name of its model class.
+
+    Raises FileNotFoundError without config.json. Raises ValueError for a damaged one, and for
+    another family or class.
+    """
     content, name = read_raw_config(directory)
     if content["model_type"] is None:
         raise ValueError(f"{directory / CONFIG} has the model_type None, expected a name")
@@ -60,9 +63,12 @@ def read_config(directory: Path) -> tuple[Any, str]:
 
 
 def read_raw_config(directory: Path) -> tuple[dict, str]:
-    """Return the content of config.json, and the architecture it names, or "none".
+    """Return the content of config.json in `directory`, and the first name in its `architectures`,
+    or "none".
 
-    A missing `model_type`, as in files of 2019, is that of the architecture, or None.
+    The content always has `model_type`. A missing one, as in files of 2019, is that of the
+    architecture, or None. Raises FileNotFoundError without config.json, and ValueError for a
+    damaged one.
     """
     path = directory / CONFIG
     if not path.is_file():
@@ -78,8 +84,10 @@ def read_raw_config(directory: Path) -> tuple[dict, str]:
 
 
 def class_model_type(architecture: str) -> str | None:
-    """Return the model_type of the class `architecture`, or None, as always where transformers is
-    not installed."""
+    """Return the model_type of the family that the class `architecture` belongs to, such as "bert".
+
+    It is None for an unknown class, and always where transformers is not installed.
+    """
     if not HAS_TORCH:
         return None
     from .class_names import find_model_type
@@ -88,9 +96,10 @@ def class_model_type(architecture: str) -> str | None:
 
 
 def build_config(config_class: type, content: dict, directory: Path) -> Any:
-    """Return the config of a file's `content`.
+    """Return a `config_class` with the fields of `content`, that of the config.json in `directory`.
 
-    The content may have fields that the class lacks, but none that would replace a method.
+    Fields that the class lacks are kept. Raises ValueError for a wrong value, a nested config, and
+    a name that would replace a method.
     """
     path = directory / CONFIG
     if parts := sorted(content.keys() & {"decoder", "generator", "text_config", "text_encoder"}):
@@ -143,6 +152,7 @@ def check_depth(config: Any, shapes: dict[str, tuple], where: Path | str) -> Non
     """Raise ValueError if `config` has more layers or a larger width than the tensors of the files.
 
     It runs before anything is built or counted, because a config can name any depth and width.
+    `shapes` is {name: (shape, dtype)}. Errors call the checkpoint `where`.
     """
     layers = len(
         {number for name in shapes for number in re.findall(r"(?<=\.)\d+(?=\.)", f".{name}")}

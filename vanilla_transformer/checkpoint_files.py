@@ -51,7 +51,7 @@ OPTIONAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FILES) -> Path:
     """Return the directory `source`, or the cached one of the Hub id `source`.
 
-    The `files` of a Hub id are downloaded if they are not in the cache.
+    The `files` of a Hub id, shell patterns of names, are downloaded if they are not in the cache.
 
     Raises:
         FileNotFoundError: if it is neither, and where the Hub cannot be reached and the cache may
@@ -94,8 +94,10 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
 
 
 def parent_hint(file: Path) -> str:
-    """Return a hint for errors about a file where a directory is expected: its parent directory, if
-    that is a checkpoint."""
+    """Return ", such as PARENT" for an error about a `file` where a directory is expected.
+
+    PARENT is the file's directory. The result is empty unless that directory is a checkpoint.
+    """
     return f", such as {file.parent}" if (file.parent / CONFIG).is_file() else ""
 
 
@@ -119,8 +121,10 @@ def check_cached(name: str, directory: Path) -> None:
 
 
 def check_tokenizer_files(directory: Path) -> None:
-    """Raise ValueError if a file of the tokenizer is a git-lfs pointer: a vocabulary would be read
-    from its lines."""
+    """Raise ValueError if a tokenizer file in `directory` is a git-lfs pointer.
+
+    A tokenizer would read the pointer's lines as its vocabulary.
+    """
     for name in TOKENIZER_FILES:
         check_no_pointer(directory / name)
 
@@ -134,12 +138,12 @@ def has_tokenizer(directory: Path) -> bool:
 
 
 def for_every_version(directory: Path, changes: dict | None = None) -> None:
-    """Rewrite tokenizer_config.json, if it exists, so that transformers 4 reads it too, with
-    `changes`.
+    """Rewrite tokenizer_config.json in `directory`, if it exists, so that transformers 4 reads it
+    too.
 
-    transformers 5 has new names for the class of a fast tokenizer and for extra special tokens. Its
-    defaults are written out: without them transformers 4 and Transformers.js remove spaces from
-    decoded texts.
+    `changes` are fields to set. transformers 5 has new names for the class of a fast tokenizer and
+    for extra special tokens. Its defaults are written out: without them transformers 4 and
+    Transformers.js remove spaces from decoded texts.
     """
     path = directory / "tokenizer_config.json"
     if not path.is_file():
@@ -165,7 +169,8 @@ def for_every_version(directory: Path, changes: dict | None = None) -> None:
 def check_generation(path: Path, vocab_size: int) -> None:
     """Raise ValueError for a wrong value in the generation_config.json at `path`, if it exists.
 
-    transformers notices most wrong types only while it generates.
+    Token ids must be below `vocab_size`. transformers notices most wrong types only while it
+    generates.
     """
     content = read_json(path) if path.is_file() else {}
     for name, value in content.items():
@@ -174,7 +179,8 @@ def check_generation(path: Path, vocab_size: int) -> None:
 
 
 def generation_fault(name: str, value: object, vocab_size: int = 2**31) -> str | None:
-    """Return the fault of a field of a generation config, or `None` if it is valid."""
+    """Return what is expected instead of `value` in the field `name` of a generation config, or
+    None if the value is valid. Token ids must be below `vocab_size`."""
     if name in OF_THE_HUB:
         return "which runs code from the Hub in transformers: expected none"
     if name in COUNTS and not (type(value) is int and 0 <= value < 2**31):
@@ -194,12 +200,13 @@ def generation_fault(name: str, value: object, vocab_size: int = 2**31) -> str |
 
 
 def is_absent_token(name: str, value: object) -> bool:
-    """Return whether a negative `value` says that there is no token of this `name`."""
+    """Return True if `value` is negative and `name` a special token's field: files mean that there
+    is no such token."""
     return name in OPTIONAL_TOKENS and type(value) is int and value < 0
 
 
 def weight_files(directory: Path, names: tuple[str, ...] = (WEIGHTS,)) -> list[Path]:
-    """Return the first file of `names` that exists, or its shards.
+    """Return the first file of `names` that exists in `directory`, or its shards.
 
     Raises:
         FileNotFoundError: without weights, or if a shard is missing.
@@ -253,7 +260,10 @@ def shards(index: Path, suffix: str) -> list[Path]:
 
 
 def stored_tensors(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return the shape and the type of each tensor of a safetensors file, by its header.
+    """Return {name: (shape, dtype)} of the tensors in a safetensors file, with dtypes such as
+    "F32".
+
+    Only the header is read.
 
     Raises:
         ValueError: for an incomplete file, and for an unsupported dtype.
@@ -283,8 +293,12 @@ def check_tensors(
     stored: dict[str, tuple[tuple[int, ...], str]],
     where: Path,
 ) -> None:
-    """Raise ValueError unless the tensors in files are the `expected` ones. `tied` tensors are
-    optional."""
+    """Raise ValueError unless the tensors in files are the `expected` ones, {name: shape}, in
+    floating point.
+
+    `tied` names may be missing. `stored` is {name: (shape, dtype)} of the files. Errors name the
+    class `architecture` and the checkpoint `where`.
+    """
     shapes = {bare(name): shape for name, (shape, _) in stored.items()}
     other = {
         name: f"{shapes[name]} for {expected[name]}" for name in expected.keys() & shapes.keys()
@@ -336,7 +350,12 @@ def read_json(path: Path) -> dict:
 
 @contextlib.contextmanager
 def readers_errors(path: Path) -> Iterator[None]:
-    """Turn errors of any class that a library raises on `path` into a ValueError that names it."""
+    """Turn an error that a library raises while it reads `path` into a ValueError that names
+    `path`.
+
+    Panics of Rust libraries are included. OSError and ImportError pass unchanged, because their
+    messages already name the file.
+    """
     try:
         yield
     except (OSError, ImportError):  # their messages already name the file

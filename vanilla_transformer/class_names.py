@@ -48,9 +48,11 @@ def without_framework(architecture: str) -> str:
 
 
 def current_class(architecture: str, known: Collection[str], config_class: str) -> str | None:
-    """Return the class of `known` that is called `architecture` in a file, or None.
+    """Return the name in `known` for the class `architecture` of a config.json, or None if there is
+    none.
 
-    Like transformers, the family is that of `config_class`; only the head is read from the name.
+    Names of other frameworks ("TF...") and of old heads are understood. Like transformers, only the
+    head is read from the name; the family is that of `config_class`, such as "BertConfig".
     """
     head = without_framework(architecture).removeprefix(family_prefix(architecture))
     family = config_class.removesuffix("Config")

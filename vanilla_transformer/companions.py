@@ -65,8 +65,8 @@ class Companions:
                 replace_pickle(directory / name)
 
     def facts(self) -> list[dict]:
-        """Return the modules after the model, in order: `type`, `folder` and the content of the
-        config."""
+        """Return a dict for each module after the model, in order: `type`, `folder` and the content
+        of the module's config.json."""
         files = [self.files.get(f"{module.folder}/{MODULE_CONFIG}") for module in self.modules]
         return [
             {"type": module.kind, "folder": module.folder, **(read_json(file) if file else {})}
@@ -75,7 +75,11 @@ class Companions:
 
 
 def replace_pickle(path: Path) -> None:
-    """Replace the weights of a module in torch's format with a safetensors file beside it."""
+    """Replace `path`, the weights of a module in torch's format, with a safetensors file in its
+    folder.
+
+    Raises ImportError where torch is not installed, and ValueError for a damaged file.
+    """
     if not HAS_TORCH:
         raise torch_missing(f"reading {path.parent.name}/{path.name}, the weights of a module,")
     import torch
@@ -93,7 +97,7 @@ def companions(source: str | os.PathLike) -> Companions:
     """Return the companion files and modules of the checkpoint `source`, a directory or Hub id.
 
     Raises:
-        FileNotFoundError: if a module lacks a file; see also `checkpoint_directory`.
+        FileNotFoundError: if there is no such directory or Hub id, or a module lacks a file.
         ValueError: for a modules.json that is damaged or names a module that is not known.
     """
     directory = checkpoint_directory(source)
@@ -116,7 +120,11 @@ def companions(source: str | os.PathLike) -> Companions:
 
 def read_modules(path: Path) -> tuple[Module, ...]:
     """Return the modules after the model from the modules.json at `path`; none if it does not
-    exist."""
+    exist.
+
+    Raises ValueError for a damaged file, one that does not begin with a Transformer, and unknown
+    modules.
+    """
     if not path.is_file():
         return ()
     check_no_pointer(path)
@@ -138,7 +146,8 @@ def read_modules(path: Path) -> tuple[Module, ...]:
 
 
 def parse_module(path: Path, entry: object) -> Module:
-    """Return the module of an entry of modules.json.
+    """Return the module of `entry`, an item of the modules.json at `path`. Raises ValueError for an
+    item without a type and a folder.
 
     Classes have moved between versions of sentence-transformers, so only their names count.
     """
@@ -159,8 +168,11 @@ def parse_module(path: Path, entry: object) -> Module:
 
 
 def module_files(directory: Path, module: Module) -> list[str]:
-    """Return the files of `module` in `directory`; of several weights, only the first that
-    exists."""
+    """Return the paths of the config and the weights of `module`, relative to `directory`.
+
+    If there are safetensors and pickled weights, only the safetensors count. Raises
+    FileNotFoundError if one that the module needs is missing.
+    """
     files = {}
     for names in ((MODULE_CONFIG,), MODULE_WEIGHTS):
         paths = [f"{module.folder}/{name}" for name in names]
@@ -173,8 +185,11 @@ def module_files(directory: Path, module: Module) -> list[str]:
 
 
 def omitted_files(source: str | os.PathLike, content: dict) -> list[str]:
-    """Return other files of a checkpoint that change its results: adapters, and the code of its
-    config."""
+    """Return the names of files in `source` that change its results and are not converted.
+
+    These are adapters, and the code that `content`, its config.json, names in `auto_map`. `source`
+    is a directory or Hub id.
+    """
     references = content.get("auto_map")
     references = references.values() if isinstance(references, dict) else ()
     code = {
@@ -186,9 +201,9 @@ def omitted_files(source: str | os.PathLike, content: dict) -> list[str]:
 
 
 def file_names(source: str | os.PathLike) -> list[str]:
-    """Return the names of the files of `source`, at most one folder deep.
+    """Return the sorted names of the files of `source`, at most one folder deep.
 
-    For a Hub id these come from the cached list of its files, and are empty without one.
+    For a Hub id they come from the cached list of its files; the result is empty without that list.
     """
     if os.path.isdir(source):
         root = Path(source)

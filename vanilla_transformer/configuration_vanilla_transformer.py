@@ -159,7 +159,7 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
             self.auto_map = dict(self.default_auto_map)
 
     def _warn_near_misses(self, unknown):
-        """Warn of unknown names that are similar to a field.
+        """Log a warning for each name in `unknown` that is similar to a field.
 
         transformers keeps unknown names, so a misspelt field would silently have no effect.
         """
@@ -173,8 +173,8 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
 
     @classmethod
     def auto_classes(cls) -> dict[str, str]:
-        """Return the Auto classes that load a model of this variant, each with the name of its
-        model class."""
+        """Return {Auto class: our model class} of this variant, such as "AutoModel":
+        "VanillaEncoderModel"."""
         return {
             name: code.removeprefix(CODE)
             for name, code in cls.default_auto_map.items()
@@ -188,7 +188,8 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         return [field.name for field in fields(cls)] + list(cls.attribute_map)
 
     def validate_architecture(self):
-        """Check the values; `@strict` calls this when the config is built and when it is saved."""
+        """Raise ValueError for values out of range; `@strict` calls this when the config is built
+        and when it is saved."""
         super().validate_architecture()
         self._check_values()
 
@@ -309,12 +310,14 @@ class VanillaTextConfig(VanillaTransformerConfig):
 
     @property
     def has_learned_positions(self) -> bool:
-        """Added to the embeddings, of a table that ends."""
+        """True if positions are rows of a learned table that are added to the embeddings. The table
+        limits the length."""
         return self.position_embedding_type in ("learned", "learned_relative")
 
     @property
     def has_relative_positions(self) -> bool:
-        """Added to the scores of self-attention."""
+        """True if learned numbers for the distance of two tokens are added to the scores of
+        self-attention."""
         return self.position_embedding_type in ("relative", "learned_relative")
 
     def _check_values(self):
@@ -511,9 +514,10 @@ class VanillaSeq2SeqConfig(VanillaTextConfig):
         return super().from_dict(config_dict, **kwargs)
 
     def to_dict(self) -> dict:
-        """Return the fields, with the translation pipeline as the loaded file had it.
+        """Return the fields. `custom_pipelines` names the translation pipeline if the loaded file
+        did.
 
-        `transformers.pipeline` replaces its name with classes.
+        `transformers.pipeline` replaces that name with classes, which JSON cannot hold.
         """
         content = super().to_dict()
         return content | (
@@ -523,9 +527,10 @@ class VanillaSeq2SeqConfig(VanillaTextConfig):
         )
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
-        """Save the config, with the code of the translation pipeline if its file can be found.
+        """Save the config in `save_directory`.
 
-        The file is beside this one, or where the config was loaded from.
+        If the loaded config named the translation pipeline, its code is saved too. The code is
+        taken from beside this file, or from where the config was loaded.
         """
         if self._translates:
             file = Path(__file__).with_name(f"{PIPELINES}.py")
@@ -549,7 +554,8 @@ class VanillaSeq2SeqConfig(VanillaTextConfig):
     def preset(cls, name: str, **overrides) -> "VanillaSeq2SeqConfig":
         """Return the config of a model of Table 3, `"base"` or `"big"`, or of `"tiny"`.
 
-        `"tiny"` is the shape of Wu et al. 2021 for Multi30k.
+        `"tiny"` is the shape of Wu et al. 2021 for Multi30k. `overrides` are fields that replace
+        those of the preset. Raises ValueError for another name.
         """
         presets = {
             "base": {},
@@ -655,7 +661,7 @@ class VanillaVisionConfig(VanillaTransformerConfig):
 
 
 def pair(size: int | list[int] | tuple[int, int]) -> tuple[int, ...]:
-    """Return height and width; one number stands for both."""
+    """Return (height, width) of `size`; one number stands for both."""
     return (size, size) if isinstance(size, int) else tuple(size)
 
 

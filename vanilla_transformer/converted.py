@@ -30,12 +30,17 @@ def converted(
     """Yield the directory of `source` as a Vanilla Transformer checkpoint, converting it if needed.
 
     A checkpoint of one of `FAMILIES` is converted into the directory `keep`, or into a temporary
-    one that is removed afterwards. `config`, `leave_out` and `variant` are as in `convert`.
+    one that is removed afterwards. `config` replaces fields of its config.json, `leave_out` are
+    patterns of names of tensors that are not converted, and `variant` "fp16" reads
+    model.fp16.safetensors.
 
     Raises:
         UsageError: for `keep`, `config` or `leave_out` where nothing is converted.
         ImportError: for a checkpoint of another family where torch is not installed.
-        FileExistsError, FileNotFoundError, OSError, ValueError: see `convert`.
+        FileExistsError: if `keep` exists and may not be replaced.
+        FileNotFoundError, OSError: if files are missing, or the disk is full.
+        ValueError: for a family that is not known, a field that cannot be represented, and unknown,
+            missing or misshapen tensors.
     """
     if is_ours(source):
         for name, value in {
@@ -68,7 +73,8 @@ def converted(
 
 
 def is_ours(source: str | os.PathLike) -> bool:
-    """Return True if the checkpoint `source`, a directory or Hub id, needs no conversion."""
+    """Return True if `source`, a directory or Hub id, is a Vanilla Transformer checkpoint, which
+    needs no conversion."""
     if os.path.isdir(source) and is_marian(Path(source)):
         return False
     content, _ = read_raw_config(checkpoint_directory(source, (CONFIG,)))
@@ -76,12 +82,17 @@ def is_ours(source: str | os.PathLike) -> bool:
 
 
 def is_marian(source: Path) -> bool:
-    """Return True if the directory has a model of Marian and none of transformers."""
+    """Return True if the directory `source` has a model in Marian's own format (*.npz) and no
+    config.json."""
     return not (source / CONFIG).is_file() and any(source.glob("*.npz"))
 
 
 def family_hint(source: str | os.PathLike) -> str:
-    """Return the part of an error that names the family of a checkpoint of another project."""
+    """Return the family of a checkpoint for an error, such as "model_type bert, architecture
+    BertModel".
+
+    `source` is a directory or Hub id.
+    """
     if os.path.isdir(source) and is_marian(Path(source)):
         return "files of Marian"
     content, architecture = read_raw_config(checkpoint_directory(source, (CONFIG,)))

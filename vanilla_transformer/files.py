@@ -140,7 +140,9 @@ def new_file(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ())
 
     Raises:
         IsADirectoryError: if `path` is a directory.
-        FileNotFoundError, FileExistsError, ValueError: see `new_directory`.
+        FileNotFoundError: if `path` is a broken link.
+        FileExistsError: if it exists without `force`, or has changed at the end.
+        ValueError: if it is one of `inputs`.
     """
     out = output_path(path, inputs)
     with claim_output(out) as claim:
@@ -208,9 +210,14 @@ def join_names(names: list[str]) -> str:
 
 
 def check_replaceable(directory: Path, force: bool) -> None:
-    """Raise the errors of `new_directory` unless `directory` may be replaced.
+    """Check that `directory` may be replaced.
 
     It may be missing or empty, or with `force` hold only files that this package wrote.
+
+    Raises:
+        NotADirectoryError: if it is a file.
+        FileExistsError: if it has files without `force`, or files of anyone else.
+        ValueError: if it is a mount point that holds files.
     """
     if not directory.exists():
         return
@@ -258,10 +265,10 @@ def relative_files(directory: Path) -> Iterator[str]:
 
 
 def files_of_export(directory: Path) -> set[str]:
-    """Return the export files in `directory`: those in the manifest, the manifest itself and the
-    card.
+    """Return the paths of the export files in `directory`: those in the manifest, the manifest
+    itself and README.md.
 
-    The set is empty without a manifest that this package wrote.
+    They are relative. The set is empty without a manifest that this package wrote.
     """
     manifest = read_object(directory / MANIFEST)
     files = manifest.get("files")
@@ -278,7 +285,8 @@ def files_of_export(directory: Path) -> set[str]:
 
 
 def files_of_checkpoint(directory: Path) -> set[str]:
-    """Return the checkpoint files in `directory`; none if this package did not write its config."""
+    """Return the relative paths of the checkpoint files in `directory`; none if this package did
+    not write its config.json."""
     config = read_object(directory / CONFIG)
     is_ours = VERSION_KEY in config or MODEL_TYPE.fullmatch(str(config.get("model_type")))
     if not is_ours:
@@ -291,8 +299,8 @@ def files_of_checkpoint(directory: Path) -> set[str]:
 
 
 def files_of_triton_model(directory: Path) -> set[str]:
-    """Return the Triton model files in `directory`; none if this package did not write its
-    configuration."""
+    """Return the relative paths of the Triton model's files in `directory`; none if this package
+    did not write its config.pbtxt."""
     try:
         is_ours = (directory / TRITON_CONFIG).read_text(encoding="utf-8").startswith(TRITON_MARK)
     except (OSError, ValueError):
@@ -305,8 +313,11 @@ def files_of_triton_model(directory: Path) -> set[str]:
 
 
 def companions_in(directory: Path, files: Iterable[str]) -> set[str]:
-    """Return the `files` of an image processor, of sentence-transformers, or of a module in
-    modules.json."""
+    """Return those of `files`, paths relative to `directory`, that are companions of a model.
+
+    These are configs of image processors and sentence-transformers, and files in the folder of a
+    module that modules.json names.
+    """
     modules = json_or_none(directory / MODULES)
     module_paths = (
         {module.get("path") for module in modules if isinstance(module, dict)}
@@ -334,8 +345,11 @@ def json_or_none(path: Path) -> object:
 
 
 def file_states(path: Path) -> dict[str, tuple] | None:
-    """Return the identity and state of the files in or at `path`, which renaming does not
-    change."""
+    """Return {relative path: state} of the files in or at `path`, or None if nothing is there.
+
+    A state is the inode, with size and modification time of a regular file; renaming does not
+    change it.
+    """
     if not path.exists():
         return None
     names = relative_files(path) if path.is_dir() else [""]
@@ -354,8 +368,10 @@ def file_states(path: Path) -> dict[str, tuple] | None:
 
 @contextlib.contextmanager
 def claim_output(out: Path) -> Iterator[Path]:
-    """Yield the claim of `out`, a locked folder next to it. The work of a killed process in it is
-    finished or undone first.
+    """Yield the claim of `out`, a locked folder next to it.
+
+    The work of a killed process in the folder is finished or undone first. Afterwards the folder is
+    removed.
 
     Raises:
         FileExistsError: if another process of this machine has the claim, or if the folder's name
@@ -384,7 +400,10 @@ def claim_output(out: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def hold_lock(claim: Path, out: Path) -> Iterator[None]:
-    """Make the folder `claim` and hold its lock, where the system has such locks."""
+    """Make the folder `claim` and hold its lock, where the system has such locks.
+
+    Raises FileExistsError if another process has the lock; the message names `out`.
+    """
     while True:
         make_claim(claim)
         if fcntl is None:
@@ -431,7 +450,8 @@ def is_same_file(handle: int, path: Path) -> bool:
 
 
 def check_ours(claim: Path) -> None:
-    """Raise FileExistsError for an entry of `claim` that no run of this package makes."""
+    """Raise FileExistsError for an entry of `claim`, the folder that a run works in, that no run of
+    this package makes."""
     if foreign := sorted({path.name for path in claim.iterdir()} - PARTS):
         raise FileExistsError(
             f"{claim / foreign[0]} was not written by vanilla-transformer, expected nothing "
@@ -443,7 +463,12 @@ def check_ours(claim: Path) -> None:
 
 
 def publish(claim: Path, out: Path, before: dict | None) -> None:
-    """Rename `claim/new` to `out`, if `out` is still in the state `before`."""
+    """Rename `claim/new` to `out`, if `out` is still in the state `before`, a result of
+    `file_states`.
+
+    Otherwise raises FileExistsError. What is at `out` then stays, and the message names the folder
+    of the result.
+    """
     new, ready, old = (claim / name for name in ("new", "ready", "old"))
     try:
         if os.path.ismount(out):
@@ -503,9 +528,9 @@ def move_entries(source: Path, target: Path) -> None:
 
 
 def settle(claim: Path, out: Path) -> None:
-    """Finish the run of `claim` wherever it stopped, and empty the claim.
+    """Finish or undo the work of a run that stopped at any point, and empty its folder `claim`.
 
-    Afterwards `out` is as it was before, or as it was meant to become.
+    Afterwards `out` is as it was before the run, or as it was meant to become.
 
     Raises:
         FileExistsError: if what was at `out` cannot come back because something else is there.
@@ -529,7 +554,8 @@ def settle(claim: Path, out: Path) -> None:
 
 
 def set_modes(path: Path, claim: Path) -> None:
-    """Set the file modes by the umask, as `claim` has them.
+    """Give `path` and everything in it the file mode of the folder `claim`, which follows the
+    umask.
 
     Some libraries write files that only their owner may read.
     """

@@ -44,10 +44,11 @@ OF_CONFIGS = (*OPTIONAL_TOKENS, "decoder_start_token_id", "use_cache")  # also f
 def read_generation_settings(
     directory: Path, config: dict[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings of generation_config.json in `directory`, and a note for each setting
-    that has no effect. Read them without torch.
+    """Return the settings in generation_config.json in `directory`, and a note for each setting
+    that has no effect.
 
-    Without the file, these are the settings in the `config`.
+    Those without effect and those that are None are left out. Without the file, token ids and
+    `use_cache` come from `config`, the content of config.json. torch is not needed.
 
     Raises:
         ValueError: for settings of a wrong type, and tokens outside the vocabulary.
@@ -61,7 +62,8 @@ def read_generation_settings(
 
 
 def drop_unused_settings(generation: "GenerationConfig | SimpleNamespace") -> list[str]:
-    """Remove the settings that have no effect from `generation`. Return a note for each of them."""
+    """Set the settings of `generation` that have no effect to None. Return a note for each of
+    them."""
     unused = list(unused_settings(generation))
     notes = [
         f"generation_config: {name}={getattr(generation, name)!r} is left out, {reason}"
@@ -73,7 +75,7 @@ def drop_unused_settings(generation: "GenerationConfig | SimpleNamespace") -> li
 
 
 def unused_settings(generation: "GenerationConfig | SimpleNamespace") -> Iterator[tuple[str, str]]:
-    """Yield the name of each setting that has no effect, and the reason."""
+    """Yield (name, reason) of each setting of `generation` that has no effect."""
     for neutral, is_used, reason in modes(generation):
         for name, value in {} if is_used else neutral.items():
             if getattr(generation, name, None) not in (None, value):
@@ -84,8 +86,11 @@ def unused_settings(generation: "GenerationConfig | SimpleNamespace") -> Iterato
 
 
 def modes(generation: "GenerationConfig | SimpleNamespace") -> list[tuple[dict, bool, str]]:
-    """Return the settings of each mode, whether `generation` uses this mode, and the reason if it
-    does not."""
+    """Return (settings, is_used, reason) of each mode of generation.
+
+    `settings` maps the settings of the mode to the values that have no effect. `is_used` is True if
+    `generation` uses the mode. `reason` says why the settings have no effect if not.
+    """
     return [
         (SAMPLING, generation.do_sample is True, "which has no effect without do_sample"),
         (BEAMS, (generation.num_beams or 1) > 1, "which has no effect without beams"),

@@ -68,8 +68,15 @@ def info(source: str | os.PathLike, variant: str | None = None) -> dict[str, Any
 def load_config_and_class(
     source: str | os.PathLike, variant: str | None
 ) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
-    """Return the config and the model class of a checkpoint of ours, or those that it converts
-    to."""
+    """Return the config and the model class of a checkpoint of ours. For another family they are
+    those of the converted model.
+
+    `source` is a directory or Hub id. `variant` "fp16" reads model.fp16.safetensors.
+
+    Raises:
+        OSError: if there is no config, or no weights of `variant`.
+        ValueError: if it is damaged, or neither one of ours nor one that converts.
+    """
     if not is_ours(source):
         model = plan_conversion(source, variant=variant).model
         return model.config, type(model)
@@ -112,7 +119,8 @@ def shape_fields(config: VanillaTransformerConfig) -> tuple[str, ...]:
 def with_one_layer(
     model_class: type[PreTrainedModel], config: VanillaTransformerConfig
 ) -> PreTrainedModel:
-    """Return the model on the meta device with one layer per stack, enough to count them all."""
+    """Return a `model_class` of `config` with one layer per stack, enough to count them all. It is
+    on the meta device, so its weights have no values."""
     shallow = copy.deepcopy(config)
     for name in depth_fields(config):
         setattr(shallow, name, 1)
@@ -137,10 +145,11 @@ def repeats(name: str, config: VanillaTransformerConfig | None) -> int:
 def parameters_by_block(
     model: PreTrainedModel, config: VanillaTransformerConfig | None = None
 ) -> dict[str, int]:
-    """Count the parameters of embeddings, all layers of a stack together, final norms and head
-    modules.
+    """Return {block: number of parameters}, with blocks such as "embeddings", "encoder.layers" and
+    "lm_head".
 
-    `config` is that of the full model if `model` comes from `with_one_layer`.
+    All layers of a stack are one block. `config` is that of the full model if `model` has only one
+    layer of each stack.
     """
     counts = Counter()
     for name, parameter in model.named_parameters():
@@ -150,10 +159,11 @@ def parameters_by_block(
 
 
 def flops(model: PreTrainedModel, config: VanillaTransformerConfig | None = None) -> dict[str, int]:
-    """Return the operations of the matrix multiplications, per source token, target token and
-    sequence.
+    """Return {unit: operations} of the matrix multiplications, such as {"source token": ...}: what
+    one unit costs.
 
-    See `info`; `config` is as in `parameters_by_block`.
+    A multiplication and an addition are 2 operations. `config` is that of the full model if `model`
+    has only one layer of each stack.
     """
     counts = Counter()
     for name, module in model.named_modules():
@@ -165,7 +175,10 @@ def flops(model: PreTrainedModel, config: VanillaTransformerConfig | None = None
 
 
 def cost_unit(name: str, model: PreTrainedModel) -> str:
-    """Return the unit that the module `name` runs once for, such as "source token" or "image"."""
+    """Return the unit that the module `name` runs once for.
+
+    It is "source token", "target token" or "sequence", and "patch" or "image" for models of images.
+    """
     is_of_images = isinstance(model.config, VanillaVisionConfig)
     if not model.sequence_modules.isdisjoint(name.split(".")):
         return "image" if is_of_images else "sequence"
@@ -177,7 +190,7 @@ def cost_unit(name: str, model: PreTrainedModel) -> str:
 
 
 def report(facts: dict[str, Any]) -> str:
-    """Return the result of `info` as text."""
+    """Return `facts`, the result of `info`, as lines of text."""
     lines = [
         f"{facts['architecture']} ({facts['variant']})",
         ", ".join(f"{k}={v}" for k, v in facts["shape"].items()),

@@ -51,10 +51,11 @@ from .configuration_vanilla_transformer import (
 
 
 def counted_positions(config, input_ids, attention_mask, order):
-    """Return the position of each token, counted by `config.position_ids_from`.
+    """Return the position of each token, counted by `config.position_ids_from`: (B, T) or (1, T).
 
-    The result is (B, T), or (1, T) if positions are the places `order` (T,). Without ids or a mask
-    of the shape (B, past + T), no token counts as padding.
+    `order` (T,) are the places of the tokens in the sequence, from the number of cached tokens on.
+    They are the result for "place". The others count tokens that are not padding; padding is at -1.
+    Without `input_ids` or a mask (B, past + T) to count by, the places are the result too.
     """
     if (
         config.position_ids_from == "mask"
@@ -74,7 +75,10 @@ def counted_positions(config, input_ids, attention_mask, order):
 def position_angles(
     position_ids: torch.Tensor, width: int, base: float, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return pos / base^(2i / width) for i = 0 ... width / 2 - 1: (B, T) -> (B, T, width / 2)."""
+    """Return pos / base^(2i / width) for i = 0 ... width / 2 - 1: (B, T) -> (B, T, width / 2).
+
+    The result has `dtype`, or float32 if `dtype` is less precise.
+    """
     # float32 at least: half precision cannot tell position 2049 from 2048.
     precise = torch.promote_types(dtype, torch.float32)
     two_i = torch.arange(0, width, 2, device=position_ids.device, dtype=precise)
@@ -160,8 +164,8 @@ def new_norm(
 
 
 def new_projection(in_size: int, out_size: int, bias: bool = False) -> nn.Linear | nn.Identity:
-    """Return a linear map between embeddings and states of different widths, or the identity for
-    equal widths."""
+    """Return a linear map from `in_size` to `out_size`, the widths of embeddings and states, or the
+    identity for equal widths."""
     return nn.Identity() if in_size == out_size else nn.Linear(in_size, out_size, bias)
 
 
@@ -206,7 +210,11 @@ class VanillaEmbeddings(nn.Module):
         return self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
 
     def forward(self, inputs_embeds, position_ids, token_type_ids=None):
-        """Token embeddings (B, T, E) -> (B, T, D)."""
+        """Token embeddings (B, T, E) -> (B, T, D), with positions, token types, norm and dropout.
+
+        `position_ids` and `token_type_ids` are (B, T); positions may be (1, T), and types None.
+        Raises ValueError for a position or type beyond its table.
+        """
         hidden_states = inputs_embeds * self.scale
         if not self.config.embedding_norm:
             hidden_states = self.projection(hidden_states)
@@ -231,9 +239,11 @@ class VanillaEmbeddings(nn.Module):
         return self.embed_positions(position_ids + self.first_row)
 
     def token_types(self, token_type_ids):
-        """Return the embeddings of token types; all tokens are of type 0 by default.
+        """Return the embeddings of `token_type_ids` (B, T); without ids that of type 0 for all
+        tokens.
 
-        Without types in the model, only zeros are accepted, because tokenizers may return them.
+        A model without types returns 0.0. It accepts ids of 0, because tokenizers may return them.
+        Raises ValueError for a type that does not exist.
         """
         types = getattr(self.config, "type_vocab_size", 0)
         if (
@@ -268,7 +278,11 @@ class VanillaPatchEmbeddings(nn.Module):
         self.dropout = nn.Dropout(config.embedding_dropout)
 
     def forward(self, pixel_values, interpolates):
-        """Images (B, C, H, W) -> (B, first tokens and patches, D)."""
+        """Images (B, C, H, W) -> (B, first tokens and patches, D).
+
+        `interpolates` is True to accept images of any size, with interpolated positions. Raises
+        ValueError for another size without it, and another number of channels.
+        """
         batch, channels, *size = pixel_values.shape
         if channels != self.config.num_channels:
             raise ValueError(
@@ -299,9 +313,10 @@ class VanillaPatchEmbeddings(nn.Module):
         )
 
     def interpolated_positions(self, rows, columns):
-        """Return E_pos for an image with another number of patches.
+        """Return E_pos (first tokens and patches, D) for an image of `rows` times `columns`
+        patches.
 
-        First tokens keep their positions; those of patches are interpolated.
+        First tokens keep their positions; those of patches are interpolated (bicubic).
         """
         first, grid = self.positions.tensor_split([self.config.num_first_tokens])
         grid = grid.T.unflatten(1, self.config.grid_shape)[None]
@@ -315,11 +330,12 @@ class VanillaPatchEmbeddings(nn.Module):
 def eager_attention_forward(
     module, query, key, value, attention_mask, scaling, dropout=0.0, position_bias=None, **kwargs
 ):
-    """Equation 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V.
+    """Equation 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V. Returns output and weights.
 
     query (B, H, T, d_k), key (B, H, S, d_k), value (B, H, S, d_v) -> output (B, T, H, d_v), weights
-    (B, H, T, S). `attention_mask` is added to the scores: 0 where a query may look, the dtype's
-    minimum where not. So is `position_bias` (1, H, T, S), where positions are relative.
+    (B, H, T, S). `scaling` is 1 / sqrt(d_k). `attention_mask` is added to the scores: 0 where a
+    query may look, the dtype's minimum where not. So is `position_bias` (1, H, T, S), where
+    positions are relative. `dropout` of the weights applies if `module` is in training mode.
     """
     scores = query @ key.transpose(2, 3) * scaling
     if position_bias is not None:
@@ -437,7 +453,7 @@ class VanillaAttention(nn.Module):
 
 
 def split_heads(states: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """(B, T, H * head_dim) -> (B, H, T, head_dim)."""
+    """Return `states` (B, T, H * head_dim) as (B, H, T, head_dim)."""
     return states.view(*states.shape[:2], -1, head_dim).transpose(1, 2)
 
 
@@ -531,8 +547,11 @@ class VanillaLayer(GradientCheckpointingLayer):
         return self.residual(hidden_states, self.feed_forward, self.feed_forward_norm)
 
     def residual(self, x, sublayer, norm):
-        """Post-norm, the paper's: LayerNorm(x + Dropout(Sublayer(x))). Pre-norm: x +
-        Dropout(Sublayer(LayerNorm(x)))."""
+        """Return the states `x` (B, T, D) with the output of the function `sublayer` added.
+
+        Post-norm, the paper's: LayerNorm(x + Dropout(Sublayer(x))). Pre-norm: x +
+        Dropout(Sublayer(LayerNorm(x))).
+        """
         if self.norm_first:
             return x + self.dropout(sublayer(norm(x)))
         return norm(x + self.dropout(sublayer(x)))
@@ -588,7 +607,8 @@ class VanillaPreTrainedModel(PreTrainedModel):
             init.normal_(module.positions, std=self.config.initializer_range)
 
     def init_parallel_plans(self):
-        """Keep the entries of the config's plans that this model has modules for.
+        """Keep the entries of the config's tensor-parallel and FSDP plans that this model has
+        modules for.
 
         With relative positions each process holds all heads of self-attention, because the bias of
         all heads cannot be added to some of them.
@@ -611,7 +631,7 @@ class VanillaPreTrainedModel(PreTrainedModel):
 
 
 def check_attention_implementation(config: VanillaTransformerConfig):
-    """Raise ValueError if the attention implementation does not support the config.
+    """Raise ValueError if the attention implementation in `config` does not support the model.
 
     FlashAttention and vLLM would silently leave out what they cannot do. Flex attention would fail
     inside torch.
@@ -838,10 +858,10 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         )
 
     def prepare_cache(self, past_key_values, use_cache):
-        """Return the cache that was passed, or a new one with `use_cache`.
+        """Return the cache `past_key_values`, a new one with `use_cache`, or None.
 
-        With cross-attention it is an `EncoderDecoderCache`. In a single cache the target's keys
-        would mix with the source's.
+        A decoder with cross-attention gets an `EncoderDecoderCache`. In a single cache the target's
+        keys would mix with the source's.
         """
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)

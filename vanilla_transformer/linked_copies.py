@@ -18,7 +18,7 @@ def linked_copy(directory: Path, without: Collection[str]) -> TemporaryDirectory
 
 @contextlib.contextmanager
 def errors_name(directory: Path, copy: Path) -> Iterator[None]:
-    """Name `directory` in errors about its `copy`."""
+    """Replace the path `copy` with `directory` in messages of ValueError and FileNotFoundError."""
     try:
         yield
     except (ValueError, FileNotFoundError) as error:

@@ -83,9 +83,11 @@ def lm_transform(config):
 
 
 def select_labelled(hidden_states, labels, logits_to_keep):
-    """Select states (B, S, D) and `labels` (B, S), if any, by the mask `logits_to_keep` (B, S).
+    """Return states (B, S, D) and `labels` (B, S) at the positions where `logits_to_keep` (B, S) is
+    True.
 
-    The results are (N, D) and (N,). Without a mask all are returned unchanged.
+    The results are (N, D) and (N,). Without that mask both are returned unchanged. `labels` may be
+    None.
     """
     if logits_to_keep is None:
         return hidden_states, labels
@@ -119,10 +121,11 @@ class VanillaEncoderForMaskedLM(VanillaPreTrainedModel):
         logits_to_keep: torch.BoolTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
-        """Return `logits` (B, S, V), and with `labels` their mean cross-entropy.
+        """Return `logits` (B, S, V), and with `labels` (B, S) their mean cross-entropy.
 
-        The inputs are those of `VanillaEncoderModel.forward`. With a mask `logits_to_keep` (B, S),
-        only its N positions have logits (N, V) and count in the loss.
+        `input_ids` are (B, S), or `inputs_embeds` (B, S, E); `attention_mask` (B, S) is 0 for
+        padding. Labels of -100 do not count. With a mask `logits_to_keep` (B, S), only its N
+        positions have logits (N, V) and count in the loss.
         """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
@@ -165,8 +168,11 @@ class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithCrossAttentions:
         """Return `logits` (B, T, V), only of the last `logits_to_keep` positions if that is not 0.
 
-        The inputs are those of `VanillaDecoderModel.forward`. `labels` (B, T) are `input_ids` with
-        -100 where nothing is to be predicted; the loss shifts them by one.
+        `input_ids` (B, T), or `inputs_embeds` (B, T, E), are the tokens that are not yet in the
+        cache. `attention_mask` (B, past + T) is 0 for padding. With `labels` (B, T) the loss is
+        returned too: they are `input_ids` with -100 where nothing is to be predicted, and the loss
+        shifts them by one. `encoder_hidden_states` (B, S, D) are a source for cross-attention, with
+        `encoder_attention_mask` (B, S).
         """
         outputs = self.model(
             input_ids,
@@ -194,10 +200,11 @@ class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
 
 
 def shift_tokens_right(ids, config):
-    """Shift `ids` (B, T) right by one and replace -100 by padding.
+    """Return `ids` (B, T) shifted right by one, with padding in place of -100.
 
     The first token is `config.decoder_start_token_id`. With `config.wrap_last_token` it is the last
-    token of the row that is not padding.
+    token of the row that is not padding. Raises ValueError if the config lacks a token that is
+    needed.
     """
     for name in (
         ("pad_token_id",) if config.wrap_last_token else ("pad_token_id", "decoder_start_token_id")
@@ -216,8 +223,8 @@ def shift_tokens_right(ids, config):
 
 
 def both_stacks(outputs):
-    """Return the outputs of `VanillaSeq2SeqModel` that a head passes on: all but the last hidden
-    state."""
+    """Return {name: value} of the outputs of `VanillaSeq2SeqModel`, except the last hidden state. A
+    head passes them on."""
     return {name: value for name, value in outputs.items() if name != "last_hidden_state"}
 
 
@@ -239,8 +246,10 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
         self.post_init()
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
-        """Return `labels` (B, T) shifted right by one, for teacher forcing; see
-        `shift_tokens_right`."""
+        """Return `labels` (B, T) shifted right by one: the decoder's inputs while it is trained.
+
+        The decoder's start token comes first, and -100 becomes the pad token.
+        """
         return shift_tokens_right(labels, self.config)
 
     @can_return_tuple
@@ -260,10 +269,11 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
-        """Return `logits` (B, T, V), and with `labels` their mean cross-entropy.
+        """Return `logits` (B, T, V), only of the last `logits_to_keep` positions if that is not 0.
 
-        The inputs are those of `VanillaSeq2SeqModel.forward`. `labels` (B, T) are -100 where
-        nothing is to be predicted; `decoder_input_ids` default to the labels shifted right.
+        `input_ids` and `attention_mask` (0 for padding) are (B, S); `encoder_outputs` may replace
+        them. With `labels` (B, T), -100 where nothing is to be predicted, their mean cross-entropy
+        is returned too. `decoder_input_ids` default to the labels shifted right.
         """
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
@@ -356,10 +366,10 @@ class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
     ) -> VanillaEncoderForPreTrainingOutput:
         """Return the logits of both objectives, and with labels the sum of their cross-entropies.
 
-        The inputs are those of `VanillaEncoderModel.forward`. `labels` (B, S) are those of masked
-        language modelling. `next_sentence_label` (B,) is 0 if the second sentence follows, else 1.
-        With a mask `logits_to_keep` (B, S), only its N positions have prediction logits (N, V) and
-        count in the loss.
+        `input_ids` are (B, S), or `inputs_embeds` (B, S, E); `attention_mask` (B, S) is 0 for
+        padding. `labels` (B, S) are those of masked language modelling. `next_sentence_label` (B,)
+        is 0 if the second sentence follows, else 1. With a mask `logits_to_keep` (B, S), only its N
+        positions have prediction logits (N, V) and count in the loss.
         """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
@@ -412,9 +422,10 @@ class VanillaEncoderForNextSentencePrediction(VanillaPreTrainedModel):
         labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> NextSentencePredictorOutput:
-        """Return `logits` (B, 2), and with `labels` their mean cross-entropy.
+        """Return `logits` (B, 2), and with `labels` (B,) their mean cross-entropy.
 
-        The inputs are those of `VanillaEncoderModel.forward`.
+        `input_ids` are (B, S), or `inputs_embeds` (B, S, E); `attention_mask` (B, S) is 0 for
+        padding. A label is 0 if the second sentence follows the first, else 1.
         """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
@@ -456,7 +467,9 @@ class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
     ) -> SequenceClassifierOutput:
         """Return `logits` (B, num_labels), and the loss if there are `labels`.
 
-        The inputs are those of `VanillaEncoderModel.forward`.
+        `input_ids` are (B, S), or `inputs_embeds` (B, S, E); `attention_mask` (B, S) is 0 for
+        padding. `labels` are classes (B,), or floats (B, num_labels) for regression and several
+        independent labels; see `config.problem_type`.
         """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
@@ -502,9 +515,10 @@ class VanillaEncoderForTokenClassification(VanillaPreTrainedModel):
         labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
-        """Return `logits` (B, S, num_labels), and with `labels` their mean cross-entropy.
+        """Return `logits` (B, S, num_labels), and with `labels` (B, S) their mean cross-entropy.
 
-        The inputs are those of `VanillaEncoderModel.forward`.
+        `input_ids` are (B, S), or `inputs_embeds` (B, S, E); `attention_mask` (B, S) is 0 for
+        padding. Labels of -100 do not count.
         """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
@@ -543,8 +557,9 @@ class VanillaEncoderForQuestionAnswering(VanillaPreTrainedModel):
         """Return `start_logits` and `end_logits` (B, S), and with positions the mean of their
         cross-entropies.
 
-        The inputs are those of `VanillaEncoderModel.forward`. `start_positions` and `end_positions`
-        are (B,); positions after the sequence are ignored.
+        `input_ids` are (B, S), or `inputs_embeds` (B, S, E); `attention_mask` (B, S) is 0 for
+        padding. `start_positions` and `end_positions` are (B,); positions after the sequence are
+        ignored.
         """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
@@ -586,10 +601,10 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
         labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MultipleChoiceModelOutput:
-        """Return `logits` (B, C) of the C choices, and with `labels` their mean cross-entropy.
+        """Return `logits` (B, C) of the C choices, and with `labels` (B,) their mean cross-entropy.
 
-        The inputs are those of `VanillaEncoderModel.forward` with an axis of choices: `input_ids`
-        are (B, C, S).
+        `input_ids`, `attention_mask` (0 for padding) and `token_type_ids` are (B, C, S). A label is
+        the index of the right choice.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self.model(
@@ -631,8 +646,9 @@ class VanillaDecoderForSequenceClassification(VanillaPreTrainedModel):
     ) -> SequenceClassifierOutputWithPast:
         """Return `logits` (B, num_labels), and the loss if there are `labels`.
 
-        The inputs are those of `VanillaDecoderModel.forward`. Tokens that `attention_mask` (B, T)
-        hides and every `config.pad_token_id` are padding.
+        `input_ids` are (B, T), or `inputs_embeds` (B, T, E). Tokens that `attention_mask` (B, T)
+        hides and every `config.pad_token_id` are padding. `labels` are classes (B,), or floats (B,
+        num_labels); see `config.problem_type`.
         """
         outputs = self.model(
             input_ids,
@@ -692,9 +708,10 @@ class VanillaDecoderForTokenClassification(VanillaPreTrainedModel):
         use_cache: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
-        """Return `logits` (B, T, num_labels), and with `labels` their mean cross-entropy.
+        """Return `logits` (B, T, num_labels), and with `labels` (B, T) their mean cross-entropy.
 
-        The inputs are those of `VanillaDecoderModel.forward`.
+        `input_ids` are (B, T), or `inputs_embeds` (B, T, E); `attention_mask` (B, T) is 0 for
+        padding. Labels of -100 do not count.
         """
         outputs = self.model(
             input_ids,
@@ -740,8 +757,9 @@ class VanillaDecoderForQuestionAnswering(VanillaPreTrainedModel):
         """Return `start_logits` and `end_logits` (B, T), and with positions the mean of their
         cross-entropies.
 
-        The inputs are those of `VanillaDecoderModel.forward`, the labels those of
-        `VanillaEncoderForQuestionAnswering.forward`.
+        `input_ids` are (B, T), or `inputs_embeds` (B, T, E); `attention_mask` (B, T) is 0 for
+        padding. `start_positions` and `end_positions` are (B,); positions after the sequence are
+        ignored.
         """
         outputs = self.model(
             input_ids,
@@ -798,9 +816,12 @@ class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
     ) -> Seq2SeqSequenceClassifierOutput:
         """Return `logits` (B, num_labels), and the loss if there are `labels`.
 
-        The inputs are those of `VanillaSeq2SeqModel.forward`. Each row of `input_ids` (B, S) needs
-        an end token that `attention_mask` does not hide. `decoder_input_ids` (B, S) are by default
-        `input_ids` shifted right.
+        Each row of `input_ids` (B, S) needs an end token that `attention_mask` does not hide.
+        `decoder_input_ids` (B, S) are by default `input_ids` shifted right. `labels` are classes
+        (B,), or floats (B, num_labels); see `config.problem_type`.
+
+        Raises:
+            ValueError: for a row without such an end token.
         """
         last = self.last_end_token(input_ids, attention_mask)
         if decoder_input_ids is None and kwargs.get("decoder_inputs_embeds") is None:
@@ -881,9 +902,9 @@ class VanillaSeq2SeqForQuestionAnswering(VanillaPreTrainedModel):
         """Return `start_logits` and `end_logits` (B, S), and with positions the mean of their
         cross-entropies.
 
-        The inputs are those of `VanillaSeq2SeqModel.forward`, the labels those of
-        `VanillaEncoderForQuestionAnswering.forward`. `decoder_input_ids` (B, S) are by default
-        `input_ids` shifted right.
+        `input_ids` and `attention_mask` (0 for padding) are (B, S). `start_positions` and
+        `end_positions` are (B,); positions after the sequence are ignored. `decoder_input_ids` (B,
+        S) are by default `input_ids` shifted right.
         """
         if input_ids is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = shift_tokens_right(input_ids, self.config)
@@ -938,7 +959,9 @@ class VanillaVisionForImageClassification(VanillaPreTrainedModel):
     ) -> ImageClassifierOutput:
         """Return `logits` (B, num_labels), and the loss if there are `labels`.
 
-        The inputs are those of `VanillaVisionModel.forward`.
+        `pixel_values` (B, C, H, W) have `config.image_size`, or any size with
+        `interpolate_pos_encoding`. `labels` are classes (B,), or floats (B, num_labels); see
+        `config.problem_type`.
         """
         outputs = self.model(pixel_values, interpolate_pos_encoding, **kwargs)
         states = outputs.last_hidden_state[:, : self.config.num_first_tokens]

@@ -254,9 +254,11 @@ class QuestionAnsweringPipeline(ChunkPipeline):
         return answers[0] if len(answers) == 1 else answers
 
     def _probabilities(self, window, tokens):
-        """Return the probabilities of the context's `tokens` to start and to end the answer.
+        """Return (start, end, none) of a window: probabilities as tensors, and a number.
 
-        The third result is the probability that the CLS token is both, which means no answer.
+        `start` and `end` have the probability of each of the context's `tokens`, which are indices,
+        to start or end the answer. `none` is the probability that the CLS token does both, which
+        means no answer.
         """
         ids = window["encoding"].ids
         cls_id = self.tokenizer.cls_token_id
@@ -275,9 +277,9 @@ class QuestionAnsweringPipeline(ChunkPipeline):
 
 
 def _characters(encoding, first, last, sequence):
-    """Return the character range of tokens `first` to `last` in their text.
+    """Return (start, end) of tokens `first` to `last` as characters of their text.
 
-    It is extended to whole words of `sequence`, unless that is `None`.
+    The range is extended to whole words of `sequence`, 0 or 1, unless that is None.
     """
     if sequence is not None:
         words = encoding.token_to_word(first), encoding.token_to_word(last)
@@ -289,8 +291,11 @@ def _characters(encoding, first, last, sequence):
 
 
 def _examples(args, question, context, data):
-    """Return the examples of a call: a list, a generator or a dataset. Their content is not
-    checked."""
+    """Return the examples of a call as a list, or `data` itself if it is a generator or a dataset.
+
+    `args` are the positional arguments. Raises ValueError for a combination of arguments that is no
+    example. The content of examples is not checked.
+    """
     if args and not (question is None and context is None and data is None):
         raise ValueError(f"examples come as arguments or by name, not both: got {args!r} and names")
     if len(args) == 2 and all(isinstance(arg, str) for arg in args):

@@ -168,7 +168,8 @@ class Text2TextGenerationPipeline(Pipeline):
         return {"output_ids": output_ids.reshape(rows, -1, output_ids.shape[-1])}
 
     def check_length(self, input_length: int, limit: int) -> None:
-        """Warn if `limit`, the maximum output length, looks wrong for an input of this length."""
+        """Do nothing. Subclasses warn if `limit`, the maximum output length, does not suit an input
+        of `input_length` tokens."""
 
     def postprocess(
         self,
@@ -269,10 +270,12 @@ def choose_languages(
     src_lang: str | None,
     tgt_lang: str | None,
 ) -> dict[str, int]:
-    """Set the source language of a multilingual `tokenizer`, and return the option for the target.
+    """Set the source language of a multilingual `tokenizer`, and return options of `generate` for
+    the target.
 
-    The option makes `model` generate in `tgt_lang`. It is the start token for mBART's tokenizer
-    (Liu et al. 2020, 2.2), and for others the first token after it. `None` changes nothing.
+    They are the token of `tgt_lang` as {"decoder_start_token_id": id} for mBART's tokenizer (Liu et
+    al. 2020, 2.2). For others it is {"forced_bos_token_id": id}. A language that is None changes
+    nothing; without a target the options are empty.
 
     Raises:
         ValueError: for a language that the tokenizer does not have.
@@ -309,7 +312,8 @@ def _without_none(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _one_limit(generate_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Turn off the other length limit if only one is passed.
+    """Return `generate_kwargs`. If it has only one of `max_length` and `max_new_tokens`, the other
+    is None in the result.
 
     `generate` prefers `max_new_tokens` wherever it was set.
     """

@@ -63,7 +63,7 @@ class PreTrainedConfig:
 
 
 def set_fields(config: PreTrainedConfig, **values: Any) -> None:
-    """Set each field to its keyword or default. The keywords that are no fields go to
+    """Set each field of `config` to its keyword or default. Keywords that are no fields go to
     `__post_init__`."""
     for field in fields(config):
         setattr(config, field.name, values.pop(field.name, field.default))
@@ -79,7 +79,7 @@ class AnyName(Container):
 
 @contextmanager
 def standins() -> Iterator[None]:
-    """Replace transformers by these stand-ins for imports in the block."""
+    """Let imports in the block get these stand-ins in place of transformers."""
     modules: dict[str, Any] = {
         "transformers": SimpleNamespace(__version__="5.23", PreTrainedConfig=PreTrainedConfig),
         "transformers.activations": SimpleNamespace(ACT2FN=AnyName()),

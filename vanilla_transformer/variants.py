@@ -18,16 +18,19 @@ SHARD = re.compile(r".*-\d+-of-\d+")
 
 
 def index_name(name: str) -> str:
-    """Return the file name of the index of sharded weights: model.safetensors.index.json for the
-    `name` model.safetensors."""
+    """Return the name of the index of sharded weights: "model.safetensors.index.json" for the
+    `name` "model.safetensors"."""
     return f"{name}.index.json"
 
 
 def find_variants(
     directory: Path, names: Collection[str] = (WEIGHTS, PICKLE)
 ) -> dict[str, dict[str, str]]:
-    """Return the files of each variant of the weights `names`, by the names that they have without
-    the variant."""
+    """Return {variant: {plain: file}} of the weights in `directory`.
+
+    `file` is a file of the variant, and `plain` its name without the variant. Only the weights
+    `names` and their indexes count.
+    """
     variants: dict[str, dict[str, str]] = {}
     for file in sorted(path.name for path in directory.iterdir() if path.is_file()):
         for pattern, plain in name_patterns(names):
@@ -38,8 +41,11 @@ def find_variants(
 
 
 def name_patterns(names: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield patterns of the names with a variant, and the name without it. An index has the variant
-    at one of two places."""
+    """Yield (pattern, plain) for the weights `names` and their indexes.
+
+    The pattern matches the names of files with a variant, which is its group. `plain` is the name
+    without a variant. An index may have the variant at two places.
+    """
     for name in names:
         stem, suffix = map(re.escape, os.path.splitext(name))
         yield rf"{stem}\.(.+){suffix}", name
@@ -48,16 +54,15 @@ def name_patterns(names: Collection[str]) -> Iterator[tuple[str, str]]:
 
 
 def has_weights(directory: Path, variant: str | None) -> bool:
-    """Return whether `directory` has safetensors weights, those of `variant` if that is not
-    None."""
+    """Return True if `directory` has safetensors weights, of `variant` if that is not None."""
     if variant is not None:
         return variant in find_variants(directory, (WEIGHTS,))
     return any((directory / name).is_file() for name in (WEIGHTS, index_name(WEIGHTS)))
 
 
 def variant_hint(directory: Path, names: Collection[str]) -> str:
-    """Return the end of an error about missing weights: the variants in `directory`, each with the
-    flag that reads it."""
+    """Return the end of an error about missing weights: for each variant of `names` in `directory`,
+    the flag that reads it. It is empty without variants."""
     variants = {
         variant: min(files.values()) for variant, files in find_variants(directory, names).items()
     }
@@ -79,11 +84,11 @@ def check_variant(directory: Path, variant: str) -> None:
 
 
 def linked_variant(directory: Path, variant: str) -> TemporaryDirectory:
-    """Return a linked copy of `directory` in which the weights of `variant` have the names without
-    it.
+    """Return a temporary copy of `directory`, made of links, in which the weights of `variant` have
+    names without it.
 
     Raises:
-        FileNotFoundError: if there are none.
+        FileNotFoundError: if there are no weights of `variant`.
     """
     check_variant(directory, variant)
     copy = linked_copy(
@@ -96,8 +101,12 @@ def linked_variant(directory: Path, variant: str) -> TemporaryDirectory:
 
 @contextlib.contextmanager
 def opened_variant(directory: Path, variant: str | None) -> Iterator[Path]:
-    """Yield `directory`, or with a `variant` a linked copy of it that is gone afterwards. Errors
-    name `directory`."""
+    """Yield `directory`, or with a `variant` a linked copy in which its weights have names without
+    it.
+
+    The copy is removed afterwards. Errors name `directory`. Raises FileNotFoundError if there are
+    no weights of `variant`.
+    """
     if variant is None:
         yield directory
         return

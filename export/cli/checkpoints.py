@@ -56,8 +56,10 @@ def convert_arguments(parser: Parser) -> None:
 
 
 def converters() -> tuple:
-    """Return the registered families. Their file is run by its path, because importing its package
-    would import torch."""
+    """Return the families that `convert` knows, as `Family` tuples.
+
+    Their file is run by its path, because importing its package would import torch.
+    """
     from importlib.util import find_spec
     from runpy import run_path
 
@@ -100,8 +102,11 @@ def convert(args: argparse.Namespace) -> None:
 
 
 def check_convert_flags(args: argparse.Namespace, is_file: bool) -> None:
-    """Raise UsageError for a flag that this kind of source does not support: a state dict file or
-    a checkpoint directory."""
+    """Raise UsageError for a flag that the source does not support.
+
+    `is_file` is True if the source is a state dict file, False if it is a checkpoint directory or
+    Hub id.
+    """
     names = ("to", "dry_run", "leave_out", "variant") if is_file else ("embeddings",)
     for name in names:
         if getattr(args, name):

@@ -21,7 +21,8 @@ def doctor(args: argparse.Namespace) -> None:
 
 
 def report(facts: dict) -> str:
-    """Return `devices.facts` as lines, with the devices of each target."""
+    """Return `facts`, the result of `devices.facts`, as lines of text, with the devices of each
+    target."""
     from ..targets.registry import targets
 
     lines = [f"python       {facts['python']}"]

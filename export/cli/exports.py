@@ -173,6 +173,7 @@ def add_metric_arguments(parser: Parser) -> None:
 
 
 def metric_settings(args: argparse.Namespace) -> dict:
-    """Return the arguments of `evaluate` that `add_metric_arguments` added and the user gave."""
+    """Return {argument of `evaluate`: value} of the flags of `add_metric_arguments` that the user
+    set."""
     names = ("source", "references", "text", "labels", "bleu_tokenize")
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}

@@ -86,7 +86,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main_parser() -> Parser:
-    """Return the parser of the arguments before a verb."""
+    """Return the parser of the arguments before a verb, such as --version."""
     package = package_metadata()
     lines = [f"    {name:<15} {verb.help}" for name, verb in VERBS.items()]
     parser = Parser(

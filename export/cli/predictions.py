@@ -195,7 +195,8 @@ def flag(name: str) -> str:
 
 
 def stream(args: argparse.Namespace) -> None:
-    """Print each text as it is generated."""
+    """Print each text while it is generated, for the texts of `args` or the lines of standard
+    input."""
     from ..files.text_lines import decode_lines
     from ..text_runtime import TextRuntime
 
@@ -208,7 +209,10 @@ def stream(args: argparse.Namespace) -> None:
 
 
 def run_task(args: argparse.Namespace, task: str | None) -> None:
-    """Run a task on the inputs of `args`, and print the results or a report."""
+    """Run a task of the export on the inputs in `args`, and print the results or a report.
+
+    `task` is its name, or None for the first of the model.
+    """
     from ..files.run import SHARD_LINES, Runner
 
     predictions = open_predictions(args, task)
@@ -234,7 +238,8 @@ def run_task(args: argparse.Namespace, task: str | None) -> None:
 
 
 def iterate_results(args: argparse.Namespace, runner: "Runner") -> Iterator[str]:
-    """Yield the results of a file, of arguments or of standard input."""
+    """Yield what `runner` computes for the file, the arguments or standard input in `args`, as text
+    to print."""
     from ..files.text_lines import raw_lines
 
     if args.input is not None:
@@ -246,7 +251,8 @@ def iterate_results(args: argparse.Namespace, runner: "Runner") -> Iterator[str]
 
 
 def open_predictions(args: argparse.Namespace, task: str | None) -> "Predictions":
-    """Open the export for a task."""
+    """Return the task `task` of the export in `args`, with its options; None is the first task of
+    the model."""
     from ..files.predictions import Predictions
     from ..text_runtime import open_runtime
 

@@ -37,7 +37,11 @@ class Verb(NamedTuple):
 def verb(
     help: str, declare: Callable[[Parser], None], extras: str
 ) -> Callable[[Callable[[argparse.Namespace], None]], Verb]:
-    """Make a function the verb of its name."""
+    """Return a decorator that makes a function the verb of its name.
+
+    `help` is a line for the list of verbs, `declare` adds its arguments to a parser, and `extras`
+    are those of the package that it needs.
+    """
     return lambda run: Verb(run.__name__.replace("_", "-"), run, declare, help, extras)
 
 
@@ -93,18 +97,17 @@ def add_language_arguments(parser: Parser) -> None:
 
 
 def language_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the languages that the user set."""
+    """Return src_lang and tgt_lang, those of them that the user set."""
     languages = {"src_lang": args.src_lang, "tgt_lang": args.tgt_lang}
     return {name: language for name, language in languages.items() if language is not None}
 
 
 def add_generation_options(parser: Parser, excluded: Collection[str] = ()) -> None:
-    """Add a flag for each field of `Options`."""
+    """Add a flag for each field of `Options` whose name is not in `excluded`."""
     from ..inference.options import Options
 
     group = parser.add_argument_group(
-        "generation",
-        "Values in the checkpoint's generation_config.json take precedence over these defaults.",
+        "generation", "Flags take precedence over the model's generation_config.json."
     )
     for field in dataclasses.fields(Options):
         if field.name not in excluded:
@@ -112,7 +115,7 @@ def add_generation_options(parser: Parser, excluded: Collection[str] = ()) -> No
 
 
 def generation_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the generation options that the user set."""
+    """Return {name: value} of the generation options that the user set."""
     from ..inference.options import Options
 
     options = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(Options)}

@@ -30,8 +30,10 @@ BATCH = 16
 def calibrate(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str | os.PathLike
 ) -> Calibration:
-    """Record what each linear layer of `model` reads on the first `LINES` lines of `text`. An
-    encoder-decoder translates them greedily, and then reads each line beside its translation.
+    """Return statistics of what each linear layer of `model` reads on the first `LINES` lines of
+    the file `text`.
+
+    An encoder-decoder translates them greedily, and then reads each line beside its translation.
 
     Raises:
         FileNotFoundError: without `text`.
@@ -53,10 +55,11 @@ def calibrate(
 
 
 def translate(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the rows of `ids` (B, S) with the tokens that the decoder reads in greedy search, in
-    groups of equal length.
+    """Yield inputs of `model`: rows of `ids` (B, S), and the tokens that the decoder reads for them
+    in greedy search.
 
-    What `generate` reads in rows that have ended is padding.
+    They are {"input_ids": ..., "decoder_input_ids": ...} for groups of rows with equally long
+    translations. What `generate` reads in rows that have ended is padding, and is left out.
     """
     # without an end token
     max_new_tokens = min(2 * ids.shape[1] + 10, model.config.max_position_embeddings - 1)
@@ -72,8 +75,11 @@ def translate(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, t
 
 
 def num_read(output: list[int], eos_token_id: int | list[int] | None) -> int:
-    """Return the number of tokens before the first end token after the start, else before the last
-    token: the tokens that the decoder reads. A start token may equal the end token."""
+    """Return how many tokens of `output`, a generated sequence, the decoder has read.
+
+    These are the tokens before the first end token after the start, or all but the last one. A
+    start token may equal the end token. `eos_token_id` is the end token, several, or None.
+    """
     ends = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
     return next(
         (position for position, token in enumerate(output) if position > 0 and token in ends),
@@ -84,8 +90,11 @@ def num_read(output: list[int], eos_token_id: int | list[int] | None) -> int:
 def read(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str | os.PathLike
 ) -> Iterator[torch.Tensor]:
-    """Yield batches of rows of equal length (B, S). They have no padding, because its states would
-    count though no one reads them."""
+    """Yield batches of token ids (B, S) of the lines in the file `text`, with rows of equal length.
+
+    They have no padding, because its states would count though no one reads them. Raises ValueError
+    if no line has a token that `tokenizer` knows.
+    """
     lines = [line for line in read_all_lines([os.fspath(text)], fault=None) if line.strip()][:LINES]
     longest = min(TOKENS, model.config.max_position_embeddings)
     rows = tokenizer(lines, truncation=True, max_length=longest)["input_ids"] if lines else []
@@ -108,7 +117,8 @@ def read(
 
 @contextmanager
 def observe_inputs(model: PreTrainedModel) -> Iterator[Calibration]:
-    """Record what the linear layers of `model` read."""
+    """Yield a calibration that records what the linear layers of `model` read while it runs in the
+    block."""
     calibration, generator = Calibration(), np.random.default_rng(0)
 
     def observe(module: nn.Linear, inputs: tuple[torch.Tensor], name: str) -> None:

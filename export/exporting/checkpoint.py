@@ -62,10 +62,15 @@ class Checkpoint:
     def open(
         cls, name: str | os.PathLike, directory: Path, image_size: str | None = None
     ) -> "Checkpoint":
-        """Open the files in `directory`, which the user knows as `name`.
+        """Return the checkpoint in `directory`, whose files are checked. The user calls it `name`.
+
+        `image_size` is the option of `export`: "trained", "free" or None.
 
         Raises:
-            FileNotFoundError, ImportError, OSError, UsageError, ValueError: see `export`.
+            FileNotFoundError, OSError: if files are missing or cannot be read.
+            ImportError: if torch or the tokenizer's packages are missing and needed.
+            UsageError: for an `image_size` of a model that reads text.
+            ValueError: for files that are damaged, or a model that no target exports.
         """
         tokenizer = tokenizer_to_write(directory)
         content, architecture = read_config(directory)
@@ -89,19 +94,20 @@ class Checkpoint:
 
     @cached_property
     def card(self) -> Path:
-        """The card of what the user named, if there is one."""
+        """Path of README.md in the checkpoint that the user named. The file may be missing."""
         return checkpoint_directory(self.name, (CONFIG,)) / CARD
 
     @property
     def config_json(self) -> dict[str, Any]:
-        """The config.json of an export: there is no code beside it, and where its checkpoint is
-        means nothing elsewhere."""
+        """Content of the export's config.json: without references to code, and without the
+        checkpoint's place."""
         content = self.config.to_dict() | {"dtype": "float32"}
         return {name: value for name, value in content.items() if name not in LEFT_OUT}
 
 
 def check_exportable(name: str | os.PathLike, config: Any, architecture: str) -> None:
-    """Raise ValueError for a class of model, or a config, that no target can export."""
+    """Raise ValueError if no target can export the class `architecture` with this `config`. `name`
+    is the checkpoint, for the message."""
     if architecture not in HEADS:
         raise ValueError(f"{name} is a {architecture}, expected one of {', '.join(HEADS)}")
     if getattr(config, "add_cross_attention", False):
@@ -111,7 +117,11 @@ def check_exportable(name: str | os.PathLike, config: Any, architecture: str) ->
 
 
 def set_image_size(name: str | os.PathLike, config: Config, image_size: str) -> None:
-    """Raise UsageError for a model that does not read images."""
+    """Set in `config` whether the graphs read images of any size: `image_size` "free", or "trained"
+    for only one size.
+
+    Raises UsageError for a model that does not read images.
+    """
     if HEADS[config.architecture].reads != READS_IMAGES:
         raise UsageError(
             f"image_size={image_size!r} is not supported for {name}, a {config.architecture}: "
@@ -127,7 +137,11 @@ def load_model(directory: Path) -> "PreTrainedModel":
 
 
 def tokenizer_to_write(directory: Path) -> "FoundTokenizer | None":
-    """Return the tokenizer if a tokenizer.json has to be made from it."""
+    """Return the tokenizer in `directory` if tokenizer.json is missing and must be made from it,
+    else None.
+
+    Raises ImportError where that needs torch and torch is not installed.
+    """
     if (directory / "tokenizer.json").is_file():
         return None
     check_tokenizer_files(directory)
@@ -145,7 +159,11 @@ def tokenizer_to_write(directory: Path) -> "FoundTokenizer | None":
 def generation_settings(
     directory: Path, config: Config, model: "PreTrainedModel | None"
 ) -> dict[str, Any]:
-    """Return the content of generation_config.json without settings that have no effect."""
+    """Return the content of generation_config.json without settings that have no effect; empty for
+    a model that does not generate.
+
+    Without `model`, it is read and checked here, with a warning for each setting that is left out.
+    """
     if not HEADS[config.architecture].generates:
         return {}
     if model is not None:  # its settings were checked when it was loaded

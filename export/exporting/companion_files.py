@@ -25,7 +25,11 @@ from .repository_files import (
 
 
 def write_companions(checkpoint: Checkpoint, graphs: Graphs, directory: Path) -> dict[str, Any]:
-    """Write the files, and return what the manifest says of them."""
+    """Write the files beside the graphs to `directory`, and return their fields of the manifest.
+
+    The fields are sentence_modules, languages (if the tokenizer has any) and genai (for portable
+    decoders).
+    """
     if checkpoint.generates:
         # as transformers writes it
         content = json.dumps(checkpoint.generation, indent=2, sort_keys=True)
@@ -50,7 +54,8 @@ def write_companions(checkpoint: Checkpoint, graphs: Graphs, directory: Path) ->
 
 
 def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
-    """Write the tokenizer's files. One of them is made if the checkpoint has only others."""
+    """Write the tokenizer's files to `directory`. tokenizer.json is made if the checkpoint has only
+    others."""
     with tempfile.TemporaryDirectory() as temporary:
         if checkpoint.tokenizer is not None:
             checkpoint.tokenizer.save(Path(temporary))
@@ -62,8 +67,11 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def write_for_clients(checkpoint: Checkpoint, graphs: Graphs, directory: Path) -> dict[str, Any]:
-    """Write config.json and other files that client programs need. Return the fields of the
-    manifest about them."""
+    """Write config.json and other files that client programs need to `directory`.
+
+    Returns {"genai": ...} for the manifest if there is a file for onnxruntime-genai, else {}.
+    `graphs` are those that the export gets.
+    """
     config = checkpoint.config_json
     external = sorted(path.name.removesuffix("_data") for path in directory.glob("onnx/*_data"))
     loaded = graphs.dtypes if graphs.target.is_standard else ()

@@ -54,14 +54,20 @@ class Backend(Protocol):
     def generate(self, texts: list[str], /, **options: Any) -> list[str]: ...
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """Return how many of `rows` texts `generate` should get at once, at least `batch_size`."""
+        """Return how many of `rows` texts `generate` should get at once, at least `batch_size`.
+
+        `options` are those of generation.
+        """
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Return the first output for full sequences (B, S)."""
+        """Return the model's first output for `ids` and their `mask` (B, S): logits (B, S, V), or
+        (B, labels) of a classifier."""
 
     def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield a position and the logits (B, t, V) after the tokens from there on, for all tokens
-        (B, T)."""
+        """Yield (position, logits (B, t, V)) until all tokens `ids` (B, T) are read.
+
+        The logits are those after each of the t tokens from `position` on.
+        """
 
 
 def evaluate(
@@ -76,22 +82,28 @@ def evaluate(
     variant: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Return the metric of the checkpoint or export `directory`, see the table of the module.
+    """Return the metric of the checkpoint or export `directory`.
 
     The result has the metric by name, `engine`, the number of `sentences` or `tokens`, and for BLEU
-    its `signature`.
+    its `signature`. The class of the model determines the metric and its files: `bleu` of
+    translations (`source`, `references`), `perplexity` of a language model (`text`),
+    `pseudo_perplexity` of a masked language model (`text`), and `accuracy` of a classifier (`text`,
+    `labels`).
 
     Args:
+        source, references, text: text files with one sentence a line; for `perplexity` any text.
         labels: file of label names (as in the config's `label2id`) or ids.
-        dtype: dtype of an export's weights, as in `Runtime`.
-        workers: as in `Runtime`.
-        variant: variant of a checkpoint's weights, see `load_checkpoint`.
+        batch_size: rows that the model reads at once.
+        dtype: dtype of an export's weights; by default the first.
+        workers: number of threads that generate batches with an export, as in `Runtime`.
+        variant: variant of a checkpoint's weights: "fp16" reads model.fp16.safetensors.
         options: generation options and languages for BLEU, as in `TextRuntime.generate`. They take
             precedence over the checkpoint's settings. `bleu_tokenize` is sacreBLEU's `tokenize`:
             "13a" by default, "none" for tokenized text. BLEU is cased.
 
     Raises:
-        UsageError: for files and options that the metric does not use; see also `Runtime.generate`.
+        UsageError: for files and options that the metric does not use, and for invalid generation
+            options.
         ValueError: for files that do not match, for a model without a metric, and for a label that
             the model does not have.
     """
@@ -148,9 +160,12 @@ def compare(
     variant: str | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Return `evaluate` of both with the same `settings`: the metric by engine, and the
-    `difference` (export - checkpoint). `dtype` selects the weights of the export, `variant`
-    those of the checkpoint."""
+    """Return the metric of an export and of its checkpoint on the same files.
+
+    The keys are metric (its name), onnxruntime, torch and difference (export - checkpoint).
+    `settings` are the files and options of the metric, such as `source` and `references`. `dtype`
+    selects the weights of the export, `variant` those of the checkpoint.
+    """
     result = evaluate(export, dtype=dtype, **settings)
     expected = evaluate(checkpoint, variant=variant, **settings)
     metric = next(iter(result))
@@ -306,20 +321,27 @@ class OnnxEngine:
         return None if token is None else self.tokenizer.id_to_token(token)
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """Return the number of rows that the runtime prefers. Languages do not count among the
-        options."""
+        """Return how many of `rows` texts the runtime prefers to get at once, at least
+        `batch_size`.
+
+        `options` are those of generation.
+        """
         options = {
             name: value for name, value in options.items() if name not in ("src_lang", "tgt_lang")
         }
         return self.runtime.rows_together(rows, batch_size, options)
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Return the logits of a model that reads full sequences."""
+        """Return the first output of a model that reads full sequences, for `ids` and `mask` (B,
+        S)."""
         return self.runtime.encode(ids, mask)
 
     def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield all logits from one prefill if the graph returns them, else those of one token at a
-        time."""
+        """Yield (position, logits (B, t, V)) of the t tokens from `position` on, until all `ids`
+        (B, T) are read.
+
+        It is one prefill if the graph returns all logits, else a step for each token.
+        """
         first = ids[:, :1]
         request = GenerationRequest(
             Options(max_new_tokens=max(1, ids.shape[1] - 1)), first, np.ones_like(first)
@@ -388,11 +410,16 @@ class TorchEngine:
         return self.text.batch_decode(outputs, skip_special_tokens=True)
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """Return `batch_size`."""
+        """Return `batch_size`: torch gets no more texts at once."""
         return batch_size
 
     def chosen_languages(self, src_lang: str | None, tgt_lang: str | None) -> dict[str, int]:
-        """Return the options of generation after telling the tokenizer the source language."""
+        """Set the tokenizer's source language, and return options of `generate` that select the
+        target language.
+
+        Raises UsageError for an unknown language, and for a model without languages. The languages
+        have their names in the tokenizer; None for its default. Without any, nothing is set.
+        """
         if src_lang is None and tgt_lang is None:
             return {}
         if not hasattr(self.text, "src_lang"):
@@ -415,7 +442,8 @@ class TorchEngine:
             )
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Return the logits of full sequences, computed without gradients."""
+        """Return the model's first output for `ids` and `mask` (B, S), computed without
+        gradients."""
         import torch
 
         self.check(ids)
@@ -424,5 +452,5 @@ class TorchEngine:
             return logits.numpy()
 
     def steps(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the logits of all tokens at once."""
+        """Yield (0, logits (B, T, V)) of all tokens `ids` (B, T) at once."""
         yield 0, self.logits(ids, np.ones_like(ids))

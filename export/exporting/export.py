@@ -30,9 +30,8 @@ PACKAGES = ("vanilla-transformer", "torch", "transformers", "onnx")
 
 
 def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any) -> dict[str, Any]:
-    """Writes the graphs of `checkpoint` to the directory `out`, after comparing them with torch,
-    and returns the manifest. A checkpoint of a family in `conversion.FAMILIES` is converted on the
-    way.
+    """Write the graphs of `checkpoint` to the directory `out`, after comparing them with torch, and
+    return the manifest. A checkpoint of a family in `conversion.FAMILIES` is converted on the way.
 
     Where torch is not installed, nothing is converted or compared: the manifest says why, and a
     warning does.
@@ -69,16 +68,16 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
         cases: number of random inputs on which the graphs are compared with torch (12)
 
     Raises:
-        FileExistsError: if `out` or `triton` cannot be written, see `files.new_directory`.
+        FileExistsError: if `out` or `triton` exists and may not be replaced.
         ImportError: where torch is not installed, for a checkpoint of another family, for
             `calibrate`, and for a tokenizer without tokenizer.json.
-        UsageError: for an option that is unknown or has a wrong value, for several dtypes where
-            the target takes one, for `keep`, `config` or `leave_out` if nothing is converted, for
-            an image size of a text model, for `calibrate` without integer matmuls, and if `out` or
+        UsageError: for an option that is unknown or has a wrong value, for several dtypes where the
+            target takes one, for `keep`, `config` or `leave_out` if nothing is converted, for an
+            image size of a text model, for `calibrate` without integer matmuls, and if `out` or
             `triton` is inside the other.
-        FileNotFoundError, OSError, ValueError: see `load_checkpoint` and `calibration.calibrate`;
-            ValueError for a target or dtype that does not support the model, and if the graphs
-            differ from torch. Half precision is only compared on a GPU.
+        FileNotFoundError, OSError, ValueError: for a checkpoint or a text that is missing, damaged
+            or of an unknown family. ValueError also for a target or dtype that does not support the
+            model, and if the graphs differ from torch. Half precision is only compared on a GPU.
     """
     parsed = ExportOptions.of(options)
     check_apart(out, parsed.triton)
@@ -100,7 +99,10 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
 def write_export(
     checkpoint: Checkpoint, options: ExportOptions, directory: Path, triton: Path | None = None
 ) -> dict[str, Any]:
-    """Write an export to `directory` and a model of Triton to `triton`. Return the manifest."""
+    """Write an export of `checkpoint` by `options` to `directory`, and return its manifest.
+
+    If `triton` is not None, a model of Triton is written to that directory too.
+    """
     if options.generate is not None:
         return write_one_graph(checkpoint, options, directory, triton)
     if triton is not None:
@@ -115,8 +117,12 @@ def write_export(
 def write_one_graph(
     checkpoint: Checkpoint, options: ExportOptions, directory: Path, triton: Path | None
 ) -> dict[str, Any]:
-    """Write an export with the one graph of `options.generate`, like `write_export`. The graph is
-    made from those of an export that is compared with torch first."""
+    """Write an export with the one graph that generates, `options.generate`, to `directory`. Return
+    the manifest.
+
+    The graph is made from those of an export that is compared with torch first. `triton` is the
+    directory of a Triton model, or None.
+    """
     from .one_graph import check_model, write_generator
 
     mode = str(options.generate)
@@ -135,7 +141,8 @@ def write_one_graph(
 
 
 def check_apart(out: str | os.PathLike, triton: str | os.PathLike | None) -> None:
-    """Raise UsageError if one of the two outputs is inside the other."""
+    """Raise UsageError if one of the directories `out` and `triton` is inside the other, or both
+    are the same."""
     if triton is None:
         return
     outputs = [Path(os.path.realpath(path)) for path in (out, triton)]
@@ -160,10 +167,11 @@ def check_whole_sequences(checkpoint: Checkpoint) -> None:
 
 
 def describe(checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int) -> dict[str, Any]:
-    """Write what stands beside the graphs in `directory`, compare them with torch, and return the
-    manifest that records it.
+    """Write the other files beside the graphs in `directory`, compare the graphs with torch, and
+    return the manifest.
 
-    Where no device can run the graphs, `parity` is `None` and `parity_reason` says why.
+    `cases` is the number of random inputs. Where no device can run the graphs, `parity` in the
+    manifest is None and `parity_reason` says why.
 
     Raises:
         ValueError: if the graphs do not give what torch gives.
@@ -185,7 +193,10 @@ def describe(checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int
 def compare_with_torch(
     checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int, device: str | None
 ) -> dict[str, dict | None]:
-    """Return the results of comparing the graphs with torch, by dtype.
+    """Compare the graphs in `directory` with torch on `cases` random inputs.
+
+    Return {dtype: numbers of the comparison, for the manifest}. The graphs run on `device`, None
+    for the default.
 
     Raises:
         ValueError: if the graphs differ from torch by more than the tolerance.
@@ -207,14 +218,19 @@ def compare_with_torch(
 def without_parity(
     graphs: Graphs, directory: Path, facts: dict[str, Any], reason: str
 ) -> dict[str, Any]:
-    """Write the manifest of graphs that were not compared, and return it."""
+    """Write the manifest of graphs that were not compared for this `reason`, and return it. `facts`
+    are its other fields."""
     return write_manifest(
         directory, **facts, **graphs.facts(dict.fromkeys(graphs.dtypes)), parity_reason=reason
     )
 
 
 def manifest_facts(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
-    """Return the fields of the manifest about the checkpoint and all graphs."""
+    """Return the fields of the manifest about the checkpoint and all graphs.
+
+    They are model_type, architecture, target, activations, shortlist and opset, and calibration and
+    step if there are any.
+    """
     config, architecture = checkpoint.config_json, checkpoint.architecture
     facts = {
         "model_type": config["model_type"],
@@ -232,7 +248,7 @@ def manifest_facts(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the version of each of `PACKAGES` that is installed."""
+    """Return {package: version} of those of `PACKAGES` that are installed."""
     installed = {}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):

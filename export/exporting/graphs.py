@@ -55,7 +55,10 @@ class GraphFormat:
 def write_graphs(
     source: GraphSource, form: GraphFormat, specs: dict[str, GraphSpec], directory: Path
 ) -> None:
-    """Write the graphs with these `specs` by role, and their weights, to `directory`."""
+    """Write the graphs with these `specs` by role, and their weights, to the export `directory`.
+
+    `source` is the model, and `form` has the target, the dtypes and the opset.
+    """
     files = directory / "onnx"
     files.mkdir(parents=True, exist_ok=True)
     shared = files / (SHARED_WEIGHTS if form.target.shares_weights else SCRATCH)
@@ -75,7 +78,11 @@ def write_graphs(
 def write_graph(
     source: GraphSource, store: WeightStore, form: GraphFormat, role: str, spec: GraphSpec
 ) -> ir.Model:
-    """Return the graph of `role` with the inputs and outputs of `spec`."""
+    """Return the graph of `role` with the inputs and outputs of `spec`. `store` keeps weights that
+    several graphs share.
+
+    `source` is the model, and `form` has the target, the dtypes and the opset.
+    """
     target: TargetGraphs = form.target.graphs(form.dtype)
     op = Ops(store.dtype)
     g = GraphContext(

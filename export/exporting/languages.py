@@ -30,15 +30,12 @@ OF_MARIAN = re.compile(r">>[^<>]*<<")
 
 def read_languages(directory: Path, start: int | None) -> dict[str, Any] | None:
     """Return the languages for the manifest, from the tokenizer's files in the export `directory`,
-    or `None`.
+    or None without any.
 
     If the language is a word of the text, as in Marian, the result has these `words`. Otherwise it
     has `tokens` (ids by language), `source` (the language of tokenizer.json), `before` and `after`
-    (ids around a text, `None` for the language), and `target` (the generation option that selects
-    the target language).
-
-    Args:
-        start: the `decoder_start_token_id` of the model.
+    (ids around a text, None for the language), and `target` (the generation option that selects the
+    target language). `start` is the `decoder_start_token_id` of the model.
     """
     content = read_object(directory / "tokenizer.json")
     added = {token["content"]: token["id"] for token in content.get("added_tokens", ())}
@@ -67,6 +64,6 @@ def read_languages(directory: Path, start: int | None) -> dict[str, Any] | None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file, or an empty one without the file."""
+    """Return the JSON object of a file, or an empty one without the file or for other JSON."""
     content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return content if isinstance(content, dict) else {}

@@ -12,14 +12,15 @@ from .checkpoint import check_exportable
 
 
 def load_checkpoint(checkpoint: str | os.PathLike, variant: str | None = None) -> PreTrainedModel:
-    """Return the model of a checkpoint directory or Hub id, in float32 and evaluation mode. Its
-    class is the one that its config names. Families in `conversion.FAMILIES` are converted.
-    `variant` is as in `export`.
+    """Return the model of a checkpoint directory or Hub id, in float32 and evaluation mode.
+
+    Its class is the one that its config names. Families in `conversion.FAMILIES` are converted.
+    `variant` "fp16" reads the weights in model.fp16.safetensors.
 
     Raises:
-        FileNotFoundError, OSError, ValueError: see `conversion.convert` and
-            `vanilla_transformer.checkpoint.load_checkpoint`; ValueError for a model that no graph
-            here can hold.
+        FileNotFoundError, OSError: if files are missing or cannot be read.
+        ValueError: for files that are damaged or do not fit each other, for a family that is not
+            known, and for a model that no target exports.
     """
     with converted(checkpoint, variant=variant) as ours:
         check_exportable(checkpoint, *read_config(ours))

@@ -21,7 +21,11 @@ OMITTED_FACTS = ("step", "genai")  # facts of the manifest
 
 
 def check_model(checkpoint: Checkpoint, mode: str) -> None:
-    """Raise ValueError for a model that does not generate; see also `Rules.of`."""
+    """Raise ValueError for a model that does not generate, and for settings that a graph of `mode`
+    cannot hold.
+
+    `mode` is "greedy", "sample" or "beam".
+    """
     if not checkpoint.generates:
         problem = f"{checkpoint.name} is a {checkpoint.architecture}"
         raise ValueError(f"{problem}, expected a {' or a '.join(GENERATORS)} for --generate")
@@ -37,8 +41,10 @@ def write_generator(
     parts: Path, directory: Path, target: Target, mode: str, cases: int
 ) -> tuple[dict, GraphSpec]:
     """Write the export `parts` to `directory`, with one graph of `mode` per dtype in place of its
-    graphs. Return the manifest and the inputs and outputs of the first graph. On `cases` random
-    inputs, its sequences are compared with those of the runtime.
+    graphs.
+
+    Returns the manifest, and the spec of the first graph. On `cases` random inputs, its sequences
+    are compared with those of the runtime.
 
     Raises:
         ValueError: if they differ, in float32, in more rows than near ties explain.
@@ -70,8 +76,12 @@ def load_graph(path: Path) -> ir.Model:
 def write_graph(
     info: ExportInfo, directory: Path, target: Target, mode: str, dtype: str
 ) -> GraphSpec:
-    """Write the one graph of `dtype`, made from the graphs in the export `info`. The file is named
-    after the precision."""
+    """Write the one graph of `dtype`, made from the graphs in the export `info`, and return its
+    spec.
+
+    It generates in `mode`, "greedy", "sample" or "beam". The file in `directory` is named after the
+    dtype.
+    """
     config = info.config
     files = info.manifest["variants"][dtype]["graphs"]
     graphs = {

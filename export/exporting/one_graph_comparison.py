@@ -33,8 +33,11 @@ class FixedUniforms:
 
 
 def compare(export: Path, graph: Path, mode: str, dtype: str, cases: int) -> dict[str, int]:
-    """Return the number of rows of random inputs, and the number for which `graph` and `export`
-    give the same sequences.
+    """Return {"rows": number of rows, "equal": number of rows with equal sequences} on `cases`
+    random batches.
+
+    The sequences are those of the file `graph`, and those of the runtime with the `export`. `mode`
+    is "greedy", "sample" or "beam". `dtype` is that of the weights.
 
     Raises:
         ValueError: if the sequences of more rows than `NEAR_TIES` differ in float32.
@@ -97,8 +100,11 @@ def host_options(mode: str) -> dict[str, Any]:
 
 
 def expected_sequences(runtime: Runtime, feeds: dict[str, np.ndarray], mode: str) -> np.ndarray:
-    """Return the sequences that the search on the host finds with the logits of the same
-    decoder."""
+    """Return the sequences (B, P + T) that the runtime's search finds for the graph inputs `feeds`,
+    prompts included.
+
+    `mode` is "greedy", "sample" or "beam".
+    """
     options = host_options(mode) | {"max_new_tokens": int(feeds["max_new_tokens"][0, 0])}
     request = runtime.request(feeds["input_ids"], feeds["attention_mask"], None, options)
     search: Search = start_search(request.options, request.prompt)

@@ -24,11 +24,22 @@ from ..arguments import (
     unicode,
 )
 from ..errors import UsageError, did_you_mean
+from ..inference.options import FLAG, Kind
 from ..one_graph import MODES
 from ..specs.sequences import IMAGE_SIZES
 from ..targets.registry import default_target, get_target, known_targets, targets
 
 File = str | os.PathLike | None
+PATH = Kind("a path", lambda value: isinstance(value, str | os.PathLike))
+NAME = Kind("a name", lambda value: isinstance(value, str))
+NAMES = Kind(
+    "a list of names", lambda value: isinstance(value, Iterable) and not isinstance(value, str)
+)
+FIELDS_BY_NAME = Kind("a dict of fields by name", lambda value: isinstance(value, Mapping))
+PATH_OR_TOKENS = Kind(
+    "the path of a text or a list of token ids",
+    lambda value: PATH.holds(value) or isinstance(value, Iterable),
+)
 
 
 # ------------------------------------------------------------------- help, of registered targets
@@ -69,6 +80,11 @@ def dtype_names(text: str) -> str | list[str]:
 
 
 # ---------------------------------------------------------------------------------------- checks
+
+
+def check_kind(name: str, value: Any, kind: Kind | None) -> None:
+    if not (value is None or kind is None or kind.holds(value)):
+        raise UsageError(f"{name} is {value!r:.100}, expected {kind.expected}", name)
 
 
 def check_target(options: "ExportOptions") -> None:
@@ -137,8 +153,8 @@ def check_calibrate(options: "ExportOptions") -> None:
 
 
 def check_generate(options: "ExportOptions") -> None:
-    """Raise UsageError for an unknown mode, and for a target whose decoder does not go into a
-    loop."""
+    """Raise UsageError for an unknown mode, for a target whose decoder does not go into a loop, and
+    with `image_size`."""
     mode = options.generate
     if mode is None:
         return
@@ -158,7 +174,8 @@ def check_generate(options: "ExportOptions") -> None:
 
 
 def check_cases(options: "ExportOptions") -> None:
-    """Raise UsageError for no comparison: an export that was not compared is not done."""
+    """Raise UsageError if `cases` is not at least 1: an export that was not compared is not
+    done."""
     if not isinstance(options.cases, int) or options.cases < 1:
         raise UsageError(f"cases is {options.cases!r}, expected a whole number of at least 1")
 
@@ -171,6 +188,7 @@ def option(
     help: str | Callable[[], str],
     read: Callable[[str], Any] | None = None,
     check: Callable[["ExportOptions"], None] | None = None,
+    kind: Kind | None = None,
     is_repeated: bool = False,
     flag: str | None = None,
     metavar: str | None = None,
@@ -178,16 +196,18 @@ def option(
     """Return a field of `ExportOptions`.
 
     Args:
-        help: a function if it names the targets that are registered.
-        read: reads the value of its flag, and raises ArgumentTypeError.
-        check: raises UsageError for a value that it cannot have.
-        is_repeated: whether the flag may be repeated.
-        flag: `--set` for `config`; by default the name of the field.
+        default: the value without the option.
+        help: text, or a function that returns it if it names the targets that are registered.
+        read: reads the text of its flag, and raises ArgumentTypeError.
+        check: gets the options, and raises UsageError for a wrong value.
+        kind: the type of its values, if `check` does not check it.
+        is_repeated: True if the flag may be repeated.
+        flag: name of the flag; by default that of the field, such as `--leave-out`.
+        metavar: name of the flag's value in the help.
     """
-    metadata = {"help": help, "read": read, "check": check, "is_repeated": is_repeated}
-    return dataclasses.field(
-        default=default, metadata=metadata | {"flag": flag, "metavar": metavar}
-    )
+    metadata: dict[str, Any] = {"help": help, "read": read, "check": check, "kind": kind}
+    metadata |= {"is_repeated": is_repeated, "flag": flag, "metavar": metavar}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -213,6 +233,7 @@ class ExportOptions:
         None,
         "text in the output language; only its tokens and special tokens are generated",
         path,
+        kind=PATH_OR_TOKENS,
         metavar="FILE",
     )
     calibrate: File = option(
@@ -221,6 +242,7 @@ class ExportOptions:
         "instead of one per row; faster",
         path,
         check_calibrate,
+        PATH,
         metavar="FILE",
     )
     generate: str | None = option(
@@ -235,6 +257,7 @@ class ExportOptions:
         None,
         "directory for the converted CHECKPOINT of another family; default: temporary",
         path,
+        kind=PATH,
         metavar="DIR",
     )
     config: Mapping[str, Any] | None = option(
@@ -242,22 +265,24 @@ class ExportOptions:
         "field of config.json in JSON or text, for a CHECKPOINT of another family: "
         "architectures=BertModel ...; may be repeated",
         key_value,
+        kind=FIELDS_BY_NAME,
         is_repeated=True,
         flag="--set",
         metavar="KEY=VALUE",
     )
     leave_out: Iterable[str] = option(
-        (), LEAVE_OUT_HELP, unicode, is_repeated=True, metavar="PATTERN"
+        (), LEAVE_OUT_HELP, unicode, kind=NAMES, is_repeated=True, metavar="PATTERN"
     )
-    variant: str | None = option(None, VARIANT_HELP, source, metavar="NAME")
+    variant: str | None = option(None, VARIANT_HELP, source, kind=NAME, metavar="NAME")
     triton: File = option(
         None,
         "directory for a Triton model, a folder of a model repository; for models that do not "
         "generate, or with --generate",
         path,
+        kind=PATH,
         metavar="DIR",
     )
-    force: bool = option(False, "replace OUTPUT if vanilla-transformer wrote it")
+    force: bool = option(False, "replace OUTPUT if vanilla-transformer wrote it", kind=FLAG)
     cases: int = option(
         12, "number of random inputs on which the graphs are compared with torch", check=check_cases
     )
@@ -266,14 +291,15 @@ class ExportOptions:
         for name, field in FIELDS.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, field.default)
-        for field in FIELDS.values():
+        for name, field in FIELDS.items():
+            check_kind(name, getattr(self, name), field.metadata["kind"])
             if check := field.metadata["check"]:
                 check(self)
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "ExportOptions":
-        """Return the options by name. Raise UsageError for an unknown name or an
-        invalid value."""
+        """Return the options for {name: value}. Raises UsageError for an unknown name or an invalid
+        value."""
         for name in options.keys() - FIELDS.keys():
             raise UsageError(
                 f"export has no option {name!r}, expected one of "
@@ -289,8 +315,8 @@ class ExportOptions:
 
     @property
     def texts(self) -> list[str | os.PathLike]:
-        """Paths of the text files `shortlist` and `calibrate`, which export reads besides the
-        checkpoint."""
+        """Paths of the text files `shortlist` and `calibrate`, if set, which export reads besides
+        the checkpoint."""
         texts = (self.shortlist, self.calibrate)
         return [text for text in texts if isinstance(text, str | os.PathLike)]
 
@@ -309,7 +335,7 @@ def flag_help(field: dataclasses.Field) -> str:
 
 
 def add_options(parser: Parser) -> None:
-    """Add the flag of each field, in the order of the fields."""
+    """Add the flag of each field to `parser`, in the order of the fields."""
     for name, field in FIELDS.items():
         if name in WITHOUT_FLAG:
             continue
@@ -327,13 +353,14 @@ def add_options(parser: Parser) -> None:
 
 
 def options_from_flags(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `export` that the flags set."""
+    """Return {name: value} of the options of `export` in the parsed flags `args`."""
     options = {name: getattr(args, name) for name in FIELDS if name not in WITHOUT_FLAG}
     return options | {"config": dict(options["config"])}
 
 
 def options_text(indent: str = "") -> str:
-    """Return the fields for a docstring, in lines of at most 100 columns."""
+    """Return a line "name: help (default)" for each field, for a docstring, wrapped at 100 columns.
+    Lines begin with `indent`."""
     hanging = textwrap.TextWrapper(100, initial_indent=indent, subsequent_indent=f"{indent}    ")
     return "\n".join(
         hanging.fill(f"{name}: {flag_help(field)} ({field.default!r})")
@@ -342,7 +369,7 @@ def options_text(indent: str = "") -> str:
 
 
 def options_table() -> str:
-    """Return the fields for the documentation, in Markdown."""
+    """Return a table of the fields in Markdown, for the documentation."""
     lines = ["| option | flag | default | meaning |", "|---|---|---|---|"]
     for name, field in FIELDS.items():
         metavar = field.metadata["metavar"] or name.upper()

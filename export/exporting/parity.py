@@ -61,8 +61,8 @@ class Report:
 
     @property
     def half_tolerance(self) -> float | None:
-        """Largest error allowed in half precision; `None` if torch was not run in that
-        precision."""
+        """Largest error allowed in half precision, twice that of torch; None if torch was not run
+        in that precision."""
         return 2 * self.torch_max_error or None
 
     def summary(self) -> dict[str, Any]:
@@ -106,9 +106,13 @@ class Report:
         case: str,
         same: np.ndarray | None = None,
     ) -> None:
-        """Compare `result` with `expected` (B, ..., C) where the boolean `real` (B, ...) is True.
-        Errors are relative to `error_scale`. `same` is torch's result in the precision of `result`,
-        if `expected` has another precision."""
+        """Add the errors of `result` against `expected`, both (B, ..., C), to the counts, and
+        failures beyond the tolerance.
+
+        Only places where the boolean `real` (B, ...) is True count. Errors are relative to
+        `error_scale`. `same` is torch's result in the precision of `result`, if `expected` has
+        another precision. `case` names the batch in failures.
+        """
         never = np.isneginf(expected)  # tokens outside a shortlist
         if not np.isfinite(result[~never]).all() or not np.isneginf(result[never]).all():
             self.failures.append(f"{case}: some values are not finite")
@@ -129,8 +133,11 @@ class Report:
             )
 
     def judge(self) -> None:
-        """Add a failure if errors in half precision are larger than allowed. No error is allowed
-        where torch's own numbers are not finite."""
+        """Add a failure if the largest or the mean error is more than twice torch's own in half
+        precision.
+
+        No error is allowed where torch's own numbers are not finite.
+        """
         for name, error, allowed in (
             ("largest", self.max_error, 2 * self.torch_max_error),
             ("mean", self.mean_error, 2 * self.torch_mean_error),
@@ -143,8 +150,11 @@ class Report:
     def compare_tokens(
         self, logits: np.ndarray, expected: np.ndarray, real: np.ndarray, case: str
     ) -> None:
-        """Compare the best tokens of two arrays of logits (B, ..., V) where `real` (B, ...) is
-        True."""
+        """Count how often `logits` and `expected`, both (B, ..., V), have the same largest logit.
+
+        Only places where `real` (B, ...) is True count. A choice that differs without a tie is a
+        failure, unless there is no tolerance. `case` names the batch in failures.
+        """
         if logits.shape[-1] < 2:
             return
         logits = logits[real]
@@ -163,8 +173,12 @@ class Report:
 
 
 def error_scale(expected: np.ndarray) -> np.ndarray:
-    """Return the scale of the error of each value of (..., C): the largest of 1, the value, and
-    `OF_LARGEST` times the largest of its vector."""
+    """Return the number that the error of each value of `expected` (..., C) is divided by, in the
+    same shape.
+
+    It is the largest of 1, the value's magnitude, and `OF_LARGEST` times the largest magnitude of
+    its vector.
+    """
     sizes = np.abs(expected)
     return np.maximum(
         np.maximum(1, sizes), OF_LARGEST * sizes.max(axis=-1, keepdims=True, initial=0)
@@ -179,17 +193,18 @@ def verify(
     device: str | None = None,
     dtype: str | None = None,
 ) -> Report:
-    """Compare an export in `directory` with `model`, the checkpoint in torch, float32 and
-    evaluation mode. The export runs on `device` with the weights of `dtype`, the first by default.
+    """Return a report of the comparison of the export in `directory` with `model`, its checkpoint
+    in torch.
 
-    Each case is a batch of 1 to 5 rows of 1 to 33 random tokens: full rows, rows of different
-    lengths padded on the right, or the same with one row that is all padding (a decoder that
-    generates: padded on the left, one that reads whole
-    sequences: on either side). Decoders are compared at the first step and at later ones, with
-    torch reading the whole sequence at once, without a cache.
+    `model` must be in float32 and evaluation mode. The export runs on `device` with the weights of
+    `dtype`, the first by default. Each of `cases` is a batch of 1 to 5 rows of 1 to 33 random
+    tokens: full rows, rows of different lengths padded on the right, or the same with one row that
+    is all padding. Prompts of a decoder are padded on the left. Decoders are compared at the first
+    step and at later ones, with torch reading the whole sequence at once, without a cache.
 
-    float32 may differ by `TOLERANCE`, half precision as `Report` says, quantized weights by any
-    error.
+    float32 may differ by `TOLERANCE`, half precision by twice the error of torch in that precision,
+    quantized weights by any error. Raises ValueError if the export is of another model. `seed` is
+    that of the random inputs.
     """
     runtime = Runtime(directory, device=device, dtype=dtype)
     check_same_model(runtime, model)
@@ -250,7 +265,8 @@ def references(model: PreTrainedModel, dtype: str) -> list[PreTrainedModel]:
     """Return the models that an export with weights of `dtype` is compared with.
 
     For fp16 and bf16 these are two copies of `model`, first in float64, then in `dtype`. For other
-    dtypes it is `model` alone."""
+    dtypes it is `model` alone.
+    """
     if dtype not in HALF:
         return [model]
     dtypes = (torch.float64, HALF[dtype])
@@ -264,8 +280,10 @@ def array(states: torch.Tensor) -> np.ndarray:
 
 
 def check_same_model(runtime: Runtime, model: PreTrainedModel) -> None:
-    """Check that the architecture and all sizes are the checkpoint's. Otherwise the comparison
-    would fail inside numpy."""
+    """Raise ValueError unless the export has the architecture and all sizes of `model`.
+
+    Otherwise the comparison would fail inside numpy.
+    """
     widths = (
         "vocab_size",
         "hidden_size",
@@ -300,7 +318,11 @@ def check_same_model(runtime: Runtime, model: PreTrainedModel) -> None:
 def sample(
     rng: np.random.Generator, vocab_size: int, longest: int, padding: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return random ids and a mask, both (B, S)."""
+    """Return random ids and a mask, both (B, S), with B up to 5 and S up to `longest`.
+
+    `padding` is "none", "right", or "empty row": on the right, and one row is all padding. `rng`
+    makes the numbers. Ids are below `vocab_size`.
+    """
     shape = rng.integers(1, 6), rng.integers(1, longest + 1)
     ids = rng.integers(0, vocab_size, shape)
     mask = np.ones(shape, np.int64)
@@ -339,7 +361,11 @@ def compare_images(case: Case) -> None:
 
 
 def compare_sequences(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
-    """Compare all outputs of a graph that reads full sequences."""
+    """Compare all outputs of a graph that reads full sequences with torch, for random `ids` and
+    their `mask` (B, S).
+
+    Differences beyond the tolerance are added to `case.report`.
+    """
     feeds = sequence_inputs(case, ids, mask)
     results = case.runtime.outputs(**feeds)
     inputs = {
@@ -369,8 +395,11 @@ def compare_choices(
 
 
 def sequence_inputs(case: Case, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the inputs of the graph for random `ids` and their `mask` (B, S), as `Runtime.outputs`
-    takes them."""
+    """Return {input: array} of the graph for random `ids` and their `mask` (B, S).
+
+    Ids and mask may be changed to fit the model, such as end tokens, choices or left padding.
+    Further inputs are random.
+    """
     spec = case.runtime.specs["encoder"]
     names = {tensor.name for tensor in spec.inputs}
     config = case.config
@@ -398,8 +427,10 @@ def sequence_inputs(case: Case, ids: np.ndarray, mask: np.ndarray) -> dict[str, 
 
 
 def torch_inputs(feeds: dict[str, np.ndarray], config: PretrainedConfig) -> dict[str, np.ndarray]:
-    """Return the inputs for torch, with positions if torch would count padding as positions.
-    Decoder graphs count only tokens."""
+    """Return the inputs of torch for the graph's inputs `feeds`.
+
+    Positions are added if torch would count padding as positions. Decoder graphs count only tokens.
+    """
     prefix = {"vanilla-decoder": "", "vanilla-seq2seq": "decoder_"}.get(config.model_type)
     if (
         prefix is None
@@ -412,7 +443,11 @@ def torch_inputs(feeds: dict[str, np.ndarray], config: PretrainedConfig) -> dict
 
 
 def compare_seq2seq(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
-    """Compare the states of the encoder, if it returns any, and the logits of the decoder."""
+    """Compare an encoder-decoder with torch, for random sources `ids` and their `mask` (B, S).
+
+    The states of the encoder, if it returns any, and the logits of the decoder are compared.
+    Differences beyond the tolerance are added to `case.report`.
+    """
     source_mask = torch.from_numpy(mask)
     encoded = [model.get_encoder()(torch.from_numpy(ids), source_mask) for model in case.models]
     if case.runtime.specs["encoder"].outputs[0].name == "last_hidden_state":
@@ -449,8 +484,12 @@ def compare_rows(
     expected: list[np.ndarray],
     real: np.ndarray,
 ) -> None:
-    """Compare the logits of the decode step if each row has a source of its own length. `tokens`
-    (B, T) are fed one by one."""
+    """Compare the logits of the decode step if each row has a source of its own length.
+
+    `source` are ids and mask. `tokens` (B, T) are fed one by one. `expected` has the logits (B, T,
+    V) of each of `references`, and `real` (B, T) is False for rows without a source. Differences
+    beyond the tolerance are added to `case.report`.
+    """
     model = case.runtime.model
     spec = model.info.specs[STEP]
     ids, mask = source
@@ -482,7 +521,10 @@ def compare_rows(
 
 
 def compare_decoder(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
-    """Compare the logits of a decoder after prompts that are padded on the left."""
+    """Compare the logits of a decoder with torch, for random prompts `ids` and their `mask` (B, S).
+
+    They are padded on the left first. Differences beyond the tolerance are added to `case.report`.
+    """
     if not case.runtime.model.decoders.supports_empty_prompts:
         mask[~mask.any(axis=1), 0] = 1
     ids, mask = move_padding(ids, mask, "left", 0)
@@ -504,10 +546,12 @@ def compare_lookup(
     expected: list[np.ndarray],
     real: np.ndarray,
 ) -> None:
-    """Compare the logits of the lookup graph, which reads several tokens at once, with `expected`.
+    """Compare the logits of the graph for prompt lookup, which reads several tokens at once, if the
+    export has one.
 
-    Only the first row is compared; the report of `case` gets the differences. `real` is True for
-    tokens that are not padding."""
+    Only the first row is compared. `expected` has the logits (B, T, V) of each of `references`.
+    `real` is True for tokens that are not padding.
+    """
     runtime = case.runtime
     if "lookup" not in runtime.info.manifest["variants"][runtime.dtype]["graphs"]:
         return
@@ -525,8 +569,11 @@ def compare_steps(
     real: np.ndarray,
 ) -> None:
     """Feed `tokens` (B, T) in steps, the first those of `request`, and compare the logits after
-    each token. Graphs that return only the last logits of a step are compared there. `expected` has
-    the logits (B, T, V) of each of `references`."""
+    each token.
+
+    Graphs that return only the last logits of a step are compared there. `expected` has the logits
+    (B, T, V) of each of `references`. `real` (B, T) is True for tokens that are not padding.
+    """
     end = request.input_ids.shape[1]
     with closing(case.runtime.model.decoders.start(request)) as decoder:
         lengths = LATER_STEPS if decoder.max_step_tokens != 1 else (1,) * sum(LATER_STEPS)
@@ -541,7 +588,11 @@ def compare_steps(
 def compare_step(
     case: Case, logits: np.ndarray, end: int, expected: list[np.ndarray], real: np.ndarray
 ) -> None:
-    """Compare `logits` (B, t, V), those after the last t of the first `end` tokens."""
+    """Compare `logits` (B, t, V), those after the last t of the first `end` tokens.
+
+    `expected` has the logits (B, T, V) of each of `references`. `real` (B, T) is True for tokens
+    that are not padding.
+    """
     step = slice(end - logits.shape[1], end)
     part = f"after token {end}"
     references = [states[:, step] for states in expected]

@@ -34,7 +34,11 @@ class Graphs:
 
     @classmethod
     def plan(cls, checkpoint: Checkpoint, options: ExportOptions) -> "Graphs":
-        """Return the graphs to write. Raises ValueError for a model that the target cannot hold."""
+        """Return the graphs to write for `checkpoint`, by the target and dtypes in `options`.
+
+        Raises:
+            ValueError: for a model that the target does not support.
+        """
         target = get_target(options.target)
         if uses_target(checkpoint.config):
             check_fields(checkpoint.config, target)
@@ -54,14 +58,15 @@ class Graphs:
             write_graphs(self.source, form, specs, directory)
 
     def save_for_triton(self, export: Path, directory: Path) -> None:
-        """Write the one graph of the first dtype, which was saved to `export`, for Triton."""
+        """Write the one graph of the first dtype, which is in the directory `export`, as a Triton
+        model to `directory`."""
         specs = self.specs[self.dtypes[0]]
         [spec] = specs.values()
         write_triton_model(spec, export, directory, self.target.devices(specs, self.dtypes[0]))
 
     @property
     def files(self) -> dict[str, str]:
-        """Files of the graphs of the first dtype, by role."""
+        """{role: file} of the graphs of the first dtype."""
         return {role: spec.file for role, spec in self.specs[self.dtypes[0]].items()}
 
     def facts(self, parity: dict[str, dict | None]) -> dict[str, Any]:
@@ -81,8 +86,10 @@ class Graphs:
 
 
 def uses_target(config: Config) -> bool:
-    """Return True if the graphs of a model have the attention of its target. Models with a decoder
-    that reads full sequences have standard operators on every target."""
+    """Return True if the graphs of a model have the attention of its target.
+
+    Models with a decoder that reads full sequences have standard operators on every target.
+    """
     return HEADS[config.architecture].generates or config.model_type in (
         "vanilla-encoder",
         "vanilla-vision",
@@ -96,7 +103,8 @@ def check_fields(config: Config, target: Target) -> None:
 
 
 def graph_source(checkpoint: Checkpoint, options: ExportOptions) -> GraphSource:
-    """Return the source of the graphs: the weights, the shortlist and the calibration."""
+    """Return the config and the weights of the graphs, the tokens of the shortlist, and the
+    calibration, by `options`."""
     tokens = shortlist_tokens(checkpoint, options.shortlist)
     rows = {} if tokens is None else {f"{LM_HEAD}.{part}": tokens for part in ("weight", "bias")}
     calibration = None

@@ -50,14 +50,18 @@ NO_TOKENIZER = "no-tokenizer"
 def client_config(
     config: dict, roles: Collection[str], dtypes: Sequence[str], external: Sequence[str] = ()
 ) -> dict:
-    """Return config.json of an export: that of the checkpoint with a model type that
-    Transformers.js has for graphs of these `roles`. It also says which files load without options,
-    and always has a `label2id`. The manifest has the true model type.
+    """Return the config.json of an export: that of the checkpoint, with a model type that
+    Transformers.js has for such graphs.
+
+    It also says which files load without options, and always has a `label2id`. The manifest has the
+    true model type.
 
     Args:
-        dtypes: of the graphs' files, the first is the default, and a browser's wasm loads int8
-            where it is one of them; none for graphs that Transformers.js cannot run.
-        external: names of the graphs' files whose weights are in a file of their own.
+        config: config.json of the checkpoint.
+        roles: roles of the graphs, "encoder", "decoder" or both.
+        dtypes: dtypes of the files, the default first; none for graphs that Transformers.js cannot
+            run. A browser's wasm loads int8 if it is one of them.
+        external: names of graph files whose weights are in a file of their own.
     """
     model_type = MODEL_TYPES[tuple(role for role in ("encoder", "decoder") if role in roles)]
     model_type = "vit" if config["model_type"] == "vanilla-vision" else model_type
@@ -81,17 +85,22 @@ def client_config(
 
 
 def give_token_types(path: Path) -> None:
-    """Make Transformers.js give the second sequence its token type, as transformers does by
-    tokenizer_config.json at `path`. Transformers.js goes by the class."""
+    """Change the class in tokenizer_config.json at `path` so that Transformers.js returns token
+    types.
+
+    transformers does so by other fields of the file; Transformers.js goes by the class.
+    """
     config = json.loads(path.read_text(encoding="utf-8"))
     if config.get("tokenizer_class", UNTYPED_TOKENIZERS[0]) in UNTYPED_TOKENIZERS:
         write_json(path, {**config, "tokenizer_class": TYPED_TOKENIZER})
 
 
 def give_first_token(directory: Path) -> None:
-    """Note in tokenizer_config.json, as versions before 5 did, that tokenizer.json puts a token
-    before each text and none after it. Otherwise Transformers.js leaves the token out of
-    prompts."""
+    """Set `add_bos_token` in tokenizer_config.json if tokenizer.json in `directory` puts a token
+    before each text and none after it.
+
+    Otherwise Transformers.js leaves the token out of prompts.
+    """
     template = single_template(
         json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
     )
@@ -101,8 +110,11 @@ def give_first_token(directory: Path) -> None:
 
 
 def single_template(tokenizer: dict) -> list[dict]:
-    """Return the parts that a tokenizer.json makes of one text: the text and the special tokens
-    around it."""
+    """Return the parts that a tokenizer makes of one text: dicts with the key "Sequence" for the
+    text, "SpecialToken" for others.
+
+    `tokenizer` is the content of tokenizer.json.
+    """
     processor = tokenizer.get("post_processor") or {}
     parts = processor.get("processors", [processor])
     return next(
@@ -121,11 +133,13 @@ def write_json(path: Path, content: dict) -> None:
 
 
 def write_genai_config(directory: Path, config: dict, generation: dict, file: str) -> dict:
-    """Write genai_config.json for onnxruntime-genai, and return the entry for the manifest.
+    """Write genai_config.json for onnxruntime-genai to `directory`, and return the entry for the
+    manifest.
 
     `file` is the portable graph of a decoder-only model. `config` and `generation` are its
-    config.json and generation_config.json. The entry says whether genai supports the model and the
-    tokenizer, and why not. If `head_dim` and `value_head_dim` differ, no file is written.
+    config.json and generation_config.json. The entry has the keys config and tokenizer, True if
+    genai supports them, and `because` if not. If `head_dim` and `value_head_dim` differ, no file is
+    written.
 
     If genai would tokenize differently, `tokenizer_dir` in the file is a folder that does not
     exist. Loading the tokenizer then fails, instead of returning wrong ids.
@@ -190,8 +204,12 @@ def write_genai_config(directory: Path, config: dict, generation: dict, file: st
 
 
 def unread_by_genai(tokenizer: dict | None) -> str | None:
-    """Return why genai does not read the tokenizer.json with this content, or `None` if ids and
-    texts are equal. It reads byte-level BPE; it reads some other kinds with different ids."""
+    """Return why onnxruntime-genai does not read the content `tokenizer` of tokenizer.json, or None
+    if it does.
+
+    It reads byte-level BPE; it reads some other kinds with different ids. `tokenizer` is None if
+    there is no file.
+    """
     if tokenizer is None:
         return "the checkpoint has no tokenizer.json"
     parts = {
@@ -216,8 +234,11 @@ def unread_by_genai(tokenizer: dict | None) -> str | None:
 
 
 def base_name(checkpoint: str | os.PathLike) -> str | None:
-    """Return the base model for a model card: `checkpoint` if it is a Hub id, else the name of that
-    directory. Return `None` if a repository cannot have the name."""
+    """Return the name of the base model for a model card, or None if a repository cannot have that
+    name.
+
+    It is `checkpoint` if that is a Hub id, else the name of that directory.
+    """
     name = Path(checkpoint).resolve().name if Path(checkpoint).is_dir() else os.fspath(checkpoint)
     try:
         validate_repo_id(name)
@@ -234,8 +255,11 @@ def write_card(
     target: Target,
     dtypes: Sequence[str],
 ) -> None:
-    """Write the card of an export of the checkpoint `base`. The terms of `readme`, the checkpoint's
-    card if any, apply too."""
+    """Write README.md, the card of an export of the checkpoint `base`, to `directory`.
+
+    License, language and datasets are those of `readme`, the checkpoint's card, if there is one.
+    `architecture` is the model class, and `target` and `dtypes` are those of the export.
+    """
     of_base = read_metadata(readme)
     task = HEADS[architecture].hub_task
     if task == "text2text-generation" and of_base.get("pipeline_tag") in (
@@ -274,7 +298,7 @@ def write_card(
 
 
 def front_matter(metadata: dict[str, Any]) -> list[str]:
-    """Return the lines that a card begins with: the known fields of `metadata`."""
+    """Return the lines that a card begins with: `metadata` in YAML, without None values."""
     known = {key: value for key, value in metadata.items() if value is not None}
     return ["---", yaml_dump(known).rstrip(), "---", ""]
 
@@ -287,8 +311,12 @@ def write_generator_card(
     dtypes: Sequence[str],
     mode: str,
 ) -> None:
-    """Write the card of a graph that generates by itself. No other library has a class for the
-    graph."""
+    """Write README.md, the card of one graph that generates by `mode`, to `directory`.
+
+    It names no library but onnxruntime: no other has a class for the graph. License, language and
+    datasets are those of `readme`, the card of the checkpoint `base`, if there is one. `target` and
+    `dtypes` are those of the export.
+    """
     of_base = read_metadata(readme)
     metadata = {
         **{name: of_base[name] for name in OF_THE_BASE if name in of_base},
@@ -315,8 +343,8 @@ console.log(await {call});"""
 
 
 def read_metadata(readme: Path) -> dict:
-    """Return the metadata above a card; empty if there is no card or the metadata cannot be
-    read."""
+    """Return the YAML metadata at the start of the card `readme`; empty if there is no card or the
+    metadata cannot be read."""
     try:
         matched = FRONT_MATTER.match(readme.read_text(encoding="utf-8-sig"))
         metadata = yaml.safe_load(matched[1]) if matched else None

@@ -28,7 +28,8 @@ SPECIAL_TOKENS = (
 def with_special_tokens(
     tokens: Iterable[int], config: Config, generation: dict[str, Any]
 ) -> list[int]:
-    """Return `tokens` in order, with the special ones of generation_config.json.
+    """Return the distinct `tokens`, sorted, with the special tokens of `generation`, the content of
+    generation_config.json.
 
     Raises:
         ValueError: for a model that does not generate, no tokens, or one outside the vocabulary.
@@ -52,13 +53,14 @@ def with_special_tokens(
 
 
 def shortlist_from_text(text: str | os.PathLike, checkpoint: str | os.PathLike) -> list[int]:
-    """Return the tokens of the lines of the file `text`, and all special tokens. The tokenizer is
-    that of `checkpoint`, for target text if it has one.
+    """Return the sorted tokens of the lines of the file `text`, and all special tokens.
+
+    The tokenizer is that of `checkpoint`, for target text if it has one.
 
     Raises:
-        FileNotFoundError: if either is missing.
+        FileNotFoundError: if the text or the tokenizer is missing.
         ValueError: for a tokenizer that is damaged, and for a line that is not UTF-8 text or is too
-            long for one.
+            long.
     """
     directory = checkpoint_directory(checkpoint)
     has_target = (directory / TARGET_TOKENIZER).is_file()

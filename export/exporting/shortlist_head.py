@@ -34,7 +34,8 @@ class ShortlistHead(nn.Module):
 
 @contextmanager
 def with_shortlist(model: PreTrainedModel, tokens: list[int] | None) -> Iterator[PreTrainedModel]:
-    """Return `model` with a `ShortlistHead` of `tokens`, or unchanged for `None`."""
+    """Yield `model`, whose head gives all but `tokens` minus infinity in the block. None leaves it
+    unchanged."""
     head = model.get_output_embeddings()
     if tokens is not None:
         model.lm_head = ShortlistHead(head, tokens)

@@ -54,11 +54,12 @@ def write_triton_model(
 
 
 def config_text(spec: GraphSpec) -> str:
-    """Return the model's configuration in the text format of protobuf.
+    """Return the content of config.pbtxt, the configuration of a Triton model with the graph of
+    `spec`.
 
     Raises:
-        ValueError: for a tensor whose first axis is not the batch, or of a type that Triton has
-            not.
+        ValueError: for a tensor whose first axis is not the batch, or of a type that Triton does
+            not have.
     """
     tensors = "\n".join([tensor_list("input", spec.inputs), tensor_list("output", spec.outputs)])
     return TEMPLATE.format(max_batch=MAX_BATCH, tensors=tensors, delay=QUEUE_DELAY)
@@ -69,7 +70,11 @@ def tensor_list(name: str, tensors: Collection[TensorSpec]) -> str:
 
 
 def tensor_config(tensor: TensorSpec) -> str:
-    """Return the tensor without the batch axis, which Triton puts in front. -1 is any size."""
+    """Return the entry of `tensor` in config.pbtxt. It leaves out the batch axis, which Triton puts
+    in front; -1 is any size.
+
+    Raises ValueError if the tensor has no batch axis, or a type that Triton does not have.
+    """
     if tensor.shape[:1] != (BATCH_AXIS,) or len(tensor.shape) < 2:
         raise ValueError(
             f"{tensor.name} has shape {tensor.shape}, expected {BATCH_AXIS} and at least one "

@@ -45,26 +45,33 @@ HEAD = 64  # bytes
 
 
 def without_compression(name: str) -> str:
-    """Return a file name without .gz, .bz2 or .xz."""
+    """Return the file name `name` without .gz, .bz2 or .xz, if it ends with one of them."""
     return name.removesuffix(Path(name).suffix) if name.endswith(READABLE) else name
 
 
 def open_lines(path: Path) -> BinaryIO:
-    """Open a file of lines, plain or compressed. Raise the same errors as `check_lines`."""
+    """Open a file of lines for reading bytes, decompressed by its name.
+
+    Raises:
+        ValueError: for a compression that cannot be read or that the name does not tell, and for a
+            git-lfs pointer.
+    """
     check_lines(path)
     module = compression_module(path.name)
     return open(path, "rb") if module is None else module.open(path, "rb")
 
 
 def compression_module(name: str) -> Any:
-    """Return the module that reads a file of this name, or None for a plain file."""
+    """Return the module, such as `gzip`, that reads a file of this name, or None for a plain
+    file."""
     module = COMPRESSIONS[Path(name).suffix].module if name.endswith(READABLE) else None
     return None if module is None else importlib.import_module(module)
 
 
 def check_lines(path: Path) -> None:
-    """Check the compression of a file of lines. Pipes are not checked: their bytes can be read only
-    once.
+    """Check that the name of a file of lines tells its compression, and that it can be read.
+
+    Pipes are not checked: their bytes can be read only once.
 
     Raises:
         ValueError: for a compression that cannot be read or that the name does not tell, and for a
@@ -90,9 +97,11 @@ def check_lines(path: Path) -> None:
 
 @contextlib.contextmanager
 def decompression_errors(name: str) -> Iterator[None]:
-    """Replace decompression errors by a ValueError that names the file `name`.
+    """Replace errors of truncated and damaged compressed files by a ValueError that names the file
+    `name`.
 
-    These are errors of truncated and damaged files. Other errors are raised unchanged."""
+    Other errors are raised unchanged.
+    """
     try:
         yield
     except Exception as error:
@@ -104,8 +113,10 @@ def decompression_errors(name: str) -> Iterator[None]:
 
 
 def is_damage(error: Exception) -> bool:
-    """True if `error` is what gzip, bz2 or lzma raises for a damaged file. bz2 raises an OSError
-    without a number."""
+    """Return True if `error` is what gzip, bz2 or lzma raises for a damaged file.
+
+    bz2 raises an OSError without a number.
+    """
     if (
         isinstance(error, EOFError | zlib.error | gzip.BadGzipFile)
         or type(error).__name__ == "LZMAError"

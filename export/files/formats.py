@@ -25,26 +25,33 @@ class FileFormat(Protocol):
     content of each shard, which the other methods take."""
 
     def count(self, path: Path) -> int:
-        """Return the number of lines, or rows."""
+        """Return the number of lines, or rows, of the file `path`."""
 
     def shards(self, path: Path, size: int) -> Iterator[Any]:
-        """Yield the file, `size` lines at a time. Raise ValueError where it is damaged."""
+        """Yield the content of the file, `size` lines at a time. Raises ValueError where it is
+        damaged."""
 
     def digest(self, content: Any) -> str:
         """Return the SHA-256 of the content of a shard."""
 
     def rows(self, content: Any) -> list[Row]:
-        """Return a `Row` for each line, with the example that the task reads."""
+        """Return a `Row` for each line, with the example that the task reads.
+
+        `content` is what `read` returned for a shard.
+        """
 
     def write(self, path: Path, shard: Shard, rows: list[Row], results: list[Any]) -> None:
-        """Write a file with the results of one shard."""
+        """Write the results of one shard to the file `path`. `rows` and `results` have an item for
+        each line."""
 
     def join(self, parts: Iterable[Path], path: Path) -> None:
-        """Write a file of the files that `write` has written, one after the other."""
+        """Write the contents of the files `parts`, which `write` has written, one after the other
+        to the file `path`."""
 
 
 def format_name(path: Path) -> str:
-    """Return the format that the name tells, with or without .gz, .bz2 or .xz.
+    """Return the format of a file by its name, with or without .gz, .bz2 or .xz: "text", "JSON
+    lines" or "Parquet".
 
     Raises:
         UsageError: for compressed Parquet, which has compression of its own.
@@ -57,8 +64,10 @@ def format_name(path: Path) -> str:
 
 
 def output_kind(path: Path, predictions: Predictions) -> str:
-    """Return the format in which the results of a file are written: predictions of text are JSON
-    lines."""
+    """Return the format of the results of the file `path`: "text", "JSON lines" or "Parquet".
+
+    It is the file's own, but results of text lines are JSON lines unless they are generated texts.
+    """
     kind = format_name(path)
     return JSON if kind == TEXT and not predictions.generates else kind
 
@@ -66,8 +75,10 @@ def output_kind(path: Path, predictions: Predictions) -> str:
 def select_format(
     path: Path, predictions: Predictions, field: str | None = None, output_field: str | None = None
 ) -> FileFormat:
-    """Return the format that reads the file `path` and writes its results. In JSON objects and
-    tables the texts are in `field`, and the results go to `output_field`.
+    """Return the format that reads the file `path` and writes its results.
+
+    In JSON objects and tables the texts are in `field`, and the results go to `output_field`; None
+    selects the defaults of the task.
 
     Raises:
         ImportError: for Parquet without pyarrow.
@@ -111,9 +122,11 @@ def select_format(
 
 
 def line_format(predictions: Predictions) -> "Lines":
-    """Return the format of arguments of the command line and of standard input, one example each.
+    """Return the format of arguments of the command line and of lines of standard input, one
+    example each.
 
-    An argument or line is a text. If the task does not generate, it may also be a JSON object."""
+    An argument or line is a text. If the task does not generate, it may also be a JSON object.
+    """
     fields = RecordFields(predictions.kind.forms)
     return text_format(
         predictions, fields.parse_text if predictions.generates else fields.parse_line
@@ -121,8 +134,10 @@ def line_format(predictions: Predictions) -> "Lines":
 
 
 def text_format(predictions: Predictions, read: Callable[[bytes], Row]) -> "Lines":
-    """Return the format of lines of text. Results are written as text if they are texts, else as
-    JSON."""
+    """Return the format of lines of text, each of which `read` turns into a row.
+
+    Results are written as text if they are generated texts, else as JSON.
+    """
     if not predictions.generates:
         return Lines(read, lambda number, row, result: to_json(result))
     # no runtime in the function: Ray pickles the formats
@@ -131,8 +146,10 @@ def text_format(predictions: Predictions, read: Callable[[bytes], Row]) -> "Line
 
 
 def first_line_with(path: Path, name: str) -> int | None:
-    """Return the number, from 1, of the first JSON object with the field `name`. A damaged file is
-    searched to the damage."""
+    """Return the number, from 1, of the first JSON object with the field `name`, or None.
+
+    A damaged file is searched up to the damage.
+    """
     key = to_json(name).encode()
     with contextlib.suppress(ValueError), open_lines(path) as file:
         for number, line in enumerate(raw_lines(file, str(path)), 1):
@@ -142,8 +159,10 @@ def first_line_with(path: Path, name: str) -> int | None:
 
 
 def without_field(row: Row, name: str) -> Row:
-    """Return `row`, or a bad one if its record has the field `name` by an escaped name, which no
-    search finds."""
+    """Return `row`, or a bad row if its record has the field `name`.
+
+    It finds names with escaped characters, which `first_line_with` misses.
+    """
     if row.record is None or name not in row.record:
         return row
     return Row(
@@ -178,8 +197,10 @@ class Lines:
         return [self.read(line) for line in content]
 
     def lines(self, shard: Shard, rows: list[Row], results: list[Any]) -> Iterator[bytes]:
-        """Yield the lines of the results. Halves of surrogate pairs, which JSON may have, are
-        escaped."""
+        """Yield a line in bytes, with its line end, for each of `results`.
+
+        Halves of surrogate pairs, which JSON may have, are escaped.
+        """
         for number, (row, result) in enumerate(zip(rows, results, strict=True), shard.first):
             yield self.written(number, row, result).encode(errors="backslashreplace") + b"\n"
 
@@ -199,8 +220,11 @@ def to_json(value: Any) -> str:
 
 
 def generated_text(number: int, result: Any, n_best: int | None, scores: bool) -> str:
-    """Return the output of the result of a line, without the last line break. A line without a
-    result is empty."""
+    """Return what is written for the result of line `number`, without the last line break.
+
+    With `n_best` it has a line "number ||| text ||| score" for each text; with `scores` a tab and
+    the score. A `result` of None gives an empty line.
+    """
     if n_best is not None:
         pairs = result or [{"text": "", "score": 0.0}]
         return "\n".join(

@@ -27,7 +27,7 @@ class Parquet:
     output_field: str
 
     def checked(self, path: Path) -> "Parquet":
-        """Return itself if `path` is a table that it reads.
+        """Return this format if `path` is a table that it reads.
 
         Raises:
             ValueError: for another file, and for two columns with one name.
@@ -55,7 +55,8 @@ class Parquet:
         return pyarrow.parquet.read_metadata(path).num_rows
 
     def shards(self, path: Path, size: int) -> Iterator[pyarrow.RecordBatch]:
-        """Yield the rows in batches. The last batch of a row group may have fewer rows."""
+        """Yield the rows in batches of `size`. The last batch of a row group may have fewer rows.
+        Raises ValueError for a damaged file."""
         try:
             with pyarrow.parquet.ParquetFile(path) as file:
                 yield from file.iter_batches(size)
@@ -87,7 +88,7 @@ class Parquet:
         pyarrow.parquet.write_table(table, path)
 
     def join(self, parts: Iterable[Path], path: Path) -> None:
-        """Write a table whose row groups are the parts."""
+        """Write a table to `path` whose row groups are the files `parts`."""
         tables = (pyarrow.parquet.read_table(part) for part in parts)
         first = next(tables)
         with pyarrow.parquet.ParquetWriter(path, first.schema) as writer:
@@ -97,13 +98,13 @@ class Parquet:
 
 
 def text_or_json(result: Any) -> str | None:
-    """Return a text as it is, and any other result as JSON."""
+    """Return a text or None unchanged, and any other result as JSON."""
     is_text = result is None or isinstance(result, str)
     return result if is_text else json.dumps(result, ensure_ascii=False)
 
 
 def sample_record(fields: Iterable[pyarrow.Field]) -> dict[str, Any]:
-    """Return a record with these fields, nested ones included, and a text in each."""
+    """Return a record with these fields, nested ones included, and a sample text in each."""
     return {
         field.name: sample_record(field.type) if pyarrow.types.is_struct(field.type) else "a"
         for field in fields

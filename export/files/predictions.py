@@ -71,7 +71,8 @@ class Predictions:
 
     @property
     def field(self) -> str:
-        """The field of the results in JSON objects and tables."""
+        """Name of the results' field in JSON objects and tables: "translation", "embedding" or
+        "prediction"."""
         if self.generates and "encoder" in self.runtime.runtime.specs:
             return "translation"
         return "embedding" if self.kind.method == "embed" else "prediction"
@@ -106,19 +107,24 @@ class Predictions:
 
     @property
     def generation_options(self) -> dict[str, Any]:
-        """The options that `Runtime.generate` takes."""
+        """Options that `Runtime.generate` takes, with num_return_sequences for `n_best`."""
         options = {name: self.options[name] for name in self.options.keys() - OF_TEXTS}
         return options if self.n_best is None else options | {"num_return_sequences": self.n_best}
 
     def call(self, examples: list[dict[str, Any]], numbers: list[int]) -> list[Any]:
-        """Return the result of each example, ready for JSON. `numbers` are their line numbers."""
+        """Return the result of each example, ready for JSON. `numbers` are their line numbers, for
+        seeds."""
         if self.generates:
             return self.generate(examples, numbers)
         results = self.function(self.runtime, *self.arguments(examples), **self.options)
         return [result.tolist() if isinstance(result, np.ndarray) else result for result in results]
 
     def arguments(self, examples: list[dict[str, Any]]) -> list[list[Any]]:
-        """Return the arguments of the task's method for examples of its forms."""
+        """Return the positional arguments of the task's function for `examples`: a list of values
+        for each key of its form.
+
+        Texts and pairs are one list, in which a pair stays a dict.
+        """
         forms = self.kind.forms
         if PAIR in forms:
             return [[example if len(example) > 1 else example["text"] for example in examples]]
@@ -150,7 +156,7 @@ class Predictions:
         return [sorted(row, key=lambda pair: -pair["score"]) for row in rows]  # as samples are not
 
     def rows_together(self, count: int) -> int:
-        """Return the best number of examples, of `count`, for one `call`."""
+        """Return how many of `count` examples one `call` should get."""
         if self.kind.method == "translate":  # translate makes batches of sentences itself
             return max(count, 1)
         if not self.generates:
@@ -160,7 +166,8 @@ class Predictions:
         )
 
     def facts(self) -> dict:
-        """Return the settings and versions that the results depend on, apart from the lines."""
+        """Return the settings and versions that the results depend on, by name, apart from the
+        lines."""
         import onnxruntime
 
         runtime = self.runtime.runtime

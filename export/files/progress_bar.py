@@ -19,12 +19,12 @@ class ProgressLog:
         self.start = self.last = time.monotonic()
 
     def skip(self, count: int) -> None:
-        """Count lines whose results an earlier run has finished. The rate leaves them out."""
+        """Add `count` lines whose results an earlier run has finished. The rate leaves them out."""
         self.kept += count
         self.done += count
 
     def update(self, count: int) -> None:
-        """Count lines that are done."""
+        """Add `count` lines that are done now."""
         self.done += count
         now = time.monotonic()
         if now - self.last >= SECONDS:
@@ -54,7 +54,7 @@ class Bar:
 
 @contextmanager
 def progress(total: int) -> Iterator[Bar | ProgressLog]:
-    """Yield a bar on a terminal, else a log, which counts the finished lines of `total`."""
+    """Yield a bar on a terminal, else a log. It counts the finished lines of `total`."""
     if not sys.stderr.isatty():
         yield ProgressLog(total)
         return

@@ -58,10 +58,12 @@ class ShardSource:
     shard_lines: int
 
     def shards(self, start: tuple[int, int]) -> Iterator[tuple[ShardId, int, list[Row]]]:
-        """Yield the id, the first line and the rows of each shard from the file and shard `start`.
+        """Yield the id, the number of the first line, and the rows of each shard.
 
-        Rows have no records, which only the calling process needs. The iterator ends at a damaged
-        file: the calling process reads it too and reports the error."""
+        It begins at `start`, the numbers of a file and of a shard in it. Rows have no records,
+        which only the calling process needs. The iterator ends at a damaged file: the calling
+        process reads it too and reports the error.
+        """
         for file, source in enumerate(self.inputs):
             with contextlib.suppress(ValueError, OSError):
                 for shard in source.shards(self.shard_lines) if file >= start[0] else ():
@@ -81,7 +83,7 @@ class Recipe:
     facts: dict
 
     def make(self) -> Predictions:
-        """Open the export on the node of a worker.
+        """Return the predictions, with the export opened on the node of a worker.
 
         Raises:
             FileNotFoundError: if the export is not there.
@@ -134,8 +136,11 @@ class Cluster:
     pairs: Generator[tuple[ShardId, Results | Exception], None, None] | None = None
 
     def __call__(self, file: int, shard: Shard, rows: list[Row], bar: Bar | ProgressLog) -> Results:
-        """Return the results of a shard. Raises the worker's error, OSError for errors of Ray, and
-        ValueError if the reader read different lines."""
+        """Return the results of `shard` of the file with the number `file`.
+
+        Raises the worker's error, OSError for errors of Ray, and ValueError if the workers read
+        different lines. `rows` are what this node read of the shard, and `bar` shows the progress.
+        """
         shard_id = ShardId(file, shard.number, shard.digest)
         if self.pairs is None or shard_id.number not in (0, self.after):
             self.close()
@@ -163,7 +168,8 @@ class Cluster:
     def results(
         self, start: tuple[int, int]
     ) -> Generator[tuple[ShardId, Results | Exception], None, None]:
-        """Yield the results of the shards from `start` on, in order."""
+        """Yield (id, results or error) of the shards from `start` on, in order. `start` has the
+        numbers of a file and of a shard."""
         with warnings.catch_warnings(), ray.data.DataContext.current(settings()):
             # of max_task_retries, which has no other place yet
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -190,8 +196,10 @@ class Cluster:
 def read(
     _: "pyarrow.Table", source: ShardSource, start: tuple[int, int]
 ) -> Iterator["pyarrow.Table"]:
-    """Yield all shards. Ray Data calls this once, on this node, and takes shards as workers need
-    them."""
+    """Yield all shards from `start` on, each as a table. Ray Data calls this once, on this node.
+
+    It takes shards as workers need them. The first argument is not used.
+    """
     yield from map(pack, source.shards(start))
 
 
@@ -206,7 +214,8 @@ def settings() -> Any:
 
 
 def resources(arguments: dict[str, Any]) -> dict[str, int]:
-    """Return the resources that Ray reserves for a worker."""
+    """Return the CPUs and GPUs that Ray reserves for a worker whose runtime has these
+    `arguments`."""
     return {"num_cpus": arguments["threads"], "num_gpus": 0 if arguments["device"] == "cpu" else 1}
 
 
@@ -223,8 +232,10 @@ def unpack(table: "pyarrow.Table") -> Any:
 def cluster(
     address: str, predictions: Predictions, inputs: Sequence[Input], shard_lines: int
 ) -> Iterator[Cluster]:
-    """Yield the `Work` of the cluster at `address`: auto, local, or HOST:PORT, where this machine
-    is a node.
+    """Yield a function that computes shards of `inputs` on the Ray cluster at `address`.
+
+    `predictions` is what the workers compute, and a shard has `shard_lines` lines. The address is
+    "auto", "local", or HOST:PORT of a cluster of which this machine is a node.
 
     Raises:
         ImportError: without Ray Data.
@@ -263,7 +274,8 @@ def cluster(
 
 
 def check_cpus(threads: int) -> None:
-    """Raise UsageError if a worker would wait forever."""
+    """Raise UsageError if no node has as many CPUs as a worker has `threads`: the worker would wait
+    forever."""
     max_threads = max(int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"])
     if threads > max_threads:
         raise UsageError(

@@ -22,8 +22,9 @@ class Results(NamedTuple):
 def compute(
     predictions: Predictions, rows: Sequence[Row], first: int, update: Callable[[int], object]
 ) -> Results:
-    """Return the results of `rows`, whose first line is the line `first`. After each batch, call
-    `update` with the number of its rows.
+    """Return the results of `rows`, which are the lines from the number `first` on.
+
+    After each batch, `update` is called with the number of its rows.
 
     Raises:
         UsageError: for options that the task does not take.
@@ -47,7 +48,8 @@ def compute(
 
 
 def length_key(row: Row) -> tuple[int, int]:
-    """Return the sort key by which similar rows run together. Target prefixes of one length do."""
+    """Return a sort key by which similar rows run together: the lengths of the target prefix and of
+    the example."""
     example = row.example or {}
     return len(example.get("target_prefix", "")), len(str(example))
 
@@ -55,7 +57,11 @@ def length_key(row: Row) -> tuple[int, int]:
 def try_rows(
     predictions: Predictions, rows: Sequence[Row], indices: list[int], first: int
 ) -> Iterator[tuple[int, Any, str | None]]:
-    """Yield the result or the fault of each of the rows `indices`."""
+    """Yield (index, result, fault) of each of the rows `indices`. The result or the fault is None.
+
+    `first` is the line number of `rows[0]`. Raises UsageError for wrong options, and ValueError if
+    onnxruntime fails.
+    """
     read = (rows[index].example for index in indices)
     examples = [example for example in read if example is not None]
     try:

@@ -36,7 +36,7 @@ BAD_LINES = ".bad.jsonl"  # after the name of the output
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield the path to write the file `path` to. It is renamed when the block ends without an
+    """Yield a temporary path beside `path`. It is renamed to `path` when the block ends without an
     error."""
     new = path.with_name(f".{path.name}.new")
     try:
@@ -49,13 +49,13 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically."""
+    """Write `value` to a JSON file, which appears complete or not at all."""
     with atomic_write(path) as new:
         new.write_text(json.dumps(value), encoding="utf-8")
 
 
 def read_json(path: Path) -> dict | None:
-    """Return the object in a file; `None` if there is no file, or a damaged one."""
+    """Return the JSON object in a file; None if there is no file, or a damaged one."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -73,7 +73,7 @@ class Directory:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[dict[str, dict]]:
-        """Yield the facts of finished files by name.
+        """Yield {name: facts} of the finished files. The directory is locked in the block.
 
         Raises:
             FileExistsError: if the directory holds anything else, was started with other facts, or
@@ -109,18 +109,18 @@ class Directory:
         return manifest["finished"]
 
     def note(self, finished: dict[str, dict]) -> None:
-        """Write the manifest."""
+        """Write the manifest with `finished`, {name: facts} of the finished files."""
         write_json(self.path / MANIFEST, {"kind": KIND, "facts": self.facts, "finished": finished})
 
     @property
     def is_started(self) -> bool:
-        """True if more than the manifest is there."""
+        """True if the directory has any file besides the manifest."""
         return any(path.name != MANIFEST for path in self.path.rglob("*") if path.is_file())
 
 
 @contextlib.contextmanager
 def remove_unless_started(directory: Directory) -> Iterator[None]:
-    """Remove the directory after an error before its first shard."""
+    """Remove the directory after an error in the block, if no shard is written yet."""
     try:
         yield
     except BaseException:
@@ -131,7 +131,10 @@ def remove_unless_started(directory: Directory) -> Iterator[None]:
 
 @contextlib.contextmanager
 def remedies(directory: Directory) -> Iterator[None]:
-    """Add the finished shards and how to resume to the errors of a run."""
+    """Add to errors of a run where the finished shards are and how to resume.
+
+    UsageError and FileExistsError stay as they are. MemoryError becomes OSError.
+    """
     try:
         yield
     except (UsageError, FileExistsError):
@@ -146,8 +149,11 @@ def remedies(directory: Directory) -> Iterator[None]:
 
 
 def lock(handle: int, path: Path) -> None:
-    """Lock an open directory until it is closed, where the system has such locks. Raise
-    FileExistsError if another process has the lock."""
+    """Lock an open directory until it is closed.
+
+    `handle` is its file descriptor and `path` its name for the message. Raises FileExistsError if
+    another process has the lock.
+    """
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -157,7 +163,8 @@ def lock(handle: int, path: Path) -> None:
 
 
 def check_same(path: str, before: dict, facts: dict) -> None:
-    """Raise FileExistsError with the names and values of `facts` that differ from `before`."""
+    """Raise FileExistsError with the names and values of `facts` that differ from `before`. `path`
+    is the output, for the message."""
     facts = json.loads(json.dumps(facts))
     names = sorted(
         name for name in before.keys() | facts.keys() if before.get(name) != facts.get(name)
@@ -187,14 +194,18 @@ class Parts:
         return self.path.with_name(f"{self.path.name}{BAD_LINES}")
 
     def part_path(self, number: int) -> Path:
-        """Return the path of the results of a shard."""
+        """Return the path of the results of the shard `number`."""
         return self.folder / f"{number:06}{self.path.suffix}"
 
     def facts_path(self, number: int) -> Path:
         return self.folder / f"{number:06}.facts"
 
     def facts(self, number: int, digest: str) -> dict | None:
-        """Return the facts of a shard; `None` if it is damaged or has another `digest`."""
+        """Return the recorded facts of the shard `number`.
+
+        It is None if the shard is missing, damaged, or was computed from lines with another
+        `digest`.
+        """
         facts = read_json(self.facts_path(number))
         if facts is None or facts.get("input") != digest:
             return None
@@ -208,10 +219,12 @@ class Parts:
 
     @contextlib.contextmanager
     def new(self, number: int, facts: dict) -> Iterator[Path]:
-        """Yield the path of a new file for the results of shard `number`.
+        """Yield a temporary path for the results of the shard `number`.
 
-        On exit, the file replaces earlier results, and `facts` is written next to it with the hash
-        of the file as `facts["output"]`. After an exception the shard counts as missing."""
+        When the block ends without an error, the file replaces earlier results, and `facts` is
+        written next to it, with the file's hash as `facts["output"]`. After an exception the shard
+        counts as missing.
+        """
         self.folder.mkdir(exist_ok=True)
         self.facts_path(number).unlink(missing_ok=True)
         with atomic_write(self.part_path(number)) as part_file:
@@ -220,7 +233,8 @@ class Parts:
         write_json(self.facts_path(number), facts)
 
     def write_bad(self, count: int) -> None:
-        """Write the file of the bad lines of `count` shards, if there are any."""
+        """Write the file of the bad lines of the first `count` shards; none if there are no bad
+        lines."""
         all_facts = (read_json(self.facts_path(number)) or {} for number in range(count))
         bad = (pair for facts in all_facts for pair in facts["bad"])
         with atomic_write(self.bad_lines) as new, open(new, "w", encoding="utf-8") as file:
@@ -231,7 +245,7 @@ class Parts:
             self.bad_lines.unlink()
 
     def remove(self) -> None:
-        """Remove our files from the folder, and the folder if nothing else is in it."""
+        """Remove the files of shards from the folder, and the folder if nothing else is in it."""
         for part_file in self.folder.glob("[0-9]*"):
             if part_file.stem.isdecimal() and part_file.suffix in (".facts", self.path.suffix):
                 part_file.unlink()
@@ -242,7 +256,7 @@ class Parts:
 
 
 def sha256_or_none(path: Path) -> str | None:
-    """Return the SHA-256 of a file, `None` if there is no file."""
+    """Return the SHA-256 of a file in hexadecimal, None if there is no file."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -251,7 +265,8 @@ def sha256_or_none(path: Path) -> str | None:
 
 
 def check_outside(output: Path, paths: Sequence[Path], export: Path) -> None:
-    """Raise UsageError for a directory within the export, or around an input."""
+    """Raise UsageError if the directory `output` is inside the directory `export`, or contains one
+    of the inputs `paths`."""
     out = Path(os.path.realpath(output))
     if out.is_relative_to(export):
         raise UsageError(f"the output is {output}, inside the export: expected a place outside")

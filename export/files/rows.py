@@ -46,7 +46,8 @@ class RecordFields:
             )
 
     def parse_text(self, line: bytes) -> Row:
-        """Read a line of text, for a task that reads one."""
+        """Return the row of a line of text, for a task that reads one text. A line that cannot be
+        read is a row with a `fault`."""
         try:
             return self.row(None, {self.forms[0][0]: decode_line(line, "it")})
         except ValueError as error:
@@ -64,7 +65,8 @@ class RecordFields:
         return self.parse_text(line)
 
     def parse_json(self, line: bytes) -> Row:
-        """Read a line that is a JSON object."""
+        """Return the row of a line that is a JSON object. A line that cannot be read is a row with
+        a `fault`."""
         try:
             text = decode_line(line, "it")
         except ValueError as error:
@@ -85,7 +87,10 @@ class RecordFields:
         return self.parse_record(record)
 
     def parse_record(self, record: Mapping[str, Any]) -> Row:
-        """Read a JSON object, or the row of a table."""
+        """Return the row of `record`, a JSON object or a row of a table.
+
+        Without the fields of the task the row has a `fault`, text that says what is wrong.
+        """
         forms = [(self.field,)] if self.field is not None else self.forms
         present = (
             form for form in forms if all(find_value(record, name) is not MISSING for name in form)
@@ -108,7 +113,8 @@ class RecordFields:
 
 
 def find_value(record: Mapping[str, Any], name: str) -> Any:
-    """Return the field `name`, or the nested field of its dots, or `MISSING`."""
+    """Return the field `name` of `record`, or the nested field that its dots lead to, or
+    `MISSING`."""
     if name in record:
         return record[name]
     outer, dot, inner = name.partition(".")
@@ -117,8 +123,10 @@ def find_value(record: Mapping[str, Any], name: str) -> Any:
 
 
 def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the JSON object with the names and values `pairs`. Raise ValueError if a name occurs
-    twice, because one of its values would be lost."""
+    """Return a dict of the (name, value) `pairs` of a JSON object.
+
+    Raises ValueError if a name occurs twice, because one of its values would be lost.
+    """
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
@@ -130,8 +138,8 @@ def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def finite_number(text: str) -> float:
-    """Return the number. Raises ValueError if it overflows: the infinity that Python reads is no
-    JSON."""
+    """Return the JSON number `text` as a float. Raises ValueError if it overflows: Python would
+    read infinity."""
     number = float(text)
     if math.isinf(number):
         raise ValueError(

@@ -89,16 +89,21 @@ class Runner:
     # ------------------------------------------------------------------------ to standard output
 
     def lines(self, lines: Iterable[bytes], unit: str) -> Iterator[str]:
-        """Yield what is printed for each shard of arguments or of standard input. `unit` is what
-        errors call the lines, with {} for the number."""
+        """Yield what is printed for each shard of `lines`, arguments or standard input.
+
+        `unit` is what errors call a line, with {} for its number. Raises ValueError for a bad line
+        unless these are skipped.
+        """
         contents = split_lines(lines, self.shard_lines)
         yield from self.printed(number_shards(contents, line_format(self.predictions)), unit)
 
     def file(self, path: Path) -> Iterator[str]:
-        """Yield what is printed for each shard of a file.
+        """Yield what is printed for each shard of the file `path`.
 
         Raises:
-            UsageError: for a table.
+            UsageError: for a Parquet table.
+            ValueError: for a bad line unless these are skipped, and for files that do not fit each
+                other.
         """
         [source] = self.inputs([path])
         if not isinstance(source.format, Lines):
@@ -117,19 +122,24 @@ class Runner:
             yield b"".join(shard.format.lines(shard, rows, results.values)).decode()
 
     def check_bad(self, bad: Sequence[tuple[int, str]], unit: str) -> None:
-        """Raise ValueError for the first of the bad lines, unless they are skipped."""
+        """Raise ValueError for the first of the bad lines, unless they are skipped. `bad` has
+        (number from 0, fault).
+
+        `unit` is what the message calls a line, with {} for its number.
+        """
         if bad and not self.skips_bad_lines:
             raise ValueError(next(bad_messages(bad, unit)))
 
     # ---------------------------------------------------------------------------------- to files
 
     def inputs(self, paths: Sequence[Path]) -> list[Input]:
-        """Return the inputs, checked.
+        """Return the inputs `paths` with their formats, checked.
 
         Raises:
             FileNotFoundError, IsADirectoryError: for an input that is no file.
             UsageError: for target prefixes and several inputs.
-            ValueError: if the numbers of prefixes and lines differ; see also `select_format`.
+            ValueError: if the numbers of prefixes and lines differ, and for a table or a
+                compression that cannot be read.
         """
         for path in paths:
             if path.is_dir():
@@ -149,8 +159,9 @@ class Runner:
 
     def to_directory(self, paths: Sequence[Path], output: Path, ray: str | None = None) -> dict:
         """Write a file for each of `paths` into the directory `output`, with as many lines in the
-        same order. Return the number of `lines`, of `bad` lines, and both for each of `files`.
+        same order.
 
+        Returns {"lines": number, "bad": number, "files": {path: numbers of lines, bad, warnings}}.
         An interrupted call resumes where it stopped, with the same result byte for byte. After
         lines were repaired, only the changed shards are computed again. With the address `ray`, the
         workers of that cluster compute the missing shards.
@@ -193,13 +204,18 @@ class Runner:
         return report({output / name: finished[name] for name in names})
 
     def to_file(self, path: Path, output: Path, force: bool = False) -> dict:
-        """Write the results of a file to the file `output`. Return a report, and resume, as
-        `to_directory` does: until the file is finished, its parts are in `.OUTPUT.partial`.
+        """Write the results of the file `path` to the file `output`, and return a report.
+
+        The report is {"lines": number, "bad": number, "files": {path: numbers of lines, bad,
+        warnings}}. An interrupted call resumes: until the file is finished, its parts are in
+        `.OUTPUT.partial`. `force` replaces an existing `output`.
 
         Raises:
             FileExistsError: if `output` exists without `force`.
             UsageError: if the name of `output` is not that of its format, and if it is an input.
-            Exception: see `to_directory`.
+            FileNotFoundError, ValueError: for a `path` that is missing or damaged, and for a bad
+                line unless these are skipped.
+            OSError: for a full disk or too little memory.
         """
         out = check_output(output, [path, self.target_prefix], self.export, force)
         check_suffix(output, path, self.predictions)
@@ -218,7 +234,11 @@ class Runner:
         return self.predictions.runtime.info.directory
 
     def facts(self, paths: Sequence[Path]) -> dict:
-        """Return the settings and versions that the results depend on, apart from the lines."""
+        """Return the settings and versions that the results depend on, by name, apart from the
+        lines.
+
+        `paths` are the inputs.
+        """
         return self.predictions.facts() | {
             "field": self.field,
             "output_field": self.output_field,
@@ -228,7 +248,11 @@ class Runner:
         }
 
     def work(self, number: int, shard: Shard, rows: list[Row], bar: Bar | ProgressLog) -> Results:
-        """Compute a shard in this process."""
+        """Return the results of a shard, computed in this process. The number of its file is not
+        used.
+
+        `rows` are the lines of `shard`, and `bar` shows the progress.
+        """
         return compute(self.predictions, rows, shard.first, bar.update)
 
 
@@ -244,8 +268,12 @@ class File:
     force: bool = True
 
     def finish(self, before: dict | None, bar: Bar | ProgressLog) -> dict:
-        """Compute the missing shards and join them. Return the facts of the file, or `before` if it
-        was already finished."""
+        """Compute the missing shards and join them. Return the facts of the file.
+
+        They are lines, bad and warnings (numbers) and input (a hash). `before` are the facts of a
+        finished file, or None: the file is then only compared with its input and `before` returned.
+        Raises FileExistsError or ValueError if the input has changed. `bar` shows the progress.
+        """
         stamps = self.stamps()
         before = before if self.parts.path.exists() else None
         digest = hashlib.sha256()
@@ -281,7 +309,10 @@ class File:
             raise FileExistsError(f"{seen}, expected an unchanged input, or a new output directory")
 
     def shard_facts(self, shard: Shard, bar: Bar | ProgressLog) -> dict:
-        """Compute a shard unless it is there. Return its facts."""
+        """Return the facts of a shard, which is computed unless its results are there.
+
+        `bar` shows the progress.
+        """
         unit = f"line {{}} of {self.source.path}"
         facts = self.parts.facts(shard.number, shard.digest)
         if facts is not None:
@@ -304,7 +335,8 @@ class File:
         return facts
 
     def join(self, count: int) -> None:
-        """Write the output from `count` shards."""
+        """Write the output from the parts of `count` shards. Raises FileExistsError if it appeared
+        meanwhile."""
         path = self.parts.path
         if path.exists() and not self.force:
             raise FileExistsError(
@@ -319,19 +351,23 @@ class File:
 
 
 def rows_with_faults(shard: Shard, rows: Sequence[Row]) -> list[tuple[int, str]]:
-    """Return the number and the fault of each row that cannot be read."""
+    """Return (line number from 0, fault) of each row that cannot be read."""
     return [
         (number, row.fault) for number, row in enumerate(rows, shard.first) if row.fault is not None
     ]
 
 
 def bad_messages(bad: Iterable[tuple[int, str]], unit: str) -> Iterator[str]:
-    """Yield an error for each bad line."""
+    """Yield a message for each of the bad lines, (number from 0, fault). `unit` is what it calls a
+    line, with {} for its number."""
     return (f"{unit.format(number + 1)}: {reason}" for number, reason in bad)
 
 
 def report(facts: dict[Path, dict]) -> dict:
-    """Return the numbers of lines and of bad lines, in total and per file."""
+    """Return {"lines": number, "bad": number, "files": {path: numbers of lines, bad, warnings}}.
+
+    `facts` are those of each output.
+    """
     files = {
         str(path): {key: counts[key] for key in ("lines", "bad", "warnings")}
         for path, counts in facts.items()
@@ -341,7 +377,8 @@ def report(facts: dict[Path, dict]) -> dict:
 
 
 def unique_names(paths: Sequence[Path], output: Path, predictions: Predictions) -> list[str]:
-    """Return the names of the outputs. Raise UsageError for two that are the same."""
+    """Return the names of the outputs of `paths` in the directory `output`. Raises UsageError if
+    two are the same."""
     names: dict[str, Path] = {}
     for path in paths:
         name = without_compression(path.name)
@@ -357,7 +394,8 @@ def unique_names(paths: Sequence[Path], output: Path, predictions: Predictions) 
 
 
 def check_suffix(output: Path, path: Path, predictions: Predictions) -> None:
-    """Raise UsageError if the name of `output` tells another format than it will have."""
+    """Raise UsageError if the ending of `output` stands for another format than the results of
+    `path` have."""
     kind, suffix_kind = output_kind(path, predictions), format_name(output)
     if suffix_kind != kind and (kind, suffix_kind) != (JSON, TEXT):
         expected = {PARQUET: "a name with .parquet", JSON: "a name with .jsonl"}.get(
@@ -367,7 +405,8 @@ def check_suffix(output: Path, path: Path, predictions: Predictions) -> None:
 
 
 def count_lines(inputs: Sequence[Input]) -> int:
-    """Return the number of all lines. Damaged files are reported when their turn comes.
+    """Return the number of lines of all inputs. Damaged files count nothing; they are reported when
+    they are read.
 
     Raises:
         UsageError: for a pipe, which cannot be read twice.

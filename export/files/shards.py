@@ -31,12 +31,13 @@ class Shard:
 
     @property
     def digest(self) -> str:
-        """A hash of the lines and their position in the file."""
+        """Hash of the lines, their prefixes and their position in the file."""
         prefixes = "" if self.prefixes is None else f" {hash_lines(self.prefixes)}"
         return f"{self.first} {self.format.digest(self.content)}{prefixes}"
 
     def rows(self) -> list[Row]:
-        """Return a `Row` for each line, with the example that the task reads and its prefix."""
+        """Return a `Row` for each line, with the example that the task reads and the target prefix,
+        if any."""
         rows = self.format.rows(self.content)
         if self.prefixes is None:
             return rows
@@ -67,7 +68,8 @@ class Input:
             )
 
     def shards(self, size: int) -> Iterator[Shard]:
-        """Yield the file in shards of `size` lines. Raise ValueError where it is damaged."""
+        """Yield the file in shards of `size` lines, with their target prefixes. Raises ValueError
+        where the file is damaged."""
         shards = number_shards(self.format.shards(self.path, size), self.format)
         if self.target_prefix is None:
             yield from shards
@@ -79,13 +81,13 @@ class Input:
 
 
 def absolute(source: Input) -> Input:
-    """Return the input with absolute paths, for a process that runs in another directory."""
+    """Return `source` with absolute paths, for a process that runs in another directory."""
     prefix = source.target_prefix and source.target_prefix.absolute()
     return replace(source, path=source.path.absolute(), target_prefix=prefix)
 
 
 def number_shards(contents: Iterable[Any], format: "FileFormat") -> Iterator[Shard]:
-    """Yield the shards of a file, or of standard input, from their contents."""
+    """Yield shards with numbers from 0, of `contents` in `format`."""
     first = 0
     for number, content in enumerate(contents):
         yield Shard(number, first, content, format)
@@ -100,7 +102,11 @@ def split_lines(lines: Iterable[bytes], size: int) -> Iterator[list[bytes]]:
 
 
 def with_prefix(row: Row, line: bytes) -> Row:
-    """Return `row` with the beginning of its translation, or with the fault of that line."""
+    """Return `row` with `line`, the beginning of its translation, as `target_prefix` of its
+    example.
+
+    If `line` is not UTF-8 or too long, the row gets a `fault` instead of an example.
+    """
     if row.example is None:
         return row
     try:

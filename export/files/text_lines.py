@@ -15,8 +15,11 @@ LINE_BREAKS = re.compile(r"[\r\n]+")
 
 
 def raw_lines(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[bytes]:
-    """Yield lines without LF or CRLF, and without a byte order mark at the start of the file. A
-    line of more than `LONGEST` bytes is cut, but stays longer than `LONGEST`.
+    """Yield lines of bytes without LF or CRLF, and without a byte order mark at the start of the
+    file.
+
+    A line of more than `LONGEST` bytes is cut, but stays longer than `LONGEST`. `name` is the file,
+    for errors.
 
     Raises:
         ValueError: for a damaged compressed file.
@@ -51,18 +54,26 @@ def decode_line(line: bytes, name: str) -> str:
 
 
 def decode_lines(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[str]:
-    """Yield the text of each line. Raise the same errors as `raw_lines` and `decode_line` do."""
+    """Yield the text of each line. `name` is the file, for errors.
+
+    Raises:
+        ValueError: for a damaged compressed file, and for a line that is not UTF-8 or too long.
+    """
     for number, line in enumerate(raw_lines(file, name), 1):
         yield decode_line(line, f"line {number} of {name}")
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yield the text of each line of a file, plain or compressed. Raise the same errors as
-    `decode_lines`."""
+    """Yield the text of each line of a file, plain or compressed.
+
+    Raises:
+        ValueError: for a compression that cannot be read, a damaged file, and a line that is not
+            UTF-8 or too long.
+    """
     with open_lines(path) as file:
         yield from decode_lines(file, str(path))
 
 
 def hash_lines(lines: list[bytes]) -> str:
-    """Return the SHA-256 of the lines."""
+    """Return the SHA-256 of the lines in hexadecimal."""
     return hashlib.sha256(b"\n".join(lines)).hexdigest()

@@ -15,7 +15,9 @@ OPERATORS = {
 
 
 def activation(g: GraphContext, x: Value, act: str, name: str) -> Value:
-    """Write the activation `act`, whose weights begin with `name` if it has any.
+    """Return the activation `act` of x, such as "gelu", written as nodes of the graph.
+
+    If the activation has weights, their names begin with `name`.
 
     Raises:
         ValueError: for an activation that is not in the table.
@@ -31,7 +33,8 @@ def activation(g: GraphContext, x: Value, act: str, name: str) -> Value:
 
 
 def gelu(g: GraphContext, x: Value) -> Value:
-    """Write x * P(X <= x) (Hendrycks and Gimpel 2016)."""
+    """Return x * P(X <= x) for a normal X (Hendrycks and Gimpel 2016), written as nodes of the
+    graph."""
     if g.opset >= 20:
         return g.op("Gelu", x)
     cumulative = g.op("Add", g.op("Erf", g.op("Mul", x, math.sqrt(0.5))), 1.0)
@@ -39,7 +42,8 @@ def gelu(g: GraphContext, x: Value) -> Value:
 
 
 def tanh_gelu(g: GraphContext, x: Value) -> Value:
-    """Write the approximation 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))."""
+    """Return 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))), written as nodes of the
+    graph."""
     op = g.op
     if g.opset >= 20:
         return op("Gelu", x, approximate="tanh")
@@ -49,7 +53,7 @@ def tanh_gelu(g: GraphContext, x: Value) -> Value:
 
 
 def silu(g: GraphContext, x: Value, factor: float = 1.0) -> Value:
-    """Write x * sigmoid(factor * x)."""
+    """Return x * sigmoid(factor * x), written as nodes of the graph."""
     return g.op("Mul", x, g.op("Sigmoid", x if factor == 1 else g.op("Mul", x, factor)))
 
 
@@ -59,7 +63,8 @@ def squared_relu(g: GraphContext, x: Value) -> Value:
 
 
 def laplace(g: GraphContext, x: Value) -> Value:
-    """Write 0.5 * (1 + erf((x - mu) / (sigma * sqrt(2)))) (Ma et al. 2022, MEGA)."""
+    """Return 0.5 * (1 + erf((x - mu) / (sigma * sqrt(2)))), mu 0.707107, sigma 0.282095 (Ma et al.
+    2022, MEGA), written as nodes of the graph."""
     scaled = g.op("Div", g.op("Sub", x, 0.707107), 0.282095 * math.sqrt(2.0))
     return g.op("Mul", g.op("Add", g.op("Erf", scaled), 1.0), 0.5)
 
@@ -69,8 +74,11 @@ def prelu(g: GraphContext, x: Value, name: str) -> Value:
 
 
 def xielu(g: GraphContext, x: Value, name: str) -> Value:
-    """Write xIELU, the integral of ELU with learned slopes for positive and negative inputs (Huang
-    2024). `name` is the prefix of its weights in the checkpoint."""
+    """Return xIELU of x, written as nodes of the graph.
+
+    It is the integral of ELU with learned slopes for positive and negative inputs (Huang 2024).
+    `name` is the prefix of its weights in the checkpoint.
+    """
     op = g.op
     names = [f"{name}.{part}" for part in ("alpha_p", "alpha_n", "beta", "eps")]
     positive, negative, beta, epsilon = g.transform_weights(names, xielu_slopes)

@@ -25,10 +25,12 @@ MIN_BLOCK = 64  # queries; with fewer, matrices would be too small to multiply w
 
 
 def self_attention(g: GraphContext, positions: Value | None, bias: Value | None) -> Attention:
-    """Return the function that writes attention over a whole sequence for one layer.
+    """Return the function that writes attention over a whole sequence, for `layers.stack` to call
+    in each layer.
 
-    `positions` (B, T) are for rotary embeddings. `bias` (B or 1, H or 1, T, S) is added to the
-    scores."""
+    `positions` (B or 1, T) are for rotary embeddings. `bias` (B or 1, H or 1, T, S) is added to the
+    scores.
+    """
 
     def attend(layer: int, name: str, x: Value) -> Value:
         return scaled_dot_product(g, *project_heads(g, name, x, positions), bias)
@@ -37,7 +39,13 @@ def self_attention(g: GraphContext, positions: Value | None, bias: Value | None)
 
 
 def growing_attention(g: GraphContext, positions: Value, bias: Value, caches: Caches) -> Attention:
-    """Write attention over caches and the new tokens, which are appended to the caches."""
+    """Return the function that writes attention over caches and the new tokens, for `layers.stack`
+    to call.
+
+    It appends the new keys and values to those in `caches.past`, and the results to
+    `caches.present`. `bias` (B or 1, H or 1, T, S) is added to the scores. `positions` are those of
+    the new tokens, for rotary embeddings.
+    """
 
     def attend(layer: int, name: str, x: Value) -> Value:
         query, *new = project_heads(g, name, x, positions)
@@ -49,22 +57,29 @@ def growing_attention(g: GraphContext, positions: Value, bias: Value, caches: Ca
 
 
 def append_keys(g: GraphContext, past: Pair, new: Sequence[Value]) -> Pair:
-    """Return the keys and values of `past`, (B, H, S, d), with the `new` ones behind them."""
+    """Return keys and values (B, H, S + T, d): those of `past`, (B, H, S, d), then the `new` ones,
+    (B, H, T, d)."""
     keys, values = (g.op("Concat", *parts, axis=2) for parts in zip(past, new))
     return keys, values
 
 
 def source_attention(g: GraphContext, states: Pairs, bias: Value) -> Attention:
-    """Write attention to a source, to the keys and values in `states` of each layer, with
-    `source_bias`."""
+    """Return the function that writes cross-attention to a source, for `layers.stack` to call.
+
+    `states` are keys and values of the source for each layer. `bias`, such as `source_bias`, is
+    added to the scores.
+    """
     return lambda layer, name, x: scaled_dot_product(
         g, linear(g, x, f"{name}.q_proj"), *states[layer], bias
     )
 
 
 def encoder_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
-    """Write the attention of an encoder: in blocks with a sliding window. Images have no
-    `tokens`."""
+    """Return the function that writes the attention of an encoder, for `layers.stack` to call.
+
+    With a sliding window, and without relative positions, it works in blocks, so that time grows
+    with the length and not with its square. `tokens` is None for images.
+    """
     if tokens is None:
         return self_attention(g, None, None)
     if g.config.sliding_window is not None and not g.config.has_relative_positions:
@@ -73,10 +88,11 @@ def encoder_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
 
 
 def fused_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
-    """Write the attention of an encoder as one operator, `Attention` of opset 23. Images have no
-    `tokens`.
+    """Return the function that writes an encoder's attention as one operator, `Attention` of opset
+    23.
 
-    The bias has a row for each query, since onnxruntime's CPU kernel repeats none.
+    The bias has a row for each query, since onnxruntime's CPU kernel repeats none. `tokens` is None
+    for images.
     """
     positions, bias = None, None
     if tokens is not None:
@@ -98,7 +114,10 @@ def fused_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
 def project(
     g: GraphContext, name: str, x: Value, positions: Value | None
 ) -> tuple[Value, Value, Value]:
-    """Return queries, keys and values of self-attention, turned by rotary positions."""
+    """Return queries, keys and values (B, T, H * d) of the self-attention module `name` for x.
+
+    Queries and keys are turned by `positions`, if positions are rotary.
+    """
     query, key, value = g.target.dialect.linears(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
     if positions is not None and g.config.has_rotary_positions:
         query, key = (g.target.dialect.rotate(g, states, positions) for states in (query, key))
@@ -108,7 +127,11 @@ def project(
 def project_heads(
     g: GraphContext, name: str, x: Value, positions: Value | None
 ) -> tuple[Value, Value, Value]:
-    """Return queries (B, T, H * d), and keys and values of heads."""
+    """Return queries (B, T, H * d), keys and values (B, H, T, d) of the self-attention module
+    `name` for x.
+
+    Queries and keys are turned by `positions`, if positions are rotary.
+    """
     query, key, value = project(g, name, x, positions)
     return query, split_keys(g, key), split_values(g, value)
 
@@ -127,13 +150,14 @@ def split_values(g: GraphContext, states: Value) -> Value:
 
 
 def is_packed(g: GraphContext) -> bool:
-    """Return whether queries, keys and values may come from one matrix multiplication, since
-    nothing changes them after it."""
+    """Return True if one matrix multiplication may compute queries, keys and values, which rotary
+    positions would change afterwards."""
     return not g.config.has_rotary_positions
 
 
 def source_heads(g: GraphContext, source: Value) -> Pairs:
-    """Return the keys and values of a source, (B, S, D), for each layer of the decoder."""
+    """Return the keys and values (B, H, S, d) of a source (B, S, D) for each layer of the
+    decoder."""
     modules = [
         f"{g.config.decoder_prefix}layers.{layer}.cross_attn"
         for layer in range(g.config.decoder_layers)
@@ -149,9 +173,11 @@ def source_heads(g: GraphContext, source: Value) -> Pairs:
 def scaled_dot_product(
     g: GraphContext, query: Value, keys: Value, values: Value, bias: Value | None
 ) -> Value:
-    """Write equation 1 of "Attention Is All You Need".
+    """Return equation 1 of "Attention Is All You Need", written as nodes of the graph.
 
-    queries (B, T, H * d_k), keys (B, H, S, d_k), values (B, H, S, d_v) -> (B, T, H * d_v)."""
+    query (B, T, H * d_k), keys (B, H, S, d_k), values (B, H, S, d_v) -> (B, T, H * d_v). `bias` is
+    added to the scores.
+    """
     op = g.op
     queries = op("Mul", split_keys(g, query), scale(g))
     scores = op("MatMul", queries, op("Transpose", keys, perm=[0, 1, 3, 2]))
@@ -160,12 +186,12 @@ def scaled_dot_product(
 
 
 def scale(g: GraphContext) -> float:
-    """Return 1 / sqrt(d_k)."""
+    """Return 1 / sqrt(d_k), by which attention scores are multiplied."""
     return g.config.head_dim**-0.5
 
 
 def merge_heads(g: GraphContext, output: Value) -> Value:
-    """(B, H, T, d_v) -> (B, T, H * d_v)."""
+    """Return `output` (B, H, T, d_v) as (B, T, H * d_v), the heads side by side."""
     width = g.config.num_attention_heads * g.config.value_head_dim
     return g.op("Reshape", g.op("Transpose", output, perm=[0, 2, 1, 3]), [0, 0, width])
 
@@ -174,10 +200,12 @@ def merge_heads(g: GraphContext, output: Value) -> Value:
 
 
 def block_attention(g: GraphContext, tokens: Tokens) -> Attention:
-    """Write the attention of an encoder with a window in blocks (Beltagy et al. 2020, section 3.1).
+    """Return the function that writes an encoder's attention with a sliding window, for
+    `layers.stack` to call.
 
-    A block of queries reads its keys and those of the blocks before and after it. Time and memory
-    grow with the length, and not with its square.
+    It works in blocks (Beltagy et al. 2020, section 3.1). A block of queries reads its keys and
+    those of the blocks before and after it. Time and memory grow with the length, and not with its
+    square. `tokens` are the ids, positions and mask of the source.
     """
     op, config, mask = g.op, g.config, tokens.mask
     reach = config.sliding_window

@@ -27,12 +27,13 @@ class Config:
 
     @property
     def head(self) -> str:
-        """End of the name of the class after "For"; "" for a model without a head."""
+        """End of the class name after "For", such as "MaskedLM"; "" for a model without a head."""
         return self.architecture.partition("For")[2]
 
     @property
     def prefix(self) -> str:
-        """Prefix of the names of the weights that are not of a head."""
+        """Prefix of the names of all weights but those of the head: "model.", or "" for a model
+        without a head."""
         return "model." if self.head else ""
 
     @property
@@ -49,11 +50,12 @@ class Config:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Rows and columns of patches in an image of the size of training."""
+        """Rows and columns of patches in an image of the config's `image_size`."""
         sides = zip(pair(self.image_size), pair(self.patch_size))
         return tuple(image // patch for image, patch in sides)
 
     def depth(self, prefix: str) -> int:
-        """Return the number of layers of the stack `prefix`."""
+        """Return the number of layers of the stack whose weights begin with `prefix`, such as
+        "model.encoder."."""
         part = prefix.removeprefix(self.prefix)
         return getattr(self, part.replace(".", "_layers") or "num_hidden_layers")

@@ -28,7 +28,8 @@ class Tokens:
 
 
 def flat(pairs: Pairs) -> list[Value]:
-    """Return keys and values of all layers in one list, as specs have them."""
+    """Return keys and values of all layers in one list: [key, value, key, value, ...], in the order
+    of specs. `pairs` has them by layer."""
     return [value for pair in pairs for value in pair]
 
 
@@ -128,28 +129,38 @@ class GraphContext:
     calibration: Any = None
 
     def contrib(self, op_type: str, *operands: Any, **attributes: Any) -> Value:
-        """Append a node with an operator that only onnxruntime has."""
+        """Append a node with the operator `op_type`, which only onnxruntime has, and return its
+        output.
+
+        `operands` are its inputs, and `attributes` its attributes by name.
+        """
         return self.op(op_type, *operands, domain=CONTRIB, **attributes)
 
     def has(self, name: str) -> bool:
-        """Return whether the checkpoint has the weights `name`."""
+        """Return True if the checkpoint has weights of this `name`."""
         return name in self.store.weights
 
     def weight(self, name: str) -> Value:
-        """Return the weights `name` as they are."""
+        """Return the checkpoint's weights `name` as a value of the graph, unchanged."""
         return self.transform_weights([name], unchanged)[0]
 
     def bias(self, name: str) -> Value | None:
-        """Return the bias of the linear map `name`, if it has one."""
+        """Return the bias of the linear map `name`, or None if it has none."""
         return self.weight(f"{name}.bias") if self.has(f"{name}.bias") else None
 
     def matrices(self, names: Sequence[str], transform: Callable, *arguments: Any) -> list[Value]:
-        """Return what `transform` makes of the matrices of the linear maps `names`."""
+        """Return `transform(*matrices, *arguments)` as values of the graph.
+
+        The matrices (N, K) are the weights of the linear maps `names`, in this order.
+        """
         return self.transform_weights([f"{name}.weight" for name in names], transform, *arguments)
 
     def transform_weights(
         self, names: Sequence[str], transform: Callable, *arguments: Any
     ) -> list[Value]:
-        """Return what `transform` makes of the weights `names`, see `WeightStore`."""
+        """Return `transform(*weights, *arguments)` for the weights `names`, as values of the graph.
+
+        Equal calls share one tensor in all graphs of an export.
+        """
         tensors = self.store.transform_weights(names, transform, *arguments)
         return [self.op.initializer(id(tensor), tensor) for tensor in tensors]

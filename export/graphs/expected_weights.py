@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, dict[str, Shape]] = {
 
 
 def load_checked_weights(checkpoint: Path, config: Config) -> CheckpointWeights:
-    """Return the weights in `checkpoint`, whose files are checked without torch.
+    """Return the weights in `checkpoint`, after a check of its files that needs no torch.
 
     Raises:
         FileNotFoundError: without safetensors weights.
@@ -58,7 +58,8 @@ def check_finite(name: str, values: np.ndarray, where: Path) -> None:
 
 
 def expected_weights(config: Config) -> dict[str, Shape]:
-    """Return the shape of each weight by its name."""
+    """Return {name: shape} of the weights of a model with this config. Names have no prefix
+    "model."."""
     body = vision(config) if config.model_type == "vanilla-vision" else tokens(config)
     return dict([*body, *pooler(config), *head(config)])
 
@@ -67,7 +68,7 @@ def expected_weights(config: Config) -> dict[str, Shape]:
 
 
 def tokens(config: Config) -> Shapes:
-    """Yield the weights of the stacks that read tokens."""
+    """Yield (name, shape) of the weights of the stacks that read tokens."""
     *others, last = ("encoder.", "decoder.") if config.is_seq2seq else ("",)
     for prefix in (*others, last):
         yield from stack(config, prefix)
@@ -88,8 +89,8 @@ def vision(config: Config) -> Shapes:
 
 
 def pooler(config: Config) -> Shapes:
-    """Yield the weights of the pooler, if the head reads the state of the first token through
-    one."""
+    """Yield (name, shape) of the weights of the pooler, if the head reads the first token's state
+    through one."""
     is_pooled = HEADS[config.architecture].is_pooled
     if config.head == "SequenceClassification":
         is_pooled = getattr(config, "classifier_pooling", None) == "cls"
@@ -179,7 +180,7 @@ def activation(name: str, act: str) -> Shapes:
 
 
 def head(config: Config) -> Shapes:
-    """Yield the weights of the head: first its linear layers that read states."""
+    """Yield (name, shape) of the weights of the head: first its linear layers that read states."""
     size = (
         config.hidden_size
         if config.model_type in ("vanilla-encoder", "vanilla-vision")
@@ -213,7 +214,8 @@ def head(config: Config) -> Shapes:
 
 
 def lm_transform(config: Config) -> Shapes:
-    """Yield the weights between the states of an encoder and the projection to the vocabulary."""
+    """Yield (name, shape) of the weights between an encoder's states and the projection to the
+    vocabulary."""
     if config.lm_transform_act:
         yield from linear("transform.dense", config.hidden_size, config.embedding_size)
         yield from activation("transform", config.lm_transform_act)

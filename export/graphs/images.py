@@ -11,15 +11,19 @@ from .layers import linear, row_linear
 
 
 def image_labels(g: GraphContext, states: Value) -> Value:
-    """Return the logits of an image's labels, from the states of all first tokens."""
+    """Return the logits of an image's labels, (B, labels), from the states (B, S, D) of all first
+    tokens."""
     count = g.config.num_first_tokens
     first = g.op("Slice", states, [0], [count], [1])
     return row_linear(g, g.op("Reshape", first, [0, count * g.config.hidden_size]), "classifier")
 
 
 def patch_states(g: GraphContext, pixels: Value) -> Value:
-    """Write equation 1: learned first tokens and the patches, plus positions, (B, first tokens +
-    patches, D)."""
+    """Return learned first tokens and the patches of `pixels`, plus positions, (B, first tokens +
+    patches, D).
+
+    This is equation 1 of the ViT paper, written as nodes of the graph.
+    """
     op, config = g.op, g.config
     name = f"{config.prefix}embeddings"
     grid = [
@@ -40,8 +44,10 @@ def patch_states(g: GraphContext, pixels: Value) -> Value:
 
 
 def split_patches(g: GraphContext, pixels: Value, rows: Value, columns: Value) -> Value:
-    """Return the patches (B, rows, columns, C, height, width). Pixels beyond whole patches are
-    dropped."""
+    """Return the patches (B, rows, columns, C, height, width) of `pixels` (B, C, H, W).
+
+    `rows` and `columns` count whole patches. Pixels beyond them are dropped.
+    """
     op = g.op
     height, width = pair(g.config.patch_size)
     ends = op.shape(op("Mul", rows, height), op("Mul", columns, width))
@@ -54,8 +60,11 @@ def split_patches(g: GraphContext, pixels: Value, rows: Value, columns: Value) -
 
 
 def interpolate_positions(g: GraphContext, name: str, rows: Value, columns: Value) -> Value:
-    """Return the learned positions of an image with another number of patches. Those of the first
-    tokens stay."""
+    """Return the position table `name` for `rows` times `columns` patches, (first tokens + patches,
+    D).
+
+    Positions of patches are interpolated (bicubic). Those of the first tokens stay.
+    """
     op, config = g.op, g.config
     first, grid = g.transform_weights([name], first_and_grid, config.num_first_tokens, *config.grid)
     sizes = op.shape(1, config.hidden_size, rows, columns)
@@ -73,5 +82,5 @@ def interpolate_positions(g: GraphContext, name: str, rows: Value, columns: Valu
 def first_and_grid(
     positions: np.ndarray, count: int, rows: int, columns: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(count + rows * columns, D) -> (count, D) and (1, D, rows, columns)."""
+    """Split `positions` (count + rows * columns, D) into (count, D) and (1, D, rows, columns)."""
     return positions[:count], positions[count:].T.reshape(1, -1, rows, columns)

@@ -49,7 +49,8 @@ class InputStatistics:
         return cls(lowest, highest, rows, halves, keys).reduce()
 
     def merge(self, other: "InputStatistics") -> "InputStatistics":
-        """Return the ranges and a sample of the rows of both."""
+        """Return the statistics of both together: the ranges of all values and a sample of all
+        rows."""
         lowest, highest = (
             np.minimum(self.lowest, other.lowest),
             np.maximum(self.highest, other.highest),
@@ -59,7 +60,7 @@ class InputStatistics:
         return InputStatistics(lowest, highest, *sample).reduce()
 
     def reduce(self) -> "InputStatistics":
-        """Keep the `SAMPLED` rows with the smallest keys."""
+        """Return these statistics with only the `SAMPLED` rows that have the smallest keys."""
         kept = np.argsort(self.keys)[:SAMPLED]
         return replace(self, rows=self.rows[kept], halves=self.halves[kept], keys=self.keys[kept])
 
@@ -79,15 +80,17 @@ class Steps:
     def cover(
         cls, lowest: np.ndarray, highest: np.ndarray, smoothing: np.ndarray | None
     ) -> "Steps":
-        """Return the `Steps` whose integers represent 0 and all values from `lowest` to `highest`,
-        the limits (K,) of each feature."""
+        """Return the `Steps` whose integers represent 0 and all values from `lowest` to `highest`.
+
+        These are the limits (K,) of each feature, before they are divided by `smoothing` (K,).
+        """
         divisor = 1 if smoothing is None else smoothing
         smallest, largest = min(0, (lowest / divisor).min()), max(0, (highest / divisor).max())
         scale = np.float32(max((largest - smallest) / 255, TINY))
         return cls(smoothing, scale, np.uint8(np.rint(-smallest / scale)))
 
     def multiply(self, rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-        """Return `rows` x `matrix` as the int8 graph computes it."""
+        """Return `rows` (n, K) x `matrix` (K, N) with the errors that the int8 graph makes."""
         divisor = 1 if self.smoothing is None else self.smoothing
         zero = np.float32(self.zero)
         with np.errstate(over="ignore"):  # values far outside the range
@@ -96,9 +99,10 @@ class Steps:
         return integers @ (weights * (scales * self.scale))
 
     def quantize(self, matrix: np.ndarray) -> Quantized:
-        """Return the int8 columns and scales of `matrix`, first multiplied by `smoothing`.
+        """Return `matrix` (K, N), multiplied by `smoothing`, as int8 and a scale for each column.
 
-        The int8 graph multiplies the integers of its inputs by these columns."""
+        The int8 graph multiplies the integers of its inputs by these columns.
+        """
         return int8_columns(matrix if self.smoothing is None else matrix * self.smoothing[:, None])
 
 
@@ -118,7 +122,8 @@ class Choice:
 
     @property
     def exported_error(self) -> float:
-        """The error of the exported matmul."""
+        """The error of the exported matrix multiplication: `row_error` if each row keeps a scale,
+        else `error`."""
         return self.row_error if self.steps is None else self.error
 
 
@@ -137,14 +142,14 @@ class Calibration:
     matmuls: dict[str, Choice] = field(default_factory=dict)
 
     def observe(self, name: str, inputs: InputStatistics) -> None:
-        """Add `inputs` to what the module `name` read."""
+        """Add `inputs` to the statistics of what the module `name` read."""
         self.inputs[name] = inputs.merge(self.inputs[name]) if name in self.inputs else inputs
 
     def choose(self, name: str, modules: tuple[str, ...], matrices: Sequence[np.ndarray]) -> Choice:
-        """Return the choice for the matrix multiplication `name`. Graphs share it.
+        """Return the choice for the matrix multiplication whose first module is `name`.
 
-        It is the same for all modules `modules`, which read the same rows and have the `matrices`
-        (K, N).
+        It is made once for all `modules`, which read the same rows and have the `matrices` (K, N).
+        All graphs share it.
         """
         if modules not in self.choices:
             self.choices[modules] = choose(self.inputs[name], matrices)
@@ -152,8 +157,11 @@ class Calibration:
         return self.choices[modules]
 
     def summary(self) -> dict[str, Any]:
-        """Return the numbers of matrix multiplications and of those with a scale for each row, and
-        both mean errors."""
+        """Return numbers and mean errors of the matrix multiplications.
+
+        The keys are matmuls, row_scales (those with a scale for each row), error (as exported) and
+        row_error (if all had row scales).
+        """
         choices = self.matmuls.values()
         return {
             "matmuls": len(choices),
@@ -163,8 +171,11 @@ class Calibration:
         }
 
     def facts(self) -> dict[str, Any]:
-        """Return the `summary` for the manifest, with both errors of each module that keeps a scale
-        for each row."""
+        """Return what the manifest says about the calibration.
+
+        It has the fields of `summary`, and `left_out`: {module: {"error", "row_error"}} of each
+        module that keeps a scale for each row.
+        """
         left_out = {
             name: {"error": significant(choice.error), "row_error": significant(choice.row_error)}
             for name, choice in self.matmuls.items()
@@ -178,7 +189,8 @@ MakeSteps = Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray]], Steps]
 
 
 def choose(inputs: InputStatistics, matrices: Sequence[np.ndarray]) -> Choice:
-    """Return the choice between one activation scale for all rows and a scale per row.
+    """Return the choice between one scale for all rows and a scale per row, for `matrices` (K, N)
+    that read `inputs`.
 
     One scale is chosen unless its error reaches `MAX_ERROR` and is larger than that of row scales.
     """
@@ -198,9 +210,11 @@ def choose(inputs: InputStatistics, matrices: Sequence[np.ndarray]) -> Choice:
 
 
 def best_steps(inputs: InputStatistics, matrices: Sequence[np.ndarray]) -> tuple[MakeSteps, float]:
-    """Return the function that makes one scale for all rows, and its error.
+    """Return the function that makes one scale for all rows, and its error on the sampled `inputs`.
 
-    It is `smooth_steps` if that at least halves the error, else `plain_steps`."""
+    It is `smooth_steps` if that at least halves the error, else `plain_steps`. `matrices` are the
+    weights that these inputs are multiplied with.
+    """
     plain_error, smooth_error = (
         held_out_error(make, inputs, matrices) for make in (plain_steps, smooth_steps)
     )
@@ -234,7 +248,7 @@ def held_out_error(
     half.
 
     On the rows that the steps come from, no value is clipped: a text that is too short would look
-    best.
+    best. `make_steps` makes the scales from some rows of `inputs`.
     """
     steps = [
         make_steps(lowest, highest, matrices)
@@ -252,8 +266,10 @@ def held_out_error(
 
 
 def multiply_rows(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """Return `rows` x `matrix` in int8 with a scale for each row: 255 levels where no value is
-    negative, else 127."""
+    """Return `rows` (n, K) x `matrix` (K, N) in int8 with a scale for each row.
+
+    There are 255 levels if no value is negative, else 127.
+    """
     levels = np.float32(127 if rows.min() < 0 else 255)
     scales = np.maximum(np.abs(rows).max(axis=1, keepdims=True), TINY)
     weights, column_scales = int8_columns(matrix)
@@ -268,8 +284,11 @@ def sample_columns(matrices: Sequence[np.ndarray]) -> list[np.ndarray]:
 def largest_error(
     approximations: Sequence[np.ndarray], rows: np.ndarray, matrices: Sequence[np.ndarray]
 ) -> float:
-    """Return the largest `relative_error` of the `approximations` of `rows @ matrix`, over the
-    sampled columns of all `matrices`."""
+    """Return the largest `relative_error` of `approximations`, one of `rows @ matrix` for each of
+    `matrices`.
+
+    Only the columns of `sample_columns` count.
+    """
     return max(
         relative_error(approximation, rows @ matrix)
         for approximation, matrix in zip(approximations, sample_columns(matrices))
@@ -277,12 +296,12 @@ def largest_error(
 
 
 def relative_error(approximations: np.ndarray, exact: np.ndarray) -> float:
-    """Return ||products - exact||^2 / ||exact||^2: of all rows together, or the median over rows if
-    that is larger.
+    """Return ||approximations - exact||^2 / ||exact||^2, both (n, N).
 
-    Rows of zeros have no error. A few special tokens can be a hundred times as large as other rows:
-    only the median shows what those lose. Only the error of all rows shows values that are clipped
-    in fewer than half of them.
+    It is that of all rows together, or the median over rows if that is larger. Rows of zeros have
+    no error. A few special tokens can be a hundred times as large as other rows: only the median
+    shows what those lose. Only the error of all rows shows values that are clipped in fewer than
+    half of them.
     """
     lost = np.square(approximations - exact, dtype=np.float64).sum(axis=1)
     sizes = np.square(exact, dtype=np.float64).sum(axis=1)
@@ -292,10 +311,10 @@ def relative_error(approximations: np.ndarray, exact: np.ndarray) -> float:
 
 
 def mean_error(errors: list[float]) -> float:
-    """Return the mean to 3 significant digits, 0 for no errors."""
+    """Return the mean of `errors` to 3 significant digits, 0 for no errors."""
     return significant(float(np.mean(errors or [0])))
 
 
 def significant(value: float) -> float:
-    """Round to 3 significant digits."""
+    """Return `value` rounded to 3 significant digits."""
     return float(f"{value:.3g}")

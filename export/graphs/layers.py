@@ -22,7 +22,12 @@ LM_HEAD = "lm_head"
 def embed(
     g: GraphContext, prefix: str, ids: Value, positions: Value, types: Value | None = None
 ) -> Value:
-    """Write the embeddings of the stack `prefix`, sections 3.4 and 3.5: (B, T) -> (B, T, D)."""
+    """Return the embeddings of the stack `prefix`, sections 3.4 and 3.5, written as nodes: (B, T)
+    -> (B, T, D).
+
+    `ids` and token `types` are (B, T), `positions` (B or 1, T). `prefix` is such as
+    "model.encoder.".
+    """
     op, config = g.op, g.config
     name = f"{prefix}embeddings"
     x = g.target.precision.look_up(g, f"{name}.embed_tokens.weight", ids)
@@ -44,15 +49,20 @@ def embed(
 
 
 def decoder_states(g: GraphContext, ids: Value, positions: Value, *attentions: Attention) -> Value:
-    """Write a decoder, with cross-attention in a seq2seq model: (B, T) -> (B, T, D)."""
+    """Return the states (B, T, D) of a decoder for `ids` (B, T) at `positions` (B or 1, T), written
+    as nodes of the graph.
+
+    `attentions` are the functions for self-attention and, in a seq2seq model, cross-attention.
+    """
     prefix = g.config.decoder_prefix
     return stack(g, prefix, embed(g, prefix, ids, positions), *attentions)
 
 
 def stack(g: GraphContext, prefix: str, x: Value, *attentions: Attention) -> Value:
-    """Write the layers of the stack `prefix`, its last norm, and the projection of a decoder to the
-    width of its embeddings.
+    """Return the states of the stack `prefix` for its embeddings x (B, T, D), written as nodes of
+    the graph.
 
+    These are its layers, its last norm, and a decoder's projection to the width of its embeddings.
     A layer has one sublayer for each of `attentions`, to the sequence itself and to a source, then
     the feed-forward network. Post-norm is norm(x + sublayer(x)), pre-norm x + sublayer(norm(x)).
     """
@@ -79,8 +89,12 @@ def stack(g: GraphContext, prefix: str, x: Value, *attentions: Attention) -> Val
 
 
 def feed_forward(g: GraphContext, layer: int, name: str, x: Value) -> Value:
-    """Write max(0, x W_1 + b_1) of equation 2, or where `gated` act(x W_g) * x W_1 (Shazeer
-    2020)."""
+    """Return max(0, x W_1 + b_1) of equation 2, the input of the last map, written as nodes of the
+    graph.
+
+    Where `gated` it is act(x W_g) * x W_1 (Shazeer 2020). `name` is the module, such as
+    "layers.0.feed_forward". The number of the layer is not used.
+    """
     dialect, act = g.target.dialect, g.config.hidden_act
     if not g.config.gated:
         return dialect.activated_linear(g, x, f"{name}.up_proj", act)
@@ -92,8 +106,11 @@ def feed_forward(g: GraphContext, layer: int, name: str, x: Value) -> Value:
 
 
 def linear(g: GraphContext, x: Value, *names: str) -> Value:
-    """Write x W + b with the columns of all maps `names` side by side. Either all of them have
-    biases or none."""
+    """Return x W + b with the columns of all linear maps `names` side by side, written as nodes of
+    the graph.
+
+    Either all of them have biases or none.
+    """
     bias = g.bias(names[0])
     if len(names) > 1 and bias is not None:
         [bias] = g.transform_weights([f"{name}.bias" for name in names], concatenated)
@@ -101,20 +118,24 @@ def linear(g: GraphContext, x: Value, *names: str) -> Value:
 
 
 def project(g: GraphContext, x: Value, name: str) -> Value:
-    """Write the linear map `name` between embeddings and states of different widths. Models of one
-    width have none."""
+    """Return x after the linear map `name` between embeddings and states of different widths.
+
+    Models of one width lack this map; x is then returned unchanged.
+    """
     return linear(g, x, name) if g.has(f"{name}.weight") else x
 
 
 def row_linear(g: GraphContext, x: Value, name: str) -> Value:
-    """Write x W + b of one state for each row, (B, D): so little work that it stays in floating
-    point."""
+    """Return x W + b of the linear map `name` for one state of each row, (B, D).
+
+    This is so little work that it stays in floating point.
+    """
     return g.op("Gemm", x, g.weight(f"{name}.weight"), g.bias(name), transB=1)
 
 
 def pool(g: GraphContext, states: Value) -> Value:
-    """Return the state of the first token, (B, D), after the pooler if there is one (Devlin et al.
-    2019)."""
+    """Return one state for each row, (B, D): the first token's of `states` (B, S, D), after the
+    pooler if there is one (Devlin et al. 2019)."""
     first = g.op("Gather", states, 0, axis=1)
     if not g.config.pooler_act:
         return first
@@ -125,29 +146,35 @@ def pool(g: GraphContext, states: Value) -> Value:
 
 
 def linears(g: GraphContext, x: Value, *names: str) -> list[Value]:
-    """Write x W + b of each of the maps `names`."""
+    """Return x W + b of each of the linear maps `names`, in order, written as nodes of the
+    graph."""
     # `precisions.calibrated_steps` chooses one scale of x for all of them
     g.op.once(("readers", x), lambda: names)
     return [linear(g, x, name) for name in names]
 
 
 def activated_linear(g: GraphContext, x: Value, name: str, act: str) -> Value:
-    """Write the activation `act` of a linear map, whose own weights are of a module beside the
-    map."""
+    """Return the activation `act` of the linear map `name` of x, written as nodes of the graph.
+
+    If the activation has weights, they are in the module `activation` beside the map.
+    """
     return activation(g, linear(g, x, name), act, f"{name.rpartition('.')[0]}.activation")
 
 
 def add_and_norm(
     g: GraphContext, x: Value, inner: Value, last: str, after: str | None
 ) -> tuple[Value, Value]:
-    """Write the end of a sublayer, its linear map `last`. Return the sum with x and its norm
-    `after`, or the sum again."""
+    """Return x + the linear map `last` of `inner`, and that sum after the norm `after`.
+
+    This ends a sublayer. If `after` is None, the sum is returned twice.
+    """
     total = g.op("Add", x, linear(g, inner, last))
     return total, total if after is None else norm(g, total, after)
 
 
 def norm(g: GraphContext, x: Value, name: str) -> Value:
-    """Write LayerNorm (Ba et al. 2016), or the norm of root mean squares."""
+    """Return x after the norm `name`, LayerNorm (Ba et al. 2016) or RMSNorm, written as nodes of
+    the graph."""
     epsilon, weight = g.config.layer_norm_eps, g.weight(f"{name}.weight")
     if g.config.norm_type == "rms_norm":
         return g.target.dialect.rms_norm(g, x, weight, epsilon)
@@ -155,19 +182,23 @@ def norm(g: GraphContext, x: Value, name: str) -> Value:
 
 
 def rms_norm(g: GraphContext, x: Value, weight: Value, epsilon: float) -> Value:
-    """Write x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019)."""
+    """Return x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019), written as nodes of
+    the graph."""
     op = g.op
     mean = op("ReduceMean", op("Mul", x, x), [-1], keepdims=1)
     return op("Mul", op("Div", x, op("Sqrt", op("Add", mean, epsilon))), weight)
 
 
 def fused_rms_norm(g: GraphContext, x: Value, weight: Value, epsilon: float) -> Value:
-    """Write `rms_norm` as one of onnxruntime's operators."""
+    """Return x / sqrt(mean(x^2) + epsilon) * weight, written as one of onnxruntime's operators."""
     return g.op("SimplifiedLayerNormalization", x, weight, epsilon=epsilon)
 
 
 def last_index(g: GraphContext, indices: Value) -> Value:
-    """Return the largest of `indices` in each row, where index i is stored at position i."""
+    """Return the position of the largest number in each row of `indices` (B, T), (B,).
+
+    `indices` has i at position i, or 0, so this is also the largest index.
+    """
     return g.op("ArgMax", indices, axis=1, keepdims=0)
 
 
@@ -178,8 +209,11 @@ STANDARD = Dialect(rms_norm, linears, activated_linear, add_and_norm, rotate, la
 
 
 def logits(g: GraphContext, x: Value) -> Value:
-    """Write the logits of the vocabulary, (..., D) -> (..., V): minus infinity for tokens outside
-    the shortlist."""
+    """Return the logits of the vocabulary for states x, (..., D) -> (..., V), written as nodes of
+    the graph.
+
+    Tokens outside the shortlist get minus infinity.
+    """
     computed = linear(g, x, LM_HEAD)
     if g.shortlist is None:
         return computed

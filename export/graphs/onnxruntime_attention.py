@@ -34,10 +34,12 @@ from .positions import offsets, position_bias, source_bias
 
 
 def tiled_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
-    """Write the attention of an encoder without a mask where `LONG` tokens or more have no padding.
+    """Return the function that writes an encoder's attention, for `layers.stack` to call in each
+    layer.
 
-    onnxruntime then works in tiles: faster, and in memory that grows with the length instead of its
-    square. Images have no `tokens`.
+    If a batch has `LONG` tokens or more per row and no padding, it runs without a mask. onnxruntime
+    then works in tiles: faster, and in memory that grows with the length instead of its square.
+    `tokens` is None for images.
     """
     if tokens is None:
         return lambda layer, name, x: multi_head(g, *project(g, name, x, None))
@@ -61,10 +63,12 @@ def tiled_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
 
 
 def grouped_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attention:
-    """Write causal attention of rows that differ in length, whose caches have room and are written
-    in place.
+    """Return the function that writes causal attention of rows that differ in length, for
+    `layers.stack` to call.
 
-    The operator masks later keys and those outside `local_window_size`.
+    The caches have room for later tokens and are written in place. `inputs` of the graph are
+    position_ids, last_position and total_length. The operator masks later keys and those outside
+    the sliding window.
     """
     positions, last, total = (
         inputs[name] for name in ("position_ids", "last_position", "total_length")
@@ -86,11 +90,12 @@ def grouped_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attent
 
 
 def row_cross_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attention:
-    """Write attention of one token in each row to sources that differ in length, whose caches have
-    room.
+    """Return the function that writes attention of one token in each row to sources that differ in
+    length.
 
-    The one query may read all keys of its source, so causal attention without new keys gives the
-    same; it is faster.
+    `caches` of the sources have room. `inputs` of the graph are last_source_position and
+    total_source_length. The one query may read all keys of its source, so causal attention without
+    new keys gives the same; it is faster.
     """
     last, total = inputs["last_source_position"], inputs["total_source_length"]
 
@@ -106,8 +111,13 @@ def row_cross_attention(g: GraphContext, inputs: Values, caches: Caches) -> Atte
 
 
 def beam_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attention:
-    """Write attention of one token in each beam, all as long, whose earlier keys other beams may
-    have written."""
+    """Return the function that writes attention of one token in each beam, for `layers.stack` to
+    call.
+
+    All beams have `past_length` earlier tokens, whose keys other beams may have written: the input
+    `cache_indirection` says which. `caches` are its keys and values, to which the new ones are
+    written.
+    """
     op, length = g.op, inputs["past_length"]
     before = op.cast(length, "int64")
     positions = op("Unsqueeze", before, [0])
@@ -129,10 +139,11 @@ def beam_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attention
 
 
 def cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
-    """Write attention to keys and values of a source that were computed once, the `states` of each
+    """Return the function that writes attention to a source, for `layers.stack` to call in each
     layer.
 
-    Standard operators take values that are not as wide as keys.
+    `states` are keys and values of the source for each layer, computed once, and `mask` (B, S) is 0
+    for padding. Values that are not as wide as keys need standard operators.
     """
     if not has_equal_widths(g):
         return source_attention(g, states, source_bias(g, mask))
@@ -143,8 +154,11 @@ def cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
 
 
 def beam_cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
-    """Write `cross_attention` of one token in each beam: the beams of a source are queries of one
-    row."""
+    """Return the function that writes attention of one token in each beam to its source.
+
+    The beams of a source are queries of one row. `states` are keys and values of the sources for
+    each layer, and `mask` (B, S) is 0 for padding.
+    """
     flags = g.op.cast(mask, "int32")
     by_source = g.op.shape(g.op.size(flags, 0), -1, key_width(g))
 
@@ -157,9 +171,10 @@ def beam_cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attenti
 
 
 def slot_attention(g: GraphContext, inputs: Values, bias: Value, caches: Caches) -> Attention:
-    """Write attention over caches with slots, in which the new tokens are put from `first_slot` on.
+    """Return the function that writes attention over caches with slots, for `layers.stack` to call.
 
-    `bias` (B, H or 1, T, slots) hides the slots that a token does not read.
+    New tokens are put into the slots from the input `first_slot` on. `bias` (B, H or 1, T, slots)
+    hides the slots that a token does not read.
     """
 
     def attend(layer: int, name: str, x: Value) -> Value:
@@ -181,7 +196,7 @@ def slot_attention(g: GraphContext, inputs: Values, bias: Value, caches: Caches)
 
 
 def has_equal_widths(g: GraphContext) -> bool:
-    """Return whether values are as wide as keys, as onnxruntime's operators take them."""
+    """Return True if values are as wide as keys, which onnxruntime's attention operators need."""
     return g.config.head_dim == g.config.value_head_dim
 
 
@@ -190,7 +205,8 @@ def head_attributes(g: GraphContext) -> dict[str, int | float]:
 
 
 def packed(g: GraphContext, name: str, x: Value) -> Value:
-    """Return queries, keys and values side by side, (B, T, 3 * H * d)."""
+    """Return queries, keys and values of the module `name` for x side by side, (B, T, 3 * H *
+    d)."""
     return linear(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
 
 
@@ -214,7 +230,11 @@ def multi_head(
 def write_cache(
     g: GraphContext, op_type: str, operands: list[Value | None], caches: Caches, **attributes: int
 ) -> Value:
-    """Write attention that returns its caches too, and append them to `caches`."""
+    """Return the output of an attention operator that returns its keys and values too.
+
+    They are appended to `caches.present`. `operands` are the inputs of the operator `op_type`, and
+    `attributes` its attributes by name.
+    """
     output, keys, values = g.op.outputs(
         3, op_type, *operands, domain=CONTRIB, **head_attributes(g), **attributes
     )

@@ -37,8 +37,11 @@ class Ops:
     def outputs(
         self, count: int, op_type: str, *operands: Operand, domain: str = "", **attributes: Any
     ) -> list[Value]:
-        """Append a node with `count` outputs and return them. Missing operands at the end are left
-        out."""
+        """Append a node with the operator `op_type` and `count` outputs, and return these.
+
+        `domain` is the operator's, "" for standard ones. None stands for a missing operand.
+        `operands` are its inputs, and `attributes` its attributes by name.
+        """
         inputs = [self.value(operand) for operand in operands]
         while inputs and inputs[-1] is None:
             inputs.pop()
@@ -47,13 +50,14 @@ class Ops:
         return list(node.outputs)
 
     def once(self, key: Any, write: Callable[[], Any]) -> Any:
-        """Return the result of `write()` for `key`, written the first time only."""
+        """Return `write()`. Later calls with the same `key` return the result of the first."""
         if key not in self.results:
             self.results[key] = write()
         return self.results[key]
 
     def value(self, operand: Operand) -> Value | None:
-        """Return `operand` as a value of the graph."""
+        """Return `operand` as a value of the graph. Numbers, lists and arrays become initializers;
+        None stays None."""
         if operand is None or isinstance(operand, Value):
             return operand
         if not isinstance(operand, np.ndarray | np.generic):
@@ -66,7 +70,8 @@ class Ops:
         return self.initializer((array.dtype, array.shape, array.tobytes()), ir.Tensor(array))
 
     def initializer(self, key: Any, tensor: ir.TensorProtocol) -> Value:
-        """Return the initializer that holds `tensor`, one for each `key`."""
+        """Return the initializer for `key`. It holds the `tensor` of the first call with this
+        key."""
         if key not in self.initializers:
             name = tensor.name or f"constant.{len(self.initializers)}"
             self.initializers[key] = Value(name=name, const_value=tensor)
@@ -75,21 +80,27 @@ class Ops:
     # Combinations of operators that many functions need.
 
     def size(self, value: Value, axis: int) -> Value:
-        """Return the size of one axis, not the last, (1,)."""
+        """Return the size of the axis number `axis` of a value, as a value of shape (1,).
+
+        The axis is counted from the front, or from the end if it is negative; -1 is not possible.
+        """
         return self.once(
             ("size", value, axis), lambda: self("Shape", value, start=axis, end=axis + 1)
         )
 
     def range(self, count: Value) -> Value:
-        """Return 0 to `count` - 1; `count` is (1,)."""
+        """Return the numbers 0 to `count` - 1, int64 (count,). `count` has the shape (1,)."""
         return self.once(("range", count), lambda: self("Range", 0, self("Squeeze", count), 1))
 
     def first(self, value: Value) -> Value:
-        """Return the first column, (B, 1, ...)."""
+        """Return the first entry along the second axis of `value` (B, N, ...), as (B, 1, ...)."""
         return self("Slice", value, [0], [1], [1])
 
     def shape(self, *sizes: Value | int) -> Value:
-        """Return the shape with these sizes, integers or values of shape (N,)."""
+        """Return all `sizes` in one int64 value (N,), for operators that take a shape.
+
+        They are integers, or values of shape (n,).
+        """
         return self(
             "Concat", *([size] if isinstance(size, int) else size for size in sizes), axis=0
         )
@@ -103,12 +114,15 @@ class Ops:
         return self("ConstantOfShape", self.shape(*shape), value=ir.tensor(np.array([number])))
 
     def is_in(self, tokens: Value, ids: Collection[int]) -> Value:
-        """Return which of `tokens` are one of `ids`."""
+        """Return True at each of `tokens` that is one of `ids`, bool in the shape of `tokens`."""
         flags = [self("Equal", tokens, token) for token in ids or [-1]]
         return functools.reduce(lambda one, other: self("Or", one, other), flags)
 
     def any(self, flags: Value, axes: list[int] | None = None, keepdims: int = 1) -> Value:
-        """Return whether any flag is true along `axes`, by default of all."""
+        """Return True where any of `flags` is true along `axes`, by default along all.
+
+        `keepdims` 1 keeps these axes with size 1, 0 removes them.
+        """
         return self.cast(
             self("ReduceMax", self.cast(flags, "int32"), axes, keepdims=keepdims), "bool"
         )
@@ -122,7 +136,10 @@ def data_type(name: str) -> ir.DataType:
 def branch(
     name: str, op_type: str, operands: Sequence[Value | None], **attributes: Any
 ) -> ir.Graph:
-    """Return a branch of an `If`: one of onnxruntime's operators, which returns float32."""
+    """Return a branch `name` of an `If`: one of onnxruntime's operators, which returns float32.
+
+    `op_type`, `operands` and `attributes` are those of the operator.
+    """
     op = Ops()
     output = op(op_type, *operands, domain=CONTRIB, **attributes)
     output.name, output.type = name, ir.TensorType(ir.DataType.FLOAT)

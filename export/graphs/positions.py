@@ -19,10 +19,10 @@ LOWEST = float(np.finfo(np.float32).min)
 def token_positions(
     g: GraphContext, ids: Value, mask: Value | None, before: Value | None = None
 ) -> Value:
-    """Return the position of each token as `position_ids_from` counts, (B, T), or (1, T) if it is
-    the token's index.
+    """Return the position of each token, (B, T), or (1, T) if it is the token's index in the row.
 
-    `before` (1,) tokens of each row come before `ids`.
+    The config's `position_ids_from` says how positions are counted; padding that is not counted is
+    at -1. `before` (1,) tokens of each row come before `ids` (B, T). `mask` is (B, T).
     """
     op, config = g.op, g.config
     if config.position_ids_from == "mask" and mask is not None:
@@ -39,8 +39,10 @@ def token_positions(
 
 
 def padded_positions(g: GraphContext, ids: Value, mask: Value) -> Value:
-    """Return the positions in rows that a decoder reads at once, (B, T). They count from the first
-    token after padding."""
+    """Return the positions (B, T) of `ids` in rows with padding, which a decoder reads at once.
+
+    They count from the first token after padding on the left. `mask` (B, T) is 0 for padding.
+    """
     if g.config.position_ids_from != "place":
         return token_positions(g, ids, mask)
     return g.op("Max", g.op("Sub", g.op("CumSum", mask, 1), 1), 0)
@@ -49,8 +51,11 @@ def padded_positions(g: GraphContext, ids: Value, mask: Value) -> Value:
 def angles(
     g: GraphContext, positions: Value, width: int, base: float, signs: Sequence[int] = (1, 1)
 ) -> Value:
-    """Return pos / base^(2i / width) times `signs`, for components 2i and 2i + 1: (B, T) -> float32
-    (B, T, width)."""
+    """Return pos / base^(2i / width) for components 2i and 2i + 1: `positions` (B, T) -> float32
+    (B, T, width).
+
+    The two are multiplied by the two `signs`.
+    """
     steps = np.exp(np.arange(0, width, 2, dtype=np.float32) * np.float32(-math.log(base) / width))
     steps = (steps[:, None] * np.array(signs, np.float32)).reshape(-1)
     return g.op("Mul", g.op("Unsqueeze", g.op.cast(positions, "float32"), [-1]), steps)
@@ -62,7 +67,11 @@ def cast_to_graph_dtype(g: GraphContext, value: Value) -> Value:
 
 
 def sinusoids(g: GraphContext, positions: Value) -> Value:
-    """Write section 3.5: sines of the angles at even components, cosines at odd ones."""
+    """Return the paper's positions (section 3.5), (B, T, width), for `positions` (B, T), written as
+    nodes.
+
+    Even components are sines of the angles, odd ones cosines.
+    """
     op, width = g.op, g.config.position_size
     turned = angles(g, positions, width, 10000.0)
     is_even = np.arange(width) % 2 == 0
@@ -70,8 +79,10 @@ def sinusoids(g: GraphContext, positions: Value) -> Value:
 
 
 def rotate(g: GraphContext, states: Value, positions: Value) -> Value:
-    """Turn queries or keys (B, T, H * d), whose components 2i and 2i + 1 are a point in the plane
-    (Su et al. 2021)."""
+    """Return queries or keys, `states` (B, T, H * d), turned by their `positions` (B or 1, T).
+
+    Components 2i and 2i + 1 are a point in the plane (Su et al. 2021).
+    """
     op, config = g.op, g.config
     width = config.head_dim
     cosines, sines = op.once(("rotary", positions), lambda: rotary_factors(g, positions))
@@ -82,7 +93,8 @@ def rotate(g: GraphContext, states: Value, positions: Value) -> Value:
 
 
 def rotary_factors(g: GraphContext, positions: Value) -> list[Value]:
-    """Return the cosines, and the sines with their signs, (B, T, 1, d)."""
+    """Return the cosines, and the sines with their signs, each (B, T, 1, d), for `positions` (B,
+    T)."""
     op, width, base = g.op, g.config.head_dim, g.config.rope_theta
     factors = (
         op("Cos", angles(g, positions, width, base)),
@@ -95,8 +107,11 @@ def rotary_factors(g: GraphContext, positions: Value) -> list[Value]:
 
 
 def offsets(g: GraphContext, ids: Value, before: Value | None = None) -> Value:
-    """Return the position of each key minus that of each query, (1, T, S). `before` (1,) keys come
-    before `ids`."""
+    """Return the position of each key minus that of each query, (1, T, S), for new tokens `ids` (B,
+    T).
+
+    `before` (1,) keys come before `ids`.
+    """
     op = g.op
     length = op.size(ids, 1)
     keys = op.range(length if before is None else op("Add", length, before))
@@ -105,11 +120,11 @@ def offsets(g: GraphContext, ids: Value, before: Value | None = None) -> Value:
 
 
 def position_bias(g: GraphContext, distances: Value, is_causal: bool) -> Value:
-    """Return the biases of the scores, (B, H, T, S), for key positions minus query positions (B, T,
-    S).
+    """Return the biases of relative positions for the attention scores, (B, H, T, S).
 
-    All distances from `relative_attention_max_distance` on are alike (Raffel et al. 2020, section
-    2.1).
+    `distances` (B, T, S) are key positions minus query positions. All from
+    `relative_attention_max_distance` on are alike (Raffel et al. 2020, section 2.1). `is_causal`
+    selects the decoder's table.
     """
     op, config = g.op, g.config
     prefix = config.decoder_prefix if is_causal else config.encoder_prefix
@@ -125,8 +140,11 @@ def position_bias(g: GraphContext, distances: Value, is_causal: bool) -> Value:
 def biases_by_distance(
     biases: np.ndarray, buckets: int, largest: int, is_causal: bool
 ) -> tuple[np.ndarray]:
-    """Return the biases (2 * largest + 1, H) of distances from -largest to largest; `biases` are
-    (buckets, H)."""
+    """Return a 1-tuple with the biases (2 * largest + 1, H) of distances from -largest to largest.
+
+    `biases` (buckets, H) is the learned table. Distances fall into buckets as in T5; `is_causal`
+    gives later keys no buckets.
+    """
     offset = np.arange(-largest, largest + 1)
     count = buckets if is_causal else buckets // 2
     distance = np.maximum(-offset, 0) if is_causal else np.abs(offset)
@@ -140,27 +158,30 @@ def biases_by_distance(
 
 
 def mask_scores(g: GraphContext, is_visible: Value) -> Value:
-    """Return the bias that hides keys when it is added to scores: 0 where `is_visible`, else a very
-    low number."""
+    """Return a bias for attention scores: 0 where `is_visible`, else a very low number, which hides
+    keys."""
     return g.op("Where", is_visible, 0.0, g.target.dialect.mask_value)
 
 
 def key_flags(g: GraphContext, mask: Value) -> Value:
-    """Return the mask of keys (B, S) as flags (B, 1, 1, S)."""
+    """Return the `mask` of keys (B, S), 0 for padding, as booleans (B, 1, 1, S)."""
     return g.op("Unsqueeze", g.op.cast(mask, "bool"), [1, 2])
 
 
 def source_bias(g: GraphContext, mask: Value) -> Value:
-    """Return the bias (B, 1, 1, S) that is added to the scores of cross-attention. It hides padding
-    of the source."""
+    """Return the bias (B, 1, 1, S) that is added to the scores of cross-attention.
+
+    It hides padding of the source, where `mask` (B, S) is 0.
+    """
     return mask_scores(g, key_flags(g, mask))
 
 
 def bidirectional_bias(g: GraphContext, ids: Value, mask: Value) -> Value:
     """Return the bias (B, 1 or H, 1 or T, S) that is added to the attention scores of an encoder.
 
-    It hides padding and keys that are more than `sliding_window` tokens away (Beltagy et al. 2020,
-    section 3.1).
+    It hides padding, where `mask` (B, S) is 0, and keys that are more than `sliding_window` tokens
+    away (Beltagy et al. 2020, section 3.1). Models with relative positions add a bias for each
+    head.
     """
     op, config = g.op, g.config
     is_visible = key_flags(g, mask)
@@ -178,7 +199,8 @@ def causal_bias(g: GraphContext, distances: Value, mask: Value | None) -> Value:
 
     It hides later keys (section 3.2.3 of the paper), padding, and all but the last
     `config.sliding_window` keys. Models with relative positions add a bias for each head.
-    `distances` are key positions minus query positions.
+    `distances` (B or 1, T, S) are key positions minus query positions. `mask` (B, S) is 0 for
+    padding, None without any.
     """
     op, window = g.op, g.config.sliding_window
     is_visible = op("LessOrEqual", distances, 0)

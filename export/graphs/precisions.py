@@ -46,9 +46,10 @@ def float_look_up(g: GraphContext, table: str, ids: Value) -> Value:
 
 
 def tied_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | None) -> Value:
-    """Write `float_matmul`, but share the table of embeddings with a projection that is tied to it.
+    """Return x W + b of the linear maps `names` side by side, in floating point.
 
-    onnxruntime computes the `Transpose` once, when it loads the graph.
+    A projection that is tied to the embeddings reads their table through a `Transpose`. onnxruntime
+    computes that once, when it loads the graph. `bias` is the b of all maps, or None.
     """
     table = f"{names[0]}.weight"
     if not g.store.weights.is_tied(table):
@@ -60,10 +61,11 @@ def tied_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | N
 
 
 def row_int8_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | None) -> Value:
-    """Write int8 weights with a scale for each column, and x in 8 bits with a scale for each row.
+    """Return x W + b of the linear maps `names` side by side, with int8 weights that have a scale
+    for each column.
 
-    What a row gives does not depend on the other rows of its batch. Calibrated inputs have one
-    scale for all rows.
+    x becomes 8 bits with a scale for each row, so a row does not depend on the other rows of its
+    batch. Calibrated inputs have one scale for all rows. `bias` is the b of all maps, or None.
     """
     steps = calibrated_steps(g, x, names)
     if steps is not None:
@@ -75,10 +77,11 @@ def row_int8_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value
 
 
 def quantize_rows(g: GraphContext, x: Value) -> tuple[Value, np.float32, np.uint8, Value]:
-    """Return x in 8 bits, its step and zero point for rows whose largest magnitude is 1, and the
-    largest magnitudes.
+    """Return (integers, step, zero point, largest) for x (..., K) in 8 bits.
 
-    A row of zeros is divided by 0. Its matmul is multiplied by 0 in the end, so it is 0.
+    `largest` (..., 1) are the largest magnitudes of the rows. Step and zero point are for rows
+    divided by these. A row of zeros is divided by 0. Its matmul is multiplied by 0 in the end, so
+    it is 0.
     """
     producer = x.producer()
     is_positive = producer is not None and producer.op_type == "Relu"
@@ -90,9 +93,10 @@ def quantize_rows(g: GraphContext, x: Value) -> tuple[Value, np.float32, np.uint
 
 
 def calibrated_steps(g: GraphContext, x: Value, names: Sequence[str]) -> Steps | None:
-    """Return the one scale for all rows of x, the same for all linear maps that read x.
+    """Return the quantization of x with one scale for all rows, for the linear maps `names`.
 
-    It is `None` without a calibration, and where a scale for each row loses much less.
+    All linear maps that read x have the same. It is None without a calibration, and where a scale
+    for each row loses much less.
     """
     name = bare(names[0])
     if g.calibration is None or name not in g.calibration.inputs:
@@ -105,8 +109,11 @@ def calibrated_steps(g: GraphContext, x: Value, names: Sequence[str]) -> Steps |
 def calibrated_matmul(
     g: GraphContext, x: Value, names: Sequence[str], bias: Value | None, steps: Steps
 ) -> Value:
-    """Write int8 weights with a scale for each column, and x in 8 bits with one scale for all
-    rows."""
+    """Return x W + b of the linear maps `names` side by side, with int8 weights that have a scale
+    for each column.
+
+    x becomes 8 bits by `steps`, with one scale for all rows. `bias` is the b of all maps, or None.
+    """
     integers = g.op.once(("rounded", x), lambda: quantize_linear(g, x, steps))
     weights, scales = g.matrices(names, calibrated_matrices, steps)
     return g.contrib(
@@ -120,17 +127,23 @@ def quantize_linear(g: GraphContext, x: Value, steps: Steps) -> Value:
 
 
 def block_int4_matmul(g: GraphContext, x: Value, names: Sequence[str], bias: Value | None) -> Value:
-    """Write 4-bit weights and 8-bit x, with a scale for each block of a column or row."""
+    """Return x W + b of the linear maps `names` side by side, with 4-bit weights and 8-bit x.
+
+    A block of `BLOCK` numbers of a column of W or a row of x has one scale. `bias` is the b of all
+    maps, or None.
+    """
     return block_matmul(g, x, names, 4, (None, None, bias), accuracy_level=INT8_COMPUTE)
 
 
 def block_weight_matmul(
     bits: int, g: GraphContext, x: Value, names: Sequence[str], bias: Value | None
 ) -> Value:
-    """Write weights of `bits` bits with a scale for each block of a column. x is not quantized.
+    """Return x W + b of the linear maps `names` side by side, with weights of `bits` bits; x is not
+    quantized.
 
-    Columns are padded to a multiple of `COLUMN_MULTIPLE`: the CUDA provider would unpack any other
-    matrix before each matmul.
+    A block of `BLOCK` weights of a column has one scale. Columns are padded to a multiple of
+    `COLUMN_MULTIPLE`: the CUDA provider would unpack any other matrix before each matmul. `bias` is
+    the b of all maps, or None.
     """
     count = columns(g, names)
     scaled = block_matmul(g, x, names, bits, multiple=COLUMN_MULTIPLE)
@@ -161,12 +174,13 @@ def block_matmul(
 
 
 def columns(g: GraphContext, names: Sequence[str]) -> int:
-    """Return the number of columns of the matrices `names` side by side."""
+    """Return the number of columns of the matrices of the linear maps `names` side by side."""
     return sum(g.store.weights.shape(f"{name}.weight")[0] for name in names)
 
 
 def block_look_up(g: GraphContext, table: str, ids: Value) -> Value:
-    """Write rows in 8 bits with a scale for each block of a row."""
+    """Return the rows `ids` of the weights `table`, stored in 8 bits with a scale for each block of
+    a row."""
     integers, scales = g.transform_weights([table], block_table)
     attributes = {"bits": 8, "block_size": EMBEDDING_BLOCK, "gather_axis": 0, "quantize_axis": 1}
     return g.contrib("GatherBlockQuantized", integers, ids, scales, **attributes)
@@ -178,8 +192,12 @@ def block_look_up(g: GraphContext, table: str, ids: Value) -> Value:
 def standard_int8_matmul(
     g: GraphContext, x: Value, names: Sequence[str], bias: Value | None
 ) -> Value:
-    """Write int8 weights with a scale for each column, and x in 8 bits with one scale: a large row
-    costs others precision."""
+    """Return x W + b of the linear maps `names` side by side, with int8 weights that have a scale
+    for each column.
+
+    x becomes 8 bits with one scale for all rows: a large row costs the others precision. `bias` is
+    the b of all maps, or None.
+    """
     op = g.op
     weights, scales = g.matrices(names, int8_matrices)
     integers, scale, zero = op.once(
@@ -190,7 +208,7 @@ def standard_int8_matmul(
 
 
 def row_look_up(g: GraphContext, table: str, ids: Value) -> Value:
-    """Write rows in int8 with a scale for each."""
+    """Return the rows `ids` of the weights `table`, stored in int8 with a scale for each row."""
     integers, scales = g.transform_weights([table], int8_table)
     return g.op(
         "Mul", g.op.cast(g.op("Gather", integers, ids), "float32"), g.op("Gather", scales, ids)

@@ -15,19 +15,23 @@ SLICE = 2**21  # weights quantized at a time; intermediate arrays are several ti
 def in_slices(
     quantize: Callable[[np.ndarray], Quantized], matrix: np.ndarray, axis: int, joined: int = 0
 ) -> Quantized:
-    """Integers and scales that `quantize` gives for slices of `matrix` along `axis`, the integers
-    joined along `joined`."""
+    """Return the integers and scales of `matrix`, quantized in slices along `axis` to save memory.
+
+    `quantize` returns them for a slice. Integers are joined along the axis `joined`, scales along
+    axis 0.
+    """
     parts = np.array_split(matrix, -(-matrix.size // SLICE), axis)
     integers, scales = zip(*map(quantize, parts))
     return np.concatenate(integers, joined), np.concatenate(scales)
 
 
 def int8_columns(matrix: np.ndarray) -> Quantized:
-    """(K, N) float32 -> int8 and the scales (N,) of its columns.
+    """Return `matrix` (K, N) float32 as int8, and the scales (N,) of its columns.
 
     CPUs without VNNI add the products of weights 2i and 2i + 1 in 16 bits. With activations of at
     most 255, no sum overflows if two such weights add up to at most 128. So a column's scale comes
-    from its largest weight or its largest sum of two such weights."""
+    from its largest weight or its largest sum of two such weights.
+    """
     pairs = matrix[: len(matrix) // 2 * 2]
     largest = np.maximum(
         np.abs(matrix).max(axis=0), np.abs(pairs[::2] + pairs[1::2]).max(axis=0, initial=0)
@@ -36,10 +40,11 @@ def int8_columns(matrix: np.ndarray) -> Quantized:
 
 
 def int4_blocks(matrix: np.ndarray, block: int = BLOCK) -> Quantized:
-    """(K, N) -> 4-bit integers (N, blocks, bytes) with zero point 8, and the scales (N, blocks) in
-    the dtype of `matrix`.
+    """Return `matrix` (K, N) as 4-bit integers (N, blocks, block / 2 bytes) with zero point 8, and
+    scales (N, blocks) in its dtype.
 
-    A block is `block` weights of a column. A byte holds two weights, the first in its low half."""
+    A block is `block` weights of a column. A byte holds two weights, the first in its low half.
+    """
     blocks = column_blocks(matrix, block)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2, keepdims=True), axis=2)
     # the largest weight becomes -8, which has no positive counterpart
@@ -49,15 +54,19 @@ def int4_blocks(matrix: np.ndarray, block: int = BLOCK) -> Quantized:
 
 
 def int8_blocks(matrix: np.ndarray, block: int = BLOCK) -> Quantized:
-    """(K, N) -> 8-bit integers (N, blocks, `block`) with zero point 128, and the scales (N, blocks)
-    in the dtype of `matrix`."""
+    """Return `matrix` (K, N) as 8-bit integers (N, blocks, `block`) with zero point 128, and the
+    scales (N, blocks).
+
+    The scales have the dtype of `matrix`.
+    """
     blocks = column_blocks(matrix, block)
     scales = nonzero(np.abs(blocks).max(axis=2, keepdims=True) / 127, matrix.dtype)
     return np.clip(np.rint(blocks / scales) + 128, 1, 255).astype(np.uint8), scales[..., 0]
 
 
 def column_blocks(matrix: np.ndarray, block: int) -> np.ndarray:
-    """(K, N) -> float32 (N, blocks, `block`), the last block of a column padded with 0."""
+    """Return `matrix` (K, N) as float32 (N, blocks, `block`): each column is cut into blocks, of
+    which the last is padded with 0."""
     padded = np.pad(matrix.T.astype(np.float32), ((0, 0), (0, -len(matrix) % block)))
     return padded.reshape(len(padded), -1, block)
 
@@ -70,12 +79,13 @@ def nonzero(scales: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def int8_rows(table: np.ndarray) -> Quantized:
-    """(V, D) float32 -> int8 (V, D), and the scales (V, 1)."""
+    """Return `table` (V, D) float32 as int8 (V, D), and the scales (V, 1) of its rows."""
     return round_to_int8(table, np.abs(table).max(axis=1, keepdims=True))
 
 
 def round_to_int8(values: np.ndarray, largest: np.ndarray) -> Quantized:
-    """Return `values` as int8, and their scales, which map `largest` to 127."""
+    """Return `values` as int8, and their float32 scales. A scale maps `largest`, the largest
+    magnitude, to 127."""
     scales = positive_scales(largest)
     return np.rint(values / scales).astype(np.int8), scales
 
@@ -86,7 +96,8 @@ def positive_scales(largest: np.ndarray) -> np.ndarray:
 
 
 def uint8_blocks(table: np.ndarray) -> Quantized:
-    """(V, D) float32 -> uint8 (V, D) with zero point 128, and the scales (V, blocks)."""
+    """Return `table` (V, D) float32 as uint8 (V, D) with zero point 128, and the scales (V, blocks)
+    of the blocks of its rows."""
     rows, width = table.shape
     blocks = np.pad(table, ((0, 0), (0, -width % EMBEDDING_BLOCK))).reshape(
         rows, -1, EMBEDDING_BLOCK

@@ -48,7 +48,8 @@ def save_graph(model: ir.Model, path: Path) -> None:
 
 
 def initializer_header(name: str, tensor: ir.TensorProtocol) -> bytes:
-    """Return all of an initializer that comes before its content."""
+    """Return the bytes of an initializer `name` that come before the content of `tensor`, in
+    protobuf."""
     facts = onnx.TensorProto(
         name=name, data_type=int(tensor.dtype), dims=tuple(tensor.shape.numpy())
     ).SerializeToString()
@@ -62,7 +63,8 @@ def field_header(number: int, size: int) -> bytes:
 
 
 def varint(number: int) -> Iterator[int]:
-    """Yield the bytes of protobuf's variable-length integer: 7 bits each, the lowest first."""
+    """Yield the bytes of `number` as protobuf's variable-length integer: 7 bits each, the lowest
+    first."""
     while number > 127:
         yield number & 127 | 128
         number >>= 7
@@ -70,7 +72,8 @@ def varint(number: int) -> Iterator[int]:
 
 
 def move_weights(model: ir.Model, path: Path) -> None:
-    """Write the weights of `model` to `path` and have it refer to them."""
+    """Write the weights of `model` to the file `path`, and replace them with references to it.
+    Small weights stay."""
     with open(path, "wb") as file:
         for name, value in model.graph.initializers.items():
             if value.const_value is not None and value.const_value.nbytes >= MIN_EXTERNAL:
@@ -78,7 +81,8 @@ def move_weights(model: ir.Model, path: Path) -> None:
 
 
 def data_files(graph: Path) -> list[str]:
-    """Return the names of the files beside `graph` that hold weights of it."""
+    """Return the sorted names of the files with weights of the ONNX file `graph`; they lie beside
+    it."""
     model = ir.load(graph)
     tensors = [value.const_value for part in model.graphs() for value in part.initializers.values()]
     return sorted(
@@ -89,7 +93,10 @@ def data_files(graph: Path) -> list[str]:
 def write_external(
     file: BinaryIO, path: Path, name: str, tensor: ir.TensorProtocol
 ) -> ir.ExternalTensor:
-    """Append `tensor` to `file`, which is open at `path`, aligned for a map into memory."""
+    """Append `tensor` to `file`, which is open at `path`, aligned for a map into memory.
+
+    Returns a tensor `name` that refers to the place in the file.
+    """
     file.write(bytes(-file.tell() % (PAGE if tensor.nbytes >= MIN_PAGED else LINE)))
     offset, shape = file.tell(), ir.Shape(tensor.shape.numpy())
     write_content(file, tensor)

@@ -32,7 +32,10 @@ EncoderAttention = Callable[[GraphContext, Tokens | None], Attention]  # images 
 
 
 def sequence_outputs(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[Value]:
-    """Return the outputs of the model's head, in the order of its spec."""
+    """Return the outputs of a model that reads whole sequences, in the order of its spec.
+
+    `inputs` are those of the graph by name. `attention` writes the attention of encoders.
+    """
     reads = HEADS[g.config.architecture].reads
     if reads == READS_CHOICES:
         return choice_logits(g, inputs, attention)
@@ -54,7 +57,11 @@ def sequence_outputs(g: GraphContext, inputs: Values, attention: EncoderAttentio
 
 
 def encoder_states(g: GraphContext, inputs: Values, attention: EncoderAttention) -> Value:
-    """Write an encoder of tokens: (B, S) -> (B, S, D)."""
+    """Return the states (B, S, D) of an encoder for the tokens in `inputs`, written as nodes of the
+    graph.
+
+    `attention` makes the function that writes the attention.
+    """
     prefix, ids, mask = g.config.encoder_prefix, inputs["input_ids"], inputs["attention_mask"]
     tokens = Tokens(ids, mask, token_positions(g, ids, mask))
     x = embed(g, prefix, ids, tokens.positions, inputs.get("token_type_ids"))
@@ -62,13 +69,18 @@ def encoder_states(g: GraphContext, inputs: Values, attention: EncoderAttention)
 
 
 def source_encoder(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[Value]:
-    """Write the encoder of a seq2seq model, and the keys and values that all layers of its decoder
-    read."""
+    """Return the keys and values of the source for each layer of the decoder, in the order of
+    specs.
+
+    They come from the encoder of a seq2seq model, which is written too. `inputs` are its tokens and
+    mask. `attention` makes the function that writes the attention.
+    """
     return flat(source_heads(g, encoder_states(g, inputs, attention)))
 
 
 def causal_states(g: GraphContext, inputs: Values) -> Value:
-    """Write a decoder that reads whole sequences: (B, S) -> (B, S, D)."""
+    """Return the states (B, S, D) of a decoder that reads whole sequences, written as nodes of the
+    graph."""
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     positions = padded_positions(g, ids, mask)
     bias = causal_bias(g, offsets(g, ids), mask)
@@ -76,7 +88,10 @@ def causal_states(g: GraphContext, inputs: Values) -> Value:
 
 
 def seq2seq_states(g: GraphContext, inputs: Values) -> tuple[Value, Value]:
-    """Return the states of the decoder, (B, T, D), and of the encoder, (B, S, D)."""
+    """Return the states of the decoder, (B, T, D), and of the encoder, (B, S, D).
+
+    Without decoder tokens among the `inputs`, the decoder reads the source shifted right.
+    """
     source = encoder_states(g, inputs, encoder_attention)
     targets, mask = inputs.get("decoder_input_ids"), inputs.get("decoder_attention_mask")
     if targets is None or mask is None:
@@ -92,7 +107,11 @@ def seq2seq_states(g: GraphContext, inputs: Values) -> tuple[Value, Value]:
 
 
 def shifted_right(g: GraphContext, ids: Value) -> Value:
-    """Return `ids` (B, T) moved right by one, after the token that a decoder starts from."""
+    """Return `ids` (B, T) moved right by one, without their last token.
+
+    The first token becomes the config's start token, or the last token of the row if the config
+    wraps it.
+    """
     op, config = g.op, g.config
     if config.wrap_last_token:
         is_token = op.cast(op("Not", op("Equal", ids, config.pad_token_id)), "int64")
@@ -109,13 +128,16 @@ def shifted_right(g: GraphContext, ids: Value) -> Value:
 
 
 def model_outputs(g: GraphContext, states: Value, inputs: Values) -> list[Value]:
-    """Return the states, and the pooled state if the model has a pooler."""
+    """Return [`states`], and the pooled state (B, D) as a second output if the model has a pooler.
+    `inputs` are not used."""
     return [states, pool(g, states)] if getattr(g.config, "pooler_act", None) else [states]
 
 
 def choice_logits(g: GraphContext, inputs: Values, attention: EncoderAttention) -> list[Value]:
-    """Write an encoder that reads several sequences for each row, (B, C, S), and the logits of
-    each, (B, C)."""
+    """Return [logits (B, C)] of an encoder that reads C sequences for each row, (B, C, S).
+
+    `attention` makes the function that writes the attention.
+    """
     op = g.op
     rows_and_choices = op("Shape", inputs["input_ids"], end=2)
     rows = {
@@ -127,8 +149,10 @@ def choice_logits(g: GraphContext, inputs: Values, attention: EncoderAttention) 
 
 
 def vocabulary_logits(g: GraphContext, states: Value) -> Value:
-    """Return the logits of masked tokens, after BERT's transform or a projection to the width of
-    embeddings."""
+    """Return the logits (B, S, V) of a masked language model, from the encoder's states (B, S, D).
+
+    Before the projection stands BERT's transform, or a projection to the width of the embeddings.
+    """
     act = g.config.lm_transform_act
     if not act:
         return logits(g, project(g, states, "transform"))
@@ -137,25 +161,35 @@ def vocabulary_logits(g: GraphContext, states: Value) -> Value:
 
 
 def is_next(g: GraphContext, states: Value) -> Value:
-    """Return the logits of whether the second sentence follows the first, (B, 2)."""
+    """Return two logits (B, 2) for each row, from the encoder's states (B, S, D): the second
+    sentence follows the first, and it does not."""
     return row_linear(g, pool(g, states), "next_sentence")
 
 
 def token_labels(g: GraphContext, states: Value) -> Value:
-    """Return the logits of each token's labels, after ELECTRA's transform if there is one."""
+    """Return the logits of each token's labels, (B, S, labels), after ELECTRA's transform if there
+    is one."""
     if act := getattr(g.config, "token_transform_act", None):
         states = activation(g, linear(g, states, "transform.0"), act, "transform.1")
     return linear(g, states, "classifier")
 
 
 def answers(g: GraphContext, states: Value, inputs: Values) -> list[Value]:
-    """Return the scores of each token as the start and as the end of the answer, (B, S) each."""
+    """Return [start logits, end logits], (B, S) each: how likely the answer starts, or ends, at
+    each token. `inputs` are not used.
+
+    `states` (B, S, D) are those of the encoder.
+    """
     scores = linear(g, states, "qa_outputs")
     return [g.op("Gather", scores, end, axis=2) for end in range(2)]
 
 
 def sequence_labels(g: GraphContext, states: Value, inputs: Values) -> list[Value]:
-    """Return the logits of a sequence's labels, from one state of each row."""
+    """Return [logits (B, labels)] of each row's labels, computed from one state of the row.
+
+    It is the pooled or mean state of an encoder, a decoder's last token's, or a seq2seq decoder's
+    at the last end token.
+    """
     op, ids, mask = g.op, inputs["input_ids"], inputs["attention_mask"]
     match g.config.model_type:
         case "vanilla-encoder":
@@ -172,7 +206,8 @@ def sequence_labels(g: GraphContext, states: Value, inputs: Values) -> list[Valu
 
 
 def token_flags(g: GraphContext, ids: Value, mask: Value) -> Value:
-    """Return which tokens are not padding, (B, S)."""
+    """Return True for tokens that are not padding, bool (B, S), by the mask and by the padding
+    id."""
     is_token = g.op.cast(mask, "bool")
     if g.config.pad_token_id is None:
         return is_token
@@ -203,7 +238,10 @@ def last_state(g: GraphContext, states: Value, flags: Value) -> Value:
 
 
 def state_at(g: GraphContext, states: Value, indices: Value) -> Value:
-    """Return one state of each row, (B, D); `indices` are (B,)."""
+    """Return one of the `states` (B, S, D) of each row, as (B, D): that at the row's index.
+
+    `indices` are (B,).
+    """
     return g.op("GatherND", states, g.op("Unsqueeze", indices, [1]), batch_dims=1)
 
 

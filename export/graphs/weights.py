@@ -35,7 +35,8 @@ class CheckpointWeights:
             self.entries |= {bare(name): entry for name, entry in read_header(path).items()}
 
     def with_rows(self, rows: dict[str, list[int]]) -> "CheckpointWeights":
-        """Return the same weights with only some rows of the tensors `rows`."""
+        """Return the same weights, with only some rows of some tensors: `rows` is {name: row
+        numbers}."""
         weights = copy.copy(self)
         weights.rows = rows
         return weights
@@ -58,23 +59,27 @@ class CheckpointWeights:
         return len(self.rows.get(name, range(rows))), *others
 
     def is_tied(self, name: str) -> bool:
-        """Return whether an embedding table has all the weights of `name`."""
+        """Return True if `name` is tied to an embedding table, and all its rows are kept."""
         return bare(name) in self.tied and name not in self.rows
 
     def owner(self, name: str) -> str:
-        """Return the name in the files: of tied weights they have only one."""
+        """Return the name under which the files have the weights `name`: tied weights are stored
+        only once."""
         name = bare(name)
         others = self.tied if name in self.tied else ()
         return next((other for other in (name, *others) if other in self.entries), name)
 
     def key(self, name: str) -> str:
-        """Return a name that is the same for the same values."""
+        """Return a name that is the same for all names of the same values, such as those of tied
+        weights."""
         return name if name in self.rows else self.owner(name)
 
 
 def read_header(path: Path) -> dict[str, tuple[Path, int, dict]]:
-    """Return for each tensor in a safetensors file the path, where the data begin and the tensor's
-    dtype, shape and offsets."""
+    """Return {name: (path, start, facts)} of the tensors in a safetensors file.
+
+    `start` is the byte where the data begin, and `facts` have dtype, shape and data_offsets.
+    """
     with open(path, "rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -84,7 +89,8 @@ def read_header(path: Path) -> dict[str, tuple[Path, int, dict]]:
 
 
 def tied_names(config: Config) -> Collection[str]:
-    """Return the names of the one matrix that embeds tokens and makes logits."""
+    """Return the names, without "model.", that share one matrix for embedding tokens and for
+    logits; empty if nothing is tied."""
     if config.model_type == "vanilla-vision" or not config.tie_word_embeddings:
         return ()
     stacks = [""]
@@ -112,8 +118,11 @@ class WeightStore:
     def transform_weights(
         self, names: Sequence[str], transform: Callable, *arguments: Any
     ) -> list[ir.TensorProtocol]:
-        """Return the arrays that `transform` returns for the weights `names`, in the dtype of the
-        store."""
+        """Return the arrays `transform(*weights, *arguments)` of the weights `names` as tensors.
+
+        `transform` gets the weights in the dtype of the store and returns a tuple. Equal calls
+        return the same tensors.
+        """
         keys = tuple(self.weights.key(name) for name in names)
         key = (keys, transform, arguments)
         if key not in self.tensors:
@@ -129,7 +138,8 @@ class WeightStore:
         return self.tensors[key]
 
     def keep(self, name: str, array: np.ndarray) -> ir.TensorProtocol:
-        """Return `array` as a tensor, in the file if it is large."""
+        """Return `array` as a tensor `name`, whose values are written to the file at once if it is
+        large."""
         tensor = ir.Tensor(c_ordered(array), name=name)
         if array.nbytes < MIN_EXTERNAL:
             return tensor
@@ -142,8 +152,10 @@ def unchanged(array: np.ndarray) -> tuple[np.ndarray]:
 
 
 def c_ordered(array: np.ndarray) -> np.ndarray:
-    """Return `array` in C order. A transposed matrix is copied in strips, six times as fast as
-    numpy's own copy."""
+    """Return `array` in C order, as a copy if needed.
+
+    A transposed matrix is copied in strips, six times as fast as numpy's own copy.
+    """
     if array.ndim != 2 or array.flags.c_contiguous:
         return np.asarray(array, order="C")
     copy = np.empty_like(array, order="C")

@@ -48,7 +48,8 @@ SPECIAL_TOKENS = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
 def check_config(config: dict, path: Path) -> None:
-    """Check the `config` of the file `path`, with the model type of the manifest.
+    """Check the fields of `config`, the content of the file `path`. Its model type is that of the
+    manifest.
 
     Raises:
         ValueError: for a field that is missing or has an invalid type or range, and for an unknown

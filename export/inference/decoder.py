@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -41,7 +41,8 @@ class GenerationRequest:
     seeds: tuple[int, ...] | None = None
 
     def with_seeds(self, seeds: Sequence[int] | None) -> "GenerationRequest":
-        """Return the request with one seed per input. Raise UsageError if their number differs."""
+        """Return the request with one seed per input, or unchanged for None. Raises UsageError if
+        their number differs."""
         if seeds is None:
             return self
         check_seeds(seeds, len(self.input_ids))
@@ -68,12 +69,19 @@ class Decoder(Protocol):
         """Maximum tokens per row and step; `None` for no limit."""
 
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-        """Read prompts (B, P) and return logits. B is that of the request, and P at most its length
-        with the new tokens."""
+        """Feed the prompts (B, P) and return the logits (B, T, V).
+
+        They follow each token, T = P, with `all_logits`, else only the last, T = 1. B is the number
+        of inputs of the request. Padding is where `attention_mask` is 0.
+        """
 
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """Feed tokens (rows, t) and return logits. Each row continues row `beam_idx` (rows,), or
-        itself if `beam_idx` is `None`: the caches follow the beams."""
+        """Feed `tokens` (rows, t) and return the logits (rows, T, V).
+
+        They follow each token, T = t, with `all_logits`, else only the last, T = 1. Each row
+        continues the row `beam_idx` (rows,) names, or itself if that is None: the caches follow the
+        beams.
+        """
 
     def expand(self, expand_size: int) -> None:
         """Repeat each row `expand_size` times, for beams or samples: row 0, row 0, row 1, row 1."""
@@ -90,12 +98,21 @@ class CandidateDecoder(Decoder, Protocol):
         """Remove the last `count` tokens of the last step from the caches."""
 
 
+@runtime_checkable
+class ShrinkingDecoder(Decoder, Protocol):
+    """A decoder that inputs can leave, so that a step only costs the others."""
+
+    def keep(self, inputs: np.ndarray) -> None:
+        """Drop the rows of all inputs but `inputs`, indices in their new order. None of them moves
+        to the back. An input has as many rows as `expand` gave it."""
+
+
 class DecoderFactory(Protocol):
     """The decoders of one loaded export. It keeps the state that is shared by requests."""
 
     @property
     def supports_empty_prompts(self) -> bool:
-        """True if a row of a prompt may be empty."""
+        """True if a row of prompts may be all padding."""
 
     @property
     def supports_candidates(self) -> bool:
@@ -110,11 +127,12 @@ class DecoderFactory(Protocol):
         """
 
     def generate(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None] | None:
-        """Run the whole search in a graph. Return the new tokens (B * N, T) and their scores
-        (B * N,), as `Search.result` returns them.
+        """Return the new tokens (B * N, T) and their scores (B * N,) of a search that runs in a
+        graph.
 
-        Return `None` if the target cannot run this request in a graph. The caller then uses
-        `start`."""
+        N is `num_return_sequences`. Scores are None if they were not requested. The result is None
+        if the target cannot run this request in a graph. The caller then uses `start`.
+        """
 
 
 @dataclass(frozen=True)
@@ -139,10 +157,11 @@ class LoadedExport:
 
 
 def check_memory(request: GenerationRequest, vocab_size: int, cache_bytes: int) -> None:
-    """Check that `cache_bytes` and two copies of the logits fit into this machine's memory.
+    """Raise UsageError unless `cache_bytes` and two copies of the logits fit into this machine's
+    memory.
 
-    Raises:
-        UsageError: with the memory that is needed and the memory of this machine.
+    The message has the memory that is needed and the memory of this machine. `vocab_size` is the
+    number of logits of a row, and `cache_bytes` the size of all caches.
     """
     options = request.options
     rows = len(request.input_ids) * options.rows_per_input
@@ -170,8 +189,8 @@ def memory() -> float:
 
 
 def position_bytes(spec: GraphSpec) -> int:
-    """Return the bytes that one token of one row takes in the self-attention caches of a decoder
-    graph, in all layers together."""
+    """Return the bytes that one token of one row takes in the self-attention caches of the decoder
+    graph `spec`, in all layers together."""
     caches = [
         tensor
         for tensor in spec.inputs
@@ -186,10 +205,11 @@ def position_bytes(spec: GraphSpec) -> int:
 
 
 def next_input_name(name: str) -> str:
-    """Return the name of the input of the next step that takes the output `name`."""
+    """Return the name of the decoder's input that takes the output `name` in the next step:
+    "past_key_values.0.key" for "present.0.key"."""
     return name.removeprefix("next_").replace("present", "past_key_values")
 
 
 def cross_states(outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the encoder's outputs by the names of the decoder's inputs."""
+    """Return the encoder's `outputs` under the names of the decoder's inputs that take them."""
     return {next_input_name(name): states for name, states in outputs.items()}

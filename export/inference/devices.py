@@ -62,7 +62,9 @@ def require_onnxruntime() -> None:
 
 
 def require(device: str, activations: str = "fp32") -> None:
-    """Check that the device `"cuda"` or `"tensorrt"` is available, and computes `activations`.
+    """Check that CUDA or TensorRT can be used, and computes `activations`, such as "bf16".
+
+    `device` is "cuda" or "tensorrt".
 
     Raises:
         OSError: with the problem and the command that fixes it.
@@ -76,8 +78,8 @@ def require(device: str, activations: str = "fp32") -> None:
 
 
 def require_running(provider: str, running: list[str]) -> None:
-    """Check that `provider` is among the providers `running` a session. onnxruntime falls back to
-    others with only a warning.
+    """Check that `provider` is among the providers `running` in a session. onnxruntime falls back
+    to others with only a warning.
 
     Raises:
         OSError: if `provider` is missing, with the running providers.
@@ -90,9 +92,11 @@ def require_running(provider: str, running: list[str]) -> None:
 def facts() -> dict:
     """Return the facts that `vanilla-transformer doctor` prints.
 
-    `onnxruntime_problem` is `None` if onnxruntime is new enough or not installed. `cuda_problem` is
-    `None` if CUDA is available. `tensorrt_problem` is `None` if onnxruntime has TensorRT, whose
-    libraries are only loaded by a session."""
+    The keys are python, packages, threads, processor, instructions, providers, onnxruntime_problem,
+    libraries, gpus, cuda_problem and tensorrt_problem. `onnxruntime_problem` is None if onnxruntime
+    is new enough or not installed. `cuda_problem` is None if CUDA is available. `tensorrt_problem`
+    is None if onnxruntime has TensorRT, whose libraries are only loaded by a session.
+    """
     available = providers()
     if CUDA in available:
         preload()
@@ -118,7 +122,8 @@ def facts() -> dict:
 def onnxruntime_problem() -> str | None:
     """Return an error if the installed onnxruntime is too old, with the command that upgrades it.
 
-    Return `None` if it is new enough or not installed."""
+    It is None if onnxruntime is new enough or not installed.
+    """
     try:
         from onnxruntime import __version__ as installed_version
     except ImportError:
@@ -160,9 +165,11 @@ def cuda_problem(report: dict) -> str | None:
 
 
 def tensorrt_problem(report: dict) -> str | None:
-    """Return an error with a remedy if TensorRT cannot be used according to `report`, else `None`.
+    """Return an error with a remedy if TensorRT cannot be used according to the facts `report`,
+    else None.
 
-    TensorRT needs CUDA."""
+    TensorRT needs CUDA.
+    """
     problem = cuda_problem(report)
     if problem or TENSORRT in report["providers"]:
         return problem
@@ -172,7 +179,7 @@ def tensorrt_problem(report: dict) -> str | None:
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of the installed `PACKAGES`."""
+    """Return {package: version} of those of `PACKAGES` that are installed."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -217,7 +224,7 @@ def loads(library: str) -> bool:
 
 
 def gpus() -> list[Gpu]:
-    """Return the GPUs that `nvidia-smi` lists."""
+    """Return the GPUs that `nvidia-smi` lists; none if it cannot be run."""
     query = ["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"]
     try:
         result = subprocess.run(query, capture_output=True, text=True, timeout=20)
@@ -228,7 +235,7 @@ def gpus() -> list[Gpu]:
 
 
 def gpu_problem(gpu: Gpu) -> str | None:
-    """Return why the CUDA provider cannot use `gpu`, or `None`."""
+    """Return why the CUDA provider cannot use `gpu`, or None if it can."""
     driver, capability = version_numbers(gpu.driver), version_numbers(gpu.compute_capability)
     if driver and driver < (MIN_DRIVER,):
         return (
@@ -254,6 +261,7 @@ def check_bfloat16(gpu: Gpu) -> None:
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers of a version, or `()` if it has other parts."""
+    """Return the numbers of a version, such as (580, 65) for "580.65", or () if it has other
+    parts."""
     parts = text.split(".")
     return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()

@@ -64,7 +64,7 @@ class ExportInfo:
 
     @property
     def step(self) -> str | None:
-        """The role of the step graph for continuous batching, or `None`."""
+        """Role of the step graph for continuous batching, or None if the export has none."""
         role = self.manifest.get("step")
         return role if role in self.specs else None
 
@@ -93,9 +93,9 @@ class ExportInfo:
         """Return the content of the file `name`, or `None` if the export does not have it.
 
         Raises:
-            FileNotFoundError, ValueError: if the file is missing, changed or not in the manifest;
-                see also `read_export_info`. ValueError if a rewritable file was saved again since
-                the export was opened.
+            FileNotFoundError, ValueError: if the file or a graph is missing, changed or not in the
+                manifest. ValueError also if a rewritable file was saved again since the export was
+                opened.
         """
         path = self.directory / name
         if name in self.manifest["files"]:
@@ -137,8 +137,8 @@ class ExportInfo:
         """Check that graphs and data that were opened by name are those of the manifest.
 
         Raises:
-            FileNotFoundError, ValueError: if the export was replaced or changed; see also
-                `read_export_info`.
+            FileNotFoundError, ValueError: if a file is missing, or the export was replaced or
+                changed.
         """
         wait(self.hashing.values())
         for name, stamp in self.stamps.items():
@@ -152,7 +152,7 @@ def changed_while_opened(path: Path) -> str:
 
 
 def is_rewritable(name: str) -> bool:
-    """Return whether other libraries may save the file `name` again beside the graphs.
+    """Return True if other libraries may save the file `name` again beside the graphs.
 
     transformers saves tokenizers and processors, sentence-transformers its modules. Graphs, their
     weights and both configs must stay as they were exported.
@@ -161,15 +161,17 @@ def is_rewritable(name: str) -> bool:
 
 
 def checked_facts(manifest: dict, name: str) -> dict | None:
-    """Return the size and the hash that the file `name` must have, or `None` if it is
-    rewritable."""
+    """Return {"bytes": size, "sha256": hash} that the file `name` must have by the `manifest`, or
+    None if it may be saved again."""
     return None if is_rewritable(name) else manifest["files"][name]
 
 
 def write_manifest(directory: Path, **facts: Any) -> dict[str, Any]:
-    """Write the manifest with `facts` and the size and SHA-256 of each file, and return it.
+    """Write manifest.json to `directory`, and return its content.
 
-    The manifest does not list itself and the model card."""
+    It has the fields `facts`, and in `files` the size and SHA-256 of each file except itself and
+    the model card.
+    """
     unlisted = (directory / MANIFEST, directory / CARD)
     files = sorted(path for path in directory.rglob("*") if path.is_file() and path not in unlisted)
     manifest = {"schema_version": SCHEMA_VERSION, **facts}
@@ -201,8 +203,11 @@ def read_export_info(directory: str | os.PathLike) -> ExportInfo:
 
 
 def check_has_manifest(directory: Path) -> None:
-    """Raise FileNotFoundError, or NotADirectoryError for a file, unless `directory` is an export.
-    Name the export of a file."""
+    """Raise FileNotFoundError unless `directory` has a manifest, or NotADirectoryError if it is a
+    file.
+
+    For a file inside an export the message names the export.
+    """
     if (directory / MANIFEST).is_file():
         return
     expected = "expected a directory `vanilla-transformer export` wrote"
@@ -215,10 +220,15 @@ def check_has_manifest(directory: Path) -> None:
 
 
 def open_export_info(directory: str | os.PathLike) -> ExportInfo:
-    """Return the export while threads still check the hashes of graphs and their weights.
+    """Return the export in `directory` while threads still check the hashes of graphs and their
+    weights.
 
-    Callers that open files must call `check_unchanged` before they use the results. Raise as
-    `read_export_info` does."""
+    Callers that open files must call `check_unchanged` before they use the results.
+
+    Raises:
+        FileNotFoundError: if the directory, its manifest or a listed file is missing.
+        ValueError: for a manifest that is not valid, and for a config that was changed.
+    """
     # resolved, so that a link that changes meanwhile has no effect
     directory = Path(directory).resolve()
     check_has_manifest(directory)
@@ -299,9 +309,16 @@ def json_object(path: Path, content: bytes) -> dict:
 
 
 def read_file(path: Path, facts: dict | None) -> tuple[tuple, bytes]:
-    """Return the stamp and the content of a file, checked against its `facts` in the manifest.
+    """Return the stamp and the content of a file. The stamp changes if the file is replaced or
+    modified.
 
-    Without `facts`, only reject a git-lfs pointer."""
+    Size and hash are checked against its `facts` in the manifest. Without `facts`, only a git-lfs
+    pointer is rejected.
+
+    Raises:
+        FileNotFoundError: if it is missing.
+        ValueError: if its size or hash differs, and for a git-lfs pointer.
+    """
     stamp, file = open_file(path, facts)
     with file:
         content = file.read()
@@ -313,8 +330,12 @@ def read_file(path: Path, facts: dict | None) -> tuple[tuple, bytes]:
 
 
 def open_file(path: Path, facts: dict | None) -> tuple[tuple, io.BufferedReader]:
-    """Return the stamp of a file and the open file. Raise ValueError if its size differs from
-    `facts` of the manifest."""
+    """Return the stamp of a file and the open file. The stamp changes if the file is replaced or
+    modified.
+
+    Raises FileNotFoundError if it is missing, and ValueError if its size differs from `facts` of
+    the manifest.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: the export is incomplete, export again")
     file = open(path, "rb")  # noqa: SIM115 - the caller closes it
@@ -338,7 +359,7 @@ def check_hash(file: io.BufferedReader | io.BytesIO, facts: dict, path: Path) ->
 
 
 def file_stamp(status: os.stat_result) -> tuple:
-    """Return a stamp that changes if a file is replaced, modified or renamed."""
+    """Return a tuple that changes if the file of `status` is replaced, modified or renamed."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 

@@ -20,8 +20,8 @@ MIN_TOKENS = 128
 def check_inputs(
     tensors: Sequence[TensorSpec], inputs: dict[str, np.ndarray | None], model: str
 ) -> dict[str, np.ndarray]:
-    """Return the inputs `tensors` by name, converted to their dtypes. Inputs that are `None` get
-    their defaults.
+    """Return {name: array} of the inputs `tensors`, converted to their dtypes. Inputs that are None
+    get their defaults.
 
     onnxruntime does not check them: it may crash on an empty batch, and reads out of bounds.
 
@@ -54,8 +54,10 @@ def check_inputs(
 
 
 def check_input(tensor: TensorSpec, values: np.ndarray, sizes: dict[str, int]) -> np.ndarray:
-    """Return `values` in the dtype of `tensor`. Check its axes against `sizes`, and add new
-    ones."""
+    """Return `values` in the dtype of `tensor`, after a check of dtype, shape and range.
+
+    `sizes` are the sizes of named axes so far; axes of this tensor are added. Raises ValueError.
+    """
     is_flag = tensor.name.endswith("mask")
     is_float = "float" in tensor.dtype
     kinds = "biuf" if is_flag else "iuf" if is_float else "iu"
@@ -111,7 +113,10 @@ def check_contiguous(mask: np.ndarray, name: str) -> None:
 
 
 def check_ends(ids: np.ndarray, mask: np.ndarray, eos_token_ids: Sequence[int]) -> None:
-    """Raise ValueError for a row of `ids` (B, S) that has tokens but no end token."""
+    """Raise ValueError for a row of `ids` (B, S) that has tokens but no end token.
+
+    `mask` (B, S) is 0 for padding, and `eos_token_ids` are the end tokens.
+    """
     endless = mask.any(axis=1) & ~(np.isin(ids, eos_token_ids) & (mask == 1)).any(axis=1)
     if endless.any():
         raise ValueError(
@@ -121,13 +126,14 @@ def check_ends(ids: np.ndarray, mask: np.ndarray, eos_token_ids: Sequence[int]) 
 
 
 def position_limit(config: dict) -> int | None:
-    """Return the rows of the learned position table, or `None` for other positions and images."""
+    """Return the number of rows of the learned position table, or None for other positions and
+    images."""
     is_learned = config.get("position_embedding_type") in LEARNED_POSITIONS
     return config.get("max_position_embeddings") if is_learned else None
 
 
 def check_positions(length: int, config: dict) -> None:
-    """Raise ValueError for more tokens than the learned position table has rows."""
+    """Raise ValueError if `length` tokens are more than the learned position table has rows."""
     rows = position_limit(config)
     if rows is not None and length > rows:
         counted = (
@@ -149,7 +155,8 @@ def check_patches(pixel_values: np.ndarray, config: dict) -> None:
 
 
 def num_positions(ids: np.ndarray, mask: np.ndarray, config: dict) -> int:
-    """Return the number of positions of the longest row, by `position_ids_from` of the config."""
+    """Return the number of positions of the longest row of `ids` and `mask` (B, S), counted by the
+    config's `position_ids_from`."""
     counts = config.get("position_ids_from") or "place"
     if counts == "place":
         return ids.shape[-1]
@@ -158,7 +165,10 @@ def num_positions(ids: np.ndarray, mask: np.ndarray, config: dict) -> int:
 
 
 def pad_sequences(rows: list[list[int]], pad_token_id: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return `input_ids` and `attention_mask` (B, S) of lists of token ids, padded on the right."""
+    """Return `input_ids` and `attention_mask` (B, S) of `rows` of token ids.
+
+    Rows are padded on the right with `pad_token_id`, or 0 if that is None.
+    """
     lengths = np.array([len(row) for row in rows])
     mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
     ids = np.full(mask.shape, pad_token_id or 0)
@@ -169,9 +179,10 @@ def pad_sequences(rows: list[list[int]], pad_token_id: int | None) -> tuple[np.n
 def move_padding(
     ids: np.ndarray, mask: np.ndarray, side: str, pad_token_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Move the padding of each row to `side`, "left" or "right", and return the new ids and mask.
+    """Return ids and mask (B, S) with the padding of each row moved to `side`, "left" or "right".
 
-    Masked tokens between other tokens stay where they are."""
+    Padding gets `pad_token_id`. Masked tokens between other tokens stay where they are.
+    """
     if mask.all():
         return ids, mask
     first = mask.argmax(axis=1) if side == "right" else -mask[:, ::-1].argmax(axis=1)
@@ -216,10 +227,11 @@ def run_by_length(
 
 
 def bucket_by_length(mask: np.ndarray, max_tokens: int) -> list[tuple[np.ndarray, int]]:
-    """Return groups of rows of `mask` (B, ..., S) with their lengths, longest first.
+    """Return groups (row numbers, length) of rows of `mask` (B, ..., S), longest first.
 
-    A group has at most `max_tokens`. From `MIN_TOKENS` on, its padding is at most `MAX_PADDING`. A
-    row of `LONG` tokens or more is a group of its own."""
+    A group has at most `max_tokens`, padding included. From `MIN_TOKENS` on, its padding is at most
+    `MAX_PADDING`. A row of `LONG` tokens or more is a group of its own.
+    """
     ends = mask * np.arange(1, mask.shape[-1] + 1)
     lengths = np.maximum(ends.reshape(len(mask), -1).max(axis=1), 1).tolist()
     groups: list[list[int]] = []
@@ -236,6 +248,6 @@ def bucket_by_length(mask: np.ndarray, max_tokens: int) -> list[tuple[np.ndarray
 
 
 def batches(rows: Sequence[Sized], size: int) -> list[list[int]]:
-    """Return batches of at most `size` indices of `rows`, sorted by length."""
+    """Return lists of at most `size` indices of `rows`, sorted by length, shortest first."""
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     return [order[start : start + size] for start in range(0, len(order), size)]

@@ -41,7 +41,11 @@ class Prompt:
 
 
 def repetition_penalty(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
-    """Return the processor that penalizes earlier tokens (Keskar et al. 2019, section 4.1)."""
+    """Return the processor that penalizes earlier tokens (Keskar et al. 2019, section 4.1), or None
+    if it is off.
+
+    `options` sets the penalty. The tokens of `prompt` are earlier tokens too.
+    """
     penalty = np.float32(options.repetition_penalty)
 
     def process(ids: np.ndarray, scores: np.ndarray) -> None:
@@ -72,7 +76,10 @@ def no_repeat_ngrams(options: "Options", prompt: Prompt) -> LogitsProcessor | No
 
 def bad_words(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     """Return the processor that suppresses the last token of each of `bad_words_ids` after its
-    other tokens. A single end token is not suppressed."""
+    other tokens, or None.
+
+    A single end token is not suppressed. `prompt` are the tokens before the first new one.
+    """
     ends = [[token] for token in options.eos_token_ids]
     words = [word for word in options.bad_words_ids or () if word not in ends]
     by_length = [
@@ -134,9 +141,12 @@ def begin_suppress_tokens(options: "Options", prompt: Prompt) -> LogitsProcessor
 
 
 def renormalize(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
-    """Return the processor that normalizes the log p of beams after the other processors.
+    """Return the processor that normalizes the log p of beams after the other processors, or None
+    if it is off.
 
-    Without beams it would not change the selected tokens."""
+    Without beams it would not change the selected tokens. `options` turns it on; `prompt` is not
+    used.
+    """
 
     def process(ids: np.ndarray, scores: np.ndarray) -> None:
         maximum, log_sum = log_sum_exp(scores)
@@ -154,7 +164,10 @@ def distinct(tokens: Sequence[int]) -> np.ndarray:
 def suppress(
     ids: np.ndarray, scores: np.ndarray, tokens: np.ndarray, lengths: Container[int] | None = None
 ) -> None:
-    """Set the scores of `tokens`, from `distinct`, to -inf, if the length is in `lengths`."""
+    """Set the scores (R, V) of `tokens`, from `distinct`, to -inf in place.
+
+    If there are `lengths`, do so only if the number of tokens per row so far is in them.
+    """
     if lengths is None or ids.shape[1] in lengths:
         scores[:, tokens[: np.searchsorted(tokens, scores.shape[1])]] = -np.inf
 
@@ -166,14 +179,16 @@ def force(ids: np.ndarray, scores: np.ndarray, tokens: int | list[int], length: 
 
 
 def as_rows(values: np.ndarray, rows: int) -> np.ndarray:
-    """(B, ...) -> (rows, ...), each row repeated rows / B times."""
+    """Return `values` (B, ...) as (rows, ...), each row repeated rows / B times."""
     return values if len(values) == rows else np.repeat(values, rows // len(values), axis=0)
 
 
 def log_sum_exp(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the maximum of each row and log(sum(exp(row - maximum))), both (R, 1).
+    """Return the maximum of each row of logits (R, V), and log(sum(exp(row - maximum))), both (R,
+    1).
 
-    The log-softmax is logits - maximum - log_sum, in this order, as in torch."""
+    The log-softmax is logits - maximum - log_sum, in this order, as in torch.
+    """
     rows, width = logits.shape
     maximum, total = np.empty((2, rows, 1), np.float32)
     step = max(1, CHUNK // width)
@@ -187,7 +202,7 @@ def log_sum_exp(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def top(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the `count` largest values of each row and their indices, both (R, count).
+    """Return the `count` largest `scores` of each row (R, V) and their indices, both (R, count).
 
     They are sorted, largest first, ties by index. Only the `count` blocks of a wide row with the
     largest maxima are searched: the other blocks cannot have a top value.
@@ -212,7 +227,11 @@ def top(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the same as `top`. Search all values instead of blocks."""
+    """Return the `count` largest `scores` of each row (R, V) and their indices, both (R, count),
+    largest first, and equal ones by index.
+
+    All values are searched, not only some blocks. Raises ValueError for NaN.
+    """
     rows, width = scores.shape
     if count == width:
         indices = np.broadcast_to(np.arange(width), scores.shape)
@@ -237,7 +256,8 @@ def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def derive_seed(seed: int, number: int) -> int:
-    """Return the seed of text number `number`, such as a line of a file."""
+    """Return the seed of the text with this `number`, such as a line of a file, derived from the
+    `seed` of all texts."""
     return int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0])
 
 
@@ -283,7 +303,11 @@ class Sampler:
         return indices if tokens is None else tokens[np.arange(rows), indices]
 
     def draw(self, weights: np.ndarray) -> np.ndarray:
-        """Sample an index of each row, with a probability proportional to its weight."""
+        """Return an index for each row of `weights` (R, n), drawn with a probability proportional
+        to its weight.
+
+        Raises ValueError for a row without positive weights.
+        """
         cumulative = weights.cumsum(axis=1, dtype=np.float64)
         if not (cumulative[:, -1] > 0).all():
             raise ValueError(
@@ -295,9 +319,12 @@ class Sampler:
         return (cumulative <= drawn * cumulative[:, -1:]).sum(axis=1)
 
     def weights(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the sampling weights and their tokens, both (R, n) for some n.
+        """Return the sampling weights and their tokens, both (R, n), for logits (R, V), which are
+        overwritten.
 
-        Tokens are `None` if all are in order. Filtered tokens have weight 0."""
+        n is at most V, because only the likely tokens are sorted. Tokens are None if all are in
+        order. Filtered tokens have weight 0.
+        """
         if self.temperature != 1:
             np.divide(logits, self.temperature, out=logits)
         width = logits.shape[1]

@@ -46,7 +46,8 @@ def is_list(value: object, holds: Callable[[object], bool]) -> bool:
 
 
 def as_list(value: Any) -> list | tuple:
-    """Return a list: empty for `None`, and with one element for a single value."""
+    """Return a list: empty for None, with one element for a single value, lists and tuples
+    unchanged."""
     if value is None:
         return []
     return value if isinstance(value, list | tuple) else [value]
@@ -95,8 +96,8 @@ def option(
         kind: the expected values.
         default: the default value.
         help: help text of the command line and the documentation.
-        logits: function of `logits` that returns a logits processor.
-        in_vocabulary: whether tokens outside the vocabulary are an error. They are ignored for
+        logits: function of the options and the prompt that returns a logits processor or None.
+        in_vocabulary: True if tokens outside the vocabulary are an error. They are ignored for
             other options, as in transformers.
     """
     metadata = {"kind": kind, "help": help, "logits": logits, "in_vocabulary": in_vocabulary}
@@ -285,8 +286,11 @@ class Options:
 
     @property
     def fill_token_id(self) -> int:
-        """The token after the end token of a row. In beam search a pad token of 0 counts as unset,
-        as in transformers."""
+        """Token that fills a row after its end token: the pad token, else the first end token, else
+        0.
+
+        In beam search a pad token of 0 counts as unset, as in transformers.
+        """
         if self.pad_token_id or (self.pad_token_id == 0 and self.num_beams == 1):
             return self.pad_token_id
         return next(iter(self.eos_token_ids), 0)
@@ -320,7 +324,7 @@ class Options:
 
 
 def check_seeds(seeds: Sequence[int] | None, count: int) -> None:
-    """Raise UsageError if `seeds` are set and there is not one for each of `count` inputs."""
+    """Raise UsageError if `seeds` is not None and has not one seed for each of `count` inputs."""
     if seeds is not None and len(seeds) != count:
         raise UsageError(f"seeds has {len(seeds)} values, expected one for each of {count} inputs")
 
@@ -388,7 +392,8 @@ def check(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_python(value: Any) -> Any:
-    """Return numpy scalars and arrays as Python values, for ints of any size and `is True`."""
+    """Return numpy scalars and arrays, also in lists, as Python values; return other values
+    unchanged."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if hasattr(value, "tolist"):
@@ -415,8 +420,8 @@ def resolve(
         prompt_length: tokens of the prompt with padding; for seq2seq of the decoder prompt.
 
     Raises:
-        UsageError: if the prompt reaches `max_length`, or for tokens outside the vocabulary;
-            see also `Options`.
+        UsageError: if the prompt reaches `max_length`, for tokens outside the vocabulary, invalid
+            values, and values that cannot be combined.
         ValueError: for a field of `generation_config` that this runtime does not support.
     """
     merged = {
@@ -444,7 +449,11 @@ def resolve(
 
 
 def check_applied(generation_config: dict[str, Any], is_sampling: bool) -> None:
-    """Raise ValueError for a field that is set but not supported by this runtime."""
+    """Raise ValueError for a field of `generation_config` that is set but that this runtime does
+    not support.
+
+    Some fields count only if `is_sampling`.
+    """
     harmless = FIELDS.keys() | WITHOUT_EFFECT | (set() if is_sampling else SAMPLING_ONLY)
     for name, value in generation_config.items():
         is_neutral = value is None or value == NEUTRAL.get(name, 0)
@@ -456,12 +465,17 @@ def check_applied(generation_config: dict[str, Any], is_sampling: bool) -> None:
 
 
 def special_token(name: str, *sources: dict[str, Any]) -> Any:
-    """Return the value of `name` in the first of `sources` that has it, which may be `None`."""
+    """Return the value of `name` in the first of `sources` that has the key, even if it is None.
+    Return None if none has it."""
     return next((source[name] for source in sources if name in source), None)
 
 
 def new_tokens(max_length: int | None, prompt_length: int, config: dict[str, Any]) -> int:
-    """Return the maximum number of new tokens. The default stops at `max_position_embeddings`."""
+    """Return the maximum number of new tokens: `max_length` less `prompt_length`.
+
+    If `max_length` is None, it is 20, or what `max_position_embeddings` leaves. Raises UsageError
+    if the prompt leaves no room.
+    """
     if max_length is None:
         max_length = min(prompt_length + Options.max_new_tokens, config["max_position_embeddings"])
     if max_length <= prompt_length:
@@ -472,7 +486,11 @@ def new_tokens(max_length: int | None, prompt_length: int, config: dict[str, Any
 
 
 def options_text(indent: str = "") -> str:
-    """Return the fields as text for a docstring, in lines of at most 100 columns."""
+    """Return a line "name: help (default)" for each field of `Options`, for a docstring, wrapped at
+    100 columns.
+
+    Lines begin with `indent`.
+    """
     entries = [
         f"{name}: {field.metadata['help']} ({field.default!r})" for name, field in FIELDS.items()
     ]

@@ -35,9 +35,10 @@ class NgramIndex:
         self.last_ngrams = [tuple(last[start:]) for start in range(len(last))]
 
     def followers_of_last(self, least_size: int) -> list[int]:
-        """Return all tokens after an earlier occurrence of the longest known n-gram at the end.
+        """Return all tokens after an earlier occurrence of the n-gram at the end, or an empty list.
 
-        The n-gram has at least `least_size` tokens."""
+        It is the longest n-gram of at least `least_size` tokens that occurred before.
+        """
         for ngram in self.last_ngrams:
             if len(ngram) >= least_size and ngram in self.followers:
                 return self.tokens[self.followers[ngram] :]
@@ -47,12 +48,14 @@ class NgramIndex:
 def prompt_lookup_tokens(
     request: GenerationRequest, decoder: CandidateDecoder, search: Search, logits: np.ndarray
 ) -> Iterator[np.ndarray]:
-    """Yield the tokens of `search` of one row, beginning with the `logits` (1, V) of its prompt.
+    """Yield the tokens (1,) of `search` of one row, beginning with the `logits` (1, V) after its
+    prompt.
 
     Candidates come from the source, unlike in transformers, and from the row so far. They stop
     before an end token. Without candidates, a step is a normal step of greedy search. Wrong
-    candidates make a step slower, so an n-gram of one token is only used after a correct
-    candidate."""
+    candidates make a step slower, so an n-gram of one token is only used after a correct candidate.
+    `decoder` has read the prompt, and checks several candidates in one step.
+    """
     options = request.options
     index = NgramIndex(options.max_matching_ngram_size)
     for token in read_tokens(request):
@@ -83,7 +86,8 @@ def prompt_lookup_tokens(
 
 
 def until_end(tokens: list[int], eos_token_ids: Sequence[int]) -> list[int]:
-    """Return the tokens before the first end token, which saves no step as a candidate."""
+    """Return the `tokens` before the first end token. An end token as a candidate would save no
+    step."""
     return list(itertools.takewhile(lambda token: token not in eos_token_ids, tokens))
 
 

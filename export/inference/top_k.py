@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import onnxruntime
 
 # logits per run, which limits the memory of the log-softmax
-CHUNK = 1 << 19
+CHUNK = 1 << 17
+NOT_FINITE = "some logits are NaN or infinite, expected numbers"
 # written by tests/support/top_k_graph.py, because the runtime works without onnx
 GRAPH = Path(__file__).with_name("top_k.onnx")
 
@@ -20,10 +21,8 @@ GRAPH = Path(__file__).with_name("top_k.onnx")
 def top_k_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
     """Return log p and index of the top `count` tokens of each row, both (rows, count).
 
-    `logits` are (rows, V). The best token comes first, ties are sorted by index.
-
-    Raises:
-        ValueError: if a row has values that are not finite.
+    `logits` are (rows, V). The best token comes first, ties are sorted by index. The log p of rows
+    with values that are not finite are NaN. `threads` is the number of CPU threads.
     """
     # Few logits take less time than the threads take to wake up.
     run, chunk = (
@@ -36,15 +35,16 @@ def top_k_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.ndarr
         for row in range(0, len(logits), chunk)
     ]
     log_p, tokens = (np.concatenate(parts) for parts in zip(*results))
-    if np.isnan(log_p).any():
-        raise ValueError("some logits are NaN or infinite, expected numbers")
     return log_p, tokens
 
 
 @functools.cache
 def session(threads: int) -> "onnxruntime.InferenceSession":
-    """Return the session of the graph. Its threads do not spin between two steps, because they
-    would compete with the decoder's threads for CPUs."""
+    """Return the session of the graph for top-k with this number of `threads`, one for each number.
+
+    The threads do not spin between two steps, because they would compete with the decoder's threads
+    for CPUs.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

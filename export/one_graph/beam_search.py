@@ -40,7 +40,11 @@ class Beams:
         self.per_beam = max(2, 1 + len(rules.options.eos_token_ids))  # candidates
 
     def beams(self, ops: Ops, settings: Values) -> Value:
-        """Return the largest number of beams, from 1 to what a vocabulary can fill."""
+        """Return the largest number of beams of an input, (1,). Each is limited to 1 up to the size
+        of the vocabulary.
+
+        `settings` are the inputs of the graph by name.
+        """
         self.counts = ops("Clip", settings["num_beams"], 1, self.rules.size)
         self.max_count = ops("Reshape", ops("ReduceMax", self.counts, keepdims=0), [1])
         return self.max_count
@@ -48,10 +52,11 @@ class Beams:
     def begin(
         self, inputs: LoopInputs, settings: Values, prompt: Value, limit: Value
     ) -> list[Value]:
-        """Return the states before the first token.
+        """Return the states before the first token, six values.
 
-        These are tokens (B, K, t) and scores (B, K) of unfinished hypotheses, tokens, scores and
-        lengths (B, K) of finished ones, and whether an input can improve, (B, 1).
+        They are tokens (B, K, t) and scores (B, K) of unfinished hypotheses, tokens, scores and
+        lengths (B, K) of finished ones, and whether an input can improve, (B, 1). At most `limit`
+        (B, 1) tokens follow the `prompt` (B, P). `settings` are the inputs of the graph by name.
         """
         ops = inputs.ops
         self.limit, self.settings, self.prompt = limit, settings, prompt
@@ -78,7 +83,11 @@ class Beams:
     def advance(
         self, ops: Ops, logits: Value, states: list[Value], position: Value
     ) -> tuple[Value, Value, list[Value], Value]:
-        """Extend all beams by one token. Return the same values as `GraphSearch.advance`."""
+        """Extend all beams by one token, which follows `position` new tokens.
+
+        Returns the next tokens (B * K, 1), the beams (B, K) that they continue, the new states, and
+        a scalar that is True to continue. Logits are (B * K, V).
+        """
         sequences, scores, *ended, can_improve = states
         length = ops("Add", position, 1)
         candidates, tokens, parents = self.candidates(ops, logits, scores, position)
@@ -99,8 +108,12 @@ class Beams:
         return next_tokens, ops("GatherElements", parents, kept, axis=1), states, goes_on
 
     def candidates(self, ops: Ops, logits: Value, scores: Value, position: Value) -> list[Value]:
-        """Return the best continuations of each input, all (B, C): log p, tokens, and the beams
-        that they continue."""
+        """Return the best C continuations of each input: sums of log p, tokens, and the beams that
+        they continue, all (B, C).
+
+        `logits` are (B * K, V), `scores` (B, K) those of the beams. `position` is the number of new
+        tokens so far.
+        """
         log_p = self.rules.applied(
             ops, ops("LogSoftmax", logits, axis=-1), position, self.row_limit
         )
@@ -125,7 +138,17 @@ class Beams:
         can_improve: Value,
         length: Value,
     ) -> list[Value]:
-        """Return the finished hypotheses with the candidates that end among the best K."""
+        """Return tokens, scores and lengths of the best K finished hypotheses, which may now
+        include candidates.
+
+        Args:
+            ended: the finished hypotheses so far.
+            sequences: tokens of the candidates, (B, C, t).
+            candidates: their scores (B, C).
+            ends: True for candidates that end, (B, C).
+            can_improve: True for inputs that still search, (B, 1).
+            length: tokens of the candidates, a scalar.
+        """
         old, scores, lengths = ended
         is_open = ops("And", can_improve, self.is_open(ops, lengths))
         just = ops("And", ops("And", ends, is_open), ops("Less", self.ranks, self.counts))
@@ -142,22 +165,32 @@ class Beams:
         return [sequences, ops("Where", exists, scores, LOWEST), ops("Where", exists, lengths, 0)]
 
     def divisor(self, ops: Ops, length: Value) -> Value:
-        """Return length^length_penalty, (B, 1)."""
+        """Return length^length_penalty, (B, 1), for the scalar or (B, 1) `length`."""
         return ops("Pow", ops.cast(length, "float32"), self.settings["length_penalty"])
 
     def is_open(self, ops: Ops, lengths: Value) -> Value:
-        """Return False for inputs that stop early, if all their beams have a finished hypothesis,
-        (B, 1)."""
+        """Return False for inputs that are done, (B, 1): they stop early, and all their beams have
+        a finished hypothesis.
+
+        `lengths` (B, K) are those of finished hypotheses, 0 for none.
+        """
         return ops("Not", ops("And", self.stops, self.are_full(ops, lengths)))
 
     def are_full(self, ops: Ops, lengths: Value) -> Value:
-        """Return whether all beams have a finished hypothesis, (B, 1)."""
+        """Return True for inputs whose beams all have a finished hypothesis, (B, 1).
+
+        `lengths` (B, K) are those of finished hypotheses, 0 for none.
+        """
         is_empty = ops("And", self.exists, ops("Less", lengths, 1))
         return ops("Not", ops.any(is_empty, [1]))
 
     def improvable(self, ops: Ops, scores: Value, ended: list[Value], length: Value) -> Value:
-        """Return whether the best unfinished hypothesis may still beat the worst finished one, (B,
-        1)."""
+        """Return True for inputs whose best unfinished hypothesis may still beat the worst finished
+        one, (B, 1).
+
+        `scores` (B, K) are those of unfinished hypotheses. `ended` are tokens, scores and lengths
+        of finished ones.
+        """
         _, finished, lengths = ended
         is_far = ops(
             "And",
@@ -171,7 +204,8 @@ class Beams:
         return ops("Or", ops("Not", self.are_full(ops, lengths)), ops("Greater", possible, worst))
 
     def end(self, ops: Ops, states: list[Value]) -> list[Value]:
-        """Return the best finished hypothesis of each input, and its score."""
+        """Return [sequences, scores]: the best finished hypothesis of each input after its prompt,
+        and its score."""
         _, _, sequences, scores, lengths, _ = states
         width = ops("Reshape", ops("ReduceMax", ops.first(lengths), keepdims=0), [1])
         best = ops("Slice", ops("Squeeze", ops.first(sequences), [1]), [0], width, [1])
@@ -183,7 +217,7 @@ class Beams:
 
 
 def beams_at(ops: Ops, sequences: Value, indices: Value) -> Value:
-    """Return the `sequences` (B, K, t) at `indices` (B, n), (B, n, t)."""
+    """Return some of the `sequences` (B, K, t): those at `indices` (B, n), as (B, n, t)."""
     shape = ops("Concat", ops("Shape", indices), ops("Shape", sequences, start=2), axis=0)
     return ops(
         "GatherElements", sequences, ops("Expand", ops("Unsqueeze", indices, [2]), shape), axis=1

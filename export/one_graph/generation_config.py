@@ -30,7 +30,10 @@ class Rules:
 
     @classmethod
     def of(cls, mode: str, generation: dict[str, Any], config: dict[str, Any]) -> Rules:
-        """Return the rules of generation_config.json and of the model's config.json.
+        """Return the rules of `generation`, the content of generation_config.json, and of `config`,
+        that of config.json.
+
+        `mode` is "greedy", "sample" or "beam".
 
         Raises:
             ValueError: for a field with a value that the graph does not support.
@@ -75,7 +78,8 @@ class Rules:
     def without(
         self, ops: Ops, scores: ir.Value, tokens: Any, condition: ir.Value | None = None
     ) -> ir.Value:
-        """Return the scores with -inf for valid `tokens`, if the `condition` holds."""
+        """Return `scores` (rows, V) with -inf for valid `tokens`. If there is a `condition`, only
+        where it holds."""
         known = [token for token in tokens if 0 <= token < self.size]
         if not known:
             return scores
@@ -86,14 +90,18 @@ class Rules:
         )
 
     def only(self, ops: Ops, scores: ir.Value, tokens: Any, condition: ir.Value) -> ir.Value:
-        """Return scores of 0 for `tokens` and -inf for all others, if the `condition` holds."""
+        """Return `scores` (rows, V) with 0 for `tokens` and -inf for all others, where the
+        `condition` holds."""
         forced = np.full(self.size, -np.inf, np.float32)
         forced[list(tokens)] = 0
         return ops("Where", condition, forced, scores)
 
 
 def check_fields(mode: str, generation: dict[str, Any], config: dict[str, Any]) -> None:
-    """Raise ValueError for a field that is set and that the graph of `mode` cannot hold."""
+    """Raise ValueError if `generation` has a field that the graph of `mode` does not support.
+
+    `generation` is the content of generation_config.json, `config` that of config.json.
+    """
     unsupported = UNSUPPORTED | ({"min_p": 0.0} if mode == "sample" else {})
     if config["model_type"] == "vanilla-decoder":
         unsupported |= dict.fromkeys(OF_PROMPTS)

@@ -50,7 +50,11 @@ def one_graph(
     config: dict[str, Any],
     opsets: dict[str, int],
 ) -> ir.Model:
-    """Return the model of `spec`: a loop of `step` and `search` that returns sequences."""
+    """Return the model of `spec`: a loop of `step`, the decoder, and `search`, which returns
+    sequences.
+
+    `rules` have the special tokens, `config` is config.json, and `opsets` are {domain: version}.
+    """
     ops = Ops()
     settings = {tensor.name: with_spec(Value(), tensor) for tensor in spec.inputs}
     ids, mask = settings["input_ids"], settings["attention_mask"]
@@ -78,8 +82,11 @@ def one_graph(
 
 
 def max_steps(ops: Ops, settings: Values) -> Value:
-    """Return the maximum new tokens of each row, (B, 1), limited by the uniform numbers of
-    sampling."""
+    """Return the maximum new tokens of each row, (B, 1): max_new_tokens, at most the number of
+    uniform numbers for sampling.
+
+    `settings` are the inputs of the graph by name.
+    """
     steps = settings["max_new_tokens"]
     return (
         ops("Min", steps, ops("Shape", settings["uniforms"], start=1))
@@ -89,8 +96,11 @@ def max_steps(ops: Ops, settings: Values) -> Value:
 
 
 def state_types(step: Step, search: GraphSearch, count: int) -> list[ir.TensorType]:
-    """Return the types of the `count` states of the loop: tokens, those of the search, masks and
-    caches."""
+    """Return the types of the `count` states of the loop: tokens, states of the search, masks,
+    caches.
+
+    `step` and `search` say what their states are.
+    """
     dtypes = ["int64", *search.dtypes, *["int64"] * step.num_masks]
     dtypes += ["float32"] * (count - len(dtypes))
     return [ir.TensorType(data_type(dtype)) for dtype in dtypes]
@@ -102,9 +112,11 @@ def set_types(values: Sequence[Value], types: Sequence[ir.TensorType]) -> None:
 
 
 def pad_left(ops: Ops, ids: Value, mask: Value, pad: int | None) -> tuple[Value, Value, Value]:
-    """Return `ids` (B, S) with all padding moved to the left, their mask, and their lengths (B, 1).
+    """Return (ids, mask, lengths): `ids` (B, S) with all padding moved to the left, their mask, and
+    their lengths (B, 1).
 
-    A row without tokens keeps its last one."""
+    `pad` is the padding token. A row without tokens keeps its last one.
+    """
     size = ops("Shape", ids, start=1)
     columns = ops.range(size)
     is_padding = ops("Less", mask, 1)
@@ -120,8 +132,9 @@ def pad_left(ops: Ops, ids: Value, mask: Value, pad: int | None) -> tuple[Value,
 def limit_steps(ops: Ops, steps: Value, lengths: Value | None, positions: int | None) -> Value:
     """Return `steps` (B, 1), at least 0 and at most `positions` + 1 - `lengths`.
 
-    `positions` is the size of a learned table, `None` for no limit. The last new token takes no
-    position. `lengths` (B, 1) are those of the prompts, `None` for 1 token."""
+    `positions` is the size of a learned table, None for no limit. The last new token takes no
+    position. `lengths` (B, 1) are those of the prompts, None for prompts of 1 token.
+    """
     steps = ops("Max", steps, 0)
     if positions is None:
         return steps
@@ -136,8 +149,11 @@ def limit_steps(ops: Ops, steps: Value, lengths: Value | None, positions: int | 
 def loop_body(
     step: Step, search: GraphSearch, inputs: LoopInputs, types: Sequence[ir.TensorType]
 ) -> ir.Graph:
-    """Return the body of the loop. It reads and returns the tokens, the states of the search and
-    those of the step."""
+    """Return the body of the loop.
+
+    It reads and returns the tokens, the states of the search and those of the step, which have the
+    `types`.
+    """
     ops = Ops(main=inputs.ops)
     position = Value(type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
     before = Value(type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))

@@ -11,8 +11,10 @@ from .step import LoopInputs
 
 
 def append(ops: Ops, model: ir.Model, bindings: dict[str, Value]) -> dict[str, Value]:
-    """Append the nodes of `model` to a graph, as `inline` returns them. Return its outputs by
-    name."""
+    """Append the nodes of `model` to the graph of `ops`, and return its outputs by name.
+
+    `bindings` are the values that become its inputs, by name. `model` is empty afterwards.
+    """
     nodes, outputs = inline(ops, model, bindings)
     ops.nodes += nodes
     return outputs
@@ -25,11 +27,12 @@ def append_step(
     bindings: dict[str, Value],
     changing: Collection[Value],
 ) -> dict[str, Value]:
-    """Append the nodes of a decoder to the body of the loop, and those before the loop that need no
-    value of `changing`.
+    """Append the nodes of the decoder `model` to the body of the loop, `ops`. Return its outputs by
+    name.
 
-    Keys and values of a source that are computed before the loop are read by all its beams. Return
-    the outputs by name.
+    Nodes that depend on no value of `changing` go before the loop, to `inputs.ops`. Keys and values
+    of a source that are computed there are repeated for all its beams. `bindings` are the values
+    that become the inputs of `model`, by name.
     """
     nodes, outputs = inline(ops, model, bindings)
     fixed, nodes = split(nodes, changing)
@@ -48,8 +51,11 @@ def append_step(
 def inline(
     ops: Ops, model: ir.Model, bindings: dict[str, Value]
 ) -> tuple[list[ir.Node], dict[str, Value]]:
-    """Return the nodes of `model`, whose inputs become `bindings`, and its outputs by name. `model`
-    is empty afterwards."""
+    """Return the nodes of `model`, and its outputs by name. `model` is empty afterwards.
+
+    `bindings` are the values that become its inputs, by name. Its initializers are shared with
+    `ops`.
+    """
     graph = model.graph
     outputs = {output.name: output for output in graph.outputs}
     graph.outputs.clear()
@@ -70,8 +76,11 @@ def shared_initializer(ops: Ops, tensor: ir.TensorProtocol) -> Value:
 
 
 def split(nodes: list[ir.Node], changing: Collection[Value]) -> tuple[list[ir.Node], list[ir.Node]]:
-    """Return the `nodes` that do not depend on the values `changing`, and the nodes that depend on
-    one, directly or through other nodes. Both keep their order."""
+    """Return (fixed, others): the `nodes` that do not depend on the values `changing`, and those
+    that do.
+
+    A node may depend on them through other nodes. Both lists keep the order.
+    """
     changing = set(changing)
     fixed, others = [], []
     for node in nodes:

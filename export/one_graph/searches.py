@@ -44,25 +44,31 @@ class GraphSearch(Protocol):
     dtypes: tuple[str, ...]
 
     def beams(self, ops: Ops, settings: Values) -> Value | None:
-        """Return the number of rows of each input, (1,), or `None` for one row."""
+        """Return the number of rows for each input, (1,), or None for one row. `settings` are the
+        inputs of the graph by name."""
 
     def begin(
         self, inputs: LoopInputs, settings: Values, prompt: Value, limit: Value
     ) -> list[Value]:
         """Return the states before the first token. At most `limit` (B, 1) tokens follow the
-        `prompt` (B, P)."""
+        `prompt` (B, P).
+
+        `settings` are the inputs of the graph by name.
+        """
 
     def advance(
         self, ops: Ops, logits: Value, states: list[Value], position: Value
     ) -> tuple[Value, Value | None, list[Value], Value]:
-        """Return the next tokens, their parents, the new states, and a scalar, True to continue.
+        """Return the next tokens, their parents, the new states, and a scalar that is True to
+        continue.
 
-        Logits are (rows, V), tokens (rows, 1). The parents are the beams (B, K) that the tokens
-        continue, `None` if each row continues itself.
+        Logits are (rows, V), tokens (rows, 1). The new tokens follow `position` (a scalar) new
+        tokens. The parents are the beams (B, K) that the tokens continue, None if each row
+        continues itself.
         """
 
     def end(self, ops: Ops, states: list[Value]) -> list[Value]:
-        """Return the `outputs`."""
+        """Return the outputs of the graph, in the order of `outputs`, from the last states."""
 
 
 class GraphTokenSearch:
@@ -83,7 +89,8 @@ class GraphTokenSearch:
     def begin(
         self, inputs: LoopInputs, settings: Values, prompt: Value, limit: Value
     ) -> list[Value]:
-        """Return the sequences, and which of them ended."""
+        """Return [sequences, ended]: the `prompt` (B, P), and True (B, 1) for rows whose `limit`
+        (B, 1) of new tokens is 0."""
         self.limit = limit
         self.settings = settings
         return [prompt, inputs.ops("Less", limit, 1)]
@@ -91,7 +98,11 @@ class GraphTokenSearch:
     def advance(
         self, ops: Ops, logits: Value, states: list[Value], position: Value
     ) -> tuple[Value, None, list[Value], Value]:
-        """Append one token to each sequence."""
+        """Append one token to each sequence, which follows `position` (a scalar) new tokens.
+
+        Returns the tokens (B, 1), None, the new states, and a scalar that is True to continue.
+        Logits are (B, V).
+        """
         sequences, ended = states
         options = self.rules.options
         tokens = self.choose(
@@ -109,21 +120,24 @@ class GraphTokenSearch:
         )
 
     def end(self, ops: Ops, states: list[Value]) -> list[Value]:
-        """Return the sequences."""
+        """Return [sequences], the first of the last states."""
         return states[:1]
 
 
 def greedy_tokens(ops: Ops, logits: Value, position: Value, settings: Values) -> Value:
-    """Write greedy search."""
+    """Return the token (B, 1) with the largest of the `logits` (B, V) of each row. Position and
+    settings are not used."""
     return ops("ArgMax", logits, axis=-1, keepdims=1)
 
 
 def sampled_tokens(ops: Ops, logits: Value, position: Value, settings: Values) -> Value:
-    """Write sampling with top_k, temperature and top_p, as in transformers.
+    """Return one token (B, 1) for each row of `logits` (B, V), sampled with top_k, temperature and
+    top_p as in transformers.
 
-    Of the tokens that are left, most likely first, it returns the first whose cumulative
-    probability exceeds the row's uniform number of this step. It computes in float64: the same
-    numbers give the same tokens everywhere.
+    Of the tokens that are left, most likely first, it is the first whose cumulative probability
+    exceeds the row's uniform number of this step. `position` is the number of new tokens so far,
+    which selects the uniform numbers. `settings` are the inputs of the graph by name. It computes
+    in float64: the same numbers give the same tokens everywhere.
     """
     size = ops("Shape", logits, start=1)
     counts = ops(
@@ -147,6 +161,7 @@ def sampling_weights(ops: Ops, values: Value, counts: Value, settings: Values) -
     remove.
 
     `values` are sorted logits (B, n), largest first, of which each row has `counts` (B, 1).
+    `settings` are the inputs of the graph by name.
     """
     best = ops.first(values)
     temperature = ops("Max", settings["temperature"], MIN_TEMPERATURE)

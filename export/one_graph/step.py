@@ -37,21 +37,22 @@ class LoopInputs:
 
     @property
     def batch(self) -> Value:
-        """(1,), B."""
+        """Number of inputs B, a value of shape (1,)."""
         return self.ops.size(self.ids, 0)
 
     @property
     def rows(self) -> Value:
-        """(1,), B * K."""
+        """Number of rows B * K, a value of shape (1,)."""
         return self.batch if self.beams is None else self.ops("Mul", self.batch, self.beams)
 
     @property
     def tokens(self) -> dict[str, Value]:
-        """The inputs of an encoder."""
+        """The inputs input_ids and attention_mask of an encoder, by name."""
         return {"input_ids": self.ids, "attention_mask": self.mask}
 
     def repeat_rows(self, value: Value) -> Value:
-        """(B, ...) -> (B * K, ...), the rows of one input together."""
+        """Return `value` (B, ...) with each row K times, (B * K, ...). The rows of one input are
+        together."""
         if self.beams is None:
             return value
         ops = self.ops
@@ -64,7 +65,8 @@ class LoopInputs:
         return [ops("Gather", state, rows, axis=0) for state in states]
 
     def clip_positions(self, ops: Ops, positions: Value) -> Value:
-        """Return `positions`, clipped to the table. Finished rows run on beside longer ones."""
+        """Return `positions`, at most the last of a learned table. Finished rows run on beside
+        longer ones."""
         return positions if self.positions is None else ops("Min", positions, self.positions - 1)
 
 
@@ -78,17 +80,23 @@ class Step(Protocol):
     num_masks: int
 
     def begin(self, inputs: LoopInputs) -> list[Value]:
-        """Return the states before the first token; of a decoder, before the last token of each
-        prompt.
+        """Return the states before the first new token: masks, then caches.
 
-        Nodes of what never changes go to `inputs.ops`.
+        They hold what the decoder has read: each prompt except its last token, or nothing beside an
+        encoder. Nodes whose results stay the same in all steps are added by `inputs.ops`.
         """
 
     def advance(
         self, ops: Ops, tokens: Value, states: list[Value], position: Value
     ) -> tuple[Value, list[Value]]:
-        """Return the logits (rows, V) after `tokens` (rows, t), which follow `position` (a scalar)
-        tokens, and the new states."""
+        """Return the logits (rows, V) after `tokens`, and the new states.
+
+        Args:
+            ops: adds the nodes of the step to the graph.
+            tokens: the last token of each row, (rows, 1).
+            states: the states that `begin` or the last step returned.
+            position: the number of new tokens so far, a scalar.
+        """
 
 
 class OwnCaches:
@@ -99,22 +107,26 @@ class OwnCaches:
         self.past = [value for value in past if ".encoder." not in value.name]
 
     def empty(self, inputs: LoopInputs, per_beam: bool) -> list[Value]:
-        """Return caches of no tokens for each row, or for each input."""
+        """Return caches without tokens: one row for each beam if `per_beam`, else one for each
+        input."""
         return [
             empty_cache(inputs.ops, value, inputs.rows if per_beam else inputs.batch)
             for value in self.past
         ]
 
     def bind(self, states: list[Value]) -> dict[str, Value]:
-        """Return the caches `states` by the names of the decoder's inputs."""
+        """Return {name of the decoder's input: cache} for the caches `states`."""
         return {value.name: state for value, state in zip(self.past, states)}
 
     def present(self, outputs: dict[str, Value]) -> list[Value]:
-        """Return the caches after a step."""
+        """Return the caches after a step, from the decoder's `outputs` by name."""
         return [outputs[value.name.replace("past_key_values", "present")] for value in self.past]
 
 
 def empty_cache(ops: Ops, cache: Value, rows: Value) -> Value:
-    """Return a cache like `cache`, (B, H, L, d), for `rows` (1,) and no tokens."""
+    """Return a cache without tokens, (rows, H, 0, d).
+
+    Heads and widths are those of `cache` (B, H, L, d); `rows` (1,) is the number of rows.
+    """
     _, heads, _, width = cache.shape
     return ops.filled([rows, heads, 0, width], np.float32(0))

@@ -27,17 +27,17 @@ OUTPUT_NAMES = {"prediction_logits": "logits"}
 
 
 class ORTModel(PushToHubMixin):
-    """An export with the interface of a transformers model and the arguments of optimum-onnx.
+    """An export with the methods of a transformers model and the arguments of optimum-onnx.
 
     Args:
         directory: directory of an export.
         config: config of the model, by default that of the export.
-        graph: graph of another exporter, if the directory is no export.
-        arguments: `threads`, `device` and `dtype` of `Runtime`.
+        graph: path of a graph of another exporter, if the directory is no export.
+        arguments: `threads`, `device` and `dtype`, as `Runtime` takes them.
 
     Raises:
-        ValueError: if the export is for another class.
-        FileNotFoundError, ValueError, OSError: as `Runtime`.
+        ValueError: if the model has no outputs for this class.
+        FileNotFoundError, OSError: if the export cannot be opened, as `Runtime` raises them.
     """
 
     tasks: ClassVar[tuple[Task, ...]] = ()  # of which the export must have one
@@ -48,8 +48,11 @@ class ORTModel(PushToHubMixin):
     _temporary: TemporaryDirectory | None = None
 
     def __init_subclass__(cls) -> None:
-        """Register a class of models with the Auto class of the same name, so that pipelines accept
-        it. It has a config of its own, which no checkpoint has."""
+        """Register a new subclass with the Auto class of the same name, so that pipelines accept
+        it.
+
+        It is registered for a config class of its own, which no checkpoint has.
+        """
         if cls.tasks:
             name = cls.__name__
             cls.auto_class = getattr(transformers, name.replace("ORT", "Auto"), AutoModel)
@@ -77,9 +80,14 @@ class ORTModel(PushToHubMixin):
         self.input_modalities = ("image",) if reads_images else ("text",)
 
     def _open(self, graph: Path | None, **arguments: Any) -> Any:
-        """Return the `Runtime` of our export if `graph` is `None`, else the `ForeignGraph` of that
-        path, which another exporter wrote. Raise ValueError if the model or the graph has no
-        outputs for this class."""
+        """Return the `Runtime` of our export if `graph` is `None`, else a `ForeignGraph` for that
+        path.
+
+        `arguments` are those of `Runtime`.
+
+        Raises:
+            ValueError: if the model or the graph has no outputs for this class.
+        """
         name = type(self).__name__
         if graph is None:
             runtime = Runtime(self.directory, **arguments)
@@ -108,15 +116,16 @@ class ORTModel(PushToHubMixin):
         subfolder: str = "",
         **options: Any,
     ) -> Self:
-        """Return the model of an export, of a graph of another exporter for whole sequences, or of
-        a checkpoint that is exported first.
+        """Open an export, a graph of another exporter for whole sequences, or a checkpoint.
+
+        A checkpoint is exported to a temporary folder first.
 
         Args:
             model_id: directory or Hub repository.
             config: config of the model, by default that of the export.
-            export: whether to export a checkpoint that has graphs already. One without graphs is
+            export: True to export a checkpoint that has graphs already. One without graphs is
                 exported anyway, with a warning.
-            target: target of the export, by default portable.
+            target: target of a new export, by default portable.
             file_name: graph whose dtype is loaded, such as `model_int8.onnx`; or a graph of another
                 exporter, by default model.onnx.
             subfolder: folder of the export or of its graphs.
@@ -130,6 +139,7 @@ class ORTModel(PushToHubMixin):
             TypeError: for an unknown option.
             UsageError: for a provider that no export runs on.
             FileNotFoundError: for a `file_name` that is not there.
+            ValueError: if the model has no outputs for this class.
             OSError: by transformers, for a `model_id` that does not exist.
         """
         if unknown := sorted(options.keys() - opening.OPTIONS):
@@ -153,8 +163,10 @@ class ORTModel(PushToHubMixin):
         return model
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
-        """Copy the export to `save_directory`. Changed configs are not saved, and arguments of
-        transformers have no effect."""
+        """Copy the files of the export to `save_directory`, in place of an export that is there.
+
+        Changed configs are not saved. Other arguments of transformers have no effect.
+        """
         source, target = self.directory, Path(save_directory)
         if target.resolve() != source:
             opening.remove_graphs(target)
@@ -180,14 +192,19 @@ class ORTModel(PushToHubMixin):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Return the outputs of a full-sequence graph, as arrays for arrays, and otherwise as
-        tensors on the device of the input. Raise ValueError as `Runtime.outputs`.
+        """Run the graph on tokens or images and return its outputs, as the class in transformers
+        does.
+
+        They are arrays for arrays, and otherwise tensors on the device of the input.
 
         Args:
             input_ids, attention_mask, token_type_ids: (B, S), for multiple choice (B, C, S).
             pixel_values: (B, C, H, W), in place of tokens.
-            return_dict: whether the outputs have names; True if not set.
+            return_dict: False to return a tuple in place of named outputs.
             kwargs: inputs of other models, ignored with a warning.
+
+        Raises:
+            ValueError: for inputs of a wrong shape, dtype or range.
         """
         warn_of_ignored(self, kwargs)
         inputs = to_numpy(
@@ -210,8 +227,8 @@ class ORTModel(PushToHubMixin):
         return torch.device("cpu" if self.runtime.device == "cpu" else "cuda")
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Return the model, which keeps its device and its dtype. Log one warning for another
-        device."""
+        """Return the model itself: it keeps its device and its dtype. Another device logs a
+        warning."""
         device = kwargs.get("device", args[0] if args else None)
         if isinstance(device, str | int | torch.device):
             kind = torch.device(device).type
@@ -226,18 +243,22 @@ class ORTModel(PushToHubMixin):
         return False
 
     def get_input_embeddings(self) -> SimpleNamespace:
-        """Return the size of the vocabulary as `num_embeddings`."""
+        """Return an object whose `num_embeddings` is the size of the vocabulary, `None` without
+        one."""
         return SimpleNamespace(num_embeddings=self.runtime.config.get("vocab_size"))
 
 
 def load_config(fields: Mapping[str, Any]) -> PreTrainedConfig:
-    """Return the config of an export, without the names that only Transformers.js reads."""
+    """Return a config object for `fields`, the config.json of an export.
+
+    Names that only Transformers.js reads are left out.
+    """
     ours = {name: value for name, value in fields.items() if name not in MARIAN_NAMES}
     return AutoConfig.for_model(**ours)
 
 
 def to_numpy(**inputs: Any) -> dict[str, np.ndarray]:
-    """Return the inputs that are not `None` as arrays."""
+    """Return `{name: array}` of the inputs, tensors or arrays, that are not `None`."""
     return {
         name: value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
         for name, value in inputs.items()
@@ -246,14 +267,20 @@ def to_numpy(**inputs: Any) -> dict[str, np.ndarray]:
 
 
 def converter(like: Any) -> Callable[[np.ndarray], Any]:
-    """Return a function that converts arrays to the type and device of `like`."""
+    """Return a function that converts an array to a tensor on the device of `like`.
+
+    If `like` is no tensor, the function returns the array as it is.
+    """
     if isinstance(like, torch.Tensor):
         return lambda array: torch.from_numpy(array).to(like.device)
     return lambda array: array
 
 
 def warn_of_ignored(model: ORTModel, inputs: Mapping[str, Any]) -> None:
-    """Log one warning for each of `inputs` that is set."""
+    """Log one warning for each of `inputs` that is set, because `model` ignores it.
+
+    Inputs are set if they are not `None` or `False`.
+    """
     for name, value in inputs.items():
         if value is not None and value is not False:
             logger.warning_once(f"{type(model).__name__} ignores {name}, which no graph takes")

@@ -18,13 +18,15 @@ Source = tuple[np.ndarray, np.ndarray]
 
 
 class DecoderCache(Cache):
-    """A cache without layers around a `Decoder`, which starts with the first tokens.
+    """A cache of transformers whose content is a `Decoder` of the export.
+
+    The decoder starts with the first tokens that are read.
 
     Args:
         runtime: the export.
-        expand_size: rows that beams or samples make of each prompt.
-        max_new_tokens: tokens that the decoder makes room for.
-        is_croppable: whether tokens may be removed, for assisted generation.
+        expand_size: the number of rows that beams or samples make of each prompt.
+        max_new_tokens: the number of tokens that the decoder makes room for.
+        is_croppable: True if tokens may be removed, for assisted generation.
     """
 
     # transformers derives them from layers
@@ -51,24 +53,29 @@ class DecoderCache(Cache):
         return self.length
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Continue row `beam_idx` (rows,) in the next step."""
+        """Let each row continue, in the next step, the row that `beam_idx` (rows,) names."""
         self.beam_idx = beam_idx.cpu().numpy()
 
     def crop(self, tokens: int) -> None:
-        """Remove the last -`tokens` tokens, or keep the first `tokens`. 0 changes nothing."""
+        """Remove tokens from the end: keep the first `tokens`, or remove -`tokens` if it is
+        negative.
+
+        0 changes nothing.
+        """
         count = self.length - tokens if tokens > 0 else -tokens
         self.decoder.crop(count)
         self.length -= count
 
     def read(self, ids: np.ndarray, mask: Any, source: Source | None, kept: int) -> np.ndarray:
-        """Feed tokens (rows, T) and return the logits after the last `kept` of them, or all for 0.
+        """Feed new tokens and return the logits (rows, `kept`, V) after the last ones.
 
         Args:
-            ids: new tokens.
+            ids: the new tokens (rows, T), at first the prompts.
             mask: (rows, T) of a prompt, 0 for padding; ignored in later steps.
-            source: ids and mask (B, S) for a seq2seq model, whose prompts may only have padding on
-                the right.
-            kept: number of tokens; 1 for a prompt if the target has no other logits.
+            source: tokens and mask (B, S) for a seq2seq model, whose prompts may only have padding
+                on the right.
+            kept: the number of last tokens whose logits are returned, 0 for all. Most targets only
+                support 1 for a prompt.
 
         Raises:
             ValueError: for ids outside the vocabulary, more tokens than learned positions, a mask
@@ -108,7 +115,10 @@ class DecoderCache(Cache):
         return logits if kept or source else align_padding(logits, mask)
 
     def _feed(self, ids: np.ndarray) -> np.ndarray:
-        """Feed tokens (rows, T) in as many steps as the decoder needs."""
+        """Feed tokens `ids` (rows, T) in as many steps as the decoder needs.
+
+        Return the logits (rows, T, V) after each.
+        """
         size = self.decoder.max_step_tokens or ids.shape[1]
         logits = []
         for start in range(0, ids.shape[1], size):
@@ -118,8 +128,18 @@ class DecoderCache(Cache):
 
 
 def check_tokens(runtime: Runtime, ids: np.ndarray, mask: Any, prefix: str) -> Source:
-    """Return ids and mask (B, T) of new tokens. The mask is all 1 by default, and for a seq2seq
-    model, where padding on the right changes no other logits."""
+    """Check new tokens and return `(ids, mask)`, both (B, T).
+
+    Args:
+        runtime: the export.
+        ids: the tokens.
+        mask: 0 for padding, `None` for none. For a seq2seq model it is checked only, and all ones
+            are returned: padding on the right changes no other logits.
+        prefix: `"decoder_"` for the prompts of a seq2seq model, else `""`.
+
+    Raises:
+        ValueError: for ids outside the vocabulary, a mask with holes, and a row without tokens.
+    """
     tensors = token_inputs(runtime.config, ("batch_size", "target_length"), prefix=prefix)
     arrays = dict(zip([tensor.name for tensor in tensors], (ids, mask)))
     ids, mask = inputs.check_inputs(tensors, arrays, runtime.architecture).values()
@@ -134,7 +154,13 @@ def check_tokens(runtime: Runtime, ids: np.ndarray, mask: Any, prefix: str) -> S
 
 
 def check_source(runtime: Runtime, ids: np.ndarray, mask: Any = None) -> Source:
-    """Return ids and mask (B, S) of a source, padded on the right. Raise as `Runtime.generate`."""
+    """Check source tokens and return `(ids, mask)`, both (B, S), with padding on the right.
+
+    `mask` is 0 for padding, `None` for none.
+
+    Raises:
+        ValueError: for ids outside the vocabulary, wrong masks, and more tokens than positions.
+    """
     mask = np.ones_like(ids) if mask is None else mask
     ids, mask = requests.prompts(runtime.info, ids, mask, {})
     inputs.check_positions(inputs.num_positions(ids, mask, runtime.config), runtime.config)
@@ -142,7 +168,10 @@ def check_source(runtime: Runtime, ids: np.ndarray, mask: Any = None) -> Source:
 
 
 def align_padding(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Move logits (B, T, V) of rows padded on the left to the places of their tokens in `mask`."""
+    """Return logits (B, T, V) of rows padded on the left, moved to the places of their tokens.
+
+    `mask` (B, T) is 1 at these places.
+    """
     padding = mask[:, ::-1].argmax(axis=1)
     places = (np.arange(mask.shape[1]) + padding[:, None]) % mask.shape[1]
     return np.take_along_axis(logits, places[:, :, None], axis=1) if padding.any() else logits

@@ -20,12 +20,12 @@ TOKEN_AXES = {2: ("batch_size", "length"), 3: ("batch_size", "num_choices", "len
 
 
 class ForeignGraph:
-    """One graph without a manifest, with the methods of a `Runtime` that models call.
+    """A graph of another exporter, with the methods of `Runtime` that models call.
 
     Args:
         directory: directory with config.json.
-        path: the graph.
-        output_class: outputs of transformers, of which the graph must have some.
+        path: path of the graph.
+        output_class: class of outputs of transformers, of which the graph must have some.
         threads: CPU threads per operator, by default all that this process may use.
         device: `"cpu"`, `"cuda"` or `"tensorrt"`; `"cpu"` if None.
 
@@ -64,8 +64,10 @@ class ForeignGraph:
             raise ValueError(f"{path} returns {self.output_names}, expected some of {[*known]}")
 
     def _describe(self, value: Any) -> TensorSpec:
-        """Return the spec of an input. Tokens must be in the vocabulary, and masks and token types
-        have defaults."""
+        """Return the name, dtype, axes, range and default of an input `value` of onnxruntime.
+
+        Tokens must be in the vocabulary. Masks and token types have defaults.
+        """
         axes = tuple(axis if isinstance(axis, int) else str(axis) for axis in value.shape)
         is_ids, size = value.name == "input_ids", self.config.get("vocab_size")
         if is_ids or value.name in DEFAULTS:
@@ -80,12 +82,16 @@ class ForeignGraph:
 
     @property
     def files(self) -> list[Path]:
-        """The files of the graph: itself, external weights that are named after it, and
+        """The paths of the graph, of external weights that are named after it, and of
         config.json."""
         return [*self.path.parent.glob(f"{self.path.name}*"), self.directory / CONFIG_NAME]
 
     def outputs(self, **arrays: Any) -> dict[str, np.ndarray]:
-        """Return all outputs of the graph by name. Raise ValueError for wrong inputs."""
+        """Run the graph on `arrays`, its inputs by name, and return `{output: array}`.
+
+        Raises:
+            ValueError: for inputs that the graph does not take, of a wrong shape, dtype or range.
+        """
         names = {tensor.name for tensor in self.inputs}
         if not np.any(arrays.get("token_type_ids")) and "token_type_ids" not in names:
             arrays.pop("token_type_ids", None)
@@ -95,10 +101,12 @@ class ForeignGraph:
 
 
 def find_graph(root: Path, subfolder: str, file_name: str | None) -> Path:
-    """Return the graph `file_name`, by default model.onnx, or the only graph.
+    """Return the path of the graph `file_name` in `subfolder` of `root`, folders in it included.
+
+    By default it is model.onnx, or the only graph.
 
     Raises:
-        FileNotFoundError: if there is none or no only one.
+        FileNotFoundError: if there is no such graph, or no name and several graphs.
     """
     graphs = sorted((root / subfolder).rglob("*.onnx"))
     name = Path(file_name or "model.onnx").name

@@ -25,7 +25,8 @@ SEARCHES = (GenerationMode.GREEDY_SEARCH, GenerationMode.BEAM_SEARCH)
 
 
 class PrivateNames(GenerationMixin):
-    """The private names that transformers' `GenerationMixin` looks up in a model."""
+    """The private methods and attributes that transformers' `GenerationMixin` looks up in a
+    model."""
 
     base_model_prefix = ""
     _is_stateful = False
@@ -41,7 +42,11 @@ class PrivateNames(GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict, generation_mode: Any, *args: Any
     ) -> None:
-        """Put a `DecoderCache` into `model_kwargs`, also for `use_cache=False`."""
+        """Put a `DecoderCache` into `model_kwargs` unless the caller passed a cache.
+
+        It is put there for `use_cache=False` too, and `use_cache` is set to True.
+        `generation_config` has the numbers of beams and of tokens; `generation_mode` is the search.
+        """
         generation_config.use_cache = True
         if (cache := model_kwargs.get(CACHE)) is not None:
             cache._is_user_defined = True
@@ -57,7 +62,10 @@ class PrivateNames(GenerationMixin):
     def _prepare_text_encoder_decoder_kwargs_for_generation(
         self, inputs_tensor: torch.Tensor, model_kwargs: dict, **kwargs: Any
     ) -> dict:
-        """Put the source into `model_kwargs` without its states. The decoder encodes it."""
+        """Add `encoder_outputs` to `model_kwargs` and return them.
+
+        They hold the checked source `inputs_tensor`, and zeros as states: the decoder encodes it.
+        """
         arrays = to_numpy(ids=inputs_tensor, mask=model_kwargs.get("attention_mask"))
         source = check_source(self.runtime, **arrays)
         states = torch.zeros((*source[0].shape, 1), device=inputs_tensor.device)
@@ -66,7 +74,8 @@ class PrivateNames(GenerationMixin):
 
 
 class ORTModelForGeneration(PrivateNames, ORTModel):
-    """A model that generates."""
+    """An `ORTModel` with `generate` of transformers; the base class of causal and seq2seq
+    models."""
 
     output_modalities = ("text",)
 
@@ -87,7 +96,7 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
     def generate(
         self, inputs: Any = None, generation_config: GenerationConfig | None = None, **kwargs: Any
     ) -> Any:
-        """Return what `generate` of transformers returns, with its arguments.
+        """Generate tokens: arguments and results are those of `generate` of transformers.
 
         Greedy and beam search run in `Runtime.generate` if all arguments are fields of `Options`.
         Otherwise transformers' own loop runs over the same decoders: sampling, processors,
@@ -102,7 +111,11 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
         return converter(kwargs["input_ids"])(self.runtime.generate(**arguments))
 
     def _runtime_arguments(self, generation_config: Any, kwargs: dict) -> dict[str, Any] | None:
-        """Return the arguments of `Runtime.generate`, or `None` for the loop of transformers."""
+        """Return the arguments of `Runtime.generate` by name, or `None` for the loop of
+        transformers.
+
+        `generation_config` and `kwargs` are the arguments of `generate`.
+        """
         config, rest = self._prepare_generation_config(generation_config, **kwargs)
         names = set_names(rest)
         if "input_ids" not in names or names - INPUTS or not runs_in_runtime(config):
@@ -124,7 +137,19 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
         return arguments
 
     def _read(self, ids: Any, mask: Any, source: Any, cache: Any, kept: int) -> tuple[Any, Any]:
-        """Return logits as a tensor or array like `ids`, and the cache, a new one for `None`."""
+        """Feed tokens and return `(logits, cache)`. Logits are a tensor or an array, like `ids`.
+
+        Args:
+            ids: new tokens (B, T).
+            mask: 0 for padding of a prompt.
+            source: tokens and mask of the source, `None` for a decoder-only model.
+            cache: a cache that this model returned, `None` for a new one.
+            kept: the number of last tokens whose logits are returned, 0 for all.
+
+        Raises:
+            ValueError: for another kind of cache, wrong tokens or masks, and logits that the target
+                does not return.
+        """
         cache = DecoderCache(self.runtime) if cache is None else cache
         if not isinstance(cache, DecoderCache):
             raise ValueError(f"the cache is a {type(cache).__name__}, expected one of this model")
@@ -139,7 +164,7 @@ def set_names(arguments: dict[str, Any]) -> set[str]:
 
 
 def runs_in_runtime(config: GenerationConfig) -> bool:
-    """Return whether `Runtime.generate` supports all that is set in `config`."""
+    """Return True if `Runtime.generate` supports all that is set in `config`."""
     mode = config.get_generation_mode()
     if mode not in SEARCHES and (config.do_sample or not config.prompt_lookup_num_tokens):
         return False
@@ -151,14 +176,17 @@ def runs_in_runtime(config: GenerationConfig) -> bool:
 
 
 def with_source(states: Any, source: Source) -> outputs.BaseModelOutput:
-    """Return encoder outputs that remember their source, from which decoders start."""
+    """Return outputs of an encoder with `states`, and with the attribute `source`.
+
+    A decoder starts from the `source`, its tokens and mask.
+    """
     output = outputs.BaseModelOutput(last_hidden_state=states)
     output.source = source
     return output
 
 
 class ORTModelForCausalLM(ORTModelForGeneration):
-    """A decoder with a language model head."""
+    """An `ORTModel` of a decoder-only language model."""
 
     tasks = (heads.GENERATE,)
 
@@ -174,12 +202,21 @@ class ORTModelForCausalLM(ORTModelForGeneration):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Return logits (B, T, V) and a cache. Raise ValueError as `DecoderCache.read`.
+        """Feed tokens and return the logits (B, T, V) after each, and a cache for the next call.
 
         Args:
             input_ids, attention_mask: (B, T), padded on either side. Positions follow the mask.
-            past_key_values, cache: a cache that this model returned; 5.24 renamed the argument.
-            logits_to_keep: number of last tokens; 0 is all, which only portable exports have.
+            past_key_values, cache: a cache that this model returned; transformers 5.24 renamed the
+                argument.
+            logits_to_keep: the number of last tokens whose logits are returned. 0 is all, which
+                only portable exports support.
+            return_dict: False to return a tuple in place of named outputs.
+            position_ids, use_cache: ignored.
+            kwargs: other arguments, ignored with a warning.
+
+        Raises:
+            ValueError: for wrong tokens, masks or caches, and for logits that the target does not
+                return.
         """
         warn_of_ignored(self, kwargs)
         cache = past_key_values if cache is None else cache
@@ -189,12 +226,18 @@ class ORTModelForCausalLM(ORTModelForGeneration):
 
 
 class ORTModelForSeq2SeqLM(ORTModelForGeneration):
-    """An encoder and a decoder with a language model head."""
+    """An `ORTModel` of an encoder and a decoder that generates text from a source."""
 
     tasks = (heads.GENERATE_TARGETS,)
 
     def encode(self, input_ids: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
-        """Return the states (B, S, D) of sources. Raise ValueError as `Runtime.encode`."""
+        """Return the encoder's outputs, with `last_hidden_state` (B, S, D), for sources (B, S).
+
+        They remember the tokens and mask of the source, for `forward`. `kwargs` are ignored.
+
+        Raises:
+            ValueError: for ids outside the vocabulary, wrong masks, and more tokens than positions.
+        """
         arrays = to_numpy(input_ids=input_ids, attention_mask=attention_mask)
         states = converter(input_ids)(self.runtime.encode(**arrays))
         return with_source(states, check_source(self.runtime, *arrays.values()))
@@ -216,16 +259,25 @@ class ORTModelForSeq2SeqLM(ORTModelForGeneration):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Return logits (B, T, V), a cache and the states of the encoder.
+        """Feed target tokens and return the logits (B, T, V), a cache, and the states of the
+        encoder.
 
         Args:
-            input_ids, attention_mask: sources (B, S), or `encoder_outputs` of this model's encoder.
-            decoder_input_ids, decoder_attention_mask: (B, T), padded on the right.
-            past_key_values, cache, logits_to_keep: as for `ORTModelForCausalLM`.
+            input_ids, attention_mask: sources (B, S), needed unless there are `encoder_outputs`.
+            decoder_input_ids, decoder_attention_mask: target tokens (B, T), padded on the right.
+            encoder_outputs: what this model's encoder returned for the sources.
+            past_key_values, cache: a cache that this model returned; transformers 5.24 renamed the
+                argument.
+            logits_to_keep: the number of last tokens whose logits are returned. 0 is all, which
+                only portable exports support.
+            return_dict: False to return a tuple in place of named outputs.
+            use_cache: ignored.
+            kwargs: other arguments, ignored with a warning.
 
         Raises:
             ValueError: without `decoder_input_ids`, for padding on the left, for encoder outputs of
-                another model, and as `DecoderCache.read`.
+                another model, for wrong tokens, masks or caches, and for logits that the target
+                does not return.
         """
         warn_of_ignored(self, kwargs)
         if decoder_input_ids is None:

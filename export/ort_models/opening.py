@@ -32,9 +32,14 @@ THREADS = "intra_op_num_threads"
 
 
 def local_directory(model_id: str | os.PathLike, options: Mapping[str, Any]) -> Path:
-    """Return the directory `model_id`, or the graphs and configs of that repository, downloaded.
+    """Return the directory `model_id`, or the folder of a downloaded Hub repository of that name.
 
-    transformers raises OSError if there is neither."""
+    Only graphs, configs and tokenizers are downloaded. `options` may have `revision`, `token`,
+    `cache_dir`, `local_files_only` and `force_download`.
+
+    Raises:
+        OSError: by transformers, if there is neither.
+    """
     if Path(model_id).is_dir():
         return Path(model_id).resolve()
     hub = {name: options[name] for name in HUB_OPTIONS if name in options}
@@ -44,13 +49,17 @@ def local_directory(model_id: str | os.PathLike, options: Mapping[str, Any]) -> 
 
 
 def checkpoint_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of transformers' `from_pretrained`."""
+    """Return those of `options` that transformers' `from_pretrained` takes."""
     names = (*HUB_OPTIONS, "trust_remote_code")
     return {name: options[name] for name in names if name in options}
 
 
 def must_export(root: Path, export: bool) -> bool:
-    """Return whether a checkpoint is exported first. Log a warning if `export` says otherwise."""
+    """Return True if the checkpoint in `root` must be exported: it has no graphs, or `export` is
+    set.
+
+    A warning is logged if `export` and the graphs do not fit together.
+    """
     has_graphs = any(root.rglob("*.onnx"))
     if has_graphs and export:
         logger.warning(f"{root} has ONNX graphs and export=True: it is exported again")
@@ -60,8 +69,11 @@ def must_export(root: Path, export: bool) -> bool:
 
 
 def find_export(root: Path, subfolder: str) -> Path | None:
-    """Return the export in `subfolder` of `root`, or `root` if only its graphs are there. Return
-    `None` for graphs of another exporter."""
+    """Return the folder of the export: `subfolder` of `root`, or `root` if only its graphs are
+    there.
+
+    Return `None` if neither has a manifest, as graphs of another exporter.
+    """
     directories = [root / subfolder, root]
     return next((path for path in directories if (path / MANIFEST).is_file()), None)
 
@@ -69,8 +81,17 @@ def find_export(root: Path, subfolder: str) -> Path | None:
 def export_checkpoint(
     auto_class: Any, root: Path, out: Path, target: str | None, config: Any, **source: Any
 ) -> None:
-    """Export what `auto_class.from_pretrained` loads from `source`, with the tokenizer or image
-    processor and the modules of sentence-transformers in `root`."""
+    """Load a checkpoint and export it to the folder `out`.
+
+    Args:
+        auto_class: the class of transformers that loads it.
+        root: folder with the tokenizer or image processor and the modules of sentence-transformers,
+            which are exported too.
+        out: folder of the export.
+        target: target of the export, `None` for the default.
+        config: config of the model, `None` for its own.
+        source: further arguments of `from_pretrained`, such as the name of the model.
+    """
     with TemporaryDirectory(prefix="vanilla-transformer-") as checkpoint:
         files = {path for name in COMPANION_FILES for path in root.glob(name)}
         weights = {*root.glob("*.index.json"), root / MANIFEST}
@@ -80,7 +101,13 @@ def export_checkpoint(
 
 
 def runtime_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return device and threads for `Runtime`. Log a warning for each option without effect."""
+    """Return `{"device": …, "threads": …}` for `Runtime` from the `options` of `from_pretrained`.
+
+    A warning is logged for each option without effect.
+
+    Raises:
+        UsageError: for a provider that no export runs on.
+    """
     if not options.get("use_cache", True):
         logger.warning("use_cache=False has no effect: exports always have caches")
     if options.get("provider_options"):
@@ -93,7 +120,13 @@ def runtime_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_device(provider: Any) -> str | None:
-    """Return the device of an onnxruntime provider, or `None` for the device of the target."""
+    """Return the device of an onnxruntime `provider`, or `None` for the device of the target.
+
+    The provider is a name, a tuple that begins with it, or `None`.
+
+    Raises:
+        UsageError: for a provider that no export runs on.
+    """
     name = provider[0] if isinstance(provider, tuple) else provider
     if name is not None and name not in DEVICES:
         raise UsageError(f"provider {name!r} is not supported, expected one of {list(DEVICES)}")
@@ -101,7 +134,10 @@ def find_device(provider: Any) -> str | None:
 
 
 def find_threads(session_options: Any) -> int | None:
-    """Return the threads of `session_options`. Log one warning if it has other options."""
+    """Return the threads that onnxruntime's `session_options` set, or `None` if they set none.
+
+    A warning is logged if they set anything else.
+    """
     if session_options is None:
         return None
     default = onnxruntime.SessionOptions()
@@ -113,7 +149,12 @@ def find_threads(session_options: Any) -> int | None:
 
 
 def find_dtype(directory: Path, file_name: str | None) -> str | None:
-    """Return the dtype of the graph `file_name` of an export, or `None` without a name."""
+    """Return the dtype of the graph `file_name` of the export in `directory`, `None` without a
+    name.
+
+    Raises:
+        FileNotFoundError: if the export has no graph of that name.
+    """
     if file_name is None:
         return None
     variants = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))["variants"]
@@ -125,7 +166,7 @@ def find_dtype(directory: Path, file_name: str | None) -> str | None:
 
 
 def copy_files(source: Path, paths: Iterable[Path], target: str | os.PathLike) -> None:
-    """Copy files of the directory `source` to the same places in `target`."""
+    """Copy the files `paths`, which lie in `source`, to the same places in the folder `target`."""
     for path in paths:
         copy = Path(target) / path.relative_to(source)
         if path.is_file() and copy.resolve() != path.resolve():
@@ -134,7 +175,10 @@ def copy_files(source: Path, paths: Iterable[Path], target: str | os.PathLike) -
 
 
 def remove_graphs(directory: Path) -> None:
-    """Remove the graphs of an export that is already in `directory`."""
+    """Remove the graphs and the manifest of an export that is already in `directory`.
+
+    Other files stay, and graphs that are not in the manifest.
+    """
     if (directory / MANIFEST).is_file():
         files = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))["files"]
         for path in list(directory.rglob("*.onnx*")):
@@ -144,7 +188,11 @@ def remove_graphs(directory: Path) -> None:
 
 
 def list_files(directory: Path, runtime: Any) -> list[Path]:
-    """Return the files of an export, or of a graph of another exporter."""
+    """Return the paths of all files of the export in `directory`, or of a graph of another
+    exporter.
+
+    `runtime` is the `Runtime` or `ForeignGraph` that is open.
+    """
     if isinstance(runtime, ForeignGraph):
         return runtime.files
     return [directory / name for name in (*runtime.info.manifest["files"], MANIFEST)]

@@ -11,7 +11,8 @@ PACKAGE, MODULE = "optimum", "optimum.onnxruntime"
 
 
 class StandIn(ModuleType):
-    """A module without a file, which `importlib.util.find_spec` finds."""
+    """A module that is made in memory, not from a file, and that `importlib.util.find_spec`
+    finds."""
 
     def __init__(self, name: str):
         super().__init__(name)
@@ -20,10 +21,10 @@ class StandIn(ModuleType):
 
 
 def stand_in_for_optimum() -> None:
-    """Let `from optimum.onnxruntime import ...` return the classes of this package, in this
-    process.
+    """Let `from optimum.onnxruntime import ...` return the classes of this package.
 
-    `backend="onnx"` of sentence-transformers then opens exports. Calling it again changes nothing.
+    It holds for this process. `backend="onnx"` of sentence-transformers then opens exports. Calling
+    it again changes nothing.
 
     Raises:
         ImportError: if optimum-onnx is installed.

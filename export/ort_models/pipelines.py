@@ -17,14 +17,18 @@ def pipeline(
     model_kwargs: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Return the pipeline of transformers for `task`, with tokenizer or image processor of the
-    export by default.
+    """Return the transformers pipeline of a `task` with an export as its model.
+
+    The tokenizer or image processor is by default that of the export.
 
     Args:
-        task: task of the pipeline, for which transformers raises KeyError if it is unknown.
-        model: export or checkpoint as for `from_pretrained`, or a model of this package.
+        task: name of the task, for which transformers raises KeyError if it is unknown.
+        model: directory or Hub repository as for `from_pretrained`, or a model of this package.
         model_kwargs: arguments of `from_pretrained`.
         kwargs: arguments of `transformers.pipeline`.
+
+    Raises:
+        ValueError: for a task that exports do not have, if `model` is a path or name.
     """
     if isinstance(model, str | os.PathLike) and task is not None:
         auto_classes = check_task(task)[1]["pt"]

@@ -18,7 +18,7 @@ CLASSES = {
 class OrtTransformer(Transformer):
     """The module `Transformer` of sentence-transformers with an export as its model.
 
-    `SentenceTransformer(modules=[OrtTransformer(directory), Pooling(...)])` encodes with it.
+    `SentenceTransformer(modules=[OrtTransformer(directory), Pooling(...)])` embeds with it.
     `model_kwargs` are the arguments of `from_pretrained`.
     """
 

@@ -25,11 +25,16 @@ class Admission:
     """The limits of one export, and the checks of requests against them. It opens no graph.
 
     Args:
-        workers, threads: number of workers, each with its own batch, and CPU threads per worker.
-        slots: maximum running rows of all workers; by default 64, limited to 1 GiB per worker.
-        max_source, max_length: maximum tokens of a source, and of a prompt with its new tokens;
-            by default the model's positions, at most 512. Learned positions are always a limit.
-        max_waiting: maximum rows in the queue.
+        info: the export.
+        workers: the number of workers, each with its own batch.
+        threads: CPU threads per worker.
+        slots: the number of rows that all workers run at once. By default 64, or fewer if a
+            worker's slots would take more than 1 GiB.
+        max_source: the maximum number of tokens of a source.
+        max_length: the maximum number of tokens of a prompt with its new tokens. The default of
+            both is the number of positions of the model, at most 512. Learned positions are always
+            a limit.
+        max_waiting: the maximum number of rows in the queue.
 
     Raises:
         UsageError: if there are fewer slots than workers.
@@ -55,7 +60,11 @@ class Admission:
         self._checked: dict[tuple, tuple[Options, list[int]]] = {}  # a cache
 
     def slot_length(self, length: int | None) -> int:
-        """Return the tokens per slot: `length`, or by default the model's positions up to 512."""
+        """Return the number of tokens of a slot: `length`, or by default the model's positions up
+        to 512.
+
+        Learned positions are always a limit.
+        """
         length = length or min(self.info.config["max_position_embeddings"], DEFAULT_LENGTH)
         return min(length, position_limit(self.info.config) or length)
 
@@ -84,7 +93,8 @@ class Admission:
         return f"continuous batching, {threads} of {self.describe_slots()} of slots"
 
     def beams_note(self) -> str:
-        """Return a note if the default beams do not fit into the slots of a worker."""
+        """Return text for the log if the default beams do not fit into the slots of a worker, else
+        `""`."""
         num_beams = (self.info.generation_config | self.info.defaults).get("num_beams") or 1
         if num_beams <= self.slot_size.rows:
             return ""
@@ -104,15 +114,19 @@ class Admission:
         top_logprobs: int | None = None,
         scores_prompt: bool = False,
     ) -> GenerationInput:
-        """Return `input_ids` as a checked input with the options of `Runtime.generate`.
+        """Check one input against the limits of the export and return it, ready for the scheduler.
 
         Args:
             input_ids: the source of a seq2seq model, or a prompt.
+            options: options of `Runtime.generate` by name.
             prefix: tokens that the target of a seq2seq model begins with.
+            top_logprobs: the number of best tokens reported with their log probabilities at each
+                position, `None` for no log probabilities.
+            scores_prompt: True to report the log probabilities of the prompt's tokens too.
 
         Raises:
-            UsageError, ValueError: see `Runtime.generate`; UsageError for log probabilities of
-                beams.
+            UsageError: for an option with a wrong value, and for log probabilities with beams.
+            ValueError: for tokens that the model does not have.
             TooLong: if there are more tokens or rows than the slots hold.
         """
         self.check_lengths(len(input_ids))
@@ -131,10 +145,19 @@ class Admission:
     def check_options(
         self, input_ids: Sequence[int], options: dict[str, Any], prefix: Sequence[int]
     ) -> tuple[Options, list[int]]:
-        """Return the resolved options and the decoder prompt. Raise the same errors as
-        `Runtime.generate`.
+        """Return the resolved options, and the decoder prompt: the tokens before the first new one.
 
-        Results are cached, because a check takes as long as a short request."""
+        Results are cached, because a check takes as long as a short request.
+
+        Args:
+            input_ids: the source of a seq2seq model, or a prompt.
+            options: options of `Runtime.generate` by name.
+            prefix: tokens that the target of a seq2seq model begins with.
+
+        Raises:
+            UsageError: for an unknown option, a wrong value, and options that cannot be combined.
+            ValueError: for tokens that the model does not have.
+        """
         if prefix:
             return self.resolve(input_ids, options, prefix)
         length = 0 if self.slot_size.source else len(input_ids)
@@ -152,7 +175,14 @@ class Admission:
     def resolve(
         self, input_ids: Sequence[int], options: dict[str, Any], prefix: Sequence[int]
     ) -> tuple[Options, list[int]]:
-        """Like `check_options`, without the cache."""
+        """Return the resolved options, and the decoder prompt: the tokens before the first new one.
+
+        `input_ids` are a source or a prompt, `prefix` the tokens that a target begins with.
+
+        Raises:
+            UsageError: for an unknown option, a wrong value, and options that cannot be combined.
+            ValueError: for tokens that the model does not have.
+        """
         ids = np.array([input_ids], np.int64)
         start = np.array([prefix], np.int64) if prefix else None
         if (count := options.get("prompt_lookup_num_tokens")) is not None:
@@ -165,19 +195,31 @@ class Admission:
         return request.options, request.input_ids[0].tolist()
 
     def has_valid_tokens(self, input_ids: Sequence[int]) -> bool:
-        """Return whether the model has positions for all tokens and each is in the vocabulary."""
+        """Return True if there are tokens, the model has positions for all, and each is in the
+        vocabulary."""
         config = self.info.config
         fits = 0 < len(input_ids) <= config["max_position_embeddings"]
         return fits and min(input_ids) >= 0 and max(input_ids) < config["vocab_size"]
 
     def check_queue(self, num_waiting: int, num_rows: int) -> None:
-        """Raise RequestError 429 if `num_rows` more rows exceed the queue's limit. An empty
-        queue accepts any number of rows."""
+        """Check that the queue has room for a request. An empty queue accepts any number of rows.
+
+        Args:
+            num_waiting: the number of rows in the queue.
+            num_rows: the number of rows of the request.
+
+        Raises:
+            RequestError: 429 if both together are more than `max_waiting`.
+        """
         if num_waiting and num_waiting + num_rows > self.max_waiting:
             raise overloaded(num_waiting, self.max_waiting)
 
     def check_lengths(self, length: int) -> None:
-        """Raise TooLong if a source or prompt of `length` tokens does not fit into a slot."""
+        """Check that `length` tokens of a source, or of a prompt without one, fit into a slot.
+
+        Raises:
+            TooLong: if they do not.
+        """
         is_source = self.slot_size.source > 0
         limit = self.slot_size.source if is_source else self.slot_size.length
         if length > limit:
@@ -185,7 +227,12 @@ class Admission:
             raise TooLong(f"the {name} has {length} tokens, expected at most {limit}")
 
     def check_slot(self, admitted: GenerationInput) -> None:
-        """Raise TooLong if the new tokens, or the rows, do not fit into the slots of a worker."""
+        """Check that the prompt with its new tokens fits into a slot, and its rows into a worker's
+        slots.
+
+        Raises:
+            TooLong: if they do not.
+        """
         size, max_new_tokens = self.slot_size, admitted.options.max_new_tokens
         length = len(admitted.prompt) + max_new_tokens - 1  # the last token is not fed
         if length > size.length:

@@ -7,32 +7,43 @@ WAIT_PER_PART = 0.00025  # seconds per running part, which waits for the prefill
 
 
 class Batch(Protocol):
-    """A batch of parts of requests, which a worker steps. Each part has one or several rows."""
+    """A batch of rows that a worker computes step by step. Parts of requests join and leave.
+
+    Each part has one or several rows. `running` are the parts that the next step computes.
+    """
 
     running: list[Any]
 
     @property
     def prefilling(self) -> Collection[Any]:
-        """Parts that have joined and whose prompts are not prefilled yet."""
+        """The parts that have joined and whose prompts are not read completely yet."""
 
     @property
     def join_delay(self) -> float:
-        """Seconds that parts may wait so that more of them join together. Parts that join together
-        cost less, and every join slows running rows down."""
+        """The seconds that parts may wait, so that more of them join together.
+
+        Parts that join together cost less, and every join slows running rows down.
+        """
 
     @property
     def num_free_rows(self) -> int:
         """Number of rows that can join now."""
 
     def fits(self, part: Any, beside: Sequence[Any]) -> bool:
-        """Return whether `part` can join now together with the parts `beside` it."""
+        """Return True if `part` can join now together with the parts `beside` it."""
 
     def join(self, parts: list[Any]) -> None:
-        """Add parts and prefill their prompts, as far as allowed between two steps."""
+        """Add `parts` and read their prompts, as much of them as one pause between two steps
+        allows.
+
+        It is called before each step, also without parts, to read on.
+        """
 
     def step(self) -> list[list[int]]:
-        """Run all parts once. Return the new tokens of each row; rows whose prompt is still being
-        read, and rows of an encoder, have none."""
+        """Compute all running parts once and return the new tokens of each row.
+
+        The list of a row is empty while its prompt is read, and always for an encoder.
+        """
 
     def remove(self, part: Any) -> None:
-        """Remove a part and free its rows, whether it is finished or not."""
+        """Remove `part` and free its rows, whether it is finished or not."""

@@ -12,7 +12,11 @@ UNLIMITED = 2**31
 
 
 class RowGraph(Protocol):
-    """A full-sequence graph with the model's config."""
+    """A graph that reads full sequences and can be run on several rows.
+
+    `spec` are its inputs and outputs, `config` is the model's config.json, and `max_positions` the
+    maximum length of a row.
+    """
 
     spec: GraphSpec
     config: dict
@@ -22,8 +26,12 @@ class RowGraph(Protocol):
 
 
 def invariant_rows(graph: RowGraph, architecture: str) -> tuple[int, int]:
-    """Return the minimum and maximum number of rows for which the bits of a row do not depend on
-    that number. It is measured, because kernels differ between machines."""
+    """Return the smallest and largest number of rows that may run together.
+
+    In between, the number of rows does not change the bits of a row's result. It is measured by
+    runs of `graph`, because kernels differ between machines. `architecture` is the name of the
+    model class.
+    """
     min_rows = 1
     for length in PROBED_LENGTHS:
         size = min(length, graph.max_positions), max(PROBED_ROWS)
@@ -42,7 +50,10 @@ def invariant_rows(graph: RowGraph, architecture: str) -> tuple[int, int]:
 def run_rows_apart(
     graph: RowGraph, feeds: dict[str, np.ndarray], copies: int
 ) -> list[list[np.ndarray]]:
-    """Return the outputs of each row, run alone or with copies of itself."""
+    """Return `[outputs of row 0, outputs of row 1, …]`, where each row runs without the others.
+
+    It runs as a batch of `copies` copies of itself. `feeds` are the inputs of all rows by name.
+    """
     num_rows = len(next(iter(feeds.values())))
     rows = [
         graph.run({name: values[[row] * copies] for name, values in feeds.items()})
@@ -60,10 +71,11 @@ def has_same_bits(rows: list[list[np.ndarray]], together: list[np.ndarray]) -> b
 
 
 def random_feeds(graph: RowGraph, length: int, rows: int) -> dict[str, np.ndarray | None]:
-    """Return random values for all inputs of `graph`, by name.
+    """Return `{name: random values}` for all inputs of `graph`, always the same.
 
     There are `rows` rows. Each has `length` token ids and a mask of ones, or one image if the graph
-    reads images."""
+    reads images.
+    """
     rng = np.random.default_rng(0)
     sizes = {
         "batch_size": rows,

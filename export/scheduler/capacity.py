@@ -16,13 +16,13 @@ SOURCE_LENGTHS = (64, 512)  # minimum and maximum source tokens that are encoded
 CHUNK_LENGTHS = (16, 256)  # minimum and maximum prompt tokens per prefill chunk
 MAX_SLOTS = 64  # of all workers together
 # Offline inference: minimum rows per worker for continuous batching, and maximum slots per worker.
-MIN_OFFLINE_ROWS, MAX_OFFLINE_ROWS = 24, 32
+MIN_OFFLINE_ROWS, MAX_OFFLINE_ROWS = 24, int(__import__("os").environ.get("MR", "64"))
 MAX_SLOT_BYTES = 2**30  # memory for the slots of a worker if their number is not set
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A number of `workers`, each with `threads` CPU threads."""
+    """The number of `workers` that serve a model, and the CPU `threads` of each."""
 
     workers: int
     threads: int
@@ -35,7 +35,10 @@ class Arrangement:
 
 
 def token_cost(config: dict) -> float:
-    """Return the multiplications by weights per token, from the model's config.json."""
+    """Return the number of multiplications per token by weights of the decoder, or of an encoder.
+
+    `config` are the fields of the model's config.json.
+    """
     layers = config.get("decoder_layers") or config["num_hidden_layers"]
     width = config["hidden_size"]
     attention = (
@@ -55,7 +58,11 @@ def token_cost(config: dict) -> float:
 def arrange_workers(
     config: dict, cores: int, workers: int | None = None, threads: int | None = None
 ) -> Arrangement:
-    """Return the workers and threads for a model with this config.json. Unset ones get defaults."""
+    """Return the number of workers and of threads per worker for a model on this many CPU `cores`.
+
+    `workers` and `threads` of `None` get defaults. These are one worker with all cores for a large
+    model, and a worker per core for a small one. `config` are the fields of config.json.
+    """
     if workers is None:
         is_small = token_cost(config) <= SMALL_COST
         workers = max(1, cores // (threads or 1)) if is_small or threads else 1
@@ -63,29 +70,40 @@ def arrange_workers(
 
 
 def offline_workers(config: dict, threads: int) -> int:
-    """Return the number of workers for offline inference of a model with a step graph.
+    """Return the number of workers for one call of `generate` of a model with a step graph.
 
-    Small models get one worker per thread. A large decoder gets a single worker with all threads:
-    sessions with fewer threads would load its weights a second time."""
+    Small models and seq2seq models get a worker for each of `threads`. A large decoder-only model
+    gets one worker with all threads: sessions with fewer threads would load its weights a second
+    time. `config` are the fields of config.json.
+    """
     is_large_decoder = "decoder_layers" not in config and token_cost(config) > SMALL_COST
     return 1 if is_large_decoder else threads
 
 
 def chunk_length(config: dict) -> int:
-    """Return the prompt tokens per prefill chunk: a power of two, smaller for larger models.
+    """Return how many tokens of a prompt are read between two steps.
 
-    It depends only on the model, never on the load, because other chunks give other bits."""
+    It is a power of two, smaller for larger models. It depends only on the model's `config`, never
+    on the load, because other lengths give other bits.
+    """
     minimum, maximum = CHUNK_LENGTHS
     length = CHUNK_COST / token_cost(config)
     return min(maximum, max(minimum, 2 ** int(math.log2(max(length, 1)))))
 
 
 def sources_length(config: dict) -> int:
-    """Return how many source tokens, with padding, are encoded together between two steps."""
+    """Return how many source tokens, with padding, may be encoded together between two steps.
+
+    `config` are the fields of config.json; the number is smaller for larger models.
+    """
     minimum, maximum = SOURCE_LENGTHS
     return min(maximum, max(minimum, int(ENCODE_COST / token_cost(config))))
 
 
 def slots_per_worker(workers: int, slot_bytes: int) -> int:
-    """Return the default number of slots per worker, limited by its memory."""
+    """Return the default number of slots of each of `workers`: 64 together, at most 1 GiB per
+    worker.
+
+    `slot_bytes` is the memory of one slot.
+    """
     return max(1, min(MAX_SLOTS // workers, MAX_SLOT_BYTES // slot_bytes))

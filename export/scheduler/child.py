@@ -32,7 +32,12 @@ NICENESS = 5
 
 
 def run_child(parent_socket: socket.socket, connection: socket.socket) -> None:
-    """Serve messages of the parent until it exits or closes its socket."""
+    """Run the child process: serve messages of the parent until it exits or closes its socket.
+
+    Args:
+        parent_socket: the parent's end of the connection, which is closed here.
+        connection: the child's end.
+    """
     parent_socket.close()
     die_with_parent()
     threading.excepthook = exit_after
@@ -42,15 +47,18 @@ def run_child(parent_socket: socket.socket, connection: socket.socket) -> None:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process with its parent, even while it is stopped (Linux
-    only)."""
+    """Ask the kernel to kill this process when its parent ends. It does nothing outside of
+    Linux."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def exit_after(failure: threading.ExceptHookArgs) -> None:
-    """Exit after an error in a worker's own code, such as out of memory for an answer. Otherwise
-    its requests would never be answered."""
+    """Print the error of a thread and exit with code 1.
+
+    It is the `threading.excepthook` for errors in a worker's own code, such as out of memory for an
+    answer. Otherwise the worker's requests would never be answered.
+    """
     try:
         sys.excepthook(
             failure.exc_type, failure.exc_value or failure.exc_type(), failure.exc_traceback
@@ -60,7 +68,7 @@ def exit_after(failure: threading.ExceptHookArgs) -> None:
 
 
 class Child:
-    """The schedulers of the child by name, which serve the parent over `connection`."""
+    """The schedulers of the child process by name, which serve the parent over `connection`."""
 
     def __init__(self, connection: socket.socket):
         self.connection = connection
@@ -93,8 +101,12 @@ class Child:
 
 
 class Outbox:
-    """The child's end of one scheduler: it collects events and results and sends them to the
-    parent."""
+    """One scheduler in the child process: it takes requests, and sends events and results back.
+
+    Args:
+        send: sends its arguments as one message to the parent.
+        arguments: those of `open_scheduler` besides `events`.
+    """
 
     def __init__(self, send: Callable[..., None], arguments: dict[str, Any]):
         self._send = send
@@ -142,9 +154,11 @@ class Outbox:
             self.flush()
 
     def call(self, function: Callable[[list], None], calls: list) -> None:
-        """Call `function(calls)`, which appends to `updates`, and send the updates to the parent.
+        """Call `function(calls)`, which adds to `updates`, and send the updates to the parent.
 
-        A `ClientRequest` calls this where another one calls `call_soon_threadsafe` of its loop."""
+        It is the `call` of each request here. In the parent's process, that is the event loop's
+        `call_soon_threadsafe`.
+        """
         with self.lock:
             self.updates = []
             function(calls)
@@ -155,7 +169,12 @@ class Outbox:
             self._flush([])
 
     def _flush(self, updates: list[tuple]) -> None:
-        """Send one message. Workers may add events meanwhile."""
+        """Send one message to the parent: the row counts, the events since the last one, and
+        `updates`.
+
+        `updates` are results of `make_update`. Requests that they finish are forgotten. Workers may
+        add events meanwhile.
+        """
         self.sent_at = time.perf_counter()
         for number, _, results, error in updates:
             if results is not None or error is not None:
@@ -168,8 +187,11 @@ class Outbox:
 def make_update(
     request: ClientRequest[SequenceGroup], events: list[Event], is_finished: bool
 ) -> tuple:
-    """Return the message to the parent: the number of the request, its events, and its results or
-    its error if it is finished, otherwise `None`."""
+    """Return `(number of the request, new events, results, error)`, for the parent.
+
+    The results are set if the request `is_finished` without an error, and `error` if it failed;
+    otherwise they are `None`.
+    """
     error = None if request.error is None else portable(request.error)
     results = read_results(request) if is_finished and error is None else None
     return request.number, events, results, error
@@ -178,8 +200,18 @@ def make_update(
 def open_scheduler(
     directory: str, threads: int, dtype: str | None, sizes: dict[str, Any], events: SchedulerEvents
 ) -> Scheduler:
-    """Return a started scheduler whose `Admission` gets `sizes`. Raise the same
-    errors as `Runtime`."""
+    """Open an export and return a started scheduler for it.
+
+    Args:
+        directory: the folder of the export.
+        threads: CPU threads per worker.
+        dtype: the dtype of the weights, `None` for the default of the export.
+        sizes: further arguments of `Admission` by name, such as `slots`.
+        events: gets the events of the workers, for metrics.
+
+    Raises:
+        UsageError, ValueError, OSError: if the export is damaged or cannot be run.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the parent opens the same export and warns
         info = open_export(directory, dtype)
@@ -190,7 +222,7 @@ def open_scheduler(
 
 
 def portable(error: Exception) -> Exception:
-    """Return `error` if it can be pickled, else a RuntimeError with its message."""
+    """Return `error` if it can be pickled and read again, else a RuntimeError with its message."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -199,13 +231,13 @@ def portable(error: Exception) -> Exception:
 
 
 def frame(message: tuple) -> bytes:
-    """Return the bytes of a message: its length, then its pickle."""
+    """Return the bytes of `message` for the socket: its length, then its pickle."""
     content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return len(content).to_bytes(HEADER, "little") + content
 
 
 def read_message(stream: BinaryIO) -> Any:
-    """Return the next message, or `None` at the end of the stream."""
+    """Return the next message that `frame` wrote to `stream`, or `None` at the end."""
     header = stream.read(HEADER)
     content = stream.read(int.from_bytes(header, "little"))
     return pickle.loads(content) if content else None

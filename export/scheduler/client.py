@@ -17,36 +17,59 @@ from .worker import NoEvents, SchedulerEvents
 
 
 class Client(Protocol):
-    """A scheduler of one export, in this process or in another."""
+    """The interface of a scheduler of one export, in this process or in a child process."""
 
     admission: Admission
 
     @property
     def waiting(self) -> int:
-        """Rows in the queue."""
+        """The number of rows in the queue."""
 
     @property
     def running(self) -> int:
-        """Rows that the workers ran in their last step."""
+        """The number of rows that the workers computed in their last step."""
 
     async def generate(self, inputs: Sequence[GenerationInput]) -> list[list[Generated]]:
-        """Like `generated`."""
+        """Return the `num_return_sequences` sequences of each of `inputs`, best first.
+
+        Cancelling the coroutine stops the generation.
+
+        Raises:
+            RequestError: if the queue is full or the server is shutting down.
+        """
 
     def stream(self, generation_input: GenerationInput) -> AsyncGenerator[Event, None]:
-        """Like `streamed`."""
+        """Yield an event for each new token of all sequences. Closing the generator stops the
+        generation.
+
+        Raises:
+            RequestError: if the queue is full or the server is shutting down.
+            UsageError: for beam search, which cannot stream.
+        """
 
     def put(self, request: ClientRequest) -> None:
-        """Send a request. Raise RequestError if too many rows wait, and after `close`."""
+        """Add a request to the queue.
+
+        Raises:
+            RequestError: 429 if too many rows wait, 503 after `close`.
+        """
 
     def cancel(self, request: ClientRequest) -> None:
-        """Drop a request that nobody waits for."""
+        """Stop a request that nobody waits for, and drop its rows."""
 
     def close(self, seconds: float = 0.0) -> bool:
-        """Like `Scheduler.close`."""
+        """Accept no more requests and wait up to `seconds` for the running ones, where it can.
+
+        Requests that are not finished then fail with RequestError. Return True if all were
+        finished.
+        """
 
 
 class LocalScheduler:
-    """The `Client` of a scheduler in this process, which runs `model` in threads."""
+    """The `Client` of a scheduler in this process, which runs `model` in threads.
+
+    `events` gets the events of the workers, for metrics. Call `start` first.
+    """
 
     def __init__(
         self, admission: Admission, model: OnnxModel, events: SchedulerEvents | None = None
@@ -56,12 +79,12 @@ class LocalScheduler:
 
     @property
     def waiting(self) -> int:
-        """Rows in the queue."""
+        """The number of rows in the queue."""
         return self.scheduler.waiting
 
     @property
     def running(self) -> int:
-        """Rows that the workers ran in their last step."""
+        """The number of rows that the workers computed in their last step."""
         return self.scheduler.running
 
     def start(self) -> "LocalScheduler":
@@ -88,7 +111,13 @@ class LocalScheduler:
     def run(
         self, inputs: Sequence[GenerationInput], are_last: bool = False
     ) -> list[list[Generated]]:
-        """Like `generate`, but block this thread. With `are_last`, accept no more requests."""
+        """Block until all `inputs` are generated, and return the sequences of each, best first.
+
+        With `are_last`, the scheduler accepts no more requests after these.
+
+        Raises:
+            Exception: what stopped the generation, such as a RuntimeError of the engine.
+        """
         if not inputs:
             return []
         done = threading.Event()
@@ -103,8 +132,9 @@ class LocalScheduler:
 
 
 async def generated(scheduler: Client, inputs: Sequence[GenerationInput]) -> list[list[Generated]]:
-    """Return the `num_return_sequences` sequences of each input, best first. Cancelling stops the
-    generation.
+    """Return the `num_return_sequences` sequences of each of `inputs`, best first.
+
+    Cancelling the coroutine stops the generation.
 
     Raises:
         RequestError: if the queue is full or the server is shutting down.
@@ -131,12 +161,12 @@ async def generated(scheduler: Client, inputs: Sequence[GenerationInput]) -> lis
 async def streamed(
     scheduler: Client, generation_input: GenerationInput
 ) -> AsyncGenerator[Event, None]:
-    """Yield the tokens of all sequences as they are generated. Closing the generator stops the
+    """Yield an event for each new token of all sequences. Closing the generator stops the
     generation.
 
     Raises:
-        RequestError: see `generated`.
-        UsageError: for beam search.
+        RequestError: if the queue is full or the server is shutting down.
+        UsageError: for beam search, which cannot stream.
     """
     if (num_beams := generation_input.options.num_beams) > 1:
         raise UsageError(f"num_beams is {num_beams}, which cannot stream: expected num_beams=1")
@@ -162,7 +192,10 @@ async def streamed(
 def put(
     scheduler: Client, request: ClientRequest[SequenceGroup], loop: asyncio.AbstractEventLoop
 ) -> ClientRequest[SequenceGroup]:
-    """Send a request and return it. Its events are received in `loop`."""
+    """Send `request` to `scheduler` and return it.
+
+    Its `receive` is called in `loop`, the event loop of the caller.
+    """
     request.call = loop.call_soon_threadsafe
     scheduler.put(request)
     return request

@@ -9,7 +9,8 @@ from .request import Event
 
 
 class RequestPart(Protocol):
-    """Rows that join a batch together: those of one input, or of one sample."""
+    """The part of a request that joins a batch as a whole: the rows of one input, or of one
+    sample."""
 
     request: "ClientRequest"
     slots: list[int]  # rows of the batch
@@ -18,21 +19,21 @@ class RequestPart(Protocol):
 
     @property
     def num_rows(self) -> int:
-        """Rows that it takes in a batch at most."""
+        """The maximum number of rows that it takes in a batch."""
 
 
 AnyPart = TypeVar("AnyPart", bound=RequestPart)
 
 
 class ClientRequest(Generic[AnyPart]):
-    """Parts that are answered together. Each part holds its results.
+    """A request of one client: parts that are answered together. Each part holds its results.
 
     Args:
-        parts: what workers run; each may start in another batch.
-        num_results: how many results finish independently; by default one for each part.
-        receive: called with the new events and whether the request is finished.
-        streams: whether `receive` is called after each step that produced a token. Otherwise it is
+        parts: the parts that workers run; each may start in another batch.
+        receive: called with the new events, and True if the request is finished.
+        streams: True to call `receive` after each step that produced a token. Otherwise it is
             called once, when all parts are finished or one has failed.
+        num_results: the number of results that finish independently, by default one per part.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class ClientRequest(Generic[AnyPart]):
         return self.num_unfinished == 0 or self.is_cancelled or self.error is not None
 
     def finish_result(self) -> None:
-        """Count one more finished result."""
+        """Count one more finished result. The request is finished with the last."""
         with self.lock:
             self.num_unfinished -= 1
             self.is_changed |= self.num_unfinished == 0
@@ -79,7 +80,7 @@ class ClientRequest(Generic[AnyPart]):
         self.is_changed = True
 
     def take_update(self) -> tuple[list[Event], bool]:
-        """Return the events since the last call and whether the request is finished."""
+        """Return the events since the last call, and True if the request is finished."""
         events, self.events = self.events, []
         self.is_changed = False
         return events, self.is_finished

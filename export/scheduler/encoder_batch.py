@@ -31,16 +31,20 @@ Sizes = tuple[tuple[str, int], ...]  # axes of a row and their padded sizes
 
 
 def padded_length(length: int, max_positions: int) -> int:
-    """Return the padded length of a sequence of `length` tokens, at most `max_positions`."""
+    """Return the length to which a sequence of `length` tokens is padded, at most `max_positions`.
+
+    It is a multiple of 8 up to 64 tokens, of 16 up to 128, and of 32 above. It is never less than
+    `length`.
+    """
     multiple = 8 if length <= 64 else 16 if length <= 128 else 32
     return max(length, min(-(-length // multiple) * multiple, max_positions))
 
 
 class EncoderInputs:
-    """The inputs of a request for a full-sequence graph, and its outputs, which workers fill.
+    """The inputs of one request for a full-sequence graph, and its outputs, which workers fill.
 
     Args:
-        feeds: checked inputs by name, see `requests.encoder_feeds`.
+        feeds: `{input: array of all rows}`, checked by `requests.encoder_feeds`.
     """
 
     def __init__(self, feeds: dict[str, np.ndarray]):
@@ -55,7 +59,12 @@ class EncoderInputs:
         return len(next(iter(self.feeds.values())))
 
     def sizes(self, spec_inputs: Sequence[TensorSpec], max_positions: int) -> list[Sizes]:
-        """Return the padded sizes of the axes of each row."""
+        """Return for each row the padded sizes of its axes: `((axis, size), …)`.
+
+        Args:
+            spec_inputs: the inputs of the graph, with the names of their axes.
+            max_positions: the maximum length of a row.
+        """
         fixed: dict[str, int] = {}
         for tensor in spec_inputs:
             for axis, size in zip(tensor.shape[1:], self.feeds[tensor.name].shape[1:]):
@@ -73,7 +82,13 @@ class EncoderInputs:
         }
 
     def store(self, outputs: Sequence[TensorSpec], row: int, values: Sequence[np.ndarray]) -> None:
-        """Store `values`, the outputs of row number `row`, in `self.outputs`, without padding."""
+        """Copy the results of one row to `self.outputs`, without their padding.
+
+        Args:
+            outputs: the outputs of the graph.
+            row: the number of the row in this request.
+            values: the row's array of each output.
+        """
         for tensor, row_values in zip(outputs, values, strict=True):
             output = self.output(tensor, row_values)
             shape = zip(row_values.shape, output.shape[1:])
@@ -81,7 +96,10 @@ class EncoderInputs:
             output[row][covered] = row_values[covered]
 
     def output(self, tensor: TensorSpec, row_values: np.ndarray) -> np.ndarray:
-        """Return the output of all rows, which the first row creates."""
+        """Return the array of the output `tensor` with all rows of this request.
+
+        The first call creates it, from the shape and dtype of `row_values`, the result of one row.
+        """
         if (output := self.outputs.get(tensor.name)) is None:
             sizes = [
                 self.size(axis, size) for axis, size in zip(tensor.shape[1:], row_values.shape)
@@ -92,13 +110,18 @@ class EncoderInputs:
         return output
 
     def size(self, axis: str | int, size: int) -> int:
-        """Return the size of an axis of an output: that of the inputs, else `size`."""
+        """Return the size of an `axis` of an output, without padding of the batch.
+
+        It is the length of the inputs if the axis has tokens, else `size`, which the graph
+        returned.
+        """
         name = LENGTHS.get(str(axis))
         return self.feeds[name].shape[-1] if name else size
 
 
 class EncoderRow:
-    """A `RequestPart`: row number `index` of `inputs`, with padded `sizes`."""
+    """The `RequestPart` of one row, number `index` of `inputs`, with the padded `sizes` of its
+    axes."""
 
     request: ClientRequest
     num_rows = 1
@@ -113,7 +136,7 @@ class EncoderRow:
 
 
 class EncoderGraph:
-    """A full-sequence graph that runs rows of equal padded sizes."""
+    """The full-sequence graph of a model, which runs rows with equal padded sizes together."""
 
     def __init__(self, model: OnnxModel):
         self.model = model
@@ -125,7 +148,8 @@ class EncoderGraph:
         self.min_rows, self.max_rows = invariant_rows(self, model.info.architecture)
 
     def rows(self, inputs: EncoderInputs) -> list[EncoderRow]:
-        """Return the rows of `inputs`. Rows of equal sizes follow each other."""
+        """Return the rows of `inputs` as parts of a request, those of equal sizes one after the
+        other."""
         rows = enumerate(inputs.sizes(self.spec.inputs, self.max_positions))
         return [
             EncoderRow(inputs, index, sizes)
@@ -133,12 +157,15 @@ class EncoderGraph:
         ]
 
     def max_batch_rows(self, sizes: dict[str, int]) -> int:
-        """Return how many rows of these `sizes` may run together."""
+        """Return how many rows of these `sizes` (`{axis: size}`) may run together."""
         rows = MAX_TOKENS * self.model.threads // self.num_tokens(sizes)
         return max(1, min(self.max_rows, rows))
 
     def num_tokens(self, sizes: dict[str, int]) -> int:
-        """Return the number of tokens of a row, with its padding."""
+        """Return the number of tokens of a row of these `sizes`, padding included.
+
+        For images it is the number of patches, into which the model cuts an image.
+        """
         if "image_size" in self.config:
             height, width = pair(self.config["image_size"])
             area = sizes.get("height", height) * sizes.get("width", width)
@@ -150,7 +177,7 @@ class EncoderGraph:
         return self.session.run(self.output_names, feeds)
 
     def run_rows(self, rows: Sequence[EncoderRow]) -> None:
-        """Run `rows` of equal sizes together and store their outputs."""
+        """Run `rows` of equal sizes together, and store each result in the row's `inputs`."""
         repeated = [*rows] * self.min_rows if len(rows) < self.min_rows else rows
         outputs = self.run(
             {tensor.name: self.stack(tensor, repeated) for tensor in self.spec.inputs}
@@ -159,7 +186,7 @@ class EncoderGraph:
             row.inputs.store(self.spec.outputs, row.index, [values[place] for values in outputs])
 
     def stack(self, tensor: TensorSpec, rows: Sequence[EncoderRow]) -> np.ndarray:
-        """Return the padded values of an input for `rows`."""
+        """Return the values of the input `tensor` for `rows` as one array, with padding."""
         shape = concrete_shape(tensor, {**dict(rows[0].sizes), "batch_size": len(rows)})
         pad = self.config.get("pad_token_id") if tensor.name.endswith("input_ids") else None
         stacked = np.full(shape, pad or 0, tensor.dtype)
@@ -172,11 +199,11 @@ class EncoderGraph:
 
 
 class EncoderBatch:
-    """A `Batch` of rows of equal sizes, which one run finishes.
+    """The `Batch` of an encoder: rows of equal sizes, which a single step finishes.
 
     Args:
         graph: what all batches run.
-        batches: all batches of the scheduler, which share the CPU; this one is added.
+        batches: all batches of the scheduler, which share the CPU; this one adds itself.
     """
 
     def __init__(self, graph: EncoderGraph, batches: "list[EncoderBatch]"):
@@ -192,7 +219,7 @@ class EncoderBatch:
         return MAX_JOIN_DELAY if any(batch.running for batch in self.batches) else 0.0
 
     def fits(self, row: EncoderRow, beside: Sequence[EncoderRow]) -> bool:
-        """Return whether `row` has the sizes of the rows `beside` it, and they are not too many."""
+        """Return True if `row` has the sizes of the rows `beside` it, and they are not too many."""
         if not beside:
             return True
         is_equal = row.sizes == beside[0].sizes
@@ -204,7 +231,8 @@ class EncoderBatch:
             row.slots = [slot]
 
     def step(self) -> list[list[int]]:
-        """Run the rows and finish them. They have no tokens."""
+        """Run the rows and finish them. Return an empty list for each row, because it has no
+        tokens."""
         if not self.running:
             return []
         self.graph.run_rows(self.running)
@@ -218,6 +246,6 @@ class EncoderBatch:
 
 
 def last_lengths(mask: np.ndarray) -> list[int]:
-    """Return for each row of `mask` (B, ..., S) the length up to the last one, at least 1."""
+    """Return the length of each row up to the last one of its `mask` (B, ..., S), at least 1."""
     places = mask * np.arange(1, mask.shape[-1] + 1)
     return np.maximum(places.reshape(len(mask), -1).max(axis=1), 1).tolist()

@@ -25,11 +25,11 @@ Result = TypeVar("Result")
 
 
 class Disconnected(Exception):
-    """An error that says that the client of a request has left."""
+    """Raised in the thread of a request whose client has left."""
 
 
 class Call:
-    """A call of `EncoderScheduler.call`, which can be cancelled while its thread waits."""
+    """One call of `EncoderScheduler.call`, which can be cancelled while its thread waits."""
 
     def __init__(self) -> None:
         self.is_cancelled = False
@@ -47,14 +47,16 @@ CALL: contextvars.ContextVar[Call] = contextvars.ContextVar("call")
 
 
 class EncoderScheduler:
-    """Dynamic batching: threads ask for rows, and workers run them in batches.
+    """Dynamic batching of an encoder: threads ask for rows, and workers run rows of several
+    together.
 
     Args:
         model: opened with as many threads as a worker shall have.
-        workers: threads that run the graph; they share its session.
-        max_waiting: maximum rows of unanswered requests, unless one request alone has more.
-        max_source: maximum tokens of a row; by default the model's positions.
-        max_calls: maximum concurrent calls of `call`; others wait.
+        workers: the number of threads that run the graph; they share its session.
+        max_waiting: the maximum number of rows of unanswered calls, unless one call alone has more.
+        max_source: the maximum number of tokens of a row; by default the model's positions.
+        events: gets the events of the workers, for metrics.
+        max_calls: the maximum number of calls at once; others wait.
     """
 
     def __init__(
@@ -87,23 +89,25 @@ class EncoderScheduler:
 
     @property
     def waiting(self) -> int:
-        """Rows in the queue."""
+        """The number of rows in the queue."""
         return self.scheduler.waiting
 
     @property
     def running(self) -> int:
-        """Rows that run now."""
+        """The number of rows that run now."""
         return self.scheduler.running
 
     async def call(
         self, num_rows: int, function: Callable[..., Result], /, *args: Any, **options: Any
     ) -> Result:
-        """Run `function` in a thread and return its result. Its calls of `run` count as one request
-        of about `num_rows` rows. Cancelling drops rows that have not started.
+        """Call `function` with `args` and `options` in a thread and return its result.
+
+        `num_rows` is about the number of rows that the function passes to `run`. Cancelling drops
+        those that have not started.
 
         Raises:
-            RequestError: if too many rows are unanswered, or the server is shutting down; and what
-                `function` raises.
+            RequestError: if too many rows are unanswered, or the server is shutting down.
+            Exception: what `function` raises.
         """
         if self.scheduler.queue.is_closed:
             raise shutting_down()
@@ -122,11 +126,15 @@ class EncoderScheduler:
             self.num_unanswered -= num_rows
 
     def run(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the outputs for `feeds`, see `requests.encoder_feeds`. They run together with rows
-        of other threads.
+        """Return `{output: array}` for `feeds`, the inputs that `requests.encoder_feeds` returns.
+
+        The rows run together with those of other threads, while this thread waits.
 
         Raises:
             TooLong: if a row has more than `max_length` tokens.
+            RequestError: if the server is shutting down.
+            Disconnected: if the call of this thread was cancelled.
+            RuntimeError: if the engine failed.
         """
         inputs = EncoderInputs(feeds)
         for lengths in inputs.lengths.values():

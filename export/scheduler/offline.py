@@ -5,28 +5,40 @@ one, so a step only costs the running rows. Beams run in static batches of simil
 """
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from ..inference.decoder import GenerationRequest, memory
+from ..inference.decoder import GenerationRequest, memory, position_bytes
 from ..inference.export_info import ExportInfo
 from ..inference.inputs import batches
 from ..inference.options import Options
-from ..model import OnnxModel
+from ..model import OnnxModel, main_roles
 from .admission import Admission
 from .capacity import MAX_OFFLINE_ROWS, MAX_SLOT_BYTES, MIN_OFFLINE_ROWS
 from .client import LocalScheduler
 from .request import GenerationInput
 from .slot_batch import SlotSize, slot_bytes
 
-BATCH_SIZE = 32  # inputs per static batch of beam search, as for files of lines
+# Rows of a static batch of beam search, and the minimum of its inputs. A step of few rows costs
+# nearly as much as one of many.
+MAX_BEAM_ROWS, MIN_BEAM_INPUTS = 320, 32
 
 
 def fits_options(
     info: ExportInfo, workers: int, rows: int, options: Options, is_scored: bool
 ) -> bool:
-    """Return whether `rows` rows run in workers: each row can be searched by itself with the same
-    result, and no more slowly."""
+    """Return True if workers give the same result for these rows, and no more slowly.
+
+    Each row is then searched by itself: there are no samples, beams or scores, and enough rows.
+
+    Args:
+        info: the export.
+        workers: the number of workers.
+        rows: the number of rows.
+        options: the generation options.
+        is_scored: True if scores of the sequences are asked for.
+    """
     if info.step is None or rows < MIN_OFFLINE_ROWS * workers:
         return False
     if options.do_sample or options.num_beams > 1 or is_scored:
@@ -37,8 +49,11 @@ def fits_options(
 
 
 def fits_workers(info: ExportInfo, workers: int, request: GenerationRequest) -> bool:
-    """Return True if `fits_options`, and no source mask has a one after a zero, which the step
-    graph cannot express."""
+    """Return True if workers can run `request` with the same result, and no more slowly.
+
+    The options must allow it, there must be enough rows, and no mask of a source may have a one
+    after a zero, which the step graph cannot express.
+    """
     rows = len(request.input_ids)
     if not fits_options(info, workers, rows, request.options, request.is_scored):
         return False
@@ -46,7 +61,10 @@ def fits_workers(info: ExportInfo, workers: int, request: GenerationRequest) -> 
 
 
 def slot_memory(workers: int) -> float:
-    """Return the memory for the slots of a worker. The system provides pages on first use."""
+    """Return the bytes that the slots of each of `workers` may take.
+
+    The system only provides the memory that is used.
+    """
     return min(MAX_SLOT_BYTES, memory() / 4 / workers)
 
 
@@ -79,38 +97,54 @@ def generate(model: OnnxModel, request: GenerationRequest, workers: int) -> np.n
     return tokens
 
 
-def fits_static_batches(model: OnnxModel, request: GenerationRequest) -> bool:
-    """Return whether beam search of many rows is faster in several batches: on CPUs, where a batch
-    costs what its longest row does."""
-    is_many = len(request.input_ids) > BATCH_SIZE
-    return is_many and request.options.num_beams > 1 and model.device == "cpu"
+def fits_static_batches(device: str, rows: int, options: Options) -> bool:
+    """Return True if beam search of `rows` rows is faster in several batches.
+
+    That is the case for many rows on CPUs, where a batch takes as long as its longest row.
+    """
+    return device == "cpu" and options.num_beams > 1 and rows > MIN_BEAM_INPUTS
+
+
+def beam_inputs(info: ExportInfo, workers: int, rows: int, options: Options) -> int:
+    """Return how many of `rows` inputs a static batch of beam search has.
+
+    It is at most the share of one of the `workers`, and limited by memory.
+    """
+    row_bytes = position_bytes(info.specs["decoder"]) * options.max_new_tokens
+    max_rows = min(MAX_BEAM_ROWS, slot_memory(workers) / row_bytes)
+    return min(-(-rows // workers), max(MIN_BEAM_INPUTS, int(max_rows / options.num_beams)))
 
 
 def generate_in_batches(
-    model: OnnxModel, request: GenerationRequest
+    model: OnnxModel, request: GenerationRequest, workers: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the new tokens and the scores of all rows by beam search, in batches of similar
-    length."""
+    """Run beam search for `request` in batches of inputs of similar length, the longest first.
+
+    `workers` batches run at a time, each with the threads of `model`. Return the new tokens
+    (B * N, T), padded after the end token, and the scores (B * N,). N is `num_return_sequences`.
+    """
     copies = request.options.num_return_sequences
     rows = request.source or (request.input_ids, request.attention_mask)
-    results = []
-    for inputs in batches(rows_without_padding(*rows), BATCH_SIZE):
-        tokens, scores = model.generate(select_rows(request, inputs))
-        assert scores is not None  # beam search returns scores
-        sequences = np.add.outer(np.array(inputs) * copies, range(copies)).ravel()
-        results.append((sequences, tokens, scores))
+    size = beam_inputs(model.info, workers, len(request.input_ids), request.options)
+    groups = batches(rows_without_padding(*rows), size)[::-1]
+    model.open(main_roles(model.info))  # before several threads ask for them
+    with ThreadPoolExecutor(workers) as pool:
+        results = list(
+            pool.map(lambda inputs: model.generate(select_rows(request, inputs)), groups)
+        )
     count = len(request.input_ids) * copies
-    length = max(tokens.shape[1] for _, tokens, _ in results)
+    length = max(tokens.shape[1] for tokens, _ in results)
     all_tokens = np.full((count, length), request.options.fill_token_id)
     all_scores = np.empty(count, np.float32)
-    for sequences, tokens, scores in results:
+    for inputs, (tokens, scores) in zip(groups, results):
+        sequences = np.add.outer(np.array(inputs) * copies, range(copies)).ravel()
         all_tokens[sequences, : tokens.shape[1]] = tokens
         all_scores[sequences] = scores
     return all_tokens, all_scores
 
 
 def select_rows(request: GenerationRequest, rows: list[int]) -> GenerationRequest:
-    """Return a request with some `rows` of `request`. Sources are cut to the longest of them."""
+    """Return `request` with only these `rows`. Their sources are cut to the longest of them."""
     source = request.source
     if source is not None:
         ids, mask = source[0][rows], source[1][rows]
@@ -143,8 +177,10 @@ def rows_without_padding(ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:
 
 
 def open_scheduler(model: OnnxModel, inputs: list[GenerationInput], workers: int) -> LocalScheduler:
-    """Return a scheduler whose slots fit each of `inputs`. Each worker has the same number of
-    slots, at most its share of the inputs, rounded up."""
+    """Return a scheduler, not started, whose slots are long enough for each of `inputs`.
+
+    Each of `workers` has the same number of slots: at most its share of the inputs, rounded up.
+    """
     source = max(len(row.source or ()) for row in inputs)
     length = max(len(row.prompt) for row in inputs) + inputs[0].options.max_new_tokens - 1
     max_rows = int(slot_memory(workers) / slot_bytes(model.info, SlotSize(1, source, length)))

@@ -36,7 +36,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)  # termination signals, handled by the
 
 @contextlib.contextmanager
 def scheduler_process(is_needed: bool) -> Iterator["SchedulerProcess | None"]:
-    """Yield a child process, or `None` if none is needed, and kill it at the end."""
+    """Yield a new child process for schedulers, or `None` unless it `is_needed`.
+
+    The process is killed at the end of the context.
+    """
     if not is_needed:
         yield None
         return
@@ -45,15 +48,20 @@ def scheduler_process(is_needed: bool) -> Iterator["SchedulerProcess | None"]:
 
 
 def share_heap() -> None:
-    """Make all threads share one malloc arena. glibc's arenas per thread keep freed memory: 7 MB in
-    the two processes of a server."""
+    """Let all threads share one arena of malloc, the C library's pool of memory.
+
+    With an arena per thread, glibc keeps freed memory: 7 MB in the two processes of a server. Other
+    systems ignore it.
+    """
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
 class SchedulerProcess(asyncio.Protocol):
-    """A child process with schedulers. Create it while there is only one thread, and `connect`
-    before the first `open`."""
+    """A child process that runs schedulers, forked when this object is created.
+
+    Create it while there is only one thread, and call `connect` before the first `open`.
+    """
 
     def __init__(self) -> None:
         self.socket, child_socket = socket.socketpair()
@@ -77,8 +85,13 @@ class SchedulerProcess(asyncio.Protocol):
     async def open(
         self, name: str, admission: Admission, events: SchedulerEvents, **arguments: Any
     ) -> "SchedulerClient":
-        """Open a scheduler in the child and return its client once the model is loaded. The `name`
-        must be unique. `arguments` are those of `child.open_scheduler`.
+        """Open a scheduler in the child and return its client once the model is loaded.
+
+        Args:
+            name: identifies the scheduler; it must be unique.
+            admission: the limits of the export.
+            events: gets the events of the workers, for metrics.
+            arguments: those of `child.open_scheduler` besides `events`.
 
         Raises:
             Exception: any error that `child.open_scheduler` raises.
@@ -91,7 +104,11 @@ class SchedulerProcess(asyncio.Protocol):
         return self.clients[name]
 
     def send(self, message: tuple) -> None:
-        """Send a message. Raise ChildProcessError if the child has exited."""
+        """Send a message to the child: a tuple of its kind, the name of a scheduler, and arguments.
+
+        Raises:
+            ChildProcessError: if the child has exited.
+        """
         if self.error is not None:
             raise self.error
         assert self._transport is not None  # `connect` was called
@@ -117,7 +134,11 @@ class SchedulerProcess(asyncio.Protocol):
             self._opened.set_result(None) if error is None else self._opened.set_exception(error)
 
     def connection_lost(self, reason: Exception | None) -> None:
-        """Fail all requests: the child has exited, or sent an unreadable message and is killed."""
+        """Fail all requests, because the child has exited or sent a message that cannot be read.
+
+        The child is then killed and `failed` is called. `reason` is the error of the connection,
+        `None` at its end.
+        """
         if self._is_closing:
             return
         how = self.reap()
@@ -133,7 +154,10 @@ class SchedulerProcess(asyncio.Protocol):
         self.failed(self.error)
 
     def reap(self) -> str:
-        """Kill the child if it still runs and return how it ended, in words."""
+        """Kill the child if it still runs, wait for its end and return how it ended.
+
+        The text is, for example, `with code 1` or `by SIGKILL`.
+        """
         # has no effect on the exit status of a child that has already ended
         os.kill(self.pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -143,7 +167,7 @@ class SchedulerProcess(asyncio.Protocol):
         return f"with code {code}" if code >= 0 else f"by {names.get(-code, f'signal {-code}')}"
 
     def close(self) -> None:
-        """Kill the child at once. It has nothing to save."""
+        """Kill the child at once. It has nothing to save. A second call does nothing."""
         if self._is_closing:
             return
         self._is_closing = True
@@ -155,8 +179,10 @@ class SchedulerProcess(asyncio.Protocol):
 
 
 class SchedulerClient:
-    """The `Client` of the scheduler `name` in the child. Call its methods in the event loop
-    only."""
+    """The `Client` of the scheduler `name` in the child `process`.
+
+    Its methods must be called in the event loop.
+    """
 
     def __init__(
         self, process: SchedulerProcess, name: str, admission: Admission, events: SchedulerEvents
@@ -175,7 +201,7 @@ class SchedulerClient:
 
     @property
     def waiting(self) -> int:
-        """Rows in the queue, including those on their way to the child."""
+        """The number of rows in the queue, including those on their way to the child."""
         return self.num_rows_sent - self.num_rows_started
 
     async def generate(self, inputs: Sequence[GenerationInput]) -> list[list[Generated]]:
@@ -203,14 +229,24 @@ class SchedulerClient:
             self.process.send(("cancel", self.name, request.number))
 
     def close(self, seconds: float = 0.0) -> bool:
-        """Accept no more requests and fail the running ones. Return whether all were finished."""
+        """Accept no more requests and fail the running ones at once; `seconds` is ignored.
+
+        Return True if all requests were finished.
+        """
         self.is_closed = True
         is_finished = not self.requests
         self.fail()
         return is_finished
 
     def received(self, counts: tuple, events: tuple, updates: list[tuple]) -> None:
-        """Handle a message of the child's `Outbox`."""
+        """Handle one message of the child's `Outbox`.
+
+        Args:
+            counts: the numbers of rows that have left the queue so far, and that run now.
+            events: the arguments of the calls of `joined`, `first_token` and `stepped` of
+                `self.events`.
+            updates: `(number, events, results, error)` of each changed request.
+        """
         self.num_rows_started, self.running = counts
         callbacks: tuple[Callable[..., None], ...] = (
             self.events.joined,
@@ -241,14 +277,19 @@ class SchedulerClient:
         request.receive(events, is_finished)
 
     def fail(self) -> None:
-        """Fail all unfinished requests."""
+        """Fail all unfinished requests with a RequestError: the server is shutting down."""
         for number in list(self.requests):
             self.update(number, [], None, shutting_down())
 
 
 def fork(run: Callable[[], None]) -> int:
-    """Fork a child that calls `run` and exits, and return its id. It ignores termination signals,
-    which the parent handles."""
+    """Fork a child process that calls `run` and exits, and return its process id.
+
+    The child ignores termination signals, which the parent handles.
+
+    Raises:
+        OSError: if the system cannot start another process.
+    """
     # The signal may be ignored by inheritance, and then no one can wait for a child.
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -16,8 +16,11 @@ MAX_OVERTAKEN = 0.5
 
 
 class RequestQueue:
-    """A queue that serves requests in turns (round-robin), one part each, in the order of their
-    arrival. So a long list of texts does not delay a short request."""
+    """The requests that wait for a batch.
+
+    They take turns, one part each, in the order of their arrival. So a long list of texts does not
+    delay a short request.
+    """
 
     def __init__(self) -> None:
         self.requests: deque[ClientRequest] = deque()
@@ -26,7 +29,11 @@ class RequestQueue:
         self.is_closed = False
 
     def put(self, request: ClientRequest) -> None:
-        """Add a request. Raise RequestError after `close`."""
+        """Add a request.
+
+        Raises:
+            RequestError: 503 after `close`.
+        """
         with self.changed:
             if self.is_closed:
                 raise shutting_down()
@@ -36,10 +43,12 @@ class RequestQueue:
             self.changed.notify(len(request.parts))
 
     def take(self, batch: Batch, last_join: float = 0.0) -> list[RequestPart] | None:
-        """Return the parts that join `batch` now; `last_join` is the time of its last join.
+        """Remove and return the parts that join `batch` now, an empty list if none do.
 
-        Block while the batch is empty and nothing joins. Return `None` once the queue is closed and
-        empty."""
+        While the batch is empty, wait until some join. Return `None` once the queue is closed and
+        empty, and the batch too. `last_join` is the time of the batch's last join, in seconds of
+        `time.perf_counter`.
+        """
         is_empty = not batch.running and not batch.prefilling
         with self.changed:
             while True:
@@ -53,11 +62,16 @@ class RequestQueue:
                 self.changed.wait(batch.join_delay if self.requests else None)
 
     def is_worth_joining(self, batch: Batch, now: float, last_join: float) -> bool:
-        """Return whether waiting parts join now.
+        """Return True if parts should join `batch` now instead of waiting for more.
 
-        After `close` no more requests arrive, so waiting for others has no use. Parts then join
-        once one of these numbers of rows is free: JOIN_SIZE, all waiting rows, or as many as there
-        are running parts. An empty batch takes them at once."""
+        After `close` no more requests arrive. Parts then join once one of these numbers of rows is
+        free: JOIN_SIZE, all waiting rows, or as many as there are running parts.
+
+        Args:
+            batch: the batch.
+            now: the time, in seconds of `time.perf_counter`.
+            last_join: the time of the batch's last join.
+        """
         free = batch.num_free_rows
         if self.is_closed:
             return free >= min(JOIN_SIZE, self.num_rows, len(batch.running))
@@ -66,7 +80,12 @@ class RequestQueue:
         return free > 0 and (is_due or min(self.num_rows, free) >= JOIN_SIZE)
 
     def select(self, batch: Batch, now: float) -> list[RequestPart]:
-        """Select parts round-robin, one of each request, while they fit into `batch`."""
+        """Remove and return the parts that fit into `batch`, taking one part of each request in
+        turn.
+
+        `now` is the time, in seconds of `time.perf_counter`. A part of many rows that waits too
+        long stops the others until it fits.
+        """
         parts: list[RequestPart] = []
         num_blocked = 0  # consecutive requests whose next part does not fit
         free = batch.num_free_rows
@@ -96,7 +115,7 @@ class RequestQueue:
                 self.remove_finished()
 
     def remove_finished(self) -> None:
-        """Remove answered, cancelled and failed requests."""
+        """Remove requests that are answered, cancelled or failed."""
         for request in [request for request in self.requests if request.is_finished]:
             self.requests.remove(request)
             self.num_rows -= request.num_waiting_rows

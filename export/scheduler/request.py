@@ -11,18 +11,19 @@ STOP, LENGTH = "stop", "length"
 
 @dataclass(frozen=True, eq=False)
 class GenerationInput:
-    """One checked input to generate from, created by `Admission.admit`. Each of its beams or
-    samples is a row of the batch.
+    """One checked input to generate from, made by `Admission.admit`.
+
+    Each of its beams or samples is a row of the batch.
 
     Args:
         options: resolved options, see `options.resolve`.
-        prompt: tokens before the first new one; for seq2seq the decoder prompt, which begins with
-            the start token.
+        prompt: tokens before the first new one. For seq2seq it is the decoder prompt, which begins
+            with the start token.
         source: source tokens of a seq2seq model, read by the encoder.
-        top_logprobs: number of top-k log probabilities that are reported at each position, besides
-            that of the generated token; `None` for no log probabilities.
-        scores_prompt: whether log probabilities of the prompt's tokens are reported too. The first
-            token has none.
+        top_logprobs: number of best tokens that are reported with their log probabilities at each
+            position, besides the generated token; `None` for no log probabilities.
+        scores_prompt: True to report log probabilities of the prompt's tokens too, without the
+            first.
         padding: number of padding tokens before the prompt. Some options count them, as in
             transformers.
     """
@@ -40,15 +41,20 @@ class GenerationInput:
 
     @property
     def num_independent_results(self) -> int:
-        """Number of results that finish independently: `num_return_sequences` with sampling,
-        otherwise 1, because beams finish together."""
+        """The number of results that finish independently of each other.
+
+        It is `num_return_sequences` with sampling, otherwise 1, because beams finish together.
+        """
         return self.options.num_return_sequences if self.options.do_sample else 1
 
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """The log probability of a token, and the top-k ones at its position, best first. They are the
-    log softmax of the model's logits."""
+    """The log probability of a token, and `top`, the best tokens at its position with theirs.
+
+    `top` is `[(token, log probability), …]`, best first. The values are the log softmax of the
+    model's logits.
+    """
 
     token: int
     logprob: float
@@ -57,12 +63,12 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Generated:
-    """A sequence generated from an input. The sequences of an input are ordered best first.
+    """One sequence generated from an input. The sequences of an input are ordered best first.
 
     Args:
-        tokens: new tokens, including the end token if it was generated.
-        finish_reason: `STOP` or `LENGTH`.
-        score: score of beam search.
+        tokens: the new tokens, including the end token if it was generated.
+        finish_reason: `STOP` (an end token) or `LENGTH` (the maximum number of tokens).
+        score: the score of beam search, otherwise `None`.
         prompt_logprobs: log probabilities of the prompt's tokens after the first, if requested.
         logprobs: log probabilities of the new tokens, if requested.
     """
@@ -76,8 +82,10 @@ class Generated:
 
 @dataclass(frozen=True)
 class Event:
-    """A new `token` of sequence number `index` of a streamed input. The last token of a sequence
-    has a `finish_reason`."""
+    """A new `token` of a streamed input, in its sequence number `index`.
+
+    The last token of a sequence has a `finish_reason`. `logprobs` is set if requested.
+    """
 
     index: int
     token: int

@@ -15,8 +15,11 @@ from .worker import SchedulerEvents, Worker
 
 
 class Scheduler:
-    """A queue of requests, and a worker for each of `batches`. A worker moves parts of
-    requests from the queue into its batch, steps the batch and reports the results."""
+    """A queue of requests, and a worker thread for each of `batches`.
+
+    A worker moves parts of requests from the queue into its batch, computes the batch step by step
+    and reports the results. `events` gets the events of the workers, for metrics.
+    """
 
     def __init__(self, batches: Sequence[Batch], events: SchedulerEvents):
         self.queue = RequestQueue()
@@ -24,13 +27,16 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Rows in the queue."""
+        """The number of rows in the queue."""
         return self.queue.num_rows
 
     @property
     def running(self) -> int:
-        """Rows that the batches ran in their last step. Rows that finished in that step count,
-        because their slots are filled again before the next one."""
+        """The number of rows that the batches computed in their last step.
+
+        Rows that finished in that step count, because their slots are filled again before the next
+        one.
+        """
         return sum(worker.num_rows for worker in self.workers)
 
     def start(self) -> None:
@@ -38,23 +44,31 @@ class Scheduler:
             worker.thread.start()
 
     def put(self, request: ClientRequest) -> None:
-        """Add a request to the queue. Raise RequestError after `end`."""
+        """Add a request to the queue.
+
+        Raises:
+            RequestError: 503 after `end` or `close`.
+        """
         self.queue.put(request)
 
     def cancel(self, request: ClientRequest) -> None:
-        """Cancel a request. Its waiting parts leave the queue at once, its running parts leave
-        their batch after the current step (`Worker.remove_finished`)."""
+        """Cancel a request. Its waiting parts leave the queue at once.
+
+        Its running parts leave their batch after the current step.
+        """
         self.queue.cancel(request)
 
     def end(self) -> None:
-        """Accept no more requests, without waiting for the running ones."""
+        """Accept no more requests. The waiting and running ones are still finished, without waiting
+        here."""
         self.queue.close()
 
     def close(self, seconds: float) -> bool:
-        """Accept no more requests and wait up to `seconds` for the running ones. Unfinished
-        requests fail with RequestError.
+        """Accept no more requests, wait up to `seconds` for the others and end the worker threads.
 
-        Return whether all requests were finished."""
+        Requests that are not finished then fail with RequestError. Return True if all were
+        finished.
+        """
         self.queue.close()
         until = time.monotonic() + seconds
         for worker in self.workers:
@@ -69,7 +83,7 @@ class Scheduler:
 
 
 def open_batches(admission: Admission, model: OnnxModel) -> list[Batch]:
-    """Return an empty batch for each worker.
+    """Return an empty batch for each worker of `admission`, which all run `model`.
 
     Raises:
         UsageError: if the slots do not fit into memory.
@@ -84,7 +98,10 @@ def open_batches(admission: Admission, model: OnnxModel) -> list[Batch]:
 
 
 def open_batch(admission: Admission, model: OnnxModel) -> Batch:
-    """Return an empty `SlotBatch` if the export has a step graph, else an empty `StaticBatch`."""
+    """Return an empty batch of `model` with the slots of one worker.
+
+    It is a `SlotBatch` if the export has a step graph, else a `StaticBatch`.
+    """
     if model.info.step is not None:
         return SlotBatch(model, admission.slot_size)
     return StaticBatch(model, admission.slot_size.rows)

@@ -7,16 +7,21 @@ from functools import cached_property
 import numpy as np
 
 from ..inference.logits import Prompt, Sampler, log_sum_exp, top
-from ..inference.search import Search, TokenSearch, start_search
+from ..inference.search import LogitsProcessors, Search, TokenSearch, start_search
 from .client_request import ClientRequest
 from .request import LENGTH, STOP, Event, Generated, GenerationInput, TokenLogprobs
 
 
 class SequenceGroup:
-    """The sequences generated from one input. With several samples, only sample number `index`.
+    """The sequences generated from one input while they are in a batch: their search and tokens.
 
-    Its rows are in `slots` of a batch. It has one row for the prompt. Beams and samples get rows of
-    their own with the first new token, when it `has_started`.
+    Its rows are in `slots` of the batch. It has one row for the prompt. Beams and samples get rows
+    of their own with the first new token.
+
+    Args:
+        generation_input: the input.
+        index: the number of its sample, 0 if there is only one.
+        results: the list of all samples of the input, to which results are written.
     """
 
     request: ClientRequest
@@ -50,53 +55,68 @@ class SequenceGroup:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows after the prompt."""
+        """The number of rows that the whole input takes after its prompt: its beams or samples."""
         return self.input.num_rows
 
     @cached_property
-    def search(self) -> Search | None:
-        """The search that selects tokens, or `None` for plain greedy search.
+    def search(self) -> Search:
+        """The search that selects tokens.
 
-        Only the worker thread reads it: the first access creates the search."""
-        search = start_row_search(self.input, self.index)
-        is_plain = (
-            isinstance(search, TokenSearch)
-            and search.processors is None
-            and not self.options.do_sample
-        )
-        reports = self.input.top_logprobs is not None or self.input.scores_prompt
-        return None if is_plain and not reports else search
+        Only the worker thread reads it: the first access creates the search.
+        """
+        return start_row_search(self.input, self.index)
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """True if the largest logits alone decide the tokens, and no probability is reported."""
+        is_reported = self.input.top_logprobs is not None or self.input.scores_prompt
+        if is_reported or self.options.do_sample:
+            return False
+        return not LogitsProcessors(self.options, read_prompt(self.input))
 
     @property
     def is_greedy(self) -> bool:
-        """True if each new token is the argmax of the logits."""
-        return self.search is None
+        """True if each new token is simply the one with the largest logit."""
+        return self.is_plain and self.options.num_beams == 1
+
+    @property
+    def has_plain_beams(self) -> bool:
+        """True if one beam search can advance this and other groups with equal options."""
+        return self.is_plain and self.options.num_beams > 1
 
     @property
     def has_prompt_to_read(self) -> bool:
-        """True if the prompt has tokens to prefill before the first step."""
+        """True if the prompt has more than one token, so that some are read before the first
+        step."""
         return len(self.first_tokens) > 1
 
     def read_one_by_one(self) -> None:
-        """Feed the prompt in decode steps, one token per step."""
+        """Let the steps read the prompt, one token per step, instead of reading it before the
+        first."""
         self.forced = [*self.first_tokens[1:], *self.forced]
         self.first_tokens = self.first_tokens[:1]
         self.next_tokens = [*self.first_tokens]
 
     @property
     def new_tokens(self) -> list[list[int]]:
-        """New tokens of each row in the last step; none while the prompt is fed."""
+        """The new token of each row in the last step, in a list, which is empty while the prompt is
+        read."""
         return [[token] if self.has_started else [] for token in self.next_tokens]
 
     def expanded_rows(self) -> "Sequence[SequenceGroup]":
-        """Return the sequence group of each further row after expansion: samples, or this one for
-        beams."""
+        """Return the owner of each row that is added after the prompt.
+
+        These are the groups of the other samples, or this group once for each further beam.
+        """
         return self.samples or [self] * (self.num_rows - 1)
 
     # --------------------------------------------------------------------------------- new tokens
 
     def append(self, token: int) -> None:
-        """Append the next token of greedy search, or feed the next token of the prompt."""
+        """Append `token`, which greedy search selected.
+
+        While the prompt is read in steps, ignore it and take the next token of the prompt.
+        """
         if self.forced:
             self.next_tokens[0] = self.forced.pop(0)
             return
@@ -110,8 +130,11 @@ class SequenceGroup:
             self.add_event(token, None)
 
     def advance(self, logits: np.ndarray) -> list[int] | None:
-        """Select the next tokens from the logits (rows, V). Return the row that each continues, or
-        `None` if each continues its own. A ValueError of the search fails only this request."""
+        """Select the next tokens from the `logits` (rows, V) after the last ones.
+
+        Return `[row that row 0 continues, …]`, or `None` if each row continues itself. A ValueError
+        of the search is not raised: it fails only this request.
+        """
         try:
             if self.forced:
                 self.feed(logits)
@@ -121,12 +144,14 @@ class SequenceGroup:
                 self.start_samples(logits)
             return self.select(logits)
         except ValueError as error:
-            self.is_finished = True
-            self.request.fail(error)
+            self.fail(error)
             return None
 
     def start_samples(self, logits: np.ndarray) -> None:
-        """Make the sequence groups of the other samples and select their first tokens."""
+        """Make the groups of the other samples and select their first tokens.
+
+        `logits` (1, V) are those after the prompt.
+        """
         for index in range(1, self.num_rows):
             sample = SequenceGroup(self.input, index, self.results)
             sample.request = self.request
@@ -135,15 +160,20 @@ class SequenceGroup:
             sample.select(logits.copy())
 
     def feed(self, logits: np.ndarray) -> None:
-        """Make the next token of the prompt the next token, and score it if requested."""
+        """Make the next token of the prompt the next token to feed.
+
+        Its log probability is computed from `logits` (1, V), those before it, if requested.
+        """
         token = self.forced.pop(0)
         if self.input.scores_prompt:
             self.prompt_logprobs.append(token_logprobs(logits, token, self.input.top_logprobs or 0))
         self.next_tokens = [token]
 
     def select(self, logits: np.ndarray) -> list[int] | None:
-        """Let the search select the next tokens; return like `advance`."""
-        assert self.search is not None
+        """Let the search select the next tokens from `logits` (rows, V).
+
+        Return `[row that row 0 continues, …]`, or `None` if each row continues itself.
+        """
         self.has_started = True
         # a copy, because the search overwrites the logits
         scored = None if self.input.top_logprobs is None else logits.copy()
@@ -162,8 +192,7 @@ class SequenceGroup:
     # ----------------------------------------------------------------------------------- results
 
     def make_results(self) -> list[Generated]:
-        """Return the sequences that the search has finished."""
-        assert self.search is not None
+        """Return the sequences that the search has finished, best first."""
         rows, scores = self.search.result()
         all_scores = [None] * len(rows) if scores is None else scores.tolist()
         return [self.make_result(row, score) for row, score in zip(rows.tolist(), all_scores)]
@@ -180,6 +209,10 @@ class SequenceGroup:
         self.results[self.index : self.index + len(results)] = results
         self.request.finish_result()
 
+    def fail(self, error: ValueError) -> None:
+        self.is_finished = True
+        self.request.fail(error)
+
     def add_event(self, token: int, logprobs: TokenLogprobs | None) -> None:
         reason = None
         if self.is_finished:
@@ -189,10 +222,7 @@ class SequenceGroup:
 
 def start_row_search(generation_input: GenerationInput, index: int) -> Search:
     """Return the search of one input, or of its sample number `index`."""
-    options = generation_input.options
-    padding = [options.fill_token_id] * generation_input.padding
-    ids = np.array([[*padding, *generation_input.prompt]])
-    prompt = Prompt(ids, padding=np.array([generation_input.padding]))
+    options, prompt = generation_input.options, read_prompt(generation_input)
     if not options.do_sample:
         return start_search(options, prompt)
     search = start_search(dataclasses.replace(options, num_return_sequences=1), prompt)
@@ -201,8 +231,16 @@ def start_row_search(generation_input: GenerationInput, index: int) -> Search:
     return search
 
 
+def read_prompt(generation_input: GenerationInput) -> Prompt:
+    """Return the tokens before the first new one, with the padding before them."""
+    padding = [generation_input.options.fill_token_id] * generation_input.padding
+    ids = np.array([[*padding, *generation_input.prompt]])
+    return Prompt(ids, padding=np.array([generation_input.padding]))
+
+
 def token_logprobs(logits: np.ndarray, token: int, count: int) -> TokenLogprobs:
-    """Return the log probabilities of `token` and of the top `count`, from logits (1, V)."""
+    """Return the log probabilities of `token` and of the `count` best tokens, from `logits` (1,
+    V)."""
     maximum, log_sum = (float(values[0, 0]) for values in log_sum_exp(logits))
     values, tokens = top(logits, count) if count else (np.empty((1, 0)), np.empty((1, 0), np.int64))
     best = [
@@ -217,11 +255,17 @@ def start_request(
     receive: Callable[[list[Event], bool], None],
     streams: bool = False,
 ) -> "ClientRequest[SequenceGroup]":
-    """Return the request that generates from `inputs`; arguments as of `ClientRequest`."""
+    """Return a request that generates from `inputs`, for `put` of a scheduler.
+
+    Args:
+        inputs: the checked inputs.
+        receive: called with the new events, and True if the request is finished.
+        streams: True to call `receive` after each step, False to call it once at the end.
+    """
     num_results = sum(row.num_independent_results for row in inputs)
     return ClientRequest(map(SequenceGroup, inputs), receive, streams, num_results)
 
 
 def read_results(request: "ClientRequest[SequenceGroup]") -> list[list[Generated]]:
-    """Return the sequences of each input of a finished request, best first."""
+    """Return the sequences of each input of a finished `request`, best first."""
     return [group.results for group in request.parts]  # type: ignore[misc]  # all are there

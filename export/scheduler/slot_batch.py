@@ -7,7 +7,7 @@ batch.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,9 +16,11 @@ import numpy as np
 from ..inference.decoder import next_input_name, position_bytes
 from ..inference.export_info import ExportInfo
 from ..inference.inputs import bucket_by_length, pad_sequences
+from ..inference.top_k import top_k_tokens
 from ..model import OnnxModel
 from ..specs.graph_spec import TensorSpec, concrete_shape
 from .batch import WAIT_PER_PART
+from .beam_groups import BeamGroups, assign_slots, group_beams, joined_beams
 from .capacity import chunk_length, sources_length
 from .sequence_group import SequenceGroup
 
@@ -30,8 +32,13 @@ TOTALS = ("total_length", "total_source_length")  # inputs without a rows axis
 
 @dataclass(frozen=True)
 class SlotSize:
-    """The size of a batch: `rows` slots of `source` encoder tokens (0 for a decoder-only model) and
-    `length` decoder tokens."""
+    """The size of a batch with slots.
+
+    Args:
+        rows: the number of slots.
+        source: the maximum number of source tokens of a slot, 0 for a decoder-only model.
+        length: the maximum number of decoder tokens of a slot.
+    """
 
     rows: int
     source: int
@@ -40,7 +47,8 @@ class SlotSize:
 
 @dataclass
 class Binding:
-    """Inputs and outputs of a graph, bound once. It keeps the bound values alive."""
+    """Inputs and outputs of a graph, bound once by onnxruntime's `io`; `values` keeps them
+    alive."""
 
     io: "onnxruntime.IOBinding"
     values: "list[onnxruntime.OrtValue]" = field(default_factory=list)
@@ -55,7 +63,10 @@ class Binding:
 
 
 class SlotBatch:
-    """The `Batch` of an export with a step graph. Several batches share one `model`."""
+    """The `Batch` of an export with a step graph: rows join and leave between any two steps.
+
+    Several batches share one `model`. `size` are the slots of this one.
+    """
 
     def __init__(self, model: OnnxModel, size: SlotSize):
         info, step = model.info, model.info.step
@@ -90,12 +101,15 @@ class SlotBatch:
         self.running: list[SequenceGroup] = []
         # sequences to prefill; the first is being prefilled in the last slot
         self.prefilling: deque[SequenceGroup] = deque()
+        self.beams: list[BeamGroups] = []
         self.reserved = 0  # further rows that running sequences get with their first new token
         self.bindings = [self.bound(count) for count in range(1, size.rows + 1)]
 
     def stacked(self, caches: list[TensorSpec], size: SlotSize) -> np.ndarray:
-        """Return all `caches` as one array (caches, rows, H, tokens, d). Each cache is a view, and
-        a row of all caches is copied at once."""
+        """Allocate the inputs `caches` as one array (caches, rows, H, tokens, d) and return it.
+
+        Each cache is a part of it, so a row of all caches can be copied at once.
+        """
         array = np.zeros(
             [len(caches), *(slot_shape(caches[0], size) if caches else [])], np.float32
         )
@@ -110,7 +124,7 @@ class SlotBatch:
 
     @property
     def num_free_rows(self) -> int:
-        """Number of free slots that are not reserved."""
+        """The number of slots that are free and not reserved for beams or samples."""
         used = (
             len(self.slots)
             - self.slots.count(None)
@@ -120,14 +134,18 @@ class SlotBatch:
         return self.capacity - used
 
     def fits(self, group: SequenceGroup, beside: Sequence[SequenceGroup]) -> bool:
-        """Return whether slots are free and the sources fit into one encoder batch."""
+        """Return True if slots are free for `group` and the groups `beside` it.
+
+        Their sources must also be short enough to be encoded together.
+        """
         if sum(other.num_rows for other in beside) + group.num_rows > self.num_free_rows:
             return False
         sources = [len(other.input.source or ()) for other in (*beside, group)]
         return not beside or max(sources) * len(sources) <= self.sources_length
 
     def join(self, groups: list[SequenceGroup]) -> None:
-        """Encode the sources, or prefill at most `chunk` prompt tokens."""
+        """Add `groups`. Encode their sources, or else read at most `chunk` tokens of waiting
+        prompts."""
         if self.encodes and groups:
             self.encode_sources(groups)
             return
@@ -141,7 +159,11 @@ class SlotBatch:
             budget -= self.prefill_chunk(self.prefilling[0])
 
     def encode_sources(self, groups: list[SequenceGroup]) -> None:
-        """Encode sources of similar length together. Decode steps feed the decoder prompts."""
+        """Add `groups` of a seq2seq model and encode their sources, those of similar length
+        together.
+
+        The next steps read their decoder prompts.
+        """
         ids, mask = pad_sequences([list(group.input.source or ()) for group in groups], 0)
         buckets = bucket_by_length(mask, self.sources_length)
         states = [self.encode(ids[rows, :length], mask[rows, :length]) for rows, length in buckets]
@@ -153,7 +175,10 @@ class SlotBatch:
         self.last_source[slots] = mask.sum(axis=1) - 1
 
     def encode(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Return the cross-attention caches (caches, B, H, S, d) of sources (B, S)."""
+        """Return the keys and values of sources for cross-attention, as (caches, B, H, S, d).
+
+        `ids` (B, S) are their tokens, and `mask` is 0 for padding.
+        """
         session, spec = self.model.session("encoder"), self.model.info.specs["encoder"]
         states = np.empty(
             [
@@ -175,7 +200,7 @@ class SlotBatch:
         return states
 
     def start(self, group: SequenceGroup) -> int:
-        """Add `group` to the next step and return its slot."""
+        """Give `group` a slot, from the next step on, and return the number of the slot."""
         slot = self.new_slot(group)
         self.lengths[slot] = group.num_prefilled
         self.running.append(group)
@@ -190,10 +215,11 @@ class SlotBatch:
         return slot
 
     def prefill_chunk(self, group: SequenceGroup) -> int:
-        """Prefill the next chunk of a prompt in the last slot and return its number of tokens.
+        """Read the next part of the prompt of `group` and return its number of tokens.
 
-        The next decode step feeds the prompt's last token. The sequence is then in another slot, so
-        the last slot is free for the next prompt."""
+        It is read in the last slot. When only the last token is left, which the next step feeds,
+        the sequence moves to another slot, so the last one is free for the next prompt.
+        """
         slot = self.capacity - 1
         if not group.num_prefilled:
             self.close_gaps()  # the last slot may be in use
@@ -210,7 +236,7 @@ class SlotBatch:
         return len(tokens)
 
     def prefill(self, slot: int, done: int, tokens: Sequence[int]) -> None:
-        """Prefill `tokens` of one slot after its first `done` tokens."""
+        """Read prompt `tokens` in slot number `slot`, whose cache has `done` tokens already."""
         end = done + len(tokens)
         values = {
             "input_ids": np.array([tokens]),
@@ -221,19 +247,22 @@ class SlotBatch:
         self.session.run_bound(self.bind(slice(slot, slot + 1), values).io)
 
     def remove(self, group: SequenceGroup) -> None:
-        """Remove a sequence. `close_gaps` moves other rows into its slots later."""
+        """Remove `group`. The next step moves other rows into its slots."""
         if group in self.prefilling:
             self.prefilling.remove(group)
             return
         self.running.remove(group)
         if not group.is_expanded:
             self.reserved -= group.num_rows - 1
+        for beams in self.beams:
+            if group in beams.groups:  # it was cancelled
+                beams.remove([group])
         for slot in group.slots:
             self.slots[slot] = None
         group.slots = []
 
     def close_gaps(self) -> None:
-        """Move the last rows into free slots."""
+        """Move the last rows into free slots, so that the slots in use are the first ones."""
         sources, targets = [], []
         while None in self.slots:
             if (moved := self.slots.pop()) is not None:
@@ -244,23 +273,32 @@ class SlotBatch:
         if sources:
             self.copy(sources, targets)
 
-    def copy(self, sources: list[int], targets: list[int]) -> None:
-        """Copy rows from slots `sources` to other slots `targets`. One by one takes half the time
-        of a joint copy."""
-        for source, target in zip(sources, targets):
+    def copy_caches(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Copy the caches of decoder tokens from the first slot of each pair to the second.
+
+        One by one takes half the time of a joint copy.
+        """
+        for source, target in pairs:
             used = self.lengths[source]
             self.caches[:, target, :, :used] = self.caches[:, source, :, :used]
-            if self.encodes:
+
+    def copy(self, sources: list[int], targets: list[int]) -> None:
+        """Copy the caches of each slot of `sources` to the slot of `targets` at the same place."""
+        self.copy_caches(zip(sources, targets))
+        if self.encodes:
+            for source, target in zip(sources, targets):
                 used = self.last_source[source] + 1
                 self.sources[:, target, :, :used] = self.sources[:, source, :, :used]
-        if self.encodes:
             self.last_source[targets] = self.last_source[sources]
         self.lengths[targets] = self.lengths[sources]
 
     # ------------------------------------------------------------------------------------- the step
 
     def step(self) -> list[list[int]]:
-        """Run the step graph on the slots in use and select the next tokens."""
+        """Run the step graph on the slots in use and select the next tokens.
+
+        Return the new tokens of each row; the list is empty while its prompt is read.
+        """
         self.close_gaps()
         count = len(self.slots)
         if not count:
@@ -283,17 +321,42 @@ class SlotBatch:
         self.arrays["input_ids"][:count, 0] = tokens
 
     def select(self, logits: np.ndarray) -> list[list[int]]:
-        """Select the next tokens from the logits (slots, V)."""
+        """Select the next tokens of all groups from the `logits` (slots, V) and return them by
+        row."""
+        starting: list[SequenceGroup] = []  # with plain beams
         top_tokens = logits.argmax(axis=1).tolist()
         for group in list(self.running):
             if group.is_greedy:
                 group.append(top_tokens[group.slots[0]])
-            else:
+            elif group.forced or not group.has_plain_beams:
                 self.advance(group, logits)
+            elif not group.has_started:
+                starting.append(group)
+        if starting or self.beams:
+            self.advance_beams(starting, logits)
         return [tokens for group in self.running for tokens in group.new_tokens]
 
+    def advance_beams(self, starting: list[SequenceGroup], logits: np.ndarray) -> None:
+        """Select the next tokens of all plain beams from the `logits` (slots, V).
+
+        Groups in `starting` get their first ones, and slots for all their beams.
+        """
+        started = group_beams(starting)
+        both = [beams for beams in (*self.beams, *started) if beams.groups]
+        count = min(max(beams.options.candidates for beams in both), logits.shape[1])
+        top = top_k_tokens(logits, count, self.model.threads)
+        copies = [beams.advance(*top) for beams in both]
+        self.copy_caches(np.concatenate(copies).tolist())
+        for group in starting:
+            if not group.is_finished:
+                self.expand(group)
+        self.beams = joined_beams(both)
+
     def advance(self, group: SequenceGroup, logits: np.ndarray) -> None:
-        """Select the next tokens of a group with a search, and expand or reorder its rows."""
+        """Select the next tokens of a `group` that is not greedy, from the `logits` (slots, V).
+
+        Then make rows for its beams or samples, or let its rows continue others.
+        """
         parents = group.advance(logits[group.slots])
         if not group.is_expanded and group.has_started:
             self.expand(group)
@@ -301,17 +364,19 @@ class SlotBatch:
             self.move(group, parents)
 
     def move(self, group: SequenceGroup, parents: list[int]) -> None:
-        """Copy the caches of each row's parent to the row."""
-        moved = [(row, parent) for row, parent in enumerate(parents) if row != parent]
-        if moved:
-            used = int(self.lengths[group.slots[0]])
-            targets = [group.slots[row] for row, _ in moved]
-            sources = [group.slots[parent] for _, parent in moved]
-            self.caches[:, targets, :, :used] = self.caches[:, sources, :, :used]
+        """Copy caches within `group`, so that each row continues its parent.
+
+        `parents` names the row that each row continues.
+        """
+        slots, copies = assign_slots(np.array([group.slots]), np.array([parents]))
+        group.slots = slots[0].tolist()
+        self.copy_caches(copies.tolist())
 
     def expand(self, group: SequenceGroup) -> None:
-        """Copy the row of `group` for its other beams or samples. Samples become sequences of their
-        own."""
+        """Give the other beams or samples of `group` slots, and copy its row to them.
+
+        Samples become groups of their own.
+        """
         [first] = group.slots
         group.is_expanded = True
         self.reserved -= group.num_rows - 1
@@ -321,14 +386,19 @@ class SlotBatch:
         self.running.extend(other for other in others if other is not group)
 
     def bound(self, count: int) -> Binding:
-        """Return the binding of a step of the first `count` slots."""
+        """Return the binding of a step over the first `count` slots."""
         totals: dict[str, np.ndarray] = {
             name: self.arrays[name] for name in TOTALS if name in self.arrays
         }
         return self.bind(slice(count), totals)
 
     def bind(self, slots: slice, values: dict[str, np.ndarray]) -> Binding:
-        """Return a binding of `values`, and of the arrays of `slots` for all other tensors."""
+        """Bind the inputs and outputs of the step graph and return the binding.
+
+        Args:
+            slots: which slots of this batch's arrays are bound.
+            values: `{input: array}` of inputs that get other arrays.
+        """
         binding = Binding(self.session.io_binding())
         for tensor in self.spec.inputs:
             array = (
@@ -358,7 +428,7 @@ def slot_shape(tensor: TensorSpec, size: SlotSize) -> list[int]:
 
 
 def slot_bytes(info: ExportInfo, size: SlotSize) -> int:
-    """Return the bytes of the caches of one slot."""
+    """Return the bytes that the caches of one slot take. `size.rows` is ignored."""
     spec = info.specs[info.step or "decoder"]
     sources = [tensor for tensor in spec.inputs if ".encoder." in tensor.name]
     source = sum(4 * int(np.prod(slot_shape(tensor, SlotSize(1, 1, 1)))) for tensor in sources)

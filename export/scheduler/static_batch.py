@@ -14,7 +14,10 @@ from .sequence_group import SequenceGroup
 
 
 class StaticBatch:
-    """A static `Batch` of at most `rows` rows, for any export that generates."""
+    """The `Batch` of an export without a step graph: at most `rows` rows that start together.
+
+    The next rows start when all have finished.
+    """
 
     def __init__(self, model: OnnxModel, rows: int):
         self.model = model
@@ -33,11 +36,15 @@ class StaticBatch:
 
     @property
     def num_free_rows(self) -> int:
-        """Number of rows that can join: none while a batch runs."""
+        """The number of rows that can join: none while rows run."""
         return 0 if self.running else self.capacity
 
     def fits(self, group: SequenceGroup, beside: Sequence[SequenceGroup]) -> bool:
-        """Return whether no batch runs and `group` has a similar length and as many rows."""
+        """Return True if `group` can start together with the groups `beside` it, and no row runs.
+
+        They must have similar lengths and the same number of rows each. The decoder prompts of a
+        seq2seq model must be equally long.
+        """
         if self.running:
             return False
         groups = [*beside, group]
@@ -52,7 +59,7 @@ class StaticBatch:
         return sum(lengths) >= (1 - MAX_PADDING) * len(lengths) * max(lengths)
 
     def join(self, groups: list[SequenceGroup]) -> None:
-        """Start a batch of `groups` and prefill their prompts."""
+        """Start a batch of `groups` and read their prompts. Without groups, do nothing."""
         if not groups:
             return
         max_steps = max(group.options.max_new_tokens + len(group.forced) for group in groups)
@@ -73,7 +80,10 @@ class StaticBatch:
             group.is_expanded = group.num_rows == 1
 
     def step(self) -> list[list[int]]:
-        """Generate one token of every sequence. The first one uses the logits of the prefill."""
+        """Generate one token of every sequence and return the new tokens of each row.
+
+        The first step uses the logits that `join` computed.
+        """
         if self.decoder is None:
             return []
         if self.logits is not None:
@@ -92,8 +102,7 @@ class StaticBatch:
         self.advance(logits)
 
     def start(self, decoder: Decoder, logits: np.ndarray) -> None:
-        """Select the first tokens of each sequence, then repeat its row for its beams or
-        samples."""
+        """Select the first tokens from `logits` (rows, V), then make rows for beams or samples."""
         self.advance(logits)
         if (copies := self.running[0].num_rows) == 1:
             return
@@ -119,7 +128,7 @@ class StaticBatch:
                 self.parents[group.slots] = np.array(group.slots)[parents]
 
     def share_rows(self, group: SequenceGroup) -> None:
-        """Assign the copies of a row to the samples, after a prompt that was scored."""
+        """Give each sample of `group` one of its rows, after a prompt that was read in steps."""
         first, *others = group.slots
         group.slots = [first]
         for sample, slot in zip(group.samples, others, strict=True):
@@ -128,7 +137,7 @@ class StaticBatch:
         self.running.extend(group.samples)
 
     def remove(self, group: SequenceGroup) -> None:
-        """Remove a sequence. Its rows are computed until the whole batch is finished."""
+        """Remove `group`. Its rows are still computed until the whole batch is finished."""
         self.running.remove(group)
         if not self.running and self.decoder is not None:
             self.decoder.close()

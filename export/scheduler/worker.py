@@ -19,8 +19,12 @@ SWITCH_INTERVAL = 0.0002
 
 
 class SchedulerEvents(Protocol):
-    """Callbacks for metrics. Workers call them from several threads, so they must be fast and
-    thread-safe."""
+    """Callbacks that count what the workers do, for metrics.
+
+    `joined` gets the seconds that a part waited, `first_token` those until a request's first token,
+    and `stepped` the rows and new tokens of a step. Workers call them from several threads, so they
+    must be fast and thread-safe.
+    """
 
     def joined(self, seconds_waited: float) -> None: ...
 
@@ -40,7 +44,10 @@ class NoEvents:
 
 
 class Worker:
-    """A thread that steps a batch while there are requests. Parts join and leave between steps."""
+    """A thread that computes `batch` step by step while there are requests in `queue`.
+
+    Parts join and leave between steps. `events` gets what happens, for metrics.
+    """
 
     def __init__(self, queue: RequestQueue, batch: Batch, events: SchedulerEvents):
         self.thread = threading.Thread(target=self.run, name="worker", daemon=True)
@@ -52,7 +59,11 @@ class Worker:
         self.num_rows = 0  # rows of the last step; 0 while the batch is empty
 
     def run(self) -> None:
-        """Until the queue is closed and empty: let parts join, step the batch, report results."""
+        """Serve the queue until it is closed and empty: let parts join, compute a step, report
+        results.
+
+        Errors fail the requests of the batch; they are not raised.
+        """
         while (joining := self.queue.take(self.batch, self.joined_at)) is not None:
             parts = (*joining, *self.batch.running, *self.batch.prefilling)
             requests = {part.request for part in parts}
@@ -102,7 +113,7 @@ class Worker:
             self.num_rows = 0
 
     def report(self, requests: set[ClientRequest]) -> None:
-        """Call the `receive` of changed requests."""
+        """Call `receive` of each of `requests` that has new events or has finished."""
         updates: dict[Callable[..., Any], list] = {}
         for request in requests:
             if request.is_changed:

@@ -44,9 +44,11 @@ def create_app(
     lifecycle: Lifecycle | None = None,
     metrics: Metrics | None = None,
 ) -> FastAPI:
-    """Return the application without limits and authorization, which `middleware.Frame` adds.
+    """Return the application with the endpoints of `protocols` for `models`.
 
-    `app.state` has the models, the settings, the lifecycle and the metrics for the endpoints."""
+    Limits and authorization are added by `middleware.Frame`. `app.state` has the models, the
+    settings, the lifecycle and the metrics for the endpoints; new ones replace those that are None.
+    """
     app = FastAPI(
         title="vanilla-transformer", docs_url=None, redoc_url=None, redirect_slashes=False
     )
@@ -71,9 +73,11 @@ def create_app(
 
 
 def add_roots(app: FastAPI, protocol: Protocol) -> None:
-    """Answer POST /models/NAME like POST /models/NAME/, because some clients omit the last slash.
+    """Add a route to `app` that answers POST /models/NAME like POST /models/NAME/, because some
+    clients omit the last slash. `protocol` has the route with the slash.
 
-    GET needs the slash, because the links of the page are relative to its address."""
+    GET needs the slash, because the links of the page are relative to its address.
+    """
     for route in protocol.router.routes:
         if isinstance(route, APIRoute) and route.path == "/" and "POST" in (route.methods or ()):
             app.add_api_route(
@@ -82,7 +86,7 @@ def add_roots(app: FastAPI, protocol: Protocol) -> None:
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document. Paths with `{model}` get a parameter, which no endpoint
+    """Return the OpenAPI document of `app`. Paths with `{model}` get a parameter, which no endpoint
     declares."""
     if app.openapi_schema is None:
         parameter = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
@@ -104,8 +108,10 @@ def describe_errors(protocol: Protocol) -> None:
 
 
 async def respond(request: Request, error: Exception) -> JSONResponse:
-    """Return the error response for `error`. If its status would be 500, a fault of the server,
-    raise `error` again."""
+    """Return the error response for `error`.
+
+    If its status would be 500, a fault of the server, `error` is raised again.
+    """
     answer = await respond_to_mistake(request, error)
     if answer.status_code == 500:
         raise error  # `Frame` logs it and responds with 500
@@ -127,7 +133,8 @@ class Errors:
         )
 
     def response(self, path: str, error: BaseException) -> JSONResponse:
-        """Return the error response for `error`. Server faults become a 500 without details."""
+        """Return the response to a request to `path` that ended with `error`. Server faults become
+        a 500 without details."""
         protocol = self.protocol(path)
         if isinstance(error, HTTPException) and error.status_code == 405:
             error = HTTPException(405, headers={"Allow": self.allowed_methods(path, error)})
@@ -136,7 +143,8 @@ class Errors:
         return JSONResponse(body, rejection.status, error_headers(rejection, error))
 
     def check(self, path: str, body: bytes) -> None:
-        """Raise RequestError if `body` has NaN, Infinity or a surrogate."""
+        """Raise RequestError if the JSON `body` of a request to `path` has NaN, Infinity or half of
+        a surrogate pair."""
         if any(map(body.__contains__, SUSPICIOUS)):
             check_values(body, self.validation(path))
 
@@ -146,8 +154,11 @@ class Errors:
         return 400 if protocol is None else protocol.validation
 
     def allowed_methods(self, path: str, error: HTTPException) -> str:
-        """Return the header Allow: the methods of all routes at `path`, and HEAD wherever GET is.
-        `error` has the methods of one route only."""
+        """Return the header Allow: the methods of all routes at `path`, and HEAD if GET is one of
+        them.
+
+        `error` has the methods of one route only.
+        """
         methods = set((error.headers or {}).get("Allow", "").split(", "))
         methods.update(
             *(route.methods for route, _ in self.routes if route.path_regex.match(within(path)))
@@ -155,12 +166,16 @@ class Errors:
         return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
 
     def is_public(self, method: str, path: str) -> bool:
-        """Return True if the request needs no token."""
+        """Return True if a request of this method to `path` needs no token."""
         return method == "GET" and within(path) in self.public_paths
 
     def template(self, scope: Scope) -> str:
-        """Return the path template of the request's route, also if the request was rejected before
-        routing. Paths without a route share the template "none"."""
+        """Return the path template of the request's route, such as "/v1/models/{id}", without the
+        model in the path.
+
+        It also works if the request was rejected before routing. Paths without a route share the
+        template "none".
+        """
         route = scope.get("route") or next(
             (
                 candidate
@@ -172,8 +187,11 @@ class Errors:
         return "none" if route is None else route.path.removeprefix(MODEL_PREFIX) or "/"
 
     def protocol(self, path: str) -> Protocol | None:
-        """Return the protocol of the route at `path`. A path without a route has the protocol of a
-        route that begins with the same name, or None."""
+        """Return the protocol of the route at `path`.
+
+        A path without a route has the protocol of a route whose path begins with the same name, or
+        None.
+        """
         path = within(path)
         below = f"/{path.split('/')[1]}/" if path.startswith("/") else ""
         exact = (protocol for route, protocol in self.routes if route.path_regex.match(path))
@@ -182,7 +200,7 @@ class Errors:
 
 
 def within(path: str) -> str:
-    """Return `path` without the model in it."""
+    """Return `path` without a leading /models/NAME; at least "/"."""
     return MODEL_IN_PATH.sub("", path, count=1) or "/"
 
 
@@ -197,7 +215,7 @@ def error_headers(rejection: RequestError, error: BaseException) -> dict[str, st
 
 
 def to_request_error(error: BaseException, validation: int) -> RequestError:
-    """Return `error` as a RequestError with a short message. `validation` is the status of
+    """Return `error` as a RequestError with one line of message. `validation` is the status of
     validation errors."""
     rejection = convert_error(error, validation)
     rejection.message = one_line(rejection.message)
@@ -205,7 +223,8 @@ def to_request_error(error: BaseException, validation: int) -> RequestError:
 
 
 def convert_error(error: BaseException, validation: int) -> RequestError:
-    """Return `error` as a RequestError with the full message."""
+    """Return `error` as a RequestError with the full message. `validation` is the status of
+    validation errors."""
     match error:
         case RequestError():
             return error
@@ -233,8 +252,11 @@ def convert_error(error: BaseException, validation: int) -> RequestError:
 
 
 def is_rendering_error(error: ValueError) -> bool:
-    """Return True if `error` was raised by serializing a response, because a value is NaN or
-    infinite, or a text has a surrogate. The server is then at fault, not the request."""
+    """Return True if `error` was raised while a response was serialized: a value is NaN or
+    infinite, or a text has half of a surrogate pair.
+
+    The server is then at fault, not the request.
+    """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -243,7 +265,8 @@ def is_rendering_error(error: ValueError) -> bool:
 
 
 def http_message(error: HTTPException) -> str:
-    """Return a message with the value expected for an error of FastAPI, whose messages lack it."""
+    """Return a message for an error of FastAPI that says what is expected, which FastAPI's own does
+    not."""
     if error.status_code == 405:
         return (
             f"this path does not support the method of the request, expected "
@@ -263,7 +286,8 @@ def http_message(error: HTTPException) -> str:
 
 
 def validation_message(error: RequestValidationError) -> str:
-    """Return a message with the first wrong value and the value expected."""
+    """Return a message with the first wrong value and the value expected. It also has the number of
+    other wrong fields."""
     errors = error.errors()
     first = errors[0]
     location = first["loc"][1:]
@@ -317,8 +341,10 @@ def short_repr(value: Any) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return `text` as one line of at most `MAX_ERROR_LENGTH` characters, with surrogates
-    escaped."""
+    """Return `text` as one line of at most `MAX_ERROR_LENGTH` characters.
+
+    Halves of surrogate pairs, which UTF-8 cannot hold, are escaped.
+    """
     line = " ".join(text.split())
     return (
         (line if len(line) <= MAX_ERROR_LENGTH else f"{line[:MAX_ERROR_LENGTH]}...")
@@ -328,7 +354,8 @@ def one_line(text: str) -> str:
 
 
 def check_values(body: bytes, validation: int) -> None:
-    """Check that `body` has no NaN, Infinity or surrogate, which `json.loads` accepts.
+    """Check that the JSON `body` has no NaN, Infinity or half of a surrogate pair, which
+    `json.loads` accepts.
 
     Raises:
         RequestError: with the status `validation`, if the body has one of them.

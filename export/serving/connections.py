@@ -62,12 +62,13 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def _should_upgrade(self) -> bool:
-        """Return True if `handle_websocket_upgrade` handles the request: upgrades, but not
-        CONNECT."""
+        """Return True for a request to upgrade to another protocol, except CONNECT. uvicorn then
+        calls `handle_websocket_upgrade`."""
         return self.parser.get_method() != b"CONNECT"
 
     def handle_websocket_upgrade(self) -> None:
-        """Parse the request again without the header `Upgrade`."""
+        """Parse the request again without the header `Upgrade`, so that it is answered like any
+        other request."""
         upgrade = sys.exception()
         assert isinstance(upgrade, httptools.HttpParserUpgrade)
         [end] = upgrade.args  # end of the header in `_data`
@@ -111,12 +112,14 @@ class Connections:
         self._since: dict[HttpToolsProtocol, tuple[Any, float]] = {}
 
     def open(self, **settings: Any) -> asyncio.Protocol:
-        """Return the asyncio protocol of a new connection. uvicorn calls this."""
+        """Return the asyncio protocol of a new connection; it closes at once if there are too many.
+        uvicorn calls this, with the `settings` of its own protocol."""
         is_full = len(settings["server_state"].connections) >= self.max_connections
         return RejectedConnection() if is_full else Connection(**settings)
 
     def sweep(self, connections: set[Any]) -> None:
-        """Close connections that are idle or do not read. Call it about once a second."""
+        """Close those of the open `connections` that are idle or do not read for too long. Call it
+        about once a second."""
         self.find_idle(connections)
         now = self._clock()
         for connection, (_, since) in self._since.items():
@@ -125,8 +128,10 @@ class Connections:
                 connection.transport.abort()
 
     def find_idle(self, connections: set[Any]) -> None:
-        """Record which connections are idle, and since when. A connection with the same last
-        request as in the call before stayed idle."""
+        """Record which of the open `connections` are idle, and since when.
+
+        A connection with the same last request as in the call before stayed idle.
+        """
         now = self._clock()
         before, self._since = self._since, {}
         for connection in connections:
@@ -137,8 +142,10 @@ class Connections:
 
 
 def available_connections(connections: int) -> int:
-    """Raise the limit of open files as far as `connections` need and the system allows. Return the
-    number of connections that fit."""
+    """Raise the limit of open files as far as `connections` need and the system allows.
+
+    Returns the number of connections that fit, at most `connections`.
+    """
     import resource  # not available on Windows
 
     required = connections + SPARE_FILES

@@ -29,7 +29,15 @@ class BatchingRuntime:
         token_type_ids: np.ndarray | None = None,
         **inputs: np.ndarray,
     ) -> dict[str, np.ndarray]:
-        """Return the outputs like `Runtime.outputs`. Raise TooLong like `EncoderScheduler.run`."""
+        """Return {output: array} of the encoder graph, computed together with other requests.
+
+        `input_ids`, `attention_mask` (0 for padding) and `token_type_ids` are (B, S). `inputs` are
+        other inputs of the graph by name.
+
+        Raises:
+            ValueError: for inputs of a wrong shape or range.
+            TooLong: for more rows or tokens than the scheduler accepts.
+        """
         arguments = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -42,9 +50,12 @@ class BatchingRuntime:
 def batched(
     runtime: Any, workers: int = 1, max_waiting: int = MAX_WAITING, **options: Any
 ) -> EncoderScheduler:
-    """Make `runtime` read through an `EncoderScheduler`, and return that. `runtime` is a
-    `TextRuntime` or an `ImageRuntime` opened with the threads of one worker. The other arguments
-    are those of `EncoderScheduler`."""
+    """Make `runtime` run its model through a new `EncoderScheduler`, and return the scheduler.
+
+    `runtime` is a `TextRuntime` or an `ImageRuntime` opened with the threads of one worker.
+    `workers` is the number of worker threads, and `max_waiting` the number of rows that may wait.
+    `options` are `max_source`, `events` and `max_calls` of `EncoderScheduler`.
+    """
     scheduler = EncoderScheduler(runtime.runtime.model, workers, max_waiting, **options)
     runtime.runtime = BatchingRuntime(runtime.runtime, scheduler)
     return scheduler

@@ -64,7 +64,11 @@ class Log:
 
 
 def line(seconds: float, level: str, message: str, facts: dict[str, Any]) -> str:
-    """Return a line of the log. `seconds` is the time of the event since 1970."""
+    """Return a line of the log as JSON, with its line end. `seconds` is the time of the event since
+    1970. `facts` are further fields.
+
+    `level` is such as "info", and `message` says what happened.
+    """
     stamp = (
         f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{int(seconds % 1 * 1000):03d}Z"
     )
@@ -100,7 +104,8 @@ def format_error(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def capture_library_logs(log: Log) -> Iterator[None]:
-    """Send library logs and warnings to `log`. At level debug, include their debug messages."""
+    """Send library logs and warnings to `log` in the block. At level debug, include their debug
+    messages."""
     records = Records(log)
     handler = logging.StreamHandler(records)
     handler.setFormatter(records)  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ class EngineMetrics:
         self._tokens = tokens.inc
 
     def stepped(self, rows: int, tokens: int) -> None:
-        """Record that a worker ran one step of `rows` rows with `tokens` new tokens."""
+        """Record one step of a worker, with `rows` rows that got `tokens` new tokens together."""
         self._rows(rows)
         self._tokens(tokens)
 
@@ -97,16 +97,18 @@ class Metrics:
     def watch_rows(
         self, model: str, waiting: Callable[[], int], running: Callable[[], int]
     ) -> None:
-        """Report the waiting and running rows of `model` whenever the metrics are read."""
+        """Report the waiting and running rows of `model`. The two functions are called whenever the
+        metrics are read."""
         self._waiting.labels(model).set_function(waiting)
         self._running.labels(model).set_function(running)
 
     def watch_slots(self, model: str, slots: int, running: Callable[[], int]) -> None:
-        """Report the share of the `slots` of `model` in use whenever the metrics are read."""
+        """Report the share of the `slots` of `model` that are in use. `running` is called whenever
+        the metrics are read."""
         self._slots_used.labels(model).set_function(lambda: running() / slots)
 
     def text(self) -> tuple[bytes, str]:
-        """Return the metrics and their media type."""
+        """Return the metrics in the text format of Prometheus, and their media type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:

@@ -61,7 +61,8 @@ class Exchange:
         self._gone: asyncio.Event | None = None
 
     async def receive(self) -> Message:
-        """Return the body first, then wait until the client has disconnected."""
+        """Return the body as one ASGI message. The next call waits until the client has
+        disconnected."""
         if self.body is not None:
             body, self.body = self.body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -93,7 +94,7 @@ class Exchange:
         await self._send(message)
 
     async def read(self, max_size: int) -> None:
-        """Read the body.
+        """Read the whole body into `body`.
 
         Raises:
             RequestError: 413 if it has more than `max_size` bytes.
@@ -117,8 +118,10 @@ class Exchange:
         self.body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def watch(self) -> None:
-        """Cancel the application when the client disconnects. This needs a task, so only requests
-        that take longer than `UNWATCHED` are watched."""
+        """Cancel the application when the client disconnects.
+
+        This needs a task, so only requests that take longer than `UNWATCHED` are watched.
+        """
         while (await self._receive())["type"] != "http.disconnect":
             pass
         if not self.is_complete:
@@ -208,8 +211,11 @@ class Frame:
                 exchange.watcher.cancel()
 
     def sweep(self) -> None:
-        """Cancel requests that are too late and watch the long ones. Call it about ten times a
-        second. Timers and a task per request would cost more than a short request."""
+        """Cancel requests that are too late, and watch the clients of long ones. Call it about ten
+        times a second.
+
+        Timers and a task per request would cost more than a short request.
+        """
         now = time.perf_counter()
         for exchange in list(self.running):
             if now > exchange.until:
@@ -222,7 +228,8 @@ class Frame:
                 exchange.watcher = asyncio.create_task(exchange.watch())
 
     def _admit(self) -> None:
-        """Raise RequestError if the request is rejected before its body is read."""
+        """Raise RequestError if a new request is rejected before its body is read: while loading,
+        while shutting down, or if too many are running."""
         if self.lifecycle.loading:
             raise rejections.loading()
         if self.lifecycle.draining:
@@ -231,10 +238,11 @@ class Frame:
             raise rejections.busy(self.settings.requests)
 
     async def _authorize(self, exchange: Exchange) -> None:
-        """Raise RequestError 401 unless the request has the token, as a bearer token or as
-        LibreTranslate's `api_key`.
+        """Raise RequestError 401 unless the request `exchange` has the token, as a bearer token or
+        as LibreTranslate's `api_key`.
 
-        GET requests to public paths need no token."""
+        GET requests to public paths need no token. Without a token of the server no request does.
+        """
         if self.token is None or self.errors.is_public(
             exchange.scope["method"], exchange.scope["path"]
         ):
@@ -260,8 +268,12 @@ class Frame:
         await response(exchange.scope, exchange.receive, exchange.answer)
 
     async def _end(self, exchange: Exchange) -> None:
-        """Send the error response of a cancelled request. A response that has started stays
-        incomplete, which the client notices."""
+        """Send the error response of the cancelled request `exchange`, by the reason of the
+        cancellation.
+
+        A response that has started stays incomplete, which the client notices. A client that is
+        gone gets none.
+        """
         task = asyncio.current_task()
         while exchange.cancelled is not None and task is not None and task.uncancel():
             pass
@@ -280,7 +292,7 @@ class Frame:
         await self._reject(exchange, rejection)
 
     def end_all(self) -> None:
-        """Cancel all running requests."""
+        """Cancel all running requests, because the server stops."""
         for exchange in list(self.running):
             exchange.cancel(ENDED)
 
@@ -324,7 +336,8 @@ class Frame:
 
 
 async def api_key(exchange: Exchange) -> bytes:
-    """Return the field `api_key` of a JSON or form body, or empty bytes."""
+    """Return the field `api_key` of the JSON or form body of a request, or empty bytes without
+    one."""
     body = exchange.body or b""
 
     async def receive() -> Message:

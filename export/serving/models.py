@@ -18,10 +18,13 @@ from ..text.language_pairs import Directions, names_by_code
 class ServedModel:
     """A loaded export.
 
-    Args: runtime: a `TextRuntime` or an `ImageRuntime`. scheduler: runs generation; `None` for
-        encoders. encoder: batches the calls of encoders, see `encoder_runtime.batched`; `None` for
-        a model that generates. languages: pairs of language codes, (source, target), that it
-        translates."""
+    Attributes:
+        runtime: a `TextRuntime` or an `ImageRuntime`.
+        scheduler: runs generation; None for encoders.
+        languages: pairs of language codes, (source, target), that the model translates.
+        encoder: batches the calls of encoders, see `encoder_runtime.batched`; None for a model
+            that generates.
+    """
 
     name: str
     runtime: Any
@@ -32,29 +35,30 @@ class ServedModel:
     async def read(
         self, rows: int, function: Callable[..., Any], /, *args: Any, **options: Any
     ) -> Any:
-        """Run `function` in a thread and return its result.
+        """Run `function` with `args` and `options` in a thread and return its result.
 
         For the limit of waiting rows, the model calls of `function` count as one request of about
-        `rows` rows, see `EncoderScheduler.call`."""
+        `rows` rows. Raises RequestError if too many rows wait.
+        """
         if self.encoder is None:
             return await asyncio.to_thread(function, *args, **options)
         return await self.encoder.call(rows, function, *args, **options)
 
     @property
     def backend(self) -> Client | EncoderScheduler:
-        """The scheduler that runs the model's requests."""
+        """Scheduler that runs the model's requests: `scheduler` or `encoder`."""
         engine = self.scheduler or self.encoder
         assert engine is not None  # each model has one of them
         return engine
 
     @property
     def admission(self) -> Admission:
-        """The scheduler's checks of requests, for models that generate."""
+        """Checks of requests by the scheduler, for models that generate."""
         assert self.scheduler is not None
         return self.scheduler.admission
 
     def describe(self) -> str:
-        """Return one line about the workers and slots, for the log."""
+        """Return one line about workers and slots, for the log."""
         if self.scheduler is not None:
             return self.admission.describe()
         assert self.encoder is not None  # a model without a scheduler has an encoder
@@ -102,7 +106,9 @@ class ServedModels:
         in_body: str | None = None,
     ) -> ServedModel:
         """Return the model with the name `in_path`, or else `in_body`. Without a name, return the
-        only model that `fits`. `purpose` completes "a model that can ..." in errors.
+        only model that `fits`.
+
+        `purpose` completes "a model that can ..." in errors.
 
         Raises:
             RequestError: 404 for an unknown name; 400 if the named model does not fit, or without a
@@ -123,7 +129,7 @@ class ServedModels:
         return self.only([model for model in self if fits(model)], purpose)
 
     def only(self, fitting: Iterable[ServedModel], purpose: str) -> ServedModel:
-        """Return the only model of `fitting`.
+        """Return the only model of `fitting`. `purpose` completes "models can ..." in errors.
 
         Raises:
             RequestError: 400 if there is no model or several, with their names.

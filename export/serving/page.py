@@ -29,8 +29,10 @@ router = APIRouter(tags=["page"], include_in_schema=False)
 
 
 def hashes(element: str) -> str:
-    """Return the hashes of the contents of `element` in `PAGE`, in the format of a
-    Content-Security-Policy."""
+    """Return the hashes of the contents of the HTML element `element` in `PAGE`, such as "script".
+
+    They are in the format of a Content-Security-Policy, separated by spaces.
+    """
     contents = re.findall(rf"<{element}>(.*?)</{element}>", PAGE, re.DOTALL)
     return " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
@@ -122,7 +124,11 @@ async def events(first: str, pieces: AsyncGenerator[str, None]) -> AsyncGenerato
 
 
 async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[str, None]:
-    """Yield the parts of the translation that `translate` returns with greedy search."""
+    """Return an iterator over the parts of the translation that `translate` returns with greedy
+    search.
+
+    Raises RequestError 400 for languages that the model does not translate.
+    """
     direction = model.directions.find(body.source, body.target)
     if direction is None:
         pairs = ", ".join(f"{source} to {target}" for source, target in model.languages[:10])
@@ -146,7 +152,8 @@ async def sentences(
     """Yield the translation of the text of `plan` in pieces, as soon as they are generated.
 
     `inputs` are the generation inputs of its sentences, translated one after another. White space
-    and untranslated parts of the text are yielded with the pieces."""
+    and untranslated parts of the text are yielded with the pieces.
+    """
     waiting = iter(inputs)
     before: list[tuple[str, bool]] = []
     num_sent = 0  # characters

@@ -31,10 +31,13 @@ def serve(
     say: Say,
     process: SchedulerProcess | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. A second signal ends the process at once.
+    """Serve the exports `sources` until SIGTERM or SIGINT. A second signal ends the process at
+    once.
 
     Args:
-        process: runs the schedulers, see `Service`.
+        token: the token that clients must send; None if no token is required.
+        say: called with each line to print, such as the address.
+        process: child process that runs the schedulers; None to run them in this process.
 
     Raises:
         UsageError, ValueError, OSError: if settings, exports or the address are invalid, before or
@@ -52,7 +55,8 @@ def serve(
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises OSError if the address is not available."""
+    """Return a socket that listens at the address `host` and `port`. Raises OSError if the address
+    cannot be used."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -120,8 +124,10 @@ class Server:
         )
 
     async def run(self, listener: socket.socket) -> None:
-        """Run the server until it is stopped. Raises the error that stopped it, such as an error
-        of loading a model."""
+        """Run the server with the socket `listener` until it is stopped.
+
+        Raises the error that stopped it, such as an error of loading a model.
+        """
         with capture_library_logs(self.service.log):
             await self._run(listener)
 
@@ -165,13 +171,17 @@ class Server:
 
     async def drain(self) -> None:
         """Report the shutdown to load balancers for `grace` seconds. Then reject new requests and
-        wait for the running ones."""
+        wait for the running ones.
+
+        After `drain` seconds the running ones are cancelled, and `gave_up` is True.
+        """
         self.service.log.write("info", "stopping", running=len(self.service.frame.running))
         await asyncio.sleep(self.settings.grace)
         self.gave_up = not await self.service.drain()
 
     def stop(self, number: int) -> None:
-        """Start the shutdown after a signal. A second signal ends the process at once."""
+        """Start the shutdown after the signal `number`. A second signal ends the process at
+        once."""
         if self.stopping.is_set():
             self.service.log.flush(0.1)
             os._exit(128 + number)
@@ -179,7 +189,7 @@ class Server:
         self.stopping.set()
 
     def fail(self, error: Exception) -> None:
-        """Stop the server because of a fatal error."""
+        """Stop the server because of the fatal `error`, which `run` then raises."""
         self.service.log.write("error", str(error))
         self.error = error
         self.service.lifecycle.leaving = True
@@ -187,8 +197,8 @@ class Server:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Install the signal handlers. uvicorn's own handlers close the listening socket at
-        once."""
+        """Handle SIGTERM and SIGINT with `stop` in the block. uvicorn's own handlers close the
+        listening socket at once."""
         loop = asyncio.get_running_loop()
         # only the main thread may set signal handlers
         if threading.current_thread() is not threading.main_thread():

@@ -57,13 +57,15 @@ async def load(
     cores: int,
     process: SchedulerProcess | None,
 ) -> ServedModel:
-    """Load a model. The default numbers of workers and threads use `cores` CPU cores.
+    """Return the loaded model of `source`. The default numbers of workers and threads use `cores`
+    CPU cores.
 
-    If there is a `process`, it runs the workers of models that generate.
+    If there is a `process`, it runs the workers of models that generate. `metrics` counts what its
+    workers do.
 
     Raises:
         UsageError: if a setting is not possible for the model.
-        ValueError, OSError: if the export is damaged, as the runtime.
+        ValueError, OSError: if the export is damaged or cannot be run.
     """
     arranged = arrangement_for(source, settings, cores)
     events = metrics.of_engine(source.name)
@@ -91,8 +93,15 @@ async def generator(
     arranged: Arrangement,
     process: SchedulerProcess | None,
 ) -> tuple[TextRuntime, Client]:
-    """Return the text runtime of a model that generates, and its scheduler. The scheduler runs in
-    `process`, or in this process if it is None. Raises the same errors as `load`."""
+    """Return the text runtime of the model `source`, which generates, and its scheduler.
+
+    The scheduler runs in `process`, or in this process if it is None. `events` get its metrics, and
+    `arranged` has the numbers of workers and threads.
+
+    Raises:
+        UsageError: if a setting is not possible for the model.
+        ValueError, OSError: if the export is damaged.
+    """
     info = await in_thread(functools.partial(open_export, source.directory, settings.dtype))
     arranged = limit_workers(arranged, info, settings)
     sizes: dict[str, Any] = dict(workers=arranged.workers, slots=settings.slots)
@@ -107,8 +116,10 @@ async def generator(
 
 
 def limit_workers(arranged: Arrangement, info: ExportInfo, settings: Settings) -> Arrangement:
-    """Return `arranged` with at most the number of workers that the target supports. Raise
-    UsageError if the settings ask for more."""
+    """Return `arranged` with at most the number of workers that the target supports.
+
+    Raises UsageError if the settings ask for more.
+    """
     max_workers = find_target(info).max_workers
     if max_workers is None or arranged.workers <= max_workers:
         return arranged
@@ -122,8 +133,12 @@ def limit_workers(arranged: Arrangement, info: ExportInfo, settings: Settings) -
 
 
 def arrangement_for(source: Source, settings: Settings, cores: int) -> Arrangement:
-    """Return the numbers of workers and threads. Raises ValueError if config.json lacks a size of
-    the model; the runtime checks the other fields later."""
+    """Return the numbers of workers and of threads for a model, by its size, `settings` and `cores`
+    CPU cores.
+
+    Raises ValueError if config.json lacks a size of the model; the runtime checks the other fields
+    later.
+    """
     path = source.directory / CONFIG
     config = json_object(path, path.read_bytes())
     try:
@@ -136,7 +151,8 @@ def arrangement_for(source: Source, settings: Settings, cores: int) -> Arrangeme
 
 
 async def warm(model: ServedModel) -> None:
-    """Generate once, because the first run of a graph takes longer than later runs."""
+    """Generate once with a model that generates, because the first run of a graph takes longer than
+    later runs."""
     if model.scheduler is not None:
         tokens = min(2, model.admission.slot_size.length)
         await model.scheduler.generate(
@@ -184,7 +200,8 @@ class Service:
         self.app = with_cors(self.frame, settings.cors_origin)
 
     async def start(self) -> None:
-        """Load the models and run each of them once. Raises the errors of `load`."""
+        """Load the models and run each of them once. Raises: UsageError: if a setting is not
+        possible for a model. ValueError, OSError: if an export is damaged."""
         sys.setswitchinterval(SWITCH_INTERVAL)
         if self.process is not None:
             await self.process.connect()
@@ -201,8 +218,8 @@ class Service:
         self.say("ready")
 
     async def watch(self, sometimes: Callable[[], None] = lambda: None) -> None:
-        """Cancel requests that take too long, until the task is cancelled. Calls `sometimes` every
-        half second."""
+        """Cancel requests that take too long, until the task is cancelled. `sometimes` is called
+        every half second."""
         for tick in itertools.count():
             await asyncio.sleep(TICK)
             try:
@@ -215,8 +232,11 @@ class Service:
                 )
 
     async def drain(self) -> bool:
-        """Reject new requests and wait for the running ones. Return True if all of them finished in
-        time."""
+        """Reject new requests and wait for the running ones, at most for the setting `drain` in
+        seconds.
+
+        Returns True if all of them finished in time. Otherwise the others are cancelled.
+        """
         self.lifecycle.draining = True
         limit = time.monotonic() + self.settings.drain
         while self.frame.running and time.monotonic() < limit:
@@ -241,8 +261,10 @@ class Service:
 
 
 def in_thread(function: Callable[[], Any]) -> asyncio.Future:
-    """Run `function` in a thread and return a future of its result. Unlike a thread of asyncio, the
-    thread does not keep the process from ending."""
+    """Run `function` in a thread and return a future of its result.
+
+    Unlike a thread of asyncio, the thread does not keep the process from ending.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future = loop.create_future()
 

@@ -44,8 +44,11 @@ def seconds(text: str) -> float:
 
 
 def pair(text: str) -> tuple[str | None, str, str]:
-    """Return the model, or `None`, and the codes of `en-de` or `NAME:en-de`. The last hyphen
-    separates the codes."""
+    """Return (model, source, target) of the text `en-de` or `NAME:en-de`; the model is None without
+    a name.
+
+    The last hyphen separates the codes. Raises ArgumentTypeError for another text.
+    """
     match = PAIR.fullmatch(unicode(text))
     if not match:
         raise argparse.ArgumentTypeError(
@@ -63,8 +66,11 @@ def origin(text: str) -> str:
 
 
 def setting(kind: Callable[[str], Any], default: Any, help: str) -> Any:
-    """Return a field of `Settings`. `kind` parses a value, or raises ArgumentTypeError. The flag of
-    a field with the default `()` may be repeated."""
+    """Return a field of `Settings` with its default and help.
+
+    `kind` parses the text of a value, or raises ArgumentTypeError. The flag of a field with the
+    default `()` may be repeated.
+    """
     return dataclasses.field(default=default, metadata={"kind": kind, "help": help})
 
 
@@ -171,7 +177,7 @@ def metavar(field: dataclasses.Field) -> str:
 
 
 def add_settings(parser: Parser) -> None:
-    """Add a flag for each field. The value of an absent flag is `None`."""
+    """Add a flag for each field of `Settings`. The value of an absent flag is None."""
     group = parser.add_argument_group(
         "settings",
         f"Each can also be set by a variable, such as {PREFIX}PORT; flags take precedence.",
@@ -187,8 +193,10 @@ def add_settings(parser: Parser) -> None:
 
 
 def parse_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
-    """Return the settings. Flags take precedence over environment variables, and variables over
-    defaults. Spaces separate the values of a variable. An empty variable counts as not set.
+    """Return the settings. The flags `args` take precedence over variables of the `environment`,
+    and these over defaults.
+
+    Spaces separate the values of a variable. An empty variable counts as not set.
 
     Raises:
         UsageError: if a variable has an invalid value.
@@ -205,7 +213,7 @@ def parse_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> 
 
 
 def read(name: str, text: str, field: dataclasses.Field) -> Any:
-    """Return the value of a field. Raises UsageError if `text` is invalid; `name` is for the
+    """Return the value of `field` in `text`. Raises UsageError if it is invalid; `name` is for the
     message."""
     kind = field.metadata["kind"]
     try:
@@ -215,7 +223,9 @@ def read(name: str, text: str, field: dataclasses.Field) -> Any:
 
 
 def read_token(settings: Settings, environment: Mapping[str, str]) -> bytes | None:
-    """Return the token that clients must send, or `None` if no token is required.
+    """Return the token that clients must send, or None if no token is required.
+
+    It comes from the file in the settings, or from a variable of the `environment`.
 
     Raises:
         UsageError: if both the file and the variable are set.

@@ -30,7 +30,10 @@ class Source:
 def sources(
     exports: Sequence[str], languages: Sequence[tuple[str | None, str, str]]
 ) -> list[Source]:
-    """Parse `exports` (PATH or NAME=PATH) and check that each directory has a manifest.
+    """Return the exports to serve. Each of `exports` is PATH or NAME=PATH of a directory with a
+    manifest.
+
+    `languages` are (model or None, source, target) of the flag --languages.
 
     Raises:
         UsageError: if a name is not valid in a URL or occurs twice, or if no model translates a
@@ -70,8 +73,11 @@ def parse_name(text: str) -> tuple[str, Path]:
 
 
 def find_translator(sources: Mapping[str, Source], name: str | None, pair: str) -> Source:
-    """Return the model of a pair of `--languages`: the model `name`, or the only one that
-    translates."""
+    """Return the source that the language pair `pair` of --languages is for.
+
+    It is that with this `name`, or for None the only one that translates. Raises UsageError if
+    there is none or several.
+    """
     if name is not None and name not in sources:
         raise UsageError(
             f"--languages {name}:{pair}: model is {name!r}, expected one of {', '.join(sources)}"

@@ -11,13 +11,13 @@ SOURCE_MASK = TensorSpec("encoder_attention_mask", "int64", ("batch_size", "sour
 def cache_specs(
     config: dict, name: str, rows: str, lengths: dict[str, str], dtype: str = "float32"
 ) -> tuple[TensorSpec, ...]:
-    """Return the keys and values of each layer.
+    """Return the specs of the keys and values of each layer: key, then value of each attention.
 
     Args:
-        name: what the names of all tensors begin with.
-        rows: the first axis.
-        lengths: the axis of positions of each attention: `"decoder."` and `"encoder."`, or `""` if
-            a layer has only one.
+        name: beginning of the names of all tensors, such as "present".
+        rows: name of the first axis.
+        lengths: {attention: name of its axis of positions}, with the attentions `"decoder."` and
+            `"encoder."`, or `""` if a layer has only one.
     """
     depth = config[
         "num_hidden_layers" if config["model_type"] == "vanilla-decoder" else "decoder_layers"
@@ -42,14 +42,15 @@ def fixed_cache_specs(
     axes: tuple[str, str],
     dtype: str = "float32",
 ) -> dict[str, GraphSpec]:
-    """Return the graphs, by role, of a model whose caches have a fixed size and are written in
-    place.
+    """Return {role: spec} of the graphs of a model whose caches have a fixed size and are written
+    in place.
 
     `past_key_values` and `present` are one buffer. The encoder of a seq2seq model returns the keys
     and values of cross-attention, which its decoder takes as they are.
 
     Args:
-        axes: the rows and the positions of a cache.
+        inputs, outputs: those of the decoder besides caches and the mask of the source.
+        axes: names of the axes of rows and of positions of a cache.
         dtype: that of caches. Logits and hidden states are always float32.
     """
     rows, length = axes

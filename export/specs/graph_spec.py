@@ -45,5 +45,5 @@ class GraphSpec:
 
 
 def concrete_shape(tensor: TensorSpec, sizes: dict[str, int]) -> list[int]:
-    """Return the shape of `tensor` with its axes replaced by `sizes`."""
+    """Return the shape of `tensor` with each named axis replaced by its number in `sizes`."""
     return [sizes[size] if isinstance(size, str) else size for size in tensor.shape]

@@ -23,8 +23,10 @@ FLAGS = (0, 1)
 
 
 def image_length(config: dict) -> int | str:
-    """Return the number of states of an image, or the name of an axis where images of any size
-    are read."""
+    """Return the number of states of an image: first tokens and patches.
+
+    If images of any size are read, it is the name of an axis, "sequence_length".
+    """
     if reads_any_size(config):
         return "sequence_length"
     (height, width), (rows, columns) = pair(config["image_size"]), pair(config["patch_size"])
@@ -61,11 +63,10 @@ def head_outputs(config: dict, head: Head) -> tuple[TensorSpec, ...]:
 
 
 def sequence_specs(config: dict, architecture: str) -> dict[str, GraphSpec] | None:
-    """Return the full-sequence graph, in the role of an encoder, or `None` if the `architecture`
+    """Return {"encoder": spec} of the full-sequence graph, or None if the class `architecture`
     generates.
 
-    Args:
-        config: the checkpoint's config.json.
+    `config` is the checkpoint's config.json.
     """
     head = HEADS[architecture]
     if head.generates:
@@ -80,19 +81,21 @@ def sequence_specs(config: dict, architecture: str) -> dict[str, GraphSpec] | No
 
 
 def pair(size: int | list[int]) -> tuple[int, ...]:
-    """Return height and width. A single number is both."""
+    """Return (height, width) of `size`. A single number is both."""
     return (size, size) if isinstance(size, int) else tuple(size)
 
 
 def reads_any_size(config: dict) -> bool:
-    """Return whether the graph interpolates positions. Otherwise images must have the size of the
-    model's training images."""
+    """Return True if the graph interpolates positions and reads images of any size. Otherwise
+    images must have the config's `image_size`."""
     return bool(config.get("interpolate_pos_encoding"))
 
 
 def image_spec(config: dict, outputs: tuple[TensorSpec, ...]) -> GraphSpec:
-    """Return the spec of a graph of images. The example has 4 x 5 patches, and some pixels
-    beyond."""
+    """Return the spec of a graph that reads images and has the `outputs`.
+
+    The example for `serve` has 4 x 5 patches, and some pixels beyond.
+    """
     size = ("height", "width") if reads_any_size(config) else pair(config["image_size"])
     pixels = TensorSpec("pixel_values", "float32", ("batch_size", config["num_channels"], *size))
     height, width = pair(config["patch_size"])
@@ -104,8 +107,11 @@ def image_spec(config: dict, outputs: tuple[TensorSpec, ...]) -> GraphSpec:
 
 
 def sequence_inputs(config: dict, head: Head) -> tuple[TensorSpec, ...]:
-    """Tokens (B, S), with several choices of them (B, C, S), and where a decoder reads others,
-    these (B, T)."""
+    """Return the specs of input_ids, attention_mask and, if the model has types, token_type_ids.
+
+    They are (B, S), or (B, C, S) for several choices. If the decoder reads tokens of its own,
+    decoder_input_ids and decoder_attention_mask (B, T) follow. `head` says what the model reads.
+    """
     shape = (
         ("batch_size", "num_choices", "source_length")
         if head.reads == READS_CHOICES
@@ -127,5 +133,6 @@ def token_inputs(config: dict, shape: tuple[str, ...], prefix: str = "") -> tupl
 
 
 def source_encoder_spec(config: dict, outputs: tuple[TensorSpec, ...]) -> GraphSpec:
-    """Return the spec of the encoder of a seq2seq model that generates."""
+    """Return the spec of the encoder of a seq2seq model that generates. `outputs` are those of the
+    graph: its states, or the keys and values that the decoder reads."""
     return GraphSpec(ENCODER_FILE, token_inputs(config, ("batch_size", "source_length")), outputs)

@@ -10,10 +10,10 @@ _TARGETS: dict[str, Target] = {}
 
 
 def register(target: Target) -> None:
-    """Register `target` by its name for `export` and `Runtime`.
+    """Add `target` to the registry, so that `export` and `Runtime` know its name.
 
     Raises:
-        ValueError: if the name is already registered.
+        ValueError: if a target of that name is already registered.
     """
     if target.name in _TARGETS:
         raise ValueError(
@@ -28,12 +28,16 @@ def unregister(name: str) -> None:
 
 
 def targets() -> tuple[Target, ...]:
-    """Return all targets by name; the first is the default."""
+    """Return all registered targets in order of registration; the first is the default."""
     return tuple(_TARGETS.values())
 
 
 def get_target(name: str) -> Target:
-    """Return the target `name`. Raise ValueError if it is not registered."""
+    """Return the target of this `name`.
+
+    Raises:
+        ValueError: if it is not registered, with the known names.
+    """
     if name in _TARGETS:
         return _TARGETS[name]
     raise ValueError(
@@ -47,7 +51,7 @@ def default_target() -> str:
 
 
 def known_targets() -> str:
-    """Return the names of all targets as text, for messages and help."""
+    """Return all targets with their dtypes as one text, for messages and help."""
     return "; ".join(f"{target.name} with {', '.join(target.dtypes)}" for target in targets())
 
 

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 
 class Target(Protocol):
-    """A target: a folder of modules and a line in the registry.
+    """The methods and facts of a target: how its graphs are written for one kind of runtime, and
+    run.
 
-    Only `activations` and `graphs` may need torch and onnx, which the runtime does not have.
+    Each target is a folder of modules here and a line in the registry. Only `activations` and
+    `graphs` may need torch and onnx, which the runtime does not have.
     """
 
     @property
@@ -28,26 +30,26 @@ class Target(Protocol):
 
     @property
     def help(self) -> str:
-        """A short description for the command line."""
+        """A short description of the target for the help of the command line."""
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The dtypes of weights that the target supports."""
+        """The dtypes of weights that the target supports, for example `"fp32"` and `"int8"`."""
 
     @property
     def opsets(self) -> tuple[int, ...]:
-        """The ONNX opsets that the target supports; the first is the default."""
+        """The versions of the ONNX operators that the target supports; the first is the default."""
 
     @property
     def default_device(self) -> str: ...
 
     @property
     def max_workers(self) -> int | None:
-        """The maximum number of workers that run sessions; None for no limit."""
+        """The maximum number of worker threads that serve an export; `None` for no limit."""
 
     @property
     def shares_weights(self) -> bool:
-        """True if the graphs of an export share one file of weights."""
+        """True if all graphs of an export read their weights from one shared file."""
 
     @property
     def is_standard(self) -> bool:
@@ -56,27 +58,42 @@ class Target(Protocol):
 
     @property
     def integer_dtypes(self) -> tuple[str, ...]:
-        """The dtypes with integer matmuls. A calibration text may set their scales, and the CPU
-        their methods."""
+        """The dtypes whose matmuls compute in integers, none for most targets.
+
+        A calibration text may set the scales of their activations, and `cpu` may choose their
+        methods.
+        """
 
     @property
     def generation_step(self) -> Callable[[dict[str, ir.Model]], Step] | None:
-        """The function that builds the `Step` of `export --generate` from graphs by role, or
-        `None`.
+        """The function that makes the `Step` of an export with `--generate`, or `None` if there is
+        none.
 
-        It consumes the graphs."""
+        It takes the graphs by role (`{"decoder": model, …}`) and changes them, so the caller must
+        not use them again.
+        """
 
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
-        """Return the devices that the graphs of these roles run on."""
+        """Return the devices on which graphs can run, for example `("cpu", "cuda")`.
+
+        Args:
+            roles: the roles of all graphs of the export, such as `"encoder"`.
+            dtype: the dtype of their weights.
+        """
 
     def unsupported_fields(self, config: Config) -> dict[str, str]:
-        """Return the fields of `config` with unsupported values, and the values expected."""
+        """Return `{field: expected value}` of the fields of `config` that the target cannot export.
+
+        It is empty if the model can be exported. The expected values are text for a message.
+        """
 
     def activations(self, model: PreTrainedModel | None, dtype: str | None) -> str:
         """Return the dtype in which graphs with weights of `dtype` compute activations.
 
-        For a `dtype` of `None` it is the target's default, which is then the dtype of the weights
-        too. `model` is checked for overflow; it is `None` if torch is not installed.
+        Args:
+            model: is checked for overflow; `None` if torch is not installed.
+            dtype: the dtype of the weights, or `None` for the target's default. The result is then
+                the dtype of the weights too.
 
         Raises:
             ValueError: if activations of `model` overflow in the dtype that `dtype` needs.
@@ -85,35 +102,61 @@ class Target(Protocol):
     def graph_specs(
         self, config: dict, architecture: str, dtype: str, activations: str
     ) -> dict[str, GraphSpec]:
-        """Return the specs of the graphs by role: `"encoder"`, `"decoder"` or both.
+        """Return `{role: spec}`, the inputs and outputs of each graph that the export has.
 
-        An encoder reads full sequences, and a decoder generates tokens."""
+        The role `"encoder"` reads full sequences and `"decoder"` generates tokens. Targets may add
+        others, for example `"lookup"`.
 
-    def step_role(self, config: dict, architecture: str) -> str | None:
-        """Return the role of the graph for continuous batching, or `None` without one.
-
-        Each row has its own length, and its results have the same bits in any batch. A graph that
-        is used for nothing else has the role `"step"`."""
-
-    def graphs(self, dtype: str) -> TargetGraphs:
-        """Return the functions that write graphs with weights of `dtype`."""
-
-    def parity_device(self, activations: str) -> str:
-        """Return the device on which an export is compared with torch here.
+        Args:
+            config: the fields of the model's config.json.
+            architecture: the name of the model class, such as `VanillaForSeq2SeqLM`.
+            dtype: the dtype of the weights.
+            activations: the dtype that the method `activations` returned for `dtype`.
 
         Raises:
-            OSError: if no device of this machine computes in `activations`, with the reason.
+            ValueError: if the target does not support `activations`.
+        """
+
+    def step_role(self, config: dict, architecture: str) -> str | None:
+        """Return the role of the graph that decodes batches in which rows join and leave at any
+        time.
+
+        It is `None` if there is no such graph. Rows may differ in length, and their results do not
+        depend on the other rows. A graph that only serves this has the role `"step"`.
+
+        Args:
+            config: the fields of the model's config.json.
+            architecture: the name of the model class.
+        """
+
+    def graphs(self, dtype: str) -> TargetGraphs:
+        """Return the functions that write the nodes of graphs with weights of `dtype`."""
+
+    def parity_device(self, activations: str) -> str:
+        """Return the device of this machine on which an export is compared with the torch model.
+
+        Raises:
+            OSError: if no device of this machine computes in the dtype `activations`, with the
+                reason.
         """
 
     def provider_options(self, role: str) -> dict[str, str]:
-        """Return options of the device's onnxruntime provider, which override common ones."""
+        """Return onnxruntime options of the execution provider for the graph `role`.
+
+        They take precedence over the options that all targets use.
+        """
 
     def open(self, export: LoadedExport) -> DecoderFactory:
-        """Return the decoder factory of a loaded export that has a decoder."""
+        """Return the factory that makes decoders of a loaded export, which must have a decoder
+        graph."""
 
 
 def check_activations(activations: str, known: Collection[str]) -> None:
-    """Raise ValueError if the dtype `activations` is not in `known`, the supported dtypes."""
+    """Check that the dtype `activations` is in `known`, the dtypes that the target computes in.
+
+    Raises:
+        ValueError: if it is not.
+    """
     if activations not in known:
         raise ValueError(
             f"the activations are {activations!r:.100}, expected one of {', '.join(known)}"

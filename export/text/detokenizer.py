@@ -31,8 +31,11 @@ class Detokenizer:
         self.num_returned = 0  # number of characters of the text of `tokens` that were returned
 
     def add(self, token: int) -> str:
-        """Add `token` and return the new text. It is empty while later tokens can change it. Raises
-        TokenizerError if the tokenizer fails."""
+        """Add the token id `token` and return the new text. It is empty while later tokens can
+        change it.
+
+        Raises TokenizerError if the tokenizer fails.
+        """
         if token in self.special_ids:
             return ""
         self.tokens.append(token)

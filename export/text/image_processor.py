@@ -113,7 +113,8 @@ class ImageProcessor:
 
     @classmethod
     def from_config(cls, config: dict, path: Path) -> "ImageProcessor":
-        """Return the processor with the settings `config`, the content of `path`.
+        """Return the processor with the settings `config`, the content of preprocessor_config.json
+        at `path`.
 
         Raises:
             ValueError: if the image processor or a step is unknown, or a value has a wrong type or
@@ -157,10 +158,11 @@ class ImageProcessor:
         return cls(settings)
 
     def __call__(self, image: Image.Image | np.ndarray) -> np.ndarray:
-        """Return the pixel values of `image`, (C, H, W) float32. `image` is a Pillow image or an
-        array (H, W, C) or (C, H, W). Arrays hold whole numbers of 0 to 255, or fractions of 0 to 1.
-        As in transformers, channels are first if the first and the last axis could both be channels
-        (1, 3 or 4).
+        """Return the pixel values of `image`, (C, H, W) float32, after all steps.
+
+        `image` is a Pillow image or an array (H, W, C) or (C, H, W). Arrays hold whole numbers of 0
+        to 255, or fractions of 0 to 1. As in transformers, channels are first if the first and the
+        last axis could both be channels (1, 3 or 4).
 
         Raises:
             ValueError: if the array has other axes or values, or another number of channels than
@@ -183,7 +185,10 @@ class ImageProcessor:
         return pixels.astype(np.float32)
 
     def pixels(self, image: Image.Image | np.ndarray) -> np.ndarray:
-        """Return the pixels (C, H, W) in the dtype of `image`."""
+        """Return the pixels (C, H, W) in the dtype of `image`, as RGB if the settings say so.
+
+        Raises ValueError if an array is no image.
+        """
         converts = self.settings["do_convert_rgb"]
         if isinstance(image, Image.Image):
             pixels = np.array(rgb(image) if converts else image)
@@ -200,7 +205,12 @@ class ImageProcessor:
 
 
 def parse_size(name: str, value: Any, is_square: bool, path: Path) -> dict[str, int]:
-    """Return a size as a dictionary. Older files have a number, or a list of height and width."""
+    """Return a size as a dict, such as {"height": 224, "width": 224}.
+
+    `value` is that of the setting `name` in the file `path`. Older files have a number, which is
+    both sides if `is_square`, else the shortest edge, or a list of height and width. Raises
+    ValueError for another value.
+    """
     if SIZE.holds(value):
         value = {"height": value, "width": value} if is_square else {"shortest_edge": value}
     elif isinstance(value, list) and len(value) == 2:
@@ -216,7 +226,8 @@ def parse_size(name: str, value: Any, is_square: bool, path: Path) -> dict[str, 
 
 
 def layout(pixels: np.ndarray) -> str:
-    """Return the layout of `pixels`, one of `LAYOUTS`. If both are possible, it is channels first.
+    """Return "channels_first" or "channels_last" for `pixels` with 3 axes; the former if both are
+    possible.
 
     Raises:
         ValueError: if neither axis can be channels.
@@ -238,7 +249,12 @@ def rgb(image: Image.Image) -> Image.Image:
 
 
 def rgb_pixels(pixels: np.ndarray) -> np.ndarray:
-    """Return pixels (C, H, W) as RGB, on a white background."""
+    """Return pixels (C, H, W) as RGB (3, H, W): grey is repeated, and an alpha channel blended with
+    white.
+
+    Other numbers of channels are returned unchanged. Raises ValueError for fractions outside of 0
+    to 1 with alpha.
+    """
     if len(pixels) == 1:
         return np.repeat(pixels, 3, axis=0)
     if len(pixels) != 4:
@@ -256,8 +272,11 @@ def rgb_pixels(pixels: np.ndarray) -> np.ndarray:
 
 
 def new_size(old: tuple[int, ...], size: dict[str, int]) -> tuple[int, int]:
-    """Return the height and width to resize an image of size `old` to. `size` with one number keeps
-    the aspect ratio."""
+    """Return the (height, width) to resize an image to, whose height and width are `old`.
+
+    `size` is a setting such as {"shortest_edge": 224}. Without both sides in it the aspect ratio is
+    kept.
+    """
     height, width = old
     if "height" in size:
         return size["height"], size["width"]
@@ -276,8 +295,9 @@ def new_size(old: tuple[int, ...], size: dict[str, int]) -> tuple[int, int]:
 
 
 def resize(pixels: np.ndarray, size: tuple[int, int], resample: int) -> np.ndarray:
-    """(C, H, W) -> (C, *size). Pillow resizes integers from 0 to 255, so fractions are scaled to
-    them.
+    """Return `pixels` (C, H, W) resized to (C, *size) with Pillow's filter `resample`.
+
+    Pillow resizes integers from 0 to 255, so fractions are scaled to them.
 
     Raises:
         ValueError: for more than 4 channels, or for values outside of the range.
@@ -303,8 +323,10 @@ def resize(pixels: np.ndarray, size: tuple[int, int], resample: int) -> np.ndarr
 
 
 def center_crop(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """(C, H, W) -> (C, height, width). Cut out the center; pad height or width with zeros on both
-    sides if the image is smaller."""
+    """Return the center of `pixels` (C, H, W), (C, height, width).
+
+    If the image is smaller, height or width are padded with zeros on both sides.
+    """
     missing = [max(0, target - size) for target, size in zip((height, width), pixels.shape[1:])]
     pixels = np.pad(pixels, [(0, 0), *((math.ceil(margin / 2), margin // 2) for margin in missing)])
     top, left = (pixels.shape[1] - height) // 2, (pixels.shape[2] - width) // 2

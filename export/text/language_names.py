@@ -70,7 +70,7 @@ MACROLANGUAGES = {
 
 
 def shorten_codes(codes: Iterable[str]) -> dict[str, str]:
-    """Return the two-letter code of each of a model's language codes, or the code itself if the
+    """Return {code: two-letter code} of a model's language codes, or the code itself if the
     language has none.
 
     An individual language gets the code of its macrolanguage if the model has no other language of

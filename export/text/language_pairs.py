@@ -45,8 +45,10 @@ class Directions:
     has_words: bool
 
     def find(self, source: str, target: str) -> Direction | None:
-        """Return the direction of two codes or two names of the model, ignoring case. Return None
-        if the model does not translate it."""
+        """Return the direction from `source` to `target`, codes or names of the model in any case.
+
+        Return None if the model does not translate it.
+        """
         if not self.pairs:
             return Direction(source, target)
         pair = self.codes.get(key(source)), self.codes.get(key(target))
@@ -63,8 +65,8 @@ class Directions:
 
     @cached_property
     def codes(self) -> dict[str, str]:
-        """Codes by the keys that a client may send: the code, the model's name, or an unambiguous
-        part of the name."""
+        """{text that a client may send, in lower case: code}. Texts are the code, the model's name,
+        or an unambiguous part of the name."""
         codes = list(dict.fromkeys(code for pair in self.pairs for code in pair))
         by_name = {key(self.names[code]): code for code in codes if self.names.get(code)}
         stems = [name.partition("-")[0] for name in by_name]
@@ -77,7 +79,8 @@ class Directions:
 
     @cached_property
     def targets(self) -> dict[str, set[str]]:
-        """Target languages by language. The set is empty for languages that are targets only."""
+        """{language: its target languages}. The set is empty for languages that are targets
+        only."""
         result: dict[str, set[str]] = {}
         for source, target in self.pairs:
             result.setdefault(source, set()).add(target)
@@ -90,13 +93,13 @@ class Directions:
 
 
 def model_languages(runtime: "TextRuntime", pairs: Sequence[Pair] = ()) -> list[Pair]:
-    """Return the language pairs that an export translates, empty if it does not translate.
+    """Return the (source, target) pairs that an export translates, empty if they are unknown or it
+    does not translate.
 
     `pairs` take precedence over the languages of the tokenizer, and these over the card. A card
-    counts if the model's name has one direction and the metadata have both languages.
-
-    Codes are those of ISO 639-1, with a script or region if the model has several, as in "zh-Hans".
-    Other languages keep the model's names.
+    counts if the model's name has one direction and the metadata have both languages. Codes are
+    those of ISO 639-1, with a script or region if the model has several, as in "zh-Hans". Other
+    languages keep the model's names.
 
     Raises:
         UsageError: if the model does not have a language of `pairs`.
@@ -128,10 +131,9 @@ def model_languages(runtime: "TextRuntime", pairs: Sequence[Pair] = ()) -> list[
 
 
 def sentence_languages(runtime: "TextRuntime") -> dict[str | None, str]:
-    """Return the language whose rules split sentences, by `src_lang`. The key None is the model's
-    default source language.
+    """Return {src_lang: code of the language whose rules split sentences}.
 
-    Languages without a known code are missing.
+    The key None is the model's default source language. Languages without a known code are missing.
     """
     codes: dict[str | None, str] = {
         name: code for code, name in names_by_code(runtime.languages.tokens).items()
@@ -145,8 +147,11 @@ def sentence_languages(runtime: "TextRuntime") -> dict[str | None, str]:
 
 
 def resolve_pair(pair: Pair, codes: dict[str, str], has_words: bool) -> Pair:
-    """Return `pair` in the codes of the model. `codes` has the model's codes by key. If
-    `has_words`, only the target is checked."""
+    """Return `pair` in the codes of the model.
+
+    `codes` is {text that a client may send: code}. If `has_words`, only the target is checked.
+    Raises UsageError for a language that the model does not have.
+    """
     source, target = (codes.get(key(code), code) for code in pair)
     for code in (target,) if has_words else (source, target):
         if codes and code not in codes.values():
@@ -159,10 +164,11 @@ def resolve_pair(pair: Pair, codes: dict[str, str], has_words: bool) -> Pair:
 
 
 def names_by_code(names: Iterable[str]) -> dict[str, str]:
-    """Return the model's `names` of languages, such as eng_Latn, de_DE or >>fra<<, by code.
+    """Return {code: name} for the model's `names` of languages, such as eng_Latn, de_DE or >>fra<<.
 
     The code has two letters if the language has one name. If it has several, script or region
-    follow. Unknown languages keep their name."""
+    follow. Unknown languages keep their name.
+    """
     parts = {name: re.split("[_-]", name.strip("<>"), maxsplit=1) for name in names}
     short = shorten_codes(stem for stem, *_ in parts.values())
     stems = {name: short[stem] for name, (stem, *_) in parts.items()}
@@ -179,7 +185,7 @@ def names_by_code(names: Iterable[str]) -> dict[str, str]:
 
 
 def key(code: str) -> str:
-    """Return the normalized form of `code` for comparisons."""
+    """Return `code` in lower case, with - for _ and without > and <, for comparisons."""
     return code.strip("<>").replace("_", "-").lower()
 
 
@@ -191,8 +197,8 @@ def language_name(code: str) -> str:
 
 
 def front_matter(info: ExportInfo) -> str:
-    """Return the YAML metadata at the top of an export's card, or an empty string without a
-    card."""
+    """Return the YAML metadata at the top of README.md in an export, or an empty string without
+    any."""
     try:
         match = FRONT_MATTER.match(
             (info.directory / CARD).read_text(encoding="utf-8", errors="replace")
@@ -203,8 +209,10 @@ def front_matter(info: ExportInfo) -> str:
 
 
 def read_list(front_matter: str, name: str) -> list[str]:
-    """Return the strings of the field `name` in YAML metadata; an empty list without the field.
+    """Return the strings of the field `name` in the YAML text `front_matter`; an empty list without
+    the field.
 
-    The field may be one value, a list `[one, two]`, or lines that begin with `- `."""
+    The field may be one value, a list `[one, two]`, or lines that begin with `- `.
+    """
     match = re.search(rf"^{name}:(.*\n(?:[ \t]*- .*\n)*)", front_matter, re.MULTILINE)
     return re.findall(r"[^\s\[\],\"'-][^\s\[\],\"']*", match[1]) if match else []

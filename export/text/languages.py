@@ -44,7 +44,9 @@ class Languages:
         ]
 
     def ids(self, name: str, languages: Choice, count: int) -> list[int]:
-        """Return the token id of the language of each of `count` texts. `name` is the argument in
+        """Return the token id of the language of each of `count` texts.
+
+        `languages` is one name for all, or a list with one for each. `name` is the argument in
         errors.
 
         Raises:
@@ -85,10 +87,12 @@ class Languages:
     ) -> list[dict[str, Any]]:
         """Return the generation options that select the target language of each of `count` texts.
 
-        Without `tgt_lang`, generation_config.json selects the language: `default` is its token id.
+        Without `tgt_lang`, generation_config.json selects the language: `default` is its token id,
+        or None. `options` are the other options of generation.
 
         Raises:
-            UsageError: if there is no target language, if `options` select one too; see also `ids`.
+            UsageError: if there is no target language, if `options` select one too, if a language
+                is unknown, or if there is another number of languages than texts.
         """
         if tgt_lang is None:
             if self.tokens and self.target not in options and default not in self.tokens.values():
@@ -107,7 +111,8 @@ class Languages:
         return [{**others, self.target: id} for id in ids]
 
     def check_words(self, texts: Iterable[str]) -> None:
-        """Raise ValueError if a text begins with a language word that the model lacks."""
+        """Raise ValueError if a text begins with a language word, such as >>fra<<, that the model
+        lacks."""
         for text in texts if self.words else ():
             match = LANGUAGE_WORD.match(text)
             if match and match[0] not in self.words:

@@ -39,7 +39,8 @@ def cleans_up(config: dict[str, Any], model_type: str) -> bool:
 
 
 def clean_up(text: str) -> str:
-    """Return `text` without the spaces that transformers removes."""
+    """Return `text` without the spaces that transformers removes, such as those before punctuation
+    marks."""
     for spaced, cleaned in REPLACEMENTS.items():
         text = text.replace(spaced, cleaned)
     return text
@@ -54,7 +55,8 @@ class CleaningDetokenizer:
         self.held = ""
 
     def add(self, token: int) -> str:
-        """Add `token` and return the new text. It is empty while later tokens can change it."""
+        """Add the token id `token` and return the new text. It is empty while later tokens can
+        change it."""
         self.held += self.detokenizer.add(token)
         open_end = OPEN_END.search(self.held)
         settled = self.held[: open_end.start()] if open_end else self.held

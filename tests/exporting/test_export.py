@@ -34,6 +34,7 @@ from vanilla_transformer import (
     VanillaEncoderModel,
 )
 from vanilla_transformer_export import Runtime, export, load_checkpoint
+from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.exporting import parity, plan
 from vanilla_transformer_export.exporting.parity import Report
 from vanilla_transformer_export.graphs import saving
@@ -528,6 +529,26 @@ def test_a_target_or_precision_that_there_is_not_is_refused_with_those_there_are
     with raises(ValueError, expected=("portable", "fp32", "int8", "cpu", "int4")):
         export(checkpoint, tmp_path / "out", target=target, dtype=dtype)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "option, value, expected",
+    [
+        ("shortlist", 5, "token ids"),
+        ("calibrate", 5, "path"),
+        ("keep", 3, "path"),
+        ("triton", 3, "path"),
+        ("config", ["model_type"], "dict"),
+        ("leave_out", "cls.*", "list"),
+        ("variant", 16, "name"),
+        ("force", "no", "True or False"),
+    ],
+)
+def test_an_option_of_another_type_is_refused_with_the_type_expected(
+    option, value, expected, tmp_path
+):
+    with raises(UsageError, seen=(option, repr(value)), expected=expected):
+        export(tmp_path / "checkpoint", tmp_path / "out", **{option: value})
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.run import Runner
 from vanilla_transformer_export.inference.inputs import move_padding, pad_sequences
+from vanilla_transformer_export.model import OnnxModel
 from vanilla_transformer_export.scheduler import offline
 from vanilla_transformer_export.scheduler.capacity import MIN_OFFLINE_ROWS
 from vanilla_transformer_export.scheduler.slot_batch import SlotBatch
@@ -140,19 +141,21 @@ def test_many_rows_with_beams_run_in_batches_of_similar_length(
     ids, mask = inputs(name)
     options = dict(num_beams=3, num_return_sequences=2, max_new_tokens=7)
     runtime = Runtime(directory, threads=2)
-    sizes, generate = [], runtime.model.generate
+    sizes, generate = [], OnnxModel.generate
     monkeypatch.setattr(
-        runtime.model,
+        OnnxModel,
         "generate",
-        lambda request: (sizes.append(len(request.input_ids)), generate(request))[1],
+        lambda model, request: (sizes.append(len(request.input_ids)), generate(model, request))[1],
     )
-    actual = runtime.generate_with_scores(ids, mask, **options)
-    assert sum(sizes) == COUNT and max(sizes) == offline.BATCH_SIZE
-    monkeypatch.setattr(offline, "BATCH_SIZE", COUNT)
     expected = runtime.generate_with_scores(ids, mask, **options)
-    assert sizes[-1] == COUNT
-    for own, other in zip(actual, expected, strict=True):
-        np.testing.assert_array_equal(own, other)
+    assert sizes == [COUNT // runtime.workers] * runtime.workers
+    sizes.clear()
+    monkeypatch.setattr(offline, "MAX_BEAM_ROWS", 1)
+    monkeypatch.setattr(offline, "MIN_BEAM_INPUTS", 8)
+    actual = runtime.generate_with_scores(ids, mask, **options)
+    assert sum(sizes) == COUNT and max(sizes) == 8
+    np.testing.assert_array_equal(actual[0], expected[0])
+    np.testing.assert_allclose(actual[1], expected[1], rtol=1e-6)
 
 
 def test_a_source_with_holes_is_read_with_them(exported_for, steps):

@@ -300,7 +300,9 @@ def test_other_requests(client):
     }
     assert client.get("/health").json() == {"status": "ok"}
     for path in ("/detect", "/suggest", "/translate_file", "/models/tiny/detect"):
-        assert "disabled on this server" in message(client.post(path, json={"q": "w5"}), 403)
+        error = message(client.post(path, json={"q": "w5"}), 403)
+        assert "disabled on this server" in error
+        assert ("source" in error and "/languages" in error) == ("detect" in path)
 
 
 def test_the_openapi_document_has_the_body_in_all_its_forms(client):

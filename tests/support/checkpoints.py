@@ -103,7 +103,7 @@ END_BIAS |= {"seq2seq-rotary": 2.0}
 
 @dataclass(frozen=True)
 class Exported:
-    """A model in torch, the checkpoint it was saved to, and the export of that."""
+    """A `model` in torch, the `checkpoint` it was saved to, and the `directory` of its export."""
 
     model: transformers.PreTrainedModel
     checkpoint: Path
@@ -113,7 +113,8 @@ class Exported:
 def perturbed(architecture: str, fields: dict, scale: float = 0.2) -> transformers.PreTrainedModel:
     """Return a model of the class `architecture`, from seed 0, in evaluation mode.
 
-    No two weights, biases or norms are alike.
+    `fields` are those of its config. Noise times `scale` is added, so no two weights, biases or
+    norms are alike.
     """
     transformers.set_seed(0)
     model_class = getattr(vanilla_transformer, architecture)
@@ -124,8 +125,10 @@ def perturbed(architecture: str, fields: dict, scale: float = 0.2) -> transforme
 
 
 def build(name: str) -> transformers.PreTrainedModel:
-    """Return the model `name`, from seed 0, with weights, biases and norms that are all
-    different."""
+    """Return the model `name` of `CHECKPOINTS`, from seed 0, in evaluation mode.
+
+    Its weights, biases and norms are all different.
+    """
     architecture, fields = CHECKPOINTS[name]
     transformers.set_seed(0)
     model_class = getattr(vanilla_transformer, architecture)
@@ -148,12 +151,13 @@ def save_and_export(model: transformers.PreTrainedModel, checkpoint: Path, direc
 
 
 def copy_folder(directory: Path, parent: Path) -> Path:
-    """Return a copy of `directory` that a test may change."""
+    """Return a copy of `directory` that a test may change: `parent / "copy"`."""
     return Path(shutil.copytree(directory, parent / "copy"))
 
 
 def with_words(directory, folder):
-    """Return a copy of an export, with a tokenizer of the words w0 to w47."""
+    """Return a copy in `folder` of the export `directory`, with a tokenizer of the words w0 to
+    w47."""
     copy = copy_folder(directory, folder)
     words = Tokenizer(models.WordLevel({f"w{token}": token for token in range(48)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -164,7 +168,7 @@ def with_words(directory, folder):
 
 
 def seal(directory: Path) -> None:
-    """Update the manifest for files that were changed on purpose."""
+    """Update the manifest of the export `directory` for files that were changed on purpose."""
     manifest = json.loads((directory / "manifest.json").read_text())
     for name in manifest["files"]:
         data = (directory / name).read_bytes()
@@ -173,19 +177,19 @@ def seal(directory: Path) -> None:
 
 
 def list_file(directory: Path, name: str) -> None:
-    """Add a new file to the manifest."""
+    """Add the file `name` of the export `directory` to its manifest."""
     files = json.loads((directory / "manifest.json").read_text())["files"]
     edit_json(directory / "manifest.json", files={**files, name: {}})
     seal(directory)
 
 
 def default_graphs(manifest: dict) -> dict[str, str]:
-    """Return the files of the graphs that run by default, by role."""
+    """Return {role: file} of the graphs that run by default."""
     return manifest["variants"][manifest["default_dtype"]]["graphs"]
 
 
 def default_parity(manifest: dict) -> dict | None:
-    """Return the differences between torch and the graphs that run by default."""
+    """Return the comparison of torch with the graphs that run by default, `None` without one."""
     return manifest["variants"][manifest["default_dtype"]]["parity"]
 
 
@@ -194,7 +198,8 @@ def edit_json(path: Path, **changes) -> None:
 
 
 def add_to_output(graph, name):
-    """Add the tensor `name` to the first output, because onnxruntime ignores unused tensors."""
+    """Add the tensor `name` to the first output of `graph`, because onnxruntime ignores unused
+    ones."""
     output = graph.output[0].name
     [node] = [node for node in graph.node if output in node.output]
     node.output[:] = ["before" if tensor == output else tensor for tensor in node.output]
@@ -202,7 +207,7 @@ def add_to_output(graph, name):
 
 
 def edit_graph(directory: Path, file: str, change) -> None:
-    """Apply `change` to the graph of one ONNX file and seal the export again."""
+    """Call `change` with the graph of the ONNX `file` and seal the export `directory` again."""
     model = onnx.load(directory / file)
     change(model.graph)
     onnx.save(model, directory / file)
@@ -235,7 +240,10 @@ OPINIONS = [
 
 
 def toy_corpus(lines: int, seed: int) -> list[tuple[str, str]]:
-    """Return sentences like "the old dog sees a bird." and their translations, word by word."""
+    """Return `lines` pairs of a sentence like "the old dog sees a bird." and its translation.
+
+    They are translated word by word. `seed` determines them.
+    """
     rng = random.Random(seed)
 
     def thing():
@@ -250,7 +258,7 @@ def toy_corpus(lines: int, seed: int) -> list[tuple[str, str]]:
 
 
 def write_corpus(directory: Path, name: str, lines: int, seed: int) -> tuple[Path, Path]:
-    """Write the corpus as two files, `<name>.en` and `<name>.de`, and return their paths."""
+    """Write `toy_corpus` as two files, `<name>.en` and `<name>.de`, and return their paths."""
     files = directory / f"{name}.en", directory / f"{name}.de"
     for file, side in zip(files, zip(*toy_corpus(lines, seed), strict=True), strict=True):
         file.write_text("\n".join(side) + "\n", encoding="utf-8")
@@ -258,7 +266,7 @@ def write_corpus(directory: Path, name: str, lines: int, seed: int) -> tuple[Pat
 
 
 def with_tokenizer(directory, size):
-    """Add a tokenizer with `size` entries to an export, and return it."""
+    """Add a tokenizer with `size` entries to the export `directory`, and return the tokenizer."""
     tokenizer = train_tokenizer(
         [text for pair in toy_corpus(50, seed=0) for text in pair], size, variant="decoder"
     )

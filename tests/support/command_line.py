@@ -20,7 +20,10 @@ def command(*arguments, **kwargs):
 
 
 def read_error(*arguments):
-    """Run the command and return its error message; exceptions other than SystemExit are raised."""
+    """Run the command with `arguments` in this process and return its error message.
+
+    Exceptions other than SystemExit are raised.
+    """
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as caught:
         main([str(argument) for argument in arguments])

@@ -22,7 +22,7 @@ RIGHT = torch.tensor([[1] * length + [0] * (7 - length) for length in LENGTHS])
 
 
 def cases(architectures):
-    """Return the test parameters of all names of all families.
+    """Return a test parameter (family, name) for all names of `architectures`, {family: names}.
 
     A family that shares all code with another has only one name outside the slow tests.
     """
@@ -58,9 +58,10 @@ SEEDS = pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.sl
 
 
 def random_config(family, architecture, seed):
-    """Return a small config of `family`, in its own field names.
+    """Return a small config of `family` for the class `architecture`, in its own field names.
 
-    It has odd numbers of heads and random values of the switches that can be represented.
+    It has odd numbers of heads and random values of the switches that can be represented. `seed`
+    determines them; with an even one embeddings are tied.
     """
     config_class = getattr(transformers, get_converter(family).CONFIG)
     names = config_class().to_dict()
@@ -171,8 +172,10 @@ def random_config(family, architecture, seed):
 
 
 def random_model(architecture, config, dtype=torch.float32):
-    """Return a model in which every parameter and buffer has its own values, biases and norms
-    too."""
+    """Return a transformers model of the class `architecture`, in evaluation mode.
+
+    Every parameter and buffer has its own values, biases and norms too.
+    """
     transformers.set_seed(0)
     model = getattr(transformers, architecture)(config).to(dtype).eval()
     with torch.no_grad():
@@ -196,7 +199,10 @@ def is_sinusoidal(name, config):
 
 
 def make_arguments(model, position_ids=None):
-    """Return random inputs, with rows of several lengths padded on the right."""
+    """Return random arguments of `forward`, with rows of several lengths padded on the right.
+
+    `position_ids` is not used.
+    """
     config = model.config
     if model.main_input_name == "pixel_values":
         size = (config.num_channels, *pair(config.image_size))
@@ -237,7 +243,10 @@ def reads_twice(model):
 
 
 def compute_outputs(model, arguments):
-    """Return all tensors that both families return, by a common name, without those of padding."""
+    """Return {name: tensor} of all outputs for `arguments` that both families return.
+
+    Padding is left out.
+    """
     with torch.no_grad():
         outputs = model(**arguments)
     tensors = {}
@@ -273,7 +282,7 @@ def assert_exact(got, expected, dtype, family=None):
 
 
 def converted(model, tmp_path, dtype=torch.float32):
-    """Return the model that our Auto classes load from the converted checkpoint."""
+    """Save `model`, convert it, and return ours, which must have all weights and the `dtype`."""
     model.save_pretrained(tmp_path / "theirs")
     result = convert(tmp_path / "theirs", tmp_path / "ours")
     ours, info = getattr(vanilla_transformer, result["architecture"]).from_pretrained(

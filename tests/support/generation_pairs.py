@@ -39,7 +39,7 @@ def build(name):
 
 
 class Pair:
-    """A model in torch, the directory of its export, and that loaded."""
+    """A `model` in torch, the `directory` of its export, and its `runtime`."""
 
     def __init__(self, model, directory):
         self.model, self.directory, self.runtime = model, directory, Runtime(directory)
@@ -56,7 +56,10 @@ class Pair:
 
 
 def prompts(name, seed=0, lengths=(7, 1, 4, 6)):
-    """Rows of several lengths: right-padded sources, left-padded prompts."""
+    """Return random ids and mask (B, S) of rows of these `lengths` for the model `name`.
+
+    Sources are padded on the right, prompts of a decoder on the left.
+    """
     rng, longest = np.random.default_rng(seed), max(lengths)
     ids, mask = np.full((len(lengths), longest), PAD), np.zeros((len(lengths), longest), np.int64)
     for row, length in enumerate(lengths):

@@ -113,9 +113,9 @@ def tokenizer_for(kind, architecture):
 
 
 def save_head(architecture, tokenizer, directory, **fields):
-    """Save a checkpoint of one layer, and return its path.
+    """Save a checkpoint of one layer with `tokenizer` to `directory`, and return its path.
 
-    Its weights are large enough for answers that differ.
+    `fields` are those of its config. Its weights are large enough for answers that differ.
     """
     transformers.set_seed(0)
     model_class = getattr(vanilla_transformer, architecture)
@@ -130,9 +130,10 @@ def save_head(architecture, tokenizer, directory, **fields):
 
 
 def export_for_images(folder, architecture="VanillaVisionForImageClassification", **fields):
-    """Save a model of 16 x 16 images and its image processor, and export them.
+    """Save a model of 16 x 16 images and its image processor, export them, and return the model.
 
-    The checkpoint is `folder / "model"`, the export `folder / "export"`.
+    The checkpoint is `folder / "model"`, the export `folder / "export"`. `fields` are those of its
+    config.
     """
     model = perturbed(
         architecture, {"hidden_size": 32, "intermediate_size": 40, **PICTURES, **fields}
@@ -144,7 +145,10 @@ def export_for_images(folder, architecture="VanillaVisionForImageClassification"
 
 
 def close(actual, expected, absolute=1e-6):
-    """Assert that two structures are equal, with numbers within the accuracy of float32."""
+    """Assert that two nested structures are equal, with numbers within the accuracy of float32.
+
+    `absolute` is the tolerance of numbers near 0.
+    """
     if isinstance(expected, dict):
         assert list(actual) == list(expected)
         for name in expected:

@@ -27,7 +27,7 @@ Files = dict[str, bytes]
 
 @dataclass
 class Repository:
-    """Files by path, for each commit; a commit's id for each branch."""
+    """A repository: `commits` are {id: {path: content}}, and `branches` {name: id of a commit}."""
 
     commits: dict[str, Files] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
@@ -43,8 +43,10 @@ class Repository:
 
 
 class Hub:
-    """Repositories by id, and `requests`, a line for each that came. `endpoint` is for
-    HF_ENDPOINT."""
+    """A Hub on this machine: `repositories` by id, and `requests`, a line for each that came.
+
+    `endpoint` is its address, for HF_ENDPOINT.
+    """
 
     def __init__(self, endpoint: str):
         self.endpoint = endpoint
@@ -53,8 +55,10 @@ class Hub:
         self.requests: list[str] = []
 
     def add(self, name: str, directory: Path, branch: str = "main") -> str:
-        """Add the files of `directory` to the repository `name` as one commit, and return its
-        id."""
+        """Commit the files of `directory` to `branch` of the repository `name`, and return the id.
+
+        It is the only content of the commit.
+        """
         files = {
             path.relative_to(directory).as_posix(): path.read_bytes()
             for path in directory.rglob("*")
@@ -67,8 +71,10 @@ class Hub:
         return repository.commits[repository.resolve(revision)]
 
     def environment(self, home: Path) -> dict[str, str]:
-        """Return the environment of a process that uses this Hub, is logged in and has its cache in
-        `home`."""
+        """Return the environment of a process that uses this Hub and is logged in.
+
+        Its cache is in `home`.
+        """
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -90,14 +96,17 @@ class Hub:
         return {**kept, **paths, **switches}
 
     def run(self, home: Path, *command: str, **settings) -> subprocess.CompletedProcess:
-        """Run Python with the arguments `command` as a user of this Hub."""
+        """Run Python with the arguments `command` as a user of this Hub, and return the process.
+
+        `home` has the user's cache. `settings` are further arguments of `subprocess.run`.
+        """
         options = dict(capture_output=True, text=True, timeout=900, env=self.environment(home))
         return subprocess.run([sys.executable, *command], **{**options, **settings})
 
 
 @contextlib.contextmanager
 def running() -> Iterator[Hub]:
-    """Yield a Hub that answers during the block."""
+    """Yield a new Hub that answers during the block."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.hub = Hub(f"http://127.0.0.1:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -114,7 +123,7 @@ def running() -> Iterator[Hub]:
 
 
 class HubError(Exception):
-    """An answer that is an error: its status, and the code that tells the client what is
+    """Raised for an answer with an error: its `status`, and the `code` that says what is
     missing."""
 
     def __init__(self, status: int, code: str):
@@ -328,13 +337,13 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def metadata(files: Files) -> dict:
-    """Return the YAML metadata at the top of README.md, or an empty dictionary."""
+    """Return the YAML metadata at the top of README.md in `files`, {} without any."""
     parts = files.get("README.md", b"").decode().split("---\n", 2)
     return yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0] else {}
 
 
 def blob(content: bytes) -> str:
-    """Return the id of `content` in git."""
+    """Return the id that git gives to `content`."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 

@@ -87,8 +87,10 @@ attentions = pytest.mark.parametrize("attention", ["eager", "sdpa"])
 
 
 def build(model_class, attention="sdpa", **changes):
-    """Return a small model with d_k != d_v, with biases and norms away from their initial
-    values."""
+    """Return a small model in evaluation mode, with d_k != d_v and biases and norms that matter.
+
+    `attention` is its implementation of attention, and `changes` are fields of its config.
+    """
     is_pair = model_class.config_class is VanillaSeq2SeqConfig
     depth = (
         dict(encoder_layers=LAYERS, decoder_layers=LAYERS)
@@ -114,7 +116,8 @@ def build(model_class, attention="sdpa", **changes):
 
 
 def decoder_half(pair, model_class, attention="sdpa"):
-    """Return the decoder of an encoder-decoder model as a model, with the same weights."""
+    """Return the decoder of the encoder-decoder model `pair` as a `model_class` with its
+    weights."""
     body = getattr(pair, "model", pair)
     config = VanillaDecoderConfig(**pair.config.to_dict() | dict(
         model_type="vanilla-decoder", is_encoder_decoder=False,
@@ -161,7 +164,7 @@ def tokens(rows=3, length=LENGTH):
 
 
 def inputs(model, rows=3):
-    """Return the minimum inputs of `forward`."""
+    """Return the minimum arguments of `forward`, random, for `rows` inputs."""
     if model.main_input_name == "pixel_values":
         return dict(
             pixel_values=torch.randn(
@@ -178,7 +181,7 @@ def inputs(model, rows=3):
 
 
 def result(outputs):
-    """Return the states of a base model, or the logits of a head.
+    """Return the states in the `outputs` of a base model, or the logits of a head.
 
     If a head has two kinds of logits, the result is (B, all of them).
     """
@@ -193,7 +196,7 @@ def assert_same(got, expected, tolerance=1e-5):
 
 
 def list_weights(model):
-    """Return the weights as float64 arrays by name, for the functions of `reference.py`."""
+    """Return {name: float64 array} of the weights, for the functions of `reference.py`."""
     return {name: tensor.double().numpy() for name, tensor in model.state_dict().items()}
 
 
@@ -205,9 +208,10 @@ def numpy(tensor):
 
 
 def logits_after(model, prompt, target, **arguments):
-    """Return the logits of the next token after `prompt` and `target`, computed without a cache.
+    """Return the logits (B, V) of the next token after `prompt` and `target`, without a cache.
 
-    In an encoder-decoder model, `target` follows the start token.
+    In an encoder-decoder model, `prompt` is the source and `target` follows the start token.
+    `arguments` are those of `forward`.
     """
     with torch.no_grad():
         if is_pair(model):
@@ -222,7 +226,7 @@ def logits_after(model, prompt, target, **arguments):
 
 
 def generated(model, prompt, **settings):
-    """Return only the new tokens.
+    """Generate from `prompt` and return only the new tokens. `settings` are generation options.
 
     No token may repeat; otherwise a random model would repeat one token and prove little.
     """
@@ -241,7 +245,7 @@ PADDING = 4
 
 
 def padded(rows, side):
-    """Return ids, mask and positions of rows of different lengths.
+    """Return (ids, mask, positions) of `rows` of different lengths, padded on `side`.
 
     The padding is an ordinary token, so that reading it would show.
     """
@@ -256,10 +260,9 @@ def padded(rows, side):
 
 
 def cross_entropy(logits, labels, divisor=None):
-    """Return the sum of -log softmax(logits)[label] over labels that are not -100, divided by their
-    number.
+    """Return the mean of -log softmax(logits)[label] over the labels that are not -100.
 
-    `divisor` replaces this number.
+    The sum is divided by `divisor` instead of their number, if it is passed.
     """
     total, count = 0.0, 0
     for row, label in zip(

@@ -55,13 +55,15 @@ def tokenizer():
 
 
 def ended(row):
-    """The tokens without padding, and why there are no more."""
+    """Return (tokens of `row` up to the end token, the reason why there are no more)."""
     return (row[: row.index(EOS) + 1], STOP) if EOS in row else (row, LENGTH)
 
 
 class OneByOne:
-    """An engine that runs jobs alone, from the whole text again at each step; it counts, and fails
-    when it is told to."""
+    """An engine that runs jobs alone, from the whole text again at each step.
+
+    It counts its `steps`, and raises `error` after `fails_after` steps, if that is set.
+    """
 
     def __init__(self, runtime):
         self.runtime = runtime
@@ -84,8 +86,10 @@ class OneByOne:
             return decoder.prefill(request.input_ids, request.attention_mask)[:, -1].copy()
 
     def known(self, logits, token, count):
-        """Return the log probability of `token` and of the best `count` tokens, computed in
-        float64."""
+        """Return the log probabilities of `token` and of the best `count` tokens, in float64.
+
+        `logits` are (1, V).
+        """
         exact = logits[0].astype(np.float64)
         exact -= np.log(np.exp(exact - exact.max()).sum()) + exact.max()
         best = np.argsort(-exact, kind="stable")[:count]
@@ -160,7 +164,7 @@ def with_tokenizer(directory, parent):
 
 @contextlib.contextmanager
 def serve_engine(*served):
-    """The address of a server of these models, in a thread."""
+    """Yield the address of a server of the models `served`, which runs in a thread."""
     settings, lifecycle, metrics = Settings(max_batch=6), Lifecycle(), Metrics()
     by_name = ServedModels({model.name: model for model in served})
     app = serving.create_app(by_name, (openai_api.PROTOCOL,), settings, lifecycle, metrics)
@@ -195,6 +199,9 @@ def post(url, path="/v1/completions", **body):
 
 
 def new_tokens(decoder, text, **options):
-    """Without padding, with the end token."""
+    """Return the new tokens after `text`, without padding, with the end token.
+
+    `decoder` is a `TextRuntime`, and `options` are generation options.
+    """
     ids = np.array([decoder.encode([text], special_tokens=True)[0].ids])
     return ended(decoder.runtime.generate(ids, **options)[0, ids.shape[1] :].tolist())[0]

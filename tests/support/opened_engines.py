@@ -7,7 +7,10 @@ from vanilla_transformer_export.scheduler.client import LocalScheduler
 
 
 def open_engine(directory, workers=1, slots=None, threads=1, **sizes):
-    """Return a scheduler that is not started. `sizes` are those of `Admission`."""
+    """Return a scheduler of the export `directory`, which is not started.
+
+    `sizes` and the other arguments are those of `Admission`.
+    """
     sizes = {"max_waiting": 10_000, **sizes}
     info = open_export(directory)
     admission = Admission(info, workers, threads, slots, **sizes)
@@ -15,6 +18,9 @@ def open_engine(directory, workers=1, slots=None, threads=1, **sizes):
 
 
 def text_engine(directory, **sizes):
-    """Return the text side of an export, as `serve` has it, and its scheduler, started."""
+    """Return (the text side of the export `directory`, as `serve` has it, its started scheduler).
+
+    `sizes` are arguments of `open_engine`.
+    """
     engine = open_engine(directory, **sizes).start()
     return TextRuntime.around(engine.admission), engine

@@ -34,7 +34,7 @@ ANY_TEXT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 @dataclass(frozen=True)
 class Block:
-    """A code block of a page.
+    """A code block of a page, which begins at `line`.
 
     `reason` is why it does not run, and `output` is what it prints according to the page; both may
     be `None`.
@@ -48,7 +48,7 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """Return all code blocks of a page except Sphinx directives."""
+    """Return all code blocks of the file `page` except Sphinx directives."""
     text = re.sub(
         r"^```\{.*?^```$",
         lambda match: "\n" * match[0].count("\n"),
@@ -94,7 +94,7 @@ def run(page: Path, folder: Path, printed) -> int:
 
 
 def write_corpus(folder: Path) -> None:
-    """Write the parallel text that a reader of the README has."""
+    """Write the parallel text that a reader of the README has to `folder`."""
     pairs = toy_corpus(60, seed=0)
     for split in ("train", "val"):
         for side, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
@@ -102,8 +102,7 @@ def write_corpus(folder: Path) -> None:
 
 
 def run_call(call: list[str], is_cut: bool) -> None:
-    """Run one of our commands in this process, because importing torch each time would take too
-    long.
+    """Run the command `call`, a list of words, in this process: importing torch each time is slow.
 
     With `is_cut`, training is of a small model for a few updates.
     """
@@ -127,7 +126,7 @@ def run_script(script: str, *arguments: str) -> None:
 
 
 def cut(arguments: list[str]) -> list[str]:
-    """Return the arguments of `train` with changes that reduce sizes and steps."""
+    """Return the `arguments` of `train` with changes that reduce sizes and steps."""
     read = cli.parse(arguments)
     changes = standins.small(read_recipe(read.recipe, dict(read.set)))
     return [

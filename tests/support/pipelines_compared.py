@@ -6,13 +6,16 @@ from transformers import pipeline
 
 
 def both(open_head, name, task, **settings):
-    """The pipeline of transformers on the checkpoint, and the runtime."""
+    """Return (the pipeline of transformers for `task`, the runtime) of the checkpoint `name`.
+
+    `open_head` is the fixture that makes it, with `settings`.
+    """
     checkpoint, runtime = open_head(name, **settings)
     return pipeline(task, model=checkpoint), runtime
 
 
 def plain(value):
-    """Replace NumPy's numbers in `value` by Python's."""
+    """Return `value` with Python's numbers in place of NumPy's."""
     if isinstance(value, dict):
         return {name: plain(item) for name, item in value.items()}
     if isinstance(value, list):

@@ -2,7 +2,7 @@
 
 
 def plain(result):
-    """Return a structure with lists and Python's numbers in place of arrays and tensors."""
+    """Return `result` with lists and Python's numbers in place of arrays and tensors."""
     if isinstance(result, dict):
         return {name: plain(value) for name, value in result.items()}
     if isinstance(result, list | tuple):

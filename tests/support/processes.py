@@ -32,7 +32,10 @@ def free_port() -> str:
 
 
 def environment(rank: int, port: str) -> dict[str, str]:
-    """Return the environment variables that torchrun sets for process `rank`."""
+    """Return the environment variables that torchrun sets for process `rank` of two.
+
+    `port` is that of the first process.
+    """
     settings = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -53,9 +56,10 @@ def work(rank: int, port: str, folder: Path):
 
 
 def compared(name: str, plan: str, folder: Path) -> dict:
-    """Return the distance between the sharded model and the model of a single process.
+    """Compare the model `name`, sharded by the plan `plan`, with the same model in one process.
 
-    `values` holds the number of values of each parameter, in this process and in all.
+    Return the distances of outputs and gradients, whether tokens are equal, and `values`: the
+    number of values of each parameter, in this process and in all. `folder` gets the checkpoint.
     """
     single, rows = build(name), torch.arange(4)
     if distributed.get_rank() == 0:
@@ -82,9 +86,9 @@ def compared(name: str, plan: str, folder: Path) -> dict:
 
 
 def trained(folder: Path) -> dict[str, list[float]]:
-    """Return the losses of `Trainer` with a model that each process copies, and with a sharded one.
+    """Return {"copies": losses, "shards": losses} of `Trainer`.
 
-    Both are saved.
+    Each process has a copy of the model, or a part of it. Both models are saved to `folder`.
     """
     losses = {}
     for name, options in {"copies": {}, "shards": {"distributed_config": PLANS["FSDP2"]}}.items():
@@ -114,7 +118,7 @@ def trained(folder: Path) -> dict[str, list[float]]:
 
 
 def inputs(model, rows):
-    """Return inputs in which two rows end in padding."""
+    """Return arguments of `forward` for some `rows` of four, two of which end in padding."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(4, VOCABULARY, (4, 8), generator=generator)
     mask = (torch.arange(8) < torch.tensor([[8], [5], [8], [3]])).long()
@@ -139,7 +143,7 @@ def gradients(model, rows):
 
 
 def tokens(model, rows):
-    """Return generated tokens; none if the model does not generate."""
+    """Return four generated tokens for each of `rows`; none if the model does not generate."""
     lengths = {"min_new_tokens": 4, "max_new_tokens": 4}
     return (
         model.generate(**inputs(model, rows), **lengths)
@@ -157,7 +161,10 @@ def local(tensor):
 
 
 def distance(one, other):
-    """Return the largest difference, relative to the largest value if that is above 1."""
+    """Return the largest difference of `one` and `other`.
+
+    It is relative to the largest value of `other` if that is above 1.
+    """
     return ((one - other).abs().max() / other.abs().max().clamp(min=1)).item()
 
 

@@ -8,7 +8,10 @@ LENGTHS = (7, 1, 4, 9, 2, 9)
 
 
 def prompts(lengths=LENGTHS, side="right", seed=0, pad=PAD):
-    """Random ordinary tokens, ids and mask (B, S), padded on `side`."""
+    """Return random ids and mask (B, S) of rows of these `lengths`, padded on `side` with `pad`.
+
+    The tokens are ordinary ones.
+    """
     rng, longest = np.random.default_rng(seed), max(lengths)
     ids, mask = np.full((len(lengths), longest), pad), np.zeros((len(lengths), longest), np.int64)
     for row, length in enumerate(lengths):
@@ -26,11 +29,17 @@ def in_torch(exported, name, ids, mask, **options):
 
 
 def prompts_for(exported, name, **kwargs):
-    """transformers reads a decoder's prompts padded on the left only."""
+    """Return `prompts` for the model `name`: a decoder's are padded on the left, others on the
+    right.
+
+    `exported` is the fixture that has the model, and `kwargs` are arguments of `prompts`.
+    transformers reads a decoder's prompts padded on the left only.
+    """
     side = "right" if name.startswith("seq2seq") else "left"
     return prompts(**{"side": side, "pad": exported(name).model.config.pad_token_id, **kwargs})
 
 
 def new_from(name, ids):
-    """Return the index of the first new token in rows of generated ids."""
+    """Return the index of the first new token in rows that the model `name` generated from
+    `ids`."""
     return 1 if name.startswith("seq2seq") else ids.shape[1]

@@ -4,7 +4,7 @@ import json
 
 
 def read_answer(connection):
-    """Status and JSON of the next answer on a connection."""
+    """Return (status, JSON) of the next answer on the socket `connection`."""
     file = connection.makefile("rb")
     status = int(file.readline().split()[1])
     headers = dict(line.strip().lower().split(b": ", 1) for line in iter(file.readline, b"\r\n"))
@@ -12,7 +12,7 @@ def read_answer(connection):
 
 
 def is_closed(connection):
-    """Return True if the server closes the connection within the connection's timeout."""
+    """Return True if the server closes the socket `connection` within the socket's timeout."""
     try:
         return connection.recv(1000) == b""
     except ConnectionResetError:

@@ -14,7 +14,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Paper:
-    """The paper's symbols, and the switches of the family that came after it."""
+    """The paper's symbols of one model, and the switches of the family that came after it."""
 
     d_model: int
     h: int
@@ -47,8 +47,10 @@ class Paper:
 
 
 def position_encoding(position: int, d_model: int) -> np.ndarray:
-    """Return section 3.5's PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), and PE(pos, 2i + 1) with
-    cos."""
+    """Return the encoding (d_model,) of `position` by section 3.5.
+
+    PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), and PE(pos, 2i + 1) is the cosine.
+    """
     row = np.zeros(d_model)
     for i in range(d_model // 2):
         row[2 * i] = math.sin(position / 10000 ** (2 * i / d_model))
@@ -57,9 +59,9 @@ def position_encoding(position: int, d_model: int) -> np.ndarray:
 
 
 def rotation(position: int, d: int, theta: float) -> np.ndarray:
-    """Return the rotation matrix of a position (Su et al. 2021, equations 15 and 34).
+    """Return the rotation matrix (d, d) of `position` (Su et al. 2021, equations 15 and 34).
 
-    It turns the i-th pair of components by m theta_i = m * 10000^(-2 (i - 1) / d), i = 1 ... d / 2.
+    It turns the i-th pair of components by m theta_i = m * theta^(-2 (i - 1) / d), i = 1 ... d / 2.
     """
     matrix = np.zeros((d, d))
     for i in range(1, d // 2 + 1):
@@ -102,7 +104,7 @@ def linear(weights, name, x, bias=True):
 
 
 def layer_norm(weights, name, x, paper):
-    """Apply layer norm (Ba et al. 2016, equation 3).
+    """Return the layer norm `name` of `x` (Ba et al. 2016, equation 3).
 
     Without mean and bias it is Zhang and Sennrich 2019, equation 4.
     """
@@ -132,7 +134,7 @@ def activation(name, x):
 
 
 def attention(q, k, v, visible, bias=None):
-    """Apply equation 1, softmax(Q K^T / sqrt(d_k)) V, query by query.
+    """Return equation 1, softmax(Q K^T / sqrt(d_k)) V, computed query by query.
 
     `visible[t, s]` is True if query t may look at key s. `bias[t, s]`, if there is one, is added to
     the scores.
@@ -147,10 +149,11 @@ def attention(q, k, v, visible, bias=None):
 
 
 def multi_head(weights, name, paper, x, source, visible, rotations=None, biases=None):
-    """Apply section 3.2.2: Concat(head_1, ..., head_h) W^O.
+    """Return section 3.2.2 for the module `name`: Concat(head_1, ..., head_h) W^O.
 
-    head_i = Attention(x W^Q_i, source W^K_i, source W^V_i). `rotations` has one matrix for each
-    position, which turns its query and its key; `biases` has one for each head.
+    head_i = Attention(x W^Q_i, source W^K_i, source W^V_i). `visible` says which positions of
+    `source` each of `x` may look at. `rotations` has one matrix for each position, which turns its
+    query and its key; `biases` has one for each head.
     """
     q, k, v = (
         linear(weights, f"{name}.{p}_proj", s, paper.bias)
@@ -175,7 +178,7 @@ def multi_head(weights, name, paper, x, source, visible, rotations=None, biases=
 
 
 def feed_forward(weights, name, paper, x):
-    """Apply equation 2: max(0, x W_1 + b_1) W_2 + b_2.
+    """Return equation 2 for the module `name`: max(0, x W_1 + b_1) W_2 + b_2.
 
     The gated form is Shazeer 2020, equation 6: (act(x W) * x V) W_2.
     """
@@ -191,11 +194,11 @@ def feed_forward(weights, name, paper, x):
 
 
 def embed(weights, name, paper, table, tokens, positions, types=None):
-    """Return token embeddings times sqrt(d_model) plus positions (section 3.4); BERT adds token
-    types.
+    """Return token embeddings times sqrt(d_model) plus positions (section 3.4), as (T, d_model).
 
-    Embeddings of another width `e` pass W to the layers. With a norm this is W LayerNorm(tokens +
-    positions) + b (ELECTRA), else W tokens + positions (OPT).
+    BERT adds token `types`. `table` has the embeddings. Embeddings of another width `e` pass W to
+    the layers. With a norm this is W LayerNorm(tokens + positions) + b (ELECTRA), else W tokens +
+    positions (OPT).
     """
     assert (name + ".projection.weight" in weights) == (paper.e is not None)
     e = paper.e or paper.d_model
@@ -221,12 +224,15 @@ def embed(weights, name, paper, table, tokens, positions, types=None):
 
 
 def everyone(queries, mask):
-    """Return a mask in which every query sees every real token."""
+    """Return a mask (queries, S) in which every query sees every real token.
+
+    `mask` (S,) is 0 for padding.
+    """
     return np.tile(np.asarray(mask, bool), (queries, 1))
 
 
 def visible_in(paper, mask, is_causal):
-    """Return which tokens see each other in self-attention.
+    """Return a mask (T, T): True where token t sees token s in self-attention.
 
     In a decoder, query t sees the real tokens s <= t; in an encoder, all real tokens. A window
     (Beltagy et al. 2020, section 3.1) leaves the last `window` tokens including t in a decoder, and
@@ -255,8 +261,19 @@ def stack(
     memory=None,
     memory_mask=None,
 ):
-    """Run one side of Figure 1 on one sentence; `memory` is the encoder's output for
-    cross-attention."""
+    """Return the states (T, d_model) of one side of Figure 1 for one sentence.
+
+    Args:
+        weights: all weights of the model by name.
+        name: what the names of this side begin with.
+        paper: the model's numbers and switches.
+        table: the token embeddings (V, width).
+        tokens, positions, types: those of the sentence.
+        mask: 0 for padding.
+        is_causal: True for a decoder.
+        memory: the encoder's output, for cross-attention.
+        memory_mask: 0 for padding of the source.
+    """
     x = embed(weights, name + "embeddings", paper, table, tokens, positions, types)
     visible, rotations, biases = visible_in(paper, mask, is_causal), None, None
     seen = None if memory is None else everyone(len(tokens), memory_mask)
@@ -303,12 +320,18 @@ def stack(
 
 
 def pooled(weights, name, act, x):
-    """Return the first token's state after a linear map and an activation (Devlin et al. 2019)."""
+    """Return the first of the states `x` after a linear map and an activation (Devlin et al. 2019).
+
+    `name` is the module and `act` the activation.
+    """
     return activation(act, linear(weights, name + ".dense", x[0]))
 
 
 def lm_transform(weights, name, paper, x):
-    """Apply the transformation before BERT's projection to the vocabulary (Devlin et al. 2019)."""
+    """Return the states `x` as BERT transforms them before its projection to the vocabulary.
+
+    The transform is the module `name` (Devlin et al. 2019).
+    """
     return layer_norm(
         weights,
         name + ".norm",
@@ -318,9 +341,10 @@ def lm_transform(weights, name, paper, x):
 
 
 def project(weights, paper, table, x, narrow=None):
-    """Project the states to the vocabulary; with tying, by the embedding matrix (section 3.4).
+    """Return the logits (T, V) of states `x`; with tying, by the embedding matrix (section 3.4).
 
-    `narrow` is the linear map without bias from the states to the width of embeddings.
+    `table` is that matrix. `narrow` is the linear map without bias from the states to the width of
+    embeddings.
     """
     if paper.e and narrow:
         x = linear(weights, narrow, x, bias=False)
@@ -330,7 +354,10 @@ def project(weights, paper, table, x, narrow=None):
 
 
 def encoder_lm(weights, paper, tokens, mask, positions, types=None):
-    """Return the logits (T, V) of a masked language model for one sentence."""
+    """Return the logits (T, V) of a masked language model for one sentence.
+
+    `mask` is 0 for padding; `types` are its token types, if the model has any.
+    """
     table = weights["model.embeddings.embed_tokens.weight"]
     x = stack(weights, "model.", paper, table, tokens, positions, mask, False, types)
     if paper.lm_transform:
@@ -339,17 +366,20 @@ def encoder_lm(weights, paper, tokens, mask, positions, types=None):
 
 
 def decoder_lm(weights, paper, tokens, mask, positions):
-    """Return the logits (T, V) of a causal language model for one sentence."""
+    """Return the logits (T, V) of a causal language model for one sentence.
+
+    `mask` is 0 for padding.
+    """
     table = weights["model.embeddings.embed_tokens.weight"]
     x = stack(weights, "model.", paper, table, tokens, positions, mask, True)
     return project(weights, paper, table, x, "model.output_projection")
 
 
 def seq2seq_lm(weights, paper, source, source_mask, target, target_mask, target_positions):
-    """Return the logits (T, V) of Figure 1 for one pair of sentences.
+    """Return the logits (T, V) of Figure 1 for one pair of sentences, `source` and `target`.
 
-    Tied, one matrix serves both sides and the projection. If the sides do not share it, the
-    target's serves the projection.
+    Masks are 0 for padding. Tied, one matrix serves both sides and the projection. If the sides do
+    not share it, the target's serves the projection.
     """
     source_table = weights["model.encoder.embeddings.embed_tokens.weight"]
     one_table = paper.tied and paper.shared

@@ -36,7 +36,7 @@ async def stub(body: Body) -> JSONResponse:
 
 @router.post("/slow")
 async def slow(body: Body) -> JSONResponse:
-    """Answer after `x` seconds."""
+    """Answer {} after `x` seconds."""
     SEEN.append("begun")
     try:
         await asyncio.sleep(body.x)
@@ -90,7 +90,8 @@ PROTOCOL = Protocol(
 
 
 class Served:
-    """`server` at `port`; `lines` are what it says."""
+    """A server in a thread of this process, at `port`. `lines` are what it says, `error` how it
+    failed."""
 
     def __init__(self, settings: Settings, token: bytes | None, protocols: tuple[Protocol, ...]):
         self.lines: list[str] = []
@@ -148,7 +149,7 @@ def served(token: bytes | None = None, protocols: tuple[Protocol, ...] = (PROTOC
 
 
 def wait_for(holds, seconds: float = 10.0):
-    """Wait until `holds` returns a true value, and return it."""
+    """Wait until `holds()` returns a true value, and return it; fail after `seconds`."""
     limit = time.monotonic() + seconds
     while not (value := holds()):
         assert time.monotonic() < limit, "nothing happened"
@@ -157,7 +158,10 @@ def wait_for(holds, seconds: float = 10.0):
 
 
 def request(path: str, body: object = None, *headers: str) -> bytes:
-    """Return the bytes of a POST, or of a GET without a body."""
+    """Return the bytes of a POST of `body` to `path`, or of a GET without a body.
+
+    `headers` are further lines.
+    """
     content = (
         b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     )

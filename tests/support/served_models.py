@@ -23,7 +23,10 @@ PROTOCOLS = (
 
 @contextlib.contextmanager
 def serving(runtimes, **settings):
-    """Yield a server of `runtimes`, by name, which run through the server's queue."""
+    """Yield a server of `runtimes`, {name: runtime}, which run through the server's queue.
+
+    `settings` are those of the server.
+    """
     models = {
         name: ServedModel(name, runtime, encoder=batched(runtime, workers=2))
         for name, runtime in runtimes.items()

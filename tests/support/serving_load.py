@@ -28,8 +28,10 @@ TEXTS = [
 
 
 def with_words(directory: Path, parent: Path) -> Path:
-    """Return a copy of an export of the models of targets.py, with a tokenizer of the words w0 to
-    w47."""
+    """Return a copy in `parent` of the export `directory`, with a tokenizer of the words w0 to w47.
+
+    It is one of the models of targets.py. If it generates, it gets a limit of new tokens.
+    """
     copy = copy_folder(directory, parent)
     words = {f"w{number}": number for number in range(SIZE)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
@@ -49,7 +51,8 @@ def with_words(directory: Path, parent: Path) -> Path:
 def serving(export: Path, log: Path, *flags: str):
     """Yield a server of `export`, which must stop without errors if the test does not stop it.
 
-    It has `server.url` and the attributes of serving_servers.py.
+    It has `server.url` and the attributes of serving_servers.py. Its output goes to the file `log`,
+    and `flags` are further arguments of `serve`.
     """
     server = Server(
         Plan([*OURS, str(export), "--languages", "en-de", "--log-level", "error", *flags]), log
@@ -69,7 +72,7 @@ def body(text: str) -> str:
 
 
 def translations(texts: list[str], expected: list[str]) -> dict:
-    """Return a load of serving_client.py, with the expected answers."""
+    """Return a load of serving_client.py that translates `texts`, with the `expected` answers."""
     answers = [
         json.dumps({"translatedText": text}, ensure_ascii=False, separators=(",", ":"))
         for text in expected
@@ -78,7 +81,7 @@ def translations(texts: list[str], expected: list[str]) -> dict:
 
 
 def run_load(export: Path) -> dict:
-    """Return a load of `TEXTS`, with the translation of each text alone."""
+    """Return a load of `TEXTS`, which expects what `export` translates each text to alone."""
     runtime = TextRuntime(export, threads=1)
     expected = [runtime.translate([text])[0] for text in TEXTS]
     assert len(set(expected)) > len(TEXTS) / 2
@@ -86,14 +89,17 @@ def run_load(export: Path) -> dict:
 
 
 def assert_no_harm(load: dict, *others: str) -> None:
-    """Check an outcome of serving_client.py: only correct answers, rejections with Retry-After, and
-    `others`."""
+    """Check an outcome of serving_client.py.
+
+    It may have only correct answers, rejections with Retry-After, and the statuses or errors
+    `others`.
+    """
     assert load["wrong"] == load["unpromised"] == 0, load
     assert set(load["statuses"]) <= {"200", "429", "503", *others}, load["statuses"]
 
 
 def metric(server: Server, name: str) -> float:
-    """Return the sum of a metric over its labels."""
+    """Return the sum over all labels of the metric `name` of `server`."""
     with urllib.request.urlopen(server.url("/metrics"), timeout=10) as answer:
         lines = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", answer.read().decode(), re.MULTILINE)
     assert lines, name
@@ -123,6 +129,6 @@ def request(text: str, **more) -> bytes:
 
 
 def vanish(connection: socket.socket) -> None:
-    """Close the connection with a reset."""
+    """Close `connection` with a reset, as a client that crashed does."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()

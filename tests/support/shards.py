@@ -6,7 +6,7 @@ OPTIONS = {"max_new_tokens": 8}
 
 
 def some_lines(count, seed=0):
-    """Return random lines of up to nine words; one in eight has none."""
+    """Return `count` random lines of up to nine words; one in eight has none."""
     rng = np.random.default_rng(seed)
     lines = [
         " ".join(f"w{token}" for token in rng.integers(4, 48, rng.integers(1, 10)))
@@ -21,7 +21,7 @@ def write(path, lines):
 
 
 def translated(runtime, lines, blank=""):
-    """Each line by itself."""
+    """Return the translation of each line by itself, `blank` for one without words."""
     return [runtime.translate([line], **OPTIONS)[0] if line.strip() else blank for line in lines]
 
 

@@ -22,7 +22,8 @@ RAYS = "serve"  # also a program, but in our pages mostly our own verb
 
 
 def commands(script: str, folder: Path) -> list[list[str]]:
-    """Return the calls of `PROGRAMS` and `RAYS` that `script` makes in `folder`.
+    """Run `script` in `folder`, and return its calls of `PROGRAMS` and `RAYS`, each a list of
+    words.
 
     These programs only record their arguments. Other commands run.
     """
@@ -44,7 +45,7 @@ def commands(script: str, folder: Path) -> list[list[str]]:
 
 
 def ours(call: list[str]) -> list[str]:
-    """Return the arguments of `vanilla-transformer` in a call, even if another program starts
+    """Return the arguments of `vanilla-transformer` in `call`, even if another program starts
     it."""
     program, *arguments = call
     if program == "sbatch":

@@ -37,7 +37,7 @@ TAGGED = "the O\nold B-PER\ndog I-PER\nruns O\n\nthe O\nbig B-PER\nbird I-PER\ns
 
 
 def small(recipe: Recipe) -> dict:
-    """Return changes of `recipe` that only reduce sizes and steps."""
+    """Return changes of `recipe`, {key: value}, that only reduce sizes and steps."""
     layers = LAYERS.get(recipe.task, ("num_hidden_layers",))
     settings = {
         f"model.{name}": value for name, value in (SHAPE | dict.fromkeys(layers, 1)).items()
@@ -55,7 +55,8 @@ def small(recipe: Recipe) -> dict:
 
 
 def lacking(recipe: Recipe, folder: Path) -> dict:
-    """Return changes that supply what `recipe` leaves to its user or takes from the Hub.
+    """Return changes, {key: value}, that supply what `recipe` leaves to its user or takes from the
+    Hub.
 
     Text and checkpoints are made in `folder`.
     """
@@ -103,7 +104,7 @@ def write_text(recipe: Recipe, folder: Path) -> None:
 
 
 def texts(recipe) -> list[str]:
-    """Return the content of each file of a split."""
+    """Return the content of each file of a split, for the recipe's task."""
     pairs = toy_corpus(60, seed=0)
     if recipe.task == "translation":
         return ["".join(line + "\n" for line in side) for side in zip(*pairs, strict=True)]
@@ -137,7 +138,8 @@ def data_set(path: Path, rows: list[dict]) -> str:
 
 
 def pictures(path: Path) -> str:
-    """Write dark and bright images as a directory of splits and labels, and return its path."""
+    """Write dark and bright images to `path`, as a directory of splits and labels, and return
+    it."""
     numbers = np.random.default_rng(0)
     for split, count in (("train", 24), ("validation", 8)):
         for number in range(count):
@@ -149,7 +151,7 @@ def pictures(path: Path) -> str:
 
 
 def translator(path: Path) -> str:
-    """Save a new translation model and return its path."""
+    """Save a new translation model to `path` and return it."""
     lines = [line for pair in toy_corpus(60, seed=0) for line in pair]
     config = VanillaSeq2SeqConfig(vocab_size=60, encoder_layers=1, decoder_layers=1, **SHAPE)
     return saved(VanillaSeq2SeqForConditionalGeneration(config), train_tokenizer(lines, 60), path)
@@ -162,13 +164,15 @@ def make_tokenizer(kind):
 
 
 def checkpoint(path: Path, kind: str = "word") -> str:
-    """Save a new model of masked words and return its path."""
+    """Save a new model of masked words with a tokenizer of `kind` to `path` and return it."""
     return saved(VanillaEncoderForMaskedLM(config(kind)), make_tokenizer(kind), path)
 
 
 def classifier(path: Path, kind: str = "word", names=("bad", "good")) -> str:
-    """Save a new classifier with the labels of `OPINIONS`, or other `names`, and return its
-    path."""
+    """Save a new classifier with a tokenizer of `kind` to `path` and return it.
+
+    Its labels are `names`, by default those of `OPINIONS`.
+    """
     labels = {
         "id2label": dict(enumerate(names)),
         "label2id": {name: index for index, name in enumerate(names)},

@@ -74,7 +74,7 @@ FILES = dict.fromkeys(SEQ2SEQ, ("onnx/encoder_model.onnx", "onnx/decoder_model_m
 
 
 def exports_for(target):
-    """Return a fixture that maps a name of `MODELS` and a dtype to a model and its export for
+    """Return a fixture: a function from a name of `MODELS` and a dtype to an `Exported` for
     `target`."""
 
     @pytest.fixture(scope="module")
@@ -101,7 +101,10 @@ def ops(model):
 
 
 def prompts(name, seed=0):
-    """Return rows of several lengths: right-padded sources or left-padded prompts."""
+    """Return random ids and mask (4, 7) of rows of several lengths for the model `name`.
+
+    Sources are padded on the right, prompts of a decoder on the left.
+    """
     rng, lengths = np.random.default_rng(seed), [7, 1, 4, 6]
     ids, mask = np.full((4, 7), PAD), np.zeros((4, 7), np.int64)
     for row, length in enumerate(lengths):

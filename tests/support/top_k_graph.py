@@ -10,8 +10,11 @@ OPSET, IR_VERSION = 21, 10
 
 
 def top_k_graph() -> onnx.ModelProto:
-    """Return the graph of logits (rows, V) and count (1,) to log p and ids of the top-k tokens,
-    both (rows, count)."""
+    """Return the graph of the largest logits of each row.
+
+    Its inputs are logits (rows, V) and count (1,), its outputs log p and ids of the tokens, both
+    (rows, count).
+    """
     nodes = [
         helper.make_node("TopK", ["logits", "count"], ["values", "tokens"]),
         helper.make_node("LogSoftmax", ["logits"], ["all"]),

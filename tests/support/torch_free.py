@@ -48,7 +48,7 @@ def write(folder: Path) -> None:
 
 
 def results(directory: Path) -> dict[str, list]:
-    """Return the results of `Runtime` and `TextRuntime` for an export.
+    """Return {name: results} of `Runtime` and `TextRuntime` for the export `directory`.
 
     These are new tokens with each of the `OPTIONS` and from a stream, and texts if there is a
     tokenizer. For an encoder they are the outputs of real tokens.
@@ -83,7 +83,7 @@ def results_again(directory: Path) -> dict[str, list]:
 
 
 def bare_results(directory: Path) -> dict[str, list]:
-    """Return the results of a portable export without our package.
+    """Return the results of the portable export `directory`, without our package.
 
     They are those of `results`, or for a model that generates, the greedy tokens from a past of
     length 0.
@@ -120,7 +120,10 @@ def bare_results(directory: Path) -> dict[str, list]:
 
 
 def greedy(session, tokens, feeds, config) -> list[list[int]]:
-    """Return the new tokens after `tokens` (B, T); finished rows continue with the pad token."""
+    """Return the new tokens of greedy search after `tokens` (B, T); ended rows get the pad token.
+
+    `session` has the decoder graph, `feeds` are its other inputs, and `config` the model's fields.
+    """
     names, new, ended = (
         [tensor.name for tensor in session.get_outputs()],
         [],
@@ -154,7 +157,7 @@ def greedy(session, tokens, feeds, config) -> list[list[int]]:
 
 
 def prompts() -> tuple[np.ndarray, np.ndarray]:
-    """Return rows of several lengths, padded on the right."""
+    """Return random ids and mask of rows of several lengths, padded on the right."""
     mask = (np.arange(7) < [[7], [1], [4], [6]]).astype(np.int64)
     return np.random.default_rng(0).integers(4, 48, mask.shape) * mask, mask
 
@@ -165,7 +168,8 @@ def real(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def differences(actual: dict[str, list], expected: dict[str, list]) -> list[str]:
-    """Return a description of each difference; tokens and texts must be equal."""
+    """Return text for each difference of `actual` from `expected`; tokens and texts must be
+    equal."""
     wrong = []
     for name, values in actual.items():
         expected_values = expected[name]

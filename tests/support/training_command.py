@@ -4,7 +4,7 @@ import json
 
 
 def training(corpus, *settings):
-    """The arguments that train on `corpus`, with `settings` over the recipe's."""
+    """Return the arguments of `train` for the text `corpus`, with `settings` over the recipe's."""
     files = {"data.train": corpus[:2], "data.validation": corpus[2:]}
     files = [f"{name}={json.dumps([str(path) for path in paths])}" for name, paths in files.items()]
     return [

@@ -14,7 +14,10 @@ STEPS = 12  # updates of an epoch of the corpus
 
 
 def make_recipe(corpus, model=None, **training):
-    """Three epochs by default."""
+    """Return a recipe that trains on `corpus`, for three epochs by default.
+
+    `model` are fields of [model], and `training` those of [training].
+    """
     settings = dict(
         tokens_per_update=512, tokens_per_batch=256, num_train_epochs=3, learning_rate=5e-3,
         warmup_steps=20, lr_scheduler_type="inverse_sqrt", label_smoothing_factor=0.1,

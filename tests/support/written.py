@@ -20,9 +20,10 @@ from vanilla_transformer_export.targets.registry import get_target
 def write(
     part, weights, inputs, target="cpu", dtype="fp32", opset=None, calibration=None, **fields
 ):
-    """Return the ONNX model of the values that `part` writes and returns.
+    """Return an ONNX model with the nodes that `part` writes and the values that it returns.
 
-    `part` is called with a `GraphContext` and the values of `inputs`.
+    `part` is called with a `GraphContext` and the values of `inputs`. The context has `weights`,
+    and a config with `fields`.
     """
     config = Config(
         VanillaEncoderConfig(tie_word_embeddings=False, **fields), "VanillaEncoderModel"
@@ -61,7 +62,7 @@ def write(
 
 
 def run(model, inputs):
-    """Return the outputs of an ONNX model."""
+    """Return the outputs of an ONNX `model` for `inputs`, {name: array}."""
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )

@@ -58,7 +58,8 @@ def convert(
     """Convert the checkpoint `source`, a directory or Hub id, into the directory `out`.
 
     The result has config, weights (written one tensor at a time, in their dtypes), generation
-    config and tokenizer. Returns a summary of what was written.
+    config and tokenizer. Returns the summary `ConversionPlan.facts`, with the keys out,
+    architecture, tensors, parameters, left_out, tokenizer, notes and modules.
 
     Args:
         to: by default another project's checkpoint becomes ours; the name of a family in `FAMILIES`
@@ -72,7 +73,8 @@ def convert(
 
     Raises:
         UsageError: for `config` or `leave_out` with `to`.
-        FileExistsError: if `out` cannot be written, see `files.new_directory`.
+        FileExistsError: if `out` exists and may not be replaced: without `force`, or with files of
+            anyone else.
         FileNotFoundError: if there is no config.json, no weights or none of `variant`.
         OSError: if there is no room for it on the disk.
         ValueError: for a family or architecture that is not known, a field that cannot be
@@ -86,7 +88,10 @@ def convert(
 
 
 def log_notes(facts: dict[str, Any]) -> None:
-    """Log the notes of a conversion whose result nobody prints."""
+    """Log the notes in `facts`, the summary that `convert` returns, as warnings.
+
+    It is for callers that do not show the summary.
+    """
     for note in facts["notes"]:
         logger.warning(note)
 
@@ -98,15 +103,21 @@ def convert_torch(
     force: bool = False,
     **fields: Any,
 ) -> dict[str, Any]:
-    """Convert the files `source` and `embeddings` with `from_torch`, and save the checkpoint `out`.
+    """Convert the weights of a torch.nn.Transformer in the file `source`, and save the checkpoint
+    `out`.
 
-    The files are safetensors, or pickles of tensors. `fields` are those of `from_torch`, with
-    `num_attention_heads`. Returns a summary of what was written.
+    The file `embeddings` has the token embeddings, which torch's module lacks. Both files are
+    safetensors, or pickles of tensors. `fields` are config fields, such as `norm_first`, and
+    `num_attention_heads`, which is required. `force` replaces `out` if we wrote it. Returns a
+    summary with the keys out, architecture and parameters.
 
     Raises:
         UsageError: without `num_attention_heads` or `embeddings`, and for a field that no config
             has.
-        FileExistsError, FileNotFoundError, ValueError: see `convert` and `from_torch`.
+        FileExistsError: if `out` exists and may not be replaced.
+        FileNotFoundError: if there is no file `source` or `embeddings`.
+        ValueError: for unknown, missing or misshapen tensors, and pickles that hold more than
+            tensors.
     """
     if Path(source).is_file():
         check_state_dict(Path(source))

@@ -23,14 +23,18 @@ class MissingTensors(ValueError):
 def settle_architecture(
     theirs: PreTrainedConfig, converter: Converter, files: TensorFiles, plan_as: PlanAs
 ) -> tuple[str, list[str]]:
-    """Return the class that is converted and notes for users.
+    """Return the name of the source's class to convert, and notes for users.
+
+    The class is the one in config.json. If that names no class of transformers, it is the only
+    class whose tensors are in the files.
 
     Args:
-        plan_as: plans the conversion as a class, or raises ValueError.
+        theirs: config of the source.
+        plan_as: plans the conversion as the class of a name, or raises ValueError.
 
     Raises:
-        ValueError: for classes that cannot be converted, and if none is named and the tensors do
-            not decide.
+        ValueError: for a class that cannot be converted, and if config.json names none and the
+            tensors fit none or several.
     """
     known = converter.ARCHITECTURES
     for name in theirs.architectures or ():
@@ -48,8 +52,11 @@ def settle_architecture(
 def class_by_tensors(
     theirs: PreTrainedConfig, converter: Converter, files: TensorFiles, plan_as: PlanAs
 ) -> tuple[str, list[str]]:
-    """Return the class that the tensors fit and a note, where config.json names no class or one
-    that is not transformers'."""
+    """Return the name of the only class that the tensors fit, and a list with a note about it.
+
+    Raises ValueError if the tensors fit no class or several. `theirs` is the config of the source,
+    `files` are its tensors, and `plan_as` plans the conversion as a class.
+    """
     problem = f"architectures={theirs.architectures!r}"
     classes = matching_classes(theirs, converter, files, plan_as)
     if not classes:
@@ -68,8 +75,11 @@ def class_by_tensors(
 def matching_classes(
     theirs: PreTrainedConfig, converter: Converter, files: TensorFiles, plan_as: PlanAs
 ) -> list[str]:
-    """Return the classes that use the most tensors of `files`, and of several those that are saved
-    with the same prefix."""
+    """Return the names of the classes that leave the fewest tensors of other heads unused.
+
+    If there are several, keep those that name their tensors with the base model's prefix as `files`
+    do. If that leaves none, return all. `plan_as` plans the conversion as a class.
+    """
     classes = closest_classes(converter, plan_as)
     if len(classes) == 1:
         return classes
@@ -80,16 +90,22 @@ def matching_classes(
 
 
 def closest_classes(converter: Converter, plan_as: PlanAs) -> list[str]:
-    """Return the classes that a source has all tensors of, and the fewest tensors of other
-    heads."""
+    """Return the names of the classes that leave the fewest tensors of other heads unused.
+
+    Only classes whose tensors are all in the source are compared; the list may be empty. `plan_as`
+    plans the conversion as a class.
+    """
     remaining = fitting_classes(converter.ARCHITECTURES, plan_as)
     fewest = min(remaining.values(), default=0)
     return [name for name, number in remaining.items() if number == fewest]
 
 
 def fitting_classes(architectures: Iterable[str], plan_as: PlanAs) -> dict[str, int]:
-    """Return the classes that a source has all tensors of, each with the number of tensors of other
-    heads."""
+    """Return {class name: number of unused tensors that belong to other heads}.
+
+    It has only those of `architectures` whose tensors are all in the source: `plan_as` raises no
+    ValueError for them.
+    """
     remaining = {}
     for name in architectures:
         with contextlib.suppress(ValueError, RuntimeError):
@@ -98,8 +114,11 @@ def fitting_classes(architectures: Iterable[str], plan_as: PlanAs) -> dict[str, 
 
 
 def other_heads(plan: ConversionPlan) -> list[str]:
-    """Return the tensors of other heads in a source. A pooler may come with any head, as in old
-    files."""
+    """Return the names of the tensors of the source that `plan` does not use and that belong to
+    other heads of the family.
+
+    A pooler is not counted, because old files have one with any head.
+    """
     return [
         name
         for name in plan.left_out
@@ -108,7 +127,8 @@ def other_heads(plan: ConversionPlan) -> list[str]:
 
 
 def stores_prefix(architecture: str, theirs: PreTrainedConfig, prefix: str) -> bool:
-    """Return whether transformers saves the base model inside `architecture` under `prefix`."""
+    """Return True if transformers saves the base model of the class `architecture` under `prefix`,
+    such as "bert.". `theirs` is a config of that class."""
     with torch.device("meta"):
         names = getattr(transformers, architecture)(theirs).state_dict()
     return any(name.startswith(prefix) for name in names)
@@ -117,11 +137,14 @@ def stores_prefix(architecture: str, theirs: PreTrainedConfig, prefix: str) -> b
 def plan_or_base(
     architecture: str, converter: Converter, plan_as: PlanAs
 ) -> tuple[ConversionPlan, list[str]]:
-    """Plan the conversion as `architecture`, or as its base class where the file has no tensor of
-    any head.
+    """Return the plan of the conversion as the class `architecture`, and notes for users.
+
+    If the source has no tensor of any head, the plan is for the base class, with a note. `plan_as`
+    plans the conversion as a class.
 
     Raises:
-        MissingTensors: if the base model or a part of the head is missing.
+        MissingTensors: if the source lacks tensors of the base model, or a part of the head. The
+            message names the classes that its tensors fit.
     """
     try:
         return plan_as(architecture), []

@@ -36,7 +36,10 @@ def is_decoder(architecture: str) -> bool:
 
 
 def sides(architecture: str) -> dict[str, str]:
-    """Return our stacks, each with the source's name for it."""
+    """Return {our stack: the source's name for it}, such as `{"model.decoder": "decoder"}`.
+
+    `architecture` is the name of the source's class.
+    """
     return (
         {"model": "decoder"}
         if is_decoder(architecture)
@@ -45,7 +48,12 @@ def sides(architecture: str) -> dict[str, str]:
 
 
 def vanilla_fields(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
-    """Return our config fields for those that all relatives of BART share."""
+    """Return the fields of our config that all relatives of BART share.
+
+    `architecture` is the source's class. `names` are its tensors: with `final_logits_bias` the LM
+    head gets a bias. Raises ValueError if encoder and decoder differ in feed-forward width or
+    heads.
+    """
     if is_decoder(architecture):
         fields = stack_fields(theirs, "decoder_")
         return fields | {
@@ -87,7 +95,11 @@ def stack_fields(theirs: PreTrainedConfig, side: str = "") -> Fields:
 def to_source_config(
     ours: VanillaTransformerConfig, architecture: str, norm_first: bool = False
 ) -> Fields:
-    """Return the fields of BART, or with `norm_first` those of mBART."""
+    """Return the config fields of BART, or of mBART with `norm_first`.
+
+    Raises ValueError for a field of ours that the family cannot represent. `architecture` is the
+    source's class.
+    """
     require(ours, position_embedding_type="learned", position_ids_from="place")
     require(ours, embedding_norm=True, norm_first=norm_first, final_norm=norm_first)
     return source_fields(ours, architecture, wraps=norm_first) | {
@@ -98,7 +110,9 @@ def to_source_config(
 def source_fields(ours: VanillaTransformerConfig, architecture: str, wraps: bool = False) -> Fields:
     """Return the source's config fields that all relatives of BART share.
 
-    `wraps` is True for families whose decoder input starts with the last token.
+    `architecture` is the source's class. `wraps` is True for families such as mBART, whose decoder
+    input starts with the sequence's last token. Raises ValueError for a field of ours that these
+    families cannot represent.
     """
     require(
         ours,
@@ -151,7 +165,11 @@ def tensor_maps(
 
 
 def positions(architecture: str, unread: int = 0) -> list[TensorMap]:
-    """Return the maps of the learned position tables, without their first `unread` rows."""
+    """Return the tensor map of the learned position table of each stack.
+
+    The first `unread` rows of the source's table, which no token reads, are dropped. `architecture`
+    is the source's class.
+    """
     op = drop_rows(unread) if unread else SAME
     return [
         tensor_map(
@@ -172,9 +190,11 @@ def final_norms(architecture: str) -> list[TensorMap]:
 def body(
     ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
 ) -> list[TensorMap]:
-    """Return the maps of tokens, layers and heads, which all relatives of BART share.
+    """Return the tensor maps of token embeddings, layers and heads, which all relatives of BART
+    share.
 
-    They differ in positions and in norms around the layers.
+    Positions and the norms around the layers are not among them. `ours` and `theirs` are the
+    configs of both models, `architecture` is the source's class.
     """
     if is_decoder(architecture):
         maps = tokens("decoder.embed_tokens.weight", "lm_head.weight", theirs.tie_word_embeddings)
@@ -200,9 +220,13 @@ def body(
 
 
 def embeddings(ours: VanillaTransformerConfig, tied: bool, shared: bool = True) -> list[TensorMap]:
-    """Return the maps of the token embeddings.
+    """Return the tensor maps of the token embeddings and, if not `tied`, of the LM head.
 
-    Tied and shared, one matrix has up to four names. Otherwise `shared.weight` is not used.
+    Args:
+        tied: the LM head is the embedding matrix.
+        shared: encoder and decoder have one embedding matrix. Tied and shared, that matrix has up
+            to four names in the source. Untied and shared, `shared.weight` is read only for a stack
+            without its own matrix.
     """
     encoder, decoder = (
         f"model.{side}.embeddings.embed_tokens.weight" for side in ("encoder", "decoder")

@@ -54,7 +54,10 @@ def require_encoder(theirs: PreTrainedConfig) -> None:
 
 
 def encoder_fields(theirs: PreTrainedConfig) -> Fields:
-    """Return our config fields for those that BERT, RoBERTa, ELECTRA and MPNet share."""
+    """Return the fields of our config that BERT, RoBERTa, ELECTRA and MPNet share.
+
+    The number of positions and the fields of heads are not among them.
+    """
     return stack_fields(theirs) | {
         "type_vocab_size": getattr(theirs, "type_vocab_size", 0),
         "scale_embedding": False,
@@ -93,7 +96,11 @@ def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Field
 def source_fields(
     ours: VanillaTransformerConfig, architecture: str, lm_transform_act: str
 ) -> Fields:
-    """Return the source's config fields that BERT, RoBERTa and MPNet share."""
+    """Return the source's config fields that BERT, RoBERTa and MPNet share.
+
+    `architecture` is the source's class. `lm_transform_act` is the activation in the family's
+    masked-LM head. Raises ValueError for a field of ours that these families cannot represent.
+    """
     require(
         ours,
         scale_embedding=False,
@@ -115,8 +122,8 @@ def source_fields(
 
 
 def source_sizes(ours: VanillaTransformerConfig) -> Fields:
-    """Return the size fields that BERT, its relatives and ViT share: widths, activation, norm and
-    dropouts."""
+    """Return the source's config fields that BERT, its relatives and ViT share: widths, number of
+    layers and heads, activation, norm epsilon, initializer range and dropouts."""
     return {
         "hidden_size": ours.hidden_size,
         "intermediate_size": ours.intermediate_size,
@@ -159,10 +166,11 @@ def classifier_name(architecture: str) -> str:
 
 
 def vocabulary_bias(ours: VanillaTransformerConfig, tied: bool, head: str) -> list[TensorMap]:
-    """Return the maps of the bias of the vocabulary projection.
+    """Return the tensor maps of the bias of the vocabulary projection in the source's module
+    `head`.
 
-    It is a parameter of the head and, under another name, of the projection in the head. Tied, they
-    are one tensor; untied, that of the projection is used.
+    Files have it under two names, `{head}.bias` and `{head}.decoder.bias`. With `tied` embeddings
+    both are one tensor; otherwise the second is used if present.
     """
     if tied:
         return [tensor_map("lm_head.bias", f"{head}.bias", also=(f"{head}.decoder.bias",))]
@@ -173,8 +181,11 @@ def vocabulary_bias(ours: VanillaTransformerConfig, tied: bool, head: str) -> li
 
 
 def body(ours: VanillaTransformerConfig, also: tuple[str, ...] = ()) -> list[TensorMap]:
-    """Return the maps of embeddings without positions, and of layers, for BERT, RoBERTa and
-    ELECTRA."""
+    """Return the tensor maps of layers and of embeddings without positions, as in BERT, RoBERTa and
+    ELECTRA.
+
+    `also` are further names of the token embeddings in the source.
+    """
     maps = [
         tensor_map(
             "model.embeddings.embed_tokens.weight", "embeddings.word_embeddings.weight", also=also

@@ -143,18 +143,25 @@ class ConversionPlan:
         return [*self.remarks, *(self.tokenizer.notes if self.tokenizer is not None else [])]
 
     def write(self, out: str | os.PathLike, force: bool = False) -> dict[str, Any]:
-        """Write the checkpoint directory `out`, and return its `facts`.
+        """Write the checkpoint directory `out`, and return the summary of the conversion.
+
+        It has the keys out, architecture, tensors, parameters, left_out, tokenizer, notes and
+        modules.
 
         Raises:
-            FileExistsError: if `out` cannot be written, see `files.new_directory`.
+            FileExistsError: if `out` exists and may not be replaced. With `force` a checkpoint that
+                we wrote is replaced.
+            OSError: if the disk has no room for the weights.
         """
         with new_directory(out, force, [self.files.path]) as directory:
             self.save(directory)
         return self.facts(out)
 
     def save(self, directory: Path) -> None:
-        """Write the checkpoint's files, tensor by tensor. Raises OSError if the disk has no room
-        for them."""
+        """Write the checkpoint's files into the existing `directory`, the weights tensor by tensor.
+
+        Raises OSError if the disk has no room for the weights.
+        """
         self._check_disk_space(directory)
         shapes = {self.stored.get(name, name): shape for name, shape in self.shapes.items()}
         tensors = ((self.stored.get(name, name), tensor) for name, tensor in self.tensors())
@@ -181,7 +188,11 @@ class ConversionPlan:
             )
 
     def facts(self, out: str | os.PathLike) -> dict[str, Any]:
-        """Return a JSON-ready summary of the checkpoint that was written to `out`."""
+        """Return a JSON-ready summary of the checkpoint that was written to `out`.
+
+        The keys are out, architecture (our class), tensors and parameters (numbers), left_out,
+        tokenizer (its class, or None), notes, and modules (kinds of sentence-transformers modules).
+        """
         return {
             "out": str(out),
             "architecture": type(self.model).__name__,
@@ -196,8 +207,8 @@ class ConversionPlan:
         }
 
     def unequal(self) -> list[tuple[str, str]]:
-        """Return pairs of names that should hold the same tensor but have different values in the
-        source."""
+        """Return the pairs of names that should hold one tensor, as tied weights do, but have
+        different values in the source."""
         pairs = [(step.reads[0], name) for step in self.steps for name in step.same]
         return [pair for pair in pairs if not torch.equal(*map(self.files.read, pair))]
 

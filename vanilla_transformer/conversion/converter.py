@@ -28,9 +28,13 @@ class Converter(Protocol):
     def to_vanilla_config(
         self, theirs: PreTrainedConfig, architecture: str, names: Collection[str]
     ) -> Fields:
-        """Return the fields of our config, from the source's config and the `names` of its tensors.
+        """Return the fields of our config, except labels and special tokens, which `planning`
+        converts.
 
-        Labels and special tokens are converted for all families alike.
+        Args:
+            theirs: config of the source.
+            architecture: name of the source's class, a key of `ARCHITECTURES`.
+            names: names of the source's tensors.
 
         Raises:
             ValueError: for a field that our config cannot represent.
@@ -39,11 +43,15 @@ class Converter(Protocol):
     def tensor_maps(
         self, ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
     ) -> list[TensorMap]:
-        """Return the maps of all tensors, including those of other heads; maps whose tensors a
-        model lacks are skipped."""
+        """Return the maps of all tensors, including those of other heads.
+
+        Maps whose tensors a model lacks are skipped. `architecture` is the name of the source's
+        class, a key of `ARCHITECTURES`.
+        """
 
 
 def get_converter(model_type: str) -> Converter:
-    """Return the converter of a family. Raises KeyError for an unregistered `model_type`."""
+    """Return the module that converts the family `model_type`. Raises KeyError for a family that is
+    not in the registry."""
     module = importlib.import_module(f".{FAMILIES[model_type].module}", __package__)
     return cast(Converter, module)

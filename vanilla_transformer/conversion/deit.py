@@ -50,8 +50,11 @@ def tensor_maps(
 
 
 def classifier(is_mean: bool) -> list[TensorMap]:
-    """Return the maps of the classifier: of the class token alone, or the mean of both
-    classifiers."""
+    """Return the tensor maps of the classifier's weight and bias.
+
+    With `is_mean` it is the mean of the source's classifiers of the class token and the
+    distillation token. Otherwise it reads the class token alone.
+    """
     if not is_mean:
         weight = tensor_map("classifier.weight", "classifier.weight", OF_CLASS_TOKEN)
         return [weight, tensor_map("classifier.bias", "classifier.bias")]

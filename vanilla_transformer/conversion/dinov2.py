@@ -60,7 +60,7 @@ def tensor_maps(
 
 
 def scaled(entry: TensorMap, layer: str) -> TensorMap:
-    """Return the map of a sub-layer's last linear map multiplied by its layer scale; return other
-    maps unchanged."""
+    """Return `entry` with its weights multiplied by the layer scale, if it is the last linear map
+    of a sub-layer; return other maps unchanged. `layer` is the layer's name in the source."""
     scale = SCALES.get(entry.ours[0].split(".")[-2])
     return replace(entry, op=SCALED, extra_inputs=(f"{layer}.{scale}.lambda1",)) if scale else entry

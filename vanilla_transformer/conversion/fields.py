@@ -8,10 +8,10 @@ Fields = dict[str, Any]
 
 
 def require(config: PreTrainedConfig, **expected: Any) -> None:
-    """Raise ValueError unless each field of `config` has its expected value, or one of a tuple of
-    values.
+    """Raise ValueError unless each field of `config` has its expected value.
 
-    The error names the field, its value and the values expected.
+    A tuple stands for several values that are allowed. The error names the field, its value and the
+    values expected.
     """
     for name, values in expected.items():
         values = values if isinstance(values, tuple) else (values,)
@@ -22,9 +22,9 @@ def require(config: PreTrainedConfig, **expected: Any) -> None:
 
 
 def require_padding(config: PreTrainedConfig) -> int:
-    """Return the `pad_token_id`, after which positions that count ids start.
+    """Return the `pad_token_id` of `config`. Raises ValueError if there is none.
 
-    Raises ValueError without one.
+    Families whose positions count the ids that are not padding start them after this id.
     """
     if config.pad_token_id is None or config.pad_token_id < 0:
         raise ValueError(

@@ -58,7 +58,7 @@ def tensor_maps(
 
 
 def check_tensors(files: TensorFiles, theirs: PreTrainedConfig) -> None:
-    """Raise ValueError if a stored table of positions is not the expected sinusoids.
+    """Raise ValueError if a position table in `files` is not the sinusoids that we compute.
 
     Old files hold these tables; they are not converted.
     """

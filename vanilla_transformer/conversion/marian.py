@@ -59,7 +59,11 @@ def to_vanilla_config(
 def sinusoidal_fields(
     theirs: PreTrainedConfig, architecture: str, names: Collection[str]
 ) -> Fields:
-    """Return our config fields for those that Marian and Pegasus share."""
+    """Return the fields of our config that Marian and Pegasus share.
+
+    `architecture` is the source's class, and `names` are its tensors. Raises ValueError for an odd
+    `d_model`, and for fields that our config cannot represent.
+    """
     if theirs.d_model % 2:
         raise ValueError(
             f"d_model={theirs.d_model} cannot be converted: sinusoids need an even width"
@@ -127,7 +131,7 @@ def reordered(maps: list[TensorMap], ours: VanillaTransformerConfig) -> list[Ten
 
 
 def check_tensors(files: TensorFiles, theirs: PreTrainedConfig) -> None:
-    """Raise ValueError if a stored table of positions is not the expected sinusoids.
+    """Raise ValueError if a position table in `files` is not the sinusoids that we compute.
 
     Files may hold these tables; they are not converted.
     """

@@ -81,8 +81,8 @@ def write_checkpoint(source: Path, out: Path) -> None:
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ValueError: for files that are damaged, and a model that is not the paper's with one matrix
-            of tokens.
+        ValueError: for damaged files, and for a model that is not the paper's Transformer with one
+            embedding matrix for source, target and output.
     """
     file, vocabulary_file = only(source, "*.npz"), only(source, "*vocab.yml")
     for name in ("decoder.yml", *PIECES):
@@ -124,7 +124,10 @@ def only(source: Path, pattern: str) -> Path:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file, with strings as values."""
+    """Return the mapping in a YAML file. Numbers and booleans in it are strings.
+
+    Raises ValueError if the file is not YAML or holds something else.
+    """
     with readers_errors(path):
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=YAML_LOADER)
     if not isinstance(content, dict):
@@ -133,8 +136,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_vocabulary(path: Path) -> dict[str, int]:
-    """Return the id of each token; ids start at 0 without gaps, and `</s>` and `<unk>` are among
-    them."""
+    """Return {token: id} of a vocab.yml.
+
+    Raises ValueError unless the ids start at 0 without gaps, `</s>` and `<unk>` are among the
+    tokens, and `<pad>` is not.
+    """
     content = read_yaml(path)
     with readers_errors(path):
         vocabulary = {token: int(number) for token, number in content.items()}
@@ -154,7 +160,7 @@ def read_vocabulary(path: Path) -> dict[str, int]:
 
 
 def read_model_config(arrays: Any) -> dict[str, Any]:
-    """Return the config that Marian stores among the arrays, as zero-terminated YAML text.
+    """Return the config that Marian stores in `arrays`, the opened .npz file, as YAML text.
 
     Raises:
         ValueError: if there is no such array, or its YAML has no names and values.
@@ -224,7 +230,11 @@ def generation_config(
 
 
 def tensors(arrays: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, tensor) with transformers' names, reading each tensor when it is asked for."""
+    """Yield (name, tensor) with transformers' names for `arrays`, the opened .npz file.
+
+    Each tensor is read when the iterator reaches it. Raises ValueError for a tensor that is not a
+    matrix of floating point, or whose name is unknown.
+    """
     for name in arrays:
         if name != MODEL_CONFIG:
             array = torch.from_numpy(np.atleast_2d(arrays[name]))
@@ -237,9 +247,11 @@ def tensors(arrays: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def rename_tensors(name: str, array: torch.Tensor) -> tuple[str, torch.Tensor]:
-    """Return transformers' name and layout of a tensor.
+    """Return (name, tensor) as transformers has them, for the tensor `array` that Marian calls
+    `name`.
 
-    Marian stores vectors as rows, and matrices that are multiplied from the left.
+    Marian stores vectors as one row, and matrices transposed. The embeddings and their bias get a
+    zero row for the padding token. Raises ValueError for an unknown name.
     """
     if name == "Wemb":
         return "model.shared.weight", torch.cat([array, torch.zeros_like(array[:1])])

@@ -22,8 +22,11 @@ class Overrides:
         return bool(self.config or self.leave_out)
 
     def apply(self, content: dict) -> dict:
-        """Return the `content` of a config.json with the fields replaced. One architecture may be a
-        name alone."""
+        """Return the `content` of a config.json with our fields in place of its own.
+
+        `architectures` may be one name instead of a list. Raises ValueError if `model_type` or
+        `architectures` is of another type.
+        """
         fields = dict(self.config)
         name = fields.get("architectures")
         if isinstance(name, str):
@@ -34,7 +37,10 @@ class Overrides:
         return content | fields
 
     def remove_tensors(self, files: TensorFiles, prefix: str) -> None:
-        """Remove the tensors that the patterns match, with or without `prefix`, from `files`.
+        """Remove the tensors that a pattern of `leave_out` matches from `files`.
+
+        A pattern is compared with the name alone, and with `prefix` (that of the base model, such
+        as "bert.") before it.
 
         Raises:
             ValueError: for a pattern that matches no tensor.

@@ -75,9 +75,21 @@ def plan_conversion(
     leave_out: Iterable[str] = (),
     variant: str | None = None,
 ) -> ConversionPlan:
-    """Return the checked plan of what `convert` would do, without writing anything.
+    """Return the checked plan of what `convert` would do, without writing to `out`.
 
-    Raises: the errors of `convert`, except those about `out`.
+    Args:
+        source: a directory or Hub id.
+        to: the name of a family that one of our checkpoints is converted to; by default another
+            project's checkpoint becomes ours.
+        config: fields that replace those in the config.json of `source`.
+        leave_out: patterns of names of tensors that are not converted.
+        variant: "fp16" reads the weights in model.fp16.safetensors.
+
+    Raises:
+        UsageError: for `config` or `leave_out` with `to`.
+        FileNotFoundError: if there is no config.json, no weights or none of `variant`.
+        ValueError: for a family or architecture that is not known, a field that cannot be
+            represented, and unknown, missing or misshapen tensors.
     """
     overrides = Overrides(config or {}, tuple(leave_out), variant)
     if to is None:
@@ -100,7 +112,10 @@ def plan_to_vanilla(
     source: str | PathLike,
     overrides: Overrides = Overrides(),  # noqa: B008, it is frozen
 ) -> ConversionPlan:
-    """Plan the conversion of another project's checkpoint into ours."""
+    """Return the plan to convert the checkpoint `source` of another project into ours.
+
+    `overrides` are changes to it: config fields, tensors to leave out, and the variant of weights.
+    """
     if os.path.isdir(source) and is_marian(Path(source)):
         return plan_marian(Path(source), overrides)
     return plan_variant(
@@ -111,8 +126,11 @@ def plan_to_vanilla(
 def plan_variant(
     source: str | PathLike, variant: str | None, plan_as: Callable[[Path], ConversionPlan]
 ) -> ConversionPlan:
-    """Plan with the directory of `source`, in which the weights of `variant` have the names without
-    it."""
+    """Return `plan_as(directory)` for the directory of `source`, downloaded if it is a Hub id.
+
+    For a `variant` such as "fp16", the directory is a temporary copy in which
+    model.fp16.safetensors is called model.safetensors.
+    """
     directory = download(source, variant)
     return (
         plan_as(directory)
@@ -124,7 +142,10 @@ def plan_variant(
 def plan_copy(
     directory: Path, copy: TemporaryDirectory, plan_as: Callable[[Path], ConversionPlan]
 ) -> ConversionPlan:
-    """Plan with a `copy` of `directory`, which is there as long as the plan."""
+    """Return `plan_as(copy)` for a `copy` of `directory`. The plan keeps the copy alive.
+
+    Errors name `directory` in place of the copy.
+    """
     with errors_name(directory, Path(copy.name)):
         plan = plan_as(Path(copy.name))
     plan.temporaries.append(copy)
@@ -134,7 +155,10 @@ def plan_copy(
 def plan_overridden(
     source: str | PathLike, directory: Path, overrides: Overrides
 ) -> ConversionPlan:
-    """Plan the conversion of the checkpoint in `directory`, with the fields of `overrides`."""
+    """Return the plan for the checkpoint in `directory`, with the config fields of `overrides`.
+
+    A missing `model_type` is found by the tensors. `source` is what the user calls the checkpoint.
+    """
     before, _ = read_raw_config(directory)
     content = overrides.apply(before)
     remarks = []
@@ -154,8 +178,11 @@ def plan_overridden(
 
 
 def plan_directory(source: str | PathLike, path: Path, overrides: Overrides) -> ConversionPlan:
-    """Plan the conversion of the checkpoint in `path`, which users know as `source` and whose
-    config.json is complete."""
+    """Return the plan for the checkpoint in `path`, whose config.json is complete.
+
+    `source` is what the user calls the checkpoint; errors name it. `overrides` are changes to it:
+    config fields, tensors to leave out, and the variant of weights.
+    """
     theirs = read_known_config(source, path)
     if theirs.model_type in CONFIGS:
         raise ValueError(
@@ -176,7 +203,10 @@ def plan_directory(source: str | PathLike, path: Path, overrides: Overrides) -> 
 
 def planner(theirs: PreTrainedConfig, converter: Converter, files: TensorFiles) -> PlanAs:
     """Return a function from the name of an architecture to its conversion plan. Each call gets a
-    copy of the config."""
+    copy of the config.
+
+    `theirs` is the config of the source, and `files` are its tensors.
+    """
     return lambda architecture: plan_by_values(
         copy.deepcopy(theirs), converter, architecture, files
     )
@@ -185,8 +215,12 @@ def planner(theirs: PreTrainedConfig, converter: Converter, files: TensorFiles) 
 def plan_by_values(
     theirs: PreTrainedConfig, converter: Converter, architecture: str, files: TensorFiles
 ) -> ConversionPlan:
-    """Plan by the config, and without tying where the values of tensors that the config ties
-    differ."""
+    """Return the plan for the class `architecture` of the source.
+
+    If tensors that the config ties have different values, the plan is made without tying, and
+    `theirs` is changed. Raises ValueError if tensors still differ that must be equal. `files` are
+    the tensors of the source.
+    """
     plan = plan_by_config(theirs, converter, architecture, files)
     unequal = plan.unequal()
     # transformers does not tie unequal tensors, whatever the config says
@@ -202,7 +236,8 @@ def plan_by_values(
 
 
 def open_tensors(path: Path, converter: Converter, overrides: Overrides) -> TensorFiles:
-    """Open the tensors by the names of the base model, without those that users leave out."""
+    """Return the tensors in `path` under the base model's names, without those that `overrides`
+    leave out."""
     files = TensorFiles(path)
     files.rename(modern_name)
     files.strip(converter.PREFIX)
@@ -211,11 +246,13 @@ def open_tensors(path: Path, converter: Converter, overrides: Overrides) -> Tens
 
 
 def find_family(directory: Path, content: dict, overrides: Overrides) -> str:
-    """Return the only family whose classes fit the tensors, and of several the only one whose
-    vocabulary is beside them.
+    """Return the `model_type` of the only family whose classes fit the tensors in `directory`.
+
+    If several fit, it is the only one whose vocabulary file is there. `content` is the config.json
+    without a `model_type`. `overrides` say which tensors are left out.
 
     Raises:
-        ValueError: if there are none or several.
+        ValueError: if no family or several remain.
     """
     families = [
         name
@@ -233,8 +270,8 @@ def find_family(directory: Path, content: dict, overrides: Overrides) -> str:
 
 
 def has_vocabulary(directory: Path, model_type: str) -> bool:
-    """Return whether `directory` has a file that only tokenizers like those of `model_type` read,
-    such as vocab.txt."""
+    """Return True if `directory` has a vocabulary file of the tokenizer of `model_type`, such as
+    vocab.txt. tokenizer.json does not count: all families may have it."""
     tokenizer_class = getattr(transformers, TOKENIZER_MAPPING_NAMES.get(model_type) or "", None)
     names = {*getattr(tokenizer_class, "vocab_files_names", {}).values()} - {
         "tokenizer.json",
@@ -244,8 +281,11 @@ def has_vocabulary(directory: Path, model_type: str) -> bool:
 
 
 def fits_family(directory: Path, content: dict, overrides: Overrides) -> bool:
-    """Return whether a class of the family that `content` names has all tensors of the
-    checkpoint."""
+    """Return True if the tensors in `directory` are exactly those of a class of the family.
+
+    `content` is the config.json with the family's `model_type`. Tensors unknown to the family and
+    poolers may remain. `overrides` say which tensors are left out.
+    """
     converter = get_converter(content["model_type"])
     try:
         theirs = build_config(CONFIG_MAPPING[content["model_type"]], content, directory)
@@ -258,9 +298,10 @@ def fits_family(directory: Path, content: dict, overrides: Overrides) -> bool:
 
 
 def plan_marian(source: Path, overrides: Overrides) -> ConversionPlan:
-    """Plan the conversion of a model in Marian's own format.
+    """Return the plan for the directory `source` in Marian's own format (*.npz and decoder.yml).
 
-    It goes through a temporary checkpoint of transformers that lives as long as the plan.
+    It reads a temporary checkpoint of transformers, which is deleted with the plan. Raises
+    UsageError if `overrides` have a variant.
     """
     if overrides.variant is not None:
         problem = f"variant is {overrides.variant!r} for {source}, the .npz file of a Marian model"
@@ -306,8 +347,13 @@ def steps_to_vanilla(
     architecture: str,
     files: TensorFiles,
 ) -> tuple[list[TensorStep], list[str], list[str]]:
-    """Return the steps, the names of tensors left out, and those of them unknown to the whole
-    family."""
+    """Return (steps, unused, foreign) of a conversion of `files` into `model`.
+
+    `steps` make all tensors of `model`. `unused` are the names of tensors that are left out, and
+    `foreign` those of them that no class of the family has. Raises ValueError if tensors are
+    missing, or unknown ones stand inside a module that is converted. `architecture` is the source's
+    class, and `theirs` its config.
+    """
     is_base = not hasattr(model, "model")
     parameters = model.state_dict().keys()
     steps = []
@@ -355,7 +401,8 @@ def steps_to_vanilla(
 
 
 def modern_name(name: str) -> str:
-    """Return the present name of a LayerNorm parameter that was converted from TensorFlow."""
+    """Return `name` with .gamma and .beta, as TensorFlow calls LayerNorm parameters, as .weight and
+    .bias."""
     return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))
 
 
@@ -363,8 +410,11 @@ def modern_name(name: str) -> str:
 
 
 def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
-    """Plan the conversion of our checkpoint in `path`, which users know as `source`, to the family
-    `to`."""
+    """Return the plan for our checkpoint in `path` as a checkpoint of the family `to`.
+
+    `source` is what the user calls the checkpoint. Raises ValueError if the checkpoint is not ours,
+    or the family cannot represent it.
+    """
     ours = read_known_config(source, path)
     if ours.model_type not in CONFIGS:
         raise ValueError(
@@ -415,7 +465,12 @@ def steps_to_source(
     architecture: str,
     files: TensorFiles,
 ) -> tuple[list[TensorStep], list[str]]:
-    """Return the steps, and the names of tensors that the family has but the architecture lacks."""
+    """Return (steps, unused) of a conversion of our `files` into `model`, a class of the family.
+
+    `steps` make the tensors of `model`. `unused` are names of our tensors that belong to other
+    heads. Raises ValueError if tensors are missing, or if the family has no place for one.
+    `architecture` is the class of the family, and `ours` our config.
+    """
     parameters = model.state_dict().keys()
     maps = converter.tensor_maps(ours, model.config, architecture)
     steps = []
@@ -458,7 +513,10 @@ def steps_to_source(
 
 
 def download(source: str | PathLike, variant: str | None = None) -> Path:
-    """Return the directory of `source`, downloaded if `source` is a Hub id."""
+    """Return the directory of `source`, downloaded if `source` is a Hub id.
+
+    Pickled weights are downloaded only if there are no safetensors of `variant`.
+    """
     path = checkpoint_directory(source)
     if not Path(source).is_dir() and not has_weights(path, variant):
         # pickles only if there are no safetensors
@@ -467,10 +525,10 @@ def download(source: str | PathLike, variant: str | None = None) -> Path:
 
 
 def read_known_config(source: str | PathLike, path: Path) -> PreTrainedConfig:
-    """Return the config of a family that converts, or of ours.
+    """Return the config in the directory `path`, of a family in the registry or of ours.
 
     Raises:
-        ValueError: for another family.
+        ValueError: for another family. The message calls the checkpoint `source`.
     """
     content, _ = read_raw_config(path)
     model_type = content["model_type"]
@@ -524,8 +582,12 @@ def empty_model(
     files: TensorFiles,
     source_config: PreTrainedConfig,
 ) -> PreTrainedModel:
-    """Return a model on the meta device, with the dtype of the source's config or of its
-    tensors."""
+    """Return a `model_class` on the meta device (shapes without values).
+
+    `config.dtype` is set to that of `source_config`, or else of the first floating-point tensor in
+    `files`, and `config.architectures` to the class. Raises ValueError if no tensor is floating
+    point.
+    """
     floats = [dtype for _, dtype in files.shapes.values() if dtype.is_floating_point]
     if not floats:
         raise ValueError(
@@ -545,10 +607,11 @@ def check_missing(names: list[str], architecture: str, files: TensorFiles) -> No
 
 
 def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path) -> ConversionPlan:
-    """Add the other files of the source to the plan, and return it.
+    """Add the other files of the checkpoint to `plan`, and return it.
 
     These are the generation config, the tokenizer, and the files of image processors and
-    sentence-transformers.
+    sentence-transformers. `source` is the directory or Hub id, `path` its local directory. Raises
+    ValueError for an invalid file.
     """
     plan.companions = companions(source)
     content, _ = read_raw_config(path)
@@ -565,7 +628,11 @@ def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path)
 
 
 def read_generation_config(path: Path) -> GenerationConfig:
-    """Read the generation config of a checkpoint; old checkpoints have it in config.json."""
+    """Return the generation config of the checkpoint in `path`.
+
+    Without generation_config.json the fields come from config.json, where old checkpoints have
+    them.
+    """
     has_file = (path / GENERATION_CONFIG).is_file()
     file = path / (GENERATION_CONFIG if has_file else CONFIG)
     read_json(file)

@@ -72,7 +72,11 @@ UNSUPPORTED = {
 
 
 def table_rows() -> list[str]:
-    """Return the rows of family names by variant for the tables of README.md and docs/."""
+    """Return two rows of a Markdown table, "converts from" and "converts to", for README.md and
+    docs/.
+
+    Each has a cell of family names for encoder, decoder, seq2seq and vision.
+    """
     variants = [
         [family for family in REGISTERED if family.variant == variant] for variant in VARIANTS
     ]

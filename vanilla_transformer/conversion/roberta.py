@@ -64,7 +64,8 @@ def tensor_maps(
 
 
 def positions(pad_token_id: int) -> list[TensorMap]:
-    """Return the map of learned positions: our row 0 is row `pad_token_id` of the source."""
+    """Return the tensor map of the learned position table: our row 0 is row `pad_token_id` of the
+    source."""
     used = drop_rows(pad_token_id)
     return [
         tensor_map(

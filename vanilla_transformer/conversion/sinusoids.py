@@ -11,15 +11,18 @@ from .tensors import TensorFiles
 def marian_table(rows: int, width: int) -> torch.Tensor:
     """Return sinusoids of pos / 10000^(2i / width) as Marian stores them: (rows, width), float64.
 
-    All sines come first, then all cosines; the paper interleaves them (section 3.5)."""
+    All sines come first, then all cosines; the paper interleaves them (section 3.5).
+    """
     frequencies = 10000.0 ** (-torch.arange(width // 2, dtype=torch.double) * 2 / width)
     return sines_then_cosines(rows, frequencies)
 
 
 def fairseq_table(rows: int, width: int, pad_token_id: int | None) -> torch.Tensor:
-    """Return tensor2tensor's sinusoids, of pos / 10000^(i / (width / 2 - 1)): (rows, width).
+    """Return tensor2tensor's sinusoids, of pos / 10000^(i / (width / 2 - 1)): (rows, width),
+    float32.
 
-    The row of padding is 0. The table is float32, as models of any dtype compute it.
+    All sines come first, then all cosines, then a zero column if `width` is odd. Row `pad_token_id`
+    is 0, unless that is None.
     """
     half = width // 2
     frequencies = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))
@@ -38,10 +41,11 @@ def sines_then_cosines(rows: int, frequencies: torch.Tensor) -> torch.Tensor:
 def check_table(
     files: TensorFiles, name: str, table: Callable[[int], torch.Tensor], tolerance: float = 2e-3
 ) -> None:
-    """Raise ValueError if the tensor `name`, if present, is not `table` of its number of rows.
+    """Raise ValueError if `files` have a tensor `name` that differs from `table(number of its
+    rows)`.
 
-    The table is computed when the model runs, so another one would be lost. The tolerance is at
-    least a quarter of the epsilon of the tensor's dtype.
+    The table is computed when the model runs, so other values would be lost. `tolerance` is the
+    largest absolute difference, or a quarter of the epsilon of the tensor's dtype if that is more.
     """
     if name not in files.shapes:
         return

@@ -99,7 +99,10 @@ def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Field
 
 
 def feed_forward_proj(ours: VanillaTransformerConfig) -> str:
-    """Return T5's `feed_forward_proj`, where a gated `gelu` means `gelu_new`."""
+    """Return the value of T5's field `feed_forward_proj`, such as "relu" or "gated-gelu".
+
+    In T5 "gated-gelu" means `gelu_new`, so a gated `gelu` raises ValueError.
+    """
     if not ours.gated:
         return ours.hidden_act
     if ours.hidden_act == "gelu":
@@ -141,9 +144,9 @@ def tensor_maps(
 
 
 def embeddings(is_tied: bool) -> list[TensorMap]:
-    """Return the maps of the one matrix of token embeddings and, if not tied, of the head.
+    """Return the tensor maps of the token embeddings and, unless `is_tied`, of the LM head.
 
-    With an untied head our model has one copy of the embeddings for each stack.
+    T5 has one embedding matrix. With an untied head our model has a copy of it in each stack.
     """
     encoder, decoder = (
         f"model.{side}.embeddings.embed_tokens.weight" for side in ("encoder", "decoder")
@@ -160,8 +163,15 @@ def embeddings(is_tied: bool) -> list[TensorMap]:
 def stack(
     ours: str, side: str, count: int, theirs: PreTrainedConfig, last: Op = SAME
 ) -> list[TensorMap]:
-    """Return the maps of a stack's layers, its last norm, and the position table in its first
-    layer."""
+    """Return the tensor maps of a stack's layers, its last norm, and its table of relative
+    positions.
+
+    Args:
+        ours: our name of the stack, such as "model.encoder".
+        side: the source's name, "encoder" or "decoder".
+        count: number of layers.
+        last: operation on the weight of the last norm.
+    """
     table = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     maps = [tensor_map(f"{ours}.relative_positions.bias.weight", table)]
     attentions = {"self_attn": "SelfAttention"} | (

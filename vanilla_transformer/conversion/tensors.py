@@ -53,7 +53,10 @@ THIRDS_TRANSPOSED = Op(
 
 def drop_rows(count: int) -> Op:
     """Return an operation that drops the first `count` rows of a position table, which no token
-    reads."""
+    reads.
+
+    Its inverse puts rows of zeros in their place.
+    """
     return Op(
         f"from row {count}",
         lambda t: (t[count:],),
@@ -66,14 +69,17 @@ def scaled(factor: float) -> Op:
 
 
 def constant(name: str, value: Callable[[], torch.Tensor]) -> Op:
-    """Return an operation for a tensor that one side needs and the other lacks."""
+    """Return an operation that reads no tensor and returns `value()`, in both directions.
+
+    It makes a tensor that one side needs and the other lacks. `name` is what a printed plan shows.
+    """
     return Op(name, lambda: (value(),), value)
 
 
 def equal(count: int) -> Op:
-    """Return an operation that copies a tensor `count` times.
+    """Return an operation that makes `count` equal tensors of one.
 
-    Its inverse raises ValueError if the copies differ.
+    Its inverse returns the first of them, and raises ValueError if they differ.
     """
 
     def one(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
@@ -89,7 +95,7 @@ def zeros(*shape: int) -> Op:
 
 
 def then(first: Op, second: Op) -> Op:
-    """Return an operation that applies `first` to the source's tensor, then `second` to each
+    """Return an operation that applies `first` to the source's tensors, then `second` to each
     result."""
     return Op(
         ", ".join(filter(None, [first.name, second.name])),
@@ -142,15 +148,20 @@ def tensor_map(
 
 
 def linear(ours: str, theirs: str, bias: bool = True) -> list[TensorMap]:
-    """Return the maps of the weight and the bias of a linear map or a LayerNorm."""
+    """Return the tensor maps of the weight and the bias of a linear map or a LayerNorm.
+
+    `ours` and `theirs` are the module's names. Without `bias` only the weight is mapped.
+    """
     return [
         tensor_map(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")[: 1 + bias]
     ]
 
 
 def tokens(theirs: str, head: str, tied: bool) -> list[TensorMap]:
-    """Return the maps of the embeddings of a single-stack model and of its vocabulary projection
-    `head`."""
+    """Return the tensor maps of a single stack's token embeddings and its vocabulary projection.
+
+    `theirs` and `head` are their names in the source. If they are `tied`, they are one tensor.
+    """
     maps = [
         tensor_map("model.embeddings.embed_tokens.weight", theirs, also=(head,) if tied else ())
     ]
@@ -235,14 +246,19 @@ class TensorFiles:
             names.update(renamed)
 
     def strip(self, prefix: str) -> None:
-        """Remove `prefix`, that of a base model inside of a model with a head, from all names."""
+        """Remove `prefix` from all names that begin with it, and keep their new names in
+        `prefixed`.
+
+        It is the prefix of a base model inside a model with a head, such as "bert.".
+        """
         self.prefixed = {
             name.removeprefix(prefix) for name in self.shapes if name.startswith(prefix)
         }
         self.rename(lambda name: name.removeprefix(prefix))
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove tensors that are not to be converted."""
+        """Remove the tensors `names` from `shapes`, so that they are not converted, and add them to
+        `removed`."""
         for name in names:
             del self.shapes[name]
             self.removed.append(name)
@@ -257,7 +273,8 @@ class TensorFiles:
 
 
 def unpickling_fault(error: Exception) -> str:
-    """Return the reason of torch's unpickling `error`, without its advice to load with code."""
+    """Return one line with the reason of torch's unpickling `error`, without its advice to load the
+    file with weights_only=False."""
     lines = [
         line.strip()
         for line in str(error).partition("\n\nCheck the documentation")[0].splitlines()
@@ -275,10 +292,12 @@ def write_safetensors(
 ) -> None:
     """Write a safetensors file of the pairs (name, tensor) in `tensors`, one at a time.
 
-    The header is written first, from `shapes`. Only one tensor must be in memory.
+    The header is written first, from `shapes`: {name: (shape, dtype)}. Only one tensor must be in
+    memory.
 
     Raises:
-        RuntimeError: if names, shapes or dtypes of the pairs differ from `shapes` or its order.
+        RuntimeError: if a pair differs from `shapes` in name, shape or dtype. The order counts.
+        ValueError: if there are more or fewer pairs than `shapes`.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0

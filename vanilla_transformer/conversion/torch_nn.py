@@ -75,11 +75,10 @@ def from_torch(
 
 
 def check_state_dict(file: Path) -> None:
-    """Check by its names that `file` is the state dict of a torch module.
+    """Raise ValueError unless the names in `file` are those of a torch.nn.Transformer's state dict.
 
-    Raises:
-        ValueError: for a file without tensors, or with tensors of another library, such as the
-            weights of a checkpoint.
+    It is raised for a file without tensors, and for tensors of another library, such as the weights
+    of a checkpoint.
     """
     check_no_pointer(file)
     expected = (
@@ -115,8 +114,11 @@ def check_matrices(state_dict: Tensors, embeddings: Tensors) -> None:
 
 
 def split_stacks(state_dict: Tensors) -> dict[str, Tensors]:
-    """Return the tensors of each stack by prefix: "encoder." and "decoder.", or "" for a single
-    stack."""
+    """Return {prefix: tensors without the prefix} of each stack in `state_dict`.
+
+    The prefixes are "encoder." and "decoder.", or "" for a single stack. Raises ValueError for
+    names outside of the stacks, no layers, or a final norm in only one stack.
+    """
     is_encoder_decoder = any(name.startswith("encoder.") for name in state_dict)
     sides = ("encoder.", "decoder.") if is_encoder_decoder else ("",)
     stray = [name for name in state_dict if not name.startswith(sides)]
@@ -164,8 +166,11 @@ def embedding_fields(embeddings: Tensors, config_fields: Fields) -> Fields:
 
 
 def embedding_weights(embeddings: Tensors, side: str) -> Tensors:
-    """Return the embedding weights of one stack; a decoder without its own table gets the
-    encoder's."""
+    """Return {our name: embedding table} of one stack.
+
+    `side` is the prefix of the stack's names: "encoder.", "decoder." or "". A decoder without its
+    own table gets the encoder's.
+    """
     weights = {}
     for name in ("embed_tokens", "embed_positions"):
         decoder_table = embeddings.get(f"decoder_{name}") if side == "decoder." else None
@@ -176,7 +181,8 @@ def embedding_weights(embeddings: Tensors, side: str) -> Tensors:
 
 
 def stack_weights(tensors: Tensors) -> Tensors:
-    """Return the weights of one stack under our names. Raises ValueError for unknown names."""
+    """Return the weights of one stack, the `tensors` of a torch module, under our names. Raises
+    ValueError for unknown names."""
     names = DECODER_NAMES if any(".multihead_attn." in name for name in tensors) else ENCODER_NAMES
     weights = {}
     for name, tensor in tensors.items():
@@ -209,10 +215,10 @@ def attention_weights(match: re.Match[str], tensor: torch.Tensor) -> Tensors:
 
 
 def check_fields(fields: Iterable[str], *config_classes: type[PreTrainedConfig]) -> None:
-    """Raise UsageError for names that are not fields of one of `config_classes`, by default all of
-    ours.
+    """Raise UsageError for a name in `fields` that is no field of any of `config_classes`.
 
-    Fields that every config of transformers has are not accepted either.
+    The default are all configs of this project. Fields that every config of transformers has are
+    not accepted either.
     """
     common = {field.name for field in dataclasses.fields(PreTrainedConfig)}
     known = {
@@ -228,7 +234,11 @@ def check_fields(fields: Iterable[str], *config_classes: type[PreTrainedConfig])
 
 
 def build(fields: Fields, weights: Tensors) -> PreTrainedModel:
-    """Return the model that has `weights`; their names determine its variant."""
+    """Return the model of `weights` in evaluation mode; their names determine its variant.
+
+    `fields` are those of its config. Raises UsageError for unknown or invalid fields, and
+    ValueError for weights that do not fit the config.
+    """
     if any(name.startswith("encoder.") for name in weights):
         variant = "Seq2Seq"
     elif any(".cross_attn." in name for name in weights):
@@ -257,7 +267,7 @@ def build(fields: Fields, weights: Tensors) -> PreTrainedModel:
 
 
 def check_weights(model: PreTrainedModel, weights: Tensors) -> None:
-    """Raise ValueError unless the weights have the names and shapes of the model's parameters."""
+    """Raise ValueError unless `weights` have the names and shapes of the model's parameters."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for what, names in (
         ("missing", expected.keys() - weights.keys()),

@@ -9,8 +9,10 @@ HEADS = "cls"  # the module that holds all heads of BERT
 
 
 def check_foreign_prefix(files: TensorFiles, known: Collection[str]) -> None:
-    """Raise ValueError if all names begin with a module that no class of the family has, as
-    training wrappers add it."""
+    """Raise ValueError if all tensors in `files` have a prefix that the family does not use.
+
+    Wrappers for training add such a prefix, for example "module.". `known` are the family's names.
+    """
     prefix = os.path.commonprefix(list(files.shapes))
     prefix = prefix[: prefix.rfind(".") + 1]
     if prefix and is_foreign(prefix, set(files.shapes), set(known)):
@@ -22,7 +24,10 @@ def check_foreign_prefix(files: TensorFiles, known: Collection[str]) -> None:
 
 
 def is_foreign(prefix: str, names: set[str], known: set[str]) -> bool:
-    """Return whether no known name begins with `prefix`, or only `names` without it are known."""
+    """Return True if `prefix`, with which all `names` begin, is not part of the `known` names.
+
+    That is so if no known name begins with it, or if `names` are known only without it.
+    """
     if not any(name.startswith(prefix) for name in known):
         return True
     return not names & known and bool({name.removeprefix(prefix) for name in names} & known)
@@ -31,10 +36,14 @@ def is_foreign(prefix: str, names: set[str], known: set[str]) -> bool:
 def further_heads(
     names: Collection[str], known: Collection[str], files: TensorFiles, fault: str
 ) -> list[str]:
-    """Return the `names` that are not `known` and belong to other heads.
+    """Return the sorted `names` that are not `known`: tensors of heads that the family does not
+    have.
+
+    `files` are the tensors of the source.
 
     Raises:
-        ValueError: that begins with `fault`, for names inside of a module that is converted.
+        ValueError: for unknown names inside a module that is converted. The message begins with
+            `fault`.
     """
     modules = {outermost_module(name) for name in known}
     unknown = sorted(set(names).difference(known))
@@ -47,6 +56,7 @@ def further_heads(
 
 
 def outermost_module(name: str) -> str:
-    """Return the outermost module of a tensor; of BERT's heads the module of the head."""
+    """Return the first part of a tensor's name, such as "encoder". BERT's heads are inside of one
+    module, so it returns two parts for them, such as "cls.predictions"."""
     first, _, rest = name.partition(".")
     return f"{first}.{rest.partition('.')[0]}" if first == HEADS else first

@@ -40,7 +40,11 @@ ZERO_BIAS = Op(
 def to_vanilla_config(
     theirs: PreTrainedConfig, architecture: str, names: Collection[str]
 ) -> Fields:
-    """Return our config fields for those that ViT and DeiT share."""
+    """Return the fields of our config for ViT; DeiT adds to them.
+
+    `architecture` is the source's class. `names` are its tensors: the result has a pooler if they
+    have one. Raises ValueError if the pooler's width is not the hidden size.
+    """
     require(theirs, pooler_output_size=theirs.hidden_size)
     return encoder_fields(theirs) | {
         "intermediate_size": theirs.intermediate_size,
@@ -49,7 +53,7 @@ def to_vanilla_config(
 
 
 def encoder_fields(theirs: PreTrainedConfig) -> Fields:
-    """Return the config fields that ViT and DINOv2 share."""
+    """Return the fields of our config that ViT, DeiT and DINOv2 share."""
     dropout = theirs.hidden_dropout_prob
     return {
         "hidden_size": theirs.hidden_size,
@@ -99,7 +103,10 @@ def tensor_maps(
 
 
 def body(ours: VanillaVisionConfig, has_qkv_bias: bool) -> list[TensorMap]:
-    """Return the maps of all tensors of ViT and DeiT except first tokens and classifiers."""
+    """Return the maps of all tensors of ViT and DeiT except first tokens and classifiers.
+
+    Without `has_qkv_bias` the biases of queries, keys and values become zeros.
+    """
     maps = patches(ours)
     for i in range(ours.num_hidden_layers):
         maps += layer(f"model.layers.{i}", f"layers.{i}", f"encoder.layer.{i}", LAYER, has_qkv_bias)
@@ -122,8 +129,13 @@ def layer(
 ) -> list[TensorMap]:
     """Return the tensor maps of one layer.
 
-    The layer is called `ours` here, `theirs` in the source's class and `stored` in its files.
-    `names` has the form of `LAYER`.
+    Args:
+        ours: our name of the layer.
+        theirs: its name in the source's class.
+        stored: its name in the source's files.
+        names: modules of the layer, each as (our name, name in the class, name in the files).
+        has_qkv_bias: False if the source has no biases of queries, keys and values; ours become
+            zeros.
     """
     maps = []
     for name, in_class, in_files in names:

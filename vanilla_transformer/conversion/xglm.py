@@ -41,7 +41,7 @@ def tensor_maps(
 
 
 def check_tensors(files: TensorFiles, theirs: PreTrainedConfig) -> None:
-    """Raise ValueError if a stored table of positions is not the expected sinusoids.
+    """Raise ValueError if the position table in `files` is not the sinusoids that we compute.
 
     Old files hold the table; it is not converted.
     """

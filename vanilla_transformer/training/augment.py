@@ -45,15 +45,20 @@ class AugmentedDataset:
         return len(self.rows)
 
     def __getitems__(self, indices: list[int]) -> list[Row]:
-        """Return the augmented rows of a batch; a `DataLoader` calls this."""
+        """Return the augmented rows of the numbers `indices`, a batch; a `DataLoader` calls this.
+
+        With R-Drop there are two for each number: first one view of each row, then a second of
+        each.
+        """
         seeds = [f"{self.seed} {self.epoch} {index}" for index in indices]
         return augment(self.rows.__getitems__(indices), self.augmentation, seeds)
 
 
 def augment(rows: list[Row], augmentation: Augmentation, seeds: list[str]) -> list[Row]:
-    """Return the first view of each row, then the second view of each, if there are two.
+    """Return `rows`, changed at random by `augmentation`: first one view of each row, then a second
+    view of each, if there are two.
 
-    Each row has its own seed.
+    `seeds` has a seed for each row.
     """
     views = [augmentation(row, Random(seed)) for row, seed in zip(rows, seeds, strict=True)]
     return [row for view in zip(*views, strict=True) for row in view]
@@ -62,10 +67,10 @@ def augment(rows: list[Row], augmentation: Augmentation, seeds: list[str]) -> li
 def build_augmentation(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast, rows: Dataset
 ) -> Augmentation | None:
-    """Return the augmentation of the training rows `rows`, or `None` if the model sees them
+    """Return the function that augments the training rows `rows`, or None if the model sees them
     unchanged.
 
-    With R-Drop each row becomes two.
+    With R-Drop (the recipe's `r_drop`) it makes two of each row.
     """
     augment_row = row_augmentation(recipe, tokenizer, rows)
     r_drop = recipe.training.get("r_drop")
@@ -83,7 +88,11 @@ def build_augmentation(
 def row_augmentation(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast, rows: Dataset
 ) -> Callable[[Row, Random], Row] | None:
-    """Return the random augmentation of a row, or `None` if nothing is random."""
+    """Return the function that changes a row at random, or None if nothing is random.
+
+    Words are changed by the recipe's `word_replacement` and `span_crop`, with words of `rows`.
+    Subwords are changed by its `bpe_dropout`. Without these, it is the task's own `augment`.
+    """
     task = TASKS[recipe.task]
     dropout = recipe.tokenizer.get("bpe_dropout")
     shares = {name: recipe.training.get(name, 0) for name in TEXT_AUGMENTATION}
@@ -104,7 +113,11 @@ def encode_again(
     task: ModuleType,
     data: dict,
 ) -> Row:
-    """Augment the text of `row` and encode it again."""
+    """Return `row` with its text changed by `augment_text`, if that is not None, and encoded again
+    by the task. `data` is the [data] of the recipe.
+
+    `random` makes the random numbers, and `tokenize` is the tokenizer.
+    """
     if augment_text:
         row = row | {"text": augment_text(row["text"], random)}
     columns = {name: [value] for name, value in row.items()}

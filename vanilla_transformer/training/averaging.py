@@ -34,15 +34,18 @@ def average(
     force: bool = False,
     variant: str | None = None,
 ) -> None:
-    """Write `average_weights(checkpoints)` to the directory `out`, with the tokenizer of the first.
+    """Write a model with the mean of the weights of `checkpoints`, directories or Hub ids, to
+    `out`.
 
-    Modules of sentence-transformers are averaged and written too. `variant` is as in
-    `average_weights`.
+    The tokenizer is that of the first. Modules of sentence-transformers are averaged and written
+    too. `force` replaces `out` if we wrote it. `variant` "fp16" reads the weights in
+    model.fp16.safetensors.
 
     Raises:
-        FileExistsError: if `out` cannot be written, see `files.new_directory`.
-        FileNotFoundError, ValueError: see `average_weights` and `companions`; ValueError also if
-            tokenizer.json or the modules differ.
+        FileExistsError: if `out` exists and may not be replaced.
+        FileNotFoundError: if a checkpoint or a file of it is missing.
+        ValueError: for damaged files, and if architectures, shapes, configs, tokenizer.json or
+            modules differ.
     """
     with new_directory(out, force, checkpoints) as directory:
         model = average_weights(checkpoints, variant)
@@ -61,11 +64,13 @@ def average_weights(
 ) -> PreTrainedModel:
     """Return the model of the first checkpoint with the mean of all weights, computed in float64.
 
-    The weights are those of `variant`, as in `checkpoint.load_checkpoint`.
+    `checkpoints` are directories or Hub ids. `variant` "fp16" reads the weights in
+    model.fp16.safetensors.
 
     Raises:
-        FileNotFoundError, ValueError: see `checkpoint.load_checkpoint`; ValueError if their
-            architectures, the shapes of their weights or their configs differ.
+        FileNotFoundError: if a checkpoint or a file of it is missing.
+        ValueError: for damaged files, and if their architectures, the shapes of their weights or
+            their configs differ.
     """
     model = load(checkpoints[0], variant)
     sums = {name: weight.double() for name, weight in model.named_parameters()}
@@ -103,9 +108,10 @@ def check_tokenizers(checkpoints: list[str | os.PathLike]) -> None:
 
 
 def average_modules(checkpoints: list[str | os.PathLike], directory: Path) -> None:
-    """Write the modules with the mean of their weights, computed in float64.
+    """Write the sentence-transformers modules to `directory`, with the mean of their weights,
+    computed in float64.
 
-    Raises ValueError if their configs differ.
+    Raises ValueError if modules or their configs differ, or weights are not safetensors.
     """
     checkpoint_modules = [companions(checkpoint) for checkpoint in checkpoints]
     first, *others = checkpoint_modules
@@ -136,7 +142,7 @@ def average_modules(checkpoints: list[str | os.PathLike], directory: Path) -> No
 
 
 def mean(files: list[Path]) -> dict[str, torch.Tensor]:
-    """Return the mean of the tensors of several safetensors files.
+    """Return {name: mean} of the tensors of several safetensors files.
 
     Raises ValueError naming the first file that is damaged or differs in names or shapes.
     """
@@ -151,7 +157,10 @@ def mean(files: list[Path]) -> dict[str, torch.Tensor]:
 
 
 def check_equal(actual: dict, expected: dict, sources: tuple, neutral: set[str]) -> None:
-    """Raise ValueError naming the first difference in keys that are not `neutral`."""
+    """Raise ValueError naming the first difference of two dicts in keys that are not `neutral`.
+
+    `sources` are the files or checkpoints of `actual` and `expected`, for the message.
+    """
     for key in sorted((actual.keys() | expected.keys()) - neutral):
         if actual.get(key) != expected.get(key):
             name, one, other = difference(key, actual.get(key), expected.get(key))
@@ -162,7 +171,11 @@ def check_equal(actual: dict, expected: dict, sources: tuple, neutral: set[str])
 
 
 def difference(name: str, one: object, other: object) -> tuple[str, object, object]:
-    """Return the path of the first difference of two unequal JSON values, and both values."""
+    """Return (path, value, other value) of the first difference of two unequal JSON values, `one`
+    and `other`.
+
+    The path begins with `name`, such as "config.id2label.0".
+    """
     if isinstance(one, list) and isinstance(other, list):
         one, other = dict(enumerate(one)), dict(enumerate(other))
     if not (isinstance(one, dict) and isinstance(other, dict)):

@@ -23,7 +23,7 @@ class TokenBatches:
         rows: the rows of the batches.
         lengths: the numbers of tokens of each row, one for each of its sides; sorted by the first.
         limit: tokens of the longest side of a batch, padding included, by these `lengths`.
-        each: the number of batches is a multiple of this, the batches of an update over all
+        divisor: the number of batches is a multiple of this, the batches of an update over all
             processes, so that no process has fewer. As many of the largest batches as needed are
             cut in two.
 
@@ -80,7 +80,10 @@ class TokenStream(torch.utils.data.IterableDataset):
                 yield from self.batches(columns, f"{self.seed} {epoch} {part}")
 
     def batches(self, columns: dict[str, list], seed: str) -> Iterator[list[Row]]:
-        """Yield the batches of one part of the stream in random order."""
+        """Yield the batches of one part of the stream in random order.
+
+        `columns` are {name: values} of its rows. Order and augmentation follow from `seed`.
+        """
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         batches = cut(
             [tuple(len(row[name]) for name in SIDES if name in row) for row in rows], self.limit
@@ -94,7 +97,11 @@ class TokenStream(torch.utils.data.IterableDataset):
 
 
 def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:
-    """Return the positions of rows by batch, as described in `TokenBatches`."""
+    """Return lists of row numbers, one for each batch of at most `limit` tokens, padding included.
+
+    Rows are sorted by their `lengths`, the numbers of tokens of each side. Raises ValueError for a
+    row that is longer than `limit`.
+    """
     longest = max(map(max, lengths))
     if longest > limit:
         raise ValueError(
@@ -112,7 +119,8 @@ def cut(lengths: list[tuple[int, ...]], limit: int) -> list[list[int]]:
 
 
 def collate_batches(collator: Callable[[list[Row]], dict]) -> Callable[[list], dict]:
-    """Return a `collator` that also accepts lists of rows as items."""
+    """Return a function like `collator`, from rows to a batch, that also accepts lists of rows
+    among the rows."""
 
     def collate(items: list) -> dict:
         return collator(

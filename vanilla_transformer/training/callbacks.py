@@ -99,7 +99,7 @@ class Watch(TrainerCallback):
         self.start()
 
     def start(self) -> None:
-        """Reset the counts and the clock."""
+        """Set the counts of tokens to 0 and the clock to now."""
         self.counts = dict.fromkeys(TOKEN_INPUTS.values(), 0)
         self.since = time.monotonic()
 

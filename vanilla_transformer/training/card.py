@@ -20,7 +20,10 @@ needed. The tasks `translation_xx_to_yy` need this import."""
 
 
 def model_card(record: dict, model: PreTrainedModel, name: str, has_curves: bool) -> ModelCard:
-    """Return the model card of a run; its text comes from the `record` of the run only."""
+    """Return the model card of a run. Its text comes from `record`, the content of training.json.
+
+    `name` is the title. With `has_curves` it shows curves.png.
+    """
     config = model.config
     recipe = record["recipe"]
     task = TASKS[recipe["task"]]
@@ -68,7 +71,10 @@ def start(recipe: dict) -> str:
 
 
 def scores(metrics: dict) -> list[tuple[str, str, float]]:
-    """Return (split, metric, value) for all numeric metrics except times."""
+    """Return (split, metric, value) for all numeric metrics except times.
+
+    `metrics` are by name, such as "test_bleu".
+    """
     # "epoch" belongs to no split
     splits = ((*name.split("_", 1), value) for name, value in metrics.items() if "_" in name)
     return [

@@ -93,8 +93,8 @@ def remove(checkpoint: Path) -> None:
 
 
 def best_checkpoint(run: Path, state: TrainerState) -> Path:
-    """Return the path of the best checkpoint so far, by the trainer's `state`, in the directory
-    `run`.
+    """Return the path of the best checkpoint so far in the directory `run`, by the trainer's
+    `state`.
 
     Raises ValueError if it is damaged or missing.
     """
@@ -120,7 +120,8 @@ def sha256(path: Path) -> str:
 
 
 def marked_checkpoints(state: Path) -> list[Path]:
-    """Return the checkpoints that a run finished or began to write, oldest first.
+    """Return the checkpoints in the directory `state` that a run finished or began to write, oldest
+    first.
 
     Averages and other directories of the user are not among them.
     """
@@ -132,8 +133,8 @@ def marked_checkpoints(state: Path) -> list[Path]:
 
 
 def read_hashes(checkpoint: Path) -> dict[str, str]:
-    """Return the recorded hashes by file name; empty if the checkpoint was cut short or its record
-    damaged."""
+    """Return {file name: sha256} as recorded in a checkpoint; empty if it was cut short or its
+    record damaged."""
     try:
         noted = json.loads((checkpoint / FILES).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError, RecursionError):
@@ -149,8 +150,9 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def last_checkpoints(state: Path, count: int) -> list[Path]:
-    """Return the last `count` checkpoints of a run, oldest first, with a warning if there are
-    fewer.
+    """Return the last `count` checkpoints in the directory `state`, oldest first.
+
+    If there are fewer, all are returned, with a warning.
 
     Raises:
         ValueError: if one of them is damaged: the mean would be of others.
@@ -171,7 +173,8 @@ def last_checkpoints(state: Path, count: int) -> list[Path]:
 
 
 def complete_checkpoints(state: Path) -> Iterator[Path]:
-    """Yield the undamaged checkpoints, newest first, and warn of each damaged one."""
+    """Yield the undamaged checkpoints in the directory `state`, newest first. Log a warning for
+    each damaged one."""
     for checkpoint in reversed(marked_checkpoints(state)):
         if is_complete(checkpoint):
             yield checkpoint
@@ -182,7 +185,7 @@ def complete_checkpoints(state: Path) -> Iterator[Path]:
 
 
 def check_state(state: Path, facts: dict, restart: bool) -> None:
-    """Check that `state` may hold the state of a run with these `facts`.
+    """Check that the directory `state` may hold the state of a run with these `facts`.
 
     Args:
         facts: `run_facts` of its recipe.
@@ -192,6 +195,7 @@ def check_state(state: Path, facts: dict, restart: bool) -> None:
         FileExistsError: if `state` has a file that no run wrote, with a name that a run needs.
         UsageError: if it has checkpoints of another recipe or text, naming what differs, unless
             that changes no weights.
+        ValueError: if its record is damaged, without `restart`.
     """
     if state.exists() and not state.is_dir():
         raise FileExistsError(f"{state} is a file, expected the state of a run or a new path")
@@ -227,9 +231,10 @@ def check_state(state: Path, facts: dict, restart: bool) -> None:
 
 
 def read_facts(state: Path, restart: bool) -> dict:
-    """Return the `run_facts` of the last call of the run.
+    """Return what the last call of the run recorded in the directory `state`: the fields of its
+    recipe and hashes of its text.
 
-    With `restart`, a damaged record is replaced by empty facts. Otherwise it raises ValueError.
+    A damaged record raises ValueError. With `restart` facts without values are returned instead.
     """
     try:
         noted = json.loads((state / RUN).read_text(encoding="utf-8"))
@@ -243,7 +248,8 @@ def read_facts(state: Path, restart: bool) -> dict:
 
 
 def open_state(state: Path, facts: dict, restart: bool) -> None:
-    """Create the directory `state`, or record that it continues as a run with these `facts`.
+    """Create the directory `state` if needed, and record there that it belongs to a run with these
+    `facts`.
 
     With `restart` an existing state is first moved aside.
     """
@@ -257,7 +263,8 @@ def open_state(state: Path, facts: dict, restart: bool) -> None:
 
 
 def run_facts(recipe: Recipe) -> dict:
-    """Return the recipe, and the hashes of the files that updates read, as JSON values."""
+    """Return the fields of the recipe, and in "text" the sha256 of the files that updates read, as
+    JSON values."""
     files = {
         "teachers": [
             file for path in recipe.training.get("teachers", []) for file in files_in(path)
@@ -283,8 +290,11 @@ def files_in(path: str) -> list[Path]:
 
 
 def check_same(state: Path, before: dict, facts: dict) -> None:
-    """Raise UsageError for facts that differ from those `before` in a way that changes the
-    weights."""
+    """Raise UsageError if `facts` differ from those `before` in a way that changes the weights.
+
+    Both have the fields of a recipe and hashes of its text: those of the run whose state is in the
+    directory `state`, and of this run.
+    """
     one = flat(before)
     other = flat(facts)
     chosen_by_score = any(
@@ -304,8 +314,11 @@ def check_same(state: Path, before: dict, facts: dict) -> None:
 
 
 def is_longer(key: str, before: dict, now: dict) -> bool:
-    """Return True if `key` only adds updates, under a schedule that does not depend on their
-    number."""
+    """Return True if `key` is `training.max_steps` and `now` only adds updates to those `before`.
+
+    It is False under a schedule that depends on the number of updates. Both dicts have keys such as
+    "training.max_steps".
+    """
     schedule = now.get("training.lr_scheduler_type")
     steps = [facts.get("training.max_steps") for facts in (before, now)]
     # a value below 1 is a share of the updates
@@ -316,9 +329,10 @@ def is_longer(key: str, before: dict, now: dict) -> bool:
 
 
 def final_state(checkpoint: Path, max_steps: int) -> TrainerState | None:
-    """Return the state in `checkpoint` if the run is finished, else `None`.
+    """Return the trainer's state in `checkpoint` if the run is finished, else None.
 
-    A run is finished if all its updates are done or it was stopped early.
+    A run is finished if all its updates are done and `max_steps` does not add more, or if it was
+    stopped early.
     """
     state = TrainerState.load_from_json(checkpoint / TRAINER_STATE_NAME)
     is_last = state.stateful_callbacks["TrainerControl"]["args"]["should_training_stop"]

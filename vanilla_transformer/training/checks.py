@@ -27,7 +27,8 @@ BATCH_KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps")
 def check_together(recipe: "Recipe", task: "Task") -> None:
     """Raise UsageError for keys of a recipe that do not fit each other.
 
-    Values that a library takes are checked by that library, whose message is shown.
+    Values that a library takes are checked by that library, whose message is shown. `task` is that
+    of the recipe.
     """
     check_data(recipe.data, task)
     if columns := task.ABILITIES.parallel_files:
@@ -42,8 +43,8 @@ def check_together(recipe: "Recipe", task: "Task") -> None:
 
 
 def attempt(table: str, make: Callable, *args: Any, **settings: Any) -> Any:
-    """Call `make` and return its result, with any exception as a one-line UsageError about
-    `table`."""
+    """Return `make(*args, **settings)`. Any exception becomes a one-line UsageError that begins
+    with `table`."""
     try:
         return make(*args, **settings)
     except Exception as error:
@@ -201,7 +202,10 @@ def check_checkpoints(training: dict) -> None:
 
 def check_best(training: dict, metrics: set[str]) -> None:
     """Raise UsageError for settings of the best checkpoint that would fail only after an
-    evaluation."""
+    evaluation.
+
+    `training` is the table of the recipe, `metrics` the names that may choose the best.
+    """
     name = training.get("metric_for_best_model")
     patience = training.get("early_stopping_patience")
     if name is not None:
@@ -235,7 +239,8 @@ def check_schedule(name: str, settings: dict | None) -> None:
 def check_model(recipe: "Recipe", task: "Task") -> None:
     """Raise UsageError for a wrong key or shape in [model].
 
-    If the shape comes from a checkpoint, `prepare.check_complete` checks it.
+    If the shape comes from a checkpoint, `prepare.check_complete` checks it. `task` is that of the
+    recipe.
     """
     settings = dict(recipe.model)
     if settings.get("return_dict", True) is not True:

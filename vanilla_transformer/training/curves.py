@@ -11,9 +11,10 @@ WIDTH, HEIGHT, DPI = 5, 3, 100  # inches of a panel; pixels of an inch
 
 
 def panels(history: list[dict]) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """Return `Trainer`'s log as panel -> curve -> (update, value).
+    """Return {panel: {curve: [(update, value), ...]}} of `history`, the log of `Trainer`.
 
-    Panels are the losses, the learning rate, and each of the task's metrics.
+    Panels are the loss, the learning rate, and each of the task's metrics. Curves are "training"
+    and "validation".
     """
     curves = {}
     for record in history:
@@ -35,7 +36,8 @@ def panels(history: list[dict]) -> dict[str, dict[str, list[tuple[int, float]]]]
 
 
 def draw_curves(history: list[dict], path: Path) -> bool:
-    """Draw `panels(history)` to the file `path`, and return whether there are any."""
+    """Draw `panels(history)` to the image file `path`. Return False, without a file, if there are
+    none."""
     drawn = panels(history)
     if not drawn:
         return False

@@ -40,6 +40,7 @@ def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
     surrogates.
 
     Raises:
+        UsageError: for an unknown encoding.
         FileNotFoundError: if it is missing.
         ValueError: for a damaged compressed file, one that unpacks to more than text does, a
             compression that is not read here, and a git-lfs pointer.
@@ -83,7 +84,10 @@ def read_text(path: str | Path, encoding: str = "UTF-8") -> str:
     """Return the whole text of a file, with LF line ends; lines may have any length.
 
     Raises:
-        FileNotFoundError, ValueError: see `parts`; ValueError if it is not text of that `encoding`.
+        UsageError: for an unknown `encoding`.
+        FileNotFoundError: if the file is missing.
+        ValueError: if it is not text of that `encoding`, and for a compressed file that is damaged
+            or cannot be read.
     """
     text = "".join(parts(path, encoding, "read")).removeprefix("\ufeff").replace("\r\n", "\n")
     if byte := NO_TEXT.search(text):
@@ -113,11 +117,13 @@ def lines(
 ) -> Iterator[str | Fault]:
     """Yield the lines of a file, with a `Fault` instead of each bad line.
 
-    A line is bad if it is not text in `encoding`, has more than `LONGEST` bytes, or has a `fault`.
-    An empty file is one empty line.
+    A line is bad if it is not text in `encoding`, has more than `LONGEST` bytes, or if
+    `fault(line)` says what is wrong. An empty file is one empty line.
 
     Raises:
-        FileNotFoundError, ValueError: see `parts`.
+        UsageError: for an unknown `encoding`.
+        FileNotFoundError: if the file is missing.
+        ValueError: for a compressed file that is damaged or cannot be read, and a git-lfs pointer.
     """
     mark, is_open = "\ufeff", False
     for part in parts(path, encoding, "readline"):
@@ -139,7 +145,8 @@ def checked(line: str, encoding: str, fault: Check | None) -> str | Fault:
 
 
 def shorten(line: str) -> str:
-    """Return `line`, shortened to 80 characters, as part of an error message."""
+    """Return the predicate of an error about `line`: "is LINE", or "begins with" its first 80
+    characters."""
     return f"is {line!r}" if len(line) <= 80 else f"begins with {line[:80]!r}"
 
 
@@ -167,7 +174,8 @@ class BadRows:
             self.first.append(what)
 
     def report(self, kept: int) -> None:
-        """Print how many rows were skipped. Raises ValueError if none are `kept`."""
+        """Print how many rows were skipped, if any were. `kept` is the number of good rows;
+        ValueError if it is 0."""
         if not self.count:
             return
         seen = f"{self.count:,} of {kept + self.count:,} rows of the training text are bad"
@@ -181,11 +189,13 @@ class BadRows:
 
 
 def read_lines(path: str | Path, encoding: str = "UTF-8") -> list[str]:
-    """Return the lines of a file.
+    """Return the lines of a text file.
 
     Raises:
-        FileNotFoundError, ValueError: see `lines`; ValueError also for a `Fault` and an empty line
-            or file.
+        UsageError: for an unknown `encoding`.
+        FileNotFoundError: if the file is missing.
+        ValueError: for an empty file or line, one that is too long, and one that is not text of
+            that `encoding`. Also for a compressed file that is damaged or cannot be read.
     """
     return read_all_lines([path], encoding)
 
@@ -196,7 +206,11 @@ def read_all_lines(
     bad: BadRows | None = None,
     fault: Check | None = empty,
 ) -> list[str]:
-    """Return the lines of all files, one after the other, without `bad` ones."""
+    """Return the lines of all files, one after the other.
+
+    A line with a `fault` (by default an empty one) raises ValueError, or is counted and left out if
+    `bad` skips it. `fault` returns what is wrong with a line, or None.
+    """
     return [line for path in paths for line in read_files([path], encoding, bad, fault)[0]]
 
 
@@ -204,7 +218,8 @@ def read_parallel(source: str | Path, target: str | Path) -> list[tuple[str, str
     """Return the pairs of lines of `source` and `target`, which are translations of each other.
 
     Raises:
-        ValueError: if the files have different numbers of lines; see also `read_lines`.
+        ValueError: if the files have different numbers of lines, or a line is empty, too long or no
+            text.
     """
     return list(zip(*read_files([source, target]), strict=True))
 
@@ -215,9 +230,11 @@ def read_files(
     bad: BadRows | None = None,
     fault: Check | None = empty,
 ) -> list[list[str]]:
-    """Return the lines of each file, without `bad` rows, in which one of the lines has a `fault`.
+    """Return the lines of each file, which must be parallel: line n of all files is one row.
 
-    All files must have the same number of lines.
+    A row in which a line has a `fault` raises ValueError, or is counted and left out if `bad` skips
+    it. ValueError is also raised if the files have different numbers of lines. `fault` returns what
+    is wrong with a line, or None; by default empty lines are wrong.
     """
     bad = bad or BadRows()
     columns = [[] for _ in paths]
@@ -257,9 +274,10 @@ def read_columns(
     `datasets.IterableDataset`, read as it is needed.
 
     Raises:
-        FileNotFoundError, ValueError: see `read_parallel`; ValueError for files that are to be
-            streamed, and for bad rows that are to be skipped in a stream, where they cannot be
-            counted beforehand.
+        FileNotFoundError: if a file is missing.
+        ValueError: for files with different numbers of lines, a bad line, files that are to be
+            streamed, and bad rows that are to be skipped in a stream, where they cannot be counted
+            beforehand.
     """
     from datasets import Dataset  # imported here, because reading lines does not need it
 
@@ -286,7 +304,7 @@ def read_columns(
 
 
 def check_files(data: dict, split: str, names: tuple[str, ...]) -> None:
-    """Raise UsageError unless there is one file for each of the columns `names`."""
+    """Raise UsageError unless `data[split]` has one file for each of the columns `names`."""
     if len(split_files(data, split)) != len(names):
         raise UsageError(
             f"data.{split} is {data[split]!r}, expected a file for each of {', '.join(names)}"
@@ -296,7 +314,11 @@ def check_files(data: dict, split: str, names: tuple[str, ...]) -> None:
 def valid_positions(
     rows: Iterable[dict], fault: Callable[[dict], str | None], bad: BadRows
 ) -> list[int]:
-    """Return the positions of the rows without a `fault`; count the others in `bad`."""
+    """Return the positions of the rows without a fault.
+
+    `fault(row)` says what is wrong, or returns None. Bad rows raise ValueError, or are counted if
+    `bad` skips them.
+    """
     kept = []
     for index, row in enumerate(rows):
         if what := fault(row):
@@ -318,7 +340,11 @@ def lacking(row: dict) -> str | None:
 
 
 def data_set(data: dict, streams: bool = False) -> dict:
-    """Return the splits of a data set, as `datasets.IterableDataset` if it `streams`."""
+    """Return {split: rows} of the data set that `data["dataset"]` names, on the Hub or in a
+    directory.
+
+    The rows are a `datasets.IterableDataset` if it `streams`.
+    """
     from datasets import load_dataset, load_from_disk
 
     path = Path(data["dataset"])
@@ -358,7 +384,11 @@ def values(rows: dict, column: str) -> list:
 
 
 def split_files(data: dict, split: str) -> list[Path]:
-    """Return the files of a recipe's `data[split]`, which is one file or a list."""
+    """Return the files of a recipe's `data[split]`, which is one file or a list, in
+    `data["directory"]`.
+
+    Raises UsageError for another value.
+    """
     files = [data[split]] if isinstance(data[split], str) else data[split]
     if not files or not isinstance(files, list) or not all(isinstance(file, str) for file in files):
         raise UsageError(f"data.{split} is {data[split]!r}, expected a file or a list of files")

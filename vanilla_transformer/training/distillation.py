@@ -20,8 +20,8 @@ class Teachers:
         device: the device of the training.
 
     Raises:
-        FileNotFoundError, ValueError: see `load_checkpoint` and `load_tokenizer`; also if a teacher
-            has other labels.
+        FileNotFoundError: if a teacher or a file of it is missing.
+        ValueError: for damaged files, and if a teacher has other labels.
     """
 
     def __init__(self, paths: list[str], model: PreTrainedModel, device: torch.device):
@@ -38,8 +38,11 @@ class Teachers:
     def forward_pre_hook(
         self, model: PreTrainedModel, args: tuple, inputs: dict
     ) -> tuple[tuple, dict]:
-        """Remove the text from the model's inputs; in training, set `probabilities` to those of its
-        rows."""
+        """Remove the text from the inputs of `model`, and return its arguments and the other
+        inputs.
+
+        In training, `probabilities` becomes the teachers' prediction for that text.
+        """
         texts = inputs.pop("text")
         if model.training:
             self.probabilities = self.predict(texts)
@@ -57,12 +60,13 @@ class Teachers:
     def logits(
         self, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, texts: list[str]
     ) -> torch.Tensor:
-        """Return the logits (B, C) of one teacher."""
+        """Return the logits (B, C) of the teacher `model` for `texts`, in float32."""
         return model(
             **tokenizer(texts, padding=True, return_tensors="pt").to(model.device)
         ).logits.float()
 
 
 def with_text(collator: Callable[[list[dict]], dict]) -> Callable[[list[dict]], dict]:
-    """Return a `collator` whose batches also have the text of the rows."""
+    """Return a function like `collator` whose batches also have the rows' text, a list of
+    strings."""
     return lambda rows: {**collator(rows), "text": [row["text"] for row in rows]}

@@ -82,8 +82,11 @@ def quiet_trainer(
     rows: dict[str, Any],
     **changes: Any,
 ) -> Seq2SeqTrainer:
-    """Return the recipe's trainer, with `changes` of its arguments, that neither evaluates nor
-    saves."""
+    """Return the recipe's trainer, which neither evaluates nor saves. `changes` replace its
+    arguments.
+
+    `state` is the directory for its files, and `rows` are {split: examples}.
+    """
     trainer = make_trainer(
         recipe, training_arguments(recipe, state, **QUIET, **changes), tokenizer, model, rows
     )

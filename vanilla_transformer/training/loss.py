@@ -22,10 +22,14 @@ def loss_function(
 ) -> Callable | None:
     """Return the loss function for `Trainer`: the mean over all labels of an update.
 
-    It is `None` without smoothing, R-Drop and teachers; the model's own loss is then used. `check`
-    is called with the sum of the losses of each batch. With R-Drop a training batch has each row
-    twice, the second copies in the order of the first. With `teachers` their `probabilities`
-    replace the labels in training.
+    It is None without smoothing, R-Drop and teachers; the model's own loss is then used.
+
+    Args:
+        check: called with the sum of the losses of each batch.
+        smoothing: share of the label's probability that is spread over all classes.
+        r_drop: weight of R-Drop. A training batch has each row twice, the second copies in the
+            order of the first.
+        teachers: their `probabilities` replace the labels in training.
     """
     if not smoothing and not r_drop and teachers is None:
         return None

@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 def bleu(
     outputs: Sequence[str], references: Sequence[str], tokenize: str = "13a"
 ) -> tuple[float, str]:
-    """Return the BLEU of all `outputs`, with one reference each, and sacreBLEU's signature.
+    """Return the BLEU of all `outputs` in percent, with one reference each, and sacreBLEU's
+    signature.
 
     Args:
         tokenize: sacreBLEU's name of a tokenization; "none" for text that is in tokens already.
 
     Raises:
-        UsageError: see `bleu_metric`.
+        UsageError: for a tokenization that sacreBLEU does not have, or that needs a package that is
+            not installed.
         ValueError: for another number of references than of outputs.
     """
     metric = bleu_metric(tokenize)
@@ -29,7 +31,7 @@ def bleu(
 
 
 def chrf(outputs: Sequence[str], references: Sequence[str]) -> float:
-    """Return the chrF of all `outputs`, with one reference for each.
+    """Return the chrF of all `outputs` in percent, with one reference for each.
 
     Raises:
         ValueError: for another number of references than of outputs.
@@ -41,10 +43,8 @@ def chrf(outputs: Sequence[str], references: Sequence[str]) -> float:
 
 
 def bleu_metric(tokenize: str = "13a", key: str = "bleu_tokenize") -> "BLEU":
-    """Return sacreBLEU's BLEU metric with a tokenization.
-
-    Args:
-        key: the name of the tokenization in errors.
+    """Return sacreBLEU's BLEU metric with the tokenization `tokenize`. Errors call the setting
+    `key`.
 
     Raises:
         UsageError: for a tokenization that sacreBLEU does not have, or that needs a package that is
@@ -61,7 +61,8 @@ def bleu_metric(tokenize: str = "13a", key: str = "bleu_tokenize") -> "BLEU":
 
 
 def check_tokenize(tokenize: str, key: str = "bleu_tokenize") -> None:
-    """Raise UsageError for an unknown tokenization of sacreBLEU, with the nearest known one."""
+    """Raise UsageError if `tokenize` is no tokenization of sacreBLEU. The message calls the setting
+    `key` and suggests the nearest name."""
     from sacrebleu.metrics import BLEU
 
     check_name(key, tokenize, BLEU.TOKENIZERS)

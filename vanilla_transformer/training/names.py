@@ -20,9 +20,12 @@ def flat(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_name(what: str, name: Any, known: Iterable[str], elsewhere: Iterable[str] = ()) -> None:
-    """Raise UsageError if `name` is not in `known`. The error ends as `nearest` describes.
+    """Raise UsageError if `name` is not in `known`.
 
-    `what` says what `name` is. `elsewhere` has full names of the same key in other tables."""
+    `what` says what `name` is, such as "task". The message suggests the nearest known name. If none
+    is near, it suggests the first of `elsewhere`, names such as "table.key", or lists all known
+    names.
+    """
     if not isinstance(name, str) or name not in known:
         raise UsageError(
             f"unknown {what} {reprlib.repr(name)}{nearest(str(name), known, elsewhere)}"

@@ -20,7 +20,7 @@ logger = logging.get_logger(__name__)
 
 
 def naming(key: str, load: Callable[[str], Any], path: str) -> Any:
-    """Return the result of `load(path)`, where `path` is the checkpoint of a recipe's `key`.
+    """Return `load(path)`, where `path` is the checkpoint of the recipe's key `key`.
 
     Raises:
         OSError, ValueError: the errors of `load`, with the key in front of the message.
@@ -38,7 +38,8 @@ def check_teachers(recipe: Recipe) -> None:
     text.
 
     Raises:
-        ValueError: if a teacher is not a model of the recipe's task; see also `check_held_out`.
+        ValueError: if a teacher is not a model of the recipe's task, or may have seen text that is
+            held out.
         FileNotFoundError: if the checkpoint of a teacher is missing.
     """
     name = TASKS[recipe.task].MODEL.__name__
@@ -53,9 +54,10 @@ def check_teachers(recipe: Recipe) -> None:
 
 
 def check_held_out(key: str, path: str, data: dict) -> bool:
-    """Return True if the checkpoint has a record of its training text.
+    """Return True if the checkpoint `path` has a record of its training text, else False.
 
-    With `folds`, it must not have been trained on the part that is held out.
+    `data` is the [data] of the recipe and `key` the recipe's key of the checkpoint. With `folds`,
+    the checkpoint must not have been trained on the part that is held out.
 
     Raises:
         ValueError: if there are folds and it may have been.
@@ -79,8 +81,11 @@ def check_held_out(key: str, path: str, data: dict) -> bool:
 
 
 def read_recorded_data(path: str) -> tuple[dict, list[Path]] | None:
-    """Return the [data] of a checkpoint's recipe and its training files, or `None` without a
-    record."""
+    """Return the [data] of the recipe of checkpoint `path`, and its training files, or None without
+    a record.
+
+    Raises ValueError for a damaged record.
+    """
     file = checkpoint_directory(path) / RECORD
     if not file.is_file():
         return None
@@ -94,8 +99,10 @@ def read_recorded_data(path: str) -> tuple[dict, list[Path]] | None:
 
 
 def are_same(one: Path, other: Path, encoding: str, other_encoding: str) -> bool:
-    """Return True if two text files have the same lines, packed or not; compare names if one is
-    missing."""
+    """Return True if the text files `one` and `other` have the same lines, compressed or not.
+
+    Each has its own encoding. If one is missing, return True if their names are equal.
+    """
     if one.is_file() and other.is_file():
         return all(
             line == its

@@ -89,8 +89,11 @@ def check_evaluated(recipe: Recipe) -> None:
 
 
 def check_start(recipe: Recipe, path: str) -> None:
-    """Raise ValueError or UsageError if the checkpoint to start from does not fit the fields of
-    [model]."""
+    """Raise ValueError or UsageError if the checkpoint `path` does not fit the recipe's task and
+    [model].
+
+    ValueError is also raised if it was trained on text that is held out now.
+    """
     task = TASKS[recipe.task]
     config, _ = naming("model.path", config_and_class, path)
     if not isinstance(config, task.CONFIG):
@@ -114,14 +117,16 @@ def check_start(recipe: Recipe, path: str) -> None:
 def prepare(
     recipe: Recipe, checkpoint: Path | None = None
 ) -> tuple[PreTrainedTokenizerFast, PreTrainedModel, dict[str, Any]]:
-    """Return the tokenizer (or image processor), a new model, and the examples of each split.
+    """Return (tokenizer, model, {split: examples}) of a run, with a new model.
 
     The tokenizer comes from `checkpoint`, if one is passed. Tasks with images have an image
     processor instead.
 
     Raises:
-        UsageError, FileNotFoundError, ValueError: see `check_complete`; ValueError for text in
-            another form than the task expects.
+        UsageError: for a missing key, or one that contradicts the checkpoints.
+        FileNotFoundError: for missing checkpoints and text files.
+        ValueError: for checkpoints that the recipe cannot start from, and text in another form than
+            the task expects.
     """
     check_complete(recipe)
     task = TASKS[recipe.task]
@@ -145,10 +150,12 @@ def prepare(
 
 
 def new_tokenizer(recipe: Recipe, task: Task, text: dict[str, Rows]) -> PreTrainedTokenizerFast:
-    """Train a tokenizer on `text["train"]` with the settings of the recipe's `tokenizer` table.
+    """Return a tokenizer trained on `text["train"]` with the settings of the recipe's `tokenizer`
+    table.
 
     It fits the task's variant: encoder, decoder or seq2seq. It returns token_type_ids if the
-    model's `type_vocab_size` is above 1."""
+    model's `type_vocab_size` is above 1.
+    """
     settings = {name: value for name, value in recipe.tokenizer.items() if name != "bpe_dropout"}
     types = {**task.config_fields(text, recipe.data), **recipe.model}.get("type_vocab_size", 0)
     variant = task.CONFIG.model_type.removeprefix("vanilla-")
@@ -160,8 +167,11 @@ def new_tokenizer(recipe: Recipe, task: Task, text: dict[str, Rows]) -> PreTrain
 def load_existing_tokenizer(
     recipe: Recipe, checkpoint: Path | None
 ) -> PreTrainedTokenizerFast | None:
-    """Load the tokenizer that the checkpoint or the recipe names, or return `None` to train a new
-    one."""
+    """Return the tokenizer of `checkpoint`, else that of the recipe's `tokenizer.path` or
+    `model.path`.
+
+    Return None if there is none of them, to train a new one.
+    """
     if checkpoint:
         return load_tokenizer(checkpoint)
     for table in ("tokenizer", "model"):
@@ -173,7 +183,8 @@ def load_existing_tokenizer(
 def image_processor(
     recipe: Recipe, task: Task, model: PreTrainedModel, checkpoint: Path | None
 ) -> BaseImageProcessor:
-    """Return the image processor of `checkpoint`, of the recipe's `model.path`, or a new one."""
+    """Return the image processor of `checkpoint`, else of the recipe's `model.path`, else a new
+    one."""
     if checkpoint:
         return load_image_processor(checkpoint)
     path = recipe.model.get("path")
@@ -185,9 +196,10 @@ def image_processor(
 def make_model(
     recipe: Recipe, task: Task, tokenizer: PreTrainedTokenizerFast | None, text: dict[str, Rows]
 ) -> PreTrainedModel:
-    """Return a new model by the recipe, or one that starts from the checkpoint `path`.
+    """Return a new model by the recipe, or one that starts from its `model.path`.
 
-    A model of text has the vocabulary size of `tokenizer`.
+    A model of text has the vocabulary size of `tokenizer`. `text` are the rows by split, which set
+    config fields such as labels. Raises ValueError if sizes do not fit.
     """
     settings = {**task.config_fields(text, recipe.data), **recipe.model}
     path = settings.pop("path", None)
@@ -248,7 +260,7 @@ def generation_config(recipe: Recipe, config: PreTrainedConfig) -> GenerationCon
 
 
 def tokens_in(value: int | list) -> list[int]:
-    """Return all tokens in a token, a list, or nested lists."""
+    """Return all tokens in `value`, a token, a list, or nested lists."""
     return (
         [token for item in value for token in tokens_in(item)]
         if isinstance(value, list)
@@ -264,9 +276,10 @@ def examples(
     config: PreTrainedConfig,
     recipe: Recipe,
 ) -> Any:
-    """Encode the rows of one split and return the examples that the model sees.
+    """Return the examples of one split that the model sees, from the rows `text`.
 
-    With learned positions, examples that are longer than their table are left out and counted.
+    With learned positions, examples that are longer than their table are left out, and their number
+    is printed.
 
     Raises:
         ValueError: if none is left, and for learned positions and a stream, whose rows cannot be
@@ -310,6 +323,7 @@ def examples(
 
 
 def lengths(rows: Dataset) -> list[tuple[int, ...]]:
-    """Return the number of tokens of each side of each row."""
+    """Return a tuple for each row with its numbers of tokens: of the labels, if any, and of the
+    input."""
     sides = [rows[name] for name in SIDES if name in rows.column_names]
     return [tuple(map(len, row)) for row in zip(*sides, strict=True)]

@@ -82,7 +82,8 @@ def read_recipe(name: str, changes: dict[str, Any] | None = None) -> Recipe:
     Raises:
         FileNotFoundError: for a name that is neither, with the nearest recipe.
         ValueError: for a file that is not TOML.
-        UsageError: see `Recipe`.
+        UsageError: for an unknown key, a value of the wrong type or range, and values that cannot
+            be combined.
     """
     path = recipe_path(name)
     tables = read_tables(path)
@@ -99,8 +100,8 @@ def read_recipe(name: str, changes: dict[str, Any] | None = None) -> Recipe:
 
 
 def recipe_path(name: str) -> Path:
-    """Return the path of a recipe. Raises FileNotFoundError if `name` is no file and not in
-    `recipes/`."""
+    """Return the path of the recipe `name`, a file or a name in `recipes/`. Raises
+    FileNotFoundError if it is neither."""
     path = Path(name) if Path(name).is_file() else FOLDER / f"{name}.toml"
     if not path.is_file():
         known = sorted(file.stem for file in FOLDER.glob("*.toml"))
@@ -110,7 +111,8 @@ def recipe_path(name: str) -> Path:
 
 
 def check_tables(tables: dict[str, Any]) -> None:
-    """Raise UsageError for an unknown table, with the nearest table or the key of that name."""
+    """Raise UsageError for an unknown table of a recipe. The message suggests the nearest table, or
+    the key of that name."""
     known = [item.name for item in fields(Recipe)]
     types = key_types(TASKS[tables["task"]]) if tables.get("task") in [*TASKS] else {}
     for name in tables:
@@ -123,7 +125,8 @@ def check_tables(tables: dict[str, Any]) -> None:
 
 
 def read_tables(path: Path) -> dict[str, Any]:
-    """Return the tables of the TOML file at `path`. Raises ValueError if it is not TOML."""
+    """Return the tables of the TOML file at `path`. Raises ValueError if it is not TOML or too
+    large."""
     size = path.stat().st_size
     if size > LARGEST_FILE:
         raise ValueError(f"{path} has {size} bytes, expected a recipe of at most {LARGEST_FILE}")

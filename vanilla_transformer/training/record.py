@@ -14,8 +14,11 @@ PACKAGES = ("vanilla-transformer", "torch", "transformers", "accelerate", "datas
 
 
 def run_record(recipe: Recipe, trainer: Seq2SeqTrainer, metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return the record of a finished run: its recipe, final `metrics`, size, time, hardware,
-    versions and history."""
+    """Return the record of a finished run.
+
+    It has the keys recipe, metrics, parameters, seconds, hardware, versions and history. `metrics`
+    are the final ones.
+    """
     history = trainer.state.log_history  # the history of all calls that continued this run
     return {
         "recipe": asdict(recipe),

@@ -56,8 +56,8 @@ def train(
         restart: move the state of an earlier run aside and start again.
 
     Raises:
-        FileExistsError: if `output` cannot be written, see `files.new_directory`, or `<output>-run`
-            is no state of a run.
+        FileExistsError: if `output` exists and may not be replaced, or `<output>-run` is no state
+            of a run.
         FloatingPointError: if the loss is not finite, with the text of the batch; earlier
             checkpoints stay.
         UsageError: for a recipe that is not complete; if `<output>-run` is the state of a run of
@@ -86,7 +86,8 @@ def train(
 
 
 def input_paths(recipe: Recipe) -> list[str | Path]:
-    """Return the inputs of a run that may be paths."""
+    """Return the inputs of a run that may be paths: text files, data set, tokenizer, model and
+    teachers."""
     files = [
         path for split in SPLITS if split in recipe.data for path in split_files(recipe.data, split)
     ]
@@ -97,9 +98,11 @@ def input_paths(recipe: Recipe) -> list[str | Path]:
 def train_model(
     recipe: Recipe, facts: dict, arguments: Seq2SeqTrainingArguments, restart: bool
 ) -> tuple:
-    """Run the training to its end, and return the trainer, the tokenizer and the examples by split.
+    """Run the training to its end, and return (trainer, tokenizer, {split: examples}).
 
-    The trainer's model has the weights of the result.
+    The trainer's model has the weights of the result. `facts` identify the run: an earlier one with
+    other facts is an error. `arguments` are those of the trainer. With `restart` no checkpoint of
+    an earlier call is used.
     """
     state = Path(arguments.output_dir)
     checkpoint = None if restart else next(complete_checkpoints(state), None)
@@ -125,9 +128,10 @@ def train_model(
 
 
 def load_final(trainer: Seq2SeqTrainer, checkpoint: Path, state: TrainerState) -> None:
-    """Restore the state and weights of a finished run into `trainer`.
+    """Restore the `state` and the weights of a finished run into `trainer`.
 
-    `trainer.train` would do one more update before it notices that all are done.
+    The weights are those of `checkpoint`, or of the best one if the run selects it. `trainer.train`
+    would do one more update before it notices that all are done.
     """
     state.init_training_references(trainer, state.max_steps, state.num_train_epochs, trial=None)
     trainer.state = state
@@ -145,8 +149,10 @@ def evaluate(
     tokenizer: PreTrainedTokenizerFast,
     rows: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the metrics of the validation and the test text, with the result's generation
-    settings."""
+    """Return the metrics of the validation and the test text, by names such as "test_bleu".
+
+    Text is generated with the generation settings of the result. `rows` are {split: examples}.
+    """
     metrics = {}
     model = trainer.model
     for split in SPLITS[1:]:

@@ -110,7 +110,11 @@ def train_tokenizer(
 def template(
     tokenizer: Tokenizer, variant: str, token_types: bool
 ) -> processors.TemplateProcessing:
-    """Return the template of special tokens around one sequence and around a pair."""
+    """Return the post-processor that puts special tokens around one sequence and around a pair.
+
+    `variant` is "encoder", "decoder" or "seq2seq". With `token_types` the second sequence is of
+    type 1.
+    """
     bos, eos = SPECIAL_TOKENS["bos_token"], SPECIAL_TOKENS["eos_token"]
     first = {"encoder": f"{bos} $A {eos}", "decoder": "$A", "seq2seq": f"$A {eos}"}[variant]
     type_id = int(token_types)
@@ -120,7 +124,12 @@ def template(
 
 
 def new_tokenizer(kind: str, lowercase: bool) -> Tokenizer:
-    """Return a tokenizer with an empty vocabulary, which splits text and joins its tokens again."""
+    """Return a tokenizer of `kind` with an empty vocabulary, which splits text and joins its tokens
+    again.
+
+    The kinds are "bpe", "word", "byte-bpe" and "character". With `lowercase` the kinds "bpe" and
+    "word" lowercase text.
+    """
     unk = SPECIAL_TOKENS["unk_token"]
     if kind == "character":
         tokenizer = Tokenizer(models.WordLevel(unk_token=unk))

@@ -28,9 +28,8 @@ from .values import TRAINING
 
 
 def training_arguments(recipe: Recipe, state: Path, **changes: Any) -> Seq2SeqTrainingArguments:
-    """Return the arguments of the recipe's `Trainer`; `changes` override them.
-
-    Checkpoints go to `state`.
+    """Return the arguments of the recipe's `Trainer`, which writes checkpoints to `state`.
+    `changes` override them.
 
     Raises:
         UsageError: for settings that the arguments, this machine, or the number of processes do not
@@ -74,7 +73,11 @@ def training_arguments(recipe: Recipe, state: Path, **changes: Any) -> Seq2SeqTr
 
 
 def keep_labelled(model: PreTrainedModel, args: tuple, inputs: dict) -> tuple[tuple, dict]:
-    """Keep only the logits of labelled tokens in training; this is a forward pre-hook."""
+    """Add the mask `logits_to_keep` of the labelled tokens to `inputs`, if the model is in training
+    mode.
+
+    It is a forward pre-hook and returns the arguments and inputs of the call.
+    """
     if model.training and "labels" in inputs:
         inputs["logits_to_keep"] = inputs["labels"].ne(-100)
     return args, inputs
@@ -87,10 +90,12 @@ def make_trainer(
     model: PreTrainedModel,
     rows: dict[str, Any],
 ) -> Seq2SeqTrainer:
-    """Return the trainer for the results of `prepare.prepare`.
+    """Return the trainer of a run. `arguments` are the settings of the trainer. `rows` are {split:
+    examples}.
 
     Raises:
-        ValueError: for rows that do not fit the batches; see also `Teachers` and `check_processes`.
+        ValueError: for rows that do not fit the batches, teachers with other labels, and for
+            processes with several GPUs each, FSDP or DeepSpeed.
     """
     task = TASKS[recipe.task]
     watch = Watch(model, tokenizer)
@@ -133,8 +138,8 @@ def make_trainer(
 
 
 def check_processes(trainer: Seq2SeqTrainer) -> None:
-    """Raise ValueError for processes that would train on other batches, or not end with a
-    result."""
+    """Raise ValueError if a process sees several GPUs, or for FSDP or DeepSpeed, which a run does
+    not support."""
     count = trainer.args.n_gpu
     if count > 1:
         raise ValueError(
@@ -150,7 +155,8 @@ def check_processes(trainer: Seq2SeqTrainer) -> None:
 def build_metrics(
     recipe: Recipe, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, rows: Any
 ) -> Callable[[Any], dict[str, Any]]:
-    """Return the function that computes the task's metrics of `rows`, each counted once.
+    """Return the function for `Trainer` that computes the task's metrics of `rows`, each row
+    counted once.
 
     With several processes, `Seq2SeqTrainer` fills the last batches with rows from the beginning.
     """
@@ -159,7 +165,7 @@ def build_metrics(
 
 
 def first_items(values: Any, count: int) -> Any:
-    """Return the first `count` items of an array, or of each array in nested tuples."""
+    """Return the first `count` items of `values`, an array, or of each array in nested tuples."""
     return (
         tuple(first_items(value, count) for value in values)
         if isinstance(values, tuple)

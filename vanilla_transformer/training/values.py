@@ -153,13 +153,13 @@ LARGEST = 2**63 - 1
 
 
 def data_keys(*shared: str, **task_keys: KeyType) -> dict[str, KeyType]:
-    """Return the keys of a task's [data]: names of `DATA`, and keys that only this task has."""
+    """Return {key: type} of a task's [data]: the names `shared`, keys of `DATA`, and `task_keys`
+    that only this task has."""
     return {name: DATA[name] for name in shared} | task_keys
 
 
 def key_types(task: "Task") -> dict[str, dict[str, KeyType]]:
-    """Return the keys that each table of a recipe may have with `task`, and the types of their
-    values."""
+    """Return {table: {key: type and range}} of all keys that a recipe may have with `task`."""
     types = typing.get_type_hints(train_tokenizer)
     tokenizer = {name: KeyType(types[name], range) for name, range in NEW_TOKENIZER.items()}
     tokenizer |= {"path": TEXT, "bpe_dropout": KeyType(float, BELOW_1)}
@@ -174,7 +174,8 @@ def key_types(task: "Task") -> dict[str, dict[str, KeyType]]:
 
 
 def model_keys(config: type) -> dict[str, KeyType]:
-    """Return the fields of a config, and the keys that can define a new model instead.
+    """Return {key: type} of the recipe's [model]: the fields of `config`, `path`, and `preset` if
+    the config has presets.
 
     The config checks the ranges of its fields itself.
     """
@@ -188,7 +189,7 @@ def model_keys(config: type) -> dict[str, KeyType]:
 
 
 def trainer_keys() -> dict[str, KeyType]:
-    """Return the fields of `Trainer`'s arguments that a recipe may set."""
+    """Return {key: type and range} of the fields of `Trainer`'s arguments that a recipe may set."""
     types = typing.get_type_hints(Seq2SeqTrainingArguments) | TRAINER_TYPES
     names = {field.name for field in fields(Seq2SeqTrainingArguments)} - UNSUPPORTED
     return {
@@ -199,8 +200,10 @@ def trainer_keys() -> dict[str, KeyType]:
 
 
 def table_type(hint: Any) -> Any:
-    """Return `dict` for a field that is a dictionary or its text or file: it is a table in a
-    recipe."""
+    """Return `dict` if the type `hint` accepts a dict or its text; return other types unchanged.
+
+    In a recipe such a field is a table.
+    """
     return dict if {dict, str} <= {*map(origin, alternatives(hint))} else hint
 
 
@@ -212,7 +215,7 @@ def is_secret(name: str) -> bool:
 def check_table(table: str, values: Any, types: dict[str, dict[str, KeyType]]) -> None:
     """Raise UsageError if `values` is no table, or has an unknown key or a wrong value.
 
-    The error for an unknown key has the nearest key of the `table` of `types`.
+    `types` are the `key_types` of the task. The message suggests the nearest key of `table`.
     """
     if not isinstance(values, dict):
         raise UsageError(f"{table} is {reprlib.repr(values)}, expected a table")
@@ -232,7 +235,8 @@ def check_table(table: str, values: Any, types: dict[str, dict[str, KeyType]]) -
 
 
 def check_value(key: str, value: Any, expected: KeyType) -> None:
-    """Raise UsageError if `value` does not have the type and range `expected` of `key`."""
+    """Raise UsageError if the `value` of `key`, such as "training.seed", lacks the `expected` type
+    or range."""
     is_amount = {*alternatives(expected.type)} - {NoneType} <= {int, float}
     in_range = expected.range or (NOT_NEGATIVE if is_amount else ANY)
     if value is None and fits(None, expected.type):
@@ -250,9 +254,11 @@ def check_value(key: str, value: Any, expected: KeyType) -> None:
 
 
 def check_text(key: str, value: Any) -> None:
-    """Raise UsageError for text that is not valid UTF-8, such as half of a surrogate pair.
+    """Raise UsageError for text in `value` that is not valid UTF-8, such as half of a surrogate
+    pair.
 
-    Otherwise it would fail only when the run is written.
+    Otherwise it would fail only when the run is written. `key` is the key of the recipe, for the
+    message.
     """
     try:
         json.dumps(value, ensure_ascii=False, default=str, skipkeys=True).encode()
@@ -288,7 +294,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def describe_type(hint: Any) -> str:
-    """Return a description of the values of the type `hint`."""
+    """Return words for the values of the type `hint`, such as "a whole number or a string"."""
     kinds = [kind for kind in alternatives(hint) if kind is not NoneType]
     enums = [kind for kind in kinds if is_enum(kind)]
     if enums:

@@ -40,7 +40,8 @@ class StopTexts:
 
 
 def overlap_length(text: str, stop: str) -> int:
-    """Return the length of the longest proper prefix of `stop` that `text` ends with."""
+    """Return the length of the longest beginning of `stop`, shorter than `stop`, with which `text`
+    ends."""
     return next(
         (
             size
@@ -60,7 +61,8 @@ class Logprobs:
         self.columns: dict[str, list] = {kind: [] for kind in KINDS}
 
     def add(self, token: int, known: TokenLogprobs | None, offset: int) -> None:
-        """Add a token. `known` is None for the first token of the prompt."""
+        """Add a token at the character `offset`. `known` are its log probabilities, None for the
+        first token of the prompt."""
         logprob = None if known is None else finite(known.logprob)
         top = None if known is None else self._top(known)
         values = (self.name(token), logprob, top, offset)
@@ -68,15 +70,18 @@ class Logprobs:
             column.append(value)
 
     def _top(self, known: TokenLogprobs) -> dict[str, float]:
-        """Return the log probabilities of the top tokens and of the generated token. If two tokens
-        have the same name, the first one counts."""
+        """Return {token name: log probability} of the top tokens and of the generated token, which
+        are in `known`.
+
+        If two tokens have the same name, the first one counts.
+        """
         top: dict[str, float] = {}
         for token, logprob in (*known.top, (known.token, known.logprob)):
             top.setdefault(self.name(token), finite(logprob))
         return top
 
     def take(self) -> dict[str, list]:
-        """Return the columns that were added since the last call."""
+        """Return the columns that were added since the last call, {name of `KINDS`: values}."""
         columns, self.columns = self.columns, {kind: [] for kind in KINDS}
         return columns
 
@@ -98,8 +103,8 @@ class Answer:
         self.finish_reason: str | None = None
 
     def add(self, event: Event) -> str:
-        """Return the text that is final after this token. The last token or a stop text sets
-        `finish_reason`."""
+        """Return the text that is final after the token of `event`. The last token or a stop text
+        sets `finish_reason`."""
         self.tokens += 1
         if self.logprobs is not None:
             self.logprobs.add(event.token, event.logprobs, self.length)
@@ -158,8 +163,10 @@ class Completion:
         return bool(self.stops) or self.input.top_logprobs is not None or self.is_empty
 
     def size(self, generated: list[Generated]) -> int:
-        """Return the cost of `full_choices`, as a number of characters that take as long to
-        tokenize."""
+        """Return how much work `full_choices` is for the answers `generated`.
+
+        The unit is a character of text to tokenize that takes as long.
+        """
         tokens = (
             sum(len(result.tokens) for result in generated)
             + len(self.input.prompt) * self.input.scores_prompt
@@ -187,7 +194,8 @@ class Completion:
                     return
 
     def replay(self, generated: list[Generated]) -> Iterator[Chunk]:
-        """Yield the chunks of answers that were generated completely."""
+        """Yield the parts of answers that were generated completely, token by token, up to stop
+        texts."""
         yield from self.echo(generated[0].prompt_logprobs)
         for index, result in enumerate(generated):
             if self.is_empty:
@@ -201,8 +209,11 @@ class Completion:
                 )
 
     def handle_event(self, event: Event) -> Iterator[Chunk]:
-        """Yield the text that is final after the next token, unless the answer has ended at a stop
-        text."""
+        """Yield the part of an answer that is final after the token of `event`, if there is any
+        text.
+
+        An answer that has ended at a stop text yields nothing more.
+        """
         answer = self.answers[event.index]
         if answer.finish_reason is None:
             text = answer.add(event)
@@ -210,8 +221,10 @@ class Completion:
                 yield self.chunk(event.index, text, answer.finish_reason)
 
     def echo(self, known: list[TokenLogprobs] | None) -> Iterator[Chunk]:
-        """Yield the echoed prompt of each answer. `known` are the log probabilities of its
-        tokens."""
+        """Yield the echoed prompt as a part of each answer; nothing if it is not echoed.
+
+        `known` are the log probabilities of its tokens, None if they are not requested.
+        """
         if not self.begins and known is None:
             return
         for index, answer in enumerate(self.answers):
@@ -235,7 +248,7 @@ class Completion:
         }
 
     def full_choices(self, generated: list[Generated]) -> list[Chunk]:
-        """Return each answer as one chunk."""
+        """Return each answer of `generated` as one choice of the response."""
         if self.inspects_tokens:
             return join_chunks(self.replay(generated))
         texts = self.runtime.decode([result.tokens for result in generated])

@@ -129,8 +129,8 @@ async def translate_texts(request: Request) -> JSONResponse:
 
 
 def check_counts(request: Request, model: ServedModel, body: Translation) -> None:
-    """Raise RequestError 400 if there are more texts than `max_batch`, or more alternatives than a
-    worker has slots."""
+    """Raise RequestError 400 if there are more texts than the setting `max_batch`, or more
+    alternatives than a worker has slots."""
     assert model.scheduler is not None  # every model that translates has one
     max_texts = server_settings(request).max_batch
     if isinstance(body.q, list) and len(body.q) > max_texts:
@@ -148,8 +148,11 @@ def check_counts(request: Request, model: ServedModel, body: Translation) -> Non
 def response_fields(
     body: Translation, direction: Direction, translations: list[list[str]]
 ) -> dict[str, Any]:
-    """Return the fields of a `Translated`. `translations` has all translations of each text, best
-    first."""
+    """Return the fields of a `Translated` response, by name.
+
+    `translations` has all translations of each text, best first. `direction` has the source and
+    target language. `body` is the request.
+    """
     fields: dict[str, list] = {"translatedText": [best for best, *_ in translations]}
     if body.source == AUTO:
         fields["detectedLanguage"] = [{"confidence": 0, "language": direction.source}] * len(
@@ -172,7 +175,9 @@ async def translate_plain(
     is that text.
 
     For `count` above 1, beam search has `count` beams, or the model's number of beams if that is
-    larger. `splitting` says how texts are split into sentences."""
+    larger. `splitting` says how texts are split into sentences. `direction` has the source and
+    target language.
+    """
     translations = [[text] for text in texts]
     indices = [index for index, text in enumerate(texts) if text.strip()]
     options: dict[str, Any] = {}
@@ -195,7 +200,11 @@ async def translate_plain(
 async def translate_html(
     model: ServedModel, direction: Direction, texts: list[str], splitting: Splitting
 ) -> list[list[str]]:
-    """Return each HTML text with the text between its tags translated."""
+    """Return [translation] of each HTML text, in which the text between tags is translated.
+
+    `direction` has the source and target language. `splitting` says how texts are split into
+    sentences.
+    """
     size = sum(map(len, texts))
     runs = await call_off_loop(size, find_text_runs, texts)
     translated = await translate_plain(
@@ -209,7 +218,8 @@ async def translate_html(
 
 
 def find_text_runs(texts: list[str]) -> list[list[TextRun]]:
-    """Return the text runs of each HTML text. Raises TooLong for more than `MAX_SENTENCES`."""
+    """Return the texts between tags of each HTML text. Raises TooLong for more than `MAX_SENTENCES`
+    in total."""
     runs = [text_runs(text) for text in texts]
     count = sum(map(len, runs))
     if count > MAX_SENTENCES:
@@ -256,7 +266,9 @@ def json_text(content: bytes) -> bytes | str:
 
 
 async def read_form(request: Request, kind: str) -> dict[str, Any]:
-    """Return the fields of a form. Line breaks of `q` become "\\n", because browsers send "\\r\\n".
+    """Return the fields of a form of the media type `kind`. Several fields `q` become a list.
+
+    Line breaks of `q` become "\\n", because browsers send "\\r\\n".
 
     Raises:
         RequestError: 400 if the body is not a form in UTF-8.
@@ -283,7 +295,10 @@ async def read_form(request: Request, kind: str) -> dict[str, Any]:
 
 
 def translators(request: Request, name: str | None = None) -> list[ServedModel]:
-    """Return the models that translate, or only the model named in the path or the body."""
+    """Return the models that translate, or only the model in the path or `name`, that in the body.
+
+    Raises RequestError if there is none.
+    """
     models = served_models(request)
     in_path = name_in_path(request)
     if in_path is not None or name is not None:
@@ -296,7 +311,8 @@ def model_for(request: Request, body: Translation) -> tuple[ServedModel, Directi
     """Return the model and the direction for the languages of the request.
 
     Raises:
-        RequestError: 400 if no model or several models translate these languages.
+        RequestError: 400 if no model or several models translate these languages, or the source is
+            "auto" with several source languages; 404 for an unknown model.
     """
     models = translators(request, body.model)
     source = only_source(models) if body.source.lower() == AUTO else body.source
@@ -369,20 +385,29 @@ async def frontend_settings(request: Request) -> JSONResponse:
 
 @router.post("/detect")
 async def detect() -> None:
-    """Return status 403, because this server does not detect languages."""
-    raise RequestError(403, "Language detection is disabled on this server.")
+    """Return status 403, because this server does not detect languages.
+
+    Send the language of the text as `source` to /translate. /languages lists the languages.
+    """
+    raise RequestError(
+        403,
+        "Language detection is disabled on this server: send the language of the text as `source` "
+        "to /translate. GET /languages lists the languages.",
+    )
 
 
 @router.post("/suggest")
 async def suggest() -> None:
     """Return status 403, because this server does not store suggestions."""
-    raise RequestError(403, "Suggestions are disabled on this server.")
+    raise RequestError(403, "Suggestions are disabled on this server: it stores no translations.")
 
 
 @router.post("/translate_file")
 async def translate_file() -> None:
     """Return status 403, because this server does not read files. Use /translate."""
-    raise RequestError(403, "Files translation are disabled on this server.")
+    raise RequestError(
+        403, "File translation is disabled on this server: send the text of the file to /translate."
+    )
 
 
 def error_body(error: RequestError) -> dict[str, Any]:

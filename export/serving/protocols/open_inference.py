@@ -150,8 +150,10 @@ def inputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
 
 
 def tensors_for(model: ServedModel) -> tuple[TensorSpec, ...]:
-    """Return the inputs that replace texts: those of the graph of an encoder, or the token ids of a
-    model that generates."""
+    """Return the specs of the inputs that replace texts.
+
+    They are those of the graph of an encoder, or token ids and mask of a model that generates.
+    """
     if model.encoder is not None:
         return model.encoder.graph.spec.inputs
     return token_inputs(model.runtime.info.config, ("batch_size", "source_length"))
@@ -227,7 +229,9 @@ async def infer(request: Request, name: str) -> Response:
 def parse_request(
     model: ServedModel, content: bytes, json_length: str | None, max_rows: int
 ) -> ParsedRequest:
-    """Return the request in `content`.
+    """Return the request in `content`, checked.
+
+    `json_length` is the header with the length of its JSON, if bytes follow it.
 
     Raises:
         UsageError, RequestValidationError: if the request is invalid.
@@ -263,8 +267,10 @@ def parse_request(
 
 
 def check_widths(model: ServedModel, inputs: dict[str, np.ndarray]) -> None:
-    """Raise TooLong if padded rows are longer than the model's maximum. Outputs have the same
-    padding, so wide padding would waste memory."""
+    """Raise TooLong if the rows of an input, padding included, are longer than the model's maximum.
+
+    Outputs have the same padding, so wide padding would waste memory.
+    """
     if model.encoder is None:
         return
     axes = {tensor.name: tensor.shape[-1] for tensor in model.encoder.graph.spec.inputs}
@@ -298,8 +304,10 @@ def read_and_answer(model: ServedModel, parsed: ParsedRequest) -> Response:
 def tensor_outputs(
     model: ServedModel, inputs: dict[str, np.ndarray], with_embedding: bool
 ) -> dict[str, np.ndarray]:
-    """Return the outputs of the graph as float32. If `with_embedding`, add the pooled vector of
-    each row."""
+    """Return {name: float32 array} of the outputs of the graph for `inputs` by name.
+
+    If `with_embedding`, add the pooled vector of each row. Raises ValueError for wrong inputs.
+    """
     outputs = {
         name: values.astype(np.float32)
         for name, values in model.runtime.runtime.outputs(**inputs).items()
@@ -325,8 +333,10 @@ def check_no_empty_rows(mask: np.ndarray) -> None:
 def text_outputs(
     model: ServedModel, texts: list[str], requested: dict[str, bool], truncates: bool
 ) -> dict[str, np.ndarray]:
-    """Return the `requested` outputs. Rows are padded with zeros to the longest row. Texts to embed
-    get the export's prompt.
+    """Return {name: float32 array} of the outputs for `texts`, at least of those whose names are in
+    `requested`. Rows are padded with zeros to the longest row.
+
+    Texts to embed get the export's prompt.
 
     Raises:
         ValueError: if an input is not a text.
@@ -352,7 +362,11 @@ def text_outputs(
 
 
 def embeddings(model: ServedModel, states: Sequence[np.ndarray], prompt_length: int) -> np.ndarray:
-    """Return one vector for the states of each row, pooled by the modules of the export."""
+    """Return one vector for the states (S, D) of each row, pooled by the modules of the export: (B,
+    E) float32.
+
+    The first `prompt_length` tokens are a prompt.
+    """
     modules = model.runtime.sentence_modules
     return np.stack([modules.embedding(row_states, prompt_length) for row_states in states]).astype(
         np.float32
@@ -360,7 +374,8 @@ def embeddings(model: ServedModel, states: Sequence[np.ndarray], prompt_length: 
 
 
 def padded_rows(values: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the values as one array (B, ...), float32."""
+    """Return `values`, arrays of different sizes, as one float32 array (B, ...), padded with
+    zeros."""
     padded = np.zeros((len(values), *np.max([value.shape for value in values], axis=0)), np.float32)
     for row, value in zip(padded, values, strict=True):
         row[tuple(map(slice, value.shape))] = value
@@ -371,7 +386,14 @@ def padded_rows(values: Sequence[np.ndarray]) -> np.ndarray:
 
 
 async def generate_texts(model: ServedModel, parsed: ParsedRequest) -> list[str]:
-    """Return the text that `TextRuntime.generate` returns for each row."""
+    """Return the translation or continuation of each text or row of token ids in a request.
+
+    `parsed` has its inputs, and its parameters: generation options and languages.
+
+    Raises:
+        UsageError: for an invalid option or language, and for several results per row.
+        TooLong: for a text that is too long.
+    """
     parameters = dict(parsed.parameters)
     languages = {name: parameters.pop(name, None) for name in LANGUAGES}
     for name, language in languages.items():
@@ -406,8 +428,13 @@ async def generate_texts(model: ServedModel, parsed: ParsedRequest) -> list[str]
 def token_id_inputs(
     model: ServedModel, inputs: dict[str, np.ndarray], tgt_lang: str | None, options: dict[str, Any]
 ) -> list[GenerationInput]:
-    """Return the generation inputs for rows of token ids. Raises ValueError if a row has no tokens,
-    and the errors of `Runtime.generate`."""
+    """Return the generation inputs for rows of token ids, the arrays `inputs` by name. `tgt_lang`
+    is the target language, and `options` are those of generation.
+
+    Raises:
+        UsageError: for an invalid option or language.
+        ValueError: if a row has no tokens, or one that the model does not have.
+    """
     assert model.scheduler is not None
     feeds = check_inputs(tensors_for(model), dict(inputs), model.architecture)
     ids, mask = feeds["input_ids"], feeds["attention_mask"]

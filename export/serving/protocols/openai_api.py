@@ -272,7 +272,14 @@ def make_completions(
     stops: list[str],
     body: CompletionFields,
 ) -> list[Completion]:
-    """Return the completion to generate for each prompt. Raises the errors of `admit_prompt`."""
+    """Return the completion to generate for each of `prompts`. `options` are those of
+    `Runtime.generate`.
+
+    `stops` are the stop sequences.
+
+    Raises:
+        RequestError, UsageError: with OpenAI's names of options, if the model cannot run a prompt.
+    """
     n, is_empty = options["num_return_sequences"], body.max_tokens == 0
     inputs = [admit_prompt(scheduler, item, options, body) for item in prompts]
     echoes = [""] * len(prompts)
@@ -325,9 +332,10 @@ def parse_stops(stop: Any) -> list[str]:
 
 
 def parse_options(body: CompletionFields, defaults: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of `Runtime.generate`. Fields missing in the request come from `defaults`,
-    those of generation_config.json, as in vLLM. Otherwise OpenAI's defaults apply: one completion,
-    sampled from all tokens.
+    """Return the options of `Runtime.generate` for a request.
+
+    Fields missing in the request come from `defaults`, those of generation_config.json, as in vLLM.
+    Otherwise OpenAI's defaults apply: one completion, sampled from all tokens.
 
     Raises:
         UsageError: if a value is invalid, or if two values contradict each other.
@@ -365,8 +373,10 @@ def parse_options(body: CompletionFields, defaults: dict[str, Any]) -> dict[str,
 def admit_prompt(
     scheduler: Client, item: CompletionPrompt, options: dict[str, Any], body: CompletionFields
 ) -> GenerationInput:
-    """Return the generation input of a prompt. Raises RequestError or UsageError, with OpenAI's
-    names of options, if the model cannot run it."""
+    """Return the generation input of the prompt `item`.
+
+    Raises RequestError or UsageError, with OpenAI's names of options, if the model cannot run it.
+    """
     scores_prompt = bool(body.echo) and body.logprobs is not None
     max_length, read, new = (
         scheduler.admission.slot_size.length,
@@ -385,7 +395,8 @@ def admit_prompt(
 
 
 def with_api_names(error: TooLong | UsageError) -> UsageError:
-    """Return `error` with OpenAI's names of options."""
+    """Return `error` as a UsageError with OpenAI's names of options, such as max_tokens for
+    max_new_tokens."""
     text, param = str(error), getattr(error, "param", None)
     for ours, theirs in WORDS.items():
         text = text.replace(ours, theirs)
@@ -393,11 +404,13 @@ def with_api_names(error: TooLong | UsageError) -> UsageError:
 
 
 async def parse_prompts(value: Any, runtime: TextRuntime, max_items: int) -> list[CompletionPrompt]:
-    """Return the prompts. A missing or empty prompt becomes the model's first token.
+    """Return the prompts in `value`, with their token ids. A missing or empty prompt becomes the
+    model's first token.
 
     Raises:
         UsageError: for invalid prompts, for more than `max_items`, and for an empty prompt if the
             model has no first token.
+        RequestError: for too many token ids.
     """
     inputs: list[Any] = [""] if value is None else parse_inputs("prompt", value, max_items, runtime)
     if not isinstance(inputs[0], str):
@@ -417,10 +430,11 @@ async def parse_prompts(value: Any, runtime: TextRuntime, max_items: int) -> lis
 
 
 def parse_inputs(name: str, value: Any, max_items: int, runtime: TextRuntime) -> list[Any]:
-    """Return texts, or rows of token ids.
+    """Return the list of texts, or of rows of token ids, in `value`, the field `name` of a request.
 
     Raises:
         UsageError: for other values, for more than `max_items` and for ids outside the vocabulary.
+        RequestError: for too many token ids.
     """
     inputs = [value] if isinstance(value, str) else value
     if not isinstance(inputs, list) or not inputs:
@@ -471,8 +485,11 @@ def count_usage(completions: Sequence[Completion]) -> dict[str, int]:
 async def full_response(
     scheduler: Client, completions: Sequence[Completion], about: dict[str, Any]
 ) -> bytes:
-    """Return the response as JSON. With stop texts the tokens are streamed, so that generation ends
-    there."""
+    """Return the response as JSON, with the answer to each of `completions`. `about` are its fields
+    besides choices and usage.
+
+    With stop texts the tokens are streamed, so that generation ends there.
+    """
     if completions[0].stops and not completions[0].is_buffered:
         return render(
             about,
@@ -508,7 +525,7 @@ def render(about: dict[str, Any], choices: list[Chunk], completions: Sequence[Co
 async def parts(
     scheduler: Client, completions: Sequence[Completion]
 ) -> AsyncGenerator[Chunk, None]:
-    """Yield the chunks of all completions in the order of their arrival. Closing the iterator stops
+    """Yield the parts of all completions in the order of their arrival. Closing the iterator stops
     the generation."""
     if len(completions) == 1:
         async with aclosing(completions[0].chunks(scheduler)) as chunks:
@@ -547,8 +564,10 @@ async def parts(
 
 
 async def wait_for_first(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
-    """Wait for the first chunk and return an iterator over all chunks. Until then the request can
-    be rejected with a status."""
+    """Wait for the first of `chunks` and return an iterator over all of them.
+
+    Until then the request can be rejected with a status.
+    """
     first = await anext(chunks)
 
     async def all_chunks() -> AsyncGenerator[Chunk, None]:
@@ -563,8 +582,12 @@ async def wait_for_first(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[
 async def events(
     chunks: AsyncGenerator[Chunk, None], about: dict[str, Any], counted: Sequence[Completion] | None
 ) -> AsyncGenerator[bytes, None]:
-    """Yield an event for each chunk. Then yield an event with the number of tokens of `counted`, if
-    it is not None. An error is an event too."""
+    """Yield a server-sent event for each of `chunks`, with the fields `about`, and "[DONE]" at the
+    end.
+
+    If `counted` is not None, an event with the number of its tokens precedes the end. An error is
+    an event too.
+    """
     usage = {} if counted is None else {"usage": None}
     try:
         async with aclosing(chunks):
@@ -606,7 +629,12 @@ async def embed(request: Request, body: EmbeddingRequest) -> Any:
 def render_embeddings(
     runtime: TextRuntime, inputs: list[Any], body: EmbeddingRequest, about: dict[str, Any]
 ) -> bytes:
-    """Return the response as JSON. Raises the errors of `TextRuntime.embed`."""
+    """Return the response as JSON, with one vector for each of `inputs` and the fields `about`.
+
+    Raises:
+        UsageError: for an invalid number of dimensions.
+        ValueError: for an input without tokens, and a model that does not embed.
+    """
     rows, prompt_length = encode_inputs(runtime, inputs)
     vectors = embedding.vectors(runtime, rows, prompt_length, body.dimensions)
     if body.dimensions is not None:
@@ -629,7 +657,8 @@ def render_embeddings(
 def encode_inputs(
     runtime: TextRuntime, inputs: list[Any]
 ) -> tuple[Sequence[Encoding | TokenRow], int]:
-    """Return the tokens of each input, and the number of tokens of the export's prompt."""
+    """Return the tokens of each input, and the number of tokens of the export's prompt, 0 without
+    one."""
     if not isinstance(inputs[0], str):
         return [TokenRow(ids, [0] * len(ids)) for ids in inputs], 0
     for index, text in enumerate(inputs):
@@ -652,7 +681,7 @@ async def list_models(request: Request) -> Any:
 
 @router.get("/v1/models/{id}")
 async def show_model(request: Request, id: str) -> Any:
-    """Return one model."""
+    """Return what is known about the model with the name `id`."""
     return JSONResponse(describe_model(find_model(request, id)))
 
 

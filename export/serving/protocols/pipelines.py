@@ -122,7 +122,11 @@ async def predict(request: Request, task: str) -> Response:
 async def run_task(
     model: ServedModel, name: str, body: PipelineRequest, parameters: dict[str, Any], max_rows: int
 ) -> Response:
-    """Return the response of a task that does not generate."""
+    """Return the response of a task that does not generate. `name` is that of its pipeline,
+    `parameters` its options, and `max_rows` the most inputs of a request.
+
+    Raises UsageError or TooLong for wrong inputs, and RequestError if the model has too much work.
+    """
     form, task = FORMATS.get(name, Format()), PIPELINES[name]
     ours = {TEXT: read_texts, PAIR: read_pairs, IMAGE: read_images}
     read = form.inputs or ours.get(task.forms[0]) or object_reader(*task.forms[0])
@@ -148,6 +152,8 @@ def encode_answers(
 
 def read_body(content: bytes, media_type: str, reads_images: bool) -> PipelineRequest:
     """Return the request in `content`. If `reads_images`, a body that is not JSON is an image file.
+
+    `media_type` is the header Content-Type.
 
     Raises:
         UsageError: if the body is not a JSON object.
@@ -206,20 +212,31 @@ def find_texts(value: Any) -> list[str]:
 
 
 def read_texts(value: Any, max_rows: int) -> RequestInputs:
-    """Return a text or a list of texts as rows."""
+    """Return the rows of `value`, a text or a list of texts. Raises TooLong for more than
+    `max_rows`, and UsageError for none."""
     return check_inputs(
         value if isinstance(value, list) else [value], isinstance(value, list), max_rows
     )
 
 
 def read_texts_as_list(value: Any, max_rows: int) -> RequestInputs:
-    """Return texts or pairs as rows. The response to one input is a list too, which huggingface_hub
-    expects."""
+    """Return the rows of `value`: one text or pair, or a list of them.
+
+    The response to one input is a list too, which huggingface_hub expects.
+
+    Raises:
+        TooLong: for more than `max_rows`.
+        UsageError: for no rows.
+    """
     return RequestInputs(read_texts(value, max_rows).rows, True)
 
 
 def read_pairs(value: Any, max_rows: int) -> RequestInputs:
-    """Return a pair of texts, or a list of pairs, as rows. A pair is a list or an object."""
+    """Return the rows of `value`, a pair of texts or a list of pairs. A pair is a list or an
+    object.
+
+    Raises TooLong for more than `max_rows`, and UsageError for other values.
+    """
     is_one = isinstance(value, dict) or (
         isinstance(value, list) and bool(value) and isinstance(value[0], str)
     )
@@ -232,8 +249,11 @@ def read_pairs(value: Any, max_rows: int) -> RequestInputs:
 
 
 def object_reader(*keys: str) -> Callable[[Any, int], RequestInputs]:
-    """Return a function that returns an object with these keys, or a list of such objects, as
-    rows."""
+    """Return a function from (value, max_rows) to rows: an object with these `keys`, or a list of
+    such objects.
+
+    It raises TooLong for more than `max_rows`, and UsageError for other values.
+    """
 
     def read(value: Any, max_rows: int) -> RequestInputs:
         rows = value if isinstance(value, list) else [value]
@@ -254,7 +274,10 @@ def object_reader(*keys: str) -> Callable[[Any, int], RequestInputs]:
 
 
 def read_images(value: Any, max_rows: int) -> RequestInputs:
-    """Return an image, or a list of images, as rows. An image is bytes or base64."""
+    """Return the rows of `value`, an image or a list of images. An image is bytes or base64.
+
+    Raises TooLong for more than `max_rows`, and UsageError for none.
+    """
     rows = value if isinstance(value, list) else [value]
     check_inputs([None] * len(rows), True, max_rows)
     return RequestInputs(rows, isinstance(value, list))
@@ -311,7 +334,10 @@ class Format:
 
 
 def call_task(task: Task, runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    """Return the result of the task's function for each row."""
+    """Return the result of the task's function for each row, as JSON values.
+
+    `options` are the arguments of the function by name.
+    """
     keys = task.forms[0]
     if keys == IMAGE:
         columns = [[decode_image(row) for row in rows]]
@@ -322,8 +348,11 @@ def call_task(task: Task, runtime: Any, rows: list[Any], options: dict[str, Any]
 
 
 def check_parameters(form: Format, task: Task, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a task. The signature of the task's function decides about names and
-    types; the function itself checks the values."""
+    """Return the options of a task: the request's `parameters`, and the defaults of `form`.
+
+    The signature of the task's function decides about names and types; the function itself checks
+    the values. Raises UsageError or RequestValidationError.
+    """
     fields = signature_fields(task_function(task)) if form.has_options else {}
     if unknown := sorted(parameters.keys() - fields.keys()):
         names = f"one of {', '.join(fields)}" if fields else "no parameters for this task"
@@ -389,7 +418,11 @@ def check_tag_windows(model: ServedModel, inputs: RequestInputs, options: dict[s
 
 
 def check_windows(tokens: int, new: int, why: str) -> None:
-    """Raise TooLong if `tokens` need more than `MAX_WINDOWS` windows with `new` tokens each."""
+    """Raise TooLong if `tokens` tokens need more than `MAX_WINDOWS` windows with `new` more tokens
+    each.
+
+    `why` begins the message: the option that makes windows so small.
+    """
     if new > 0 and tokens // new > MAX_WINDOWS:
         raise TooLong(
             f"{why} needs up to {tokens // new} windows, expected at most {MAX_WINDOWS}: use "
@@ -408,7 +441,10 @@ def answer_questions(
 
 def check_question(model: ServedModel, inputs: RequestInputs, options: dict[str, Any]) -> None:
     """Raise TooLong if a context needs too many windows, because a long question leaves little room
-    in each window."""
+    in each window.
+
+    `inputs` are questions with their contexts, and `options` the parameters of the task.
+    """
     size = options.get("max_seq_len") or min(model.runtime.tokenizer_settings.longest or 384, 384)
     stride = options["doc_stride"] if options.get("doc_stride") is not None else min(size // 2, 128)
     for row in inputs.rows:
@@ -427,7 +463,8 @@ def check_question(model: ServedModel, inputs: RequestInputs, options: dict[str,
 
 
 def hidden_states(runtime: TextRuntime, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    """Return the hidden states (1, S, D) of each text as lists, as in the pipeline."""
+    """Return the hidden states (1, S, D) of each text as nested lists, as in the pipeline. `rows`
+    are the texts; `options` are not used."""
     encodings = encode_texts(runtime, check_strings(rows))
     states: list[Any] = [None] * len(encodings)
     for index, outputs in run(runtime, encodings):
@@ -464,7 +501,7 @@ def multiple_choice(
 
 
 def sort_labels(labels: Sequence[str], scores: Sequence[float]) -> list[dict[str, Any]]:
-    """Return the labels with their scores, best first."""
+    """Return {"label": label, "score": score} of each label, best first."""
     return sorted(
         ({"label": label, "score": score} for label, score in zip(labels, scores)),
         key=lambda item: -item["score"],
@@ -472,7 +509,8 @@ def sort_labels(labels: Sequence[str], scores: Sequence[float]) -> list[dict[str
 
 
 def image_states(runtime: Any, rows: list[Any], options: dict[str, Any]) -> Sequence[Any]:
-    """Return the hidden states (1, S, D) of each image, or (D,) with `pool`, as in the pipeline."""
+    """Return the hidden states (1, S, D) of each image in `rows` as nested lists, or (D,) with the
+    option `pool`, as in the pipeline."""
     arrays = [runtime.embed([decode_image(row)], **options)[0].tolist() for row in rows]
     return arrays if options.get("pool") else [[states] for states in arrays]
 
@@ -499,7 +537,12 @@ async def generate_answers(
     model: ServedModel, task: str, body: PipelineRequest, parameters: dict[str, Any], max_rows: int
 ) -> Response:
     """Return the response with translations or continuations: `[{"generated_text": str}, ...]` for
-    one text, and a list of such lists for a list of texts."""
+    one text, and a list of such lists for a list of texts.
+
+    The key is translation_text or summary_text for these tasks. `task` is the name of the pipeline,
+    `parameters` are its options, and `max_rows` is the most texts of a request. Raises UsageError
+    or TooLong for wrong inputs, and RequestError if the model has too much work.
+    """
     inputs = read_texts(body.inputs, max_rows)
     check_texts(inputs.rows)
     task_options, options = generation_options(task, parameters)
@@ -532,7 +575,7 @@ GENERATION_OPTIONS: dict[str, dict[str, Any]] = {
 def generation_options(
     task: str, parameters: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of the task and those of `Runtime.generate`.
+    """Return (options of the task, options of `Runtime.generate`) of the request's `parameters`.
 
     Raises:
         UsageError: if a name is unknown or a value is invalid.

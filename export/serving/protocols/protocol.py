@@ -49,8 +49,8 @@ def name_in_path(request: Request) -> str | None:
 
 @contextlib.contextmanager
 def validated(value: Any, *location: str) -> Iterator[None]:
-    """Convert errors of pydantic to those of FastAPI. `location` is the location of `value` in the
-    request."""
+    """Convert errors of pydantic in the block to those of FastAPI. `location` is where `value` is
+    in the request."""
     try:
         yield
     except ValidationError as error:
@@ -59,7 +59,7 @@ def validated(value: Any, *location: str) -> Iterator[None]:
 
 
 def checked_options(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of `Runtime.generate`, checked.
+    """Return `values`, options of `Runtime.generate`, as Python values that are valid.
 
     Raises:
         UsageError: if an option is unknown or invalid, or has more than `MAX_IDS` token ids.

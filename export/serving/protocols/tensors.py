@@ -70,7 +70,7 @@ class InferRequest(BaseModel):
 
 
 def describe_tensor(tensor: TensorSpec) -> dict[str, Any]:
-    """Return the metadata of a tensor. A dynamic size is -1."""
+    """Return the name, datatype and shape of a tensor for the protocol. A dynamic size is -1."""
     shape = [-1 if isinstance(size, str) else size for size in tensor.shape]
     return {"name": tensor.name, "datatype": DATATYPES[tensor.dtype], "shape": shape}
 
@@ -79,10 +79,9 @@ def describe_tensor(tensor: TensorSpec) -> dict[str, Any]:
 
 
 def read_request(content: bytes, json_length: str | None) -> tuple[InferRequest, memoryview]:
-    """Return a request and the bytes that follow its JSON.
+    """Return the request in `content`, and the bytes that follow its JSON.
 
-    Args:
-        json_length: value of the header `JSON_LENGTH`.
+    `json_length` is the header with the length of the JSON, None if there is no more than JSON.
 
     Raises:
         UsageError: if the length is not a number or exceeds the body, or the JSON is not an object.
@@ -115,7 +114,10 @@ def read_request(content: bytes, json_length: str | None) -> tuple[InferRequest,
 def parse_inputs(
     tensors: Sequence[InputTensor], binary: memoryview, known: Sequence[TensorSpec]
 ) -> dict[str, np.ndarray]:
-    """Return the array of each input by name. Texts are strings in an array of objects.
+    """Return {name: array} of the input tensors of a request, whose JSON is `tensors`. Texts are
+    strings in an array of objects.
+
+    `binary` are the bytes after the JSON, and `known` the inputs of the model.
 
     Raises:
         UsageError: if a name is not `known` or occurs twice, if values do not fit the datatype or
@@ -156,8 +158,11 @@ def parse_inputs(
 
 
 def binary_size(tensor: InputTensor, remaining: int) -> int | None:
-    """Return the number of bytes that hold the values of `tensor`, or None if the JSON holds them.
-    `remaining` is the maximum."""
+    """Return the number of bytes after the JSON that hold the values of `tensor`, or None if the
+    JSON holds them.
+
+    `remaining` is the maximum. Raises UsageError for another value.
+    """
     parameters = tensor.parameters or {}
     check_no_shared_memory(tensor.name, parameters)
     size = parameters.get("binary_data_size")
@@ -181,7 +186,8 @@ def check_no_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
 
 
 def json_values(tensor: InputTensor, dtype: str) -> np.ndarray:
-    """Return the values of `tensor` from the JSON."""
+    """Return the values of `tensor` in the JSON as an array of `dtype`. Raises UsageError if they
+    do not fit type or shape."""
     if not isinstance(tensor.data, list):
         raise UsageError(f"data of {tensor.name} is {tensor.data!r:.60}, expected a list of values")
     # a numpy string type would reserve the size of the longest text for each value
@@ -212,7 +218,8 @@ def json_values(tensor: InputTensor, dtype: str) -> np.ndarray:
 
 
 def binary_values(content: memoryview, tensor: InputTensor, dtype: str) -> np.ndarray:
-    """Return the values of `tensor` from the bytes `content`."""
+    """Return the values of `tensor` in the bytes `content` as an array of `dtype`. Raises
+    UsageError if their number is wrong."""
     count = math.prod(tensor.shape)
     if dtype == TEXTS:
         texts = binary_texts(content, tensor.name)
@@ -249,7 +256,8 @@ def binary_texts(content: memoryview, name: str) -> list[str]:
 
 
 def parse_outputs(body: InferRequest, known: Sequence[TensorSpec]) -> dict[str, bool]:
-    """Return the requested outputs by name; True if the values are sent as bytes.
+    """Return {name: True if the values are sent as bytes} of the requested outputs; by default all
+    of `known`.
 
     Raises:
         UsageError: if a name is not `known` or occurs twice, or a parameter is not supported.
@@ -277,7 +285,8 @@ def parse_outputs(body: InferRequest, known: Sequence[TensorSpec]) -> dict[str, 
 
 
 def flag(name: str, value: Any, default: bool) -> bool:
-    """Return `value`, which must be true, false or missing."""
+    """Return `value`, or `default` if it is None. Raises UsageError unless it is True or False;
+    `name` is for the message."""
     if value is not None and not isinstance(value, bool):
         raise UsageError(f"{name} is {value!r:.60}, expected true or false")
     return default if value is None else value
@@ -289,8 +298,11 @@ def flag(name: str, value: Any, default: bool) -> bool:
 def render_answer(
     about: dict[str, Any], outputs: Mapping[str, np.ndarray], in_binary: Collection[str]
 ) -> tuple[bytes, dict[str, str]]:
-    """Return the body and its headers. `outputs` are arrays of objects for texts, and of the types
-    of `DATATYPES` for numbers."""
+    """Return the body of a response and its headers.
+
+    `about` are fields of its JSON. `outputs` are arrays of objects for texts, and of the types of
+    `DATATYPES` for numbers. Those in `in_binary` follow the JSON as bytes.
+    """
     tensors, parts = [], []
     for name, values in outputs.items():
         datatype = DATATYPES[TEXTS if values.dtype == object else values.dtype.name]

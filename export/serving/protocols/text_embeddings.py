@@ -340,11 +340,12 @@ ENDPOINTS: tuple[tuple[Callable[[Any], bool], Callable[..., Any], type[TEIReques
 def choose_model(
     request: Request, fits: Callable[[ServedModel], bool], purpose: str, name: str | None
 ) -> ServedModel:
-    """Return the model of the request, like `ServedModels.choose`.
+    """Return the model of the path, or with this `name`, or the only one that `fits`. `purpose`
+    completes "a model that can ..." in errors.
 
     Raises:
-        RequestError: 422 for an unknown name, and 424 if a model does not fit, as in
-            text-embeddings-inference.
+        RequestError: 422 for an unknown name, and 424 if no model, several models or the named one
+            do not fit, as in text-embeddings-inference.
     """
     try:
         return served_models(request).choose(fits, purpose, name_in_path(request), name)
@@ -369,7 +370,7 @@ def has_tokenizer(model: ServedModel) -> bool:
 
 
 def longest(model: ServedModel) -> int:
-    """Return the maximum number of tokens of a text."""
+    """Return the maximum number of tokens of a text that the model reads."""
     limit = (
         model.runtime.info.config["max_position_embeddings"]
         if model.encoder is None
@@ -401,8 +402,8 @@ def check_number(name: str, inputs: Sequence[Any], max_items: int) -> None:
 
 
 def check_input(text: str, name: str) -> str:
-    """Return `text`, which must not be empty. White space is accepted, as in
-    text-embeddings-inference."""
+    """Return `text`. Raises UsageError if it is empty; `name` is for the message. White space is
+    accepted, as in text-embeddings-inference."""
     if not text:
         raise UsageError(f"{name} is '', expected at least one character", name)
     return check_string(text, name)
@@ -411,7 +412,11 @@ def check_input(text: str, name: str) -> str:
 def parse_inputs(
     name: str, value: Any, max_items: int, runtime: TextRuntime
 ) -> list[str | list[int]]:
-    """Return texts and rows of token ids. Raises UsageError or TooLong for invalid values."""
+    """Return the list of texts and rows of token ids in `value`, the field `name` of a request.
+
+    Raises UsageError for invalid values, RequestError for none, and TooLong for more than
+    `max_items`.
+    """
     inputs = [value] if isinstance(value, str) else value
     if isinstance(inputs, list) and inputs and all(type(item) is int for item in inputs):
         inputs = [inputs]
@@ -438,7 +443,10 @@ def parse_inputs(
 
 
 def parse_sequences(value: Any) -> tuple[list[str | Pair], bool]:
-    """Return texts and pairs of texts, and True if the request has a list of them."""
+    """Return a list of texts and pairs of texts, and True if the request has a list of them.
+
+    Raises UsageError or RequestError for other values.
+    """
     if isinstance(value, str):
         return [check_input(value, "inputs")], False
     if isinstance(value, list) and value and all(isinstance(item, list) for item in value):
@@ -463,8 +471,10 @@ def parse_sequence(value: Any, name: str) -> str | Pair:
 
 
 def encode(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) -> list[Encoding]:
-    """Return the encoding of each text, truncated if requested. Raises TooLong for a text that is
-    too long."""
+    """Return the encoding of each text, truncated if the request says so in `how`.
+
+    Raises TooLong for a text that is too long without truncation.
+    """
     limit = longest(model)
     if how.truncate:
         shortened = [first_characters(text, limit * MAX_TOKEN_LENGTH, how.side) for text in texts]
@@ -490,7 +500,8 @@ def check_lengths(lengths: Sequence[int], limit: int) -> None:
 
 
 def first_characters(text: str | Pair, max_length: int, side: str) -> str | Pair:
-    """Return the first `max_length` characters of each part, or the last ones if `side` is left."""
+    """Return the first `max_length` characters of a text or of each text of a pair, or the last
+    ones if `side` is "left"."""
     if isinstance(text, str):
         return text[:max_length] if side == "right" else text[-max_length:]
     first, second = (first_characters(part, max_length, side) for part in text)
@@ -502,8 +513,11 @@ def rows_to_embed(
     inputs: Sequence[str | list[int]],
     how: EmbedAllRequest | SimilarityParameters,
 ) -> tuple[list[Encoding | TokenRow], int]:
-    """Return the tokens of each input and the number of tokens of the prompt. Token ids are used
-    unchanged. With a prompt they are decoded first."""
+    """Return the tokens of each input, and the number of tokens of the prompt, 0 without one.
+
+    `how` has the truncation and the name of the prompt. Token ids are used unchanged. With a prompt
+    they are decoded first.
+    """
     runtime = model.runtime
     prompt = embedding.select_prompt(sentence_config(runtime), how.prompt_name, None)
     lowered = (
@@ -541,7 +555,8 @@ def json_response(content: bytes) -> Response:
 
 
 def render_list(values: Iterator[Any]) -> bytes:
-    """Return a list as JSON. Each value is encoded on its own, so that other threads can run."""
+    """Return `values` as a JSON list. Each value is encoded on its own, so that other threads can
+    run."""
     return (
         b"["
         + b",".join(
@@ -556,7 +571,10 @@ def compute_states(
     inputs: Sequence[str | list[int]],
     how: EmbedAllRequest | SimilarityParameters,
 ) -> tuple[list[np.ndarray], int]:
-    """Return the hidden states (S, D) of each input, and the number of tokens of the prompt."""
+    """Return the hidden states (S, D) of each input, and the number of tokens of the prompt.
+
+    `inputs` are texts or token ids. `how` has the truncation and the name of the prompt.
+    """
     rows, prompt_length = rows_to_embed(model, inputs, how)
     states: list[np.ndarray] = [np.empty(0)] * len(rows)
     for index, outputs in run(model.runtime, rows):
@@ -570,7 +588,11 @@ def vectors(
     how: EmbedAllRequest | SimilarityParameters,
     width: int | None = None,
 ) -> list[np.ndarray]:
-    """Return one vector for each input, without the last normalization of the export."""
+    """Return one vector (E,) for each input, without the last normalization of the export.
+
+    `how` has the truncation and the name of the prompt. `width` is the number of values to return,
+    None for all.
+    """
     modules = model.runtime.sentence_modules
     steps = modules.steps
     while steps and steps[-1] is embedding.normalize:
@@ -615,8 +637,12 @@ def cosine_similarities(
 def compute_scores(
     model: ServedModel, sequences: Sequence[str | Pair], how: Truncation, is_raw: bool
 ) -> list[np.ndarray]:
-    """Return the scores of all labels for each input: logits if `is_raw`, otherwise probabilities.
-    Probabilities are sigmoids for independent labels and for a single label, else the softmax."""
+    """Return the scores of all labels for each of `sequences`: logits if `is_raw`, otherwise
+    probabilities. Probabilities are sigmoids for independent labels and for a single label, else
+    the softmax.
+
+    `how` says whether, and on which side, texts that are too long are cut.
+    """
     config = model.runtime.info.config
     is_independent = (
         config.get("problem_type") == "multi_label_classification" or len(config["id2label"]) == 1

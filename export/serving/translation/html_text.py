@@ -109,11 +109,12 @@ class TextRun(NamedTuple):
 
 
 def text_runs(html: str) -> list[TextRun]:
-    """Return the texts to translate, in order. Each contains a letter. Entities become characters,
-    and white space becomes single spaces.
+    """Return the texts in `html` to translate, in order. Each contains a letter. Entities become
+    characters, and white space becomes single spaces.
 
     Elements with `translate="no"` or the class `notranslate`, and those of `KEPT` and `RAW`, are
-    skipped."""
+    skipped.
+    """
     runs = []
     elements = Elements()
     offset = 0
@@ -127,8 +128,8 @@ def text_runs(html: str) -> list[TextRun]:
 
 
 def run_between(html: str, start: int, end: int) -> list[TextRun]:
-    """Return the text between `start` and `end` as a list of one run, empty if it has no
-    letters."""
+    """Return the text of `html` between `start` and `end` as a list of one run, or an empty list if
+    it has no letters."""
     raw = html[start:end]
     start += len(raw) - len(raw.lstrip(SPACE))
     raw = raw.strip(SPACE)
@@ -138,7 +139,11 @@ def run_between(html: str, start: int, end: int) -> list[TextRun]:
 
 def end_of_markup(html: str, start: int, elements: "Elements") -> int:
     """Return the end of the markup that begins at `start`, or the length of `html` if it never
-    ends."""
+    ends.
+
+    Tags open and close elements in `elements`. The content of raw elements such as scripts counts
+    as markup.
+    """
     if html.startswith("<!--", start):
         match = COMMENT.match(html, start)
     elif (match := TAG.match(html, start)) is None:
@@ -188,8 +193,11 @@ class Elements:
 
 
 def translate_attribute(rest: str) -> bool | None:
-    """Return True or False if the attributes in `rest` select or exclude the element from
-    translation, else None."""
+    """Return True if the attributes in `rest` say that the element is translated, False if not,
+    None if they say nothing.
+
+    `rest` is the text of a tag after the name.
+    """
     if "translate" not in rest.lower():
         return None
     attributes: dict[str, str] = {}
@@ -213,8 +221,8 @@ def replace_runs(html: str, runs: Sequence[TextRun], texts: Sequence[str]) -> st
 
 
 def escaped(text: str, raw: str) -> str:
-    """Return `text` escaped for HTML. A character that is an entity in `raw`, the original text,
-    becomes the same entity."""
+    """Return `text` escaped for HTML. `raw` is the original HTML: a character that is an entity
+    there becomes the same entity."""
     originals = {unescape(entity): entity for entity in reversed(ENTITY.findall(raw))}
     entities = {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {
         character: originals[character] for character in originals if len(character) == 1

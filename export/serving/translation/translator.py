@@ -24,12 +24,15 @@ async def translate(
     splitting: Splitting = Splitting(),  # noqa: B008, it cannot change
     **options: Any,
 ) -> list[list[str]]:
-    """Return `num_return_sequences` translations of each text, best first. The first is the result
-    of `TextRuntime.translate`; the second joins the second-best of each sentence, and so on.
-    `options` are those of `Runtime.generate`.
+    """Return `num_return_sequences` translations of each text, best first.
+
+    The first is the result of `TextRuntime.translate`; the second joins the second-best of each
+    sentence, and so on. `src_lang` and `tgt_lang` are the languages of a multilingual model.
+    `splitting` says how texts are split into sentences. `options` are those of `Runtime.generate`.
 
     Raises:
-        UsageError, ValueError: see `TextRuntime.translate`.
+        UsageError: if an option is invalid.
+        ValueError: if the export does not translate, or a text is blank.
         TooLong: if there are more than `MAX_SENTENCES`, or a sentence is too long for a slot.
         RequestError: if the scheduler rejects the request.
     """
@@ -44,8 +47,11 @@ async def translate(
 
 
 async def call_off_loop(num_characters: int, function: Callable, *args: Any) -> Any:
-    """Call `function` and return its result, in a thread if `num_characters` is more than
-    `MAX_INLINE_CHARACTERS`."""
+    """Return `function(*args)`, called in a thread if `num_characters` is more than
+    `MAX_INLINE_CHARACTERS`.
+
+    `num_characters` is what the function has to tokenize, or work that takes as long.
+    """
     return (
         await asyncio.to_thread(function, *args)
         if num_characters > MAX_INLINE_CHARACTERS
@@ -61,7 +67,16 @@ def plan_inputs(
     tgt_lang: str | None,
     options: dict[str, Any],
 ) -> tuple[Plan, list[GenerationInput]]:
-    """Return the plan of the translation and a generation input for each sentence."""
+    """Return the plan of the translation, and a generation input for each sentence.
+
+    `splitting` says how `texts` are split into sentences. `src_lang` and `tgt_lang` are the
+    languages of a multilingual model, and `options` are generation options.
+
+    Raises:
+        UsageError: if an option is invalid.
+        ValueError: if the export does not translate, or a text is blank.
+        TooLong: if there are more than `MAX_SENTENCES`, or a sentence is too long for a slot.
+    """
     assert model.scheduler is not None
     splitting.check()
     check_sentences(model, texts, splitting)
@@ -74,7 +89,10 @@ def plan_inputs(
 
 def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitting) -> None:
     """Raise TooLong for more than `MAX_SENTENCES`, or for a sentence that is too long for any slot.
-    This check needs no tokens, so it saves their memory."""
+
+    This check needs no tokens, so it saves their memory. `splitting` says how `texts` are split
+    into sentences.
+    """
     assert model.scheduler is not None
     if sum(map(len, texts)) <= MAX_SENTENCES:
         return
@@ -93,7 +111,8 @@ def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitti
 def join_translations(
     model: ServedModel, plan: Plan, answers: Sequence[Sequence[Generated]], num_results: int
 ) -> list[list[str]]:
-    """Return `num_results` translations of each text, best first."""
+    """Return `num_results` translations of each text, best first. `answers` are the results for
+    each sentence of `plan`."""
     decoded = model.runtime.decode([answer.tokens for group in answers for answer in group])
     return [
         list(group)

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class Cpu:
-    """The cpu `Target`."""
+    """The cpu `Target`: graphs with onnxruntime's own operators for CPUs, which other ONNX runtimes
+    do not have."""
 
     name = "cpu"
     help = "onnxruntime's own operators for CPUs"

@@ -23,6 +23,8 @@ from ...specs.graph_spec import GraphSpec, TensorSpec, concrete_shape
 
 # Maximum tokens per step, at most `INITIAL_CAPACITY`. Logits are kept for each number of tokens.
 LOOKUP_TOKENS = 32
+# initial capacity in tokens of caches of a seq2seq decoder, whose outputs are often short
+SEQ2SEQ_CAPACITY = 32
 # onnxruntime's matmul of one query sums the values of four keys at a time. A remainder of up to
 # three keys is summed in another order.
 KEY_GROUP = 4
@@ -30,33 +32,44 @@ KEY_GROUP = 4
 
 @dataclass(frozen=True)
 class CpuDecoders:
-    """The `DecoderFactory` of one loaded export."""
+    """The `DecoderFactory` of one loaded export: makes a decoder per request."""
 
     export: LoadedExport
     supports_empty_prompts = False
 
     @property
     def supports_candidates(self) -> bool:
-        """True if the export has a lookup graph. A seq2seq model has none if its head sizes do not
-        fit `GroupQueryAttention`."""
+        """True if the export has the graph `lookup`, which checks several candidate tokens at once.
+
+        A model has none if its head sizes do not fit `GroupQueryAttention`.
+        """
         return "lookup" in self.export.specs
 
     @functools.cached_property
     def lookup_session(self) -> Session:
-        """The session of the lookup graph, opened on first use because it loads the weights
+        """The session of the graph `lookup`, opened on first use because it loads the weights
         again."""
         return self.export.make_session("lookup", {})
 
     def lookup_graph(
         self, request: GenerationRequest, source: dict[str, onnxruntime.OrtValue]
     ) -> "LookupGraph | None":
-        """Return the graph that checks the candidates of `request`, or `None` without lookup."""
+        """Return the graph that checks candidate tokens, or `None` if `request` has no prompt
+        lookup.
+
+        `source` are inputs of the graph that do not change: the keys, values and mask of the
+        source.
+        """
         if request.options.prompt_lookup_num_tokens is None:
             return None
         return LookupGraph(self.lookup_session, self.export.specs["lookup"], source)
 
     def start(self, request: GenerationRequest) -> Decoder:
-        """Return a decoder of `request`, after encoding its source."""
+        """Encode the source of `request`, if it has one, and return the decoder of its prompts.
+
+        Raises:
+            UsageError: if the request needs more memory than the machine has.
+        """
         spec = self.export.specs["decoder"]
         window = bounding_window(self.export.config)
         capacity = request.input_ids.shape[1] + min(
@@ -74,33 +87,38 @@ class CpuDecoders:
             return CpuDecoder(session, spec, len(request.input_ids), capacity, window, lookup)
         ids, mask = request.source
         arrays = {
-            name: pad_keys(states, 2)
+            name: np.ascontiguousarray(pad_keys(states, 2))
             for name, states in cross_states(self.export.encode(ids, mask)).items()
         }
-        arrays["encoder_attention_mask"] = pad_keys(mask, 1)
-        source = {name: to_ortvalue(array) for name, array in arrays.items()}
-        lookup = self.lookup_graph(request, source)
+        arrays["encoder_attention_mask"] = pad_keys(mask, 1).copy()  # the decoder moves its rows
+        lookup = self.lookup_graph(
+            request, {name: to_ortvalue(array) for name, array in arrays.items()}
+        )
         if lookup is not None:
             return LookupDecoder(lookup, capacity)
-        return CpuSeq2SeqDecoder(session, spec, source, len(ids), capacity)
+        return CpuSeq2SeqDecoder(session, spec, arrays, len(ids), min(capacity, SEQ2SEQ_CAPACITY))
 
     def generate(self, request: GenerationRequest) -> None:
-        """Return `None`, because the search runs in numpy."""
+        """Return `None`: the graphs have no search of their own, so the caller searches in
+        numpy."""
 
 
 def pad_keys(array: np.ndarray, axis: int) -> np.ndarray:
-    """Return `array`, padded with zeros at the end of `axis` to a multiple of `KEY_GROUP`.
+    """Return `array` with zeros appended on `axis`, up to a multiple of `KEY_GROUP`.
 
-    `axis` is the axis of source tokens."""
+    `axis` is the axis of source tokens. The padding keeps sums in the same order for any length.
+    """
     shape = list(array.shape)
     shape[axis] = -shape[axis] % KEY_GROUP
     return np.concatenate([array, np.zeros(shape, array.dtype)], axis) if shape[axis] else array
 
 
 def bounding_window(config: dict) -> int | None:
-    """Return the sliding window of a decoder in tokens, or `None` if caches must keep all tokens.
+    """Return the number of last tokens that the caches must keep, or `None` for all.
 
-    Graphs with relative positions compute distances from cache slots, so no token may move."""
+    It is the sliding window of the model. It is `None` with relative positions too: their distances
+    are counted in cache slots, so no token may move.
+    """
     return (
         None
         if config["position_embedding_type"] in RELATIVE_POSITIONS
@@ -109,12 +127,16 @@ def bounding_window(config: dict) -> int | None:
 
 
 class CpuDecoder:
-    """The `Decoder` of a decoder-only model. Each row has its own length, and the initial capacity
-    is `capacity` tokens per row.
+    """The `Decoder` of one request of a decoder-only model. Rows may differ in length.
 
-    With a `window`, tokens outside of it are dropped when the caches are full. `dropped` (rows,)
-    counts them. The caches then hold at most `window` + `INITIAL_CAPACITY` tokens, however long the
-    text is.
+    Args:
+        session: the session of the decoder graph.
+        spec: the inputs and outputs of that graph.
+        rows: the number of prompts.
+        capacity: the number of tokens per row for which the caches have room at first.
+        window: the number of last tokens to keep, `None` for all. Older ones are dropped when
+            caches of `window` + `INITIAL_CAPACITY` tokens are full.
+        lookup: the graph that checks candidate tokens, `None` without prompt lookup.
     """
 
     all_logits = False
@@ -142,7 +164,11 @@ class CpuDecoder:
         return BoundGraph(self.session, self.spec, sizes, caches)
 
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-        """Read the prompts (B, P), with padding moved to the right, and return logits."""
+        """Feed the prompts (rows, P) and return the logits (rows, 1, V) after the last token of
+        each.
+
+        Padding, where `attention_mask` is 0, may stand on either side.
+        """
         ids, mask = move_padding(input_ids, attention_mask, "right", 0)
         rows, length = ids.shape
         if length > self.capacity:
@@ -158,8 +184,15 @@ class CpuDecoder:
         return logits[:, None].copy()
 
     def prefill_parts(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Read prompts that are longer than the caches and return logits. Rows are read one by one,
-        because only a single row can be continued by several tokens."""
+        """Feed prompts that are longer than the caches, in parts, and return the logits (rows, 1,
+        V).
+
+        Rows are read one by one, because several tokens can only continue a single row.
+
+        Args:
+            ids: the prompts (rows, P), with padding on the right.
+            lengths: the number of tokens of each row (rows,).
+        """
         logits, alone = [], []
         for row, length in enumerate(lengths):
             decoder = CpuDecoder(self.session, self.spec, 1, self.capacity, self.window)
@@ -175,8 +208,10 @@ class CpuDecoder:
         return np.stack(logits)
 
     def append(self, tokens: np.ndarray) -> np.ndarray:
-        """Feed `tokens` (rows, T) and return the logits (rows, V) after the last. T is 1 unless
-        there is only one row."""
+        """Feed `tokens` (rows, T) and return the logits (rows, V) after the last of each row.
+
+        T must be 1 if there are several rows. With a T of 1, the next call overwrites the logits.
+        """
         count = tokens.shape[1]
         self.reserve(count)
         places = self.lengths[:, None] + np.arange(count)
@@ -191,7 +226,11 @@ class CpuDecoder:
         return logits if count == 1 else logits.copy()  # a copy, because the binding is freed
 
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """Feed tokens and return logits. With lookup, return those after each token."""
+        """Feed `tokens` (rows, T) and return the logits (rows, 1, V) after the last of each row.
+
+        With a lookup graph, they are the logits (1, T, V) after each token. `beam_idx` (rows,), if
+        set, is the row whose caches each row continues.
+        """
         if beam_idx is not None:
             self.reorder_cache(beam_idx)
         if self.lookup is None:
@@ -202,16 +241,18 @@ class CpuDecoder:
         return self.lookup.run(self.bound.caches, tokens, place, int(self.dropped[0]) + place)
 
     def crop(self, count: int) -> None:
-        """Shorten the length by `count` tokens. The cache after it is not read."""
+        """Remove the last `count` tokens of each row. The caches behind its length are never
+        read."""
         self.lengths = self.lengths - count
 
     def reserve(self, count: int) -> None:
-        """Make room for `count` further tokens of each row."""
+        """Make room in the caches for `count` further tokens of each row."""
         while self.lengths.max() + count > self.capacity:
             self.grow_caches()
 
     def grow_caches(self) -> None:
-        """Grow the caches, or drop the tokens that fell out of the sliding window."""
+        """Double the caches or, at their maximum size, drop the tokens that left the sliding
+        window."""
         if self.window is None or self.capacity < self.window + INITIAL_CAPACITY:
             doubled = 2 * self.capacity
             self.capacity = (
@@ -228,7 +269,7 @@ class CpuDecoder:
         self.dropped = self.dropped + firsts
 
     def expand(self, expand_size: int) -> None:
-        """Repeat each row `expand_size` times, in new caches."""
+        """Repeat each row `expand_size` times, one row per beam, in new caches."""
         old = self.bound.caches
         self.lengths, self.dropped = np.repeat([self.lengths, self.dropped], expand_size, axis=1)
         self.bound = self.bind(len(self.lengths), 1, {})
@@ -237,7 +278,10 @@ class CpuDecoder:
             cache[:, :, :used] = np.repeat(old[name][0][:, :, :used], expand_size, axis=0)
 
     def reorder_cache(self, beam_idx: np.ndarray) -> None:
-        """Reorder the caches to `beam_idx`. Copy only changed rows and used slots."""
+        """Let each row continue the caches of the row that `beam_idx` (rows,) names.
+
+        Only changed rows and used slots are copied.
+        """
         moved = np.flatnonzero(beam_idx != np.arange(len(beam_idx)))
         if len(moved):
             used = self.lengths.max()
@@ -250,10 +294,18 @@ class CpuDecoder:
 
 
 class CpuSeq2SeqDecoder:
-    """The `Decoder` of a seq2seq model, with an initial capacity of `capacity` tokens.
+    """The `Decoder` of one request of a seq2seq model, whose rows are all as long.
 
-    Caches are never reordered: `cache_indirection` maps each beam and position to the beam whose
-    key and value it reads. `source` holds the encoder's outputs and the mask of the sources."""
+    Caches are never reordered: `cache_indirection` names, for each beam and position, the beam
+    whose key and value are read.
+
+    Args:
+        session: the session of the decoder graph.
+        spec: the inputs and outputs of that graph.
+        source: the keys and values of the source of each layer, and the mask of the sources.
+        rows: the number of inputs.
+        capacity: the number of tokens for which the caches have room at first.
+    """
 
     all_logits = False
     max_step_tokens = 1
@@ -262,7 +314,7 @@ class CpuSeq2SeqDecoder:
         self,
         session: Session,
         spec: GraphSpec,
-        source: dict[str, onnxruntime.OrtValue],
+        source: dict[str, np.ndarray],
         rows: int,
         capacity: int,
     ):
@@ -272,29 +324,40 @@ class CpuSeq2SeqDecoder:
         self.rows = rows
         self.source = source
         self.length = 0
-        self.bind(beams=1)
+        self.bind(1, {})
 
-    def bind(self, beams: int) -> None:
+    def bind(self, beams: int, caches: dict, logits: np.ndarray | None = None) -> None:
+        """Bind the graph for `beams` rows of each input, to `caches` and `logits` that exist or to
+        new ones."""
         sizes = {
             "rows": self.rows * beams,
             "batch_size": self.rows,
             "num_beams": beams,
             "max_length": self.capacity,
         }
-        self.bound = BoundGraph(self.session, self.spec, sizes, {}, self.source)
+        source = {name: to_ortvalue(array) for name, array in self.source.items()}
+        self.bound = BoundGraph(self.session, self.spec, sizes, caches, source, logits)
         # of each position of a beam, the beam that wrote its key and value
         self.writers = self.bound.inputs["cache_indirection"]
         self.writers[:] = np.arange(beams)[:, None]
         self.bound.inputs["num_beams"][:] = beams
 
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-        """Feed the prompts token by token, as the graph requires. They must have no padding."""
+        """Feed the prompts (rows, P) token by token and return the logits (rows, 1, V) after the
+        last.
+
+        The prompts must have no padding; `attention_mask` is ignored.
+        """
         for place in range(input_ids.shape[1]):
             logits = self.step(input_ids[:, place : place + 1])
         return logits.copy()
 
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """Feed one token per row and return logits."""
+        """Feed one token per row, `tokens` (rows, 1), and return the logits (rows, 1, V).
+
+        `beam_idx` (rows,), if set, is the row that each row continues. The next call overwrites the
+        logits.
+        """
         if beam_idx is not None:
             beams = self.writers.shape[1]
             parents = (beam_idx % beams).reshape(-1, beams, 1)
@@ -307,21 +370,41 @@ class CpuSeq2SeqDecoder:
         return logits[:, None]
 
     def expand(self, expand_size: int) -> None:
-        """Repeat each row `expand_size` times. Beams share the rows of the source."""
+        """Repeat each row `expand_size` times, one row per beam. Beams of an input share its
+        source."""
         old = self.bound.caches
-        self.bind(expand_size)
+        self.bind(expand_size, {})
         self.fill(old, expand_size)
 
     def grow(self) -> None:
         old = self.bound.caches
-        writers = self.writers.copy()  # a view of memory that `bind` frees
+        writers = self.writers
         self.capacity *= 2
-        self.bind(writers.shape[1])
+        self.bind(writers.shape[1], {})
         self.writers[:, :, : self.length] = writers
         self.fill(old, 1)
 
+    def keep(self, inputs: np.ndarray) -> None:
+        """Move the rows of `inputs` to the front of the caches, and run only these."""
+        beams = self.writers.shape[1]
+        rows = (inputs[:, None] * beams + np.arange(beams)).ravel()
+        writers = self.writers[inputs]
+        self.rows = len(inputs)
+        for name, array in self.source.items():
+            move_to_front(array, inputs)
+            self.source[name] = array[: self.rows]
+        caches = {}
+        for name, (cache, _) in self.bound.caches.items():
+            move_to_front(cache[:, :, : self.length], rows)
+            caches[name] = cache[: len(rows)], to_ortvalue(cache[: len(rows)])
+        self.bind(beams, caches, self.bound.logits[: len(rows)])
+        self.writers[:] = writers
+
     def fill(self, old: dict, expand_size: int) -> None:
-        """Copy the used part of the `old` caches, each row `expand_size` times."""
+        """Copy the used part of the `old` caches into the new ones, each row `expand_size` times.
+
+        `old` is `{name: (array, OrtValue)}`.
+        """
         for name, (cache, _) in self.bound.caches.items():
             cache[:, :, : self.length] = np.repeat(
                 old[name][0][:, :, : self.length], expand_size, axis=0
@@ -331,12 +414,22 @@ class CpuSeq2SeqDecoder:
         """Do nothing: there are no shared buffers to release."""
 
 
+def move_to_front(array: np.ndarray, rows: np.ndarray) -> None:
+    """Copy the `rows` of `array` to its front, in this order. None of them moves to the back."""
+    for place in np.flatnonzero(rows != np.arange(len(rows))):
+        array[place] = array[rows[place]]
+
+
 class LookupDecoder:
-    """The `CandidateDecoder` of one row of a seq2seq model, with an initial capacity of `capacity`
-    tokens.
+    """The `CandidateDecoder` of one row of a seq2seq model: checks several tokens in one step.
 
     All steps use one graph, because two sessions would have two copies of the weights, which evict
-    each other from the CPU cache."""
+    each other from the CPU cache.
+
+    Args:
+        graph: the graph `lookup` with the row's source.
+        capacity: the number of tokens for which the caches have room at first.
+    """
 
     all_logits = True
     max_step_tokens = LOOKUP_TOKENS
@@ -348,11 +441,15 @@ class LookupDecoder:
         self.length = 0
 
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-        """Feed the prompt of one row without padding and return logits."""
+        """Feed the prompt (1, P) and return the logits (1, P, V) after each token.
+
+        It must have no padding; `attention_mask` is ignored.
+        """
         return self.step(input_ids)
 
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """Feed tokens (1, T) and return the logits after each. `beam_idx` is ignored."""
+        """Feed `tokens` (1, T) and return the logits (1, T, V) after each. `beam_idx` is
+        ignored."""
         place = self.length
         self.length += tokens.shape[1]
         while self.length > self.capacity:
@@ -360,7 +457,7 @@ class LookupDecoder:
         return self.graph.run(self.caches, tokens, place, place)
 
     def crop(self, count: int) -> None:
-        """Shorten the length by `count` tokens. The cache after it is not read."""
+        """Remove the last `count` tokens. The caches behind the length are never read."""
         self.length -= count
 
     def grow(self) -> None:
@@ -371,15 +468,22 @@ class LookupDecoder:
         self.capacity *= 2
 
     def expand(self, expand_size: int) -> None:
-        """Do nothing: greedy search of one row has no further rows."""
+        """Do nothing: candidates are only used in greedy search, which has one row per input."""
 
     def close(self) -> None:
         """Do nothing: there are no shared buffers to release."""
 
 
 class LookupGraph:
-    """The graph that feeds several tokens of one row, with the caches of the row's decoder and its
-    `source`. It is bound once per number of tokens, until the caches are replaced."""
+    """The graph `lookup`, which feeds several tokens of one row over the caches of its decoder.
+
+    Its inputs and outputs are bound once per number of tokens, until other caches are passed.
+
+    Args:
+        session: the session of the graph.
+        spec: its inputs and outputs.
+        source: the keys, values and mask of the source, empty for a decoder-only model.
+    """
 
     def __init__(self, session: Session, spec: GraphSpec, source: dict[str, onnxruntime.OrtValue]):
         self.session = session
@@ -396,10 +500,15 @@ class LookupGraph:
         }
 
     def run(self, caches: dict, tokens: np.ndarray, place: int, position: int) -> np.ndarray:
-        """Return the logits (1, T, V) after each of `tokens` (1, T).
+        """Return the logits (1, T, V) after each of `tokens` (1, T). The next call overwrites them.
 
-        The keys and values are written to `caches` from index `place` on. Their positions begin at
-        `position`, which also counts tokens that left the window."""
+        Args:
+            caches: `{name: (array, OrtValue)}`; the new keys and values are written to them.
+            tokens: the tokens to feed.
+            place: the cache slot of the first token.
+            position: the position of the first token. It also counts the tokens that left the
+                window.
+        """
         if caches is not self.caches:
             self.caches, self.bound = caches, {}
         count = tokens.shape[1]
@@ -414,10 +523,18 @@ class LookupGraph:
 
 
 class BoundGraph:
-    """A decoder graph with all inputs and outputs bound once, so a step allocates nothing.
+    """A decoder graph whose inputs and outputs are bound once, so a step allocates no memory.
 
-    `inputs` are arrays by name. `caches` are pairs of an array and its `OrtValue` by name, passed
-    by the caller or created here."""
+    Its attributes are `inputs` (`{name: array}`, written before a run), `caches` and `logits`.
+
+    Args:
+        session: the session of the graph.
+        spec: its inputs and outputs.
+        sizes: the size of each named axis.
+        caches: `{name: (array, OrtValue)}` of the same memory; those missing are created as zeros.
+        source: `{name: OrtValue}` of the inputs that do not change, if any.
+        logits: the array that the graph writes, (rows, V); `None` creates one.
+    """
 
     def __init__(
         self,
@@ -426,6 +543,7 @@ class BoundGraph:
         sizes: dict[str, int],
         caches: dict,
         source: dict | None = None,
+        logits: np.ndarray | None = None,
     ):
         source = source or {}
         self.session = session
@@ -442,16 +560,18 @@ class BoundGraph:
             else:
                 self.inputs[tensor.name], bound = zeros(tensor, sizes)
             self.binding.bind_ortvalue_input(tensor.name, bound)
-        self.logits, bound = zeros(spec.outputs[0], sizes)
-        self.binding.bind_ortvalue_output("logits", bound)
+        self.logits = zeros(spec.outputs[0], sizes)[0] if logits is None else logits
+        self.binding.bind_ortvalue_output("logits", to_ortvalue(self.logits))
         for tensor in spec.outputs[1:]:
             self.binding.bind_ortvalue_output(
                 tensor.name, self.caches[next_input_name(tensor.name)][1]
             )
 
     def run(self, **values: np.ndarray | int) -> np.ndarray:
-        """Copy `values` to the inputs, run the graph and return the logits (rows, V). Each call
-        returns the same array."""
+        """Copy `values` to the inputs of these names, run the graph and return its logits.
+
+        Inputs that are not passed keep their values. Each call returns the same array.
+        """
         for name, array in values.items():
             self.inputs[name][...] = array
         self.session.run_bound(self.binding)
@@ -459,10 +579,14 @@ class BoundGraph:
 
 
 def zeros(tensor: TensorSpec, sizes: dict[str, int]) -> tuple[np.ndarray, onnxruntime.OrtValue]:
-    """Return an array of zeros for `tensor`, and the `OrtValue` of the same memory."""
-    value = to_ortvalue(np.zeros(concrete_shape(tensor, sizes), tensor.dtype))
-    return value.numpy(), value
+    """Return an array of zeros for `tensor`, and an `OrtValue` that uses the same memory.
+
+    `sizes` are the sizes of the named axes of `tensor`.
+    """
+    array = np.zeros(concrete_shape(tensor, sizes), tensor.dtype)
+    return array, to_ortvalue(array)
 
 
 def to_ortvalue(array: np.ndarray) -> onnxruntime.OrtValue:
+    """Return the `OrtValue` of the memory of `array`, or of a copy if it is not contiguous."""
     return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))

@@ -9,10 +9,10 @@ from ...one_graph.step import LoopInputs, OwnCaches
 
 
 class CpuSeq2SeqStep:
-    """The `Step` of an encoder-decoder, with caches that grow.
+    """The `Step` (one decoding step in the one graph that generates) of an encoder-decoder.
 
-    A loop gives no operator its own input to write to, so room for later tokens would be copied at
-    each step. `MultiHeadAttention` copies only the tokens so far.
+    Its caches grow. A loop gives no operator its own input to write to, so caches of a fixed size
+    would be copied whole at each step.
     """
 
     num_masks = 0
@@ -23,7 +23,8 @@ class CpuSeq2SeqStep:
         grow_caches(graphs["decoder"].graph)
 
     def begin(self, inputs: LoopInputs) -> list[Value]:
-        """Compute the keys and values of the source."""
+        """Add the encoder, which computes keys and values of the source, and return empty
+        caches."""
         self.inputs = inputs
         outputs = append(inputs.ops, self.graphs["encoder"], inputs.tokens)
         self.cross = {
@@ -34,7 +35,16 @@ class CpuSeq2SeqStep:
     def advance(
         self, ops: Ops, tokens: Value, states: list[Value], position: Value
     ) -> tuple[Value, list[Value]]:
-        """Return the logits and new states. Beams of one input read the same source."""
+        """Add one step and return the logits (rows, V) and the new states, the longer caches.
+
+        Beams of one input read the same keys and values of the source.
+
+        Args:
+            ops: adds the nodes to the graph.
+            tokens: the last token of each row.
+            states: the caches that `begin` or the step before returned.
+            position: the number of new tokens so far, a scalar.
+        """
         length = ops.cast(ops("Reshape", position, [1]), "int32")
         bindings = {
             "input_ids": tokens,
@@ -50,7 +60,11 @@ class CpuSeq2SeqStep:
 
 
 def grow_caches(graph: ir.Graph) -> None:
-    """Replace attention over caches with room by attention that returns longer caches."""
+    """Change a decoder `graph` in place, so that its attention returns longer caches.
+
+    Before, it wrote to caches of a fixed size. The inputs `cache_indirection` and `num_beams` are
+    removed.
+    """
     for node in graph:
         if node.op_type == "DecoderMaskedMultiHeadAttention":
             query, key, value, _, bias, *past = node.inputs[:7]
@@ -68,7 +82,10 @@ def grow_caches(graph: ir.Graph) -> None:
 
 
 class CpuDecoderStep:
-    """The `Step` of a decoder, with caches that grow, in which each row has its own length."""
+    """The `Step` (one decoding step in the one graph that generates) of a decoder-only model.
+
+    Its caches grow, and rows may differ in length.
+    """
 
     num_masks = 0
 
@@ -77,8 +94,10 @@ class CpuDecoderStep:
         self.caches = OwnCaches(self.graph)
 
     def begin(self, inputs: LoopInputs) -> list[Value]:
-        """Read each prompt without its last token. A prompt of one token is read, and overwritten
-        by the first step."""
+        """Read each prompt without its last token and return the caches.
+
+        A prompt of one token is read whole; the first step writes the same token over it.
+        """
         self.inputs = inputs
         ops = inputs.ops
         length = ops("Max", ops("Sub", ops.size(inputs.ids, 1), 1), 1)
@@ -104,7 +123,14 @@ class CpuDecoderStep:
     def advance(
         self, ops: Ops, tokens: Value, states: list[Value], position: Value
     ) -> tuple[Value, list[Value]]:
-        """Return the logits and new states. Each row's token is appended to the row."""
+        """Add one step and return the logits (rows, V) and the new states, the longer caches.
+
+        Args:
+            ops: adds the nodes to the graph.
+            tokens: the last token of each row, which is appended to the row.
+            states: the caches that `begin` or the step before returned.
+            position: the number of new tokens so far, a scalar.
+        """
         last = ops("Add", self.last, position)
         bindings = {
             "input_ids": tokens,
@@ -118,8 +144,10 @@ class CpuDecoderStep:
 
 
 def pad_right(ops: Ops, ids: Value, lengths: Value) -> Value:
-    """Move the padding of `ids` (B, S) behind the tokens, of which each row has `lengths` (B,
-    1)."""
+    """Return `ids` (B, S) with the padding on the left moved to the right.
+
+    `lengths` (B, 1) is the number of tokens of each row.
+    """
     size = ops("Shape", ids, start=1)
     indices = ops("Add", ops.range(size), ops("Sub", size, lengths))
     return ops("GatherElements", ids, ops("Mod", indices, size), axis=1)

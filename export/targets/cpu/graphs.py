@@ -33,7 +33,11 @@ DIALECT = replace(STANDARD, rms_norm=fused_rms_norm)
 
 
 def decoder(g: GraphContext, inputs: Values) -> list[Value]:
-    """Write a decoder that returns the logits after the last token of each row."""
+    """Write a decoder and return `[logits, key, value, …]`.
+
+    The logits (rows, V) are those after the last token of each row. The keys and values of each
+    layer are the caches, written in place.
+    """
     states, present = row_states(g, inputs)
     last = g.op.cast(inputs["last_position"], "int64")
     # a later step has one token
@@ -42,20 +46,31 @@ def decoder(g: GraphContext, inputs: Values) -> list[Value]:
 
 
 def lookup(g: GraphContext, inputs: Values) -> list[Value]:
-    """Write several tokens of each row, with the logits after each."""
+    """Write a decoder of several tokens per row and return `[logits, key, value, …]`.
+
+    The logits (rows, T, V) are those after each token. The keys and values of each layer are the
+    caches, written in place.
+    """
     states, present = row_states(g, inputs)
     return [logits(g, states), *present]
 
 
 def step(g: GraphContext, inputs: Values) -> list[Value]:
-    """Write one token of each row; rows and their sources differ in length."""
+    """Write a step of one token per row and return `[logits, key, value, …]`.
+
+    Rows may differ in length, and so may their sources. The caches of all layers come first, then
+    those of the source.
+    """
     states, present = row_states(g, inputs)
     return [next_logits(g, states), *present]
 
 
 def row_states(g: GraphContext, inputs: Values) -> tuple[Value, list[Value]]:
-    """Return the states of rows that differ in length, and their caches. Only the graph `step`
-    returns caches of sources too."""
+    """Return the final states (rows, T, D) of rows that may differ in length, and the new caches.
+
+    The caches are a list of keys and values, layer by layer. The graph `step` also has those of the
+    source, after the others.
+    """
     caches, source = Caches(inputs), Caches(inputs, is_source=True)
     attentions = [grouped_attention(g, inputs, caches)]
     if "last_source_position" in inputs:
@@ -67,7 +82,10 @@ def row_states(g: GraphContext, inputs: Values) -> tuple[Value, list[Value]]:
 
 
 def beams(g: GraphContext, inputs: Values) -> list[Value]:
-    """Write one token of each beam, all beams as long."""
+    """Write a step of one token per beam and return `[logits, key, value, …]`.
+
+    The beams of all inputs have the same length. The logits are (rows, V), one row per beam.
+    """
     caches, source = Caches(inputs), Caches(inputs, is_source=True)
     positions = g.op("Unsqueeze", g.op.cast(inputs["past_length"], "int64"), [0])
     self_attn = beam_attention(g, inputs, caches)
@@ -77,7 +95,8 @@ def beams(g: GraphContext, inputs: Values) -> list[Value]:
 
 
 def next_logits(g: GraphContext, states: Value) -> Value:
-    """Return the logits (rows, V) after the one token of each row, (rows, 1, D)."""
+    """Return the logits (rows, V) after the one token of each row, whose `states` are (rows, 1,
+    D)."""
     return logits(g, g.op("Squeeze", states, [1]))
 
 

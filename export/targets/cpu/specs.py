@@ -41,8 +41,12 @@ def graph_specs(config: dict, architecture: str) -> dict[str, GraphSpec]:
 def step_role(config: dict, architecture: str) -> str | None:
     """Return the role of the graph whose rows can join and leave between two steps.
 
-    It is `None` for a model that does not generate, and for heads that `GroupQueryAttention` cannot
-    hold.
+    It is `"decoder"` for a decoder-only model, else `"step"`. It is `None` for a model that does
+    not generate, and for heads that `GroupQueryAttention` cannot hold.
+
+    Args:
+        config: the fields of the model's config.json.
+        architecture: the name of the model class.
     """
     if (
         sequence_specs(config, architecture)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class Cuda:
-    """The cuda `Target`."""
+    """The cuda `Target`: graphs with onnxruntime's own operators for NVIDIA GPUs, in half
+    precision."""
 
     name = "cuda"
     help = "onnxruntime's own operators for NVIDIA GPUs"
@@ -41,9 +42,14 @@ class Cuda:
         return {}
 
     def activations(self, model: "PreTrainedModel | None", dtype: str | None) -> str:
-        """Return the dtype of activations: that of fp32 and bf16 weights, else fp16.
+        """Return the dtype in which graphs with weights of `dtype` compute activations.
 
-        Without a dtype or with integer weights, return bf16 if the model overflows in float16."""
+        It is the dtype itself for `"fp32"` and `"bf16"`, else `"fp16"`. If `model`, run on random
+        inputs, overflows in float16, it is `"bf16"` for integer weights and for `None`.
+
+        Raises:
+            ValueError: if `dtype` is `"fp16"` and `model` overflows in it.
+        """
         if dtype in ("fp32", "bf16"):
             return dtype
         if model is None:
@@ -70,7 +76,11 @@ class Cuda:
         return target_graphs(dtype)
 
     def parity_device(self, activations: str) -> str:
-        """Return "cuda" with a GPU, else "cpu". Raise OSError for bf16 without a GPU."""
+        """Return `"cuda"` if this machine has a GPU, else `"cpu"`.
+
+        Raises:
+            OSError: without a GPU if `activations` is `"bf16"`, which only GPUs compute.
+        """
         from ...inference.devices import require
 
         try:
@@ -82,10 +92,12 @@ class Cuda:
         return "cuda"
 
     def provider_options(self, role: str) -> dict[str, str]:
-        """Return the provider options: decoders run as CUDA graphs, and without cuDNN's attention.
+        """Return onnxruntime options of the CUDA provider for the graph `role`.
 
-        cuDNN is onnxruntime's default from compute capability 9.0 on. It plans anew for each prompt
-        length, and fails where it has no plan."""
+        All but the encoder run as captured CUDA graphs, without cuDNN's attention. cuDNN is
+        onnxruntime's default from compute capability 9.0 on. It plans anew for each prompt length,
+        and fails where it has no plan.
+        """
         if role == "encoder":
             return {"enable_cuda_graph": "0"}
         return {"enable_cuda_graph": "1", "sdpa_kernel": str(FLASH | EFFICIENT | MATH)}

@@ -41,8 +41,12 @@ def beam_search(g: GraphContext, inputs: Values) -> list[Value]:
 
 
 def best_candidates(op: Ops, inputs: Values) -> tuple[Value, Value, Value]:
-    """Return the scores of the best continuations of all beams, their last tokens and the histories
-    before these."""
+    """Return the best continuations of the beams of each input.
+
+    Returns:
+        Their scores (B, C), their last tokens (B, C) and the slots before these (B, C, slots). C is
+            twice the number of beams or more.
+    """
     count = op("Shape", inputs["is_best"])
     log_p, best = op.outputs(2, "TopK", op("LogSoftmax", inputs["logits"], axis=-1), count, axis=-1)
     sums = op("Add", log_p, op("Unsqueeze", inputs["scores"], [-1]))
@@ -59,8 +63,17 @@ def best_candidates(op: Ops, inputs: Values) -> tuple[Value, Value, Value]:
 def finished_hypotheses(
     op: Ops, inputs: Values, candidates: Value, last: Value, histories: Value, ends: Value
 ) -> list[Value]:
-    """Return scores, histories, last tokens and lengths of the best finished hypotheses, those that
-    end here among them."""
+    """Return the K best finished hypotheses of each input, as scores, slots, last tokens and
+    lengths.
+
+    Args:
+        op: adds the nodes to the graph.
+        inputs: the inputs of the graph, with the hypotheses that finished earlier.
+        candidates: the scores (B, C) of the continuations.
+        last: their last tokens (B, C).
+        histories: the slots before these (B, C, slots).
+        ends: True (B, C) for continuations that end here.
+    """
     beams, length = op.size(inputs["scores"], 1), inputs["length"]
     is_finished = op("And", op("And", ends, inputs["is_best"]), inputs["can_improve"])
     scores = op("Div", candidates, op("Pow", op.cast(length, "float32"), inputs["length_penalty"]))
@@ -81,8 +94,18 @@ def finished_hypotheses(
 
 
 def improvable(op: Ops, inputs: Values, scores: Value, finished: list[Value]) -> Value:
-    """Return whether the best unfinished hypothesis may still beat the worst finished one, (B,
-    1)."""
+    """Return True (B, 1) for inputs whose search goes on.
+
+    An unfinished hypothesis may still beat the worst finished one, and the option `early_stopping`
+    does not end the search.
+
+    Args:
+        op: adds the nodes to the graph.
+        inputs: the inputs of the graph.
+        scores: the scores (B, K) of the unfinished hypotheses, best first.
+        finished: scores, slots, last tokens and lengths (B, K, ...) of the best finished
+            hypotheses.
+    """
     penalty = inputs["length_penalty"]
     finished_scores, _, _, finished_lengths = finished
     never_stops = op("And", inputs["never_stops_early"], op("Greater", penalty, np.float32(0)))
@@ -97,12 +120,19 @@ def improvable(op: Ops, inputs: Values, scores: Value, finished: list[Value]) ->
 
 
 def slots_from(op: Ops, inputs: Values, first: Value, ones: Value) -> Value:
-    """Return flags (B, T, slots) of the slots of T tokens, the first of each row in `first` (B,);
-    `ones` are (B, T)."""
+    """Return flags (B, T, slots) that are True at the slot of each of T tokens.
+
+    Args:
+        op: adds the nodes to the graph.
+        inputs: the inputs of the graph, of which `slot_numbers` is read.
+        first: the slot of the first token of each row (B,). The others follow it.
+        ones: ones (B, T), whose sums count the tokens.
+    """
     slots = op("Sub", op("Add", op("Unsqueeze", first, [1]), op("CumSum", ones, 1)), 1)
     return op("Equal", inputs["slot_numbers"], op("Unsqueeze", slots, [-1]))
 
 
 def gather(op: Ops, states: Value, indices: Value) -> Value:
-    """Return the entries of `states` (B, T, ...) at `indices` (B, N), (B, N, ...)."""
+    """Return entries of `states` (B, T, ...): in each row those at `indices` (B, N), as (B, N,
+    ...)."""
     return op("GatherND", states, op("Unsqueeze", indices, [-1]), batch_dims=1)

@@ -33,7 +33,7 @@ ROWS = 8
 
 @dataclass(frozen=True)
 class CudaDecoders:
-    """The `DecoderFactory` of one loaded export."""
+    """The `DecoderFactory` of one loaded export: makes a decoder per request."""
 
     export: LoadedExport
     pool: "Pool" = field(init=False)
@@ -47,7 +47,11 @@ class CudaDecoders:
         )
 
     def start(self, request: GenerationRequest) -> "CudaDecoder":
-        """Return a decoder of `request` with buffers of the pool, after encoding its source."""
+        """Encode the source of `request`, if it has one, and return the decoder of its prompts.
+
+        Raises:
+            UsageError: if the request needs more memory than the machine or the GPU has.
+        """
         options = request.options
         ids = request.input_ids
         # Caches do not grow, and each beam fills one slot per step.
@@ -73,8 +77,13 @@ class CudaDecoders:
     def encode(
         self, ids: np.ndarray, mask: np.ndarray, sizes: dict[str, int]
     ) -> tuple["Buffers", np.ndarray]:
-        """Return buffers with the keys and values of the source on the device, and the padded
-        mask."""
+        """Return buffers with the keys and values of the source, and the padded `mask` (B, S).
+
+        Args:
+            ids: the tokens of the sources (B, S).
+            mask: 0 where they have padding.
+            sizes: the batch size and the number of slots of the buffers.
+        """
         added = -ids.shape[1] % SOURCE
         # pad tokens, which positions derived from ids do not count
         fills = (self.export.config.get("pad_token_id") or 0, 0)
@@ -103,11 +112,13 @@ class CudaDecoders:
             ) from None
 
     def generate(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None] | None:
-        """Run greedy or beam search on the device. Return the new tokens (B * N, T), and the scores
-        (B * N,) of beam search, else `None`.
+        """Run greedy or beam search on the device.
 
-        Return `None` if the search must run in numpy: for sampling, logits processors, scores of
-        greedy search, models with a sliding window, and more candidates than the vocabulary has.
+        Returns:
+            The new tokens (B * N, T), and the scores (B * N,) of beam search, else `None`. N is the
+                number of sequences per input. The whole result is `None` if the search must run in
+                numpy: for sampling, logits processors, scores of greedy search, models with a
+                sliding window, and more candidates than the vocabulary has.
         """
         options = request.options
         is_beam_search = options.num_beams > 1
@@ -133,12 +144,16 @@ class CudaDecoders:
             decoder.close()
 
     def beam_session(self, sizes: dict[str, int]) -> tuple[Session, GraphSpec]:
-        """Return a session of the beam search graph with axes fixed to `sizes`, and its spec."""
+        """Return a session of the graph of beam search with named axes fixed to `sizes`, and its
+        spec."""
         return self.export.make_session("beams", sizes), self.export.specs["beams"]
 
 
 def bucket_size(rows: int) -> int:
-    """Return the next power of two, or above `ROWS` the next multiple of `ROWS`."""
+    """Return the number of rows of the buffers for `rows` inputs.
+
+    It is `rows` rounded up to a power of two, or above `ROWS` to a multiple of `ROWS`.
+    """
     return round_up(rows, ROWS) if rows > ROWS else 1 << (rows - 1).bit_length()
 
 
@@ -147,11 +162,19 @@ def round_up(number: int, multiple: int) -> int:
 
 
 class CudaDecoder:
-    """The `Decoder` of a batch in its own `buffers`.
+    """The `Decoder` of one request, with buffers on the device.
 
     Caches are never reordered: `visible` (B, beams, slots) says which slots of the input's cache
-    each beam reads. If the batch is smaller than the buffers, the other rows repeat the first row,
-    and their results are ignored."""
+    each beam reads. If there are fewer inputs than rows of the buffers, the first input fills the
+    others, whose results are ignored.
+
+    Args:
+        buffers: the caches and graphs that it uses.
+        pool: where `close` puts the buffers back.
+        source_mask: the padded mask of the sources, `None` for a decoder-only model.
+        window: the sliding window in tokens, or `None`.
+        beams: the number of beams, for which the step is captured.
+    """
 
     all_logits = False
     max_step_tokens = 1
@@ -171,17 +194,24 @@ class CudaDecoder:
         buffers.step_graph(beams)  # capture while the caches are empty
 
     def close(self) -> None:
-        """Return the buffers to the pool, for the next batch of their sizes."""
+        """Put the buffers back into the pool, for the next request of their sizes."""
         if hasattr(self, "buffers"):
             self.pool.free.append(self.buffers)
             del self.buffers  # another batch may use them now
 
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-        """Read prompts padded on either side and return the logits after the last token."""
+        """Feed the prompts (B, P) and return the logits (B, 1, V) after the last token of each.
+
+        Padding, where `attention_mask` is 0, may stand on either side.
+        """
         return self.read(input_ids, attention_mask).logits.numpy()[: len(input_ids), :1].copy()
 
     def read(self, ids: np.ndarray, mask: np.ndarray, beams: int = 1) -> "DeviceGraph":
-        """Read the prompts and return the graph with their last logits, repeated for `beams`."""
+        """Feed the prompts `ids` (B, P) and return the graph, whose `logits` follow the last
+        tokens.
+
+        The logits are repeated for the number of `beams`. `mask` is 0 for padding.
+        """
         rows = self.buffers.sizes["batch_size"]
         slots = self.buffers.sizes["slots"]
         self.count = len(ids)
@@ -209,7 +239,11 @@ class CudaDecoder:
         return graph
 
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """Feed one token per beam and return logits."""
+        """Feed one token per beam, `tokens` (B * beams, 1), and return the logits (B * beams, 1,
+        V).
+
+        `beam_idx` (B * beams,), if set, is the row that each row continues.
+        """
         rows, beams, slots = self.visible.shape
         if beam_idx is not None:
             parents = pad_batch((beam_idx % beams).reshape(-1, beams, 1), rows)
@@ -227,14 +261,20 @@ class CudaDecoder:
         return graph.logits.numpy()[: self.count].reshape(self.count * beams, 1, -1).copy()
 
     def expand(self, expand_size: int) -> None:
-        """Repeat the visible slots for `expand_size` beams. They share the cache of their input."""
+        """Continue each input with `expand_size` beams, which share the cache of their input."""
         self.visible = np.repeat(self.visible, expand_size, axis=1)
 
     def greedy(self, ids: np.ndarray, mask: np.ndarray, options: Options) -> np.ndarray:
-        """Return the new tokens of greedy search, padded after the end token.
+        """Return the new tokens (B, T) of greedy search, with the fill token after each end token.
 
         Nothing is copied between two steps. Every `SYNC_EVERY` steps the host checks whether all
-        rows have ended."""
+        rows have ended.
+
+        Args:
+            ids: the prompts (B, P).
+            mask: 0 where they have padding.
+            options: the generation options.
+        """
         self.read(ids, mask)
         step = self.buffers.step_graph(1)
         length = ids.shape[1]
@@ -263,10 +303,18 @@ class CudaDecoder:
     def beam_search(
         self, ids: np.ndarray, mask: np.ndarray, options: Options, make_session: Callable
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens and scores of beam search.
+        """Return the new tokens (B * N, T) of beam search and their scores (B * N,).
 
         Nothing is copied between two steps. Every `SYNC_EVERY` steps the host checks whether any
-        input can still improve. `make_session` opens a session of the beam search graph."""
+        input can still improve.
+
+        Args:
+            ids: the prompts (B, P).
+            mask: 0 where they have padding.
+            options: the generation options; N is `num_return_sequences`.
+            make_session: returns the session and spec of the graph of beam search for sizes of
+                axes.
+        """
         rows = self.buffers.sizes["batch_size"]
         beams = options.num_beams
         step = self.buffers.step_graph(beams)
@@ -291,8 +339,14 @@ class CudaDecoder:
     def best(
         self, search: "BeamSearchState", prompt: int, options: Options
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the new tokens (B * N, T) of the best finished hypotheses, and their scores
-        (B * N,)."""
+        """Return the new tokens (B * N, T) of the best finished hypotheses, and their scores (B *
+        N,).
+
+        Args:
+            search: the graph of beam search after its last step.
+            prompt: the length of the prompts with padding.
+            options: the generation options; N is `num_return_sequences`.
+        """
         count = options.num_return_sequences
         names = ("visible", "tokens", "lengths", "scores")
         state = {
@@ -310,7 +364,8 @@ class CudaDecoder:
     def generated(self, prompt: int, count: int) -> np.ndarray:
         """Copy the first `count` new tokens (B, count) from the device and return them.
 
-        `prompt` is the length of the prompts."""
+        `prompt` is the length of the prompts with padding.
+        """
         return (
             self.buffers.states["tokens"]
             .numpy()[: self.count, 0, prompt : prompt + count, 0]
@@ -340,20 +395,30 @@ class CudaDecoder:
 
 
 def has_ended(tokens: np.ndarray, options: Options) -> np.ndarray:
-    """Return whether each row has ended at or before each of its `tokens` (B, t)."""
+    """Return flags (B, T): True if the row has an end token at or before each of `tokens` (B, T).
+
+    `options` has the end tokens.
+    """
     return np.isin(tokens, options.eos_token_ids).cumsum(axis=1) > 0
 
 
 def pad_batch(array: np.ndarray, rows: int) -> np.ndarray:
-    """Return `array` with its first row appended until it has `rows` rows."""
+    """Return `array` with its first row appended until there are `rows` rows."""
     return np.concatenate([array, np.repeat(array[:1], rows - len(array), axis=0)])
 
 
 class Buffers:
-    """Caches of `sizes` on `device`, and the decoder graphs of the cuda target bound to them.
+    """Caches on the device, and the decoder graphs that are bound to them.
 
-    One batch at a time uses them, and `Pool` keeps them for the next. A captured CUDA graph can
-    only read and write the buffers that it was captured with."""
+    One request at a time uses them, and `Pool` keeps them for the next: a captured CUDA graph can
+    only read and write the buffers that it was captured with.
+
+    Args:
+        session: the session of the decoder graph.
+        spec: the inputs and outputs of that graph.
+        sizes: the size of each named axis, such as `{"batch_size": 4, "slots": 128}`.
+        device: where the caches are, for example `"cuda"`.
+    """
 
     numbers = itertools.count(1)  # of captured graphs
 
@@ -372,18 +437,21 @@ class Buffers:
         self.searches: dict[tuple[int, int], BeamSearchState] = {}
 
     def prompt_graph(self, length: int, beams: int) -> "DeviceGraph":
-        """Return the graph of prompts of `length`, with the logits after the last token for
-        `beams`.
+        """Return the graph that reads prompts of `length` tokens.
 
-        It writes the logits and the inputs of the next step to those of the step graph."""
+        It writes the logits after the last tokens, repeated for `beams`, and the inputs of the next
+        step to the step graph.
+        """
         return DeviceGraph(
             self, {"target_length": length, "logits": beams}, self.step_graph(beams), number=-1
         )
 
     def step_graph(self, beams: int) -> "DeviceGraph":
-        """Return the graph of a step of one token per beam, with the logits of all beams.
+        """Return the graph of a step of one token for each of `beams`, which it keeps for later
+        calls.
 
-        It writes the inputs of the next step to its own inputs."""
+        It writes the inputs of the next step to its own inputs.
+        """
         if beams not in self.steps:
             sizes = {"target_length": beams, "logits": beams}
             self.steps[beams] = DeviceGraph(self, sizes, None, next(self.numbers))
@@ -397,7 +465,7 @@ class Buffers:
 
 
 class Pool:
-    """A pool of at most `size` unused buffers."""
+    """The buffers that no request uses now, at most `size` of them, the oldest dropped first."""
 
     def __init__(self, session: Session, spec: GraphSpec, device: str, size: int = 4):
         self.make = lambda sizes: Buffers(session, spec, sizes, device)
@@ -412,10 +480,15 @@ class Pool:
 
 
 class DeviceGraph:
-    """A decoder graph of the cuda target with inputs and outputs on the device, bound once.
+    """A decoder graph with inputs and outputs on the device, bound once; `run` runs it.
 
-    It is replayed as CUDA graph `number`, or not captured if that is -1. It writes the inputs of
-    the next step to those of `following`, or by default to its own."""
+    Args:
+        buffers: the caches that it reads and writes.
+        sizes: the size of each named axis that `buffers` does not set.
+        following: the graph to whose inputs it writes the inputs of the next step; `None` for
+            itself.
+        number: of the CUDA graph that is captured and replayed, or -1 to capture none.
+    """
 
     def __init__(
         self, buffers: Buffers, sizes: dict[str, int], following: "DeviceGraph | None", number: int
@@ -437,14 +510,22 @@ class DeviceGraph:
         )
 
     def put(self, **values: np.ndarray) -> None:
-        """Copy `values` to the inputs."""
+        """Copy `values` to the inputs of these names."""
         for name, array in values.items():
             self.inputs[name].update_inplace(np.ascontiguousarray(array))
 
 
 class BeamSearchState:
-    """The beam search graph, bound to the logits and inputs of the step graph, and to its own
-    `state` on the device."""
+    """The graph of beam search, bound to the step graph's logits and inputs and to its own `state`.
+
+    `state` is `{input: value on the device}`, and `run` runs the graph.
+
+    Args:
+        make_session: returns the session and spec of the graph for sizes of axes.
+        buffers: the caches of the step graph.
+        key: the number of beams, and the number of candidates that are looked at in each step.
+        number: of the CUDA graph that is captured and replayed.
+    """
 
     def __init__(self, make_session: Callable, buffers: Buffers, key: tuple[int, int], number: int):
         sizes = {
@@ -462,7 +543,7 @@ class BeamSearchState:
         self.run = bind_and_capture(session, spec, shared | self.state, shared | self.state, number)
 
     def begin(self, options: Options) -> None:
-        """Reset the state to that before the first token, for `options`."""
+        """Set the state to that before the first token of a search with `options`."""
         fresh = {name: values.copy() for name, values in self.zeros.items()}
         # the rows of one input are equal at first, so only the first row counts
         fresh["scores"][:, 1:] = EXCLUDED_SCORE
@@ -483,8 +564,13 @@ def bind_and_capture(
 ) -> Callable[[], None]:
     """Return a function that runs `session` with bound inputs and outputs.
 
-    Its outputs are bound to the values in `outputs` that are inputs of the next step. It replays
-    CUDA graph `number`, which is captured here, or captures nothing if that is -1."""
+    Args:
+        session: the session of the graph.
+        spec: the inputs and outputs of the graph.
+        inputs: `{input: value}` of all inputs.
+        outputs: `{input of the next step: value}`, to which the outputs are written.
+        number: of the CUDA graph that is captured here and replayed, or -1 to capture none.
+    """
     binding = session.io_binding()
     options = onnxruntime.RunOptions()
     options.add_run_config_entry("gpu_graph_id", str(number))
@@ -502,8 +588,11 @@ def bind_and_capture(
 
 
 def device_zeros(tensor: TensorSpec, sizes: dict[str, int], device: str) -> onnxruntime.OrtValue:
-    """Return an `OrtValue` of zeros on `device`. Attention multiplies masked values by 0, so they
-    must be finite."""
+    """Return an `OrtValue` of zeros for `tensor` on `device`.
+
+    `sizes` are the sizes of its named axes. The values must be finite, because attention multiplies
+    masked ones by 0.
+    """
     shape = concrete_shape(tensor, sizes)
     if tensor.dtype == "bfloat16":  # numpy has no bfloat16
         value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, BFLOAT16, device)

@@ -37,7 +37,10 @@ FUSED_GELUS = {
 
 
 def packed_linears(g: GraphContext, x: Value, *names: str) -> list[Value]:
-    """Write the maps with the same number of outputs as one, and split it."""
+    """Apply the linear maps `names` to `x` and return their results in this order.
+
+    Maps with the same number of outputs are written as one map, whose result is split.
+    """
     by_width: dict[int, list[str]] = {}
     for name in names:
         by_width.setdefault(columns(g, [name]), []).append(name)
@@ -59,7 +62,10 @@ def split_linear(g: GraphContext, x: Value, names: list[str]) -> list[Value]:
 def fused_add_and_norm(
     g: GraphContext, x: Value, inner: Value, last: str, after: str | None
 ) -> tuple[Value, Value]:
-    """Write a bias, a sum and a norm as one operator."""
+    """Return `x` plus the linear map `last` of `inner`, and that sum normed, with one operator.
+
+    If `after`, the name of the norm, is `None`, return what `STANDARD.add_and_norm` does.
+    """
     if after is None:
         return STANDARD.add_and_norm(g, x, inner, last, after)
     product = g.target.precision.matmul(g, inner, [last], None)
@@ -76,7 +82,10 @@ def fused_add_and_norm(
 
 
 def fused_activated_linear(g: GraphContext, x: Value, name: str, act: str) -> Value:
-    """Write a bias and GELU as one operator."""
+    """Return the linear map `name` of `x` with the activation `act`, bias and GELU in one operator.
+
+    Other activations, and maps without a bias, are written with standard operators.
+    """
     bias = g.bias(name)
     if act not in FUSED_GELUS or bias is None:
         return STANDARD.activated_linear(g, x, name, act)
@@ -84,7 +93,8 @@ def fused_activated_linear(g: GraphContext, x: Value, name: str, act: str) -> Va
 
 
 def fused_rotate(g: GraphContext, states: Value, positions: Value) -> Value:
-    """Write rotary positions as one operator."""
+    """Return queries or keys `states`, rotated by their `positions` (rotary embeddings), with one
+    operator."""
     factors = g.op.once(("rotary", positions), lambda: rotary_factors(g, states, positions))
     return g.op(
         "RotaryEmbedding", states, *factors, num_heads=g.config.num_attention_heads, interleaved=1
@@ -92,8 +102,11 @@ def fused_rotate(g: GraphContext, states: Value, positions: Value) -> Value:
 
 
 def rotary_factors(g: GraphContext, states: Value, positions: Value) -> list[Value]:
-    """Return the cosines and sines, (B, T, d / 2). Positions that the graph computes may be those
-    of one row, (1, T)."""
+    """Return the cosines and sines of the rotation at `positions`, each (B, T, d / 2).
+
+    Positions that the graph computes itself may be those of one row, (1, T), and are repeated for
+    all rows of `states`.
+    """
     if positions.producer() is not None:
         positions = g.op("Expand", positions, g.op("Shape", states, end=2))
     turned = angles(g, positions, g.config.head_dim, g.config.rope_theta, signs=[1])
@@ -101,9 +114,11 @@ def rotary_factors(g: GraphContext, states: Value, positions: Value) -> list[Val
 
 
 def last_index(g: GraphContext, indices: Value) -> Value:
-    """Return the largest of `indices` in each row, where index i is stored at position i.
+    """Return the largest number in each row of `indices` (B, T), as (B,).
 
-    It equals `ArgMax`, which the CUDA provider lacks for int64."""
+    `indices` has i at position i, or 0, so this is the position of the last that is not 0. `ArgMax`
+    would do the same, but the CUDA provider lacks it for int64.
+    """
     return g.op("ReduceMax", indices, [1], keepdims=0)
 
 
@@ -134,7 +149,10 @@ def sequence(g: GraphContext, inputs: Values) -> list[Value]:
 
 
 def decoder(g: GraphContext, inputs: Values) -> list[Value]:
-    """Write a decoder whose caches have slots."""
+    """Write a decoder whose caches have slots, and return its outputs.
+
+    They are the logits, the inputs of the next step, and the key and value of each layer.
+    """
     caches = Caches(inputs)
     attentions = [slot_attention(g, inputs, slot_bias(g, inputs["visible"]), caches)]
     if g.config.is_seq2seq:
@@ -145,8 +163,11 @@ def decoder(g: GraphContext, inputs: Values) -> list[Value]:
 
 
 def slot_bias(g: GraphContext, visible: Value) -> Value:
-    """Return the bias (B, 1 or H, T, slots) that is added to attention scores. It hides slots that
-    are not `visible`. The slots of a token's history are in its order."""
+    """Return the bias (B, 1 or H, T, slots) that is added to attention scores.
+
+    It hides slots that are not `visible` (B, T, slots). With relative positions, it has their bias
+    too: visible slots are in the order of the text.
+    """
     op = g.op
     is_visible = op("Unsqueeze", visible, [1])
     if not g.config.has_relative_positions:
@@ -156,11 +177,12 @@ def slot_bias(g: GraphContext, visible: Value) -> Value:
 
 
 def step_outputs(g: GraphContext, inputs: Values, states: Value) -> list[Value]:
-    """Return the logits after some of the tokens, and the next step's inputs if their most likely
-    tokens follow.
+    """Return the logits of the tokens at `logit_indices`, and the inputs of the next step.
 
-    Outputs may lie where inputs were read from: each follows from the most likely tokens, so it is
-    written after all reading.
+    Returns:
+        The logits, then `input_ids` (the most likely tokens), `position_ids`, `first_slot`,
+            `visible` and `tokens` of a step that continues with these tokens. An output may use the
+            memory of an input: it is written after all reading.
     """
     op, first_slot, logit_indices = g.op, inputs["first_slot"], inputs["logit_indices"]
     computed = in_float32(g, logits(g, gather(op, states, logit_indices)))

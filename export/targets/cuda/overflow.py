@@ -15,11 +15,12 @@ FLOAT16_MAX = torch.finfo(torch.float16).max
 
 @torch.no_grad()
 def overflow(model: PreTrainedModel) -> str | None:
-    """Return the first module whose values exceed half of the largest float16, with the largest of
-    them, or `None`.
+    """Return text on the first module of `model` whose values are too large for float16, or `None`.
 
-    `model` must be in float32. It runs on random tokens or images. The outputs of all modules and
-    the attention scores before the softmax are checked."""
+    Too large is more than half of the largest float16. `model` must be in float32. It runs on
+    random tokens or images. The outputs of all modules and the attention scores before the softmax
+    are checked.
+    """
     problems = []
 
     def check(name, states):

@@ -21,7 +21,14 @@ def graph_specs(config: dict, architecture: str, activations: str) -> dict[str, 
 
 
 def decoder_specs(config: dict, dtype: str) -> dict[str, GraphSpec]:
-    """Return the graphs of a model that generates; `dtype` is that of its caches."""
+    """Return `{role: spec}` of the graphs of a model that generates.
+
+    They are `"decoder"`, `"beams"` and, for a seq2seq model, `"encoder"`.
+
+    Args:
+        config: the fields of the model's config.json.
+        dtype: the dtype of the caches, such as `"float16"`.
+    """
     logits = TensorSpec("logits", "float32", ("batch_size", "logits", config["vocab_size"]))
 
     def state(prefix: str, count: str) -> tuple[TensorSpec, ...]:
@@ -53,7 +60,7 @@ def decoder_specs(config: dict, dtype: str) -> dict[str, GraphSpec]:
 
 
 def beam_search_spec(vocab_size: int) -> GraphSpec:
-    """Return the spec for B inputs, K beams and C candidates, see `options.Options.candidates`."""
+    """Return the spec of the graph of a step of beam search over `vocab_size` tokens."""
 
     def tensor(name: str, dtype: str, *shape: str | int) -> TensorSpec:
         return TensorSpec(name, dtype, shape)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Portable:
-    """The portable `Target`."""
+    """The portable `Target`: graphs of standard ONNX operators, which any ONNX runtime can run."""
 
     name = "portable"
     help = "standard operators"
@@ -37,8 +37,11 @@ class Portable:
         return PortableSeq2SeqStep(graphs) if "encoder" in graphs else PortableDecoderStep(graphs)
 
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
-        """Return the devices. TensorRT is only for full-sequence graphs in fp32, because it would
-        compile a decoder for each size of the caches."""
+        """Return `"cpu"` and `"cuda"`, and `"tensorrt"` too for fp32 graphs that read full
+        sequences.
+
+        TensorRT would compile a decoder again for each size of the caches.
+        """
         return (
             ("cpu", "cuda", "tensorrt")
             if "encoder" in roles and dtype == "fp32"

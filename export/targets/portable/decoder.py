@@ -17,14 +17,18 @@ from ...inference.inputs import move_padding
 
 @dataclass(frozen=True)
 class PortableDecoders:
-    """The `DecoderFactory` of one loaded export."""
+    """The `DecoderFactory` of one loaded export: makes a decoder per request."""
 
     export: LoadedExport
     supports_empty_prompts = True
     supports_candidates = True
 
     def start(self, request: GenerationRequest) -> "PortableDecoder":
-        """Return a decoder of `request`, after encoding its source."""
+        """Encode the source of `request`, if it has one, and return the decoder of its prompts.
+
+        Raises:
+            UsageError: if the request needs more memory than the machine has.
+        """
         cache_bytes = 0
         if self.export.device == "cpu":
             rows = len(request.input_ids) * request.options.rows_per_input
@@ -40,12 +44,18 @@ class PortableDecoders:
         return PortableDecoder(self.export, feeds, len(request.input_ids))
 
     def generate(self, request: GenerationRequest) -> None:
-        """Return `None`, because the search runs in numpy."""
+        """Return `None`: the graphs have no search of their own, so the caller searches in
+        numpy."""
 
 
 class PortableDecoder:
-    """The `Decoder` of `rows` prompts. `feeds` are the other inputs of each step besides tokens and
-    caches."""
+    """The `Decoder` of one request, which replaces its caches by the longer ones of each step.
+
+    Args:
+        export: the loaded export.
+        feeds: inputs of each step besides tokens and caches, such as the encoder's output.
+        rows: the number of prompts.
+    """
 
     all_logits = True
     max_step_tokens = None
@@ -74,22 +84,34 @@ class PortableDecoder:
         }
 
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-        """Read the prompts and return logits, both with padding on the left."""
+        """Feed the prompts (rows, P) and return the logits (rows, P, V) after each token.
+
+        Padding, where `attention_mask` is 0, may stand on either side. It is moved to the left, in
+        the logits too.
+        """
         ids, mask = move_padding(input_ids, attention_mask, "left", 0)
         length = ids.shape[1] if self.window is None else max(self.window, INITIAL_CAPACITY)
         parts = [slice(start, start + length) for start in range(0, ids.shape[1], length)]
         return np.concatenate([self.run(ids[:, part], mask[:, part]) for part in parts], axis=1)
 
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """Reorder the caches by `beam_idx` if it is set, feed `tokens` (rows, t), and return the
-        logits (rows, t, V)."""
+        """Feed `tokens` (rows, T) and return the logits (rows, T, V) after each.
+
+        `beam_idx` (rows,), if set, is the row whose caches each row continues.
+        """
         if beam_idx is not None:
             self.reorder_cache(beam_idx)
         return self.run(tokens, np.ones_like(tokens), tokens.shape[1] - 1)
 
     def run(self, tokens: np.ndarray, mask: np.ndarray, to_crop: int = 0) -> np.ndarray:
-        """Return the logits of new tokens (rows, T), whose `mask` is 0 for padding. `crop` may
-        remove the last `to_crop` tokens."""
+        """Feed `tokens` (rows, T) and return the logits (rows, T, V) after each.
+
+        Args:
+            tokens: the next tokens of each row.
+            mask: 0 where `tokens` has padding, else 1.
+            to_crop: the number of last tokens that `crop` may remove next. With a sliding window,
+                that many more tokens are kept.
+        """
         feeds = {**self.feeds, **self.past, "input_ids": tokens}
         if "attention_mask" in self.feeds:
             mask = self.feeds["attention_mask"] = np.concatenate(
@@ -105,7 +127,10 @@ class PortableDecoder:
         return logits
 
     def drop(self, surplus: int) -> None:
-        """Drop the first `surplus` tokens of the caches, if any. They fell out of the window."""
+        """Drop the first `surplus` tokens of the caches, which left the sliding window.
+
+        Nothing is dropped if `surplus` is 0 or negative.
+        """
         if surplus > 0:
             mask = self.feeds["attention_mask"]
             self.feeds["attention_mask"] = mask[:, surplus:]
@@ -113,7 +138,7 @@ class PortableDecoder:
             self.past = {name: states[:, :, surplus:] for name, states in self.past.items()}
 
     def crop(self, count: int) -> None:
-        """Remove the last `count` tokens from the caches."""
+        """Remove the last `count` tokens of each row from the caches."""
         if not count:
             return
         for name, states in self.past.items():
@@ -123,7 +148,7 @@ class PortableDecoder:
             self.feeds["attention_mask"] = self.feeds["attention_mask"][:, :-count]
 
     def expand(self, expand_size: int) -> None:
-        """Repeat all rows of feeds and caches `expand_size` times in place."""
+        """Repeat each row of inputs and caches `expand_size` times in place, one row per beam."""
         for arrays in (self.feeds, self.past):
             for name, array in arrays.items():
                 arrays[name] = np.repeat(array, expand_size, axis=0)
@@ -131,7 +156,10 @@ class PortableDecoder:
             self.dropped = np.repeat(self.dropped, expand_size, axis=0)
 
     def reorder_cache(self, beam_idx: np.ndarray) -> None:
-        """Reorder the caches of self-attention. Beams of one input share the encoder's output."""
+        """Let each row continue the caches of the row that `beam_idx` (rows,) names.
+
+        Keys and values of the source stay, because beams of one input share the source.
+        """
         for name, states in self.past.items():
             if ".encoder." not in name:
                 self.past[name] = states[beam_idx]

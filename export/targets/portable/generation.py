@@ -10,8 +10,10 @@ from ...one_graph.step import LoopInputs, OwnCaches, empty_cache
 
 
 class PortableSeq2SeqStep:
-    """The `Step` of an encoder-decoder, with caches that grow, and keys and values of the source
-    that are computed once."""
+    """The `Step` (one decoding step in the one graph that generates) of an encoder-decoder.
+
+    Caches grow with each step. Keys and values of the source are computed once, before the loop.
+    """
 
     num_masks = 0
 
@@ -20,7 +22,8 @@ class PortableSeq2SeqStep:
         self.caches = OwnCaches(graphs["decoder"])
 
     def begin(self, inputs: LoopInputs) -> list[Value]:
-        """Compute the states of the source."""
+        """Add the encoder to the graph and return the states before the first step: empty
+        caches."""
         self.inputs = inputs
         self.source = append(inputs.ops, self.graphs["encoder"], inputs.tokens)["last_hidden_state"]
         self.mask = inputs.repeat_rows(inputs.mask)
@@ -29,8 +32,14 @@ class PortableSeq2SeqStep:
     def advance(
         self, ops: Ops, tokens: Value, states: list[Value], position: Value
     ) -> tuple[Value, list[Value]]:
-        """Return the logits and new states. Caches of the source are empty: the source is projected
-        before the loop."""
+        """Add one step of the decoder and return the logits and the new states, the longer caches.
+
+        Args:
+            ops: adds the nodes to the graph.
+            tokens: the last token of each row.
+            states: the states that `begin` or the step before returned.
+            position: the number of new tokens so far, a scalar.
+        """
         decoder = self.graphs["decoder"]
         bindings = {
             "input_ids": tokens,
@@ -46,7 +55,10 @@ class PortableSeq2SeqStep:
 
 
 class PortableDecoderStep:
-    """The `Step` of a decoder, with caches that grow, and a mask that grows with them."""
+    """The `Step` (one decoding step in the one graph that generates) of a decoder-only model.
+
+    The caches and the attention mask grow with each step.
+    """
 
     num_masks = 1
 
@@ -55,10 +67,10 @@ class PortableDecoderStep:
         self.caches = OwnCaches(self.graph)
 
     def begin(self, inputs: LoopInputs) -> list[Value]:
-        """Read each prompt without its last token, after one token of padding.
+        """Read each prompt without its last token and return the states: the mask, then the caches.
 
-        The padding keeps a prompt of one token from being empty: a size of 0 has another meaning to
-        `Reshape`.
+        One token of padding is read before. It keeps a prompt of one token from being empty: a size
+        of 0 has another meaning to `Reshape`.
         """
         self.inputs = inputs
         ops = inputs.ops
@@ -81,7 +93,15 @@ class PortableDecoderStep:
     def advance(
         self, ops: Ops, tokens: Value, states: list[Value], position: Value
     ) -> tuple[Value, list[Value]]:
-        """Return the logits and new states, of which the mask is the first."""
+        """Add one step and return the logits (rows, V) and the new states: the mask, then the
+        caches.
+
+        Args:
+            ops: adds the nodes to the graph.
+            tokens: the last token of each row.
+            states: the states that `begin` or the step before returned.
+            position: the number of new tokens so far, a scalar.
+        """
         before, *caches = states
         mask = ops("Concat", before, self.one, axis=1)
         positions = self.inputs.clip_positions(ops, ops("Add", self.last, position))

@@ -30,15 +30,19 @@ from ...graphs.sequences import encoder_states, sequence_outputs
 
 
 def source_encoder(g: GraphContext, inputs: Values) -> list[Value]:
-    """Write the encoder of a seq2seq model. Its decoder makes keys and values of the output, (B, S,
-    D)."""
+    """Write the encoder of a seq2seq model and return its output (B, S, D) in a list.
+
+    The decoder graph computes keys and values of the source from this output.
+    """
     return [encoder_states(g, inputs, encoder_attention)]
 
 
 def decoder(g: GraphContext, inputs: Values) -> list[Value]:
-    """Write a step of a decoder-only model and return the logits and the new caches.
+    """Write a step of a decoder-only model and return `[logits, key, value, …]`.
 
-    Caches and attention mask grow with each step, unlike buffers of a fixed size."""
+    The logits follow each token. The keys and values of each layer are the caches with the new
+    tokens appended.
+    """
     ids, positions, caches = inputs["input_ids"], inputs["position_ids"], Caches(inputs)
     before = g.op.size(caches.past[0][0], 2)
     bias = causal_bias(g, offsets(g, ids, before), inputs["attention_mask"])
@@ -47,8 +51,12 @@ def decoder(g: GraphContext, inputs: Values) -> list[Value]:
 
 
 def seq2seq_decoder(g: GraphContext, inputs: Values) -> list[Value]:
-    """Write a decoder whose caches grow. Those of the source grow once, by the states that they do
-    not cover yet."""
+    """Write a step of a seq2seq decoder and return `[logits, …]` and the longer caches.
+
+    Each layer has the key and value of the text, then those of the source. The caches of the source
+    are empty in the first step. They get the states that they do not hold yet, so they grow only
+    once.
+    """
     op, ids, source = g.op, inputs["input_ids"], inputs["encoder_hidden_states"]
     caches, past_source = Caches(inputs), Caches(inputs, is_source=True).past
     before = op.size(caches.past[0][0], 2)

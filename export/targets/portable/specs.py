@@ -58,8 +58,16 @@ def decoder_spec(
     before: dict[str, str],
     after: dict[str, str],
 ) -> GraphSpec:
-    """Return the spec of a decoder; `before` and `after` have the lengths of the caches of each
-    attention."""
+    """Return the spec of a decoder graph, with its caches as further inputs and outputs.
+
+    Args:
+        file: the file of the graph in the export.
+        inputs: the inputs besides the caches.
+        config: the fields of the model's config.json.
+        before: `{part of the cache's name: name of its length axis}` of the caches that are read,
+            such as `{"encoder.": "past_source_length"}`.
+        after: the same of the caches that are returned.
+    """
     logits = TensorSpec("logits", "float32", ("batch_size", "target_length", config["vocab_size"]))
     past = cache_specs(config, "past_key_values", "batch_size", before)
     return GraphSpec(

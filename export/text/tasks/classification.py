@@ -52,8 +52,9 @@ def classify(
     top_k: int | None = 1,
     function_to_apply: str | None = None,
 ) -> list[list[dict[str, Any]]]:
-    """Return the labels of each text, best first: `{"label": str, "score": float}`. The pipeline
-    "text-classification" returns the same with `top_k`.
+    """Return the labels of each text, best first: lists of `{"label": str, "score": float}`.
+
+    The pipeline "text-classification" returns the same with `top_k`.
 
     Args:
         texts: strings, or pairs `(text, text_pair)` or `{"text": ..., "text_pair": ...}`. They are
@@ -84,7 +85,11 @@ def classify(
 
 
 def scoring(runtime: "TextRuntime", name: str | None) -> Scoring:
-    """Return the function from logits to scores; see `function_to_apply` of `classify`."""
+    """Return the function from logits to scores with this `name`; None is the export's default, by
+    its config.
+
+    Raises UsageError for an unknown name.
+    """
     if name is not None:
         check_choice("function_to_apply", name, FUNCTIONS)
         return FUNCTIONS[name]
@@ -117,7 +122,10 @@ def sentence_config(runtime: "TextRuntime") -> dict:
 
 
 def activation(name: object, setting: str) -> Scoring:
-    """Return the activation of the torch class `name`. `setting` is for errors."""
+    """Return the function of the torch class `name`, such as "torch.nn.modules.activation.Sigmoid".
+
+    Raises ValueError for another class. `setting` says in the message where the name comes from.
+    """
     kind = str(name).rpartition(".")[2]
     if not str(name).startswith("torch.") or kind not in ACTIVATIONS:
         expected = ", ".join(f"torch.nn.{known}" for known in ACTIVATIONS)
@@ -149,7 +157,7 @@ def zero_shot(
 
     Raises:
         UsageError: if there are no labels, or the template lacks `{}`.
-        ValueError: if no label of the model begins with "entail"; see also `classify`.
+        ValueError: if no label of the model begins with "entail", or a text is invalid.
     """
     require(runtime, ZERO_SHOT)
     texts = check_texts(texts)
@@ -174,8 +182,9 @@ def encode_pairs(
 ) -> list[Encoding]:
     """Return the tokens of each pair of a text and a hypothesis.
 
-    Texts are truncated so that a row has at most `longest` tokens. Hypotheses are not: where one
-    leaves no room for a text, the pair stays whole, as in the pipeline."""
+    Texts are truncated so that a row has at most `longest` tokens; None is no limit. Hypotheses are
+    not: where one leaves no room for a text, the pair stays whole, as in the pipeline.
+    """
     if longest is None:
         return encode_texts(runtime, pairs)
     room = longest - runtime.tokenizer.num_special_tokens_to_add(True)
@@ -228,8 +237,11 @@ def make_hypothesis(template: object, label: str) -> str:
 
 
 def entailment_and_contradiction(runtime: "TextRuntime") -> tuple[int, int]:
-    """Return the indices of the labels entailment and contradiction. As in the pipeline,
-    contradiction is the first label, or the last one if entailment is first."""
+    """Return the indices (entailment, contradiction) of the labels. As in the pipeline,
+    contradiction is the first label, or the last one if entailment is first.
+
+    Raises ValueError if no label begins with "entail".
+    """
     labels = label_names(runtime)
     matches = [number for number, label in enumerate(labels) if label.lower().startswith("entail")]
     if not matches:

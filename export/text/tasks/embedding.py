@@ -60,7 +60,10 @@ class SentenceModules:
     steps: tuple[Step, ...]
 
     def embedding(self, states: np.ndarray, prompt_length: int) -> np.ndarray:
-        """(S, D) -> (E,). Pool the states and apply the steps."""
+        """Return one vector (E,) for the states (S, D) of a text: pooled, then through all steps.
+
+        The first `prompt_length` tokens are a prompt.
+        """
         skipped = 0 if self.includes_prompt else prompt_length
         vector = np.concatenate([pool(name, states, skipped) for name in self.poolings])
         for step in self.steps:
@@ -103,7 +106,8 @@ def embed(
 def rows_to_embed(
     runtime: "TextRuntime", texts: Sequence[str], prompt: str = ""
 ) -> tuple[list[Encoding], int]:
-    """Return the tokens of `prompt` and each text, and the number of tokens of the prompt."""
+    """Return the tokens of `prompt` and each text, and the number of tokens of the prompt, 0
+    without one."""
     longest, lowers = length_and_case(runtime)
     lowered = normalizers.Lowercase().normalize_str if lowers else str
     rows = encode_texts(runtime, [lowered(prompt + text) for text in texts], Cut(longest))
@@ -118,8 +122,12 @@ def vectors(
     prompt_length: int = 0,
     truncate_dim: int | None = None,
 ) -> np.ndarray:
-    """Return the vectors like `embed`, but for tokens instead of texts. The tokens of a `TokenRow`
-    are used unchanged."""
+    """Return one vector for each of `rows` (B, E), float32, as `embed` does for texts.
+
+    The first `prompt_length` tokens of a row are a prompt. `truncate_dim` is the number of values
+    of each vector, by default all or what the export sets. The tokens of a `TokenRow` are used
+    unchanged.
+    """
     modules = runtime.sentence_modules
     width = sentence_config(runtime).get("truncate_dim") if truncate_dim is None else truncate_dim
     if width is not None:
@@ -229,8 +237,8 @@ def sentence_modules(runtime: "TextRuntime") -> SentenceModules:
 
 
 def check_names(module: dict) -> None:
-    """Check that a module reads and writes the sentence embedding, so that the modules form a
-    chain."""
+    """Raise ValueError unless the module reads and writes the sentence embedding, so that the
+    modules form a chain."""
     for name in ("module_input_name", "module_output_name"):
         if module.get(name) not in (None, "sentence_embedding"):
             raise ValueError(
@@ -254,7 +262,8 @@ def read_poolings(config: dict) -> tuple[str, ...]:
 
 
 def pool(name: str, states: np.ndarray, skipped: int) -> np.ndarray:
-    """(S, D) -> (D,), without the first `skipped` tokens."""
+    """Return one vector (D,) for the states (S, D), without the first `skipped` tokens. `name` is a
+    value of `POOLINGS`, such as "mean"."""
     rest = states[skipped:]
     match name:
         case "cls":
@@ -277,7 +286,10 @@ def normalize(vectors: np.ndarray) -> np.ndarray:
 
 
 def dense(info: "ExportInfo", module: dict) -> Step:
-    """Return the linear map of a module, followed by its activation.
+    """Return the function from vector to vector of a module Dense: its linear map and its
+    activation.
+
+    `module` is its entry in the manifest.
 
     Raises:
         ValueError: if the module has a residual connection or an unknown activation, or its weights
@@ -311,8 +323,10 @@ def dense(info: "ExportInfo", module: dict) -> Step:
 
 
 def read_safetensors(content: bytes, name: str) -> dict[str, np.ndarray]:
-    """Return the tensors of a safetensors file in float32. The file has 8 bytes with the length of
-    a JSON header, the header, and the data.
+    """Return {name: array} of the tensors in the `content` of a safetensors file, in float32.
+
+    The file has 8 bytes with the length of a JSON header, the header, and the data. `name` is the
+    file, for errors.
 
     Raises:
         ValueError: if the file is not valid, or a tensor is not of a floating point type.

@@ -93,8 +93,12 @@ def fillings(
     targets: list[int] | None,
     is_only: bool,
 ) -> list[dict[str, Any]]:
-    """Return the best tokens for the mask at `position`. `sequence` has special tokens only if the
-    text has several masks."""
+    """Return the `top_k` best tokens for the mask at `position` of `ids`, best first: {"score",
+    "token", "token_str", "sequence"}.
+
+    `logits` (V,) are those of the position, and `targets` the only tokens to choose from, if any.
+    `sequence` has special tokens unless the mask `is_only`.
+    """
     scores = softmax(logits)
     tokens = np.arange(len(scores)) if targets is None else np.array(targets)
     best = tokens[np.argsort(-scores[tokens], kind="stable")[:top_k]].tolist()

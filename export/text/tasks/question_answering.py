@@ -30,19 +30,24 @@ def answer(
     doc_stride: int | None = None,
     max_question_len: int | None = None,
 ) -> list[list[dict[str, Any]]]:
-    """Return the spans of each context that answer the question at the same index, best first. An
-    answer is `{"score": float, "start": int, "end": int, "answer": str}`, where `answer` is
+    """Return the spans of each context that answer the question at the same index, best first.
+
+    An answer is `{"score": float, "start": int, "end": int, "answer": str}`, where `answer` is
     `context[start:end]`. A context that is too long for the model is read in overlapping windows,
     each with the question. Results equal our pipeline "question-answering".
 
-    Args: questions, contexts: lists of the same length. top_k: maximum number of answers per
-        question. max_answer_len: maximum number of tokens of an answer. handle_impossible_answer:
-        include the empty answer `""`. Its score is the lowest score of the CLS token over all
-        windows. align_to_words: extend answers to full words, as the tokenizer splits them.
+    Args:
+        questions, contexts: lists of the same length.
+        top_k: maximum number of answers per question.
+        max_answer_len: maximum number of tokens of an answer.
+        handle_impossible_answer: include the empty answer `""`. Its score is the lowest score of
+            the CLS token over all windows.
+        align_to_words: extend answers to full words, as the tokenizer splits them.
         max_seq_len: maximum number of tokens of a window; by default 384, or the tokenizer's
-        `model_max_length` if that is less. doc_stride: number of tokens that windows share; by
-        default 128, or half of `max_seq_len` if that is less. max_question_len: truncate the
-        question to this number of tokens.
+            `model_max_length` if that is less.
+        doc_stride: number of tokens that windows share; by default 128, or half of `max_seq_len` if
+            that is less.
+        max_question_len: truncate the question to this number of tokens.
 
     Raises:
         UsageError: if an argument is out of range.
@@ -118,8 +123,10 @@ def check_examples(questions: object, contexts: object) -> list[tuple[str, str]]
 
 
 def context_sequence(runtime: "TextRuntime") -> int:
-    """Return the index of the context in the pair (question, context). As in the pipeline, padding
-    is on the side of the question."""
+    """Return the position, 0 or 1, of the context in the pair that the tokenizer reads.
+
+    As in the pipeline, padding is on the side of the question.
+    """
     return 1 if runtime.tokenizer_settings.padding_side == "right" else 0
 
 
@@ -131,8 +138,9 @@ def make_windows(
     max_seq_len: int,
     doc_stride: int,
 ) -> list[Encoding]:
-    """Return the windows of the context, each with the question. `number` is the context's index,
-    for errors.
+    """Return the windows of the context, each with the question, of at most `max_seq_len` tokens.
+
+    Windows share `doc_stride` tokens. `number` is the context's index, for errors.
 
     Raises:
         ValueError: if the context has no tokens or the windows cannot advance.
@@ -160,8 +168,12 @@ def make_windows(
 def probabilities(
     runtime: "TextRuntime", row: Encoding, outputs: dict[str, np.ndarray]
 ) -> tuple[list[int], np.ndarray, np.ndarray, float]:
-    """Return the positions of the context's tokens, their start and end probabilities, and the null
-    score. The null score is the probability that the answer is the CLS token, or 0 without one."""
+    """Return (tokens, start, end, null score) of a window.
+
+    `tokens` are the positions of the context's tokens, `start` and `end` their probabilities to
+    begin and to end the answer. The null score is the probability that the answer is the CLS token,
+    or 0 without one. `row` is the window, and `outputs` are its start_logits and end_logits (S,).
+    """
     tokens = [
         position
         for position, sequence in enumerate(row.sequence_ids)
@@ -178,8 +190,12 @@ def probabilities(
 def find_extents(
     row: Encoding, tokens: list[int], sequence: int, align_to_words: bool
 ) -> list[tuple[int, int]]:
-    """Return the start and end offset of each of `tokens` in the text. With `align_to_words`,
-    extend them to the part of the word in this window."""
+    """Return the (start, end) offsets of each of `tokens`, positions in the window `row`, in the
+    text.
+
+    With `align_to_words` they are those of the word, as far as it is in this window. `sequence` is
+    the position of the context in the pair.
+    """
     offsets, words = row.offsets, row.word_ids
     if not align_to_words:
         return [offsets[token] for token in tokens]
@@ -195,7 +211,11 @@ def find_extents(
 def best_spans(
     start: np.ndarray, end: np.ndarray, max_answer_len: int, count: int
 ) -> list[tuple[int, int, float]]:
-    """Return the first token, last token and probability of the `count` best spans, best first."""
+    """Return (first token, last token, probability) of the `count` best spans, best first.
+
+    `start` and `end` are the probabilities of each token. A span has at most `max_answer_len`
+    tokens.
+    """
     firsts, lasts = np.nonzero(
         np.tril(np.triu(np.ones((len(start), len(start)), bool)), max_answer_len - 1)
     )

@@ -56,10 +56,12 @@ class TokenizerSettings:
 
 @contextlib.contextmanager
 def tokenizer_errors(path: Path) -> Iterator[None]:
-    """Convert all errors of `tokenizers` to TokenizerError.
+    """Convert all errors of `tokenizers` in the block to TokenizerError. `path` is the tokenizer,
+    for the message.
 
     A panic of its Rust code is not an `Exception`. It happens for regular expressions that never
-    end."""
+    end.
+    """
     try:
         yield
     except BaseException as error:
@@ -92,8 +94,11 @@ def tokenizer_settings(runtime: "TextRuntime") -> TokenizerSettings:
 
 
 def token_id(runtime: "TextRuntime", token: Any, otherwise: Iterable[str]) -> int | None:
-    """Return the id of `token`, a string or a dict with the key "content". Without it, return the
-    id of the first of `otherwise` that exists, or None."""
+    """Return the id of `token`, a string or a dict with the key "content".
+
+    If it is neither, return the id of the first of the tokens `otherwise` that exists. Return None
+    if there is none.
+    """
     content = token.get("content") if isinstance(token, dict) else token
     names = [content] if isinstance(content, str) else otherwise
     ids = map(runtime.tokenizer.token_to_id, names)
@@ -101,7 +106,8 @@ def token_id(runtime: "TextRuntime", token: Any, otherwise: Iterable[str]) -> in
 
 
 def decode(runtime: "TextRuntime", ids: Sequence[int], skip_special_tokens: bool) -> str:
-    """Return the text of `ids`, the same as `AutoTokenizer.decode`."""
+    """Return the text of the token ids `ids`, the same as `AutoTokenizer.decode`.
+    `skip_special_tokens` leaves out tokens such as the end token."""
     [text] = decode_batch(runtime, [list(ids)], skip_special_tokens)
     return text
 
@@ -109,14 +115,15 @@ def decode(runtime: "TextRuntime", ids: Sequence[int], skip_special_tokens: bool
 def decode_batch(
     runtime: "TextRuntime", rows: list[list[int]], skip_special_tokens: bool
 ) -> list[str]:
-    """Return the text of each row, the same as `AutoTokenizer.batch_decode`."""
+    """Return the text of each row of token ids, the same as `AutoTokenizer.batch_decode`.
+    `skip_special_tokens` leaves out tokens such as the end token."""
     with tokenizer_errors(runtime.path):
         texts = runtime.tokenizer.decode_batch(rows, skip_special_tokens=skip_special_tokens)
     return [clean_up(text) for text in texts] if runtime.tokenizer_settings.cleans_up else texts
 
 
 def join(runtime: "TextRuntime", tokens: Sequence[str]) -> str:
-    """Return the text of `tokens`."""
+    """Return the text of `tokens`, which are strings, joined by the tokenizer's decoder."""
     decoder = runtime.tokenizer.decoder
     return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
 
@@ -133,8 +140,8 @@ def require(runtime: "TextRuntime", task: Task) -> None:
 
 
 def check_list(texts: object, expected: str) -> Sequence[Any]:
-    """Return `texts`, which must be a list that is not empty. `expected` names its items in
-    errors."""
+    """Return `texts`. Raises ValueError unless it is a list or tuple that is not empty. `expected`
+    names its items in the message."""
     if not isinstance(texts, list | tuple):
         raise ValueError(f"texts is {reprlib.repr(texts)}, expected a list of {expected}")
     if not texts:
@@ -143,7 +150,8 @@ def check_list(texts: object, expected: str) -> Sequence[Any]:
 
 
 def check_text(text: object, name: str) -> str:
-    """Return `text`, which must be a string that is not blank. `name` is for errors."""
+    """Return `text`. Raises ValueError unless it is a string that is not blank. `name` is what the
+    message calls it."""
     checked = check_string(text, name)
     if not checked.strip():
         raise ValueError(f"{name} is {text!r:.40}, expected a text that is not blank")
@@ -151,7 +159,8 @@ def check_text(text: object, name: str) -> str:
 
 
 def check_string(text: object, name: str) -> str:
-    """Return `text`, which must be a string; it may be blank. `name` is for errors."""
+    """Return `text`. Raises ValueError unless it is a string; it may be blank. `name` is what the
+    message calls it."""
     if isinstance(text, dict) or (isinstance(text, list | tuple) and len(text) == 2):
         raise ValueError(
             f"{name} is the pair {reprlib.repr(text)}, expected one text: this head does not read "
@@ -171,18 +180,23 @@ def check_unicode(text: str, name: str) -> None:
 
 
 def check_texts(texts: object) -> list[str]:
-    """Return `texts`, which must be a list of strings that are not blank."""
+    """Return `texts` as a list. Raises ValueError unless they are a list of strings that are not
+    blank."""
     return [check_text(text, name) for text, name in with_names(check_list(texts, "strings"))]
 
 
 def check_strings(texts: object) -> list[str]:
-    """Return `texts`, which must be a list of strings. They may be blank."""
+    """Return `texts` as a list. Raises ValueError unless they are a list of strings; they may be
+    blank."""
     return [check_string(text, name) for text, name in with_names(check_list(texts, "strings"))]
 
 
 def check_texts_or_pairs(texts: object) -> list[str | Pair]:
-    """Return `texts`, a list of strings and of pairs as `parse_pair` accepts them. They may be
-    blank."""
+    """Return strings unchanged and pairs as tuples. Raises ValueError for other items, or no list.
+
+    A pair is two strings in a list, or a dict `{"text": ..., "text_pair": ...}`. Texts may be
+    blank.
+    """
     items = with_names(check_list(texts, "strings or pairs"))
     return [
         check_string(text, name) if isinstance(text, str) else parse_pair(text, name)
@@ -191,13 +205,17 @@ def check_texts_or_pairs(texts: object) -> list[str | Pair]:
 
 
 def with_names(texts: Sequence[Any]) -> list[tuple[Any, str]]:
-    """Return each text with its name in errors, such as "text 0 of 3"."""
+    """Return (text, name) for each text, with a name for errors such as "text 0 of 3"."""
     return [(text, f"text {index} of {len(texts)}") for index, text in enumerate(texts)]
 
 
 def parse_pair(value: object, name: str) -> Pair:
-    """Return a pair of strings. `value` is a list of two strings, or a dict `{"text": ...,
-    "text_pair": ...}` as in transformers' pipeline."""
+    """Return a pair of strings as a tuple.
+
+    `value` is a list of two strings, or a dict `{"text": ..., "text_pair": ...}` as in
+    transformers' pipeline. Raises ValueError for another value. `name` is what the message calls
+    it.
+    """
     parts: Any = value
     if isinstance(value, dict):
         if value.keys() != {"text", "text_pair"}:
@@ -274,8 +292,8 @@ def encode_texts(
 def run(
     runtime: "TextRuntime", rows: Sequence[Encoding | TokenRow], names: Sequence[str] | None = None
 ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Run the model and yield the index and the outputs of each row. Outputs have the shape (S,
-    ...) per token or (...) per row.
+    """Run the model and yield the index and the outputs of each row, by name. Outputs have the
+    shape (S, ...) per token or (...) per row.
 
     Rows of similar length run together, so the order differs. `names` are the names of rows in
     errors.
@@ -330,7 +348,7 @@ def check_row(ids: list[int], name: str, config: dict) -> None:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Return the softmax over the last axis."""
+    """Return the softmax of `logits` over the last axis."""
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return powers / powers.sum(axis=-1, keepdims=True)
 

@@ -64,7 +64,11 @@ def sentences_and_spaces(text: str, language: str = DEFAULT_LANGUAGE) -> Iterato
 
 
 def sentences_of_line(line: str, language: str) -> Iterator[tuple[str, bool]]:
-    """Yield the parts of a line without white space around it, like `sentences_and_spaces`."""
+    """Yield the parts of a line, each with True for a sentence or False for white space.
+
+    The line has no white space around it. `language` is a code of ISO 639-1, also with script or
+    region.
+    """
     spaced = WHITE_SPACE.sub(" ", line)
     sentences = sentencex.segment(language.partition("-")[0], spaced) if ". " in spaced else []
     boundaries = set(accumulate(map(len, sentences)))
@@ -78,8 +82,12 @@ def sentences_of_line(line: str, language: str) -> Iterator[tuple[str, bool]]:
 
 
 def is_end(line: str, start: int, match: re.Match, boundaries: set[int]) -> bool:
-    """Return True if the mark of `match` ends the sentence that begins at `start`, by rules 2 to 4
-    of this module."""
+    """Return True if the mark of `match` ends the sentence that begins at `start` of `line`.
+
+    It does not if a lower-case letter follows, if it is a full stop after a single letter, a small
+    number or an abbreviation, or where sentencex sees no boundary. `boundaries` are the positions
+    where it sees one.
+    """
     mark = line[match.start()]
     if mark in WIDE_ENDS:
         return True

@@ -94,7 +94,11 @@ def tag(
 
 
 def make_cut(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut | None:
-    """Return the truncation of texts, with `stride` for windows, or None if texts have no limit."""
+    """Return the truncation of texts, or None if the tokenizer has no limit. With `stride` windows
+    overlap by that many tokens.
+
+    Raises UsageError for a `stride` out of range, or without aggregation (`strategy` "none").
+    """
     longest = runtime.tokenizer_settings.longest
     if stride is not None:
         room = (
@@ -113,8 +117,11 @@ def make_cut(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut |
 def label_tokens(
     runtime: "TextRuntime", text: str, row: Encoding, scores: np.ndarray
 ) -> list[dict[str, Any]]:
-    """Return each token that is not special, with its scores (labels,). `is_subword` is True if it
-    continues a word."""
+    """Return a dict for each token of `row` that is not special.
+
+    The keys are word, scores (labels,), start and end in `text`, index, and is_subword, True if the
+    token continues a word. `scores` are (S, labels).
+    """
     knows_words = bool(getattr(runtime.tokenizer.model, "continuing_subword_prefix", None))
     unknown = runtime.tokenizer_settings.special_tokens["unk_token"]
     tokens = []
@@ -189,7 +196,12 @@ def merge_word(
 
 
 def group_entities(runtime: "TextRuntime", entities: list[dict]) -> list[dict[str, Any]]:
-    """Join neighbours with the same label to one entity. A label with `B-` begins a new entity."""
+    """Return neighbours with the same label joined to one entity. A label with `B-` begins a new
+    entity.
+
+    `entities` are labelled tokens or words. The results have the keys entity_group, score (mean),
+    word, start and end.
+    """
     groups: list[list[dict]] = []
     for entity in entities:
         begins, tag = prefix_and_tag(entity["entity"])

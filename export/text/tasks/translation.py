@@ -81,7 +81,8 @@ class Splitting(NamedTuple):
                 raise UsageError(f"{name} is {value!r:.60}, expected True or False")
 
     def in_language(self, runtime: "TextRuntime", src_lang: str | None) -> "Splitting":
-        """Return these options with the language of `src_lang`, unless a language is set."""
+        """Return these options, with the language of the source language `src_lang` unless a
+        language is set."""
         return self._replace(language=self.language or runtime.sentence_languages.get(src_lang))
 
 
@@ -109,7 +110,8 @@ class Plan:
     limit: int
 
     def join(self, translated: Iterable[str]) -> list[str]:
-        """Return the translation of each text. `translated` has the translations of `sentences`."""
+        """Return the translation of each text. `translated` has the translations of `sentences`, in
+        order."""
         rest = iter(translated)
         return [
             join_parts(
@@ -130,8 +132,15 @@ def make_plan(
     tgt_lang: Choice,
     options: dict[str, Any],
 ) -> Plan:
-    """Return the plan to translate `texts`. `options` have been checked. Raises the errors of
-    `translate`."""
+    """Return the plan to translate `texts`: how they are split, and what is generated or copied.
+    `src_lang` and `tgt_lang` are one language for all texts, or a list with one for each. `options`
+    are generation options that have been checked.
+
+    Raises:
+        UsageError: for an unknown language, and for a value of `splitting` of another type.
+        ValueError: if the export is not an encoder-decoder, a text is blank, or a sentence has more
+            tokens than the model has positions.
+    """
     require(runtime, TRANSLATE)
     splitting.check()
     texts = check_texts(texts)
@@ -168,10 +177,14 @@ def check_arguments(
     tgt_lang: Choice,
     options: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    """Return the options of the target language of each text.
+    """Return the generation options that select the target language of each text.
+
+    `src_lang` and `tgt_lang` are one language for all texts, or a list with one for each. `options`
+    are generation options.
 
     Raises:
-        UsageError, ValueError: see `translate`; raised even if every sentence is copied.
+        UsageError: if an option or a language is invalid, even if every sentence is copied.
+        ValueError: if the export is not an encoder-decoder, or a text is blank.
     """
     check_options(runtime.info, options)
     runtime.languages.check_words(texts)
@@ -191,8 +204,10 @@ def check_single(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def repeat_language(language: Choice, indices: list[int]) -> Choice:
-    """Return the language of each sentence. `indices` has the index of the text of each
-    sentence."""
+    """Return the language of each sentence, or `language` itself if it is one for all.
+
+    `indices` has the index of the text of each sentence.
+    """
     return (
         language
         if language is None or isinstance(language, str)
@@ -202,7 +217,10 @@ def repeat_language(language: Choice, indices: list[int]) -> Choice:
 
 def split_text(runtime: "TextRuntime", text: str, splitting: Splitting) -> list[Part]:
     """Return the sentences of `text` and the white space between them. A language word at the start
-    of the text is repeated before each sentence that is translated."""
+    of the text is repeated before each sentence that is translated.
+
+    `splitting` has the options: whether to split, what is copied, and the language.
+    """
     word = LANGUAGE_WORD.match(text) if runtime.languages.words else None
     rest = text[word.end() :].lstrip() if word else text
     if not (splitting.split and rest):
@@ -215,7 +233,11 @@ def split_text(runtime: "TextRuntime", text: str, splitting: Splitting) -> list[
 
 
 def sentence_part(sentence: str, prefix: str, splitting: Splitting) -> Part:
-    """Return the part of `sentence`. `prefix` precedes it if it is translated."""
+    """Return the part of a plan for `sentence`: its text, and whether it is translated. `prefix`,
+    such as a language word, precedes it if it is translated and not copied.
+
+    `splitting` says whether sentences without letters are copied.
+    """
     is_translated = not splitting.copy_letterless or has_letters(sentence)
     return Part(prefix + sentence if is_translated else sentence, True, is_translated)
 
@@ -226,7 +248,11 @@ def has_letters(text: str) -> bool:
 
 
 def sentence_seeds(plan: Plan, seeds: Sequence[int] | None) -> list[int] | None:
-    """Return a seed for each sentence, derived from the seed of its text and its index there."""
+    """Return a seed for each sentence of `plan` to translate, derived from the seed of its text and
+    its index there.
+
+    None stays None. Raises UsageError if there is not one seed for each text.
+    """
     if seeds is None:
         return None
     option_fields.check_seeds(seeds, len(plan.parts))
@@ -243,7 +269,11 @@ def translate_plan(
     options: dict[str, Any],
     seeds: Sequence[int] | None = None,
 ) -> list[str]:
-    """Return the translation of each sentence. Sentences of similar length run together."""
+    """Return the translation of each sentence of `plan`. Sentences of similar length run together.
+
+    A sentence that was cut at the limit is a warning. `seeds` has a seed for each sentence.
+    `options` are generation options.
+    """
     limit = plan.limit
     results = [""] * len(plan.rows)
     size = runtime.runtime.rows_together(
@@ -271,7 +301,8 @@ def translate_plan(
 
 
 def max_new_tokens(runtime: "TextRuntime", options: dict[str, Any]) -> int:
-    """Return the maximum number of new tokens of a sentence."""
+    """Return the maximum number of new tokens of a sentence: by the options, the export, or 512 at
+    most."""
     settings = {**runtime.info.defaults, **options}
     if settings.get("max_new_tokens") is not None:
         return settings["max_new_tokens"]
@@ -284,7 +315,11 @@ def max_new_tokens(runtime: "TextRuntime", options: dict[str, Any]) -> int:
 
 
 def is_cut(runtime: "TextRuntime", tokens: list[int], limit: int, options: dict[str, Any]) -> bool:
-    """Return True if the model generated `limit` tokens without an end token."""
+    """Return True if the model generated `limit` tokens, the row `tokens`, without an end token of
+    its own.
+
+    `options` are generation options, which may set the end token.
+    """
     ends = as_list(
         special_token("eos_token_id", options, runtime.info.defaults, runtime.info.config)
     )
@@ -294,8 +329,11 @@ def is_cut(runtime: "TextRuntime", tokens: list[int], limit: int, options: dict[
 
 
 def join_parts(parts: list[tuple[str, bool]]) -> str:
-    """Return the joined text of `parts`. A space separates two sentences without white space
-    between them, except after a full stop of Chinese or Japanese."""
+    """Return the joined text of `parts`, each a text and True if it is a sentence.
+
+    A space separates two sentences without white space between them, except after a full stop of
+    Chinese or Japanese.
+    """
     text = ""
     is_open = False  # a sentence came last
     for part, is_sentence in parts:

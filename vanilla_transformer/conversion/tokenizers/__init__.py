@@ -29,8 +29,11 @@ class FoundTokenizer:
     notes: list[str] = field(default_factory=list)
 
     def save(self, directory: Path, positions: int | None = None) -> None:
-        """Write the tokenizer's files; texts are at most as long as a table of `positions`, if
-        there is one."""
+        """Write the tokenizer's files into `directory`.
+
+        `positions` is the length of the model's position table. Its `model_max_length` becomes at
+        most that; None leaves it as it is.
+        """
         save_tokenizer(
             self.tokenizer, directory, positions and min(positions, self.tokenizer.model_max_length)
         )
@@ -46,8 +49,8 @@ def find_tokenizer(directory: Path) -> FoundTokenizer | None:
     Raises:
         FileNotFoundError: for a file that is missing.
         ImportError: for a SentencePiece model without the packages that read it.
-        ValueError: for files that are damaged, or whose tokenizer cannot be made, see `marian` and
-            `sentencepiece_model`.
+        ValueError: for files that are damaged, or whose tokenizer has rules that the `tokenizers`
+            library does not have.
     """
     check_tokenizer(directory)
     tokenizer = build_tokenizer(directory) if has_tokenizer(directory) else None
@@ -76,8 +79,11 @@ def build_tokenizer(directory: Path) -> FoundTokenizer:
 
 
 def load(directory: Path) -> PreTrainedTokenizerBase:
-    """Load a tokenizer like `AutoTokenizer`; errors name the file of a damaged SentencePiece
-    model."""
+    """Return the tokenizer in `directory` like `AutoTokenizer`, or NLLB's with all its languages.
+
+    Raises ImportError or ValueError that names the file, for a SentencePiece model that cannot be
+    read.
+    """
     models = [directory / name for name in MODELS if (directory / name).is_file()]
     if not models or (directory / TOKENIZER).is_file():
         return load_tokenizer(directory)

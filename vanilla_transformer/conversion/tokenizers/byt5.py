@@ -8,9 +8,9 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 
 def make_backend(theirs: PreTrainedTokenizerBase) -> Tokenizer:
-    """Return the backend tokenizer for `theirs`, a `ByT5Tokenizer`.
+    """Return a tokenizer of the `tokenizers` library with the ids of `theirs`, a `ByT5Tokenizer`.
 
-    Its tokens are GPT-2's letters for bytes (Radford et al. 2019).
+    Its tokens are the letters that GPT-2 writes for bytes (Radford et al. 2019).
     """
     added = sorted(theirs.added_tokens_decoder.items())
     letters = {letter: byte + theirs.offset for byte, letter in bytes_to_unicode().items()}

@@ -12,12 +12,15 @@ from .sentencepiece_model import make_tokenizer, read_sentencepiece, read_vocabu
 
 
 def make_backend(theirs: PreTrainedTokenizerBase, directory: Path) -> tuple[Tokenizer, list[str]]:
-    """Return the backend tokenizer for `theirs`, an `M2M100Tokenizer`, and notes on differences.
+    """Return a tokenizer of the `tokenizers` library with the ids of `theirs`, and notes for users.
 
-    The source language of `theirs` is that of the text.
+    `theirs` is an `M2M100Tokenizer` read from `directory`; its `src_lang` is the language of the
+    texts. The notes name pieces without an id.
 
     Raises:
-        FileNotFoundError, ImportError, ValueError: see `read_sentencepiece` and `read_vocabulary`.
+        FileNotFoundError: if a file is missing.
+        ImportError: without the packages that read SentencePiece models.
+        ValueError: for a damaged model or vocabulary, and a model with other rules.
     """
     special = [token for token in theirs.all_special_tokens if token not in theirs.lang_token_to_id]
     vocabulary = read_vocabulary(directory / "vocab.json", special)

@@ -18,13 +18,15 @@ SPECIAL_TOKENS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>
 
 
 def make_tokenizer(directory: Path) -> tuple[PreTrainedTokenizerFast, list[str]]:
-    """Return a fast tokenizer with the ids of `MarianTokenizer`, and notes on differences.
+    """Return a fast tokenizer with the ids of `MarianTokenizer`, and notes for users.
 
-    It decodes as `MarianTokenizer` does, and encodes targets by `text_target`.
+    It reads the files in `directory`. It decodes as `MarianTokenizer` does, and encodes targets by
+    `text_target`. The notes name pieces without an id.
 
     Raises:
-        FileNotFoundError, ImportError, ValueError: see `read_sentencepiece` and `read_vocabulary`;
-            ValueError for separate vocabularies, and models that are not unigram.
+        FileNotFoundError: if a file is missing.
+        ImportError: without the packages that read SentencePiece models.
+        ValueError: for damaged files, separate vocabularies, and models that are not unigram.
     """
     path = directory / "tokenizer_config.json"
     settings = read_json(path) if path.is_file() else {}

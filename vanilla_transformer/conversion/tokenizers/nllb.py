@@ -34,7 +34,8 @@ def is_bare(directory: Path) -> bool:
 
 
 def make_tokenizer(directory: Path) -> NllbTokenizer:
-    """Load the tokenizer with the languages after the pieces, and the mask after the languages."""
+    """Return the tokenizer in `directory` with the ids of languages after those of the pieces, and
+    `<mask>` last."""
     with readers_errors(directory):
         tokenizer = NllbTokenizer.from_pretrained(
             directory, extra_special_tokens=[*FAIRSEQ_LANGUAGE_CODES, MASK], mask_token=None

@@ -20,13 +20,13 @@ OPEN, CLOSE = "\x01", "\x02"
 
 
 def read_sentencepiece(path: Path, model_types: Collection[str] = ("unigram", "BPE")) -> Any:
-    """Return the `ModelProto` of a .spm or .model file.
+    """Return the `ModelProto` of a .spm or .model file, whose type is one of `model_types`.
 
     Raises:
-        FileNotFoundError: if there is none.
+        FileNotFoundError: if there is no file at `path`.
         ImportError: without the packages that read it, with the name of the extra that has them.
-        ValueError: for a damaged or foreign file, and a model of another type. Also for one with
-            bytes for unknown characters, or without SentencePiece's default rules for spaces.
+        ValueError: for a damaged or foreign file, and a model of another type. Also for a model
+            with bytes for unknown characters, or without SentencePiece's default rules for spaces.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, expected a SentencePiece model")
@@ -48,8 +48,11 @@ def read_sentencepiece(path: Path, model_types: Collection[str] = ("unigram", "B
 
 
 def parse(path: Path) -> Any:
-    """Return the SentencePiece model in the file at `path`, of any type. Raises as
-    `read_sentencepiece`."""
+    """Return the `ModelProto` of the file at `path`, of any model type.
+
+    Raises ImportError without the packages that read it, and ValueError for a damaged or foreign
+    file.
+    """
     try:
         from google.protobuf.message import DecodeError
         from sentencepiece import sentencepiece_model_pb2
@@ -78,13 +81,12 @@ def parse(path: Path) -> Any:
 
 
 def read_vocabulary(path: Path, tokens: Iterable[str]) -> dict[str, int]:
-    """Return the ids by piece of vocab.json, each from 0 on once, with the special `tokens` among
-    them.
+    """Return {piece: id} of the vocab.json at `path`.
 
     Raises:
-        FileNotFoundError: if there is none.
-        ValueError: for a file that is damaged or holds something else, gaps and doubles, and
-            special tokens that are missing.
+        FileNotFoundError: if there is no file at `path`.
+        ValueError: unless the file is a JSON object, has each id from 0 on once, and has all
+            special `tokens`.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, expected the ids of all pieces")
@@ -118,10 +120,15 @@ def read_vocabulary(path: Path, tokens: Iterable[str]) -> dict[str, int]:
 def make_tokenizer(
     model: Any, vocabulary: dict[str, int], unknown: str, others: Collection[str]
 ) -> tuple[Tokenizer, list[str]]:
-    """Return a tokenizer for `model` with the ids of `vocabulary`, and the pieces that have no id.
+    """Return a tokenizer that splits text as `model` does, and the sorted pieces that have no id.
 
-    It adds no special tokens around the text. `others` are tokens of `vocabulary` that are not
-    pieces.
+    It adds no special tokens around the text.
+
+    Args:
+        model: a `ModelProto`.
+        vocabulary: {piece: id}.
+        unknown: the token for unknown characters.
+        others: tokens of `vocabulary` that are not pieces of `model`.
     """
     scores = piece_scores(model)
     if model.trainer_spec.model_type == 1:
@@ -143,7 +150,7 @@ def make_tokenizer(
 
 
 def piece_scores(model: Any) -> dict[str, float]:
-    """Return the score of each piece that text is split into.
+    """Return {piece: score} of the pieces that `model`, a `ModelProto`, splits text into.
 
     User-defined pieces get SentencePiece's score for their length, so that they always win.
     """
@@ -183,9 +190,10 @@ def bpe(scores: dict[str, float], vocabulary: dict[str, int], unknown: str) -> B
 
 
 def normalization(spec: Any, pieces: Iterable[str]) -> Iterator[normalizers.Normalizer]:
-    """Yield the model's normalizers, which also strip and join spaces.
+    """Yield the normalizers of `spec`, a model's `normalizer_spec`. They also strip and join
+    spaces.
 
-    The last ones put marks around each run of characters that are not in `pieces`.
+    The last ones put the marks `OPEN` and `CLOSE` around each run of characters that no piece has.
     """
     alphabet = {character for piece in pieces for character in piece} | {" ", "▁"}
     if spec.precompiled_charsmap:
@@ -205,8 +213,8 @@ def normalization(spec: Any, pieces: Iterable[str]) -> Iterator[normalizers.Norm
 def compositions(alphabet: Iterable[str]) -> Iterator[normalizers.Normalizer]:
     """Yield normalizers that compose vowel signs of two characters, as in Telugu and Tamil.
 
-    `Precompiled` applies the model's table to single characters if a grapheme has many bytes, and
-    then misses them.
+    `alphabet` are the characters of the model's pieces. `Precompiled` applies the model's table to
+    single characters if a grapheme has many bytes, and then misses these pairs.
     """
     for character in sorted(alphabet):
         parts = unicodedata.decomposition(character).split()

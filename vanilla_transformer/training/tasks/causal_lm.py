@@ -49,7 +49,11 @@ def read(data: dict, split: str) -> Rows | None:
 
 
 def joined_text(data: dict, split: str, reports: bool) -> str:
-    """Return the text of all files, read by lines if bad lines may be skipped."""
+    """Return the text of all files of a split. It is read by lines if documents are lines or bad
+    lines are skipped.
+
+    If it `reports`, the number of bad lines is printed. `data` is the [data] of the recipe.
+    """
     bad = BadRows(data, split)
     if data.get("documents") != "line" and not bad.are_skipped:
         return "".join(read_text(path) for path in split_files(data, split))
@@ -60,7 +64,11 @@ def joined_text(data: dict, split: str, reports: bool) -> str:
 
 
 def training_length(text: str, data: dict) -> int:
-    """Return the number of characters of the training part of `text`."""
+    """Return how many characters at the start of `text` are for training, the rest being for
+    validation.
+
+    `data` is the [data] of the recipe, which sets the share.
+    """
     return int(len(text) * (1 - data.get("validation_fraction", 0)))
 
 
@@ -73,7 +81,11 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-    """Encode documents; one that is a line ends with the end token, a whole file does not."""
+    """Return the `input_ids` of the documents in `columns["text"]`.
+
+    A document that is a line ends with the end token, a whole file does not. Raises ValueError if
+    the tokenizer has no end token but needs one. `data` is the [data] of the recipe.
+    """
     if data.get("documents") != "line":
         return {"input_ids": tokenizer(columns["text"], add_special_tokens=False)["input_ids"]}
     end = tokenizer.eos_token_id
@@ -120,8 +132,10 @@ class Windows:
 
 
 def pack(documents: list[list[int]], size: int) -> list[dict]:
-    """Pack documents into examples of `size` tokens; longer ones are continued in another
-    example."""
+    """Return examples of `size` tokens, each with as many whole documents as fit.
+
+    A document that is longer is continued in another example.
+    """
     blocks = []
     capacity = 0
     for ids in documents:
@@ -163,7 +177,8 @@ def collator(
 
 
 def reduce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return -log p of each token, 0 where nothing is predicted."""
+    """Return -log p of each label, 0 where nothing is predicted: logits (B, T, V), labels (B, T) ->
+    (B, T)."""
     return F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
 
 

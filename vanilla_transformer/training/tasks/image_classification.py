@@ -63,7 +63,7 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 
 def processor(config: PreTrainedConfig) -> BaseImageProcessor:
-    """Return an image processor that resizes images to the size of a new model."""
+    """Return a new image processor that resizes images to the `image_size` of `config`."""
     height, width = pair(config.image_size)
     return ViTImageProcessorPil(size={"height": height, "width": width})
 
@@ -82,7 +82,8 @@ def collator(processor: BaseImageProcessor, model: PreTrainedModel) -> Callable[
 
 
 def open_image(image: dict) -> Pillow.Image:
-    """Open an image as RGB. Raises ValueError if it is damaged."""
+    """Return a data set's `image`, a dict with "bytes" or "path", in RGB. Raises ValueError if it
+    is damaged."""
     file = image["path"] if image["bytes"] is None else io.BytesIO(image["bytes"])
     try:
         with Pillow.open(file) as opened_image:

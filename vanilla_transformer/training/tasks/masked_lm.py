@@ -61,7 +61,7 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
 
 
 def word_numbers(encoded: BatchEncoding) -> list[list[int]]:
-    """Return the word number of each token, -1 for special tokens.
+    """Return the word number of each token of each row in `encoded`, -1 for special tokens.
 
     The numbers of a second sequence continue those of the first.
     """
@@ -88,12 +88,13 @@ def examples(rows: Rows, data: dict, split: str) -> Any:
 
 
 def pack(rows: Dataset, size: int, bad: BadRows) -> list[dict]:
-    """Pack rows into blocks of at most `size` tokens.
+    """Return blocks of at most `size` tokens, with the keys input_ids, labels and documents.
 
-    Each token gets the number of its row in the block. Word numbers continue from row to row.
+    `documents` has for each token the number of its row in the block. `labels` are word numbers,
+    which continue from row to row.
 
     Raises:
-        ValueError: for a row that is longer, unless such `bad` rows are skipped.
+        ValueError: for a row that is longer, unless `bad` skips such rows.
     """
     blocks = []
     capacity = 0
@@ -115,10 +116,10 @@ def pack(rows: Dataset, size: int, bad: BadRows) -> list[dict]:
 
 
 def augment(row: dict, random: Random, tokenizer: PreTrainedTokenizerFast) -> dict:
-    """Mask whole words, each with probability `MASKED_SHARE`, at least one.
+    """Return `row` with whole words masked, each with probability `MASKED_SHARE`, at least one.
 
-    80% of their tokens become the mask token, 10% a random one. Labels are the tokens of these
-    words, -100 elsewhere.
+    80% of the tokens of these words become the mask token, 10% a random one. The labels, word
+    numbers before, become the tokens of these words, and -100 elsewhere.
     """
     values = {word: random.random() for word in dict.fromkeys(row["labels"]) if word >= 0}
     masked = {
@@ -136,8 +137,10 @@ def augment(row: dict, random: Random, tokenizer: PreTrainedTokenizerFast) -> di
 
 
 def mask_token(token: int, tokenizer: PreTrainedTokenizerFast, random: Random) -> int:
-    """Return the replacement of a token in a masked word: itself, a random token, or the mask
-    token."""
+    """Return the replacement of `token` in a masked word.
+
+    It is `token` itself (10%), a random token (10%), or the mask token.
+    """
     value = random.random()
     if value < UNCHANGED_SHARE:
         return token
@@ -172,7 +175,8 @@ def collator(
 
 
 def isolate_documents(documents: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a mask (B, 1, S, S) and positions (B, S) by which tokens see only their own document.
+    """Return `attention_mask` (B, 1, S, S) and `position_ids` (B, S) by which tokens see only their
+    own document.
 
     `documents` holds the document number of each token of each example. Positions restart at 0 in
     each document; padding sees only padding.

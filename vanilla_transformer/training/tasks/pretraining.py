@@ -33,9 +33,11 @@ FOLLOWS, DOES_NOT = 0, 1
 
 
 def read(data: dict, split: str) -> Rows | None:
-    """Return the sentence pairs of a split, or `None` if the recipe has none.
+    """Return the sentence pairs of a split, or None if the recipe has no such split.
 
-    Raises ValueError for less than two documents, or none with two sentences.
+    The columns are first, second and next_sentence_label. Raises ValueError for less than two
+    documents, or none with two sentences. `data` is the [data] of the recipe, and `split` "train",
+    "validation" or "test".
     """
     if split not in data:
         return None
@@ -56,7 +58,11 @@ def read(data: dict, split: str) -> Rows | None:
 
 
 def documents(path: Path, encoding: str, bad: BadRows) -> list[list[str]]:
-    """Return the sentences of each document of a file."""
+    """Return a list of sentences for each document of a file, in which empty lines separate
+    documents.
+
+    Bad lines raise ValueError, or are counted and left out if `bad` skips them.
+    """
     every = [[]]
     for line in read_all_lines([path], encoding, bad, fault=None):
         if line.strip():
@@ -69,7 +75,8 @@ def documents(path: Path, encoding: str, bad: BadRows) -> list[list[str]]:
 def pairs(documents: list[list[str]]) -> Iterator[dict]:
     """Yield each sentence with the next one or, half of the time, with one of another document.
 
-    The pairs are the same in each call.
+    The keys are first, second and next_sentence_label, 0 if the second follows. The pairs are the
+    same in each call.
     """
     rng = random.Random(0)
     for index, document in enumerate(documents):

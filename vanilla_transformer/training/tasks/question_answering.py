@@ -55,8 +55,11 @@ def read(data: dict, split: str) -> Rows | None:
 
 
 def questions(path: Path) -> list[dict]:
-    """Return the questions of a SQuAD file. Raises ValueError for another format, or no
-    questions."""
+    """Return a dict for each question of a SQuAD file, with the keys id, question, context and
+    answers.
+
+    Raises ValueError for another format, or no questions.
+    """
     try:
         paragraphs = [
             paragraph
@@ -84,8 +87,7 @@ def questions(path: Path) -> list[dict]:
 
 
 def fault(row: dict) -> str | None:
-    """Return what is wrong with a row, such as a missing answer or a wrong answer position, or
-    `None`."""
+    """Return what is wrong with a question's `row`, such as a wrong answer position, or None."""
     name = f"question {row['id']}"
     answers = row["answers"] or {"text": []}
     context = row["context"]
@@ -111,9 +113,12 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-    """Encode questions and contexts as one row for each window of the context.
+    """Return columns with one row for each window of each context, after its question.
 
-    `offsets` are the positions of tokens in the context, `None` for tokens outside it.
+    They are input_ids, token_type_ids, start_positions and end_positions (token numbers of the
+    first answer, 0 without it), id, context, answers and offsets. `offsets` are the positions of
+    tokens in the context, None for tokens outside it. Raises ValueError for a question that leaves
+    no room for the context. `data` is the [data] of the recipe.
     """
     max_length = data.get("max_length", 384)
     stride = data.get("stride", 128)
@@ -162,9 +167,10 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
 
 
 def positions(offsets: list, start: int, length: int) -> tuple[int, int]:
-    """Return the first and last token of the `length` characters from `start` on.
+    """Return (first, last) token of the `length` characters of the context from `start` on.
 
-    The result is (0, 0) if the window does not hold all of them.
+    `offsets` has (start, end) for each token, None outside the context. The result is (0, 0) if the
+    window does not hold all characters.
     """
     tokens = [token for token, offset in enumerate(offsets) if offset is not None]
     if not tokens or offsets[tokens[0]][0] > start or offsets[tokens[-1]][1] < start + length:
@@ -227,9 +233,10 @@ def metrics(
 
 
 def best_span(row: dict, start: np.ndarray, end: np.ndarray, longest: int) -> tuple[float, str]:
-    """Return the largest sum of a start and an end score, and the text of this span.
+    """Return (score, text) of the best span of at most `longest` tokens of the context.
 
-    A span has at most `longest` tokens of the context.
+    The score is the sum of the span's `start` and `end` logits. `row` has the context and the token
+    `offsets` in it.
     """
     tokens = [token for token, offset in enumerate(row["offsets"]) if offset is not None]
     sums = np.asarray(start)[tokens][:, None] + np.asarray(end)[tokens]
@@ -249,7 +256,8 @@ def normalise(text: str) -> str:
 
 
 def f1(text: str, gold: str) -> float:
-    """Return the F1 score of the words that `text` shares with `gold`."""
+    """Return the F1 score, 0 to 1, of the words that `text` shares with `gold`, both normalized as
+    in SQuAD's evaluation."""
     words, gold_words = normalise(text).split(), normalise(gold).split()
     common = sum((Counter(words) & Counter(gold_words)).values())
     return 2 * common / (len(words) + len(gold_words)) if common else 0.0

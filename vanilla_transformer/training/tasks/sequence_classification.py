@@ -90,7 +90,9 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 
 def label_fields(of_splits: dict[str, set[str]], what: str) -> dict:
-    """Return the config fields of the training text's label names, in alphabetical order.
+    """Return `id2label` and `label2id` of the training text's labels, in alphabetical order.
+
+    `of_splits` has the set of labels of each split. `what` names them in errors, such as "tags".
 
     Raises:
         ValueError: for a label that only another split has.

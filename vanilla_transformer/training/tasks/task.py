@@ -72,19 +72,32 @@ class Task(Protocol):
     reduce: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None
 
     def read(self, data: dict, split: str) -> Rows | None:
-        """Return the rows of "train", "validation" or "test"; `None` if the recipe has none."""
+        """Return the rows of `split`, "train", "validation" or "test"; None if the recipe has none.
+
+        `data` is the [data] of the recipe.
+        """
 
     def texts(self, dataset: Rows) -> Iterable[str]:
-        """Return all text of a split, to train a new tokenizer."""
+        """Return all text in the rows `dataset` of a split, to train a new tokenizer."""
 
     def config_fields(self, text: dict[str, Rows], data: dict) -> dict[str, Any]:
-        """Return the config fields that the text of the splits and [data] determine."""
+        """Return the config fields that the text determines, such as labels.
+
+        `text` are the rows by split, `data` is the [data] of the recipe.
+        """
 
     def encode(self, columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-        """Encode columns of text as columns of numbers."""
+        """Return columns of numbers for the text in `columns`, {name: values}, such as `input_ids`
+        and `labels`.
+
+        `data` is the [data] of the recipe.
+        """
 
     def examples(self, rows: Rows, data: dict, split: str) -> Any:
-        """Return the examples of one split: the encoded rows, or parts of them."""
+        """Return the examples of one split: the encoded rows, or parts of them.
+
+        `rows` are the encoded rows, and `data` is the [data] of the recipe.
+        """
 
     def collator(
         self, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel
@@ -98,7 +111,8 @@ class Task(Protocol):
         evaluation: dict,
         rows: Rows,
     ) -> Metrics:
-        """Return the function that computes the metrics of a split with the examples `rows`.
+        """Return the function that computes {name: metric} of a split with the examples `rows`.
 
-        `Trainer` calls it with the reduced logits and the labels.
+        `Trainer` calls it with what `reduce` kept of the logits, or the generated tokens, and with
+        the labels. `evaluation` is the [evaluation] of the recipe.
         """

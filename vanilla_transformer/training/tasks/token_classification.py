@@ -88,7 +88,10 @@ def unequal(row: dict) -> str | None:
 
 
 def sentences(path: Path, encoding: str, bad: BadRows) -> list[dict[str, list[str]]]:
-    """Return the words and the tags of each sentence of a file, without `bad` ones.
+    """Return {"words": [...], "tags": [...]} for each sentence of a file.
+
+    A line without a tag raises ValueError, or its sentence is counted and left out if `bad` skips
+    it.
 
     Raises:
         ValueError: for a line without a tag, and for a file without words.
@@ -132,9 +135,9 @@ def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-    """Encode words and their tags.
+    """Return `input_ids` and `labels` of the words and tags in `columns`.
 
-    `labels` are the tag of a word at its first subword, `None` at its other subwords and at special
+    A label is the tag of a word at its first subword, None at its other subwords and at special
     tokens.
     """
     encoded = tokenizer(columns["words"], is_split_into_words=True, return_token_type_ids=False)
@@ -188,9 +191,10 @@ def metrics(
 
 
 def scores_of_entities(predicted: list[list[str]], gold: list[list[str]]) -> dict[str, float]:
-    """Return precision, recall and F1 of entities (Tjong Kim Sang and De Meulder 2003).
+    """Return precision, recall and f1 of entities, 0 to 1 (Tjong Kim Sang and De Meulder 2003).
 
-    An entity is correct if its type and its first and last word are.
+    The arguments have the tags of each sentence, such as "B-PER". An entity is correct if its type
+    and its first and last word are.
     """
     predicted, gold = (
         {(row, *entity) for row, tags in enumerate(sentences) for entity in entities(tags)}
@@ -206,7 +210,7 @@ def scores_of_entities(predicted: list[list[str]], gold: list[list[str]]) -> dic
 
 
 def entities(tags: list[str]) -> set[tuple[str, int, int]]:
-    """Return the entities as (type, first word, word after the last).
+    """Return the entities in the `tags` of a sentence as (type, first word, word after the last).
 
     As in conlleval, an entity begins at B, and at an I after O or after another type. It continues
     over each I of its type.

@@ -77,9 +77,11 @@ def scores_of_ids(
     tokenizer: PreTrainedTokenizerFast,
     bleu_tokenize: str = "13a",
 ) -> dict[str, float | str]:
-    """Return BLEU, chrF and the signature of BLEU for generated ids against label ids.
+    """Return `bleu` and `chrf` in percent, and the `signature` of BLEU, of generated ids against
+    label ids.
 
-    Both are (B, T), padded with -100 or the pad token.
+    Both are (B, T), padded with -100 or the pad token. `bleu_tokenize` is a tokenization of
+    sacreBLEU.
     """
     outputs = texts_of_ids(predictions, tokenizer)
     references = texts_of_ids(labels, tokenizer)
