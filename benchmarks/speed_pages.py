@@ -68,7 +68,10 @@ def comparison(by_machine: dict[str, dict], workloads: dict[tuple[str, int, int]
 
 
 def compared(result: dict, key: tuple[str, int, int]) -> tuple[str, str]:
-    """Return our speed and those of the others, for a workload."""
+    """Return (our speed, those of the others) in `result` as text.
+
+    `key` is a workload: shape, beams and batch.
+    """
     shape, beams, batch = key
     records = [
         record for record in report.records(result, shape, beams) if record["batch"] == batch
@@ -135,7 +138,8 @@ def kind(result: dict) -> str:
 def filled(page: str, name: str, text: str) -> str:
     """Return `page` with `text` between the marks of the table `name`.
 
-    Raises ValueError unless the marks occur once.
+    Raises:
+        ValueError: unless the marks occur once.
     """
     begin, end = (mark.format(name) for mark in MARKS)
     changed, count = re.subn(
