@@ -21,7 +21,6 @@ NUM_REQUESTS = 32
 SERVE = [sys.executable, "-m", "vanilla_transformer_export", "serve", "--port", "0"]
 
 
-@pytest.mark.xfail(reason="captures of one thread forbid calls of the others")
 @pytest.mark.parametrize("architecture", MODELS)
 def test_threads_at_a_time_capture_no_forbidden_call(architecture):
     case = Case(architecture, "paper", "fp16")

@@ -335,7 +335,7 @@ def test_caches_are_written_in_place_and_the_source_is_never_copied_for_beams(ex
         assert changed.tolist() == [False, True] + [False] * 7, (
             "only the place of the new token, though all beams moved"
         )
-    assert {states.shape()[0] for states in decoder.source.values()} == {4}
+    assert {len(states) for states in decoder.source.values()} == {4}
 
 
 def test_beams_read_what_the_beam_they_come_from_wrote(exported):
@@ -358,6 +358,26 @@ def test_beams_read_what_the_beam_they_come_from_wrote(exported):
         for tokens in histories.T:
             expected = staying.step(tokens[:, None])
         np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+def test_inputs_that_leave_do_not_change_the_others(exported):
+    runtime = Runtime(exported("seq2seq")[1])
+    source, kept = prompts("seq2seq"), np.array([0, 3, 2])
+
+    def stepped():
+        decoder = started(runtime, np.full((4, 1), 1), np.ones((4, 1), np.int64), source, 8)
+        decoder.expand(3)
+        parents = np.array([1, 1, 0, 3, 5, 4, 8, 7, 6, 9, 10, 10])
+        return decoder, decoder.step(np.arange(5, 17)[:, None], parents).copy()
+
+    decoder, before = stepped()
+    decoder.keep(kept)
+    rows = (kept[:, None] * 3 + np.arange(3)).ravel()
+    actual = decoder.step(before[rows, -1].argmax(axis=1)[:, None])
+    other, _ = stepped()
+    expected = other.step(before[:, -1].argmax(axis=1)[:, None])[rows]
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+    np.testing.assert_array_equal(source[1], prompts("seq2seq")[1])  # the caller's mask stays
 
 
 def test_only_rows_that_change_move(exported):
