@@ -140,7 +140,7 @@ def test_verify_ends_with_1_and_lists_the_differences(exported, tmp_path, capsys
         main(
             ["verify", str(exported("encoder").directory), str(tmp_path / "other"), "--cases", "2"]
         )
-    assert caught.value.code.count("1e-04") == 2  # a string: exit status 1
+    assert caught.value.code.count("5e-05") == 2  # a string: exit status 1
     assert "2 failures" in capsys.readouterr().out
 
 

@@ -64,6 +64,8 @@ PARSED = {  # what is only parsed, and why
     "vanilla-transformer export facebook/nllb-200-distilled-600M OUT": (
         "the Hub; test_export_converted.py has another"
     ),
+    "vanilla-transformer export NAME OUT": "the Hub; test_export_converted.py has others",
+    "vanilla-transformer export NAME OUT --dtype int8": "the same",
     "vanilla-transformer attention CHECKPOINT picture.png --output maps.png": (
         "a picture; test_attention_maps.py draws over one"
     ),
