@@ -6,7 +6,6 @@ tokens, until it is finished. The caller decides how requests are batched.
 """
 
 import copy
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -276,7 +275,7 @@ class BeamSearch:
         is_open = self.can_improve & ~self.ended.are_full() if stops_early else self.can_improve
         just_ended = ends & self.is_best & is_open
         if just_ended.any():
-            scores = candidates / divisors(options)[self.lengths]
+            scores = candidates / powers(self.lengths, options.length_penalty)
             self.ended.add(sequences, scores, just_ended, self.lengths)
 
         self.can_improve = self.can_improve & improvable(
@@ -431,21 +430,16 @@ def improvable(
     """
     if options.early_stopping == "never" and options.length_penalty > 0:
         lengths = np.full_like(lengths, options.max_new_tokens)
-    possible = scores[:, :1] / divisors(options)[lengths]
+    possible = scores[:, :1] / powers(lengths, options.length_penalty)
     worst = np.where(ended.lengths > 0, ended.scores.min(axis=1, keepdims=True), EXCLUDED_SCORE)
     return np.logical_or.reduce(possible > worst, axis=1, keepdims=True)
 
 
-def divisors(options: Options) -> np.ndarray:
-    """Return length^length_penalty of each length from 0 to `max_new_tokens`."""
-    return powers(options.length_penalty, options.max_new_tokens + 1)
-
-
-@functools.lru_cache(maxsize=64)  # clients choose the exponents
-def powers(exponent: float, count: int) -> np.ndarray:
-    """Return 0^exponent, 1^exponent, ... (count,), computed in float64 as in transformers."""
+def powers(lengths: np.ndarray, exponent: float) -> np.ndarray:
+    """Return length^exponent of each of `lengths` (B, 1), in float64 as in transformers."""
     with np.errstate(all="ignore"):
-        return np.array([np.float64(base) ** exponent for base in range(count)], np.float32)
+        values = [np.float64(length) ** exponent for length in lengths.ravel().tolist()]
+    return np.array(values, np.float32).reshape(lengths.shape)
 
 
 def widened(sequences: np.ndarray, width: int, fill_token_id: int) -> np.ndarray:

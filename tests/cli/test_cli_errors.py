@@ -141,7 +141,7 @@ def test_verify_ends_with_1_and_lists_the_differences(exported, tmp_path, capsys
             ["verify", str(exported("encoder").directory), str(tmp_path / "other"), "--cases", "2"]
         )
     assert caught.value.code.count("5e-05") == 2  # a string: exit status 1
-    assert "2 failures" in capsys.readouterr().out
+    assert "3 failures" in capsys.readouterr().out  # the cases, and their mean
 
 
 def test_generate_says_when_the_export_has_no_tokenizer(exported):
