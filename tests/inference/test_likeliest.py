@@ -7,7 +7,9 @@ import torch
 from messages import raises
 from top_k_graph import top_k_graph
 
+from vanilla_transformer_export import Options
 from vanilla_transformer_export.inference import top_k as likeliest
+from vanilla_transformer_export.inference.search import BeamSearch
 from vanilla_transformer_export.inference.top_k import top_k_tokens
 
 
@@ -53,5 +55,7 @@ def test_the_packaged_graph_is_that_of_its_script():
 def test_logits_without_a_log_softmax_are_an_error(number):
     logits = np.zeros((2, 9), np.float32)
     logits[1, 3] = number
+    is_nan = np.isnan(top_k_tokens(logits, 2, 1)[0])
+    assert not is_nan[0].any() and is_nan[1].any()
     with raises(ValueError, seen="NaN"):
-        top_k_tokens(logits, 2, 1)
+        BeamSearch(2, Options(num_beams=2)).advance(logits)

@@ -42,7 +42,7 @@ class Counting:
     def start(self, request):
         return self
 
-    def generate(self, request):
+    def start_search(self, request):
         return None
 
     def prefill(self, input_ids, attention_mask):
