@@ -26,10 +26,10 @@ def index_name(name: str) -> str:
 def find_variants(
     directory: Path, names: Collection[str] = (WEIGHTS, PICKLE)
 ) -> dict[str, dict[str, str]]:
-    """Return {variant: {plain: file}} of the weights in `directory`.
+    """Return {variant: {plain: file}} of the weights in `directory` that have a variant.
 
-    `file` is a file of the variant, and `plain` its name without the variant. Only the weights
-    `names` and their indexes count.
+    `file` is the name of a file, and `plain` the same name without the variant. Only the weights
+    `names` and their indexes count. Shards and files without a variant are left out.
     """
     variants: dict[str, dict[str, str]] = {}
     for file in sorted(path.name for path in directory.iterdir() if path.is_file()):
@@ -43,8 +43,9 @@ def find_variants(
 def name_patterns(names: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield (pattern, plain) for the weights `names` and their indexes.
 
-    The pattern matches the names of files with a variant, which is its group. `plain` is the name
-    without a variant. An index may have the variant at two places.
+    A name has a variant if `re.fullmatch` finds the pattern in it; group 1 is the variant. `plain`
+    is the name without a variant. An index has two patterns, for two places of the variant. Shards
+    match too, with a group such as "fp16-00001-of-00002": the caller leaves them out.
     """
     for name in names:
         stem, suffix = map(re.escape, os.path.splitext(name))

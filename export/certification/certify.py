@@ -121,7 +121,11 @@ def check_files(info: ExportInfo) -> None:
 def run_checks(
     certificate: Certificate, reference: Reference, dtypes: list[str], arguments: dict[str, Any]
 ) -> Iterator[Check]:
-    """Yield the checks of the export, then those of each dtype. `arguments` are of `Runtime`."""
+    """Yield the checks of the export of `certificate`, then those of each dtype.
+
+    It sets the device, kernels and speed of `certificate`; the caller adds the checks. A check that
+    fails is yielded too. `arguments` are those of `Runtime` besides the dtype.
+    """
     manifest = certificate.info.manifest
     yield Check("", "files", True, f"{len(manifest['files'])} with the hashes of manifest.json", "")
     yield Check("", "manifest", *compare_manifests(manifest, reference))

@@ -59,8 +59,11 @@ class Graphs:
             write_graphs(self.source, form, specs, directory)
 
     def save_for_triton(self, export: Path, directory: Path) -> None:
-        """Write the one graph of the first dtype, which is in the directory `export`, as a Triton
-        model to `directory`."""
+        """Write the graph of the first dtype to `directory` as a Triton model.
+
+        The dtype has one graph only, which is in the directory `export`. `directory` is the folder
+        of the model, not the repository of models. It must exist, without a folder "1".
+        """
         specs = self.specs[self.dtypes[0]]
         [spec] = specs.values()
         kind = instance_kind(self.target, specs, self.dtypes[0])

@@ -355,7 +355,10 @@ class File:
 
 
 def rows_with_faults(shard: Shard, rows: Sequence[Row]) -> list[tuple[int, str]]:
-    """Return (line number from 0, fault) of each row that cannot be read."""
+    """Return (line number, fault) of each of `rows` that cannot be read.
+
+    `rows` are all rows of `shard`. Lines are counted from 0, from the start of the file.
+    """
     return [
         (number, row.fault) for number, row in enumerate(rows, shard.first) if row.fault is not None
     ]

@@ -215,7 +215,11 @@ def head(config: Config) -> Shapes:
 
 def lm_transform(config: Config) -> Shapes:
     """Yield (name, shape) of the weights between an encoder's states and the projection to the
-    vocabulary."""
+    vocabulary.
+
+    They map `hidden_size` to `embedding_size`. With `lm_transform_act` they are a linear layer, its
+    activation and a norm. Otherwise they are one matrix, or none if the sizes are equal.
+    """
     if config.lm_transform_act:
         yield from linear("transform.dense", config.hidden_size, config.embedding_size)
         yield from activation("transform", config.lm_transform_act)

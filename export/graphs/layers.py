@@ -25,8 +25,9 @@ def embed(
     """Return the embeddings of the stack `prefix`, sections 3.4 and 3.5, written as nodes: (B, T)
     -> (B, T, D).
 
-    `ids` and token `types` are (B, T), `positions` (B or 1, T). `prefix` is such as
-    "model.encoder.".
+    `prefix` is such as "model.encoder.". `ids` and token `types` are (B, T); without `types`, no
+    embeddings of types are added. `positions` (B or 1, T) count from 0: the row for padding that
+    some learned tables begin with is added here.
     """
     op, config = g.op, g.config
     name = f"{prefix}embeddings"

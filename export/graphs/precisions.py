@@ -208,7 +208,10 @@ def standard_int8_matmul(
 
 
 def row_look_up(g: GraphContext, table: str, ids: Value) -> Value:
-    """Return the rows `ids` of the weights `table`, stored in int8 with a scale for each row."""
+    """Return the rows `ids` of the weights `table` in float32, written as nodes.
+
+    The graph stores the table in int8 with a scale for each row; this function quantizes it.
+    """
     integers, scales = g.transform_weights([table], int8_table)
     return g.op(
         "Mul", g.op.cast(g.op("Gather", integers, ids), "float32"), g.op("Gather", scales, ids)

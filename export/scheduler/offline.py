@@ -98,9 +98,10 @@ def generate(model: OnnxModel, request: GenerationRequest, workers: int) -> np.n
 
 
 def fits_static_batches(device: str, rows: int, options: Options) -> bool:
-    """Return True if beam search of `rows` rows is faster in several batches.
+    """Return True if `options` ask for beam search that is faster in several batches.
 
-    That is the case for many rows on CPUs, where a batch takes as long as its longest row.
+    `rows` is the number of inputs, not of beams. Several batches are faster for many inputs on
+    CPUs, where a batch takes as long as its longest row.
     """
     return device == "cpu" and options.num_beams > 1 and rows > MIN_BEAM_INPUTS
 

@@ -290,7 +290,10 @@ def run_facts(recipe: Recipe) -> dict:
 
 
 def files_in(path: str) -> list[Path]:
-    """Return all files of a directory; none for a Hub id."""
+    """Return the sorted paths of all files in the directory `path` and its subdirectories.
+
+    They begin with `path`. The list is empty if there is no such directory, as for a Hub id.
+    """
     return sorted(file for file in Path(path).rglob("*") if file.is_file())
 
 

@@ -338,7 +338,10 @@ def valid_positions(
 
 
 def lacking(row: dict) -> str | None:
-    """Return "no NAME" for the first value that is missing or empty text in `row`, else `None`."""
+    """Return "no NAME" for the first value of `row` that is `None` or blank text, else `None`.
+
+    Text is blank if it is empty or only white space.
+    """
     names = [
         name
         for name, value in row.items()

@@ -217,10 +217,10 @@ class Completion:
                 )
 
     def handle_event(self, event: Event) -> Iterator[Chunk]:
-        """Yield the part of an answer that is final after the token of `event`, if there is any
-        text.
+        """Yield a chunk with the text of an answer that is final after the token of `event`.
 
-        An answer that has ended at a stop text yields nothing more.
+        Nothing is yielded without such text, unless the answer ends with this token. The last chunk
+        has the finish reason, and its text may be empty. After it, the answer yields nothing more.
         """
         answer = self.answers[event.index]
         if answer.finish_reason is None:

@@ -218,8 +218,12 @@ def json_values(tensor: InputTensor, dtype: str) -> np.ndarray:
 
 
 def binary_values(content: memoryview, tensor: InputTensor, dtype: str) -> np.ndarray:
-    """Return the values of `tensor` in the bytes `content` as an array of `dtype`. Raises
-    UsageError if their number is wrong."""
+    """Return the values of `tensor` in the bytes `content` as a flat array.
+
+    `dtype` is that of the bytes, in little-endian order: a name of numpy, or `TEXTS` for texts. The
+    caller gives the array its shape. Raises UsageError if the number of values does not fit the
+    shape of `tensor`, and for bytes that are no texts.
+    """
     count = math.prod(tensor.shape)
     if dtype == TEXTS:
         texts = binary_texts(content, tensor.name)

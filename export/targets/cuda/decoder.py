@@ -259,16 +259,20 @@ class CudaDecoder:
         self.visible = np.repeat(self.visible, expand_size, axis=1)
 
     def step_runner(self, beams: int) -> Callable[..., None]:
-        """Return a function that runs a step of the device alone, for the number of `beams`.
+        """Return the function `run(waits=True)`, which runs a step whose inputs are on the device.
 
-        A step reads the inputs that the step before it, or the prompt, has written.
+        The step before it, or the prompt, has written these inputs. With `waits=False` it may
+        return before the step ends. `beams` is the number of beams of each input.
         """
         graph = self.buffers.step_graph(beams)
         graph.put(**self.step_inputs(beams))
         return graph.run
 
     def step_inputs(self, beams: int) -> dict[str, np.ndarray]:
-        """Return `{input: array}` of the inputs that are equal in all steps with `beams`."""
+        """Return `{input: array}` of the inputs that are equal in all steps with `beams`.
+
+        `beams` is the number of beams of each input.
+        """
         indices = np.tile(np.arange(beams), (self.rows, 1))
         return {"count": np.full(self.rows, beams), "logit_indices": indices, **self.source}
 
