@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import onnxruntime
 
 # logits per run, which limits the memory of the log-softmax
-CHUNK = 1 << 17
+CHUNK = 1 << 19
 NOT_FINITE = "some logits are NaN or infinite, expected numbers"
 # written by tests/support/top_k_graph.py, because the runtime works without onnx
 GRAPH = Path(__file__).with_name("top_k.onnx")
