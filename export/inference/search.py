@@ -151,7 +151,7 @@ class TokenSearch:
         """
         logits = as_rows(logits, self.rows)
         if self.length == self.tokens.shape[1]:
-            self.tokens = double_length(self.tokens, self.fill_token_id)
+            self.tokens = widened(self.tokens, 2 * self.length, self.fill_token_id)
         if self.processors is not None:
             self.processors(self.tokens[:, : self.length], logits)
         # sampling overwrites the logits
@@ -174,11 +174,6 @@ class TokenSearch:
 
 def greedy(logits: np.ndarray) -> np.ndarray:
     return logits.argmax(axis=1)
-
-
-def double_length(tokens: np.ndarray, fill_token_id: int) -> np.ndarray:
-    """Return `tokens` (..., t) as (..., 2 * t), padded at the end with `fill_token_id`."""
-    return np.concatenate([tokens, np.full_like(tokens, fill_token_id)], axis=-1)
 
 
 ROW_STATES = ("scores", "can_improve", "lengths", "is_finished")  # of `BeamSearch`, (B, ...)

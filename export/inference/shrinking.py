@@ -1,5 +1,7 @@
 """Beam search of a batch that finished inputs leave."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .decoder import Decoder, GenerationRequest, ShrinkingDecoder
@@ -17,7 +19,8 @@ def run_beams(
     (B * N,)."""
     beams = request.options.num_beams
     inputs = np.arange(len(request.input_ids))  # that are in the batch
-    done: list[tuple[np.ndarray, BeamSearch]] = []
+    done = []
+    shrinking = decoder if isinstance(decoder, ShrinkingDecoder) else None
     logits = decoder.prefill(request.input_ids, request.attention_mask)
     decoder.expand(beams)
     while True:
@@ -25,16 +28,16 @@ def run_beams(
         is_finished = search.is_finished
         if search.finished:
             break
-        if isinstance(decoder, ShrinkingDecoder) and is_finished.mean() >= MIN_SHARE:
-            done.append((inputs[is_finished], search.take(is_finished)))
+        if shrinking is not None and is_finished.mean() >= MIN_SHARE:
+            done.append((inputs[is_finished], *search.take(is_finished).result()))
             kept = without_gaps(is_finished)
-            decoder.keep(kept)
+            shrinking.keep(kept)
             inputs, search = inputs[kept], search.take(kept)
             tokens = tokens.reshape(-1, beams)[kept].ravel()
             beam_indices = parents.reshape(-1, beams)[kept] % beams
             parents = (np.arange(len(kept))[:, None] * beams + beam_indices).ravel()
         logits = decoder.step(tokens[:, None], parents)
-    return merged([*done, (inputs, search)], request)
+    return gather_results([*done, (inputs, *search.result())], request)
 
 
 def without_gaps(is_finished: np.ndarray) -> np.ndarray:
@@ -47,17 +50,19 @@ def without_gaps(is_finished: np.ndarray) -> np.ndarray:
     return kept
 
 
-def merged(
-    parts: list[tuple[np.ndarray, BeamSearch]], request: GenerationRequest
+def gather_results(
+    parts: Sequence[tuple[Sequence[int] | np.ndarray, np.ndarray, np.ndarray]],
+    request: GenerationRequest,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the results of searches, each with the numbers of its inputs, in the order of the
-    inputs."""
-    results = [search.result() for _, search in parts]
+    """Return the tokens (B * N, T) and scores (B * N,) of all B inputs of `request`.
+
+    Each of `parts` has the numbers of its n inputs, their tokens (n * N, t) and scores (n * N,).
+    """
     count, copies = len(request.input_ids), request.options.num_return_sequences
-    width = max(tokens.shape[1] for tokens, _ in results)
+    width = max(tokens.shape[1] for _, tokens, _ in parts)
     all_tokens = np.full((count, copies, width), request.options.fill_token_id)
     all_scores = np.empty((count, copies), np.float32)
-    for (inputs, _), (tokens, scores) in zip(parts, results):
+    for inputs, tokens, scores in parts:
         all_tokens[inputs, :, : tokens.shape[1]] = tokens.reshape(len(inputs), copies, -1)
         all_scores[inputs] = scores.reshape(len(inputs), copies)
     return all_tokens.reshape(count * copies, width), all_scores.ravel()

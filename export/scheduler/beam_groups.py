@@ -72,12 +72,11 @@ class BeamGroups:
         is_finished = self.search.is_finished
         if not is_finished.any():
             return
-        rows, scores = self.search.take(is_finished).result()
-        results = iter(zip(rows.tolist(), scores.tolist()))
-        count = self.options.num_return_sequences
-        finished = [group for group, done in zip(self.groups, is_finished) if done]
-        for group in finished:
-            group.finish([group.make_result(*next(results)) for _ in range(count)])
+        finished = [group for group, is_done in zip(self.groups, is_finished) if is_done]
+        tokens, scores = self.search.take(is_finished).result()
+        parts = (np.split(values, len(finished)) for values in (tokens, scores))
+        for group, *results in zip(finished, *parts):
+            group.finish(group.make_results(*results))
         self.remove(finished)
 
 

@@ -13,6 +13,7 @@ from ..inference.decoder import GenerationRequest, memory, position_bytes
 from ..inference.export_info import ExportInfo
 from ..inference.inputs import batches
 from ..inference.options import Options
+from ..inference.shrinking import gather_results
 from ..model import OnnxModel, main_roles
 from .admission import Admission
 from .capacity import MAX_OFFLINE_ROWS, MAX_SLOT_BYTES, MIN_OFFLINE_ROWS
@@ -124,24 +125,18 @@ def generate_in_batches(
     `workers` batches run at a time, each with the threads of `model`. Return the new tokens
     (B * N, T), padded after the end token, and the scores (B * N,). N is `num_return_sequences`.
     """
-    copies = request.options.num_return_sequences
     rows = request.source or (request.input_ids, request.attention_mask)
     size = beam_inputs(model.info, workers, len(request.input_ids), request.options)
     groups = batches(rows_without_padding(*rows), size)[::-1]
     model.open(main_roles(model.info))  # before several threads ask for them
+
+    def search(inputs: list[int]) -> tuple[list[int], np.ndarray, np.ndarray]:
+        tokens, scores = model.generate(select_rows(request, inputs))
+        assert scores is not None  # beam search returns scores
+        return inputs, tokens, scores
+
     with ThreadPoolExecutor(workers) as pool:
-        results = list(
-            pool.map(lambda inputs: model.generate(select_rows(request, inputs)), groups)
-        )
-    count = len(request.input_ids) * copies
-    length = max(tokens.shape[1] for tokens, _ in results)
-    all_tokens = np.full((count, length), request.options.fill_token_id)
-    all_scores = np.empty(count, np.float32)
-    for inputs, (tokens, scores) in zip(groups, results):
-        sequences = np.add.outer(np.array(inputs) * copies, range(copies)).ravel()
-        all_tokens[sequences, : tokens.shape[1]] = tokens
-        all_scores[sequences] = scores
-    return all_tokens, all_scores
+        return gather_results(list(pool.map(search, groups)), request)
 
 
 def select_rows(request: GenerationRequest, rows: list[int]) -> GenerationRequest:

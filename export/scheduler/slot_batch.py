@@ -324,11 +324,12 @@ class SlotBatch:
         """Select the next tokens of all groups from the `logits` (slots, V) and return them by
         row."""
         starting: list[SequenceGroup] = []  # with plain beams
-        top_tokens = logits.argmax(axis=1).tolist()
-        for group in list(self.running):
-            if group.is_greedy:
-                group.append(top_tokens[group.slots[0]])
-            elif group.forced or not group.has_plain_beams:
+        greedy = [group for group in self.running if group.is_greedy]
+        top_tokens = logits.argmax(axis=1).tolist() if greedy else []
+        for group in greedy:
+            group.append(top_tokens[group.slots[0]])
+        for group in [group for group in self.running if not group.is_greedy]:
+            if group.forced or not group.has_plain_beams:
                 self.advance(group, logits)
             elif not group.has_started:
                 starting.append(group)

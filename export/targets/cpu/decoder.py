@@ -53,7 +53,7 @@ class CpuDecoders:
         return self.export.make_session("lookup", {})
 
     def lookup_graph(
-        self, request: GenerationRequest, source: dict[str, onnxruntime.OrtValue]
+        self, request: GenerationRequest, source: dict[str, np.ndarray]
     ) -> "LookupGraph | None":
         """Return the graph that checks candidate tokens, or `None` if `request` has no prompt
         lookup.
@@ -63,7 +63,8 @@ class CpuDecoders:
         """
         if request.options.prompt_lookup_num_tokens is None:
             return None
-        return LookupGraph(self.lookup_session, self.export.specs["lookup"], source)
+        values = {name: to_ortvalue(array) for name, array in source.items()}
+        return LookupGraph(self.lookup_session, self.export.specs["lookup"], values)
 
     def start(self, request: GenerationRequest) -> Decoder:
         """Encode the source of `request`, if it has one, and return the decoder of its prompts.
@@ -92,9 +93,7 @@ class CpuDecoders:
             for name, states in cross_states(self.export.encode(ids, mask)).items()
         }
         arrays["encoder_attention_mask"] = pad_keys(mask, 1).copy()  # the decoder moves its rows
-        lookup = self.lookup_graph(
-            request, {name: to_ortvalue(array) for name, array in arrays.items()}
-        )
+        lookup = self.lookup_graph(request, arrays)
         if lookup is not None:
             return LookupDecoder(lookup, capacity)
         return CpuSeq2SeqDecoder(session, spec, arrays, len(ids), min(capacity, SEQ2SEQ_CAPACITY))
