@@ -4,13 +4,14 @@ A new protocol is a module of this folder with `PROTOCOL`, and a name in `PROTOC
 `serving/service.py`."""
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ...errors import RequestError, UsageError
 from ...inference import options
@@ -19,6 +20,7 @@ from ..settings import Settings
 
 # token ids in one option; every step checks all of them, which delays other requests
 MAX_IDS = 1 << 16
+Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,25 @@ def validated(value: Any, *location: str) -> Iterator[None]:
     except ValidationError as error:
         errors = [{**item, "loc": (*location, *item["loc"])} for item in error.errors()]
         raise RequestValidationError(errors, body=value) from None
+
+
+def parse_body(content: bytes, model: type[Model]) -> Model:
+    """Return the request in `content`, a JSON object with the fields of `model`.
+
+    Raises:
+        UsageError: if the body is not a JSON object.
+        RequestValidationError: if a field has another type.
+    """
+    try:
+        fields = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"the body is not valid JSON: {error}, expected an object with inputs"
+        ) from None
+    if not isinstance(fields, dict):
+        raise UsageError(f"the body is {fields!r:.80}, expected an object with inputs")
+    with validated(fields, "body"):
+        return model.model_validate(fields)
 
 
 def checked_options(values: dict[str, Any]) -> dict[str, Any]:
