@@ -12,7 +12,7 @@ from ...inference.options import special_token
 from ...text.tasks.rows import check_unicode
 from ...text_runtime import TextRuntime, prompt
 from ..translation.translator import call_off_loop
-from .protocol import checked_options
+from .protocol import check_vocabulary, checked_options
 
 GREEDY = 1e-5  # lower temperatures mean greedy search, as in vLLM
 TOO_LONG = "context_length_exceeded"
@@ -302,13 +302,7 @@ def parse_inputs(name: str, value: Any, max_items: int, runtime: TextRuntime) ->
     for row in inputs:
         if not isinstance(row, list) or not row or not all(type(item) is int for item in row):
             raise UsageError(f"{name} has {short_repr(row)}, expected {EXPECTED}", name)
-        outside = [token for token in row if not 0 <= token < size]
-        if outside:
-            raise UsageError(
-                f"{name} has the token id {outside[0]}, expected ids from 0 to {size - 1}, the "
-                f"vocabulary",
-                name,
-            )
+        check_vocabulary(name, row, size)
     return inputs
 
 

@@ -91,3 +91,15 @@ def checked_options(values: dict[str, Any]) -> dict[str, Any]:
         if count > MAX_IDS:
             raise UsageError(f"{name} has {count} token ids, expected at most {MAX_IDS}", name)
     return options.check(values)
+
+
+def check_vocabulary(name: str, ids: list[int], size: int) -> None:
+    """Raise UsageError if one of the token ids `ids`, in the field `name`, is outside the
+    vocabulary of `size` tokens."""
+    outside = [token for token in ids if not 0 <= token < size]
+    if outside:
+        raise UsageError(
+            f"{name} has the token id {outside[0]}, expected ids from 0 to {size - 1}, the "
+            f"vocabulary",
+            name,
+        )

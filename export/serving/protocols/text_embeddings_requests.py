@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from ...errors import RequestError, TooLong, UsageError
 from ...text.tasks.rows import Pair, check_string
 from ...text_runtime import TextRuntime
+from .protocol import check_vocabulary
 
 INPUTS = {
     "anyOf": [
@@ -191,12 +192,7 @@ def parse_inputs(
             continue
         if not isinstance(item, list) or not item or not all(type(token) is int for token in item):
             raise UsageError(f"{name} has {item!r:.80}, expected a text or token ids")
-        outside = [token for token in item if not 0 <= token < size]
-        if outside:
-            raise UsageError(
-                f"{name} has the token id {outside[0]}, expected ids from 0 to {size - 1}, the "
-                f"vocabulary"
-            )
+        check_vocabulary(name, item, size)
     return inputs
 
 
