@@ -186,10 +186,7 @@ async def translate_plain(
         beams = max(count, model.runtime.info.defaults.get("num_beams") or 1)
         options |= {"num_beams": beams, "num_return_sequences": count, "do_sample": False}
     if indices:
-        inputs = [
-            f"{direction.word} {texts[index]}" if direction.word else texts[index]
-            for index in indices
-        ]
+        inputs = [direction.add_word(texts[index]) for index in indices]
         translated = await translate(
             model, inputs, direction.src_lang, direction.tgt_lang, splitting, **options
         )
