@@ -19,9 +19,8 @@ from .protocol import Protocol, name_in_path, served_models, server_settings
 
 AUTO = "auto"
 NO_LIMIT = -1
-FRONTEND_TIMEOUT = (
-    500  # milliseconds that LibreTranslate's page waits after a key press, by default
-)
+# milliseconds that LibreTranslate's page waits after a key press, by default
+FRONTEND_TIMEOUT = 500
 MAX_LISTED_PAIRS = 10  # pairs of languages in an error
 
 

@@ -49,8 +49,8 @@ WORDS = {"max_new_tokens": "max_tokens", "num_return_sequences": "n", "input_ids
 ERRORS = {
     401: ("authentication_error", "invalid_api_key"),
     404: ("invalid_request_error", "model_not_found"),
+    429: ("rate_limit_error", "rate_limit_exceeded"),
 }
-ERRORS |= {429: ("rate_limit_error", "rate_limit_exceeded")}
 
 
 # ------------------------------------------------------------------------------------------- errors

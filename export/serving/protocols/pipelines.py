@@ -44,7 +44,7 @@ MAX_CHARACTERS = 250_000  # maximum length of a text
 MAX_WINDOWS = 2000  # maximum number of windows of a text
 # Fields of text-generation-inference that huggingface_hub omits after a certain error message, see
 # `generation_options`.
-LEFT_OUT: tuple[str, ...] = (
+LEFT_OUT = (
     "adapter_id",
     "best_of",
     "decoder_input_details",
@@ -54,8 +54,11 @@ LEFT_OUT: tuple[str, ...] = (
     "stop",
     "top_n_tokens",
     "truncate",
+    "typical_p",
+    "watermark",
+    "clean_up_tokenization_spaces",
+    "truncation",
 )
-LEFT_OUT += ("typical_p", "watermark", "clean_up_tokenization_spaces", "truncation")
 
 
 class PipelineRequest(BaseModel):
