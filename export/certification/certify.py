@@ -178,12 +178,9 @@ def compare_manifests(manifest: dict[str, Any], reference: Reference) -> Compari
     seen = json.loads(json.dumps(manifest_facts(manifest)))
     for name, expected in reference.manifest.items():
         if seen.get(name) != expected:
-            return Comparison(False, f"{name} is {short(seen.get(name))}", short(expected))
+            value = reprlib.repr(seen.get(name))
+            return Comparison(False, f"{name} is {value}", reprlib.repr(expected))
     return Comparison(True, f"{len(seen)} fields", "those of the reference")
-
-
-def short(value: Any) -> str:
-    return reprlib.repr(value)
 
 
 def measure_speed(speeds: dict[str, dict[str, float]], subject: Subject) -> Comparison:
