@@ -59,8 +59,8 @@ class Subject:
 
     @property
     def tolerance(self) -> Tolerance:
-        """The tolerance in the manifest for the dtype of the weights."""
-        variant = self.model.info.manifest["variants"][self.runtime.dtype]
+        """The tolerance for the dtype of the weights that the export was written with."""
+        variant = self.reference.manifest["variants"][self.runtime.dtype]
         return Tolerance(**variant["tolerance"])
 
     @property
