@@ -12,7 +12,7 @@ from transformers.utils import CONFIG_NAME
 
 from ..inference.decoder import LoadedExport, next_input_name
 from ..inference.devices import CUDA, TENSORRT, available_cpus, require
-from ..inference.inputs import check_inputs
+from ..inference.inputs import check_sequence_inputs
 from ..inference.session import Session
 from ..specs.graph_spec import GraphSpec, TensorSpec
 from ..targets.portable.decoder import PortableDecoders
@@ -124,11 +124,8 @@ class ForeignRuntime:
         """
         session = self.sessions["encoder"]
         inputs = [self._describe(value) for value in session.inner.get_inputs()]
-        if "token_type_ids" not in {tensor.name for tensor in inputs} and not np.any(
-            arrays.get("token_type_ids")
-        ):
-            arrays.pop("token_type_ids", None)
-        feeds, names = check_inputs(inputs, arrays, str(session.path)), output_names(session)
+        feeds = check_sequence_inputs(inputs, arrays, str(session.path))
+        names = output_names(session)
         return dict(zip(names, session.run(names, feeds)))
 
     def encode(self, input_ids: np.ndarray, attention_mask: Any = None) -> np.ndarray:
