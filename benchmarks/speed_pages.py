@@ -55,8 +55,14 @@ def all_workloads(by_machine: dict[str, dict]) -> dict[tuple[str, int, int], str
 def comparison(by_machine: dict[str, dict], workloads: dict[tuple[str, int, int], str]) -> str:
     """Return a table with a row for each of `workloads`.
 
-    For each CPU it has our fastest export, and the fastest engine of each program.
+    For each CPU it has our fastest export, and the fastest engine of each program. CPUs on which
+    none of them was measured are left out.
     """
+    by_machine = {
+        name: result
+        for name, result in by_machine.items()
+        if any(compared(result, key) != ("-", "-") for key in workloads)
+    }
     names = [
         name for result in by_machine.values() for name in (f"ours, {kind(result)}", "to compare")
     ]
