@@ -231,6 +231,13 @@ class Options:
     )
 
     def __post_init__(self) -> None:
+        self._set_values()
+        self._check_search()
+        self._check_forced_tokens()
+        self._check_length_penalty()
+
+    def _set_values(self) -> None:
+        """Check all values, and replace `None` by defaults."""
         options = {
             name: value for name, value in vars(self).items() if value is not FIELDS[name].default
         }
@@ -238,6 +245,9 @@ class Options:
             value = FIELDS[name].default if value is None else value
             if value is not options[name]:
                 object.__setattr__(self, name, value)
+
+    def _check_search(self) -> None:
+        """Raise UsageError for options of different kinds of search."""
         if self.do_sample and self.num_beams > 1:
             raise UsageError(
                 f"do_sample=True cannot be combined with num_beams={self.num_beams}, expected "
@@ -259,6 +269,9 @@ class Options:
             raise UsageError(
                 f"{name} must be at most {maximum} without do_sample, got {count}", name
             )
+
+    def _check_forced_tokens(self) -> None:
+        """Raise UsageError if all tokens that are forced at a position are suppressed."""
         for name in ("forced_bos_token_id", "forced_eos_token_id"):
             forced = as_list(getattr(self, name))
             if forced and set(forced) <= set(as_list(self.suppress_tokens)):
@@ -267,8 +280,10 @@ class Options:
                     f"{forced}",
                     name,
                 )
-        # Scores are divided by length^length_penalty, a float32, and must stay above
-        # `EXCLUDED_SCORE`.
+
+    def _check_length_penalty(self) -> None:
+        """Raise UsageError if a length with the exponent `length_penalty` is too large for float32,
+        or so small that scores divided by it fall below `EXCLUDED_SCORE`."""
         lowest, highest = (
             math.log(limit) / math.log(max(self.max_new_tokens, 2))
             for limit in (1e-6, LARGEST_FLOAT32)
