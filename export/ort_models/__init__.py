@@ -24,7 +24,10 @@ from .task_models import (
 if TYPE_CHECKING:
     from .sentences import OrtTransformer
 
+ONNX_WEIGHTS_NAME = "model.onnx"  # which sentence-transformers imports
+
 __all__ = [
+    "ONNX_WEIGHTS_NAME",
     "ORTModel",
     "ORTModelForCausalLM",
     "ORTModelForFeatureExtraction",

@@ -68,7 +68,7 @@ def test_arguments_without_effect_are_warnings(directory, caplog):
     options.enable_mem_pattern = False
     opened(directory, session_options=options, provider_options={"arena": 1}, use_cache=False)
     assert [record.getMessage() for record in caplog.records] == [
-        "use_cache=False has no effect: exports always have caches",
+        "use_cache=False has no effect",
         "provider_options={'arena': 1} has no effect",
         "session_options sets enable_mem_pattern, log_severity_level, expected only "
         "intra_op_num_threads",
@@ -86,7 +86,7 @@ def test_wrong_arguments_are_one_line(directory, saved, tmp_path):
         opened(directory, file="model.onnx")
     with pytest.raises(OSError, match="find them in the cached files"):
         opened("no-such-model", local_files_only=True)
-    actual = "is a VanillaEncoderForSequenceClassification, expected for ORTModelForMaskedLM one of"
+    actual = "has VanillaEncoderForSequenceClassification, expected for ORTModelForMaskedLM one of"
     with pytest.raises(ValueError, match=f"{actual} VanillaEncoderForMaskedLM"):
         ORTModelForMaskedLM.from_pretrained(directory)
 
@@ -96,7 +96,7 @@ def test_a_checkpoint_is_exported_on_the_way(saved, tmp_path, caplog):
     expected = opened(saved("classify").directory)(IDS).logits
     model = opened(checkpoint)
     assert "has no ONNX graphs: it is exported" in caplog.text
-    temporary = model.source.directory
+    temporary = model.runtime.info.directory
     np.testing.assert_array_equal(model(IDS).logits, expected)
     model.save_pretrained(tmp_path / "saved")
     del model
