@@ -168,10 +168,12 @@ class ORTModel(PushToHubMixin):
         return {name: config.to_dict() for name, config in configs.items() if config is not None}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "runtime": None, "_temporary": None}
+        names = ("open_runtime", "config", "generation_config")
+        return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, runtime=state["open_runtime"]())
+        self.__init__(state["open_runtime"], state["config"])
+        self.generation_config = state["generation_config"]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
