@@ -14,14 +14,10 @@ from ..specs.sequences import token_inputs
 
 
 class DecoderCache(Cache):
-    """A cache of transformers whose content is a `Decoder` of the export.
+    """A cache of transformers around a `Decoder`, which starts with the first tokens it reads.
 
-    The decoder starts with the first tokens that are read.
-
-    Args:
-        runtime: a `Runtime`, or a `ForeignRuntime`.
-        options: the tokens to make room for, the rows per prompt, and whether tokens may be
-            removed, for prompt lookup.
+    `options` have the maximum of new tokens and the rows per prompt. With prompt lookup, tokens may
+    be removed. `runtime` is a `Runtime` or a `ForeignRuntime`.
     """
 
     # transformers derives them from layers
@@ -55,8 +51,7 @@ class DecoderCache(Cache):
             ids: the new tokens (rows, T), at first the prompts.
             mask: (rows, T) of a prompt, 0 for padding; ignored in later steps.
             source: ids and mask (B, S) for a seq2seq model.
-            kept: the number of last tokens whose logits are returned, 0 for all. Most targets only
-                support 1 for a prompt.
+            kept: the number of last tokens whose logits are returned, 0 for all.
 
         Raises:
             ValueError: for wrong tokens and masks, more tokens than learned positions, and logits
@@ -106,12 +101,9 @@ class DecoderCache(Cache):
 
 
 def check_tokens(runtime: Any, ids: Any, mask: Any, prefix: str = "") -> Any:
-    """Return ids and mask (B, T) for the graphs of `runtime`; without a mask all ones.
+    """Return ids and mask (B, T), by default all ones, which are named with `prefix` in errors.
 
-    `prefix` is that of their names, `"decoder_"` for target tokens.
-
-    Raises:
-        ValueError: for ids outside the vocabulary, wrong masks, and a row without tokens.
+    Raises ValueError for ids outside the vocabulary, wrong masks, and a row without tokens.
     """
     tensors = token_inputs(runtime.config, ("batch_size", "length"), prefix=prefix)
     arrays = dict(zip([tensor.name for tensor in tensors], (ids, mask)))
@@ -124,8 +116,7 @@ def check_tokens(runtime: Any, ids: Any, mask: Any, prefix: str = "") -> Any:
 def check_source(runtime: Any, source: tuple[Any, Any], rows: int) -> Any:
     """Return ids and mask (`rows`, S) of a source, padded on the right.
 
-    Raises:
-        ValueError: for wrong tokens or masks, more tokens than positions, and other rows.
+    Raises ValueError for wrong tokens or masks, more tokens than positions, and other rows.
     """
     ids, mask = check_tokens(runtime, *source)
     if len(ids) != rows:

@@ -1,5 +1,6 @@
 """Graphs that other exporters wrote, such as optimum's and those for Transformers.js."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,23 +18,20 @@ from ..inference.inputs import check_inputs, move_padding
 from ..inference.session import Session
 from ..specs.graph_spec import TensorSpec
 
-DTYPES = {"tensor(int64)": "int64", "tensor(int32)": "int32", "tensor(bool)": "bool"}
-DTYPES |= {"tensor(float)": "float32", "tensor(float16)": "float16"}
-# of each provider, which leaves nodes that it does not support to the next ones
+DTYPES = {f"tensor({name})": name for name in ("int64", "int32", "bool", "float16")}
+DTYPES |= {"tensor(float)": "float32"}
+# device of each provider, which leaves nodes that it does not support to the next ones
 DEVICES = {TENSORRT: "tensorrt", CUDA: "cuda", "CPUExecutionProvider": "cpu"}
 DEFAULTS = {"attention_mask": 1, "token_type_ids": 0}
 TOKEN_AXES = {2: ("batch_size", "length"), 3: ("batch_size", "num_choices", "length")}
 MERGED, FIRST, STEP = "decoder_model_merged", "decoder_model", "decoder_with_past_model"
 Form = Mapping[str, str]  # names of graphs by role
-DECODERS: tuple[Form, ...] = (
-    {"decoder": MERGED},
-    {"decoder": FIRST, "step": STEP},
-    {"decoder": FIRST},
-)
+SPLIT: Form = {"decoder": FIRST, "step": STEP}
+DECODERS: list[Form] = [{"decoder": MERGED}, SPLIT, {"decoder": FIRST}]
 # forms of repositories, the preferred one first
-ENCODER_FORMS: tuple[Form, ...] = ({"encoder": "model"},)
-DECODER_FORMS = ({"decoder": "model"}, *DECODERS)
-SEQ2SEQ_FORMS = tuple({"encoder": "encoder_model", **form} for form in DECODERS)
+ENCODER_FORMS: list[Form] = [{"encoder": "model"}]
+DECODER_FORMS = [{"decoder": "model"}, *DECODERS]
+SEQ2SEQ_FORMS = [{"encoder": "encoder_model", **form} for form in DECODERS]
 CACHE, STATES, STATES_MASK = "past_key_values", "encoder_hidden_states", "encoder_attention_mask"
 DECODER_INPUTS = {"input_ids", "attention_mask", "position_ids", "use_cache_branch"}
 DECODER_INPUTS |= {STATES, STATES_MASK}
@@ -65,20 +63,15 @@ class ForeignRuntime:
         self.info = read_info(directory, graphs)
         self.architecture, self.config = self.info.architecture, self.info.config
         self.device, self.threads = device or "cpu", threads or available_cpus()
-        self.graphs = {
-            role: Graph(path, self.threads, self.device) for role, path in graphs.items()
-        }
-        self.output_names = [*[*self.graphs.values()][-1].outputs]
+        where = self.threads, self.device
+        self.graphs = {role: Graph(path, *where) for role, path in graphs.items()}
+        self.output_names = [name for graph in self.graphs.values() for name in graph.outputs]
         self.model = SimpleNamespace(decoders=self)
         for role in graphs.keys() - {"encoder"}:
             check_decoder(self.graphs[role])
 
     def outputs(self, **arrays: Any) -> dict[str, np.ndarray]:
-        """Return all outputs of the encoder by name, for its inputs `arrays`.
-
-        Raises:
-            ValueError: for an input that is missing or unknown, or has a wrong shape or range.
-        """
+        """Return all outputs of the encoder by name. Raises ValueError for wrong `arrays`."""
         graph = self.graphs["encoder"]
         if "token_type_ids" not in graph.inputs and not np.any(arrays.get("token_type_ids")):
             arrays.pop("token_type_ids", None)
@@ -99,54 +92,42 @@ class ForeignRuntime:
 
 
 class Graph:
-    """An open graph, with its inputs and outputs by name.
-
-    Args:
-        path: file of the graph.
-        threads: CPU threads per operator.
-        device: device that it runs on.
-    """
+    """The graph in the file `path`, open on a `device` with CPU `threads`."""
 
     def __init__(self, path: Path, threads: int, device: str):
         if device != "cpu":
             require(device)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        providers = [*DEVICES][[*DEVICES.values()].index(device) :]
+        providers = [*itertools.dropwhile(lambda provider: DEVICES[provider] != device, DEVICES)]
         self.path, self.session = path, Session(str(path), options, providers, path)
         self.inputs = {value.name: value for value in self.session.inner.get_inputs()}
         self.outputs = {value.name: value for value in self.session.inner.get_outputs()}
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return all outputs by name, for those of `feeds` that are inputs."""
-        arrays = {
-            name: feeds[name].astype(DTYPES[value.type], copy=False)
-            for name, value in self.inputs.items()
-        }
+        dtypes = {name: DTYPES[value.type] for name, value in self.inputs.items()}
+        arrays = {name: feeds[name].astype(dtypes[name], copy=False) for name in dtypes}
         names = [*self.outputs]
         return dict(zip(names, self.session.run(names, arrays)))
 
     def empty_caches(self, rows: int) -> dict[str, np.ndarray]:
         """Return caches without tokens for this number of `rows`, by the names of the inputs."""
         shapes = {name: value.shape[1:] for name, value in self.inputs.items() if CACHE in name}
-        return {
-            name: np.zeros((rows, *(size if isinstance(size, int) else 0 for size in shape)))
-            for name, shape in shapes.items()
+        fixed = {
+            name: [size if isinstance(size, int) else 0 for size in shapes[name]] for name in shapes
         }
+        return {name: np.zeros((rows, *fixed[name])) for name in fixed}
 
 
 class ForeignDecoder:
     """The `Decoder` of graphs that another exporter wrote, some of which read one token per step.
 
-    Graphs without caches read all tokens again.
-
-    Args:
-        graphs: `"decoder"`, and `"step"` if another graph reads later tokens.
-        source: states of the encoder and their mask, by the names of the inputs.
+    Graphs without caches read all tokens again. The graph `"step"`, if there is one, reads later
+    tokens. `source` are the encoder's states and mask, by the names of the inputs.
     """
 
-    all_logits = True
-    max_step_tokens = 1
+    all_logits, max_step_tokens = True, 1
 
     def __init__(self, graphs: Mapping[str, Graph], source: Mapping[str, np.ndarray]):
         self.first, self.later = graphs["decoder"], graphs.get("step", graphs["decoder"])
@@ -174,8 +155,9 @@ class ForeignDecoder:
         feeds |= {"input_ids": feeds["input_ids"][:, new], "position_ids": positions[:, new]}
         outputs = graph.run(feeds | {"use_cache_branch": np.array([is_later])})
         for name, states in outputs.items():
-            if name.startswith("present") and not (is_later and ".encoder." in name):
-                self.arrays[next_input_name(name)] = states
+            cache = next_input_name(name)
+            if cache in self.later.inputs and not (is_later and ".encoder." in name):
+                self.arrays[cache] = states
         return outputs["logits"].astype(np.float32, copy=False)
 
     def _change(self, function: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -209,10 +191,7 @@ def read_info(directory: Path, graphs: Mapping[str, Path]) -> ExportInfo:
 
 
 def describe(value: Any, config: Mapping[str, Any]) -> TensorSpec:
-    """Return the spec of `value`, an input of a graph, for a model with this `config`.
-
-    Tokens must be in the vocabulary. Masks and token types have defaults.
-    """
+    """Return the spec of an input of a graph, whose tokens must be in the config's vocabulary."""
     axes = tuple(axis if isinstance(axis, int) else str(axis) for axis in value.shape)
     is_ids, size = value.name == "input_ids", config.get("vocab_size")
     if is_ids or value.name in DEFAULTS:
@@ -237,11 +216,10 @@ def find_graphs(folder: Path, forms: Sequence[Form], file_name: str | None) -> d
     Args:
         folder: folder with graphs, also in folders of it.
         forms: names of graphs by role, the preferred form first.
-        file_name: name of the graph, or of one of them, whose ending the others have too, as in
-            decoder_model_int8.onnx.
+        file_name: name of one graph, whose ending all have, as in decoder_model_int8.onnx.
 
     Raises:
-        FileNotFoundError: if graphs are missing in each form.
+        FileNotFoundError: if no form has all its graphs.
     """
     paths = {path.stem: path for path in sorted(folder.rglob("*.onnx"))}
     stem = Path(file_name or ("" if len(paths) > 1 else next(iter(paths), ""))).stem

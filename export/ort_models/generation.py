@@ -1,5 +1,6 @@
 """The classes of models that generate: transformers' `generate` over the decoders of an export."""
 
+import contextlib
 import inspect
 from types import SimpleNamespace
 from typing import Any
@@ -49,20 +50,18 @@ class PrivateNames(GenerationMixin):
         if (cache := model_kwargs.get(CACHE)) is not None:
             cache._is_user_defined = True
             return
-        mode, rows = GenerationMode.ASSISTED_GENERATION, generation_config.num_return_sequences
-        lookup = 1 if generation_mode == mode or generation_config.is_assistant else None
-        rows = max(rows, generation_config.num_beams)
-        length = generation_config.max_length
-        options = Options(length, None, rows, prompt_lookup_num_tokens=lookup)
+        is_assisted = generation_mode == GenerationMode.ASSISTED_GENERATION
+        options = Options(
+            generation_config.max_length,
+            num_beams=max(generation_config.num_beams, generation_config.num_return_sequences),
+            prompt_lookup_num_tokens=1 if is_assisted or generation_config.is_assistant else None,
+        )
         model_kwargs[CACHE] = DecoderCache(self.runtime, options)
 
     def _prepare_text_encoder_decoder_kwargs_for_generation(
         self, inputs_tensor: torch.Tensor, model_kwargs: dict, **kwargs: Any
     ) -> dict:
-        """Add `encoder_outputs` with zeros as states to `model_kwargs` and return them.
-
-        The decoder encodes the source `inputs_tensor` itself.
-        """
+        """Add the source as `encoder_outputs` with zeros as states: decoders encode it."""
         states = torch.zeros((*inputs_tensor.shape, 1), device=inputs_tensor.device)
         mask = model_kwargs.get("attention_mask")
         model_kwargs["encoder_outputs"] = with_source(states, inputs_tensor, mask)
@@ -79,12 +78,9 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
         return True
 
     def encode(self, input_ids: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
-        """Return the encoder's outputs, with `last_hidden_state` (B, S, D), for sources (B, S).
+        """Return the encoder's outputs for sources (B, S), for `forward` and `generate`.
 
-        They remember the tokens and mask of the source, for `forward`. `kwargs` are ignored.
-
-        Raises:
-            ValueError: for ids outside the vocabulary, wrong masks, and more tokens than positions.
+        Raises ValueError for wrong tokens and masks, and for targets whose encoder has no states.
         """
         states = self.runtime.encode(to_numpy(input_ids), to_numpy(attention_mask))
         return with_source(from_numpy(states, input_ids), input_ids, attention_mask)
@@ -99,21 +95,17 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
         streamers, assistants, scores and caches.
         """
         ids = {} if inputs is None else {"input_ids": inputs}
-        try:
+        with contextlib.suppress(ValueError):  # the loop supports more, or has an error of its own
             return self._search(generation_config, **ids, **kwargs)
-        except ValueError:  # the loop has what is not supported, or an error of its own
-            return super().generate(inputs, generation_config, **kwargs)
+        return super().generate(inputs, generation_config, **kwargs)
 
     def _search(self, generation_config: GenerationConfig | None, **kwargs: Any) -> Any:
-        """Return the tokens of `Runtime.generate` for the arguments of `generate`.
-
-        Raises:
-            ValueError: if it does not support them.
-        """
+        """Return the tokens of `Runtime.generate`. Raises ValueError if it does not support the
+        arguments."""
         fields, changed = vars(self.generation_config), vars(generation_config or SimpleNamespace())
         settings = fields | set_values(changed) | kwargs
         arrays: dict[str, Any] = {name: to_numpy(settings.pop(name, None)) for name in INPUTS}
-        loop_only = {name for name in LOOP_ONLY if settings[name]}
+        loop_only = {name for name in LOOP_ONLY if settings.get(name)}
         loop_only |= set_values(settings).keys() - fields.keys()
         if loop_only or arrays["input_ids"] is None or not isinstance(self.runtime, Runtime):
             raise ValueError(f"Runtime.generate does not support {loop_only} or the model")
@@ -143,9 +135,8 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
         the states of an encoder.
 
         Args:
-            input_ids, attention_mask: tokens (B, T) of a decoder-only model, padded on either side.
-                Positions follow the mask. For a seq2seq model sources (B, S), needed unless there
-                are `encoder_outputs`.
+            input_ids, attention_mask: tokens (B, T) of a decoder-only model, padded on either side;
+                sources (B, S) of a seq2seq model, unless there are `encoder_outputs`.
             decoder_input_ids: target tokens (B, T) of a seq2seq model, padded on the right.
             encoder_outputs: what this model's encoder returned for the sources.
             past_key_values, cache: a cache that this model returned; transformers 5.24 renamed the
@@ -157,8 +148,8 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
             kwargs: other arguments, ignored with a warning.
 
         Raises:
-            ValueError: without tokens for the decoder, for encoder outputs of another model, for
-                wrong tokens, masks or caches, and for logits that the target does not return.
+            ValueError: for wrong tokens or masks, encoder outputs or caches of another model, and
+                logits that the target does not return.
         """
         self.warn_of_ignored(kwargs)
         ids, mask, source = input_ids, attention_mask, None
@@ -184,10 +175,7 @@ def set_values(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_source(states: Any, input_ids: Any, attention_mask: Any) -> outputs.BaseModelOutput:
-    """Return outputs of an encoder, `states`, with tokens and mask of the source.
-
-    Decoders start from the attribute `source`.
-    """
+    """Return `states` as outputs of an encoder, whose attribute `source` decoders start from."""
     output = outputs.BaseModelOutput(last_hidden_state=states)
     output.source = to_numpy(input_ids), to_numpy(attention_mask)
     return output

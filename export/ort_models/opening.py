@@ -32,13 +32,10 @@ THREADS = "intra_op_num_threads"
 
 
 def runtime_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `{"device": …, "threads": …}` for `Runtime` from the `options` of `from_pretrained`.
+    """Return device and threads for `Runtime` from the `options` of `from_pretrained`.
 
-    A warning is logged for each option without effect.
-
-    Raises:
-        TypeError: for an unknown option.
-        UsageError: for a provider that no export runs on.
+    Options without effect are warnings. Raises TypeError for an unknown option, and UsageError for
+    an unknown provider.
     """
     if unknown := sorted(options.keys() - OPTIONS):
         raise TypeError(f"unknown {unknown}, expected some of {sorted(OPTIONS)}")
@@ -54,10 +51,7 @@ def runtime_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_threads(session_options: Any) -> int | None:
-    """Return the threads that onnxruntime's `session_options` set, or `None` if they set none.
-
-    A warning is logged if they set anything else.
-    """
+    """Return the threads that onnxruntime's `session_options` set; anything else is a warning."""
     if session_options is None:
         return None
     default = onnxruntime.SessionOptions()
@@ -69,12 +63,9 @@ def find_threads(session_options: Any) -> int | None:
 
 
 def local_directory(model_id: str | os.PathLike, options: Mapping[str, Any]) -> Path:
-    """Return the directory `model_id`, or the folder of a downloaded Hub repository of that name.
+    """Return the directory `model_id`, or the folder of the downloaded Hub repository.
 
-    Only graphs and the files beside them are downloaded. `options` may have those of the Hub.
-
-    Raises:
-        OSError: by transformers, if there is neither.
+    Weights are not downloaded. Raises OSError, as transformers does, if there is neither.
     """
     if Path(model_id).is_dir():
         return Path(model_id).resolve()
@@ -85,11 +76,7 @@ def local_directory(model_id: str | os.PathLike, options: Mapping[str, Any]) -> 
 
 
 def must_export(root: Path, export: bool) -> bool:
-    """Return True if the checkpoint in `root` must be exported: it has no graphs, or `export` is
-    set.
-
-    A warning is logged if `export` and the graphs do not fit together.
-    """
+    """Return True if `root` has no graphs or `export` is True, with a warning unless both hold."""
     has_graphs = any(root.rglob("*.onnx"))
     if has_graphs and export:
         logger.warning(f"{root} has ONNX graphs and export=True: it is exported again")
@@ -99,10 +86,10 @@ def must_export(root: Path, export: bool) -> bool:
 
 
 def export_checkpoint(model: Any, companions: Path, target: str | None) -> TemporaryDirectory:
-    """Export the torch `model` for a `target`, by default portable, and return the folder.
+    """Export the torch `model` to a temporary folder, and return the folder.
 
-    Tokenizer, image processor and modules of sentence-transformers are those in the folder
-    `companions`.
+    The folder `companions` has its tokenizer, image processor and modules of sentence-transformers.
+    `target` is by default portable.
     """
     out = TemporaryDirectory(prefix="vanilla-transformer-")
     with TemporaryDirectory(prefix="vanilla-transformer-") as checkpoint:
@@ -117,18 +104,10 @@ def export_checkpoint(model: Any, companions: Path, target: str | None) -> Tempo
 def find_runtime(
     root: Path, subfolder: str, file_name: str | None, forms: Sequence[Form]
 ) -> Callable[..., Any]:
-    """Return the function that opens the `Runtime` or `ForeignRuntime` of files, given threads and
-    device. It can be pickled.
+    """Return a function of threads and device that opens a `Runtime` or a `ForeignRuntime`.
 
-    Args:
-        root: an export, or a repository with graphs.
-        subfolder: folder of the export or the graphs. If the manifest is in `root`, only graphs are
-            in there.
-        file_name: name of a graph.
-        forms: names of the graphs of other exporters, see `find_graphs`.
-
-    Raises:
-        FileNotFoundError: if there are no such graphs.
+    Exports have their manifest in `root` or its `subfolder`. Other repositories have graphs in the
+    subfolder, see `find_graphs` for `file_name` and `forms`, and for errors.
     """
     for directory in (root / subfolder, root):
         if (directory / MANIFEST).is_file():
@@ -137,11 +116,9 @@ def find_runtime(
 
 
 def find_dtype(directory: Path, file_name: str | None) -> str | None:
-    """Return the dtype of the graph `file_name` of the export in `directory`, `None` without a
-    name.
+    """Return the dtype of the graph `file_name` of an export, `None` without a name.
 
-    Raises:
-        FileNotFoundError: if the export has no graph of that name.
+    Raises FileNotFoundError if the export has no graph of that name.
     """
     if file_name is None:
         return None

@@ -6,18 +6,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..exporting.repository_files import write_json
 from ..inference.export_info import MANIFEST, ExportInfo, sha256
 
 
 def save(info: ExportInfo, directory: Path, changes: Mapping[str, dict[str, Any]]) -> None:
-    """Copy the files of an export, or of a repository, to a directory.
+    """Copy the files of an export or repository to `directory`, in place of an export there.
 
-    They replace an export that is there.
-
-    Args:
-        info: the export.
-        directory: the directory, which may be that of the export.
-        changes: new values of fields, by the file name of the config and the field.
+    `changes` are new fields of configs, by the name of the file. `directory` may be that of `info`.
     """
     if directory.resolve() != info.directory:
         remove_export(directory)
@@ -29,10 +25,7 @@ def save(info: ExportInfo, directory: Path, changes: Mapping[str, dict[str, Any]
 
 
 def change_config(directory: Path, name: str, fields: dict[str, Any]) -> None:
-    """Change `fields`, by name, of the config file `name` in `directory`.
-
-    In an export, its size and hash in the manifest change too.
-    """
+    """Change `fields` of the config file `name`, and its facts in the manifest if there is one."""
     path, manifest = directory / name, directory / MANIFEST
     write_json(path, read_json(path) | fields)
     if manifest.is_file():
@@ -62,7 +55,3 @@ def copy_files(source: Path, paths: Iterable[Path], target: Path) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in the file `path`, an empty one if there is no file."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

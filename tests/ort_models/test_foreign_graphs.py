@@ -133,6 +133,16 @@ def test_assistants_and_several_tokens_in_a_step(repositories, name):
     torch.testing.assert_close(actual, logits, rtol=0, atol=1e-4)
 
 
+def test_a_decoder_whose_step_is_missing_reads_all_tokens_again(repositories, tmp_path):
+    graphs = ("decoder_model_merged.onnx", "decoder_with_past_model.onnx")
+    left_out = shutil.ignore_patterns(*graphs)
+    marian = shutil.copytree(repositories / "marian", tmp_path / "marian", ignore=left_out)
+    inputs, expected = read_expected(marian)
+    prompt = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    tokens = open_generator(marian).generate(**prompt, max_new_tokens=8, do_sample=False)
+    assert torch.equal(tokens, expected["greedy"])
+
+
 def cache_of(output):
     return getattr(output, CACHE)
 
