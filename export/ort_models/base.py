@@ -61,7 +61,8 @@ class ORTModel(PushToHubMixin):
             forms: graphs of other exporters, see `foreign.find_graphs`.
         """
         if tasks:
-            name, cls.tasks, cls.output_class, cls.forms = cls.__name__, tasks, output_class, forms
+            name = cls.__name__
+            cls.tasks, cls.output_class, cls.forms = tasks, output_class, forms
             cls.auto_class = getattr(transformers, name.replace("ORT", "Auto"), AutoModel)
             config_class = type(f"{name}Config", (PreTrainedConfig,), {"model_type": name.lower()})
             cls.auto_class.register(config_class, cls, exist_ok=True)
@@ -168,12 +169,12 @@ class ORTModel(PushToHubMixin):
         return {name: config.to_dict() for name, config in configs.items() if config is not None}
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("open_runtime", "config", "generation_config")
+        names = ("open_runtime", "config", "generation_config", "_saved_fields")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["open_runtime"], state["config"])
-        self.generation_config = state["generation_config"]
+        self.__init__(state["open_runtime"])
+        vars(self).update(state)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)

@@ -168,13 +168,17 @@ def test_a_saved_export_leaves_no_graphs_of_an_earlier_one(saved, several, tmp_p
     np.testing.assert_array_equal(opened(tmp_path / "out")(IDS).logits, model(IDS).logits)
 
 
-def test_objects_are_pickled_by_directory_and_arguments(saved):
+def test_objects_are_pickled_by_directory_and_arguments(saved, tmp_path):
     model = opened(saved("classify").directory, provider="CPUExecutionProvider")
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(again(IDS).logits, model(IDS).logits)
     model = ORTModelForCausalLM.from_pretrained(saved("causal").directory)
-    model.generation_config.num_beams = 3
-    assert pickle.loads(pickle.dumps(model)).generation_config.num_beams == 3
+    model.generation_config.num_beams, model.config.note = 3, "changed"
+    again = pickle.loads(pickle.dumps(model))
+    again.save_pretrained(tmp_path)
+    saved_again = ORTModelForCausalLM.from_pretrained(tmp_path)
+    assert saved_again.generation_config.num_beams == again.generation_config.num_beams == 3
+    assert json.loads((tmp_path / "config.json").read_text())["note"] == "changed"
 
 
 def test_another_device_is_one_warning_and_outputs_return_to_theirs(directory, caplog):
