@@ -18,12 +18,12 @@ from pathlib import Path
 from random import Random
 
 from intervals import corpus_interval
-from sacrebleu.metrics import BLEU
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from transformers import pipeline
 
 import vanilla_transformer  # noqa: F401  registers the models and the translation pipeline
 from vanilla_transformer.training.data import read_lines, read_parallel
+from vanilla_transformer.training.metrics import bleu_metric
 from vanilla_transformer.training.noise import NOISE
 
 TEXTS = ("val", "test_2016_flickr", "test_2017_flickr")
@@ -41,7 +41,7 @@ def lowercased(lines: list[str]) -> list[str]:
 
 
 def score(outputs: list[str], references: list[str], tokenize: str) -> dict:
-    metric = BLEU(tokenize=tokenize)
+    metric = bleu_metric(tokenize)
     value, signature = metric.corpus_score(outputs, [references]).score, str(metric.get_signature())
     interval = [round(bound, 2) for bound in corpus_interval(metric, outputs, references)]
     return {

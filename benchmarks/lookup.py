@@ -23,7 +23,7 @@ import numpy as np
 from lookup_tasks import CARD, TASKS, task_pairs, trained_model
 from transformers import AutoTokenizer
 
-from vanilla_transformer.training.data import read_lines
+from vanilla_transformer.training.data import read_parallel
 from vanilla_transformer.training.metrics import chrf
 from vanilla_transformer_export import Runtime, export
 
@@ -31,7 +31,7 @@ GREEDY = {"num_beams": 1, "max_new_tokens": 120}
 
 
 def translations(data: Path) -> list[tuple[str, str]]:
-    pairs = list(zip(read_lines(data / "val.en.gz"), read_lines(data / "val.de.gz"), strict=True))
+    pairs = read_parallel(data / "val.en.gz", data / "val.de.gz")
     return random.Random(1).sample(pairs, len(pairs))
 
 

@@ -110,7 +110,8 @@ class Benchmark:
             },
             "hardware": hardware(),
             "versions": versions(self.packages),
-            **{name: {} for name in ("models", "exports")},
+            "models": {},
+            "exports": {},
             "cells": [],
         }
 

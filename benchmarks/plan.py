@@ -64,15 +64,15 @@ class Plan:
 # --------------------------------------------------------------------------------------------- CPUs
 
 QUANTIZED = (
-    *(
-        "ctranslate2-int8",
-        "openvino-int8",
-        "openvino-ptq",
-        "openvino-int4",
-        "llamacpp-q8",
-        "llamacpp-q4",
-    ),
-    *("cpu-int8", "cpu-calibrated", "cpu-int4"),
+    "ctranslate2-int8",
+    "openvino-int8",
+    "openvino-ptq",
+    "openvino-int4",
+    "llamacpp-q8",
+    "llamacpp-q4",
+    "cpu-int8",
+    "cpu-calibrated",
+    "cpu-int4",
 )
 GROWTH = ("length", "encoder-length", "batch")
 LARGE_ENGINES = ("transformers", "ctranslate2-int8", "openvino-ptq", "cpu-int8", "cpu-calibrated")
@@ -178,23 +178,23 @@ def left_out_on_cuda(engine: str, cell: Cell) -> str | None:
 PLANS = {
     "cpu": Plan(
         engines=(
-            *(
-                "transformers",
-                "transformers-compile",
-                "ctranslate2-float32",
-                "ctranslate2-int8",
-                "openvino-fp32",
-            ),
-            *(
-                "openvino-int8",
-                "openvino-ptq",
-                "openvino-int4",
-                "llamacpp-f32",
-                "llamacpp-q8",
-                "llamacpp-q4",
-                "vanilla",
-            ),
-            *("portable-fp32", "cpu-fp32", "cpu-int8", "cpu-calibrated", "cpu-int4"),
+            "transformers",
+            "transformers-compile",
+            "ctranslate2-float32",
+            "ctranslate2-int8",
+            "openvino-fp32",
+            "openvino-int8",
+            "openvino-ptq",
+            "openvino-int4",
+            "llamacpp-f32",
+            "llamacpp-q8",
+            "llamacpp-q4",
+            "vanilla",
+            "portable-fp32",
+            "cpu-fp32",
+            "cpu-int8",
+            "cpu-calibrated",
+            "cpu-int4",
         ),
         rounded=QUANTIZED,
         shapes=CPU_SHAPES,
@@ -206,15 +206,13 @@ PLANS = {
     ),
     "cuda": Plan(
         engines=(
-            *(
-                "cuda-fp32",
-                "transformers",
-                "transformers-compile",
-                "vanilla",
-                "torch-graph",
-                "cuda-fp16",
-                "cuda-bf16",
-            ),
+            "cuda-fp32",
+            "transformers",
+            "transformers-compile",
+            "vanilla",
+            "torch-graph",
+            "cuda-fp16",
+            "cuda-bf16",
         ),
         rounded=(
             "transformers",

@@ -16,6 +16,7 @@ from .inference.inputs import (
     check_inputs,
     check_patches,
     check_positions,
+    check_sequence_inputs,
     move_padding,
     num_positions,
 )
@@ -61,12 +62,7 @@ def encoder_feeds(info: ExportInfo, inputs: dict[str, Any]) -> dict[str, np.ndar
     if "encoder" not in info.specs:
         raise ValueError(f"{info.architecture} has no encoder: use generate")
     spec = info.specs["encoder"]
-    if "token_type_ids" not in {tensor.name for tensor in spec.inputs} and not np.any(
-        inputs.get("token_type_ids")
-    ):
-        # zeros are what tokenizers give for models without types
-        inputs = {**inputs, "token_type_ids": None}
-    feeds = check_inputs(spec.inputs, inputs, info.architecture)
+    feeds = check_sequence_inputs(spec.inputs, inputs, info.architecture)
     check_sequences(info, feeds)
     return feeds
 

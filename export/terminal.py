@@ -16,6 +16,7 @@ EXPECTED = {
     errno.ENOENT: "expected it to exist",
     errno.EISDIR: "expected a file",
     errno.ENOTDIR: "expected a directory",
+    errno.EEXIST: "expected a directory or a new path",
 }
 
 

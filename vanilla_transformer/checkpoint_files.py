@@ -194,7 +194,7 @@ def generation_fault(name: str, value: object, vocab_size: int = 2**31) -> str |
         tokens = value if isinstance(value, list) and name in SEVERAL else [value]
         # a model need not be able to generate these two
         size = 2**31 if name in ("bos_token_id", "eos_token_id") else vocab_size
-        if not all(type(token) is int and 0 <= token < size for token in tokens):
+        if not tokens or not all(type(token) is int and 0 <= token < size for token in tokens):
             return f"expected one of [0, {size - 1}]"
     return None
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ..errors import RequestError, UsageError
 from ..inference.devices import facts
-from ..inference.export_info import ExportInfo, check_hash, read_export_info
+from ..inference.export_info import ExportInfo, check_hash, is_rewritable
 from ..model import open_export
 from ..runtime import Runtime
 from .comparison import Comparison
@@ -98,8 +98,7 @@ def certify(
         UsageError: for a dtype or a device that the export does not have.
         OSError: if the device is not available.
     """
-    info = read_export_info(directory)
-    open_export(directory, dtype)
+    info = open_export(directory, dtype)
     check_files(info)
     reference = Reference.read(info.directory)
     certificate = Certificate(info)
@@ -113,9 +112,11 @@ def certify(
 
 def check_files(info: ExportInfo) -> None:
     """Raise ValueError for a file that differs from its hash in the manifest."""
+    info.check_hashes()
     for name, expected in info.manifest["files"].items():
-        path = info.directory / name
-        check_hash(open(path, "rb"), expected, path)  # noqa: SIM115 - check_hash closes it
+        if is_rewritable(name):  # its hash is not checked when an export is opened
+            path = info.directory / name
+            check_hash(open(path, "rb"), expected, path)  # noqa: SIM115 - check_hash closes it
 
 
 def run_checks(
@@ -177,12 +178,9 @@ def compare_manifests(manifest: dict[str, Any], reference: Reference) -> Compari
     seen = json.loads(json.dumps(manifest_facts(manifest)))
     for name, expected in reference.manifest.items():
         if seen.get(name) != expected:
-            return Comparison(False, f"{name} is {short(seen.get(name))}", short(expected))
+            value = reprlib.repr(seen.get(name))
+            return Comparison(False, f"{name} is {value}", reprlib.repr(expected))
     return Comparison(True, f"{len(seen)} fields", "those of the reference")
-
-
-def short(value: Any) -> str:
-    return reprlib.repr(value)
 
 
 def measure_speed(speeds: dict[str, dict[str, float]], subject: Subject) -> Comparison:

@@ -69,9 +69,10 @@ class Reference:
             for name, array in arrays.items():
                 group, _, name = name.partition("/")
                 groups.setdefault(group, {})[name] = array
-            return cls(facts["manifest"], facts["options"], groups.pop("inputs"), groups)
+            manifest, options = {**facts["manifest"]}, {**facts["options"]}
+            return cls(manifest, options, groups.pop("inputs"), groups)
         except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{path} is not a reference ({error}): export again") from None
+            raise ValueError(f"{path} is not a reference ({error!r}): export again") from None
 
     @property
     def feeds(self) -> Arrays:

@@ -59,8 +59,8 @@ class Subject:
 
     @property
     def tolerance(self) -> Tolerance:
-        """The tolerance in the manifest for the dtype of the weights."""
-        variant = self.model.info.manifest["variants"][self.runtime.dtype]
+        """The tolerance for the dtype of the weights that the export was written with."""
+        variant = self.reference.manifest["variants"][self.runtime.dtype]
         return Tolerance(**variant["tolerance"])
 
     @property
@@ -149,6 +149,11 @@ class Subject:
         return [self.reference.row(row) for row in range(self.reference.num_rows)]
 
     @cached_property
+    def batch(self) -> Arrays:
+        """The values of all rows of the reference in one batch."""
+        return self.values(self.reference)
+
+    @cached_property
     def row_pairs(self) -> tuple[Arrays, Arrays]:
         """The values of each row in the batch, and alone without padding."""
         return self.pair_rows([self.values(row) for row in self.single_rows])
@@ -183,14 +188,13 @@ class Subject:
     def pair_rows(self, values: Sequence[Arrays]) -> tuple[Arrays, Arrays]:
         """Return the values of requests, each with a row of the reference in turn, beside `values`
         of the same rows: first in the batch of all rows, then in `values`."""
-        batch = self.values(self.reference)
-        together: Arrays = {}
+        in_batch: Arrays = {}
         alone: Arrays = {}
         for place, single in enumerate(values):
             row = place % len(self.single_rows)
-            together |= self.select(place, self.reference, batch, row)
+            in_batch |= self.select(place, self.reference, self.batch, row)
             alone |= self.select(place, self.single_rows[row], single, 0)
-        return together, alone
+        return in_batch, alone
 
     def values(self, reference: Reference) -> Arrays:
         """Return the outputs or logits for the inputs of `reference`."""

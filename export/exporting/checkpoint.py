@@ -8,12 +8,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenizers import Tokenizer
+
 from vanilla_transformer import HAS_TORCH
 from vanilla_transformer.checkpoint_config import read_config
 from vanilla_transformer.checkpoint_files import (
     check_tokenizer_files,
     checkpoint_directory,
     has_tokenizer,
+    read_json,
+    readers_errors,
 )
 from vanilla_transformer.companions import Companions, companions
 from vanilla_transformer.errors import torch_missing
@@ -25,7 +29,7 @@ from ..graphs.config import Config
 from ..graphs.expected_weights import load_checked_weights
 from ..graphs.weights import CheckpointWeights
 from ..heads import HEADS, READS_IMAGES
-from ..inference.export_info import CARD
+from ..inference.export_info import CARD, TOKENIZER_FILES, default_options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -81,6 +85,7 @@ class Checkpoint:
         model = load_model(directory) if HAS_TORCH else None
         weights = (load_checked_weights if model is None else CheckpointWeights)(directory, config)
         generation = generation_settings(directory, config, model)
+        default_options(generation, directory)
         companion_files = companions(directory)
         return cls(name, directory, config, weights, generation, model, tokenizer, companion_files)
 
@@ -140,11 +145,16 @@ def tokenizer_to_write(directory: Path) -> "FoundTokenizer | None":
     """Return the tokenizer in `directory` if tokenizer.json is missing and must be made from it,
     else None.
 
-    Raises ImportError where that needs torch and torch is not installed.
+    Raises:
+        ValueError: for a tokenizer file that is damaged.
+        ImportError: where the tokenizer needs torch and torch is not installed.
     """
+    check_tokenizer_files(directory)
+    for name in TOKENIZER_FILES:
+        if (directory / name).is_file():
+            (read_json if name == "tokenizer_config.json" else open_tokenizer)(directory / name)
     if (directory / "tokenizer.json").is_file():
         return None
-    check_tokenizer_files(directory)
     if not has_tokenizer(directory):
         return None
     if not HAS_TORCH:
@@ -154,6 +164,13 @@ def tokenizer_to_write(directory: Path) -> "FoundTokenizer | None":
     from vanilla_transformer.conversion.tokenizers import find_tokenizer
 
     return find_tokenizer(directory)
+
+
+def open_tokenizer(path: Path) -> Tokenizer:
+    """Return the tokenizer of a tokenizer.json. Raise ValueError if the file is damaged."""
+    read_json(path)
+    with readers_errors(path):
+        return Tokenizer.from_file(str(path))
 
 
 def generation_settings(

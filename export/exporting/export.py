@@ -111,7 +111,7 @@ def write_export(
     graphs.write(directory)
     if triton is not None:
         graphs.save_for_triton(directory, triton)
-    return describe(checkpoint, graphs, directory, options.cases)
+    return describe(checkpoint, graphs, directory, options)
 
 
 def write_one_graph(
@@ -131,7 +131,7 @@ def write_one_graph(
     target, dtypes = graphs.target, graphs.dtypes
     with tempfile.TemporaryDirectory() as parts:
         graphs.write(Path(parts))
-        describe(checkpoint, graphs, Path(parts), options.cases)
+        describe(checkpoint, graphs, Path(parts), options)
         base = base_name(checkpoint.name)
         write_generator_card(directory, base, checkpoint.card, target, dtypes, mode)
         manifest, spec = write_generator(Path(parts), directory, target, mode, options.cases)
@@ -166,11 +166,14 @@ def check_whole_sequences(checkpoint: Checkpoint) -> None:
 # ------------------------------------------------------------------------------------ the manifest
 
 
-def describe(checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int) -> dict[str, Any]:
+def describe(
+    checkpoint: Checkpoint, graphs: Graphs, directory: Path, options: ExportOptions
+) -> dict[str, Any]:
     """Write the other files beside the graphs in `directory`, compare the graphs with torch, and
     return the manifest.
 
-    `cases` is the number of random inputs. Where no device can run the graphs, `parity` in the
+    `options.cases` is the number of random inputs. Graphs that become one graph, with
+    `options.generate`, get no reference. Where no device can run the graphs, `parity` in the
     manifest is None and `parity_reason` says why.
 
     Raises:
@@ -183,14 +186,17 @@ def describe(checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int
         return without_parity(graphs, directory, facts, NO_TORCH)
     from .reference import add_recorded, write_reference
 
-    write_reference(checkpoint, graphs, directory, facts | graphs.facts({}))
+    has_reference = options.generate is None
+    if has_reference:
+        write_reference(checkpoint, graphs, directory, facts | graphs.facts({}))
     try:
         device = graphs.target.parity_device(graphs.activations)
     except OSError as error:
         return without_parity(graphs, directory, facts, str(error))
     write_manifest(directory, **facts, **graphs.facts({}))  # needed to read the graphs
-    parity = compare_with_torch(checkpoint, graphs, directory, cases, device)
-    add_recorded(directory, graphs.dtypes, device)
+    parity = compare_with_torch(checkpoint, graphs, directory, options.cases, device)
+    if has_reference:
+        add_recorded(directory, graphs.dtypes, device)
     return write_manifest(directory, **facts, **graphs.facts(parity))
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from ..certification.reference import FILE as REFERENCE
 from ..graphs.saving import save_graph
 from ..heads import GENERATORS
 from ..inference.export_info import ExportInfo, read_export_info, write_manifest
@@ -17,9 +16,9 @@ from ..specs.graph_spec import GraphSpec
 from ..targets.target import Target
 from .checkpoint import Checkpoint
 from .one_graph_comparison import compare
+from .repository_files import GENAI_CONFIG
 
 OMITTED_FACTS = ("step", "genai")  # facts of the manifest
-OMITTED_FILES = ("genai_config.json", REFERENCE)
 
 
 def check_model(checkpoint: Checkpoint, mode: str) -> None:
@@ -53,7 +52,7 @@ def write_generator(
     """
     info = read_export_info(parts)
     for name in info.manifest["files"]:
-        if not name.startswith("onnx/") and Path(name).name not in OMITTED_FILES:
+        if not name.startswith("onnx/") and Path(name).name != GENAI_CONFIG:
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(parts / name, directory / name)
     specs, variants = {}, {}

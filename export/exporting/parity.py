@@ -265,13 +265,10 @@ def compare_images(case: Case) -> None:
         np.float32
     )
     results = case.runtime.outputs(pixel_values=pixel_values)
-    images = torch.from_numpy(pixel_values)
-    interpolates = "height" in spec.inputs[0].shape
-    expected = case.model(images, interpolate_pos_encoding=interpolates)
-    for tensor in spec.outputs:
-        values = expected[tensor.name].numpy()
-        compare = case.compare_logits if tensor.name == "logits" else case.compare
-        compare(results[tensor.name], values, np.ones(values.shape[:-1], bool), tensor.name)
+    expected = torch_outputs(case.model, spec, {"pixel_values": pixel_values})
+    for name, values in expected.items():
+        compare = case.compare_logits if name == "logits" else case.compare
+        compare(results[name], values, np.ones(values.shape[:-1], bool), name)
 
 
 def compare_sequences(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
@@ -283,12 +280,9 @@ def compare_sequences(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
     spec = case.runtime.specs["encoder"]
     feeds = sequence_inputs(spec, case.config, case.rng, (ids, mask))
     results = case.runtime.outputs(**feeds)
-    inputs = {
-        name: torch.from_numpy(values) for name, values in torch_inputs(feeds, case.config).items()
-    }
-    expected = case.model(**inputs)
+    expected = torch_outputs(case.model, spec, feeds)
     for output in spec.outputs:
-        values, real = expected[output.name].numpy(), real_values(output, feeds)
+        values, real = expected[output.name], real_values(output, feeds)
         case.compare(results[output.name], values, real, output.name)
         if output.name.endswith("logits"):
             compare_choices(case, results[output.name], values, real, output.name)
@@ -337,6 +331,20 @@ def sequence_inputs(
         feeds["decoder_input_ids"] = rng.integers(0, config.vocab_size, target.shape)
         feeds["decoder_attention_mask"] = target
     return {"input_ids": ids, "attention_mask": mask, **feeds}
+
+
+def torch_outputs(
+    model: PreTrainedModel, spec: GraphSpec, feeds: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return {output: array} that `model` computes in torch from `feeds`, the inputs of the graph
+    of `spec`, which reads full sequences or images."""
+    inputs: dict[str, Any] = {
+        name: torch.from_numpy(values) for name, values in torch_inputs(feeds, model.config).items()
+    }
+    if "pixel_values" in inputs:
+        inputs["interpolate_pos_encoding"] = "height" in spec.inputs[0].shape
+    outputs = model(**inputs)
+    return {tensor.name: outputs[tensor.name].numpy() for tensor in spec.outputs}
 
 
 def torch_inputs(feeds: dict[str, np.ndarray], config: PretrainedConfig) -> dict[str, np.ndarray]:

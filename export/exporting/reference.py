@@ -24,7 +24,7 @@ from ..inference.options import special_token
 from ..runtime import Runtime
 from ..specs.graph_spec import GraphSpec, concrete_shape
 from .checkpoint import Checkpoint
-from .parity import sequence_inputs, torch_inputs
+from .parity import sequence_inputs, torch_outputs
 from .plan import Graphs
 from .shortlist_head import with_shortlist
 
@@ -67,27 +67,16 @@ def add_recorded(directory: Path, dtypes: list[str], device: str) -> None:
 def sequence_reference(model: PreTrainedModel, spec: GraphSpec) -> Reference:
     """Return the outputs of a model that reads full sequences or images."""
     rng = np.random.default_rng(0)
-    make_inputs = image_inputs if reads_images(model) else text_inputs
-    inputs = make_inputs(model, spec, rng)
+    is_vision = HEADS[type(model).__name__].reads == READS_IMAGES
+    inputs = (image_inputs if is_vision else text_inputs)(model, spec, rng)
     reference = Reference({}, {}, inputs, {})
     feeds = reference.feeds
-    arguments: dict[str, Any] = {
-        name: torch.from_numpy(array) for name, array in torch_inputs(feeds, model.config).items()
-    }
-    if reads_images(model):
-        arguments["interpolate_pos_encoding"] = "height" in spec.inputs[0].shape
-    outputs = model(**arguments)
+    outputs = torch_outputs(model, spec, feeds)
     reference.results[TORCH] = {
-        tensor.name: sample(
-            without_padding(outputs[tensor.name].numpy(), real_values(tensor, feeds))
-        )
+        tensor.name: sample(without_padding(outputs[tensor.name], real_values(tensor, feeds)))
         for tensor in spec.outputs
     }
     return reference
-
-
-def reads_images(model: PreTrainedModel) -> bool:
-    return HEADS[type(model).__name__].reads == READS_IMAGES
 
 
 def image_inputs(model: PreTrainedModel, spec: GraphSpec, rng: np.random.Generator) -> Arrays:

@@ -5,14 +5,13 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from tokenizers import Tokenizer
-
-from vanilla_transformer.checkpoint_files import checkpoint_directory, read_json, readers_errors
+from vanilla_transformer.checkpoint_files import checkpoint_directory
 from vanilla_transformer.files import TARGET_TOKENIZER
 from vanilla_transformer.training.data import read_all_lines
 
 from ..graphs.config import Config
 from ..heads import HEADS
+from .checkpoint import open_tokenizer
 
 # Settings of a model that name tokens it must be able to generate.
 SPECIAL_TOKENS = (
@@ -69,9 +68,7 @@ def shortlist_from_text(text: str | os.PathLike, checkpoint: str | os.PathLike) 
         raise FileNotFoundError(
             f"{path} is missing, expected the tokenizer of the shortlist {text}"
         )
-    read_json(path)
-    with readers_errors(path):
-        tokenizer = Tokenizer.from_file(str(path))
+    tokenizer = open_tokenizer(path)
     special = {
         token for token, facts in tokenizer.get_added_tokens_decoder().items() if facts.special
     }

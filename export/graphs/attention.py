@@ -174,12 +174,6 @@ def split_values(g: GraphContext, states: Value) -> Value:
     return split_heads(g, states, g.config.value_head_dim)
 
 
-def is_packed(g: GraphContext) -> bool:
-    """Return True if one matrix multiplication may compute queries, keys and values, which rotary
-    positions would change afterwards."""
-    return not g.config.has_rotary_positions
-
-
 def source_states(g: GraphContext, source: Value) -> Pairs:
     """Return the keys and values (B, S, H * d) of a source (B, S, D) for each layer of the
     decoder."""

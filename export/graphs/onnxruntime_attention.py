@@ -17,11 +17,7 @@ from collections.abc import Sequence
 from onnx_ir import Value
 
 from ..specs.graph_spec import LONG
-from .attention import (
-    is_packed,
-    project,
-    scale,
-)
+from .attention import project, scale
 from .context import Caches, GraphContext, Pairs, Tokens, Values
 from .layers import Attention, linear
 from .ops import CONTRIB, branch
@@ -168,6 +164,12 @@ def beam_cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attenti
 
 def head_attributes(g: GraphContext) -> dict[str, int | float]:
     return {"num_heads": g.config.num_attention_heads, "scale": scale(g)}
+
+
+def is_packed(g: GraphContext) -> bool:
+    """Return True if one matrix multiplication may compute queries, keys and values, which rotary
+    positions would change afterwards."""
+    return not g.config.has_rotary_positions
 
 
 def packed(g: GraphContext, name: str, x: Value) -> Value:

@@ -232,7 +232,9 @@ def gpus() -> list[Gpu]:
     """Return the GPUs that `nvidia-smi` lists; none if it cannot be run."""
     query = ["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"]
     try:
-        result = subprocess.run(query, capture_output=True, text=True, timeout=20)
+        result = subprocess.run(
+            query, capture_output=True, encoding="utf-8", errors="replace", timeout=20
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
     rows = [line.split(", ") for line in result.stdout.splitlines()]

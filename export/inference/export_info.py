@@ -79,12 +79,7 @@ class ExportInfo:
 
         An invalid value raises ValueError.
         """
-        config = self.generation_config
-        try:
-            return check({name: config[name] for name in config if name in FIELDS})
-        except UsageError as error:
-            path = self.directory / "generation_config.json"
-            raise ValueError(f"{path}: {error}") from None
+        return default_options(self.generation_config, self.directory)
 
     @property
     def dtypes(self) -> list[str]:
@@ -148,6 +143,16 @@ class ExportInfo:
             if file_stamp((self.directory / name).stat()) != stamp:
                 raise ValueError(changed_while_opened(self.directory / name))
         self.check_hashes()
+
+
+def default_options(generation_config: dict, directory: Path) -> dict[str, Any]:
+    """Return the supported options in `generation_config`, the content of generation_config.json in
+    `directory`. Raise ValueError for an invalid value."""
+    options = {name: generation_config[name] for name in generation_config if name in FIELDS}
+    try:
+        return check(options)
+    except UsageError as error:
+        raise ValueError(f"{directory / 'generation_config.json'}: {error}") from None
 
 
 def changed_while_opened(path: Path) -> str:
@@ -241,48 +246,13 @@ def open_export_info(directory: str | os.PathLike) -> ExportInfo:
         stamps[MANIFEST] = file_stamp(os.fstat(file.fileno()))
         content = file.read()
     manifest = json_object(path, content)
-    schema_version = manifest.get("schema_version")
-    if schema_version != SCHEMA_VERSION:
-        is_newer = isinstance(schema_version, int) and schema_version > SCHEMA_VERSION
-        remedy = (
-            "a newer vanilla-transformer wrote it, update this one" if is_newer else "export again"
-        )
-        raise ValueError(
-            f"{path} has schema version {schema_version}, expected {SCHEMA_VERSION}: {remedy}"
-        )
-    if missing := REQUIRED.keys() - manifest.keys():
-        raise ValueError(f"{path} lacks {', '.join(sorted(missing))}: export again")
-    for name, kind in {**REQUIRED, **OPTIONAL}.items():
-        value = manifest.get(name, kind())
-        if not isinstance(value, kind):
-            raise ValueError(
-                f"{path} has {name} {reprlib.repr(value)}, expected a {kind.__name__}: export again"
-            )
-    default = manifest["default_dtype"]
-    variants = manifest["variants"]
-    if default not in variants:
-        raise ValueError(
-            f"{path} has default_dtype {reprlib.repr(default)}, expected one of its variants, "
-            f"{reprlib.repr([*variants])}: export again"
-        )
+    check_manifest(path, manifest)
     configs: dict[str, dict] = {name: {} for name in CONFIGS}
     hashing = {}
     pool = ThreadPoolExecutor(HASHING_THREADS)
     try:
         for name, facts in manifest["files"].items():
             # Links are followed, as in the Hub's cache. Their targets must have the right hash.
-            if Path(name).is_absolute() or ".." in Path(name).parts:
-                raise ValueError(
-                    f"{path} lists {name!r:.200}, which is outside the directory: export again"
-                )
-            if not isinstance(facts, dict) or (
-                type(facts.get("bytes")),
-                type(facts.get("sha256")),
-            ) != (int, str):
-                raise ValueError(
-                    f"{path} has {reprlib.repr(facts)} for {name:.200}, expected its bytes and "
-                    "sha256: export again"
-                )
             if name in configs:
                 stamps[name], content = read_file(directory / name, facts)
                 configs[name] = json_object(directory / name, content)
@@ -298,6 +268,61 @@ def open_export_info(directory: str | os.PathLike) -> ExportInfo:
     # config.json has a model type that clients know, the manifest the one of this package.
     config |= {"model_type": manifest["model_type"]}
     return ExportInfo(directory, manifest, config, generation_config, stamps, hashing)
+
+
+def check_manifest(path: Path, manifest: dict) -> None:
+    """Check the content of the manifest at `path`.
+
+    Raises:
+        ValueError: for another schema version, a field that is missing or has a wrong type, and a
+            file outside the directory.
+    """
+    schema_version = manifest.get("schema_version")
+    if schema_version != SCHEMA_VERSION:
+        is_newer = isinstance(schema_version, int) and schema_version > SCHEMA_VERSION
+        remedy = (
+            "a newer vanilla-transformer wrote it, update this one" if is_newer else "export again"
+        )
+        seen = reprlib.repr(schema_version)
+        raise ValueError(f"{path} has schema version {seen}, expected {SCHEMA_VERSION}: {remedy}")
+    if missing := REQUIRED.keys() - manifest.keys():
+        raise ValueError(f"{path} lacks {', '.join(sorted(missing))}: export again")
+    for name, kind in {**REQUIRED, **OPTIONAL}.items():
+        check_field(path, name, manifest.get(name, kind()), kind)
+    default, variants = manifest["default_dtype"], manifest["variants"]
+    if default not in variants:
+        raise ValueError(
+            f"{path} has default_dtype {reprlib.repr(default)}, expected one of its variants, "
+            f"{reprlib.repr([*variants])}: export again"
+        )
+    for dtype, variant in variants.items():
+        check_field(path, f"the variant {dtype:.200}", variant, dict)
+    for name, facts in manifest["files"].items():
+        check_listed_file(path, name, facts)
+
+
+def check_field(path: Path, name: str, value: Any, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise ValueError(
+            f"{path} has {name} {reprlib.repr(value)}, expected a {kind.__name__}: export again"
+        )
+
+
+def check_listed_file(path: Path, name: str, facts: Any) -> None:
+    """Raise ValueError unless `name` is inside the directory of the manifest at `path`, and `facts`
+    has its bytes and sha256."""
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ValueError(
+            f"{path} lists {name!r:.200}, which is outside the directory: export again"
+        )
+    if not isinstance(facts, dict) or (
+        type(facts.get("bytes")),
+        type(facts.get("sha256")),
+    ) != (int, str):
+        raise ValueError(
+            f"{path} has {reprlib.repr(facts)} for {name:.200}, expected its bytes and "
+            "sha256: export again"
+        )
 
 
 def json_object(path: Path, content: bytes) -> dict:

@@ -54,6 +54,20 @@ def check_inputs(
     return checked
 
 
+def check_sequence_inputs(
+    tensors: Sequence[TensorSpec], inputs: dict[str, np.ndarray | None], model: str
+) -> dict[str, np.ndarray]:
+    """Check the inputs of a full-sequence graph, as `check_inputs` does.
+
+    Token types are dropped if all are 0 and the graph has no such input: tokenizers return them for
+    models without types.
+    """
+    has_types = any(tensor.name == "token_type_ids" for tensor in tensors)
+    if not has_types and not np.any(inputs.get("token_type_ids")):
+        inputs = {**inputs, "token_type_ids": None}
+    return check_inputs(tensors, inputs, model)
+
+
 def check_input(tensor: TensorSpec, values: np.ndarray, sizes: dict[str, int]) -> np.ndarray:
     """Return `values` in the dtype of `tensor`, after a check of dtype, shape and range.
 

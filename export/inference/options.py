@@ -6,6 +6,7 @@ documentation are generated from the fields.
 """
 
 import dataclasses
+import functools
 import math
 import reprlib
 import textwrap
@@ -295,6 +296,15 @@ class Options:
             return self.pad_token_id
         return next(iter(self.eos_token_ids), 0)
 
+    @functools.cached_property
+    def logits_functions(self) -> list[Callable]:
+        """The functions that return logits processors, for the options that are not defaults."""
+        return [
+            field.metadata["logits"]
+            for field in LOGITS_FIELDS
+            if getattr(self, field.name) != field.default
+        ]
+
     @property
     def rows_per_input(self) -> int:
         return max(self.num_beams, self.num_return_sequences)
@@ -331,9 +341,7 @@ def check_seeds(seeds: Sequence[int] | None, count: int) -> None:
 
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
 IN_VOCABULARY = tuple(name for name, field in FIELDS.items() if field.metadata["in_vocabulary"])
-LOGITS_FUNCTIONS = tuple(
-    field.metadata["logits"] for field in FIELDS.values() if field.metadata["logits"]
-)
+LOGITS_FIELDS = tuple(field for field in FIELDS.values() if field.metadata["logits"])
 
 # Fields of generation_config.json that do not change tokens: bookkeeping, caches, compilation,
 # other outputs of `transformers.generate`, and assistant models.

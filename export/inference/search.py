@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from .logits import Prompt, Sampler, as_rows, log_sum_exp, top
-from .options import EXCLUDED_SCORE, LOGITS_FUNCTIONS, Options
+from .options import EXCLUDED_SCORE, Options
 from .top_k import NOT_FINITE, top_k_tokens
 
 INITIAL_CAPACITY = 256  # initial capacity in new tokens; doubled when it is full
@@ -45,7 +45,7 @@ class LogitsProcessors:
     def __init__(self, options: Options, prompt: Prompt):
         self.options = options
         self.prompt = prompt
-        processors = [function(options, prompt) for function in LOGITS_FUNCTIONS]
+        processors = [function(options, prompt) for function in options.logits_functions]
         self.active = [process for process in processors if process is not None]
 
     def __bool__(self) -> bool:

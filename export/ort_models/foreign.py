@@ -14,7 +14,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from ..inference.decoder import GenerationRequest, next_input_name
 from ..inference.devices import CUDA, TENSORRT, available_cpus, require
 from ..inference.export_info import CONFIGS, ExportInfo, json_object
-from ..inference.inputs import check_inputs, move_padding
+from ..inference.inputs import check_sequence_inputs, move_padding
 from ..inference.session import Session
 from ..specs.graph_spec import TensorSpec
 
@@ -73,10 +73,8 @@ class ForeignRuntime:
     def outputs(self, **arrays: Any) -> dict[str, np.ndarray]:
         """Return all outputs of the encoder by name. Raises ValueError for wrong `arrays`."""
         graph = self.graphs["encoder"]
-        if "token_type_ids" not in graph.inputs and not np.any(arrays.get("token_type_ids")):
-            arrays.pop("token_type_ids", None)
         tensors = [describe(value, self.config) for value in graph.inputs.values()]
-        return graph.run(check_inputs(tensors, arrays, str(graph.path)))
+        return graph.run(check_sequence_inputs(tensors, arrays, str(graph.path)))
 
     def encode(self, input_ids: np.ndarray, attention_mask: Any = None) -> np.ndarray:
         """Return the states (B, S, D) of sources (B, S)."""

@@ -43,10 +43,10 @@ class Batch(Protocol):
         It is called before each step, also without parts, to read on.
         """
 
-    def step(self) -> list[list[int]]:
-        """Compute all running parts once and return the new tokens of each row.
+    def step(self) -> int:
+        """Compute all running parts once and return the number of new tokens of all rows.
 
-        The list of a row is empty while its prompt is read, and always for an encoder.
+        A row has none while its prompt is read, and the row of an encoder never has one.
         """
 
     def remove(self, part: Any) -> None:

@@ -233,16 +233,14 @@ class EncoderBatch:
         for slot, row in enumerate(rows):
             row.slots = [slot]
 
-    def step(self) -> list[list[int]]:
-        """Run the rows and finish them. Return an empty list for each row, because it has no
-        tokens."""
-        if not self.running:
-            return []
-        self.graph.run_rows(self.running)
+    def step(self) -> int:
+        """Run the rows and finish them. Return 0, because an encoder has no new tokens."""
+        if self.running:
+            self.graph.run_rows(self.running)
         for row in self.running:
             row.is_finished = True
             row.request.finish_result()
-        return [[] for _ in self.running]
+        return 0
 
     def remove(self, row: EncoderRow) -> None:
         self.running.remove(row)

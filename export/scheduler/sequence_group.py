@@ -74,12 +74,12 @@ class SequenceGroup:
             return False
         return not LogitsProcessors(self.options, read_prompt(self.input))
 
-    @property
+    @cached_property
     def is_greedy(self) -> bool:
         """True if each new token is simply the one with the largest logit."""
         return self.is_plain and self.options.num_beams == 1
 
-    @property
+    @cached_property
     def has_plain_beams(self) -> bool:
         """True if one beam search can advance this and other groups with equal options."""
         return self.is_plain and self.options.num_beams > 1
@@ -98,10 +98,10 @@ class SequenceGroup:
         self.next_tokens = [*self.first_tokens]
 
     @property
-    def new_tokens(self) -> list[list[int]]:
-        """The new token of each row in the last step, in a list, which is empty while the prompt is
+    def num_new_tokens(self) -> int:
+        """The number of new tokens in the last step: one for each row, none while the prompt is
         read."""
-        return [[token] if self.has_started else [] for token in self.next_tokens]
+        return len(self.next_tokens) if self.has_started else 0
 
     def expanded_rows(self) -> "Sequence[SequenceGroup]":
         """Return the owner of each row that is added after the prompt.
@@ -123,20 +123,21 @@ class SequenceGroup:
         self.has_started = True
         self.tokens.append(token)
         self.next_tokens[0] = token
-        if token in self.end_tokens or len(self.tokens) == self.options.max_new_tokens:
-            reason = STOP if token in self.end_tokens else LENGTH
-            self.finish([Generated(self.tokens, reason)])
+        if token in self.end_tokens:
+            self.finish([Generated(self.tokens, STOP)])
+        elif len(self.tokens) == self.options.max_new_tokens:
+            self.finish([Generated(self.tokens, LENGTH)])
         if self.request.streams:
             self.add_event(token, None)
 
-    def append_all(self, tokens: list[int]) -> list[int]:
-        """Append new `tokens` of greedy search until the sequence ends, and return those that were
+    def append_all(self, tokens: list[int]) -> int:
+        """Append new `tokens` of greedy search until the sequence ends, and return how many were
         appended."""
         start = len(self.tokens)
         for token in tokens:
             if not self.is_finished:
                 self.append(token)
-        return self.tokens[start:]
+        return len(self.tokens) - start
 
     def advance(self, logits: np.ndarray) -> list[int] | None:
         """Select the next tokens from the `logits` (rows, V) after the last ones.

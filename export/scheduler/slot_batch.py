@@ -294,15 +294,13 @@ class SlotBatch:
 
     # ------------------------------------------------------------------------------------- the step
 
-    def step(self) -> list[list[int]]:
-        """Run the step graph on the slots in use and select the next tokens.
-
-        Return the new tokens of each row; the list is empty while its prompt is read.
-        """
+    def step(self) -> int:
+        """Run the step graph on the slots in use, select the next tokens and return their
+        number."""
         self.close_gaps()
         count = len(self.slots)
         if not count:
-            return []
+            return 0
         self.feed_tokens(count)
         lengths = self.lengths[:count]
         self.arrays["position_ids"][:count, 0] = lengths
@@ -311,7 +309,8 @@ class SlotBatch:
             self.arrays["total_source_length"][0] = self.last_source[:count].max() + 1
         self.session.run_bound(self.bindings[count - 1].io)
         lengths += 1
-        return self.select(self.logits[:count])
+        self.select(self.logits[:count])
+        return sum(group.num_new_tokens for group in self.running)
 
     def feed_tokens(self, count: int) -> None:
         tokens = [0] * count
@@ -320,22 +319,21 @@ class SlotBatch:
                 tokens[slot] = token
         self.arrays["input_ids"][:count, 0] = tokens
 
-    def select(self, logits: np.ndarray) -> list[list[int]]:
-        """Select the next tokens of all groups from the `logits` (slots, V) and return them by
-        row."""
+    def select(self, logits: np.ndarray) -> None:
+        """Select the next tokens of all groups from the `logits` (slots, V)."""
         starting: list[SequenceGroup] = []  # with plain beams
         greedy = [group for group in self.running if group.is_greedy]
+        others = [group for group in self.running if not group.is_greedy]
         top_tokens = logits.argmax(axis=1).tolist() if greedy else []
         for group in greedy:
             group.append(top_tokens[group.slots[0]])
-        for group in [group for group in self.running if not group.is_greedy]:
+        for group in others:
             if group.forced or not group.has_plain_beams:
                 self.advance(group, logits)
             elif not group.has_started:
                 starting.append(group)
         if starting or self.beams:
             self.advance_beams(starting, logits)
-        return [tokens for group in self.running for tokens in group.new_tokens]
 
     def advance_beams(self, starting: list[SequenceGroup], logits: np.ndarray) -> None:
         """Select the next tokens of all plain beams from the `logits` (slots, V).

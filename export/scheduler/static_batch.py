@@ -96,25 +96,26 @@ class StaticBatch:
             group.slots = [slot]
             group.is_expanded = group.num_rows == 1
 
-    def step(self) -> list[list[int]]:
-        """Generate one token of every sequence, or several in graphs, and return the new tokens of
-        each row.
+    def step(self) -> int:
+        """Generate one token of every sequence, or several in graphs, and return the number of new
+        tokens.
 
         The first step uses the logits that `join` computed.
         """
         if self.search is not None:
             return self.run_search(self.search)
         if self.decoder is None:
-            return []
+            return 0
         if self.logits is not None:
             self.start(self.decoder, self.logits)
             self.logits = None
         else:
             self.decode(self.decoder)
-        return [tokens for group in self.running for tokens in group.new_tokens]
+        return sum(group.num_new_tokens for group in self.running)
 
-    def run_search(self, search: GraphSearch) -> list[list[int]]:
-        """Run one step if a group streams its tokens, else several, and return the new tokens.
+    def run_search(self, search: GraphSearch) -> int:
+        """Run one step if a group streams its tokens, else several, and return the number of new
+        tokens.
 
         Beams have their tokens when they end.
         """
@@ -122,7 +123,7 @@ class StaticBatch:
         tokens = search.advance(1 if streams else SEARCH_STEPS)
         if tokens is None:
             return finish_beams(self.running, search)
-        return [group.append_all(tokens[group.slots[0]].tolist()) for group in self.running]
+        return sum(group.append_all(tokens[group.slots[0]].tolist()) for group in self.running)
 
     def decode(self, decoder: Decoder) -> None:
         tokens = np.array([[group.options.fill_token_id] for group in self.rows])
@@ -191,18 +192,19 @@ def batch_request(groups: list[SequenceGroup]) -> GenerationRequest:
     return GenerationRequest(options, *move_padding(*prompts, "left", fill), source)
 
 
-def finish_beams(groups: list[SequenceGroup], search: GraphSearch) -> list[list[int]]:
-    """Finish those of `groups` whose beams have ended in `search`, and return the tokens of their
-    sequences."""
+def finish_beams(groups: list[SequenceGroup], search: GraphSearch) -> int:
+    """Finish those of `groups` whose beams have ended in `search`, and return the number of tokens
+    of their sequences."""
     for group in groups:
         group.has_started = True
     ended = [group for group in groups if search.ended[group.slots[0] // group.num_rows]]
     if not ended:
-        return []
+        return 0
     rows, scores = search.result()
     for group in ended:
         count = group.options.num_return_sequences
         first = group.slots[0] // group.num_rows * count
         these = slice(first, first + count)
         group.finish(group.make_results(rows[these], None if scores is None else scores[these]))
-    return [result.tokens for group in ended for result in group.results if result is not None]
+    results = [result for group in ended for result in group.results if result is not None]
+    return sum(len(result.tokens) for result in results)

@@ -88,8 +88,7 @@ class Worker:
 
     def step(self) -> None:
         self.num_rows = sum(len(part.slots) for part in self.batch.running)
-        new_tokens = self.batch.step()
-        self.events.stepped(self.num_rows, sum(map(len, new_tokens)))
+        self.events.stepped(self.num_rows, self.batch.step())
 
     def fail(self, error: Exception, joining: list) -> None:
         failure = error

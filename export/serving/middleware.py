@@ -175,7 +175,7 @@ class Frame:
             else:
                 await self._limited(exchange)
         except ClientDisconnect:
-            pass
+            pass  # nobody reads a response; `_note` counts it as CLIENT_GONE
         except Exception as error:
             self.metrics.failed()
             self.log.write(
@@ -277,7 +277,7 @@ class Frame:
         """
         task = asyncio.current_task()
         while exchange.cancelled is not None and task is not None and task.uncancel():
-            pass
+            pass  # each `cancel` is undone, so that the response can be awaited
         if exchange.cancelled == GONE or exchange.status:
             return
         if exchange.cancelled == SLOW:

@@ -141,7 +141,7 @@ async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[s
             f"{body.source!r:.40} to {body.target!r:.40} is not supported, expected one of: "
             f"{pairs}",
         )
-    text = f"{direction.word} {body.text}" if direction.word else body.text
+    text = direction.add_word(body.text)
     options = {"num_beams": 1, "do_sample": False}
     languages = direction.src_lang, direction.tgt_lang
     plan, inputs = await call_off_loop(

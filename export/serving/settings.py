@@ -16,9 +16,8 @@ from ..arguments import DTYPE_HELP, MAX_SHOWN, Parser, choice_type, integer, pat
 from ..errors import UsageError
 
 PREFIX = "VANILLA_TRANSFORMER_"  # prefix of environment variables
-TOKEN = (
-    f"{PREFIX}TOKEN"  # not a flag, because all users of a machine see the arguments of a process
-)
+# not a flag, because all users of a machine see the arguments of a process
+TOKEN = f"{PREFIX}TOKEN"
 LEVELS = ("debug", "info", "warning", "error")
 PAIR = re.compile(r"(?:([\w.-]+):)?([\w-]+?)-(\w+)")
 MEBIBYTE = 2**20

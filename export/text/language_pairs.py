@@ -33,6 +33,10 @@ class Direction(NamedTuple):
     tgt_lang: str | None = None
     word: str = ""
 
+    def add_word(self, text: str) -> str:
+        """Return `text` after the `word`, or unchanged if there is none."""
+        return f"{self.word} {text}" if self.word else text
+
 
 @dataclass(frozen=True)
 class Directions:

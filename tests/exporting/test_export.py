@@ -2,6 +2,7 @@
 behind."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -25,6 +26,8 @@ from checkpoints import (
 from messages import raises
 from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import DynamicCache
 
 from vanilla_transformer import (
@@ -363,10 +366,11 @@ def checkpoint(exported, tmp_path):
 
 
 def test_the_tokenizer_goes_with_the_graphs(quick, checkpoint, tmp_path):
-    (checkpoint / "tokenizer.json").write_text('{"a": 1}')
+    Tokenizer(WordLevel({"a": 0}, unk_token="a")).save(str(checkpoint / "tokenizer.json"))
     (checkpoint / "tokenizer_config.json").write_text('{"b": 2}')
     manifest = export(checkpoint, tmp_path / "out")
-    assert (tmp_path / "out/tokenizer.json").read_text() == '{"a": 1}'
+    copy = tmp_path / "out/tokenizer.json"
+    assert copy.read_bytes() == (checkpoint / "tokenizer.json").read_bytes()
     assert set(manifest["files"]) == {
         "config.json",
         "onnx/model.onnx",
@@ -374,6 +378,37 @@ def test_the_tokenizer_goes_with_the_graphs(quick, checkpoint, tmp_path):
         "tokenizer.json",
         "tokenizer_config.json",
     }
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a": 1}', '{"added_tokens": 5}'])
+@pytest.mark.parametrize("name", ["tokenizer.json", "target_tokenizer.json"])
+def test_a_damaged_tokenizer_is_named_before_graphs_are_written(
+    quick, checkpoint, tmp_path, name, content
+):
+    (checkpoint / name).write_text(content)
+    with pytest.raises(ValueError, match=re.escape(str(checkpoint / name))):
+        export(checkpoint, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_tokenizer_config_is_named(quick, checkpoint, tmp_path):
+    path = checkpoint / "tokenizer_config.json"
+    path.write_text("{")
+    with pytest.raises(ValueError, match=re.escape(str(path))):
+        export(checkpoint, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "name, value", [("eos_token_id", []), ("bad_words_ids", 5), ("suppress_tokens", "x")]
+)
+def test_a_setting_of_generation_that_is_wrong_is_named_with_its_file(
+    exported, quick, tmp_path, name, value
+):
+    checkpoint = shutil.copytree(exported("causal").checkpoint, tmp_path / "checkpoint")
+    path = checkpoint / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    with raises(ValueError, seen=(path, name, value)):
+        export(checkpoint, tmp_path / "out")
 
 
 def test_an_existing_directory_is_replaced_only_by_force(quick, checkpoint, tmp_path):

@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 from checkpoints import with_words
 from messages import check_message, raises
-from shards import some_lines, write
+from shards import Stopped, some_lines, stop_after, write
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.cli.main import main
@@ -224,22 +224,10 @@ def test_a_bad_line_stops_a_run_that_resumes_with_skip_or_once_it_is_repaired(
 # ----------------------------------------------------------------------------------------- resuming
 
 
-class Stopped(Exception):
-    pass
-
-
-def stopped(job, source, out, count, error=Stopped):
+def stopped(job, source, out, count):
     """Start a run that stops after `count` shards."""
-    compute, done = run.compute, []
-
-    def stopping(*arguments):
-        done.append(arguments[2])
-        if len(done) > count:
-            raise error
-        return compute(*arguments)
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(error):
-        patch.setattr(run, "compute", stopping)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+        stop_after(patch, count)
         job.to_file(source, out)
 
 

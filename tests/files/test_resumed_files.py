@@ -14,34 +14,15 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from messages import check_message, raises
-from shards import contents, names, some_lines, write
+from shards import Stopped, contents, names, some_lines, stop_after, write
 
 from vanilla_transformer_export.cli.main import main
-from vanilla_transformer_export.files import run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* was cut after")
 COMMAND = [sys.executable, "-m", "vanilla_transformer_export.cli.main"]
 
 
 # ----------------------------------------------------------------------------------------- going on
-
-
-class Stopped(Exception):
-    pass
-
-
-def stop_after(monkeypatch, count, error=Stopped):
-    """So many shards."""
-    compute, done = run.compute, []
-
-    def stopping(*arguments):
-        done.append(arguments[2])
-        if len(done) > count:
-            raise error
-        return compute(*arguments)
-
-    monkeypatch.setattr(run, "compute", stopping)
-    return done
 
 
 def begun(bulk, inputs, out, count, error=Stopped):

@@ -116,6 +116,7 @@ def test_a_manifest_that_lacks_a_fact_is_refused(export, lost):
         ({"target": {}}, "{}", "str"),
         ({"default_dtype": 1}, ("default_dtype", 1), "str"),
         ({"default_dtype": "int8"}, ("default_dtype", "int8"), ()),
+        ({"variants": {"fp32": 5}}, ("variant fp32", 5), "dict"),
         ({"variants": []}, ("variants", "[]"), "dict"),
         ({"activations": ["fp16"]}, ("activations", "fp16"), "str"),
     ],
@@ -162,7 +163,9 @@ def test_a_changed_byte_is_found(export, position):
 def test_another_schema_is_refused_with_both_versions(export, version):
     manifest = json.loads((export / "manifest.json").read_text())
     (export / "manifest.json").write_text(json.dumps({**manifest, "schema_version": version}))
-    refused(export, ValueError, "manifest.json", f"version {version}", f"expected {SCHEMA_VERSION}")
+    refused(
+        export, ValueError, "manifest.json", f"version {version!r}", f"expected {SCHEMA_VERSION}"
+    )
 
 
 def test_a_newer_schema_asks_for_a_newer_version_and_an_older_one_for_another_export(export):

@@ -1,6 +1,8 @@
-"""Lines of text in files, and their translations."""
+"""Lines of text in files, their translations, and runs over them that stop early."""
 
 import numpy as np
+
+from vanilla_transformer_export.files import run
 
 OPTIONS = {"max_new_tokens": 8}
 
@@ -31,3 +33,21 @@ def names(folder):
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+class Stopped(Exception):
+    """The error that stops a run."""
+
+
+def stop_after(monkeypatch, count, error=Stopped):
+    """Let runs raise `error` after `count` shards. Return the list of the shards they began."""
+    compute, done = run.compute, []
+
+    def stopping(*arguments):
+        done.append(arguments[2])
+        if len(done) > count:
+            raise error
+        return compute(*arguments)
+
+    monkeypatch.setattr(run, "compute", stopping)
+    return done

@@ -164,9 +164,8 @@ class Watch(TrainerCallback):
             local_counts = torch.tensor(
                 [int(count) for count in self.counts.values()], device=args.device
             )
-            sums = reduce(
-                local_counts, "sum"
-            ).tolist()  # over the processes, which all have to call this
+            # over the processes, which all have to call this
+            sums = reduce(local_counts, "sum").tolist()
             counts = dict(zip(self.counts, sums, strict=True))
             measured = {
                 "tokens": sum(counts.values()),

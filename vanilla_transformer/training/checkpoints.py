@@ -122,16 +122,20 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def numbered_checkpoints(state: Path) -> list[Path]:
+    """Return the paths in the directory `state` that are named as `Trainer` names checkpoints."""
+    return [
+        path for path in state.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)
+    ]
+
+
 def marked_checkpoints(state: Path) -> list[Path]:
     """Return the checkpoints in the directory `state` that a run finished or began to write, oldest
     first.
 
     Averages and other directories of the user are not among them.
     """
-    numbered = [
-        path for path in state.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)
-    ]
-    marked = (path for path in numbered if (path / FILES).is_file())
+    marked = (path for path in numbered_checkpoints(state) if (path / FILES).is_file())
     return sorted(marked, key=lambda path: int(path.name.removeprefix("checkpoint-")))
 
 
@@ -221,11 +225,7 @@ def check_state(state: Path, facts: dict, restart: bool) -> None:
             )
         return
     marked = marked_checkpoints(state)
-    foreign = [
-        path
-        for path in state.glob("checkpoint-*")
-        if re.fullmatch(r"checkpoint-\d+", path.name) and path not in marked
-    ]
+    foreign = [path for path in numbered_checkpoints(state) if path not in marked]
     if foreign:
         raise FileExistsError(
             f"{foreign[0]} was not written by this run, which may need its name: move it elsewhere"

@@ -19,9 +19,8 @@ from .protocol import Protocol, name_in_path, served_models, server_settings
 
 AUTO = "auto"
 NO_LIMIT = -1
-FRONTEND_TIMEOUT = (
-    500  # milliseconds that LibreTranslate's page waits after a key press, by default
-)
+# milliseconds that LibreTranslate's page waits after a key press, by default
+FRONTEND_TIMEOUT = 500
 MAX_LISTED_PAIRS = 10  # pairs of languages in an error
 
 
@@ -186,10 +185,7 @@ async def translate_plain(
         beams = max(count, model.runtime.info.defaults.get("num_beams") or 1)
         options |= {"num_beams": beams, "num_return_sequences": count, "do_sample": False}
     if indices:
-        inputs = [
-            f"{direction.word} {texts[index]}" if direction.word else texts[index]
-            for index in indices
-        ]
+        inputs = [direction.add_word(texts[index]) for index in indices]
         translated = await translate(
             model, inputs, direction.src_lang, direction.tgt_lang, splitting, **options
         )

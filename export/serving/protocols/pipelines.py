@@ -31,6 +31,7 @@ from .protocol import (
     Protocol,
     checked_options,
     name_in_path,
+    parse_body,
     served_models,
     server_settings,
     validated,
@@ -43,7 +44,7 @@ MAX_CHARACTERS = 250_000  # maximum length of a text
 MAX_WINDOWS = 2000  # maximum number of windows of a text
 # Fields of text-generation-inference that huggingface_hub omits after a certain error message, see
 # `generation_options`.
-LEFT_OUT: tuple[str, ...] = (
+LEFT_OUT = (
     "adapter_id",
     "best_of",
     "decoder_input_details",
@@ -53,8 +54,11 @@ LEFT_OUT: tuple[str, ...] = (
     "stop",
     "top_n_tokens",
     "truncate",
+    "typical_p",
+    "watermark",
+    "clean_up_tokenization_spaces",
+    "truncation",
 )
-LEFT_OUT += ("typical_p", "watermark", "clean_up_tokenization_spaces", "truncation")
 
 
 class PipelineRequest(BaseModel):
@@ -169,16 +173,7 @@ def read_body(content: bytes, media_type: str, reads_images: bool) -> PipelineRe
     is_json = media_type.split(";")[0].strip() == "application/json" or begins_an_object
     if reads_images and not is_json:
         return PipelineRequest.model_validate({"inputs": content})
-    try:
-        fields = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(
-            f"the body is not valid JSON: {error}, expected an object with inputs"
-        ) from None
-    if not isinstance(fields, dict):
-        raise UsageError(f"the body is {fields!r:.80}, expected an object with inputs")
-    with validated(fields, "body"):
-        return PipelineRequest.model_validate(fields)
+    return parse_body(content, PipelineRequest)
 
 
 # ------------------------------------------------------------------------------------------- inputs

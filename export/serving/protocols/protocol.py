@@ -4,13 +4,14 @@ A new protocol is a module of this folder with `PROTOCOL`, and a name in `PROTOC
 `serving/service.py`."""
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ...errors import RequestError, UsageError
 from ...inference import options
@@ -19,6 +20,7 @@ from ..settings import Settings
 
 # token ids in one option; every step checks all of them, which delays other requests
 MAX_IDS = 1 << 16
+Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,25 @@ def validated(value: Any, *location: str) -> Iterator[None]:
         raise RequestValidationError(errors, body=value) from None
 
 
+def parse_body(content: bytes, model: type[Model]) -> Model:
+    """Return the request in `content`, a JSON object with the fields of `model`.
+
+    Raises:
+        UsageError: if the body is not a JSON object.
+        RequestValidationError: if a field has another type.
+    """
+    try:
+        fields = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"the body is not valid JSON: {error}, expected an object with inputs"
+        ) from None
+    if not isinstance(fields, dict):
+        raise UsageError(f"the body is {fields!r:.80}, expected an object with inputs")
+    with validated(fields, "body"):
+        return model.model_validate(fields)
+
+
 def checked_options(values: dict[str, Any]) -> dict[str, Any]:
     """Return `values`, options of `Runtime.generate`, as Python values that are valid.
 
@@ -70,3 +91,15 @@ def checked_options(values: dict[str, Any]) -> dict[str, Any]:
         if count > MAX_IDS:
             raise UsageError(f"{name} has {count} token ids, expected at most {MAX_IDS}", name)
     return options.check(values)
+
+
+def check_vocabulary(name: str, ids: list[int], size: int) -> None:
+    """Raise UsageError if one of the token ids `ids`, in the field `name`, is outside the
+    vocabulary of `size` tokens."""
+    outside = [token for token in ids if not 0 <= token < size]
+    if outside:
+        raise UsageError(
+            f"{name} has the token id {outside[0]}, expected ids from 0 to {size - 1}, the "
+            f"vocabulary",
+            name,
+        )

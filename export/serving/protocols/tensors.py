@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ...errors import UsageError, did_you_mean
 from ...specs.graph_spec import TensorSpec
-from .protocol import validated
+from .protocol import parse_body
 
 # header with the number of bytes of JSON, if binary data follow
 JSON_LENGTH = "Inference-Header-Content-Length"
@@ -99,16 +99,7 @@ def read_request(content: bytes, json_length: str | None) -> tuple[InferRequest,
                 "of the body"
             )
         end = int(json_length)
-    try:
-        fields = json.loads(content[:end])
-    except (ValueError, RecursionError) as error:
-        raise UsageError(
-            f"the body is not valid JSON: {error}, expected an object with inputs"
-        ) from None
-    if not isinstance(fields, dict):
-        raise UsageError(f"the body is {fields!r:.80}, expected an object with inputs")
-    with validated(fields, "body"):
-        return InferRequest.model_validate(fields), memoryview(content)[end:]
+    return parse_body(content[:end], InferRequest), memoryview(content)[end:]
 
 
 def parse_inputs(

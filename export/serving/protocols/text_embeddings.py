@@ -5,12 +5,11 @@ reranking."""
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from tokenizers import Encoding, normalizers
 
 from ... import __version__
@@ -23,7 +22,6 @@ from ...text.tasks.rows import (
     Cut,
     Pair,
     TokenRow,
-    check_string,
     decode,
     encode_texts,
     label_names,
@@ -33,6 +31,22 @@ from ...text.tasks.rows import (
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
 from .protocol import Protocol, name_in_path, served_models, server_settings, validated
+from .text_embeddings_requests import (
+    DecodeRequest,
+    EmbedAllRequest,
+    EmbedRequest,
+    PredictRequest,
+    RerankRequest,
+    SimilarityParameters,
+    SimilarityRequest,
+    TEIRequest,
+    TokenizeRequest,
+    Truncation,
+    check_number,
+    empty_error,
+    parse_inputs,
+    parse_sequences,
+)
 
 router = APIRouter(tags=["text-embeddings-inference"])
 
@@ -42,145 +56,9 @@ MAX_TOKEN_LENGTH = 250
 MAX_CHARACTERS = 250_000
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 TYPES = {400: "Empty", 424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Unhealthy"}
-INPUTS = {
-    "anyOf": [
-        {"type": "string"},
-        {
-            "type": "array",
-            "items": {
-                "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]
-            },
-        },
-        {"type": "array", "items": {"type": "integer"}},
-    ]
-}
-PROMPT_NAME = "name of a prompt of the export, which precedes each text"
-TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-IDS = {
-    "anyOf": [
-        {"type": "array", "items": {"type": "integer"}},
-        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
-    ]
-}
-SEQUENCES = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "maxItems": 2},
-        {"type": "array", "items": {"type": "array", "items": {"type": "string"}, "maxItems": 2}},
-    ]
-}
 
 
-# ----------------------------------------------------------------------------------------- requests
-
-
-class TEIRequest(BaseModel):
-    """A request of text-embeddings-inference. Unknown fields are rejected."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    model: str | None = Field(
-        None, description="name of a model; by default the only model that fits"
-    )
-
-
-class Truncation(TEIRequest):
-    """The options of truncation."""
-
-    truncate: bool | None = Field(
-        None,
-        description=(
-            "true cuts texts and token ids that are too long; false rejects them; by default the "
-            "server's --auto-truncate"
-        ),
-    )
-    truncation_direction: Literal["left", "right", "Left", "Right"] = Field(
-        "right", description="side at which texts are cut"
-    )
-
-    @property
-    def side(self) -> str:
-        return self.truncation_direction.lower()
-
-    def with_default(self, truncate: bool) -> Self:
-        """Return the request with the server's `truncate` if it has none."""
-        return self.model_copy(update={"truncate": truncate}) if self.truncate is None else self
-
-
-class EmbedAllRequest(Truncation):
-    """Texts or token ids to embed, token by token."""
-
-    inputs: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
-        description="text, token ids, or list of these", examples=["a dog"]
-    )
-    prompt_name: str | None = Field(None, description=PROMPT_NAME)
-
-
-class EmbedRequest(EmbedAllRequest):
-    """Texts or token ids to embed."""
-
-    normalize: bool = Field(True, description="scale each vector to length 1")
-    dimensions: int | None = Field(
-        None, ge=1, description="number of values of each vector, from its start"
-    )
-
-
-class PredictRequest(Truncation):
-    """Texts or pairs of texts to classify."""
-
-    inputs: Annotated[Any, WithJsonSchema(SEQUENCES)] = Field(
-        description="text, pair of texts, or list of lists of one or two texts",
-        examples=["a fine film"],
-    )
-    raw_scores: bool = Field(False, description="return logits instead of probabilities")
-
-
-class RerankRequest(Truncation):
-    """A query and texts to rank."""
-
-    query: str = Field(description="query that the texts are compared with")
-    texts: list[str] = Field(description="texts to rank")
-    raw_scores: bool = Field(False, description="return logits instead of probabilities")
-    return_text: bool = Field(False, description="include the text of each rank in the response")
-
-
-class Sentences(TEIRequest):
-    """A sentence, and sentences to compare it with."""
-
-    source_sentence: str = Field(description="sentence to compare")
-    sentences: list[str] = Field(description="sentences to compare it with")
-
-
-class SimilarityParameters(Truncation):
-    """The options of a request to /similarity."""
-
-    prompt_name: str | None = Field(None, description=PROMPT_NAME)
-
-
-class SimilarityRequest(TEIRequest):
-    """Sentences to compare."""
-
-    inputs: Sentences = Field(description="sentences to compare")
-    parameters: SimilarityParameters | None = Field(None, description="options")
-
-
-class TokenizeRequest(TEIRequest):
-    """Texts to tokenize."""
-
-    inputs: Annotated[Any, WithJsonSchema(TEXTS)] = Field(
-        description="text or list of texts", examples=["a dog"]
-    )
-    add_special_tokens: bool = Field(True, description="include special tokens")
-    prompt_name: str | None = Field(None, description=PROMPT_NAME)
-
-
-class DecodeRequest(TEIRequest):
-    """Token ids to decode."""
-
-    ids: Annotated[Any, WithJsonSchema(IDS)] = Field(
-        description="token ids, or list of lists of token ids", examples=[[1, 2]]
-    )
-    skip_special_tokens: bool = Field(True, description="omit special tokens from the text")
+# ------------------------------------------------------------------------------------------- errors
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
@@ -422,87 +300,7 @@ def model_type(model: ServedModel) -> dict[str, Any]:
     return {"reranker" if reranks(model) else "classifier": names}
 
 
-# ------------------------------------------------------------------------------------------- inputs
-
-
-def empty_error(name: str) -> RequestError:
-    return RequestError(400, f"{name} is empty, expected at least one text")
-
-
-def check_number(name: str, inputs: Sequence[Any], max_items: int) -> None:
-    if not inputs:
-        raise empty_error(name)
-    if len(inputs) > max_items:
-        raise TooLong(f"{name} has {len(inputs)} items, expected at most {max_items}")
-
-
-def check_input(text: str, name: str) -> str:
-    """Return `text`. Raises UsageError if it is empty; `name` is for the message. White space is
-    accepted, as in text-embeddings-inference."""
-    if not text:
-        raise UsageError(f"{name} is '', expected at least one character", name)
-    return check_string(text, name)
-
-
-def parse_inputs(
-    name: str, value: Any, max_items: int, runtime: TextRuntime
-) -> list[str | list[int]]:
-    """Return the list of texts and rows of token ids in `value`, the field `name` of a request.
-
-    Raises UsageError for invalid values, RequestError for none, and TooLong for more than
-    `max_items`.
-    """
-    inputs = [value] if isinstance(value, str) else value
-    if isinstance(inputs, list) and inputs and all(type(item) is int for item in inputs):
-        inputs = [inputs]
-    if not isinstance(inputs, list):
-        raise UsageError(
-            f"{name} is {value!r:.80}, expected a text, token ids or a "
-            f"list of texts and lists of token ids"
-        )
-    check_number(name, inputs, max_items)
-    size = runtime.info.config["vocab_size"]
-    for index, item in enumerate(inputs):
-        if isinstance(item, str):
-            check_input(item, f"{name} {index} of {len(inputs)}")
-            continue
-        if not isinstance(item, list) or not item or not all(type(token) is int for token in item):
-            raise UsageError(f"{name} has {item!r:.80}, expected a text or token ids")
-        outside = [token for token in item if not 0 <= token < size]
-        if outside:
-            raise UsageError(
-                f"{name} has the token id {outside[0]}, expected ids from 0 to {size - 1}, the "
-                f"vocabulary"
-            )
-    return inputs
-
-
-def parse_sequences(value: Any) -> tuple[list[str | Pair], bool]:
-    """Return a list of texts and pairs of texts, and True if the request has a list of them.
-
-    Raises UsageError or RequestError for other values.
-    """
-    if isinstance(value, str):
-        return [check_input(value, "inputs")], False
-    if isinstance(value, list) and value and all(isinstance(item, list) for item in value):
-        return [
-            parse_sequence(item, f"inputs {index} of {len(value)}")
-            for index, item in enumerate(value)
-        ], True
-    if value == []:
-        raise empty_error("inputs")
-    return [parse_sequence(value, "inputs")], False
-
-
-def parse_sequence(value: Any, name: str) -> str | Pair:
-    if (
-        not isinstance(value, list)
-        or len(value) not in (1, 2)
-        or not all(isinstance(part, str) for part in value)
-    ):
-        raise UsageError(f"{name} is {value!r:.80}, expected a text, or a list of one or two texts")
-    parts = [check_input(part, name) for part in value]
-    return parts[0] if len(parts) == 1 else (parts[0], parts[1])
+# ------------------------------------------------------------------------------------------- tokens
 
 
 def encode(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) -> list[Encoding]:

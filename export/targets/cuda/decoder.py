@@ -2,8 +2,9 @@
 graphs."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,12 +26,13 @@ class CudaDecoders:
     thread."""
 
     export: LoadedExport
-    pool: Pool = field(init=False)
     supports_empty_prompts = False
     supports_candidates = False
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "pool", Pool(self.export))
+    @functools.cached_property
+    def pool(self) -> Pool:
+        """The buffers that requests use one after the other."""
+        return Pool(self.export)
 
     @in_device_thread
     def start(self, request: GenerationRequest) -> "CudaDecoder":

@@ -22,6 +22,7 @@ from ...graphs.context import (
     flat,
 )
 from ...graphs.layers import STANDARD, decoder_states, fused_rms_norm, linear, logits
+from ...graphs.ops import CONTRIB
 from ...graphs.positions import (
     angles,
     cast_to_float32,
@@ -84,7 +85,7 @@ def fused_add_and_norm(
     operands = [product, x, g.weight(f"{after}.weight"), *shift, g.bias(last)]
     op_type = "SkipSimplifiedLayerNormalization" if is_rms else "SkipLayerNormalization"
     normed, *statistics, total = g.op.outputs(
-        4, op_type, *operands, domain="com.microsoft", epsilon=g.config.layer_norm_eps
+        4, op_type, *operands, domain=CONTRIB, epsilon=g.config.layer_norm_eps
     )
     for value in statistics:
         value.name = ""  # not computed

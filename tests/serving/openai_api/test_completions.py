@@ -6,7 +6,7 @@ import pytest
 from checkpoints import EOS, START
 from openai_server import greedy, new_tokens, post
 
-from vanilla_transformer_export.serving.protocols import openai_api
+from vanilla_transformer_export.serving.protocols import openai_requests
 
 
 def test_greedy_completions_are_the_texts_of_the_runtime(client, decoder):
@@ -96,7 +96,7 @@ def test_several_answers_are_samples_of_their_own_or_beams(client, decoder):
 
 
 def test_what_a_request_has_not_is_as_generation_config_says_and_then_as_openai_does():
-    body = openai_api.CompletionRequest()
+    body = openai_requests.CompletionRequest()
     expected = dict(
         num_beams=1,
         max_new_tokens=16,
@@ -105,14 +105,16 @@ def test_what_a_request_has_not_is_as_generation_config_says_and_then_as_openai_
         temperature=1.0,
         top_k=0,
     )
-    assert openai_api.parse_options(body, {"num_beams": 4, "max_length": 9}) == expected
+    assert openai_requests.parse_options(body, {"num_beams": 4, "max_length": 9}) == expected
     own = {"temperature": 0.5, "top_k": 7}
-    assert openai_api.parse_options(body, own) == expected | own
-    assert openai_api.parse_options(
-        openai_api.CompletionRequest(temperature=2.0, top_k=0), own
+    assert openai_requests.parse_options(body, own) == expected | own
+    assert openai_requests.parse_options(
+        openai_requests.CompletionRequest(temperature=2.0, top_k=0), own
     ) == expected | {"temperature": 2.0}
-    nulls = openai_api.CompletionRequest(**dict.fromkeys(openai_api.CompletionRequest.model_fields))
-    assert openai_api.parse_options(nulls, {}) == expected
+    nulls = openai_requests.CompletionRequest(
+        **dict.fromkeys(openai_requests.CompletionRequest.model_fields)
+    )
+    assert openai_requests.parse_options(nulls, {}) == expected
 
 
 def test_every_option_of_generate_is_a_field(url, decoder):
@@ -122,7 +124,7 @@ def test_every_option_of_generate_is_a_field(url, decoder):
         suppress_tokens=[8], begin_suppress_tokens=[9], renormalize_logits=True,
         eos_token_id=[EOS, 11], num_beams=1, length_penalty=0.5, early_stopping=True,
     )  # fmt: skip
-    assert set(values) == set(openai_api.OPTIONS)
+    assert set(values) == set(openai_requests.OPTIONS)
     for name, value in values.items():
         result = post(url, prompt="ab", seed=1, max_tokens=8, **{name: value}).json()["choices"][0][
             "text"

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from openai_server import OneByOne, greedy
 
-from vanilla_transformer_export.serving.protocols import openai_api
+from vanilla_transformer_export.serving.protocols import openai_api, openai_requests
 from vanilla_transformer_export.serving.protocols.completions import StopTexts
 
 
@@ -93,8 +93,8 @@ def test_a_stop_text_of_bytes_that_come_one_by_one(client, decoder):
         ("éb", "a", 4),
         ("日x", "aéb日g", 8),
     ):
-        body = openai_api.CompletionRequest(stop=stop, temperature=0, max_tokens=8)
-        job = engine.admission.admit([START], openai_api.parse_options(body, {}))
+        body = openai_requests.CompletionRequest(stop=stop, temperature=0, max_tokens=8)
+        job = engine.admission.admit([START], openai_requests.parse_options(body, {}))
         asked = openai_api.Completion(decoder, job, 0, "", [stop], False)
         [choice] = json.loads(asyncio.run(openai_api.full_response(engine, [asked], {})))["choices"]
         assert (choice["text"], asked.tokens) == (expected, tokens)

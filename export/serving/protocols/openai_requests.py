@@ -1,0 +1,315 @@
+"""The requests of OpenAI's API: their fields, and how these are checked and parsed."""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, create_model
+
+from ...errors import RequestError, UsageError
+from ...inference import options as generation
+from ...inference.options import special_token
+from ...text.tasks.rows import check_unicode
+from ...text_runtime import TextRuntime, prompt
+from ..translation.translator import call_off_loop
+from .protocol import check_vocabulary, checked_options
+
+GREEDY = 1e-5  # lower temperatures mean greedy search, as in vLLM
+TOO_LONG = "context_length_exceeded"
+INPUTS = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}},
+        {"type": "array", "items": {"type": "integer"}},
+        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+    ]
+}
+EXPECTED = "a text, a list of texts, a list of token ids or a list of lists of token ids"
+STOPS = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "maxItems": 4},
+        {"type": "null"},
+    ]
+}
+# Most options of `Runtime.generate` are fields of a request. These have another name at OpenAI.
+RENAMED = {
+    "max_new_tokens",
+    "max_length",
+    "num_return_sequences",
+    "do_sample",
+    "temperature",
+    "top_p",
+    "seed",
+}
+# not possible if rows share a batch
+SINGLE_ROW = {"prompt_lookup_num_tokens", "max_matching_ngram_size"}
+NO_FIELDS = {*RENAMED, *SINGLE_ROW, "pad_token_id", "decoder_start_token_id"}
+OPTIONS = [name for name in generation.FIELDS if name not in NO_FIELDS]
+# fields that are not supported, with the only value that is accepted
+NEUTRAL = {
+    "best_of": 1,
+    "suffix": "",
+    "logit_bias": {},
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+}
+
+
+class StreamOptions(BaseModel):
+    """The options of a stream."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool | None = Field(
+        None, description="add a last part with the number of tokens"
+    )
+    include_obfuscation: bool | None = Field(None, description="has no effect")
+
+
+class OpenAIRequest(BaseModel):
+    """A request of the API of OpenAI. A field that is null counts as absent; unknown fields are
+    rejected."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    model: str | None = Field(
+        None, description="name of a model; by default the only model that fits"
+    )
+    user: str | None = Field(None, description="has no effect")
+
+
+class CompletionFields(OpenAIRequest):
+    """A request for completions. A field that is null counts as absent; unknown fields are
+    rejected."""
+
+    prompt: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
+        None,
+        description=(f"prompts to continue: {EXPECTED}; by default the model's first token"),
+        examples=["ROMEO:"],
+    )
+    max_tokens: int | None = Field(
+        16, ge=0, le=2**31, description="maximum number of new tokens; 0 is for echo only"
+    )
+    temperature: float | None = Field(
+        None,
+        ge=0,
+        le=2,
+        description=(
+            "sampling temperature; 0 is greedy search; by default the temperature of "
+            "generation_config.json, or 1"
+        ),
+    )
+    top_p: float | None = Field(
+        None, ge=0, le=1, description=generation.FIELDS["top_p"].metadata["help"]
+    )
+    n: int | None = Field(
+        1,
+        ge=1,
+        le=128,
+        description="number of completions per prompt; more than 1 needs sampling or num_beams",
+    )
+    stop: Annotated[Any, WithJsonSchema(STOPS)] = Field(
+        None, description="text, or list of up to 4 texts, that ends a completion"
+    )
+    seed: int | None = Field(
+        None, ge=0, description="seed of sampling, for reproducible completions"
+    )
+    echo: bool | None = Field(False, description="begin the completion with the prompt")
+    logprobs: int | None = Field(
+        None, ge=0, le=5, description="number of top tokens with log probabilities per position"
+    )
+    stream: bool | None = Field(
+        False, description="send the completion in parts, as server-sent events"
+    )
+    stream_options: StreamOptions | None = Field(None, description="options of stream")
+    best_of: int | None = Field(None, description="not supported except for 1")
+    suffix: str | None = Field(None, description="not supported")
+    logit_bias: dict[str, float] | None = Field(None, description="not supported")
+    presence_penalty: float | None = Field(0, description="not supported except for 0")
+    frequency_penalty: float | None = Field(0, description="not supported except for 0")
+
+
+class EmbeddingRequest(OpenAIRequest):
+    """A request for embeddings. A field that is null counts as absent; unknown fields are
+    rejected."""
+
+    input: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
+        description=f"inputs to embed: {EXPECTED}", examples=["a dog"]
+    )
+    encoding_format: Literal["float", "base64"] | None = Field(
+        "float",
+        description="list of numbers, or base64 of the vector as little-endian float32",
+    )
+    dimensions: int | None = Field(
+        None,
+        ge=1,
+        description=(
+            "length of the vectors: their first values, normalized; by default the length of the "
+            "model's vectors"
+        ),
+    )
+
+
+if TYPE_CHECKING:
+    CompletionRequest = CompletionFields
+else:
+    option_fields = {
+        name: (Any, Field(None, description=generation.FIELDS[name].metadata["help"]))
+        for name in OPTIONS
+    }
+    CompletionRequest = create_model(
+        "CompletionRequest",
+        __base__=CompletionFields,
+        __doc__=CompletionFields.__doc__,
+        **option_fields,
+    )
+
+
+def too_long(message: str) -> RequestError:
+    return RequestError(400, f"the input is too long: {message}", code=TOO_LONG)
+
+
+class CompletionPrompt(NamedTuple):
+    ids: list[int]
+    text: str | None = None  # None if the request has token ids
+
+
+def check_fields(body: CompletionFields) -> None:
+    """Raise UsageError if a field is not supported, or two fields contradict each other."""
+    for name, neutral in NEUTRAL.items():
+        value = getattr(body, name)
+        if value not in (None, neutral):
+            expected = f"null or {json.dumps(neutral)}"
+            raise UsageError(
+                f"{name} is {short_repr(value)}, expected {expected}: nothing else is supported",
+                name,
+            )
+    if body.stream_options is not None and not body.stream:
+        raise UsageError(
+            "stream_options is set without stream, expected stream=true", "stream_options"
+        )
+    if body.max_tokens == 0 and not body.echo:
+        raise UsageError("max_tokens is 0 without echo=true, expected at least 1", "max_tokens")
+
+
+def parse_stops(stop: Any) -> list[str]:
+    stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if (
+        not isinstance(stops, list)
+        or len(stops) > 4
+        or not all(isinstance(text, str) and text for text in stops)
+    ):
+        raise UsageError(
+            f"stop is {short_repr(stop)}, expected a text or a list of up to 4 texts, not empty",
+            "stop",
+        )
+    return stops
+
+
+def parse_options(body: CompletionFields, defaults: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of `Runtime.generate` for a request.
+
+    Fields missing in the request come from `defaults`, those of generation_config.json, as in vLLM.
+    Otherwise OpenAI's defaults apply: one completion of at most 16 tokens, sampled from all tokens.
+    The defaults of `n`, `max_tokens` and `num_beams` (1) are always these. With beams the default
+    temperature is 0. At temperature 0 the other fields of sampling have no effect.
+
+    Raises:
+        UsageError: if a value is invalid, or if two values contradict each other.
+    """
+    values = {name: getattr(body, name) for name in OPTIONS}
+    present = {name: value for name, value in values.items() if value is not None}
+    options = checked_options({"num_beams": 1, **present})
+    beams, n = options["num_beams"], body.n or 1
+    temperature = body.temperature
+    if temperature is None:
+        temperature = 0 if beams > 1 else defaults.get("temperature", 1.0)
+    is_sampled = temperature >= GREEDY
+    if is_sampled and beams > 1:
+        seen = f"temperature is {temperature:g} with num_beams {beams}"
+        raise UsageError(f"{seen}, expected 0, because beam search does not sample", "temperature")
+    if not is_sampled and n > beams:
+        expected = f"at most num_beams, {beams}," if beams > 1 else "1"
+        raise UsageError(
+            f"n is {n} with temperature {temperature:g}, expected {expected}: more completions "
+            f"need sampling",
+            "n",
+        )
+    options |= {
+        "max_new_tokens": 16 if body.max_tokens is None else max(1, body.max_tokens),
+        "num_return_sequences": n,
+    }
+    options["do_sample"] = is_sampled
+    if is_sampled:
+        sampling = {"temperature": temperature, "top_p": body.top_p, "seed": body.seed}
+        options |= {name: value for name, value in sampling.items() if value is not None}
+        options.setdefault("top_k", defaults.get("top_k", 0))
+    return options
+
+
+async def parse_prompts(value: Any, runtime: TextRuntime, max_items: int) -> list[CompletionPrompt]:
+    """Return the prompts in `value`, with their token ids. A missing or empty prompt becomes the
+    model's first token.
+
+    Raises:
+        UsageError: for invalid prompts, for more than `max_items`, and for an empty prompt if the
+            model has no first token.
+        RequestError: for too many token ids.
+    """
+    inputs: list[Any] = [""] if value is None else parse_inputs("prompt", value, max_items, runtime)
+    if not isinstance(inputs[0], str):
+        check_lengths("prompt", inputs, runtime.info.config["max_position_embeddings"])
+        return [CompletionPrompt(ids) for ids in inputs]
+    encodings = await call_off_loop(sum(map(len, inputs)), runtime.encode, inputs, True)
+    rows: list[list[int]] = [prompt(encoding) for encoding in encodings]
+    first = special_token("bos_token_id", runtime.info.generation_config, runtime.info.config)
+    for index, ids in enumerate(rows):
+        if not ids and first is None:
+            seen = (
+                f"prompt {index} of {len(rows)} is {short_repr(inputs[index])}, which has no tokens"
+            )
+            raise UsageError(
+                f"{seen}, expected words: the model has no bos_token_id to start with", "prompt"
+            )
+    return [CompletionPrompt(ids or [first], text) for ids, text in zip(rows, inputs, strict=True)]
+
+
+def parse_inputs(name: str, value: Any, max_items: int, runtime: TextRuntime) -> list[Any]:
+    """Return the list of texts, or of rows of token ids, in `value`, the field `name` of a request.
+
+    Raises:
+        UsageError: for other values, for more than `max_items` and for ids outside the vocabulary.
+        RequestError: for too many token ids.
+    """
+    inputs = [value] if isinstance(value, str) else value
+    if not isinstance(inputs, list) or not inputs:
+        raise UsageError(f"{name} is {short_repr(value)}, expected {EXPECTED}", name)
+    if all(type(item) is int for item in inputs):
+        inputs = [inputs]
+    if len(inputs) > max_items:
+        raise UsageError(f"{name} has {len(inputs)} items, expected at most {max_items}", name)
+    if all(isinstance(item, str) for item in inputs):
+        for index, text in enumerate(inputs):
+            try:
+                check_unicode(text, f"{name} {index} of {len(inputs)}")
+            except ValueError as error:
+                raise UsageError(str(error), name) from None
+        return inputs
+    size = runtime.info.config["vocab_size"]
+    for row in inputs:
+        if not isinstance(row, list) or not row or not all(type(item) is int for item in row):
+            raise UsageError(f"{name} has {short_repr(row)}, expected {EXPECTED}", name)
+        check_vocabulary(name, row, size)
+    return inputs
+
+
+def check_lengths(name: str, rows: Sequence[list[int]], longest: int) -> None:
+    """Raise RequestError for a row with more than `longest` token ids."""
+    size = max(map(len, rows))
+    if size > longest:
+        raise too_long(f"{name} has {size} tokens, expected at most {longest}, the model's maximum")
+
+
+def short_repr(value: Any) -> str:
+    return f"{value!r:.80}"
