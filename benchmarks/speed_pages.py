@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import embeddings
 import report
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +34,7 @@ def tables(by_machine: dict[str, dict]) -> dict[str, dict[str, str]]:
         "docs/results.md": {
             "comparison": comparison(by_machine, all_workloads(by_machine)),
             "engines": overviews(by_machine),
+            "embeddings": embeddings.table(json.loads(embeddings.RESULT.read_text())),
         },
     }
 
