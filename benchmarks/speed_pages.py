@@ -4,6 +4,7 @@ table."""
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import embeddings
@@ -30,7 +31,7 @@ def results(folder: Path = report.RESULTS) -> dict[str, dict]:
 def tables(by_machine: dict[str, dict]) -> dict[str, dict[str, str]]:
     """Return the tables by page and name."""
     return {
-        "README.md": {"highlights": comparison(by_machine, HIGHLIGHTS)},
+        "README.md": {"highlights": comparison(complete(by_machine, HIGHLIGHTS), HIGHLIGHTS)},
         "docs/results.md": {
             "comparison": comparison(by_machine, all_workloads(by_machine)),
             "engines": overviews(by_machine),
@@ -54,17 +55,20 @@ def all_workloads(by_machine: dict[str, dict]) -> dict[tuple[str, int, int], str
     }
 
 
+def complete(by_machine: dict[str, dict], workloads: Iterable) -> dict[str, dict]:
+    """Return the results of the CPUs on which all `workloads` were measured."""
+    return {
+        name: result
+        for name, result in by_machine.items()
+        if all(compared(result, key) != ("-", "-") for key in workloads)
+    }
+
+
 def comparison(by_machine: dict[str, dict], workloads: dict[tuple[str, int, int], str]) -> str:
     """Return a table with a row for each of `workloads`.
 
-    For each CPU it has our fastest export, and the fastest engine of each program. CPUs on which
-    none of them was measured are left out.
+    For each CPU it has our fastest export, and the fastest engine of each program.
     """
-    by_machine = {
-        name: result
-        for name, result in by_machine.items()
-        if any(compared(result, key) != ("-", "-") for key in workloads)
-    }
     names = [
         name for result in by_machine.values() for name in (f"ours, {kind(result)}", "to compare")
     ]

@@ -169,6 +169,18 @@ def check_captions(other, theirs, ours):
 
 
 @pytest.mark.slow
+def test_a_quick_run_of_beams_without_openvino(tmp_path):
+    script = Path(report.__file__).with_name("openvino_beams.py")
+    command = [sys.executable, script, "--quick", "--files", tmp_path, "--repeats", "1"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    versions, *batches = map(json.loads, run.stdout.splitlines())
+    assert [*versions] == ["cpu-fp32", "cpu-int8", "cpu-calibrated"]
+    assert [record["batch"] for record in batches] == [1, 8, 32]
+    for record in batches:
+        assert record["cpu-fp32"]["same_rows"] == 1 and record["cpu-int8"]["tokens_per_second"] > 0
+
+
+@pytest.mark.slow
 def test_a_quick_run_of_training_speed(tmp_path, monkeypatch):
     recipe = read_recipe("multi30k-en-de")
     write_text(recipe, tmp_path)
