@@ -16,7 +16,7 @@ SOURCE_LENGTHS = (64, 512)  # minimum and maximum source tokens that are encoded
 CHUNK_LENGTHS = (16, 256)  # minimum and maximum prompt tokens per prefill chunk
 MAX_SLOTS = 64  # of all workers together
 # Offline inference: minimum rows per worker for continuous batching, and maximum slots per worker.
-MIN_OFFLINE_ROWS, MAX_OFFLINE_ROWS = 24, int(__import__("os").environ.get("MR", "64"))
+MIN_OFFLINE_ROWS, MAX_OFFLINE_ROWS = 24, 64
 MAX_SLOT_BYTES = 2**30  # memory for the slots of a worker if their number is not set
 
 
