@@ -50,7 +50,7 @@ def open_export(directory: str | os.PathLike, dtype: str | None = None) -> Expor
         FileNotFoundError: if the directory, its manifest or a listed file is missing.
         NotADirectoryError: if `directory` is a file.
         ValueError: for an invalid manifest or config, an unknown target, an export written with
-            `--generate`, and a config that was changed.
+            `--generate`, a config that was changed, and a graph of another size than listed.
         UsageError: for a dtype that the export does not have.
     """
     info = open_export_info(directory)

@@ -166,7 +166,8 @@ def suppress(
 ) -> None:
     """Set the scores (R, V) of `tokens`, from `distinct`, to -inf in place.
 
-    If there are `lengths`, do so only if the number of tokens per row so far is in them.
+    Tokens outside the vocabulary are ignored. If there are `lengths`, do so only if the number of
+    tokens per row so far, with the prompt, is in them.
     """
     if lengths is None or ids.shape[1] in lengths:
         scores[:, tokens[: np.searchsorted(tokens, scores.shape[1])]] = -np.inf
@@ -205,7 +206,8 @@ def top(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the `count` largest `scores` of each row (R, V) and their indices, both (R, count).
 
     They are sorted, largest first, ties by index. Only the `count` blocks of a wide row with the
-    largest maxima are searched: the other blocks cannot have a top value.
+    largest maxima are searched: the other blocks cannot have a top value. `count` is at most V.
+    Raises ValueError for NaN.
     """
     rows, width = scores.shape
     blocks = width // BLOCK
@@ -229,8 +231,8 @@ def top(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the `count` largest `scores` of each row (R, V) and their indices, both (R, count).
 
-    They are sorted as those of `top`, but all values are searched, not only some blocks. `count` is
-    at most V. Raises ValueError for NaN.
+    They are sorted, largest first, ties by index. All values are searched, not only some blocks.
+    `count` is at most V. Raises ValueError for NaN.
     """
     rows, width = scores.shape
     # NaN is the largest value for `partition`
@@ -283,7 +285,7 @@ class Sampler:
         """Sample tokens (R,) from logits (R, V), which are overwritten.
 
         Raises:
-            ValueError: if all tokens of a row are suppressed.
+            ValueError: if all tokens of a row are suppressed, or a logit is NaN or infinity.
         """
         # `draw` rejects a row of only -inf
         with np.errstate(invalid="ignore", over="ignore"):

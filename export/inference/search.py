@@ -79,7 +79,7 @@ def start_search(
         options: resolved options.
         prompt: tokens before the first new one.
         is_scored: whether `result` returns scores; beam search always does.
-        threads: CPU threads of beam search.
+        threads: CPU threads that select the top k of beam search.
         seeds: sampling seeds, one per input; `None` samples all rows with `options.seed`.
     """
     processors = LogitsProcessors(options, prompt)
@@ -223,8 +223,8 @@ class BeamSearch:
     def advance(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Select the best K running hypotheses and store those that just ended.
 
-        Returns their last tokens and the rows of the batch that they continue, both (B * K,).
-        Logits are (B * K, V), at the first call (B, V).
+        Returns the last tokens of the running ones, and the rows of the batch that these continue,
+        both (B * K,). Logits are (B * K, V), at the first call (B, V).
         """
         tokens, parents = self.advance_top(*self.top_tokens(logits))
         return tokens.ravel(), (self.inputs * self.options.num_beams + parents).ravel()
@@ -233,7 +233,7 @@ class BeamSearch:
         """Return log p and ids of the best tokens of each row of `logits` (R, V), both (R, n).
 
         Raises:
-            ValueError: if a row has values that are not finite.
+            ValueError: if a row has NaN or infinity, or only -infinity.
         """
         count = min(self.options.candidates, logits.shape[1])
         if not self.processors:
@@ -431,13 +431,14 @@ def improvable(
 
 
 def powers(lengths: np.ndarray, exponent: float) -> np.ndarray:
-    """Return length^exponent of each of `lengths` (B, 1), in float64 as in transformers."""
+    """Return length^exponent of each of `lengths` (B, 1), computed in float64 as in transformers
+    and rounded to float32."""
     with np.errstate(all="ignore"):
         values = [np.float64(length) ** exponent for length in lengths.ravel().tolist()]
     return np.array(values, np.float32).reshape(lengths.shape)
 
 
 def widened(sequences: np.ndarray, width: int, fill_token_id: int) -> np.ndarray:
-    """Pad `sequences` (..., t) to (..., width) with `fill_token_id`."""
+    """Return `sequences` (..., t) padded to (..., width) with `fill_token_id`."""
     padding = np.full((*sequences.shape[:-1], width - sequences.shape[-1]), fill_token_id)
     return np.concatenate([sequences, padding], axis=-1)
