@@ -311,7 +311,8 @@ class BeamSearch:
         return sequences
 
     def take(self, inputs: np.ndarray) -> "BeamSearch":
-        """Return a search that goes on with some of the inputs: indices, or a mask (B,)."""
+        """Return a search that goes on with some of the inputs: indices, or a mask (B,). This one
+        stays as it is."""
         subset = copy.copy(self)
         for name in ROW_STATES:
             setattr(subset, name, getattr(self, name)[inputs])
@@ -380,8 +381,10 @@ class FinishedBeams:
         just_ended: np.ndarray,
         lengths: np.ndarray,
     ) -> None:
-        """Add the `sequences` (B, C, t) with `scores` (B, C) that have `just_ended` (B, C), of
-        `lengths` (B, 1)."""
+        """Add those of `sequences` (B, C, t) that have `just_ended` (B, C), and keep the best K.
+
+        They have `scores` (B, C) and `lengths` (B, 1).
+        """
         scores = np.where(just_ended, scores, scores + EXCLUDED_SCORE)
         self.scores, best = top(np.concatenate([self.scores, scores], axis=1), self.scores.shape[1])
         inputs = np.arange(len(best))[:, None]

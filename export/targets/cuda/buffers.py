@@ -131,7 +131,7 @@ class Buffers:
         return all(self.sizes[axis] >= size for axis, size in sizes.items())
 
     def prompt_graph(self, length: int, beams: int) -> "DeviceGraph":
-        """Return the graph that reads prompts of `length` tokens.
+        """Return a new graph that reads prompts of `length` tokens.
 
         It writes the logits after the last tokens, repeated for `beams`, and the inputs of the next
         step to the step graph.
@@ -163,7 +163,6 @@ class Buffers:
         return self.pool.graph_number(num_bytes(tensors, sizes)) if self.is_kept else UNCAPTURED
 
     def drop_uncaptured(self) -> None:
-        """Drop the graphs that are not captured."""
         self.steps = {key: graph for key, graph in self.steps.items() if graph.number > 0}
         self.searches = {key: graph for key, graph in self.searches.items() if graph.number > 0}
 
