@@ -91,7 +91,7 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # first bytes of ever
 
 def check_no_pointer(path: str | os.PathLike) -> None:
     """Raise ValueError if the file `path` is a pointer of git-lfs, of a clone that was made without
-    git-lfs."""
+    git-lfs. A missing file is no error."""
     if not Path(path).is_file():
         return
     with open(path, "rb") as file:
@@ -111,7 +111,8 @@ def new_directory(
     Args:
         path: a new path, or an empty directory. A symbolic link to a directory stays; its target is
             replaced.
-        force: whether an export or a checkpoint of this package at `path` may be replaced.
+        force: whether an export, a checkpoint or a Triton model of this package at `path` may be
+            replaced.
         inputs: paths that the caller reads, which must be neither `path` nor inside it.
 
     Raises:
@@ -141,7 +142,8 @@ def new_file(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ())
     Raises:
         IsADirectoryError: if `path` is a directory.
         FileNotFoundError: if `path` is a broken link.
-        FileExistsError: if it exists without `force`, or has changed at the end.
+        FileExistsError: if it exists without `force`, is being written by another process, or has
+            changed at the end.
         ValueError: if it is one of `inputs`.
     """
     out = output_path(path, inputs)

@@ -119,8 +119,10 @@ def shape_fields(config: VanillaTransformerConfig) -> tuple[str, ...]:
 def with_one_layer(
     model_class: type[PreTrainedModel], config: VanillaTransformerConfig
 ) -> PreTrainedModel:
-    """Return a `model_class` of `config` with one layer per stack, enough to count them all. It is
-    on the meta device, so its weights have no values."""
+    """Return a `model_class` of `config` with one layer per stack, enough to count the parameters
+    and FLOPs of the full model.
+
+    It is on the meta device, so its weights have no values. `config` is not changed."""
     shallow = copy.deepcopy(config)
     for name in depth_fields(config):
         setattr(shallow, name, 1)

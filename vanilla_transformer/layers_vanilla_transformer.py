@@ -798,10 +798,11 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decode the tokens and return `last_hidden_state` (B, T, E).
 
-        `input_ids` (B, T) are the tokens that are not yet in the cache, and `attention_mask` is (B,
-        past + T). `position_ids` (B, T) start at 0 and are counted by `config.position_ids_from` by
-        default; left-padded rows need them if that is `"place"`. Without mask and cache, positions
-        that do not go up by 1 mean packed sequences, which do not see each other.
+        `input_ids` (B, T) are the tokens that are not yet in the cache. `attention_mask` (B, past +
+        T) is 0 for padding. `position_ids` (B, T) start at 0 and are counted by
+        `config.position_ids_from` by default; left-padded rows need them if that is `"place"`.
+        Without mask and cache, positions that do not go up by 1 mean packed sequences, which do not
+        see each other.
         `encoder_hidden_states` (B, S, D) come with `encoder_attention_mask` (B, S).
         """
         check_attention_implementation(self.config)
@@ -929,8 +930,9 @@ class VanillaSeq2SeqModel(VanillaPreTrainedModel):
     ) -> Seq2SeqModelOutput:
         """Run both stacks and return `last_hidden_state` (B, T, E) of the decoder.
 
-        `input_ids` and `attention_mask` are (B, S); `encoder_outputs` computed earlier may replace
-        them. `decoder_input_ids` (B, T) start with `decoder_start_token_id`.
+        `input_ids` and `attention_mask` (0 for padding) are (B, S). `encoder_outputs` computed
+        earlier may replace `input_ids`, not the mask, which cross-attention reads too.
+        `decoder_input_ids` (B, T) start with `decoder_start_token_id`.
         """
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise ValueError(
