@@ -300,7 +300,7 @@ def check_tensors(
     floating point.
 
     `tied` names may be missing. `stored` is {name: (shape, dtype)} of the files. Its names may
-    begin with "model."; `expected` and `tied` have none of these prefixes. Errors name the class
+    begin with "model."; those of `expected` and `tied` must not. Errors name the class
     `architecture` and the checkpoint `where`.
     """
     shapes = {bare(name): shape for name, (shape, _) in stored.items()}

@@ -108,6 +108,8 @@ def new_directory(
 ) -> Iterator[Path]:
     """Yield an empty directory that is renamed to `path` when the block ends without an error.
 
+    After an error it is removed, and `path` stays as it was.
+
     Args:
         path: a new path, or an empty directory. A symbolic link to a directory stays; its target is
             replaced.
@@ -494,8 +496,9 @@ def publish(claim: Path, out: Path, before: dict | None) -> None:
 
 
 def place(path: Path, out: Path) -> None:
-    """Rename `path` to `out`; raise FileExistsError or OSError if `out` is not free or an empty
-    directory."""
+    """Rename `path` to `out`, where nothing may be, except an empty directory if `path` is one too.
+
+    Raises FileExistsError or another OSError otherwise."""
     if path.is_dir():
         path.rename(out)
         return

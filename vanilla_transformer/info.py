@@ -161,11 +161,11 @@ def parameters_by_block(
 
 
 def flops(model: PreTrainedModel, config: VanillaTransformerConfig | None = None) -> dict[str, int]:
-    """Return {unit: operations} of the matrix multiplications, such as {"source token": ...}: what
-    one unit costs.
+    """Return {unit: operations} of the linear maps, such as {"source token": ...}: what one unit
+    costs.
 
-    A multiplication and an addition are 2 operations. `config` is that of the full model if `model`
-    has only one layer of each stack.
+    Attention between tokens is not counted. A multiplication and an addition are 2 operations.
+    `config` is that of the full model if `model` has only one layer of each stack.
     """
     counts = Counter()
     for name, module in model.named_modules():

@@ -18,7 +18,9 @@ def linked_copy(directory: Path, without: Collection[str]) -> TemporaryDirectory
 
 @contextlib.contextmanager
 def errors_name(directory: Path, copy: Path) -> Iterator[None]:
-    """Replace the path `copy` with `directory` in messages of ValueError and FileNotFoundError."""
+    """Replace the path `copy` with `directory` in messages of ValueError and FileNotFoundError.
+
+    An error with another message is a plain ValueError or FileNotFoundError."""
     try:
         yield
     except (ValueError, FileNotFoundError) as error:

@@ -249,7 +249,8 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
     def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
         """Return `labels` (B, T) shifted right by one: the decoder's inputs while it is trained.
 
-        The decoder's start token comes first, and -100 becomes the pad token.
+        `config.decoder_start_token_id` comes first, or with `config.wrap_last_token` the row's last
+        token. -100 becomes the pad token.
         """
         return shift_tokens_right(labels, self.config)
 

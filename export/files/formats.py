@@ -205,7 +205,8 @@ class Lines:
     def lines(self, shard: Shard, rows: list[Row], results: list[Any]) -> Iterator[bytes]:
         """Yield the output of each of `results` in bytes: one line or several, with line ends.
 
-        Halves of surrogate pairs, which JSON may have, are escaped.
+        `rows` and `results` have an item for each line of `shard`. Halves of surrogate pairs, which
+        JSON may have, are escaped.
         """
         for number, (row, result) in enumerate(zip(rows, results, strict=True), shard.first):
             yield self.written(number, row, result).encode(errors="backslashreplace") + b"\n"

@@ -125,8 +125,9 @@ class Predictions:
     def call(self, examples: list[dict[str, Any]], numbers: list[int]) -> list[Any]:
         """Return the result of each example in the same order, ready for JSON.
 
-        `numbers` are their line numbers, from which the seeds of sampling are derived. Raises
-        ValueError if the task rejects an example.
+        An example has the values that the task reads by field, such as {"text": ...}. `numbers` are
+        the line numbers, from which the seeds of sampling are derived. Raises ValueError if the
+        task rejects an example.
         """
         if self.generates:
             return self.generate(examples, numbers)
@@ -145,11 +146,11 @@ class Predictions:
         return [[example[key] for example in examples] for key in forms[0]]
 
     def generate(self, examples: list[dict[str, Any]], numbers: list[int]) -> list[Any]:
-        """Return the result of each example. `numbers` are their line numbers, from which
-        the seeds of sampling are derived.
+        """Return the result of each example, a dict with `text` and, optionally, `target_prefix`.
 
-        A result is a text; with `scores` a dict of `text` and `score`; with `n_best` a list of
-        `n_best` such dicts, best first, whether `scores` is set or not."""
+        `numbers` are the line numbers, from which the seeds of sampling are derived. A result is a
+        text; with `scores` a dict of `text` and `score`; with `n_best` a list of `n_best` such
+        dicts, best first, whether `scores` is set or not."""
         options = dict(self.options)
         seed = options.pop("seed", None)
         if seed is not None:

@@ -320,7 +320,7 @@ class File:
     def shard_facts(self, shard: Shard, bar: Bar | ProgressLog) -> dict:
         """Return the recorded facts of a shard. Compute and write its results if they are missing.
 
-        `bar` shows the progress.
+        `bar` shows the progress. Raises ValueError for a bad line unless these are skipped.
         """
         unit = f"line {{}} of {self.source.path}"
         facts = self.parts.facts(shard.number, shard.digest)

@@ -208,7 +208,8 @@ def table_type(hint: Any) -> Any:
 
 
 def is_secret(name: str) -> bool:
-    """Return True if a field of [training] is a secret, by the rule of transformers."""
+    """Return True if a field of [training] is a secret: its name ends with "token", the rule of
+    transformers."""
     return name.endswith("token")
 
 
