@@ -404,9 +404,11 @@ def claim_output(out: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def hold_lock(claim: Path, out: Path) -> Iterator[None]:
-    """Make the folder `claim` and hold its lock, where the system has such locks.
+    """Make the folder `claim` if needed, and hold its lock in the block, where the system has such
+    locks.
 
-    Raises FileExistsError if another process has the lock; the message names `out`.
+    Raises FileExistsError if another process has the lock, with `out` in the message, and for a
+    link or a file in place of the folder.
     """
     while True:
         make_claim(claim)

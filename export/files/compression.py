@@ -76,7 +76,8 @@ def check_lines(path: Path) -> None:
     """Check that the name of a file of lines tells its compression, and that it can be read.
 
     Only regular files are checked. The bytes of a pipe can be read only once, and a missing file
-    raises FileNotFoundError when it is opened.
+    raises FileNotFoundError when it is opened. Damage, or plain text named .gz, is noticed when the
+    file is read.
 
     Raises:
         ValueError: for a compression that cannot be read or that the name does not tell, and for a
