@@ -802,9 +802,9 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         T) is 0 for padding. `position_ids` (B, T) start at 0 and are counted by
         `config.position_ids_from` by default; left-padded rows need them if that is `"place"`.
         Without mask and cache, positions that do not go up by 1 mean packed sequences, which do not
-        see each other. The cache `past_key_values` is extended in place; with `use_cache` a missing
-        one is created. The output has it.
-        `encoder_hidden_states` (B, S, D) come with `encoder_attention_mask` (B, S).
+        see each other. `encoder_hidden_states` (B, S, D) come with `encoder_attention_mask` (B, S).
+        The cache `past_key_values` is extended in place; with `use_cache` a missing one is created.
+        The output has it.
         """
         check_attention_implementation(self.config)
         if encoder_hidden_states is not None and not self.has_cross_attention:

@@ -246,7 +246,7 @@ def cluster(
     Raises:
         ImportError: without Ray Data.
         ConnectionError: where no cluster answers.
-        UsageError: for an address of Ray Client, and for more threads than a node has CPUs.
+        UsageError: for an address of Ray Client, and for more threads than any node has CPUs.
     """
     if ray is None:
         raise ImportError("Ray Data is not installed: pip install 'vanilla-transformer[cpu,ray]'")
