@@ -128,8 +128,8 @@ def seq2seq_states(g: GraphContext, inputs: Values) -> tuple[Value, Value]:
 def shifted_right(g: GraphContext, ids: Value) -> Value:
     """Return `ids` (B, T) moved right by one, without their last token.
 
-    The first token becomes the config's start token, or the last token of the row if the config
-    wraps it.
+    The first token becomes the config's start token, or the last token of the row that is not
+    padding, if the config has `wrap_last_token`.
     """
     op, config = g.op, g.config
     if config.wrap_last_token:
