@@ -22,7 +22,10 @@ class Comparison(NamedTuple):
 
 
 def compare_values(expected: Arrays, results: Arrays, tolerance: Tolerance) -> Comparison:
-    """Compare the outputs of a graph: all results but tokens."""
+    """Compare the outputs of graphs in `results` with those in `expected`, by name.
+
+    Names in `SEARCHED` are left out, and so are `results` that `expected` does not have.
+    """
     names = [name for name in expected if name not in SEARCHED]
     for name in names:
         values, shape = results[name], expected[name].shape
@@ -43,8 +46,11 @@ def value_errors(values: np.ndarray, expected: np.ndarray) -> np.ndarray:
 def compare_tokens(
     expected: Arrays, rows: Sequence[np.ndarray], tolerance: Tolerance
 ) -> Comparison:
-    """Compare sequences with the rows of greedy search in turn. A row is compared up to its first
-    near tie: two logits whose difference is below twice the tolerance may change places."""
+    """Compare the tokens of each of `rows` (T,) with those of greedy search in `expected`.
+
+    If there are more `rows` than in `expected`, these start again. A row is compared up to its
+    first near tie: two logits whose difference is below twice the tolerance may change places.
+    """
     is_clear = expected["greedy_margins"] > 2 * tolerance.max_error
     lengths = np.logical_and.accumulate(is_clear, axis=1).sum(axis=1)
     same = compared = 0
@@ -90,7 +96,8 @@ def compare_logprobs(
 
 
 def compare_all(expected: Arrays, results: Arrays, tolerance: Tolerance) -> Comparison:
-    """Compare all results of two runs."""
+    """Compare the `results` of a run with those of another, `expected`: by their bits, and if these
+    differ, within the `tolerance`."""
     if all(np.array_equal(expected[name], results[name]) for name in results):
         return Comparison(True, f"the same bits in {', '.join(results)}", "")
     parts = [compare_values(expected, results, tolerance)]

@@ -97,7 +97,8 @@ class Reference:
         return dataclasses.replace(self, inputs=feeds, results={})
 
     def request(self, **options: Any) -> GenerationRequest:
-        """Return the request that generates from the inputs."""
+        """Return the request that generates from the inputs, with `options` besides those of the
+        reference."""
         resolved = Options(**self.options, **options)
         ids, mask = self.inputs["input_ids"], self.inputs["attention_mask"]
         is_scored = resolved.num_beams > 1
@@ -129,7 +130,8 @@ def real_values(output: TensorSpec, feeds: Mapping[str, np.ndarray]) -> np.ndarr
 
 
 def sample(values: np.ndarray) -> np.ndarray:
-    """Return at most `MAX_SIZE` evenly spaced indices of each axis after the first."""
+    """Return `values` at evenly spaced indices of each axis after the first, at most `MAX_SIZE`
+    of an axis."""
     for axis, size in enumerate(values.shape[1:], 1):
         if size > MAX_SIZE:
             indices = np.linspace(0, size - 1, MAX_SIZE).round().astype(int)

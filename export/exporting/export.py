@@ -33,8 +33,7 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
     """Write the graphs of `checkpoint` to the directory `out`, after comparing them with torch, and
     return the manifest. A checkpoint of a family in `conversion.FAMILIES` is converted on the way.
 
-    Where torch is not installed, nothing is converted or compared: the manifest says why, and a
-    warning does.
+    Where torch is not installed, nothing is compared. A warning and the manifest say so.
 
     `options` are the fields of `ExportOptions`, which are the flags of `vanilla-transformer
     export`. A text is the path of a file. `shortlist` may also be token ids; `config` is a mapping

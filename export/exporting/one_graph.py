@@ -95,7 +95,7 @@ def write_graph(
     spec = one_graph_spec(
         f"onnx/{ROLE}{'' if dtype == 'fp32' else f'_{dtype}'}.onnx", search, config
     )
-    assert target.generation_step is not None  # see `check_mode`
+    assert target.generation_step is not None  # see `options.check_generate`
     opsets = {
         domain: version
         for graph in graphs.values()
