@@ -237,7 +237,8 @@ class Runtime:
             seeds: one seed per input, in place of `seed`. The samples of an input then do not
                 depend on the other inputs.
             max_new_tokens: maximum number of new tokens (20)
-            max_length: maximum length including the prompt; ignored if max_new_tokens is set (None)
+            max_length: maximum number of tokens including the prompt; ignored if max_new_tokens is
+                set (None)
             num_beams: number of beams of beam search; 1 is greedy search, or sampling if do_sample
                 is true (1)
             length_penalty: beam search: scores are divided by length^length_penalty (1.0)
@@ -246,18 +247,20 @@ class Runtime:
             num_return_sequences: number of sequences per input: samples, or the best of num_beams
                 (1)
             do_sample: sample tokens instead of choosing the most likely (False)
-            temperature: sampling: temperature by which logits are divided (1.0)
-            top_k: sampling: keep this many of the most likely tokens; 0 keeps all (50)
-            top_p: nucleus sampling: keep the smallest set of tokens whose probabilities sum to at
-                least top_p (1.0)
-            min_p: sampling: minimum probability of a token, relative to the most likely one (0.0)
+            temperature: with do_sample: temperature by which logits are divided (1.0)
+            top_k: with do_sample: keep this many of the most likely tokens; 0 keeps all (50)
+            top_p: with do_sample: nucleus sampling, which keeps the smallest set of tokens whose
+                probabilities sum to at least top_p (1.0)
+            min_p: with do_sample: minimum probability of a token, relative to the most likely one
+                (0.0)
             seed: seed of sampling, for reproducible results; default: a random seed (None)
             repetition_penalty: penalty for tokens that occurred before; above 1 makes them less
                 likely (1.0)
             no_repeat_ngram_size: n-grams of this size may not repeat; 0 turns it off (0)
             bad_words_ids: token sequences that are never generated (None)
             min_new_tokens: minimum number of new tokens before the end token (0)
-            min_length: minimum length including the prompt; ignored if min_new_tokens is set (None)
+            min_length: minimum number of tokens including the prompt; ignored if min_new_tokens is
+                set (None)
             forced_bos_token_id: token to generate first (None)
             forced_eos_token_id: token to generate last if max_new_tokens is reached (None)
             suppress_tokens: tokens that are never generated (None)

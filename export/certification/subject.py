@@ -166,7 +166,7 @@ class Subject:
         return compare_values(*self.row_pairs, self.tolerance)
 
     def check_served(self) -> Comparison:
-        """Run requests at the same time, as `serve` does, and compare their results with others.
+        """Run requests at the same time, as `serve` does, and check their results.
 
         For a model that generates, compare tokens and log probabilities with `expected`. For other
         models, compare each row's outputs with its outputs in one batch of all rows.
