@@ -160,7 +160,8 @@ def choice_type(what: str, known: Iterable[str]) -> Callable[[str], str]:
 
 
 def json_argument(kind: Any) -> Callable[[str], Any]:
-    """Return a function that reads JSON and checks it with `kind.holds`, for argparse's `type`.
+    """Return a function that reads JSON, or text that is no JSON, and checks it with `kind.holds`,
+    for argparse's `type`.
 
     It raises ArgumentTypeError for other values, with `kind.expected`.
     """

@@ -219,8 +219,8 @@ class Runtime:
         input.
 
         Rows of one input are adjacent. They begin with the start token for seq2seq, or with the
-        prompt for a decoder-only model. They are padded at the end with the pad token. If it is 0,
-        beam search pads with the end token.
+        prompt for a decoder-only model. They are padded at the end with the pad token. If there is
+        none, or if it is 0 in beam search, they are padded with the end token.
 
         Options take precedence over generation_config.json. They have the meanings and defaults of
         transformers.
@@ -310,12 +310,13 @@ class Runtime:
         self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None, **options: Any
     ) -> Iterator[np.ndarray]:
         """Yield the new token of each row (B * N,) after each step. Finished rows get the pad
-        token. Arguments and options are those of `generate`, so N is `num_return_sequences`.
+        token. Arguments and options are those of `generate`, but `seeds` and `decoder_input_ids`
+        are not accepted. N is `num_return_sequences`.
 
         Raises:
-            ValueError: for invalid inputs, raised before the first step.
+            ValueError: for invalid inputs, raised before the iterator is returned.
             UsageError: for an invalid option, and for beam search, whose tokens are only known at
-                the end.
+                the end. It is raised before the iterator is returned too.
         """
         request = self.request(input_ids, attention_mask, None, options)
         if request.options.num_beams > 1:
@@ -325,9 +326,11 @@ class Runtime:
         return self.model.stream(request)
 
     def check_options(self, options: dict[str, Any]) -> Options:
-        """Return `options`, with those of generation_config.json for all that is not set.
+        """Return `options`, with those of generation_config.json, or else defaults, for all that is
+        not set.
 
-        Raises UsageError or ValueError for options that are wrong with any inputs.
+        Raises UsageError or ValueError for options that are wrong whatever the inputs are. Raises
+        ValueError for a model that does not generate.
         """
         return requests.check_options(self.info, options)
 
@@ -361,8 +364,8 @@ class Runtime:
         `is_scored` is True if scores are returned.
 
         Raises:
-            UsageError: for an unknown option, an invalid value, and options that cannot be
-                combined.
+            UsageError: for an unknown option, an invalid value, options that cannot be combined,
+                and a batch that needs more memory than this machine has.
             ValueError: for inputs of a wrong shape or range, or too many tokens.
         """
         request = requests.generation_request(
