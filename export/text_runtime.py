@@ -321,10 +321,11 @@ class TextRuntime:
         return pad_sequences(rows, self.info.config.get("pad_token_id"))
 
     def rows(self, texts: list[str], src_lang: Choice = None) -> list[list[int]]:
-        """Return the token ids of each text in the language `src_lang`. A decoder's prompt gets no
-        end token.
+        """Return the token ids of each text in the language `src_lang`, None for the tokenizer's
+        own. A decoder's prompt gets no end token.
 
-        Raises ValueError for wrong texts, and UsageError for an unknown language.
+        Raises ValueError unless `texts` are a list of strings that are not blank, and for a text
+        that begins with an unknown language. Raises UsageError for an unknown `src_lang`.
         """
         texts = check_texts(texts)
         self.languages.check_words(texts)
@@ -380,8 +381,8 @@ class TextRuntime:
     ) -> list[Encoding]:
         """Return the encoding of each text, with or without special tokens.
 
-        The default `tokenizer` is that of source texts. Raises ValueError if the tokenizer fails on
-        a text.
+        The default `tokenizer` is that of source texts. Raises ValueError for a text that is not
+        valid Unicode, or if the tokenizer fails on a text.
         """
         for text, name in with_names(texts):
             check_unicode(text, name)

@@ -114,7 +114,8 @@ def certify(
 
 
 def check_files(info: ExportInfo) -> None:
-    """Raise ValueError for a file that differs from its hash in the manifest."""
+    """Raise ValueError for a file that differs from its hash in the manifest, and FileNotFoundError
+    for one that is missing."""
     info.check_hashes()
     for name, expected in info.manifest["files"].items():
         if is_rewritable(name):  # its hash is not checked when an export is opened

@@ -66,7 +66,8 @@ def compare_tokens(
 
 
 def compare_beams(expected: Arrays, results: Arrays, tolerance: Tolerance) -> Comparison:
-    """Compare the sequences of beam search by their scores: several may be the best."""
+    """Compare the sequences of beam search in `results` with those in `expected`, by their scores
+    only: several may be the best."""
     scale = float(expected["scales"].max())
     errors = np.abs(results["beam_scores"] - expected["beam_scores"]) / scale
     largest = float(errors.max())
@@ -108,7 +109,7 @@ def compare_all(expected: Arrays, results: Arrays, tolerance: Tolerance) -> Comp
 
 
 def together(parts: Sequence[Comparison]) -> Comparison:
-    """Return one comparison of several parts: of those that failed, or else of all."""
+    """Return one comparison for several: of those that failed, or of all if none failed."""
     parts = [part for part in parts if not part.ok] or parts
     seen, expected = ("; ".join(dict.fromkeys(texts)) for texts in list(zip(*parts))[1:])
     return Comparison(all(part.ok for part in parts), seen, expected)

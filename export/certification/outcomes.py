@@ -162,7 +162,8 @@ def served_sequences(
 
 
 def scored_input(row: GenerationInput, tokens: np.ndarray) -> GenerationInput:
-    """Return the input whose prompt ends with `tokens` (T,), with their log probabilities."""
+    """Return `row` with `tokens` (T,) at the end of its prompt. It asks for the log probabilities
+    of the prompt and for one new token."""
     return dataclasses.replace(
         row,
         options=dataclasses.replace(row.options, max_new_tokens=1),

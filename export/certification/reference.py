@@ -44,7 +44,8 @@ class Reference:
     results: dict[str, Arrays]
 
     def write(self, directory: Path) -> None:
-        """Write the reference to an export. The same arrays give the same bytes."""
+        """Write the reference to reference.npz in the export `directory`. The same arrays give the
+        same bytes."""
         arrays = {f"inputs/{name}": array for name, array in self.inputs.items()}
         for source, results in self.results.items():
             arrays |= {f"{source}/{name}": array for name, array in results.items()}
@@ -54,7 +55,8 @@ class Reference:
 
     @classmethod
     def read(cls, directory: Path) -> "Reference":
-        """Return the reference of an export. Raise ValueError if it has none, or another file."""
+        """Return the reference in the export `directory`. Raise ValueError if it has none, or if
+        reference.npz is not a reference."""
         path = directory / FILE
         if not path.is_file():
             raise ValueError(

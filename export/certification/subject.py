@@ -193,8 +193,11 @@ class Subject:
         return tolerance._replace(max_error=max(tolerance.max_error, 2 * float(largest)))
 
     def pair_rows(self, values: Sequence[Arrays]) -> tuple[Arrays, Arrays]:
-        """Return the values of requests, each with a row of the reference in turn, beside `values`
-        of the same rows: first in the batch of all rows, then in `values`."""
+        """Return two dicts by request: the values of its row in the batch of all rows, and its own.
+
+        `values` has those of each request alone. The requests have the rows of the reference in
+        turn.
+        """
         in_batch: Arrays = {}
         alone: Arrays = {}
         for place, single in enumerate(values):

@@ -13,7 +13,8 @@ class Tolerance(NamedTuple):
     mean_error: float
 
     def problem(self, max_error: float, mean_error: float) -> str | None:
-        """Return the error that is too high with the expected one, or `None`."""
+        """Return a message with the first error that is too high and its maximum, or `None` if none
+        is."""
         for name, error, allowed in zip(("largest", "mean"), (max_error, mean_error), self):
             if not error <= allowed:  # NaN is too high
                 return f"{name} error {error:.1e}, expected at most {allowed:g}"

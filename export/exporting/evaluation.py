@@ -54,9 +54,9 @@ class Backend(Protocol):
     def generate(self, texts: list[str], /, **options: Any) -> list[str]: ...
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """Return how many of `rows` texts `generate` should get at once, at least `batch_size`.
+        """Return how many of `rows` texts `generate` should get at once.
 
-        `options` are those of generation.
+        It is 1 with prompt lookup in the generation `options`, else at least `batch_size`.
         """
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -324,10 +324,9 @@ class OnnxEngine:
         return None if token is None else self.tokenizer.id_to_token(token)
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """Return how many of `rows` texts the runtime prefers to get at once, at least
-        `batch_size`.
+        """Return how many of `rows` texts the runtime prefers to get at once.
 
-        `options` are those of generation.
+        It is 1 with prompt lookup in the generation `options`, else at least `batch_size`.
         """
         options = {
             name: value for name, value in options.items() if name not in ("src_lang", "tgt_lang")

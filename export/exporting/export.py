@@ -168,8 +168,8 @@ def check_whole_sequences(checkpoint: Checkpoint) -> None:
 def describe(
     checkpoint: Checkpoint, graphs: Graphs, directory: Path, options: ExportOptions
 ) -> dict[str, Any]:
-    """Write the other files beside the graphs in `directory`, compare the graphs with torch, and
-    return the manifest.
+    """Write the other files beside the graphs in `directory`, also the manifest, and return it. The
+    graphs are compared with torch.
 
     `options.cases` is the number of random inputs. Graphs that become one graph, with
     `options.generate`, get no reference. Where no device can run the graphs, `parity` in the

@@ -128,8 +128,8 @@ def check_image_size(options: "ExportOptions") -> None:
 
 
 def check_calibrate(options: "ExportOptions") -> None:
-    """Raise UsageError if there are no matrix multiplications in integers, and ImportError without
-    torch."""
+    """Raise UsageError for `calibrate` if no matrix multiplication computes in integers, and
+    ImportError for `calibrate` without torch."""
     if options.calibrate is None:
         return
     from vanilla_transformer import HAS_TORCH

@@ -76,8 +76,8 @@ class Report:
         """Add the errors of `result` against `expected`, both (B, ..., C), to the counts, and
         failures beyond the tolerance.
 
-        Only places where the boolean `real` (B, ...) is True count. `case` names the batch in
-        failures.
+        Only places where the boolean `real` (B, ...) is True count. If an error there is not
+        finite, that is a failure, and nothing is counted. `case` names the batch in failures.
         """
         errors = relative_errors(result, expected)[real]
         if not np.isfinite(errors).all():
@@ -101,8 +101,9 @@ class Report:
     ) -> None:
         """Count how often `logits` and `expected`, both (B, ..., V), have the same largest logit.
 
-        Only places where `real` (B, ...) is True count. A choice that differs without a tie is a
-        failure. `case` names the batch in failures.
+        Only places where `real` (B, ...) is True count. A choice that differs is a failure, unless
+        the two best logits of `expected` are closer than twice the tolerance. `case` names the
+        batch in failures.
         """
         if logits.shape[-1] < 2:
             return
@@ -193,7 +194,7 @@ class Case:
     def compare_logits(
         self, logits: np.ndarray, expected: np.ndarray, real: np.ndarray, part: str
     ) -> None:
-        """Compare logits, and the tokens that have the largest."""
+        """Compare `logits` with `expected`, and the indices of the largest of both."""
         self.compare(logits, expected, real, part)
         self.report.compare_tokens(logits, expected, real, f"{self.name}, {part}")
 

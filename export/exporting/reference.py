@@ -37,8 +37,8 @@ RECORDED = ("int8", "int4")  # dtypes whose errors against torch hide others
 def write_reference(
     checkpoint: Checkpoint, graphs: Graphs, directory: Path, facts: dict[str, Any]
 ) -> None:
-    """Write the reference of `graphs` to the export `directory`. `facts` are the fields of its
-    manifest."""
+    """Compute the reference of `graphs` with torch and write it to the export `directory`. `facts`
+    are the fields of its manifest."""
     assert checkpoint.model is not None
     model = checkpoint.model
     with torch.no_grad(), with_shortlist(model, graphs.source.shortlist):
@@ -69,7 +69,8 @@ def add_recorded(directory: Path, dtypes: list[str], device: str) -> None:
 
 
 def sequence_reference(model: PreTrainedModel, spec: GraphSpec) -> Reference:
-    """Return the outputs of a model that reads full sequences or images."""
+    """Return the reference of a model that reads full sequences or images: random inputs of the
+    graph of `spec`, and torch's outputs."""
     rng = np.random.default_rng(0)
     is_vision = HEADS[type(model).__name__].reads == READS_IMAGES
     inputs = (image_inputs if is_vision else text_inputs)(model, spec, rng)
@@ -121,8 +122,8 @@ def max_positions(config: Any) -> int:
 
 
 def generation_reference(model: PreTrainedModel, checkpoint: Checkpoint) -> Reference:
-    """Return the logits, and the tokens of greedy search and of beam search, of a model that
-    generates."""
+    """Return the reference of a model that generates: random inputs, torch's logits, and its tokens
+    of greedy search and of beam search."""
     rng = np.random.default_rng(0)
     inputs, options = generation_inputs(model, checkpoint, rng)
     reference = Reference({}, options, inputs, {})

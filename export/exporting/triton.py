@@ -51,8 +51,8 @@ def write_triton_model(spec: GraphSpec, export: Path, directory: Path, kind: str
 
 
 def instance_kind(target: Target, roles: Collection[str], dtype: str) -> str | None:
-    """Return the kind of instances that run the graphs of `target`: on CPUs or GPUs only, or `None`
-    for a GPU where there is one."""
+    """Return the kind of Triton's instances that run the graphs of these `roles`: "KIND_CPU",
+    "KIND_GPU", or `None` for a GPU where there is one."""
     if set(target.devices(roles, dtype)) == {"cpu"}:
         return "KIND_CPU"
     return None if target.default_device == "cpu" else "KIND_GPU"

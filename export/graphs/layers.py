@@ -128,7 +128,7 @@ def project(g: GraphContext, x: Value, name: str) -> Value:
 
 
 def row_linear(g: GraphContext, x: Value, name: str) -> Value:
-    """Return x W + b of the linear map `name` for one state of each row, (B, D).
+    """Return x W + b (B, N) of the linear map `name` for x (B, D), one state of each row.
 
     This is so little work that it stays in floating point.
     """

@@ -197,7 +197,7 @@ def answers(g: GraphContext, states: Value, inputs: Values) -> list[Value]:
     """Return [start logits, end logits], (B, S) each: how likely the answer starts, or ends, at
     each token. `inputs` are not used.
 
-    `states` (B, S, D) are those of the encoder.
+    `states` (B, S, D) are those of the encoder or decoder.
     """
     scores = linear(g, states, "qa_outputs")
     return [g.op("Gather", scores, end, axis=2) for end in range(2)]
