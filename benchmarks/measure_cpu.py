@@ -46,8 +46,9 @@ class CpuBenchmark(Benchmark):
                 self.say(f"{shape}: the file has it")
                 continue
             if shape == "captions":
-                self.result["cells"] += self.measure_captions(cells[0])
-                self.write()
+                for cell in cells:
+                    self.result["cells"] += self.measure_captions(cell)
+                    self.write()
                 continue
             if (kind := cells[0].kind) not in self.prepared:
                 self.prepare([kind])
@@ -128,8 +129,8 @@ class CpuBenchmark(Benchmark):
     def measure_captions(self, cell) -> list[dict]:
         """Measure the shipped translator on sentences of different lengths, and return the records.
 
-        `cell` says how many sentences. Each engine has the fastest of the settings of
-        `serving_offline`; an export has the fastest of three methods.
+        `cell` has the numbers of sentences and beams. Each engine has the fastest of the settings
+        of `serving_offline`; an export has the fastest of three methods.
         """
         self.say(cell)
         blank = {engine: {**asdict(cell), "engine": engine} for engine in self.options.engines}
@@ -143,7 +144,7 @@ class CpuBenchmark(Benchmark):
                 serving_models.prepare, "tiny", TRANSLATOR, self.root, texts, self.options.quick
             )
             run = SimpleNamespace(root=self.root, repeats=self.options.repeats, captions=texts)
-            speeds = serving_offline.offline(run, "tiny")
+            speeds = serving_offline.offline(run, "tiny", cell.beams)
         records = []
         for engine, record in blank.items():
             reason = missing[engine]
@@ -253,14 +254,14 @@ def captions_summary(engine: str, speeds: dict, count: int) -> dict:
     `speeds` are the measurements of `serving_offline` by dtype and setting.
     """
     dtype, kinds = CAPTIONS[engine]
-    settings = {name: speed for name, speed in speeds[dtype].items() if name.split()[0] in kinds}
-    name = max(settings, key=lambda name: settings[name]["per_second"]["median"])
+    name = fastest_setting(speeds[dtype], kinds)
     kind, workers, threads, rows = name.split()
-    seconds = [count / speed for speed in settings[name]["per_second"]["runs"]]
-    return {
-        "per_second": settings[name]["per_second"]["median"],
-        "seconds": spread(seconds),
-        "agreement": settings[name]["same"],
+    speed = speeds[dtype][name]
+    seconds = spread([count / rate for rate in speed["per_second"]["runs"]])
+    summary = {
+        "per_second": count / seconds["median"],
+        "seconds": seconds,
+        "agreement": speed["same"],
         "arrangement": {
             "workers": int(workers),
             "threads": int(threads),
@@ -268,6 +269,16 @@ def captions_summary(engine: str, speeds: dict, count: int) -> dict:
             "by": kind,
         },
     }
+    if kinds == OURS:
+        from_texts = speeds[dtype][fastest_setting(speeds[dtype], ("texts",))]
+        summary["from_texts"] = from_texts["per_second"]["median"]
+    return summary
+
+
+def fastest_setting(speeds: dict, kinds: tuple[str, ...]) -> str:
+    """Return the setting of one of `kinds` with the largest median speed."""
+    names = [name for name in speeds if name.split()[0] in kinds]
+    return max(names, key=lambda name: speeds[name]["per_second"]["median"])
 
 
 def load_summary(rounds) -> dict:

@@ -88,7 +88,12 @@ CAPTIONS_ENGINES = (
 # In the order of their size, since the most memory a process ever had is what is reported.
 CPU_SHAPES = {
     "seq2seq": [
-        Cell("seq2seq", "seq2seq", batch, 32, 64, beams) for batch in (1, 8, 32) for beams in (1, 4)
+        *(
+            Cell("seq2seq", "seq2seq", batch, 32, 64, beams)
+            for batch in (1, 8, 32)
+            for beams in (1, 4)
+        ),
+        Cell("seq2seq", "seq2seq", 128, 32, 64, 4),
     ],
     "gpt2": [Cell("gpt2", "gpt2", batch, 32, 64) for batch in (1, 8)],
     "bert": [Cell("bert", "bert", batch, 128, 0) for batch in (1, 8)],
@@ -96,7 +101,7 @@ CPU_SHAPES = {
     "encoder-length": [Cell("encoder-length", "bert", 1, length, 0) for length in (128, 512, 2048)],
     "batch": [Cell("batch", "seq2seq", 128, 32, 64)],  # besides those of seq2seq
     # rows of different lengths that end by themselves
-    "captions": [Cell("captions", "captions", 1000, 0, 0)],
+    "captions": [Cell("captions", "captions", 1000, 0, 0, beams) for beams in (1, 5)],
     "load": [Cell("load", "seq2seq", 1, 32, 1)],
 }
 

@@ -80,6 +80,7 @@ SPEEDS = {
     ("gpt2", 1): ("GPT-2, greedy", "new tokens/s"),
     ("bert", 1): ("BERT", "sequences/s"),
     ("captions", 1): ("captions, greedy", "sentences/s"),
+    ("captions", 5): ("captions, beam 5", "sentences/s"),
 }
 # descriptions of the work of growing shapes
 WORKS = {
@@ -121,14 +122,17 @@ GOALS = {
     ("tokens/s: seq2seq beam 4", "cuda-fp16", "transformers"): {32: 9},
 }
 VNNI = {"avx512_vnni", "avx_vnni"}
+AMX = "amx_int8"
 BLEU_GOAL = 0.1  # maximum difference in BLEU
 MEGA = 1e6
 RESULTS = Path(__file__).parent / "results"
 
 
 def processor(instructions: list[str]) -> str:
-    """Return the kind of a CPU by its `instructions`: "vnni" with 8-bit dot products, else
-    "avx2"."""
+    """Return the kind of a CPU by its `instructions`: "amx" with 8-bit products of tiles, "vnni"
+    with 8-bit dot products, else "avx2"."""
+    if AMX in instructions:
+        return "amx"
     return "vnni" if VNNI & {*instructions} else "avx2"
 
 
@@ -249,10 +253,11 @@ def speed_table(result, title, shape, beams):
     header = ["", *(f"batch {batch}" for batch in batches)]
     has_first = shape not in ("bert", "captions") and beams == 1
     header += [f"first token, ms, batch {batches[0]}"] if has_first else []
-    has_memory, has_kernels = (
+    has_texts, has_memory, has_kernels = (
         any(name in record for record in shape_records)
-        for name in ("peak_memory", "kernel_seconds")
+        for name in ("from_texts", "peak_memory", "kernel_seconds")
     )
+    header += ["from texts"] if has_texts else []
     header += [f"memory, MB (above imports), batch {batch}" for batch in batches if has_memory]
     header += [f"in kernels, ms, batch {batch}" for batch in batches if has_kernels]
     has_arrangements = any("arrangement" in record for record in shape_records)
@@ -262,6 +267,7 @@ def speed_table(result, title, shape, beams):
     for engine, cells in by_engine(shape_records, "batch").items():
         row = [LABELS[engine], *(speed(cells[batch]) for batch in batches)]
         row += [milliseconds(cells[batches[0]], "first_token_seconds")] if has_first else []
+        row += [from_texts(cells[batches[0]])] if has_texts else []
         row += [memory(cells[batch]) for batch in batches if has_memory]
         row += [kernels(cells[batch]) for batch in batches if has_kernels]
         row += (
@@ -304,6 +310,10 @@ def speed(record):
         for end in ("max", "min")
     )
     return f"{number(record['per_second'])} ({number(slowest)} - {number(fastest)})"
+
+
+def from_texts(record):
+    return number(record["from_texts"]) if "from_texts" in record else "-"
 
 
 def seconds(record):
@@ -396,7 +406,7 @@ def leads(result: dict) -> dict[tuple[str, str], dict[int, tuple[dict, dict]]]:
             fastest(engines, pairs),
             fastest(engines, [name for others in pairs.values() for name in others]),
         )
-        if what == SPEEDS["captions", 1][0] and all(best):
+        if what.startswith("captions") and all(best):
             result_leads.setdefault((what, "any"), {})[batch] = best
     return result_leads
 

@@ -1,7 +1,8 @@
 """Without HTTP, from token ids to tokens: our engine with all captions in its queue, the longest
 first, the runtime with all in one call, which runs in workers, its whole batches sorted by length,
-and CTranslate2, each at several settings in a process of its own. After a round that warms them up
-and another, the best two of each kind go on, in turns."""
+and CTranslate2, each at several settings in a process of its own. `TextRuntime` does the same from
+texts to texts. After a round that warms them up and another, the best two of each kind go on, in
+turns."""
 
 import asyncio
 import gzip
@@ -10,7 +11,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -19,27 +20,41 @@ from engines import CONTEXT
 from measure import spread
 from serving_models import CTRANSLATE2, DTYPES
 
-# kind: (threads beside each other, threads of each, rows of each)
+# kind: (threads beside each other, threads of each, inputs of each)
 SETTINGS = {
     "engine": [(2, 1, 32), (2, 1, 64), (2, 1, 128), (1, 2, 32), (1, 2, 64), (1, 1, 64)],
-    "workers": [(2, 1, 64), (1, 2, 32)],  # the runtime decides the rows itself
+    "workers": [(2, 1, 64), (1, 2, 32)],  # the runtime decides the inputs itself
+    "texts": [(2, 1, 64), (1, 2, 32)],  # here too
     "runtime": [(2, 1, 32), (2, 1, 64), (2, 1, 128), (1, 2, 32), (1, 2, 64), (1, 2, 128)],
-    "ctranslate2": [(2, 1, 32), (2, 1, 64), (1, 2, 64)],
+    "ctranslate2": [(2, 1, 16), (2, 1, 32), (2, 1, 64), (1, 2, 64)],
 }
 FINALISTS = 2
 
 
-def engine(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
+def engine(
+    folder: Path, dtype: str, beams: int, workers: int, threads: int, inputs: int
+) -> Callable:
+    """Return a function from rows of token ids to their translations by our engine.
+
+    Args:
+        folder: directory of the model.
+        dtype: which of its exports.
+        beams: the number of beams.
+        workers: the number of workers.
+        threads: CPU threads of each.
+        inputs: the inputs that the slots of all workers hold, each with its beams.
+    """
     from vanilla_transformer_export.model import open_export, open_for_workers
     from vanilla_transformer_export.scheduler.admission import Admission
     from vanilla_transformer_export.scheduler.client import LocalScheduler
 
     info = open_export(folder / dtype)
-    admission = Admission(info, workers, threads, slots=rows, max_waiting=10**6)
+    admission = Admission(info, workers, threads, slots=inputs * beams, max_waiting=10**6)
     engine = LocalScheduler(admission, open_for_workers(info, threads)).start()
 
     async def answers(ids):
-        return await engine.generate([engine.admission.admit(row, {}) for row in ids])
+        options = {"num_beams": beams}
+        return await engine.generate([engine.admission.admit(row, options) for row in ids])
 
     def generate(ids):
         order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
@@ -50,25 +65,43 @@ def engine(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> C
     return generate
 
 
-def workers(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
+def workers(
+    folder: Path, dtype: str, beams: int, workers: int, threads: int, inputs: int
+) -> Callable:
     """Return a function from rows of token ids to their translations, all in one call of the
     runtime.
 
     Args:
         folder: directory of the model.
         dtype: which of its exports.
+        beams: the number of beams.
         workers: the number of workers of the runtime.
         threads: CPU threads of each.
-        rows: not used, because the runtime decides.
+        inputs: not used, because the runtime decides.
     """
     from vanilla_transformer_export import Runtime
     from vanilla_transformer_export.inference.inputs import pad_sequences
 
     runtime = Runtime(folder / dtype, threads=workers * threads, workers=workers)
-    return lambda ids: runtime.generate(*pad_sequences(ids, 0))[:, 1:].tolist()
+    return lambda ids: runtime.generate(*pad_sequences(ids, 0), num_beams=beams)[:, 1:].tolist()
 
 
-def runtime(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
+def texts(
+    folder: Path, dtype: str, beams: int, workers: int, threads: int, inputs: int
+) -> Callable:
+    """Return a function from texts to their translations, all in one call of `TextRuntime`.
+
+    The arguments are those of `workers`.
+    """
+    from vanilla_transformer_export import TextRuntime
+
+    runtime = TextRuntime(folder / dtype, threads=workers * threads, workers=workers)
+    return lambda texts: runtime.generate(texts, num_beams=beams)
+
+
+def runtime(
+    folder: Path, dtype: str, beams: int, workers: int, threads: int, inputs: int
+) -> Callable:
     """Return a function from rows of token ids to their translations, in batches of similar length.
 
     The longest come first.
@@ -76,26 +109,29 @@ def runtime(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> 
     Args:
         folder: directory of the model.
         dtype: which of its exports.
+        beams: the number of beams.
         workers: the number of runtimes beside each other.
         threads: CPU threads of each.
-        rows: the rows of a batch.
+        inputs: the inputs of a batch.
     """
     from vanilla_transformer_export import Runtime
     from vanilla_transformer_export.inference.inputs import pad_sequences
     from vanilla_transformer_export.scheduler import offline as module
 
-    module.MIN_OFFLINE_ROWS = math.inf  # otherwise many rows would run in workers
+    # otherwise many rows would run in workers
+    module.MIN_OFFLINE_ROWS = module.MIN_BEAM_INPUTS = math.inf
     runtimes = [Runtime(folder / dtype, threads=threads) for _ in range(workers)]
 
     def generate(ids):
         order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
-        batches = [order[start : start + rows] for start in range(0, len(ids), rows)][::-1]
+        batches = [order[start : start + inputs] for start in range(0, len(ids), inputs)][::-1]
         tokens = [None] * len(ids)
 
         def work(runtime):
             while batches:
                 indices = batches.pop()
-                generated = runtime.generate(*pad_sequences([ids[index] for index in indices], 0))
+                rows = pad_sequences([ids[index] for index in indices], 0)
+                generated = runtime.generate(*rows, num_beams=beams)
                 for index, row in zip(indices, generated[:, 1:].tolist()):
                     tokens[index] = row
 
@@ -109,7 +145,9 @@ def runtime(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> 
     return generate
 
 
-def ctranslate2(folder: Path, dtype: str, workers: int, threads: int, rows: int) -> Callable:
+def ctranslate2(
+    folder: Path, dtype: str, beams: int, workers: int, threads: int, inputs: int
+) -> Callable:
     """Return a function from rows of token ids to their translations by CTranslate2.
 
     It sorts by length itself.
@@ -117,9 +155,10 @@ def ctranslate2(folder: Path, dtype: str, workers: int, threads: int, rows: int)
     Args:
         folder: directory of the model.
         dtype: which of its exports.
+        beams: the number of beams.
         workers: CTranslate2's `inter_threads`.
         threads: its `intra_threads`.
-        rows: the rows of a batch.
+        inputs: the inputs of a batch.
     """
     import ctranslate2
 
@@ -137,7 +176,7 @@ def ctranslate2(folder: Path, dtype: str, workers: int, threads: int, rows: int)
     def generate(ids):
         source = [[str(token) for token in row] for row in ids]
         results = model.translate_batch(
-            source, beam_size=1, max_decoding_length=max_new_tokens, max_batch_size=rows
+            source, beam_size=beams, max_decoding_length=max_new_tokens, max_batch_size=inputs
         )
         return [[int(token) for token in row.hypotheses[0]] for row in results]
 
@@ -167,30 +206,36 @@ def loaded_memory(export: Path) -> dict:
     return {"loaded": memory_bytes("self"), "slots": slots}
 
 
-KINDS = {"engine": engine, "workers": workers, "runtime": runtime, "ctranslate2": ctranslate2}
+KINDS = {
+    "engine": engine,
+    "workers": workers,
+    "texts": texts,
+    "runtime": runtime,
+    "ctranslate2": ctranslate2,
+}
 loaded: Callable  # in the process of an engine
 
 
 def load(kind, *settings):
     global loaded
     loaded = KINDS[kind](*settings)
-    loaded([[5, 6, 7, 2]] * 4)
+    loaded(["A dog runs."] * 4 if kind == "texts" else [[5, 6, 7, 2]] * 4)
 
 
-def one_round(ids) -> tuple[float, list[list[int]]]:
+def one_round(rows: Sequence) -> tuple[float, list]:
+    """Return the seconds and the results of `rows`, which are token ids or texts."""
     start = time.perf_counter()
-    tokens = loaded(ids)
-    return time.perf_counter() - start, tokens
+    results = loaded(rows)
+    return time.perf_counter() - start, results
 
 
-def offline(run, model: str) -> dict:
+def offline(run, model: str, beams: int = 1) -> dict:
     """Return {dtype: {setting: speeds}} of `model`, without HTTP.
 
     "per_second" has the sentences per second. "same" is the share of rows with the same tokens as
-    the runtime. `run` has the captions and the number of rounds.
+    the runtime, `None` for texts. `run` has the captions and the number of rounds.
     """
-    ids = token_ids(run.root / model / "int8", run.captions)
-    return {dtype: compare(run, model, dtype, ids) for dtype in DTYPES}
+    return {dtype: compare(run, model, dtype, beams) for dtype in DTYPES}
 
 
 def read_captions(path: Path, count: int) -> list[str]:
@@ -208,10 +253,11 @@ def token_ids(export: Path, texts: list[str]) -> list[list[int]]:
     ]
 
 
-def compare(run, model, dtype, ids) -> dict:
+def compare(run, model: str, dtype: str, beams: int) -> dict:
+    ids = token_ids(run.root / model / "int8", run.captions)
     engines = {
         (kind, *setting): ProcessPoolExecutor(
-            1, CONTEXT, load, (kind, run.root / model, dtype, *setting)
+            1, CONTEXT, load, (kind, run.root / model, dtype, beams, *setting)
         )
         for kind, settings in SETTINGS.items()
         if kind != "ctranslate2"
@@ -219,11 +265,12 @@ def compare(run, model, dtype, ids) -> dict:
         for setting in settings
     }
     seconds, tokens = {key: [] for key in engines}, {}
-    for process in engines.values():
-        process.submit(one_round, ids).result()  # in its first round an engine touches its slots
+    rows = {kind: run.captions if kind == "texts" else ids for kind in KINDS}
+    for key, process in engines.items():  # in its first round an engine touches its slots
+        process.submit(one_round, rows[key[0]]).result()
     for repeat in range(run.repeats + 1):
         for key, process in list(engines.items()):
-            took, tokens[key] = process.submit(one_round, ids).result()
+            took, tokens[key] = process.submit(one_round, rows[key[0]]).result()
             seconds[key].append(took)
         if repeat == 0:
             best = finalists(seconds)
@@ -239,7 +286,7 @@ def compare(run, model, dtype, ids) -> dict:
     return {
         " ".join(map(str, key)): {
             "per_second": spread([len(ids) / took for took in rounds]),
-            "same": same(tokens[key], expected),
+            "same": None if key[0] == "texts" else same(tokens[key], expected),
         }
         for key, rounds in seconds.items()
     }

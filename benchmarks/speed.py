@@ -1,5 +1,6 @@
-"""Speed, measured: `python benchmarks/speed.py` writes benchmarks/results/cpu-vnni.json, or
-cpu-avx2.json where the processor has no VNNI, and reports it; `--device cuda` cuda.json.
+"""Speed, measured: `python benchmarks/speed.py` writes benchmarks/results/cpu-amx.json,
+cpu-vnni.json or cpu-avx2.json, by what the processor has, and reports it; `--device cuda`
+cuda.json.
 
 The same seeded weights, the same inputs and the same forced number of tokens in every engine. On a
 CPU: transformers, CTranslate2, OpenVINO, llama.cpp and our exports, those of them that are

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import embeddings
 import report
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +34,7 @@ def tables(by_machine: dict[str, dict]) -> dict[str, dict[str, str]]:
         "docs/results.md": {
             "comparison": comparison(by_machine, all_workloads(by_machine)),
             "engines": overviews(by_machine),
+            "embeddings": embeddings.table(json.loads(embeddings.RESULT.read_text())),
         },
     }
 
@@ -55,8 +57,14 @@ def all_workloads(by_machine: dict[str, dict]) -> dict[tuple[str, int, int], str
 def comparison(by_machine: dict[str, dict], workloads: dict[tuple[str, int, int], str]) -> str:
     """Return a table with a row for each of `workloads`.
 
-    For each CPU it has our fastest export, and the fastest engine of each program.
+    For each CPU it has our fastest export, and the fastest engine of each program. CPUs on which
+    none of them was measured are left out.
     """
+    by_machine = {
+        name: result
+        for name, result in by_machine.items()
+        if any(compared(result, key) != ("-", "-") for key in workloads)
+    }
     names = [
         name for result in by_machine.values() for name in (f"ours, {kind(result)}", "to compare")
     ]

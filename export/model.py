@@ -41,16 +41,16 @@ OPTIONAL_ROLES = ("step", "lookup")  # graphs that are opened when they are firs
 
 
 def open_export(directory: str | os.PathLike, dtype: str | None = None) -> ExportInfo:
-    """Return the facts of the export in `directory`, with the specs of its graphs for `dtype`, by
-    default the first.
+    """Return the facts of the export in `directory`, with the specs of its graphs for `dtype`.
 
-    No graph is opened. Threads still check the hashes of other files; `check_unchanged` of the
-    result waits for them.
+    Without `dtype`, it is the default dtype of the export. No graph is opened. Threads still check
+    the hashes of graphs and weights. `check_unchanged` of the result waits for them.
 
     Raises:
         FileNotFoundError: if the directory, its manifest or a listed file is missing.
-        ValueError: for a manifest that is not valid, an unknown target, and a file that was
-            changed.
+        NotADirectoryError: if `directory` is a file.
+        ValueError: for an invalid manifest or config, an unknown target, an export written with
+            `--generate`, a config that was changed, and a graph of another size than listed.
         UsageError: for a dtype that the export does not have.
     """
     info = open_export_info(directory)
@@ -96,21 +96,22 @@ def check_threads(threads: Any) -> None:
 
 
 def main_roles(info: ExportInfo) -> list[str]:
-    """Return the roles of the graphs that every batch needs: all but those that are opened when
-    they are first needed."""
+    """Return the roles of all graphs but `"step"` and `"lookup"`, which are opened when they are
+    first needed."""
     return [role for role in info.specs if role not in OPTIONAL_ROLES]
 
 
 def open_for_workers(info: ExportInfo, threads: int) -> "OnnxModel":
-    """Return the model with the graphs that workers run, each with this number of `threads`.
+    """Open the graphs that workers run, each with this number of `threads`, and return the model.
 
-    If the export has a step graph, it replaces the decoder.
+    These are the encoder and the graph of continuous batching, or without it all main graphs.
 
     Raises:
+        ImportError: if onnxruntime is too old.
         UsageError: for a number of threads other than 1 to 1024.
         FileNotFoundError, ValueError: for a file that is missing or changed, and for a graph that
             onnxruntime cannot load or that does not fit the config.
-        OSError: if the target's device is a GPU and this machine has none.
+        OSError: if the target's device is a GPU that this machine lacks or cannot use.
     """
     require_onnxruntime()
     check_threads(threads)
@@ -158,12 +159,15 @@ class OnnxModel:
         )
 
     def open(self, roles: Iterable[str]) -> "OnnxModel":
-        """Open the graphs of `roles`, and return this model. Weights are compared with their hashes
-        while onnxruntime loads them.
+        """Open those graphs of `roles` that are not open yet, and return this model.
+
+        Weights are compared with their hashes while onnxruntime loads them. Of a graph whose
+        sessions are made on demand, only the file is read.
 
         Raises:
-            ValueError: for a file that is missing or changed, and for a graph that onnxruntime
-                cannot load or that does not fit the config.
+            FileNotFoundError, ValueError: for a file that is missing or changed, and for a graph
+                that onnxruntime cannot load or that does not fit the config.
+            OSError: if the graphs do not run on the device of this model.
         """
         self._check_listed()
         done = self.sessions.keys() | self._opener.contents.keys()
@@ -208,10 +212,11 @@ class OnnxModel:
         return session
 
     def with_threads(self, threads: int) -> "OnnxModel":
-        """Return a model like this one, whose graphs use this number of `threads`.
+        """Return a model of the same export whose graphs use this number of CPU `threads`, or this
+        model if it uses that number already.
 
-        It opens them again, because graphs with more threads than a worker would compete with other
-        workers for CPUs. With an equal number it is this model.
+        The new model has no open graphs. Call `open` before several threads use it: otherwise
+        graphs are opened on first use. This model stays as it is.
         """
         if threads == self.threads:
             return self
@@ -221,7 +226,8 @@ class OnnxModel:
 
     @property
     def max_tokens(self) -> int:
-        """Maximum tokens in one run of a full-sequence graph. More would only take memory."""
+        """Maximum tokens in one run of a full-sequence graph. More tokens would only take
+        memory."""
         return MAX_TOKENS * self.threads if self.device == "cpu" else MAX_GPU_TOKENS
 
     def outputs(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -237,7 +243,10 @@ class OnnxModel:
 
     @functools.cached_property
     def decoders(self) -> DecoderFactory:
-        """The factory of decoders. A model that does not generate raises ValueError."""
+        """The factory of decoders. The first access opens the graphs.
+
+        A model that does not generate raises ValueError.
+        """
         check_generates(self.info)
         self.open(main_roles(self.info))
         info, sessions = self.info, self.sessions
@@ -247,8 +256,8 @@ class OnnxModel:
         return find_target(info).open(loaded)
 
     def check_lookup(self, request: GenerationRequest) -> None:
-        """Raise UsageError for prompt lookup with several rows, or with a target whose graphs
-        cannot do it."""
+        """Raise UsageError if `request` asks for prompt lookup with several inputs, or of an export
+        whose graphs cannot do it."""
         if (count := request.options.prompt_lookup_num_tokens) is None:
             return
         if (rows := len(request.input_ids)) > 1:
@@ -263,8 +272,8 @@ class OnnxModel:
     def generate(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the new tokens (B * N, T) and the scores (B * N,) of all rows.
 
-        N is `num_return_sequences`. The scores are None if they were not requested; beam search
-        always has them.
+        N is `num_return_sequences`. Rows are padded after their end token. The scores are None if
+        they were not requested; beam search always has them.
         """
         if (in_graphs := self.decoders.start_search(request)) is not None:
             with closing(in_graphs):
@@ -333,7 +342,7 @@ class OnnxModel:
         return providers
 
     def _engine_options(self) -> dict[str, str]:
-        """Return TensorRT's options about compiled engines; none without an `engine_cache`.
+        """Return TensorRT's options about compiled engines, or {} without an `engine_cache`.
 
         TensorRT names its engines after the graph, not the weights: each export has a directory of
         its own.

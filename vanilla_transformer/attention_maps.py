@@ -157,7 +157,7 @@ def attention_maps(
     target: str | None = None,
     kind: str | None = None,
 ) -> AttentionMaps:
-    """Return the attention maps of the text `source`.
+    """Return the attention maps of the text `source`, with special tokens except for a decoder.
 
     For seq2seq models `kind` is "encoder", "decoder" or "cross" (the default); other models have
     only their self-attention. The default `target` is the model's own translation, by its

@@ -80,14 +80,13 @@ def load_checkpoint(source: str | os.PathLike, variant: str | None = None) -> Pr
 
 
 def load_directory(source: str | os.PathLike, directory: Path) -> PreTrainedModel:
-    """Return the model in `directory`, which errors call `source`.
-
-    It is in float32 and evaluation mode.
+    """Return the model in `directory`, in float32 and evaluation mode.
 
     Raises:
         FileNotFoundError: without config.json or safetensors weights.
         ValueError: for files that are damaged or do not fit each other, and a checkpoint of another
-            family.
+            family. Also for values that are not finite, in an error that names `source` in place of
+            `directory`.
     """
     config, model_class = config_and_class(directory)
     check_generation(directory / GENERATION_CONFIG, getattr(config, "vocab_size", 0))
@@ -263,7 +262,7 @@ def save_tokenizer(
 
 
 def learned_positions(config: PreTrainedConfig) -> int | None:
-    """Return the number of learned positions, or `None` if the model has no limit of length."""
+    """Return the number of learned positions, or `None` without them: the length has no limit."""
     return (
         config.max_position_embeddings if getattr(config, "has_learned_positions", False) else None
     )
@@ -310,8 +309,8 @@ def stored_shapes(file: Path) -> Shapes:
 def check_shapes(
     model_class: type[PreTrainedModel], config: VanillaTransformerConfig, stored: dict, where: Path
 ) -> None:
-    """Raise ValueError unless the tensors in files are exactly those of the model; tied ones may be
-    absent.
+    """Raise ValueError unless the tensors in files are exactly those of the model, in floating
+    point; tied ones may be absent.
 
     `stored` is {name: (shape, dtype)} of the files. Errors call the checkpoint `where`.
     """

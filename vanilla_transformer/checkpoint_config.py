@@ -23,7 +23,8 @@ MAX_LABELS = 2**20
 
 
 def read_config(directory: Path) -> tuple[Any, str]:
-    """Return the config of the checkpoint of ours in `directory`, and the name of its model class.
+    """Return the config of the Vanilla Transformer checkpoint in `directory`, and the name of its
+    model class.
 
     Raises FileNotFoundError without config.json. Raises ValueError for a damaged one, and for
     another family or class.
@@ -98,8 +99,9 @@ def class_model_type(architecture: str) -> str | None:
 def build_config(config_class: type, content: dict, directory: Path) -> Any:
     """Return a `config_class` with the fields of `content`, that of the config.json in `directory`.
 
-    Fields that the class lacks are kept. Raises ValueError for a wrong value, a nested config, and
-    a name that would replace a method.
+    Fields that the class lacks are kept, except those that select implementations for a machine.
+    Raises ValueError for a wrong value, a nested config, quantized weights, and a name that would
+    replace a method.
     """
     path = directory / CONFIG
     if parts := sorted(content.keys() & {"decoder", "generator", "text_config", "text_encoder"}):
@@ -149,7 +151,8 @@ def build_config(config_class: type, content: dict, directory: Path) -> Any:
 
 
 def check_depth(config: Any, shapes: dict[str, tuple], where: Path | str) -> None:
-    """Raise ValueError if `config` has more layers or a larger width than the tensors of the files.
+    """Raise ValueError if `config` has more layers than the tensors of the files, or a width above
+    their largest size.
 
     It runs before anything is built or counted, because a config can name any depth and width.
     `shapes` is {name: (shape, dtype)}. Errors call the checkpoint `where`.

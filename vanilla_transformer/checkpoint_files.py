@@ -169,8 +169,8 @@ def for_every_version(directory: Path, changes: dict | None = None) -> None:
 def check_generation(path: Path, vocab_size: int) -> None:
     """Raise ValueError for a wrong value in the generation_config.json at `path`, if it exists.
 
-    Token ids must be below `vocab_size`. transformers notices most wrong types only while it
-    generates.
+    Token ids, except those of bos and eos, must be below `vocab_size`. Null is valid everywhere.
+    transformers notices most wrong types only while it generates.
     """
     content = read_json(path) if path.is_file() else {}
     for name, value in content.items():
@@ -180,7 +180,9 @@ def check_generation(path: Path, vocab_size: int) -> None:
 
 def generation_fault(name: str, value: object, vocab_size: int = 2**31) -> str | None:
     """Return what is expected instead of `value` in the field `name` of a generation config, or
-    None if the value is valid. Token ids must be below `vocab_size`."""
+    None if the value is valid.
+
+    Token ids, except those of bos and eos, must be below `vocab_size`. The caller allows None."""
     if name in OF_THE_HUB:
         return "which runs code from the Hub in transformers: expected none"
     if name in COUNTS and not (type(value) is int and 0 <= value < 2**31):
@@ -206,7 +208,8 @@ def is_absent_token(name: str, value: object) -> bool:
 
 
 def weight_files(directory: Path, names: tuple[str, ...] = (WEIGHTS,)) -> list[Path]:
-    """Return the first file of `names` that exists in `directory`, or its shards.
+    """Return the paths of the weights in `directory`: the first file of `names` that exists, or its
+    shards, which an index names.
 
     Raises:
         FileNotFoundError: without weights, or if a shard is missing.
@@ -296,8 +299,9 @@ def check_tensors(
     """Raise ValueError unless the tensors in files are the `expected` ones, {name: shape}, in
     floating point.
 
-    `tied` names may be missing. `stored` is {name: (shape, dtype)} of the files. Errors name the
-    class `architecture` and the checkpoint `where`.
+    `tied` names may be missing. `stored` is {name: (shape, dtype)} of the files. Its names may
+    begin with "model."; those of `expected` and `tied` must not. Errors name the class
+    `architecture` and the checkpoint `where`.
     """
     shapes = {bare(name): shape for name, (shape, _) in stored.items()}
     other = {

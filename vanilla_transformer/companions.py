@@ -58,7 +58,9 @@ class Companions:
 
     def copy_without_pickles(self, directory: Path) -> None:
         """Copy the files to `directory`, with weights as safetensors, which can be read without
-        torch."""
+        torch.
+
+        Raises ImportError for pickled weights where torch is not installed."""
         self.copy(directory)
         for name in self.files:
             if name.endswith(PICKLE):
@@ -201,9 +203,10 @@ def omitted_files(source: str | os.PathLike, content: dict) -> list[str]:
 
 
 def file_names(source: str | os.PathLike) -> list[str]:
-    """Return the sorted names of the files of `source`, at most one folder deep.
+    """Return the sorted relative paths of the files of `source`, a directory or Hub id.
 
-    For a Hub id they come from the cached list of its files; the result is empty without that list.
+    Of a directory they are at most one folder deep, and folders are included. For a Hub id they
+    come from the cached list of its files; the result is empty without that list.
     """
     if os.path.isdir(source):
         root = Path(source)

@@ -74,7 +74,10 @@ def converted(
 
 def is_ours(source: str | os.PathLike) -> bool:
     """Return True if `source`, a directory or Hub id, is a Vanilla Transformer checkpoint, which
-    needs no conversion."""
+    needs no conversion.
+
+    Raises FileNotFoundError without config.json or Marian's files, and ValueError for a damaged
+    config."""
     if os.path.isdir(source) and is_marian(Path(source)):
         return False
     content, _ = read_raw_config(checkpoint_directory(source, (CONFIG,)))

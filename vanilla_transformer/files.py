@@ -91,7 +91,7 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # first bytes of ever
 
 def check_no_pointer(path: str | os.PathLike) -> None:
     """Raise ValueError if the file `path` is a pointer of git-lfs, of a clone that was made without
-    git-lfs."""
+    git-lfs. A missing file is no error."""
     if not Path(path).is_file():
         return
     with open(path, "rb") as file:
@@ -108,10 +108,13 @@ def new_directory(
 ) -> Iterator[Path]:
     """Yield an empty directory that is renamed to `path` when the block ends without an error.
 
+    After an error it is removed, and `path` stays as it was.
+
     Args:
         path: a new path, or an empty directory. A symbolic link to a directory stays; its target is
             replaced.
-        force: whether an export or a checkpoint of this package at `path` may be replaced.
+        force: whether an export, a checkpoint or a Triton model of this package at `path` may be
+            replaced.
         inputs: paths that the caller reads, which must be neither `path` nor inside it.
 
     Raises:
@@ -141,7 +144,8 @@ def new_file(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ())
     Raises:
         IsADirectoryError: if `path` is a directory.
         FileNotFoundError: if `path` is a broken link.
-        FileExistsError: if it exists without `force`, or has changed at the end.
+        FileExistsError: if it exists without `force`, is being written by another process, or has
+            changed at the end.
         ValueError: if it is one of `inputs`.
     """
     out = output_path(path, inputs)
@@ -400,9 +404,11 @@ def claim_output(out: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def hold_lock(claim: Path, out: Path) -> Iterator[None]:
-    """Make the folder `claim` and hold its lock, where the system has such locks.
+    """Make the folder `claim` if needed, and hold its lock in the block, where the system has such
+    locks.
 
-    Raises FileExistsError if another process has the lock; the message names `out`.
+    Raises FileExistsError if another process has the lock, with `out` in the message, and for a
+    link or a file in place of the folder.
     """
     while True:
         make_claim(claim)
@@ -492,8 +498,9 @@ def publish(claim: Path, out: Path, before: dict | None) -> None:
 
 
 def place(path: Path, out: Path) -> None:
-    """Rename `path` to `out`; raise FileExistsError or OSError if `out` is not free or an empty
-    directory."""
+    """Rename `path` to `out`, where nothing may be, except an empty directory if `path` is one too.
+
+    Raises FileExistsError or another OSError otherwise."""
     if path.is_dir():
         path.rename(out)
         return

@@ -119,8 +119,10 @@ def shape_fields(config: VanillaTransformerConfig) -> tuple[str, ...]:
 def with_one_layer(
     model_class: type[PreTrainedModel], config: VanillaTransformerConfig
 ) -> PreTrainedModel:
-    """Return a `model_class` of `config` with one layer per stack, enough to count them all. It is
-    on the meta device, so its weights have no values."""
+    """Return a `model_class` of `config` with one layer per stack, enough to count the parameters
+    and FLOPs of the full model.
+
+    It is on the meta device, so its weights have no values. `config` is not changed."""
     shallow = copy.deepcopy(config)
     for name in depth_fields(config):
         setattr(shallow, name, 1)
@@ -159,11 +161,11 @@ def parameters_by_block(
 
 
 def flops(model: PreTrainedModel, config: VanillaTransformerConfig | None = None) -> dict[str, int]:
-    """Return {unit: operations} of the matrix multiplications, such as {"source token": ...}: what
-    one unit costs.
+    """Return {unit: operations} of the linear maps, such as {"source token": ...}: what one unit
+    costs.
 
-    A multiplication and an addition are 2 operations. `config` is that of the full model if `model`
-    has only one layer of each stack.
+    Attention between tokens is not counted. A multiplication and an addition are 2 operations.
+    `config` is that of the full model if `model` has only one layer of each stack.
     """
     counts = Counter()
     for name, module in model.named_modules():

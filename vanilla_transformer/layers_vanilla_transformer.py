@@ -91,8 +91,8 @@ def sinusoidal_positions(
     """Return PE(pos, 2i) = sin(angle), PE(pos, 2i+1) = cos(angle), angle = pos /
     10000^(2i/d_model).
 
-    This is section 3.5. `position_ids` (B, T) -> (B, T, width). The values are computed for each
-    call, so there is no table that limits positions.
+    This is section 3.5. `position_ids` (B, T) -> (B, T, width) of `dtype`. The values are computed
+    for each call, so there is no table that limits positions.
     """
     angles = position_angles(position_ids, width, 10000.0, dtype)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(dtype)
@@ -798,11 +798,13 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decode the tokens and return `last_hidden_state` (B, T, E).
 
-        `input_ids` (B, T) are the tokens that are not yet in the cache, and `attention_mask` is (B,
-        past + T). `position_ids` (B, T) start at 0 and are counted by `config.position_ids_from` by
-        default; left-padded rows need them if that is `"place"`. Without mask and cache, positions
-        that do not go up by 1 mean packed sequences, which do not see each other.
-        `encoder_hidden_states` (B, S, D) come with `encoder_attention_mask` (B, S).
+        `input_ids` (B, T) are the tokens that are not yet in the cache. `attention_mask` (B, past +
+        T) is 0 for padding. `position_ids` (B, T) start at 0 and are counted by
+        `config.position_ids_from` by default; left-padded rows need them if that is `"place"`.
+        Without mask and cache, positions that do not go up by 1 mean packed sequences, which do not
+        see each other. `encoder_hidden_states` (B, S, D) come with `encoder_attention_mask` (B, S).
+        The cache `past_key_values` is extended in place; with `use_cache` a missing one is created.
+        The output has it.
         """
         check_attention_implementation(self.config)
         if encoder_hidden_states is not None and not self.has_cross_attention:
@@ -929,8 +931,10 @@ class VanillaSeq2SeqModel(VanillaPreTrainedModel):
     ) -> Seq2SeqModelOutput:
         """Run both stacks and return `last_hidden_state` (B, T, E) of the decoder.
 
-        `input_ids` and `attention_mask` are (B, S); `encoder_outputs` computed earlier may replace
-        them. `decoder_input_ids` (B, T) start with `decoder_start_token_id`.
+        `input_ids` and `attention_mask` (0 for padding) are (B, S). `encoder_outputs` computed
+        earlier may replace `input_ids`, not the mask, which cross-attention reads too.
+        `decoder_input_ids` (B, T) are the tokens that are not yet in the cache; the first of all is
+        `decoder_start_token_id`. `decoder_attention_mask` is (B, past + T).
         """
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise ValueError(

@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 
 
 def linked_copy(directory: Path, without: Collection[str]) -> TemporaryDirectory:
-    """Return a temporary directory with links to the files of `directory`, except those whose names
-    are in `without`."""
+    """Return a temporary directory with links to the entries of `directory`, except those whose
+    names are in `without`. It exists while the caller keeps the result."""
     copy = TemporaryDirectory(prefix="vanilla-transformer-")
     for file in directory.resolve().iterdir():
         if file.name not in without:
@@ -18,7 +18,9 @@ def linked_copy(directory: Path, without: Collection[str]) -> TemporaryDirectory
 
 @contextlib.contextmanager
 def errors_name(directory: Path, copy: Path) -> Iterator[None]:
-    """Replace the path `copy` with `directory` in messages of ValueError and FileNotFoundError."""
+    """Replace the path `copy` with `directory` in messages of ValueError and FileNotFoundError.
+
+    An error with another message is a plain ValueError or FileNotFoundError."""
     try:
         yield
     except (ValueError, FileNotFoundError) as error:

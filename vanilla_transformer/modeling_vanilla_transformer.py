@@ -168,10 +168,11 @@ class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithCrossAttentions:
         """Return `logits` (B, T, V), only of the last `logits_to_keep` positions if that is not 0.
 
-        `input_ids` (B, T), or `inputs_embeds` (B, T, E), are the tokens that are not yet in the
-        cache. `attention_mask` (B, past + T) is 0 for padding. With `labels` (B, T) the loss is
-        returned too: they are `input_ids` with -100 where nothing is to be predicted, and the loss
-        shifts them by one. `encoder_hidden_states` (B, S, D) are a source for cross-attention, with
+        As a tensor, `logits_to_keep` has the indices of the positions. `input_ids` (B, T), or
+        `inputs_embeds` (B, T, E), are the tokens that are not yet in the cache. `attention_mask`
+        (B, past + T) is 0 for padding. With `labels` (B, T) the loss is returned too: they are
+        `input_ids` with -100 where nothing is to be predicted, and the loss shifts them by one.
+        `encoder_hidden_states` (B, S, D) are a source for cross-attention, with
         `encoder_attention_mask` (B, S).
         """
         outputs = self.model(
@@ -203,8 +204,8 @@ def shift_tokens_right(ids, config):
     """Return `ids` (B, T) shifted right by one, with padding in place of -100.
 
     The first token is `config.decoder_start_token_id`. With `config.wrap_last_token` it is the last
-    token of the row that is not padding. Raises ValueError if the config lacks a token that is
-    needed.
+    token of the row that is not padding; padding must be on the right. Raises ValueError if the
+    config lacks a token that is needed.
     """
     for name in (
         ("pad_token_id",) if config.wrap_last_token else ("pad_token_id", "decoder_start_token_id")
@@ -248,7 +249,8 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
     def prepare_decoder_input_ids_from_labels(self, labels: torch.LongTensor) -> torch.LongTensor:
         """Return `labels` (B, T) shifted right by one: the decoder's inputs while it is trained.
 
-        The decoder's start token comes first, and -100 becomes the pad token.
+        `config.decoder_start_token_id` comes first, or with `config.wrap_last_token` the row's last
+        token. -100 becomes the pad token.
         """
         return shift_tokens_right(labels, self.config)
 
@@ -271,9 +273,10 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
     ) -> Seq2SeqLMOutput:
         """Return `logits` (B, T, V), only of the last `logits_to_keep` positions if that is not 0.
 
-        `input_ids` and `attention_mask` (0 for padding) are (B, S); `encoder_outputs` may replace
-        them. With `labels` (B, T), -100 where nothing is to be predicted, their mean cross-entropy
-        is returned too. `decoder_input_ids` default to the labels shifted right.
+        `input_ids` and `attention_mask` (0 for padding) are (B, S). `encoder_outputs` may replace
+        `input_ids`, not the mask. With `labels` (B, T), -100 where nothing is to be predicted,
+        their mean cross-entropy is returned too. `decoder_input_ids` default to the labels shifted
+        right. As a tensor, `logits_to_keep` has the indices of the positions.
         """
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
@@ -604,8 +607,8 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
     ) -> MultipleChoiceModelOutput:
         """Return `logits` (B, C) of the C choices, and with `labels` (B,) their mean cross-entropy.
 
-        `input_ids`, `attention_mask` (0 for padding) and `token_type_ids` are (B, C, S). A label is
-        the index of the right choice.
+        `input_ids`, `attention_mask` (0 for padding), `token_type_ids` and `position_ids` are (B,
+        C, S). A label is the index of the right choice.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self.model(
@@ -822,7 +825,8 @@ class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
         (B,), or floats (B, num_labels); see `config.problem_type`.
 
         Raises:
-            ValueError: for a row without such an end token.
+            ValueError: for a row without such an end token, unless all of it is hidden. Also
+                without `input_ids` or `config.eos_token_id`.
         """
         last = self.last_end_token(input_ids, attention_mask)
         if decoder_input_ids is None and kwargs.get("decoder_inputs_embeds") is None:
@@ -848,12 +852,12 @@ class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
         return Seq2SeqSequenceClassifierOutput(loss, logits, **both_stacks(outputs))
 
     def last_end_token(self, input_ids, attention_mask):
-        if input_ids is None or self.config.eos_token_id is None:
-            problem = "eos_token_id is None" if input_ids is not None else "input_ids are None"
+        if input_ids is None:
             raise ValueError(
-                f"{problem}, expected token ids: the classifier reads the state at the last end "
-                "token"
+                "input_ids are None, expected token ids: inputs_embeds do not show the end token"
             )
+        if self.config.eos_token_id is None:
+            raise ValueError("config.eos_token_id is None, expected the id of the end token")
         not_padding = (
             torch.ones_like(input_ids, dtype=torch.bool)
             if attention_mask is None

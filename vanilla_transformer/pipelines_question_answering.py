@@ -157,9 +157,9 @@ class QuestionAnsweringPipeline(ChunkPipeline):
             )
             if context_len > max_context:
                 raise ValueError(
-                    f"max_seq_len={max_seq_len} leaves {max_context} tokens for the context beside "
-                    f"a question of {question_len}; "
-                    f"a context of {context_len} needs more than doc_stride={doc_stride}"
+                    f"a context of {context_len} tokens does not fit: max_seq_len={max_seq_len} "
+                    f"and a question of {question_len} leave {max_context}, expected more than "
+                    f"doc_stride={doc_stride}, or a shorter question"
                 )
             doc_stride = 0
         # Padding goes to the side of the question, so that the context's words and positions stay
@@ -277,7 +277,7 @@ class QuestionAnsweringPipeline(ChunkPipeline):
 
 
 def _characters(encoding, first, last, sequence):
-    """Return (start, end) of tokens `first` to `last` as characters of their text.
+    """Return (start, end) of tokens `first` to `last` as characters of their text, end exclusive.
 
     The range is extended to whole words of `sequence`, 0 or 1, unless that is None.
     """

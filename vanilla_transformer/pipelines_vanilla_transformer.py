@@ -274,8 +274,9 @@ def choose_languages(
     the target.
 
     They are the token of `tgt_lang` as {"decoder_start_token_id": id} for mBART's tokenizer (Liu et
-    al. 2020, 2.2). For others it is {"forced_bos_token_id": id}. A language that is None changes
-    nothing; without a target the options are empty.
+    al. 2020, 2.2), unless the model starts with a token that is no language. Otherwise they are
+    {"forced_bos_token_id": id}. A language that is None changes nothing; without a target the
+    options are empty.
 
     Raises:
         ValueError: for a language that the tokenizer does not have.

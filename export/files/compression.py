@@ -50,11 +50,11 @@ def without_compression(name: str) -> str:
 
 
 def open_lines(path: Path) -> BinaryIO:
-    """Open a file of lines for reading bytes, decompressed by its name.
+    """Open a file of lines for reading bytes, decompressed by its name. The caller closes it.
 
     Raises:
         ValueError: for a compression that cannot be read or that the name does not tell, and for a
-            git-lfs pointer.
+            git-lfs pointer. Damage raises EOFError and others while the file is read.
     """
     check_lines(path)
     module = compression_module(path.name)
@@ -62,17 +62,22 @@ def open_lines(path: Path) -> BinaryIO:
 
 
 def compression_module(name: str) -> Any:
-    """Return the module, such as `gzip`, that reads a file of this name, or None for a plain
-    file."""
-    module = COMPRESSIONS[Path(name).suffix].module if name.endswith(READABLE) else None
-    return None if module is None else importlib.import_module(module)
+    """Return the module that decompresses a file of this name: gzip, bz2 or lzma, by its ending.
+
+    Return None for any other name. That includes .zst and .zip, which `check_lines` rejects.
+    """
+    compression = COMPRESSIONS.get(Path(name).suffix)
+    if compression is None or compression.module is None:
+        return None
+    return importlib.import_module(compression.module)
 
 
 def check_lines(path: Path) -> None:
     """Check that the name of a file of lines tells its compression, and that it can be read.
 
     Only regular files are checked. The bytes of a pipe can be read only once, and a missing file
-    raises FileNotFoundError when it is opened.
+    raises FileNotFoundError when it is opened. Damage, or plain text named .gz, is noticed when the
+    file is read.
 
     Raises:
         ValueError: for a compression that cannot be read or that the name does not tell, and for a

@@ -25,11 +25,12 @@ class FileFormat(Protocol):
     content of each shard, which the other methods take."""
 
     def count(self, path: Path) -> int:
-        """Return the number of lines, or rows, of the file `path`."""
+        """Return the number of lines, or rows, of the file `path`. Raises ValueError if it is
+        damaged."""
 
     def shards(self, path: Path, size: int) -> Iterator[Any]:
-        """Yield the content of the file, `size` lines at a time. Raises ValueError where it is
-        damaged."""
+        """Yield the content of the file, at most `size` lines at a time. Raises ValueError where it
+        is damaged."""
 
     def digest(self, content: Any) -> str:
         """Return the SHA-256 of the content of a shard."""
@@ -46,7 +47,7 @@ class FileFormat(Protocol):
 
     def join(self, parts: Iterable[Path], path: Path) -> None:
         """Write the contents of the files `parts`, which `write` has written, one after the other
-        to the file `path`."""
+        to the file `path`. A table needs at least one part."""
 
 
 def format_name(path: Path) -> str:
@@ -66,7 +67,8 @@ def format_name(path: Path) -> str:
 def output_kind(path: Path, predictions: Predictions) -> str:
     """Return the format of the results of the file `path`: "text", "JSON lines" or "Parquet".
 
-    It is the file's own, but results of text lines are JSON lines unless they are generated texts.
+    It is the format of `path`, but results of text lines are JSON lines unless they are generated
+    texts. Raises UsageError for compressed Parquet.
     """
     kind = format_name(path)
     return JSON if kind == TEXT and not predictions.generates else kind
@@ -82,11 +84,12 @@ def select_format(
 
     Raises:
         ImportError: for Parquet without pyarrow.
-        ValueError: for a table with two columns of one name, a compression that cannot be read, and
-            a git-lfs pointer.
+        ValueError: for a damaged table, one with two columns of one name, a compression that cannot
+            be read, and a git-lfs pointer.
         UsageError: for a table without the columns that the task reads, lines of text for a task
             that reads several fields, and `field` or `output_field` for lines of text. Also for
-            records that have the output field already.
+            `field` if the task reads several, compressed Parquet, and records that have the output
+            field already.
     """
     check_lines(path)
     fields = RecordFields(predictions.kind.forms, field)
@@ -148,9 +151,9 @@ def text_format(predictions: Predictions, read: Callable[[bytes], Row]) -> "Line
 
 
 def first_line_with(path: Path, name: str) -> int | None:
-    """Return the number, from 1, of the first JSON object with the field `name`, or None.
+    """Return the line number, from 1, of the first JSON object with the field `name`, or None.
 
-    A damaged file is searched up to the damage.
+    A damaged file is searched up to the damage. Names with escaped characters are missed.
     """
     key = to_json(name).encode()
     with contextlib.suppress(ValueError), open_lines(path) as file:
@@ -163,7 +166,7 @@ def first_line_with(path: Path, name: str) -> int | None:
 def without_field(row: Row, name: str) -> Row:
     """Return `row`, or a row with a fault if its record has the field `name`.
 
-    It finds names with escaped characters, which `first_line_with` misses.
+    Unlike `first_line_with`, it finds names with escaped characters too.
     """
     if row.record is None or name not in row.record:
         return row
@@ -200,9 +203,10 @@ class Lines:
         return [self.read(line) for line in content]
 
     def lines(self, shard: Shard, rows: list[Row], results: list[Any]) -> Iterator[bytes]:
-        """Yield a line in bytes, with its line end, for each of `results`.
+        """Yield the output of each of `results` in bytes: one line or several, with line ends.
 
-        Halves of surrogate pairs, which JSON may have, are escaped.
+        `rows` and `results` have an item for each line of `shard`. Halves of surrogate pairs, which
+        JSON may have, are escaped.
         """
         for number, (row, result) in enumerate(zip(rows, results, strict=True), shard.first):
             yield self.written(number, row, result).encode(errors="backslashreplace") + b"\n"
@@ -223,10 +227,11 @@ def to_json(value: Any) -> str:
 
 
 def generated_text(number: int, result: Any, n_best: int | None, scores: bool) -> str:
-    """Return what is written for the result of line `number`, without the last line break.
+    """Return the output for the `result` of line `number`, from 0, without the last line break.
 
-    With `n_best` it has a line "number ||| text ||| score" for each text; with `scores` a tab and
-    the score. A `result` of None gives an empty line, or with `n_best` an empty text with score 0.
+    With `n_best` it has a line "number ||| text ||| score" for each {"text", "score"} of `result`.
+    With `scores` alone it is the text, a tab and the score; else `result` is the text. A `result`
+    of None gives an empty line, or with `n_best` an empty text with score 0.
     """
     if n_best is not None:
         pairs = result or [{"text": "", "score": 0.0}]
@@ -241,5 +246,5 @@ def generated_text(number: int, result: Any, n_best: int | None, scores: bool) -
 
 
 def in_one_line(text: str) -> str:
-    """Return `text` with spaces in place of line breaks."""
+    """Return `text` with a space in place of each sequence of CR and LF."""
     return LINE_BREAKS.sub(" ", text)

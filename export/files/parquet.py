@@ -30,8 +30,8 @@ class Parquet:
         """Return this format if `path` is a table that it reads.
 
         Raises:
-            ValueError: for another file, and for two columns with one name.
-            UsageError: for one without the columns that the task reads, or with a column
+            ValueError: if the file is no table or damaged, and for two columns with one name.
+            UsageError: for a table without the columns that the task reads, or with a column
                 `output_field` already.
         """
         try:
@@ -55,7 +55,7 @@ class Parquet:
         return pyarrow.parquet.read_metadata(path).num_rows
 
     def shards(self, path: Path, size: int) -> Iterator[pyarrow.RecordBatch]:
-        """Yield the rows in batches of `size`. The last batch of a row group may have fewer rows.
+        """Yield the rows in batches of at most `size`. A table without rows gives one empty batch.
         Raises ValueError for a damaged file."""
         try:
             with pyarrow.parquet.ParquetFile(path) as file:

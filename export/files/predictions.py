@@ -68,7 +68,7 @@ class Predictions:
 
     @property
     def generates(self) -> bool:
-        """True if the results are texts."""
+        """True if the task generates or translates texts."""
         return self.kind.method in GENERATING
 
     @property
@@ -78,14 +78,17 @@ class Predictions:
 
     @property
     def field(self) -> str:
-        """Name of the results' field in JSON objects and tables: "translation", "embedding" or
-        "prediction"."""
+        """Default name of the results' field in JSON objects and tables: "translation" for texts of
+        an encoder-decoder, "embedding" for vectors, else "prediction"."""
         if self.generates and "encoder" in self.runtime.runtime.specs:
             return "translation"
         return "embedding" if self.kind.method == "embed" else "prediction"
 
     def check_options(self) -> None:
-        """Raise UsageError for an unknown or a missing option of the task's function."""
+        """Raise UsageError for an unknown or a missing option of the task's function.
+
+        Unknown options of `generate` and `translate` are left to `check_generation`.
+        """
         parameters = inspect.signature(self.function).parameters.values()
         known = {
             parameter.name: parameter.default
@@ -105,7 +108,8 @@ class Predictions:
                 raise UsageError(f"{self.kind.method} needs {name}, expected --set {name}=VALUE")
 
     def check_generation(self) -> None:
-        """Raise UsageError for options that do not fit the model, its languages included."""
+        """Raise UsageError or ValueError for options of generation that are unknown or do not fit
+        the model, its languages included."""
         source, target = (self.options.get(name) for name in ("src_lang", "tgt_lang"))
         self.runtime.runtime.check_options(self.generation_options)
         if source is not None:
@@ -121,8 +125,9 @@ class Predictions:
     def call(self, examples: list[dict[str, Any]], numbers: list[int]) -> list[Any]:
         """Return the result of each example in the same order, ready for JSON.
 
-        `numbers` are their line numbers, from which the seeds of sampling are derived. Raises
-        ValueError if the task rejects an example.
+        An example has the values that the task reads by field, such as {"text": ...}. `numbers` are
+        the line numbers, from which the seeds of sampling are derived. Raises ValueError if the
+        task rejects an example.
         """
         if self.generates:
             return self.generate(examples, numbers)
@@ -131,9 +136,9 @@ class Predictions:
 
     def arguments(self, examples: list[dict[str, Any]]) -> list[list[Any]]:
         """Return the positional arguments of the task's function for `examples`: a list of values
-        for each key of its form.
+        for each field that the task reads.
 
-        Texts and pairs are one list, in which a pair stays a dict.
+        A task that reads texts or pairs has one list, of strings and of dicts for the pairs.
         """
         forms = self.kind.forms
         if PAIR in forms:
@@ -141,11 +146,11 @@ class Predictions:
         return [[example[key] for example in examples] for key in forms[0]]
 
     def generate(self, examples: list[dict[str, Any]], numbers: list[int]) -> list[Any]:
-        """Return the result of each example. `numbers` are their line numbers, from which
-        the seeds of sampling are derived.
+        """Return the result of each example, a dict with `text` and, optionally, `target_prefix`.
 
-        A result is a text; with `scores` a dict of `text` and `score`; with `n_best` a list of
-        `n_best` such dicts, best first, whether `scores` is set or not."""
+        `numbers` are the line numbers, from which the seeds of sampling are derived. A result is a
+        text; with `scores` a dict of `text` and `score`; with `n_best` a list of `n_best` such
+        dicts, best first, whether `scores` is set or not."""
         options = dict(self.options)
         seed = options.pop("seed", None)
         if seed is not None:
@@ -166,7 +171,10 @@ class Predictions:
         return [sorted(row, key=lambda pair: -pair["score"]) for row in rows]  # as samples are not
 
     def rows_together(self, count: int) -> int:
-        """Return how many of `count` examples one `call` should get."""
+        """Return how many of `count` examples one `call` should get. It may be more than `count`.
+
+        A call for `translate` gets all of them.
+        """
         if self.kind.method == "translate":  # translate makes batches of sentences itself
             return max(count, 1)
         if not self.generates:
@@ -176,10 +184,8 @@ class Predictions:
         )
 
     def facts(self) -> dict:
-        """Return the settings and versions that the results depend on, by name.
-
-        The lines, which they depend on too, are not among them.
-        """
+        """Return the settings and versions that the results depend on, by name, and a hash of the
+        export's manifest as "export". The input lines are not included."""
         import onnxruntime
 
         runtime = self.runtime.runtime

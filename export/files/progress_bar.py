@@ -19,7 +19,8 @@ class ProgressLog:
         self.start = self.last = time.monotonic()
 
     def skip(self, count: int) -> None:
-        """Add `count` lines whose results an earlier run has finished. The rate leaves them out."""
+        """Add `count` lines whose results an earlier run has finished. The printed rate leaves them
+        out."""
         self.kept += count
         self.done += count
 
@@ -54,7 +55,8 @@ class Bar:
 
 @contextmanager
 def progress(total: int) -> Iterator[Bar | ProgressLog]:
-    """Yield a bar on a terminal, else a log. It counts the finished lines of `total`."""
+    """Yield a counter of the finished lines of `total`: a bar if standard error is a terminal, else
+    a log."""
     if not sys.stderr.isatty():
         yield ProgressLog(total)
         return

@@ -58,11 +58,11 @@ class ShardSource:
     shard_lines: int
 
     def shards(self, start: tuple[int, int]) -> Iterator[tuple[ShardId, int, list[Row]]]:
-        """Yield the id, the number of the first line, and the rows of each shard.
+        """Yield the id, the number of the first line, and the rows of each shard of the files.
 
         It begins at `start`, the numbers of a file and of a shard in it. Rows have no records,
-        which only the calling process needs. The iterator ends at a damaged file: the calling
-        process reads it too and reports the error.
+        which only the calling process needs. Shards after the damage in a file are left out, and
+        the next file follows: the calling process reads the file too and reports the error.
         """
         for file, source in enumerate(self.inputs):
             with contextlib.suppress(ValueError, OSError):
@@ -75,7 +75,7 @@ class ShardSource:
 @dataclass(frozen=True)
 class Recipe:
     """The arguments from which a worker makes the `Predictions` of a run. `settings` are all their
-    fields but the runtime. Their facts must be `facts`."""
+    fields but the runtime. The facts of the predictions must be `facts`."""
 
     directory: Path
     arguments: dict[str, Any]
@@ -136,10 +136,14 @@ class Cluster:
     pairs: Generator[tuple[ShardId, Results | Exception], None, None] | None = None
 
     def __call__(self, file: int, shard: Shard, rows: list[Row], bar: Bar | ProgressLog) -> Results:
-        """Return the results of `shard` of the file with the number `file`.
+        """Return the results of `shard` of the file with the number `file`, computed by a worker.
 
-        Raises the worker's error, OSError for errors of Ray, and ValueError if the workers read
-        different lines. `rows` are what this node read of the shard, and `bar` shows the progress.
+        `rows` are the rows of the shard as the caller read them. `bar` advances by their number.
+
+        Raises:
+            OSError: for errors of Ray.
+            ValueError: if the file changed between the caller's read and the read for the workers.
+            Exception: the error of the worker, such as ValueError or MemoryError.
         """
         shard_id = ShardId(file, shard.number, shard.digest)
         if self.pairs is None or shard_id.number not in (0, self.after):
@@ -196,9 +200,10 @@ class Cluster:
 def read(
     _: "pyarrow.Table", source: ShardSource, start: tuple[int, int]
 ) -> Iterator["pyarrow.Table"]:
-    """Yield all shards from `start` on, each as a table. Ray Data calls this once, on this node.
+    """Yield all shards from `start` on, each packed into a table with one row.
 
-    It takes shards as workers need them. The first argument is not used.
+    Ray Data calls this once, on this node, and consumes shards as workers need them. The first
+    argument is not used.
     """
     yield from map(pack, source.shards(start))
 
@@ -234,13 +239,14 @@ def cluster(
 ) -> Iterator[Cluster]:
     """Yield a function that computes shards of `inputs` on the Ray cluster at `address`.
 
-    `predictions` is what the workers compute, and a shard has `shard_lines` lines. The address is
-    "auto", "local", or HOST:PORT of a cluster of which this machine is a node.
+    `predictions` is what the workers compute, and a shard has at most `shard_lines` lines. The
+    address is "auto", "local" (a new cluster on this machine), or HOST:PORT of a cluster of which
+    this machine is a node. At the end of the block the process leaves the cluster.
 
     Raises:
         ImportError: without Ray Data.
         ConnectionError: where no cluster answers.
-        UsageError: for an address of Ray Client, and for more threads than a node has CPUs.
+        UsageError: for an address of Ray Client, and for more threads than any node has CPUs.
     """
     if ray is None:
         raise ImportError("Ray Data is not installed: pip install 'vanilla-transformer[cpu,ray]'")

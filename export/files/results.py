@@ -23,10 +23,11 @@ class Results(NamedTuple):
 def compute(
     predictions: Predictions, rows: Sequence[Row], first: int, update: Callable[[int], object]
 ) -> Results:
-    """Return the results of `rows`, which are the lines from the number `first` on.
+    """Return the results of `rows`, which are the lines from the number `first` (from 0) on.
 
-    A row that the task cannot run becomes a bad line in the results. After each batch, `update` is
-    called with the number of its rows.
+    A row that the task cannot run becomes a bad line in the results. `update` is called with the
+    number of blank and bad rows, then with the number of rows of each batch after it ran. Python
+    warnings are collected in the results and not shown.
 
     Raises:
         UsageError: for options that the task does not take.

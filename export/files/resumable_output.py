@@ -58,7 +58,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict | None:
-    """Return the JSON object in a file; None if there is no file, or a damaged one."""
+    """Return the JSON object in a file, or None if the file is missing, unreadable or holds
+    anything else."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -70,8 +71,8 @@ def read_json(path: Path) -> dict | None:
 class Directory:
     """The directory with the manifest of a run.
 
-    Only one process at a time can open it, and only with the same `facts`, the settings and
-    versions of the call that created it.
+    Only one process at a time can open it (not checked on Windows). It must have the same `facts`,
+    the settings and versions, as the call that created the directory.
     """
 
     path: Path
@@ -79,11 +80,14 @@ class Directory:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[dict[str, dict]]:
-        """Yield {name: facts} of the finished files. The directory is locked in the block.
+        """Create the directory if needed, lock it for the block (not on Windows), and yield {name:
+        facts} of the finished files.
+
+        A new or empty directory gets a manifest with these facts.
 
         Raises:
-            FileExistsError: if the directory holds anything else, was started with other facts, or
-                is in use by another process.
+            FileExistsError: if the directory holds files without a manifest of a run, was started
+                with other facts, or is in use by another process.
             NotADirectoryError: for a file.
         """
         if self.path.exists() and not self.path.is_dir():
@@ -115,7 +119,7 @@ class Directory:
         return manifest["finished"]
 
     def note(self, finished: dict[str, dict]) -> None:
-        """Write the manifest with `finished`, {name: facts} of the finished files."""
+        """Replace the manifest by one with `finished`, {name: facts} of the finished files."""
         write_json(self.path / MANIFEST, {"kind": KIND, "facts": self.facts, "finished": finished})
 
     @property
@@ -137,9 +141,10 @@ def remove_unless_started(directory: Directory) -> Iterator[None]:
 
 @contextlib.contextmanager
 def remedies(directory: Directory) -> Iterator[None]:
-    """Add to errors of a run where the finished shards are and how to resume.
+    """Add to errors of a run where the finished shards are and how to resume, if there are any.
 
-    UsageError and FileExistsError stay as they are. MemoryError becomes OSError.
+    UsageError and FileExistsError stay as they are. A MemoryError and every other OSError become a
+    plain OSError, and subclasses of ValueError a plain ValueError.
     """
     try:
         yield
@@ -275,7 +280,7 @@ def sha256_or_none(path: Path) -> str | None:
 
 def check_outside(output: Path, paths: Sequence[Path], export: Path) -> None:
     """Raise UsageError if the directory `output` is inside the directory `export`, or contains one
-    of the inputs `paths`."""
+    of the inputs `paths`. `export` is an absolute path without symbolic links."""
     out = Path(os.path.realpath(output))
     if out.is_relative_to(export):
         raise UsageError(f"the output is {output}, inside the export: expected a place outside")
@@ -290,8 +295,10 @@ def check_output(output: Path, inputs: Sequence[Path | None], export: Path, forc
     """Return the path of the file `output`, with symbolic links resolved.
 
     Raises:
-        UsageError: for a name of a compressed file, a path inside `export`, or one of `inputs`.
-        FileExistsError: for something other than a file, and without `force` for a file.
+        UsageError: if `output` has the ending of a compressed file, is inside `export` (a path
+            without symbolic links), or is one of `inputs`.
+        FileExistsError: for something other than a file. Without `force` also if `output` or the
+            file of its bad lines exists.
     """
     out = Path(os.path.realpath(output))
     if without_compression(out.name) != out.name:

@@ -27,9 +27,10 @@ MISSING = object()
 
 @dataclass(frozen=True)
 class RecordFields:
-    """The fields that a task reads from a record. They are the keys of one of its `forms`, the form
-    with the most keys present. `field` replaces the only key of the first form. Dots in `field`
-    lead into nested records, unless a field has that exact name.
+    """The fields that a task reads from a record. Each of `forms` is a set of fields that the task
+    accepts; the longest of those that a record has in full is read. `field` is the field to read
+    in place of the only one of the first form; other forms then do not count. Dots in `field` lead
+    into nested records, unless a field has that exact name.
 
     Raises:
         UsageError: for a `field` where the task reads several.
@@ -74,8 +75,8 @@ class RecordFields:
     def parse_json(self, line: bytes) -> Row:
         """Return the row of a line that is a JSON object.
 
-        A blank line is a row without a record and an example. A line that cannot be read, or is
-        other JSON, is a row with a `fault`.
+        A blank line is a row without a record and an example. A line that cannot be read, is other
+        JSON, or lacks the fields of the task is a row with a `fault`; nothing is raised.
         """
         try:
             text = decode_line(line, "it")

@@ -89,21 +89,21 @@ class Runner:
     # ------------------------------------------------------------------------ to standard output
 
     def lines(self, lines: Iterable[bytes], unit: str) -> Iterator[str]:
-        """Yield what is printed for each shard of `lines`, arguments or standard input.
+        """Yield the text to print for each shard of `lines`: arguments or standard input.
 
-        `unit` is what errors call a line, with {} for its number. Raises ValueError for a bad line.
-        If bad lines are skipped, each causes a warning and has the result of a blank line.
+        `unit` is what errors call a line, with {} for its number. Raises ValueError for a bad line
+        unless these are skipped. Then each causes a warning and has the result of a blank line.
         """
         contents = split_lines(lines, self.shard_lines)
         yield from self.printed(number_shards(contents, line_format(self.predictions)), unit)
 
     def file(self, path: Path) -> Iterator[str]:
-        """Yield what is printed for each shard of the file `path`.
+        """Yield the text to print for each shard of the file `path`.
 
         Raises:
             UsageError: for a Parquet table.
-            ValueError: for a bad line unless these are skipped, and for files that do not fit each
-                other.
+            ValueError: for a damaged file, and for a bad line unless these are skipped.
+            Exception: the errors of `inputs`.
         """
         [source] = self.inputs([path])
         if not isinstance(source.format, Lines):
@@ -137,7 +137,8 @@ class Runner:
 
         Raises:
             FileNotFoundError, IsADirectoryError: for an input that is no file.
-            UsageError: for target prefixes and several inputs.
+            UsageError: for target prefixes and several inputs, and for fields that are missing or
+                do not suit the task (see `select_format`).
             ValueError: if the numbers of prefixes and lines differ, and for a table or a
                 compression that cannot be read.
         """
@@ -158,10 +159,11 @@ class Runner:
         return inputs
 
     def to_directory(self, paths: Sequence[Path], output: Path, ray: str | None = None) -> dict:
-        """Write a file for each of `paths` into the directory `output`, with as many lines in the
-        same order.
+        """Write a file for each of `paths` into the directory `output`, with the results of its
+        lines in the same order.
 
-        Returns {"lines": number, "bad": number, "files": {path: numbers of lines, bad, warnings}}.
+        Returns {"lines": number, "bad": number, "files": {path: numbers of lines, bad, warnings}},
+        with the paths of the outputs.
         An interrupted call resumes where it stopped, with the same result byte for byte. After
         lines were repaired, only the changed shards are computed again. With the address `ray`, the
         workers of that cluster compute the missing shards.
@@ -211,8 +213,10 @@ class Runner:
         `.OUTPUT.partial`. `force` replaces an existing `output`.
 
         Raises:
-            FileExistsError: if `output` exists without `force`.
-            UsageError: if the name of `output` is not that of its format, and if it is an input.
+            FileExistsError: if `output` or the file of its bad lines exists without `force`, if it
+                is no file, and if another process or another command has begun it.
+            UsageError: if the name of `output` is not that of its format, and if it is an input or
+                in the export.
             FileNotFoundError, ValueError: for a `path` that is missing or damaged, and for a bad
                 line unless these are skipped.
             OSError: for a full disk or too little memory.
@@ -275,7 +279,8 @@ class File:
         that call still exists, nothing is computed and `before` is returned.
 
         Raises:
-            FileExistsError: if the input is not that of `before`, or the output appeared meanwhile.
+            FileExistsError: if the input is not that of `before`, or without `force` if the output
+                appeared meanwhile.
             ValueError: if the input is damaged or changed while it was read.
         """
         stamps = self.stamps()
@@ -315,7 +320,7 @@ class File:
     def shard_facts(self, shard: Shard, bar: Bar | ProgressLog) -> dict:
         """Return the recorded facts of a shard. Compute and write its results if they are missing.
 
-        `bar` shows the progress.
+        `bar` shows the progress. Raises ValueError for a bad line unless these are skipped.
         """
         unit = f"line {{}} of {self.source.path}"
         facts = self.parts.facts(shard.number, shard.digest)
@@ -339,8 +344,8 @@ class File:
         return facts
 
     def join(self, count: int) -> None:
-        """Write the output from the parts of `count` shards. Raises FileExistsError if it appeared
-        meanwhile."""
+        """Write the output, and the file of bad lines, from the parts of `count` shards. Raises
+        FileExistsError without `force` if the output appeared meanwhile."""
         path = self.parts.path
         if path.exists() and not self.force:
             raise FileExistsError(
@@ -365,15 +370,15 @@ def rows_with_faults(shard: Shard, rows: Sequence[Row]) -> list[tuple[int, str]]
 
 
 def bad_messages(bad: Iterable[tuple[int, str]], unit: str) -> Iterator[str]:
-    """Yield a message for each of the bad lines, (number from 0, fault). `unit` is what it calls a
-    line, with {} for its number."""
+    """Yield a message for each of the bad lines, (number from 0, fault). `unit` is the name of a
+    line in the messages, with {} for its number, there from 1."""
     return (f"{unit.format(number + 1)}: {reason}" for number, reason in bad)
 
 
 def report(facts: dict[Path, dict]) -> dict:
     """Return {"lines": number, "bad": number, "files": {path: numbers of lines, bad, warnings}}.
 
-    `facts` are those of each output.
+    `facts` are the results of `File.finish` by the path of the output.
     """
     files = {
         str(path): {key: counts[key] for key in ("lines", "bad", "warnings")}
@@ -384,8 +389,10 @@ def report(facts: dict[Path, dict]) -> dict:
 
 
 def unique_names(paths: Sequence[Path], output: Path, predictions: Predictions) -> list[str]:
-    """Return the names of the outputs of `paths` in the directory `output`. Raises UsageError if
-    two are the same."""
+    """Return the names of the outputs of `paths` in the directory `output`, without .gz, .bz2 and
+    .xz. Results in another format than the input get .jsonl appended.
+
+    Raises UsageError if two are the same, and for compressed Parquet."""
     names: dict[str, Path] = {}
     for path in paths:
         name = without_compression(path.name)
@@ -402,7 +409,7 @@ def unique_names(paths: Sequence[Path], output: Path, predictions: Predictions) 
 
 def check_suffix(output: Path, path: Path, predictions: Predictions) -> None:
     """Raise UsageError if the ending of `output` stands for another format than the results of
-    `path` have."""
+    `path` have. JSON lines may have the ending of a text."""
     kind, suffix_kind = output_kind(path, predictions), format_name(output)
     if suffix_kind != kind and (kind, suffix_kind) != (JSON, TEXT):
         expected = {PARQUET: "a name with .parquet", JSON: "a name with .jsonl"}.get(

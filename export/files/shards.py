@@ -74,8 +74,9 @@ class Input:
     def shards(self, size: int) -> Iterator[Shard]:
         """Yield the file in shards of `size` lines, with their target prefixes.
 
-        The last shard may have fewer lines, in tables also the last of a row group. Raises
-        ValueError where the file is damaged.
+        The last shard may have fewer lines; shards of tables may, too. A file without lines has no
+        shards, but a table without rows has an empty one. Raises ValueError where the file is
+        damaged.
         """
         shards = number_shards(self.format.shards(self.path, size), self.format)
         if self.target_prefix is None:
@@ -112,7 +113,8 @@ def with_prefix(row: Row, line: bytes) -> Row:
     """Return `row` with `line`, the beginning of its translation, as `target_prefix` of its
     example.
 
-    If `line` is not UTF-8 or too long, the row gets a `fault` instead of an example.
+    If `line` is not UTF-8 or too long, the row gets a `fault` instead of an example. A row without
+    an example is unchanged.
     """
     if row.example is None:
         return row

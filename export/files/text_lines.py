@@ -18,8 +18,8 @@ def raw_lines(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[bytes]:
     """Yield lines of bytes without LF or CRLF, and without a byte order mark at the start of the
     file.
 
-    A line of more than `LONGEST` bytes is cut, but stays longer than `LONGEST`. `name` is the file,
-    for errors.
+    A line of more than `LONGEST` bytes is cut, but stays longer than `LONGEST`, so that
+    `decode_line` rejects it. `name` is the file, for errors.
 
     Raises:
         ValueError: for a damaged compressed file.
@@ -67,13 +67,13 @@ def read_lines(path: Path) -> Iterator[str]:
     """Yield the text of each line of a file, plain or compressed.
 
     Raises:
-        ValueError: for a compression that cannot be read, a damaged file, and a line that is not
-            UTF-8 or too long.
+        ValueError: for a compression that cannot be read, a git-lfs pointer, a damaged file, and a
+            line that is not UTF-8 or too long.
     """
     with open_lines(path) as file:
         yield from decode_lines(file, str(path))
 
 
 def hash_lines(lines: list[bytes]) -> str:
-    """Return the SHA-256 of the lines in hexadecimal."""
+    """Return the SHA-256 of the lines, joined by LF, in hexadecimal."""
     return hashlib.sha256(b"\n".join(lines)).hexdigest()

@@ -1,5 +1,5 @@
 """The Protocols by which a target generates: a `DecoderFactory` per loaded export, which starts a
-`Decoder` per request. Continuous batching has a Protocol of its own, `slot_batch.Batch`."""
+`Decoder` per request. Continuous batching has a Protocol of its own, `scheduler.batch.Batch`."""
 
 import dataclasses
 import functools
@@ -79,9 +79,9 @@ class Decoder(Protocol):
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
         """Feed `tokens` (rows, t) and return the logits (rows, T, V).
 
-        They follow each token, T = t, with `all_logits`, else only the last, T = 1. Each row
-        continues the row `beam_idx` (rows,) names, or itself if that is None: the caches follow the
-        beams.
+        They follow each token, T = t, with `all_logits`, else only the last, T = 1. They are valid
+        until the next step. `beam_idx` (rows,) has the row that each row continues; with `None`
+        each continues itself.
         """
 
     def expand(self, expand_size: int) -> None:
@@ -104,8 +104,10 @@ class ShrinkingDecoder(Decoder, Protocol):
     """A decoder that inputs can leave, so that a step only costs the others."""
 
     def keep(self, inputs: np.ndarray) -> None:
-        """Drop the rows of all inputs but `inputs`, indices in their new order. None of them moves
-        to the back. An input has as many rows as `expand` gave it."""
+        """Drop the rows of all inputs but `inputs`, which are indices in their new order.
+
+        No input may move to a larger index. An input has as many rows as `expand` gave it.
+        """
 
 
 class DecoderFactory(Protocol):
@@ -120,7 +122,9 @@ class DecoderFactory(Protocol):
         """True if `start` returns a `CandidateDecoder` for `prompt_lookup_num_tokens`."""
 
     def start(self, request: GenerationRequest) -> Decoder:
-        """Return a decoder of `request` with room for `max_new_tokens`. Sources are encoded first.
+        """Encode the sources of `request`, if it has any, and return a decoder for its prompts.
+
+        The prompts are not read yet. The caller closes the decoder.
 
         Raises:
             UsageError: if the request does not fit into memory.
@@ -132,7 +136,7 @@ class DecoderFactory(Protocol):
         searches with these `options` run in numpy."""
 
     def start_search(self, request: GenerationRequest) -> "GraphSearch | None":
-        """Read the prompts and return a search that runs in graphs.
+        """Read the prompts and return a search that runs in graphs, which the caller closes.
 
         The result is `None` if the target cannot search this request in graphs. The caller then
         uses `start`.
@@ -150,7 +154,7 @@ class GraphSearch(Protocol):
     ended: np.ndarray  # (B,), True for inputs that further steps do not change
 
     def advance(self, steps: int = SEARCH_STEPS) -> np.ndarray | None:
-        """Run up to `steps` steps.
+        """Run `steps` steps, or fewer if `max_new_tokens` is reached.
 
         Greedy search returns the new tokens (B, T), also of rows that have ended. Beam search
         returns `None`, because tokens of beams are only known at the end.
@@ -236,8 +240,10 @@ def position_bytes(spec: GraphSpec) -> int:
 
 
 def next_input_name(name: str) -> str:
-    """Return the name of the decoder's input that takes the output `name` in the next step:
-    "past_key_values.0.key" for "present.0.key"."""
+    """Return the name of the decoder's input that takes the output `name` in the next step.
+
+    It is "past_key_values.0.key" for "present.0.key", and "input_ids" for "next_input_ids".
+    """
     return name.removeprefix("next_").replace("present", "past_key_values")
 
 

@@ -53,7 +53,7 @@ class Gpu(NamedTuple):
 
 
 def require_onnxruntime() -> None:
-    """Check the version of onnxruntime before any graph is loaded.
+    """Check the version of onnxruntime before any graph is loaded, if it is installed.
 
     Raises:
         ImportError: if the installed version is older than `ONNXRUNTIME`.
@@ -209,7 +209,10 @@ def providers() -> list[str]:
 
 def preload() -> None:
     """Load CUDA libraries that were installed with pip, including torch's, so that onnxruntime
-    finds them. What onnxruntime prints about missing ones is left out: `facts` lists them."""
+    finds them.
+
+    It needs onnxruntime. Missing libraries are no error: `cuda_problem` lists them.
+    """
     import onnxruntime
 
     if hasattr(onnxruntime, "preload_dlls"):
@@ -258,7 +261,7 @@ def gpu_problem(gpu: Gpu) -> str | None:
 
 
 def check_bfloat16(gpu: Gpu) -> None:
-    """Raise OSError if `gpu` has no bfloat16."""
+    """Raise OSError if `gpu` has no bfloat16. A GPU of unknown compute capability passes."""
     capability = version_numbers(gpu.compute_capability)
     if capability and capability < (8,):
         raise OSError(

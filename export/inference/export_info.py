@@ -91,9 +91,9 @@ class ExportInfo:
         """Return the content of the file `name`, or `None` if the export does not have it.
 
         Raises:
-            FileNotFoundError, ValueError: if the file or a graph is missing, changed or not in the
-                manifest. ValueError also if a rewritable file was saved again since the export was
-                opened.
+            FileNotFoundError: if the manifest lists the file, and it is missing.
+            ValueError: if it exists and the manifest does not list it, if it differs from the
+                manifest, and if it was saved again since the export was opened.
         """
         path = self.directory / name
         if name in self.manifest["files"]:
@@ -132,11 +132,14 @@ class ExportInfo:
                 comparing.result()
 
     def check_unchanged(self) -> None:
-        """Check that graphs and data that were opened by name are those of the manifest.
+        """Wait until all hashes are checked, and check that no file was replaced or changed since
+        the export was opened.
+
+        So graphs and data that onnxruntime opened by name are those of the manifest.
 
         Raises:
-            FileNotFoundError, ValueError: if a file is missing, or the export was replaced or
-                changed.
+            FileNotFoundError, ValueError: if a file is missing or differs from the manifest, or
+                the export was replaced or changed.
         """
         wait(self.hashing.values())
         for name, stamp in self.stamps.items():
@@ -201,6 +204,7 @@ def read_export_info(directory: str | os.PathLike) -> ExportInfo:
 
     Raises:
         FileNotFoundError: if the directory, its manifest or a listed file is missing.
+        NotADirectoryError: if `directory` is a file.
         ValueError: if the manifest has another schema version, lacks a field, has a field of a
             wrong type, or lists a file outside the directory; if a graph or config has changed, or
             a config is not JSON.
@@ -235,7 +239,9 @@ def open_export_info(directory: str | os.PathLike) -> ExportInfo:
 
     Raises:
         FileNotFoundError: if the directory, its manifest or a listed file is missing.
-        ValueError: for a manifest that is not valid, and for a config that was changed.
+        NotADirectoryError: if `directory` is a file.
+        ValueError: for a manifest that is not valid, a config that was changed or is not JSON, and
+            a graph or weights of another size than in the manifest.
     """
     # resolved, so that a link that changes meanwhile has no effect
     directory = Path(directory).resolve()
@@ -326,7 +332,8 @@ def check_listed_file(path: Path, name: str, facts: Any) -> None:
 
 
 def json_object(path: Path, content: bytes) -> dict:
-    """Return the parsed `content` of the file `path`. Raise ValueError if it is no object."""
+    """Return the parsed `content` of the file `path`. Raise ValueError unless it is a JSON
+    object."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -358,8 +365,8 @@ def read_file(path: Path, facts: dict | None) -> tuple[tuple, bytes]:
 
 
 def open_file(path: Path, facts: dict | None) -> tuple[tuple, io.BufferedReader]:
-    """Return the stamp of a file and the open file. The stamp changes if the file is replaced or
-    modified.
+    """Return the stamp of a file, and the file, open for the caller to close. The stamp changes if
+    the file is replaced or modified.
 
     Raises FileNotFoundError if it is missing, and ValueError if its size differs from `facts` of
     the manifest.

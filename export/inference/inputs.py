@@ -71,7 +71,8 @@ def check_sequence_inputs(
 def check_input(tensor: TensorSpec, values: np.ndarray, sizes: dict[str, int]) -> np.ndarray:
     """Return `values` in the dtype of `tensor`, after a check of dtype, shape and range.
 
-    `sizes` are the sizes of named axes so far; axes of this tensor are added. Raises ValueError.
+    `sizes` are the sizes of named axes so far, to which axes of this tensor are added in place.
+    Raises ValueError.
     """
     is_flag = tensor.name.endswith("mask")
     is_float = "float" in tensor.dtype
@@ -171,7 +172,7 @@ def check_patches(pixel_values: np.ndarray, config: dict) -> None:
 
 def num_positions(ids: np.ndarray, mask: np.ndarray, config: dict) -> int:
     """Return the number of positions of the longest row of `ids` and `mask` (B, S), counted by the
-    config's `position_ids_from`."""
+    config's `position_ids_from`. By `"place"`, the default, padding counts too."""
     counts = config.get("position_ids_from") or "place"
     if counts == "place":
         return ids.shape[-1]
@@ -196,7 +197,8 @@ def move_padding(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return ids and mask (B, S) with the padding of each row moved to `side`, "left" or "right".
 
-    Padding gets `pad_token_id`. Masked tokens between other tokens stay where they are.
+    Padding gets `pad_token_id`. Masked tokens between other tokens get it too, and stay between
+    them. Without padding, ids and mask are returned unchanged.
     """
     if mask.all():
         return ids, mask
@@ -244,8 +246,9 @@ def run_by_length(
 def bucket_by_length(mask: np.ndarray, max_tokens: int) -> list[tuple[np.ndarray, int]]:
     """Return groups (row numbers, length) of rows of `mask` (B, ..., S), longest first.
 
-    A group has at most `max_tokens`, padding included. From `MIN_TOKENS` on, its padding is at most
-    `MAX_PADDING`. A row of `LONG` tokens or more is a group of its own.
+    A group has at most `max_tokens`, padding included, unless it is one longer row. From
+    `MIN_TOKENS` on, the share of its padding is at most `MAX_PADDING`. A row of `LONG` tokens or
+    more is a group of its own.
     """
     ends = mask * np.arange(1, mask.shape[-1] + 1)
     lengths = np.maximum(ends.reshape(len(mask), -1).max(axis=1), 1).tolist()

@@ -166,7 +166,8 @@ def suppress(
 ) -> None:
     """Set the scores (R, V) of `tokens`, from `distinct`, to -inf in place.
 
-    If there are `lengths`, do so only if the number of tokens per row so far is in them.
+    Tokens outside the vocabulary are ignored. If there are `lengths`, do so only if the number of
+    tokens per row so far, with the prompt, is in them.
     """
     if lengths is None or ids.shape[1] in lengths:
         scores[:, tokens[: np.searchsorted(tokens, scores.shape[1])]] = -np.inf
@@ -205,7 +206,8 @@ def top(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the `count` largest `scores` of each row (R, V) and their indices, both (R, count).
 
     They are sorted, largest first, ties by index. Only the `count` blocks of a wide row with the
-    largest maxima are searched: the other blocks cannot have a top value.
+    largest maxima are searched: the other blocks cannot have a top value. `count` is at most V.
+    Raises ValueError for NaN.
     """
     rows, width = scores.shape
     blocks = width // BLOCK
@@ -227,29 +229,25 @@ def top(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the `count` largest `scores` of each row (R, V) and their indices, both (R, count),
-    largest first, and equal ones by index.
+    """Return the `count` largest `scores` of each row (R, V) and their indices, both (R, count).
 
-    All values are searched, not only some blocks. Raises ValueError for NaN.
+    They are sorted, largest first, ties by index. All values are searched, not only some blocks.
+    `count` is at most V. Raises ValueError for NaN.
     """
     rows, width = scores.shape
-    if count == width:
-        indices = np.broadcast_to(np.arange(width), scores.shape)
-    else:
-        threshold = np.partition(scores, width - count, axis=1)[:, width - count, None]
-        is_top = scores >= threshold
-        count_top = np.count_nonzero(is_top)
-        if count_top < rows * count:
-            raise ValueError("some logits are NaN, expected numbers")
-        if count_top > rows * count:  # ties at the smallest value
-            above = scores > threshold
-            equal = scores == threshold
-            is_top = above | equal & (
-                equal.cumsum(axis=1) <= count - above.sum(axis=1, keepdims=True)
-            )
-        indices = (
-            np.flatnonzero(is_top).reshape(rows, count) - np.arange(0, scores.size, width)[:, None]
-        )
+    # NaN is the largest value for `partition`
+    largest_values = np.partition(scores, width - count, axis=1)[:, width - count :]
+    if np.isnan(largest_values).any():
+        raise ValueError("some logits are NaN, expected numbers")
+    threshold = largest_values[:, :1]
+    is_top = scores >= threshold
+    if np.count_nonzero(is_top) > rows * count:  # ties at the smallest value
+        above = scores > threshold
+        equal = scores == threshold
+        is_top = above | equal & (equal.cumsum(axis=1) <= count - above.sum(axis=1, keepdims=True))
+    indices = (
+        np.flatnonzero(is_top).reshape(rows, count) - np.arange(0, scores.size, width)[:, None]
+    )
     values = np.take_along_axis(scores, indices, axis=1)
     order = np.argsort(-values, axis=1, kind="stable")
     return np.take_along_axis(values, order, axis=1), np.take_along_axis(indices, order, axis=1)
@@ -287,7 +285,7 @@ class Sampler:
         """Sample tokens (R,) from logits (R, V), which are overwritten.
 
         Raises:
-            ValueError: if all tokens of a row are suppressed.
+            ValueError: if all tokens of a row are suppressed, or a logit is NaN or infinity.
         """
         # `draw` rejects a row of only -inf
         with np.errstate(invalid="ignore", over="ignore"):

@@ -98,8 +98,8 @@ def option(
         default: the default value.
         help: help text of the command line and the documentation.
         logits: function of the options and the prompt that returns a logits processor or None.
-        in_vocabulary: True if tokens outside the vocabulary are an error. They are ignored for
-            other options, as in transformers.
+        in_vocabulary: True if tokens outside the vocabulary are an error. Other options ignore
+            such tokens, as in transformers.
     """
     metadata = {"kind": kind, "help": help, "logits": logits, "in_vocabulary": in_vocabulary}
     return dataclasses.field(default=default, metadata=metadata)
@@ -237,6 +237,13 @@ class Options:
     )
 
     def __post_init__(self) -> None:
+        self._set_values()
+        self._check_search()
+        self._check_forced_tokens()
+        self._check_length_penalty()
+
+    def _set_values(self) -> None:
+        """Check all values, and replace `None` by defaults."""
         options = {
             name: value for name, value in vars(self).items() if value is not FIELDS[name].default
         }
@@ -244,6 +251,9 @@ class Options:
             value = FIELDS[name].default if value is None else value
             if value is not options[name]:
                 object.__setattr__(self, name, value)
+
+    def _check_search(self) -> None:
+        """Raise UsageError for options of different kinds of search."""
         if self.do_sample and self.num_beams > 1:
             raise UsageError(
                 f"do_sample=True cannot be combined with num_beams={self.num_beams}, expected "
@@ -265,6 +275,9 @@ class Options:
             raise UsageError(
                 f"{name} must be at most {maximum} without do_sample, got {count}", name
             )
+
+    def _check_forced_tokens(self) -> None:
+        """Raise UsageError if all tokens that are forced at a position are suppressed."""
         for name in ("forced_bos_token_id", "forced_eos_token_id"):
             forced = as_list(getattr(self, name))
             if forced and set(forced) <= set(as_list(self.suppress_tokens)):
@@ -273,8 +286,10 @@ class Options:
                     f"{forced}",
                     name,
                 )
-        # Scores are divided by length^length_penalty, a float32, and must stay above
-        # `EXCLUDED_SCORE`.
+
+    def _check_length_penalty(self) -> None:
+        """Raise UsageError if a length with the exponent `length_penalty` is too large for float32,
+        or so small that scores divided by it fall below `EXCLUDED_SCORE`."""
         lowest, highest = (
             math.log(limit) / math.log(max(self.max_new_tokens, 2))
             for limit in (1e-6, LARGEST_FLOAT32)
@@ -323,7 +338,7 @@ class Options:
 
     def check_vocabulary(self, size: int) -> None:
         """Raise UsageError for tokens outside a vocabulary of `size` tokens, or too many beams for
-        it."""
+        it. Only the options `IN_VOCABULARY` are checked; others ignore such tokens."""
         if self.candidates > self.num_beams * size or self.num_beams > size:
             ends = f" and {len(self.eos_token_ids)} end tokens" if self.eos_token_ids else ""
             raise UsageError(
@@ -406,8 +421,11 @@ def check(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_python(value: Any) -> Any:
-    """Return numpy scalars and arrays, also in lists, as Python values; return other values
-    unchanged."""
+    """Return numpy scalars and arrays as Python values, also in lists and tuples. Tuples become
+    lists.
+
+    Other values are returned unchanged, also dicts and their values.
+    """
     if value is None or type(value) in (bool, int, float, str):
         return value
     if hasattr(value, "tolist"):
@@ -423,7 +441,8 @@ def resolve(
 ) -> Options:
     """Return the options to generate with.
 
-    `options` take precedence over `generation_config`, whose `None` counts as unset. Special tokens
+    `options` take precedence over `generation_config`, whose `None` counts as unset. A `None` in
+    `options` overrides it too, and means the default of `Options`, or 0 for `top_k`. Special tokens
     come from the model's `config` otherwise. `max_new_tokens` and `min_new_tokens` always take
     precedence over `max_length` and `min_length`.
 
@@ -487,8 +506,8 @@ def special_token(name: str, *sources: dict[str, Any]) -> Any:
 def new_tokens(max_length: int | None, prompt_length: int, config: dict[str, Any]) -> int:
     """Return the maximum number of new tokens: `max_length` less `prompt_length`.
 
-    If `max_length` is None, it is 20, or what `max_position_embeddings` leaves. Raises UsageError
-    if the prompt leaves no room.
+    If `max_length` is None, the result is 20, or what `max_position_embeddings` leaves. Raises
+    UsageError if the prompt leaves no room.
     """
     if max_length is None:
         max_length = min(prompt_length + Options.max_new_tokens, config["max_position_embeddings"])

@@ -17,8 +17,8 @@ MAX_TOKENS = 256  # maximum tokens per step for a decoder without a limit
 class NgramIndex:
     """An index of the n-grams of up to `max_size` tokens in one row of `tokens`.
 
-    It maps each n-gram to the position after its last occurrence. Adding and looking up a token
-    take constant time."""
+    It maps each n-gram to the position after its last occurrence. Adding a token takes constant
+    time."""
 
     def __init__(self, max_size: int):
         self.max_size = max_size
@@ -35,9 +35,10 @@ class NgramIndex:
         self.last_ngrams = [tuple(last[start:]) for start in range(len(last))]
 
     def followers_of_last(self, least_size: int) -> list[int]:
-        """Return all tokens after an earlier occurrence of the n-gram at the end, or an empty list.
+        """Return all tokens after the last earlier occurrence of the n-gram at the end.
 
-        It is the longest n-gram of at least `least_size` tokens that occurred before.
+        It is the longest n-gram of at least `least_size` tokens that occurred before. The list is
+        empty if there is none.
         """
         for ngram in self.last_ngrams:
             if len(ngram) >= least_size and ngram in self.followers:

@@ -79,7 +79,7 @@ def start_search(
         options: resolved options.
         prompt: tokens before the first new one.
         is_scored: whether `result` returns scores; beam search always does.
-        threads: CPU threads of beam search.
+        threads: CPU threads that select the top k of beam search.
         seeds: sampling seeds, one per input; `None` samples all rows with `options.seed`.
     """
     processors = LogitsProcessors(options, prompt)
@@ -223,8 +223,8 @@ class BeamSearch:
     def advance(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Select the best K running hypotheses and store those that just ended.
 
-        Returns their last tokens and the rows of the batch that they continue, both (B * K,).
-        Logits are (B * K, V), at the first call (B, V).
+        Returns the last tokens of the running ones, and the rows of the batch that these continue,
+        both (B * K,). Logits are (B * K, V), at the first call (B, V).
         """
         tokens, parents = self.advance_top(*self.top_tokens(logits))
         return tokens.ravel(), (self.inputs * self.options.num_beams + parents).ravel()
@@ -233,7 +233,7 @@ class BeamSearch:
         """Return log p and ids of the best tokens of each row of `logits` (R, V), both (R, n).
 
         Raises:
-            ValueError: if a row has values that are not finite.
+            ValueError: if a row has NaN or infinity, or only -infinity.
         """
         count = min(self.options.candidates, logits.shape[1])
         if not self.processors:
@@ -311,7 +311,8 @@ class BeamSearch:
         return sequences
 
     def take(self, inputs: np.ndarray) -> "BeamSearch":
-        """Return a search that goes on with some of the inputs: indices, or a mask (B,)."""
+        """Return a search that goes on with some of the inputs: indices, or a mask (B,). This one
+        stays as it is."""
         subset = copy.copy(self)
         for name in ROW_STATES:
             setattr(subset, name, getattr(self, name)[inputs])
@@ -380,8 +381,10 @@ class FinishedBeams:
         just_ended: np.ndarray,
         lengths: np.ndarray,
     ) -> None:
-        """Add the `sequences` (B, C, t) with `scores` (B, C) that have `just_ended` (B, C), of
-        `lengths` (B, 1)."""
+        """Add those of `sequences` (B, C, t) that have `just_ended` (B, C), and keep the best K.
+
+        They have `scores` (B, C) and `lengths` (B, 1).
+        """
         scores = np.where(just_ended, scores, scores + EXCLUDED_SCORE)
         self.scores, best = top(np.concatenate([self.scores, scores], axis=1), self.scores.shape[1])
         inputs = np.arange(len(best))[:, None]
@@ -431,13 +434,14 @@ def improvable(
 
 
 def powers(lengths: np.ndarray, exponent: float) -> np.ndarray:
-    """Return length^exponent of each of `lengths` (B, 1), in float64 as in transformers."""
+    """Return length^exponent of each of `lengths` (B, 1), computed in float64 as in transformers
+    and rounded to float32."""
     with np.errstate(all="ignore"):
         values = [np.float64(length) ** exponent for length in lengths.ravel().tolist()]
     return np.array(values, np.float32).reshape(lengths.shape)
 
 
 def widened(sequences: np.ndarray, width: int, fill_token_id: int) -> np.ndarray:
-    """Pad `sequences` (..., t) to (..., width) with `fill_token_id`."""
+    """Return `sequences` (..., t) padded to (..., width) with `fill_token_id`."""
     padding = np.full((*sequences.shape[:-1], width - sequences.shape[-1]), fill_token_id)
     return np.concatenate([sequences, padding], axis=-1)

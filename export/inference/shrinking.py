@@ -15,8 +15,11 @@ MIN_SHARE = 1 / 8
 def run_beams(
     decoder: Decoder, request: GenerationRequest, search: BeamSearch
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the new tokens (B * N, T) of the best N `num_return_sequences`, and their scores
-    (B * N,)."""
+    """Return the new tokens (B * N, T) of the best sequences of each input, and their scores
+    (B * N,).
+
+    N is `num_return_sequences`. `decoder` has not read the prompts yet; the caller closes it.
+    """
     beams = request.options.num_beams
     inputs = np.arange(len(request.input_ids))  # that are in the batch
     done = []

@@ -21,8 +21,9 @@ GRAPH = Path(__file__).with_name("top_k.onnx")
 def top_k_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
     """Return log p and index of the top `count` tokens of each row, both (rows, count).
 
-    `logits` are (rows, V). The best token comes first, ties are sorted by index. The log p of rows
-    with values that are not finite are NaN. `threads` is the number of CPU threads.
+    `logits` are (rows, V). The best token comes first, ties are sorted by index. All log p of a row
+    are NaN if the row has NaN or infinity, or only -infinity. `threads` is the number of CPU
+    threads.
     """
     # Few logits take less time than the threads take to wake up.
     run, chunk = (

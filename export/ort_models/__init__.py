@@ -3,8 +3,6 @@
 Needs torch and transformers, and sentence-transformers for `OrtTransformer`.
 """
 
-from typing import TYPE_CHECKING
-
 import vanilla_transformer  # noqa: F401 - registers pipelines that transformers 5 removed
 
 from .base import ORTModel
@@ -21,10 +19,10 @@ from .task_models import (
     ORTModelForTokenClassification,
 )
 
-if TYPE_CHECKING:
-    from .sentences import OrtTransformer
+ONNX_WEIGHTS_NAME = "model.onnx"  # which sentence-transformers imports
 
 __all__ = [
+    "ONNX_WEIGHTS_NAME",
     "ORTModel",
     "ORTModelForCausalLM",
     "ORTModelForFeatureExtraction",
@@ -35,7 +33,6 @@ __all__ = [
     "ORTModelForSeq2SeqLM",
     "ORTModelForSequenceClassification",
     "ORTModelForTokenClassification",
-    "OrtTransformer",
     "pipeline",
     "stand_in_for_optimum",
 ]

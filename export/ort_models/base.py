@@ -1,7 +1,8 @@
 """The base class of all models: opening, saving, devices, and runs of full-sequence graphs."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -10,12 +11,14 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 import transformers
-from transformers import AutoModel, PreTrainedConfig
-from transformers.utils import CONFIG_NAME, PushToHubMixin, logging
+from transformers import AutoConfig, AutoModel, GenerationConfig, PreTrainedConfig
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, PushToHubMixin, logging
 
+from ..exporting.repository_files import MARIAN_NAMES
 from ..heads import HEADS, Task, has_task
 from . import opening
-from .foreign import ENCODER_GRAPHS, find_graphs
+from .foreign import ENCODER_FORMS, MERGED, ForeignRuntime, Form
+from .saving import save
 
 logger = logging.get_logger(__name__)
 
@@ -28,7 +31,7 @@ class ORTModel(PushToHubMixin):
     """An export with the methods of a transformers model and the arguments of optimum-onnx.
 
     Args:
-        source: files of the export, or graphs of another exporter, and how they are opened.
+        open_runtime: opens a `Runtime` of an export, or a `ForeignRuntime` of other graphs.
         config: config of the model, by default that of the export.
 
     Raises:
@@ -36,50 +39,59 @@ class ORTModel(PushToHubMixin):
         FileNotFoundError, OSError: if the export cannot be opened, as `Runtime` raises them.
     """
 
-    tasks: ClassVar[tuple[Task, ...]] = ()  # of which the export must have one
-    graph_names: ClassVar[Mapping[str, list[str]]] = ENCODER_GRAPHS
-    auto_class: ClassVar[Any] = None
-    output_class: ClassVar[Any] = None
-    dtype = torch.float32
-    training = False
-    _temporary: TemporaryDirectory | None = None
+    auto_class: ClassVar[Any]
+    output_class: ClassVar[Any]
+    tasks: ClassVar[Sequence[Task]]
+    forms: ClassVar[Sequence[Form]]
+    generation_config: GenerationConfig | None = None
+    dtype, training = torch.float32, False
+    _temporary: TemporaryDirectory | None = None  # of an export that lives as long as the model
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(
+        cls, tasks: Sequence[Task] = (), output_class: Any = None, forms: Any = ENCODER_FORMS
+    ) -> None:
         """Register a new subclass with the Auto class of the same name, so that pipelines accept
         it.
 
         It is registered for a config class of its own, which no checkpoint has.
+
+        Args:
+            tasks: tasks of which an export must have one; none for classes that users do not open.
+            output_class: class of transformers for the outputs.
+            forms: graphs of other exporters, see `foreign.find_graphs`.
         """
-        if cls.tasks:
+        if tasks:
             name = cls.__name__
+            cls.tasks, cls.output_class, cls.forms = tasks, output_class, forms
             cls.auto_class = getattr(transformers, name.replace("ORT", "Auto"), AutoModel)
             config_class = type(f"{name}Config", (PreTrainedConfig,), {"model_type": name.lower()})
             cls.auto_class.register(config_class, cls, exist_ok=True)
             MODEL_CLASSES[name] = cls
 
-    def __init__(self, source: opening.Source, config: PreTrainedConfig | None = None):
-        self.source, self.runtime = source, source.open()
+    def __init__(self, open_runtime: Callable[[], Any], config: PreTrainedConfig | None = None):
+        self.open_runtime, self.runtime = open_runtime, open_runtime()
         self._check_class()
-        self.config = config or source.load_config(self.runtime.config)
-        self._loaded_config = self.config.to_dict()
+        self.config = config or load_config(self.runtime.config)
+        if self.can_generate():
+            settings = self.runtime.info.generation_config
+            default = GenerationConfig.from_model_config(self.config)
+            self.generation_config = GenerationConfig.from_dict(settings) if settings else default
+        self._saved_fields = self._config_fields()
         reads_images = hasattr(self.config, "num_channels")
         self.main_input_name = "pixel_values" if reads_images else "input_ids"
         self.input_modalities = ("image",) if reads_images else ("text",)
 
     def _check_class(self) -> None:
         """Raise ValueError if the export or the graph has no outputs for this class."""
-        name, architecture = type(self).__name__, self.runtime.architecture
-        known = [head for head in HEADS if any(has_task(head, task) for task in self.tasks)]
-        fields = {*self.output_class.__dataclass_fields__}
-        if self.source.graphs and not fields & {*self.runtime.output_names}:
+        if isinstance(self.runtime, ForeignRuntime):
+            actual, expected = self.runtime.output_names, [*self.output_class.__dataclass_fields__]
+        else:
+            actual = [self.runtime.architecture]
+            expected = [head for head in HEADS if any(has_task(head, task) for task in self.tasks)]
+        if not {*actual} & {*expected}:
             raise ValueError(
-                f"{architecture} returns {self.runtime.output_names}, expected for {name} one of "
-                f"{sorted(fields)}"
-            )
-        if not self.source.graphs and architecture not in known:
-            raise ValueError(
-                f"{self.source.directory} is a {architecture}, expected for {name} one of "
-                f"{', '.join(known)}"
+                f"{self.runtime.info.directory} has {', '.join(actual)}, expected for "
+                f"{type(self).__name__} one of {', '.join(expected)}"
             )
 
     @classmethod
@@ -91,6 +103,7 @@ class ORTModel(PushToHubMixin):
         target: str | None = None,
         file_name: str | None = None,
         subfolder: str = "",
+        use_merged: bool | None = None,
         **options: Any,
     ) -> Self:
         """Open an export, graphs of another exporter, or a checkpoint.
@@ -106,11 +119,11 @@ class ORTModel(PushToHubMixin):
             file_name: graph whose dtype is loaded, such as `model_int8.onnx`; or a graph of another
                 exporter, by default model.onnx.
             subfolder: folder of the export or of its graphs.
+            use_merged: False for the split decoders of another exporter.
             options: `provider` or `providers`, of which the first counts; `session_options`, of
-                which `intra_op_num_threads` counts; `use_merged=False` for the split decoders of
-                another exporter; `revision`, `token`, `cache_dir`, `local_files_only`,
-                `force_download` and `trust_remote_code` of transformers. `use_cache`,
-                `use_io_binding`, `provider_options` and `dtype` of optimum have no effect.
+                which `intra_op_num_threads` counts; `revision`, `token`, `cache_dir`,
+                `local_files_only`, `force_download` and `trust_remote_code` of transformers.
+                `use_cache`, `use_io_binding`, `provider_options` and `dtype` have no effect.
 
         Raises:
             TypeError: for an unknown option.
@@ -120,23 +133,19 @@ class ORTModel(PushToHubMixin):
             OSError: by transformers, for a `model_id` that does not exist.
         """
         arguments = opening.runtime_arguments(options)
-        root = opening.local_directory(model_id, options)
+        root, temporary = opening.local_directory(model_id, options), None
         if opening.must_export(root, export):
-            temporary = TemporaryDirectory(prefix="vanilla-transformer-")
-            source = {"pretrained_model_name_or_path": model_id, "subfolder": subfolder}
-            source |= {} if config is None else {"config": config}
-            out = Path(temporary.name) / "export"
-            files = root / subfolder
-            opening.export_checkpoint(cls.auto_class, files, out, target, options, **source)
-            model = cls(opening.Source(out, **arguments), config)
-            model._temporary = temporary
-            return model
-        if directory := opening.find_export(root, subfolder):
-            dtype = opening.find_dtype(directory, file_name)
-            return cls(opening.Source(directory, dtype=dtype, **arguments), config)
-        use_merged = options.get("use_merged") is not False
-        graphs = find_graphs(root / subfolder, cls.graph_names, file_name, use_merged)
-        return cls(opening.Source(root, graphs, **arguments), config)
+            hub = {name: options[name] for name in opening.CHECKPOINT_OPTIONS & options.keys()}
+            hub |= {} if config is None else {"config": config}
+            checkpoint = cls.auto_class.from_pretrained(model_id, subfolder=subfolder, **hub)
+            temporary = opening.export_checkpoint(checkpoint, root / subfolder, target)
+            root, subfolder, file_name = Path(temporary.name), "", None
+        is_split = use_merged is False
+        forms = [form for form in cls.forms if not (is_split and MERGED in form.values())]
+        runtime = opening.find_runtime(root, subfolder, file_name, forms)
+        model = cls(partial(runtime, **arguments), config)
+        model._temporary = temporary
+        return model
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
         """Copy the files to `save_directory`, in place of an export that is there.
@@ -144,19 +153,28 @@ class ORTModel(PushToHubMixin):
         Changed fields of `config` and `generation_config` are saved. Other arguments of
         transformers have no effect.
         """
-        self.source.save(Path(save_directory), self._changed_configs())
+        changes: dict[str, dict] = {}
+        for name, fields in self._config_fields().items():
+            before = self._saved_fields[name]
+            changes[name] = {
+                key: fields[key] for key in fields if fields[key] != before.get(key, ...)
+            }
+        save(self.runtime.info, Path(save_directory), changes)
 
     _save_pretrained = save_pretrained  # sentence-transformers wraps it
 
-    def _changed_configs(self) -> dict[str, dict[str, Any]]:
-        """Return the changed fields of each config, by the name of its file."""
-        return {CONFIG_NAME: changed_fields(self.config.to_dict(), self._loaded_config)}
+    def _config_fields(self) -> dict[str, dict[str, Any]]:
+        """Return the fields of the configs, by the names of their files."""
+        configs = {CONFIG_NAME: self.config, GENERATION_CONFIG_NAME: self.generation_config}
+        return {name: config.to_dict() for name, config in configs.items() if config is not None}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"source": self.source, "config": self.config}
+        names = ("open_runtime", "config", "generation_config", "_saved_fields")
+        return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)
+        self.__init__(state["open_runtime"])
+        vars(self).update(state)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
@@ -170,8 +188,7 @@ class ORTModel(PushToHubMixin):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Run the graph on tokens or images and return its outputs, as the class in transformers
-        does.
+        """Run the graph and return its outputs, as the class in transformers does.
 
         They are arrays for arrays, and otherwise tensors on the device of the input.
 
@@ -184,32 +201,34 @@ class ORTModel(PushToHubMixin):
         Raises:
             ValueError: for inputs of a wrong shape, dtype or range.
         """
-        warn_of_ignored(self, kwargs)
-        inputs = to_numpy(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            pixel_values=pixel_values,
+        self.warn_of_ignored(kwargs)
+        arrays = self.runtime.outputs(
+            input_ids=to_numpy(input_ids),
+            attention_mask=to_numpy(attention_mask),
+            token_type_ids=to_numpy(token_type_ids),
+            pixel_values=to_numpy(pixel_values),
         )
-        convert = converter(pixel_values if input_ids is None else input_ids)
-        arrays = self.runtime.outputs(**inputs)
-        outputs = {OUTPUT_NAMES.get(name, name): convert(arrays[name]) for name in arrays}
+        like = pixel_values if input_ids is None else input_ids
+        outputs = {OUTPUT_NAMES.get(name, name): array for name, array in arrays.items()}
         names = outputs.keys() & self.output_class.__dataclass_fields__.keys()
-        output = self.output_class(**{name: outputs[name] for name in names})
+        output = self.output_class(**{name: from_numpy(outputs[name], like) for name in names})
         return output.to_tuple() if return_dict is False else output
+
+    def warn_of_ignored(self, inputs: Mapping[str, Any]) -> None:
+        """Log a warning for each of `inputs` that is neither `None` nor `False`: it is ignored."""
+        for name, value in inputs.items():
+            if value is not None and value is not False:
+                logger.warning_once(f"{type(self).__name__} ignores {name}, which no graph takes")
 
     @property
     def device(self) -> torch.device:
         return torch.device("cpu" if self.runtime.device == "cpu" else "cuda")
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Return the model itself: it keeps its device and its dtype. Another device logs a
-        warning."""
-        device = kwargs.get("device", args[0] if args else None)
-        if isinstance(device, str | int | torch.device):
-            kind = torch.device(device).type
-            if kind != self.device.type:
-                logger.warning_once(f"the model stays on {self.device} and cannot move to {kind}")
+    def to(self, device: Any = None, *args: Any, **kwargs: Any) -> Self:
+        """Return the model, which keeps its device and dtype. Another device logs a warning."""
+        is_device = isinstance(device, str | int | torch.device)
+        if is_device and (kind := torch.device(device).type) != self.device.type:
+            logger.warning_once(f"the model stays on {self.device} and cannot move to {kind}")
         return self
 
     def eval(self) -> Self:
@@ -219,41 +238,24 @@ class ORTModel(PushToHubMixin):
         return False
 
     def get_input_embeddings(self) -> SimpleNamespace:
-        """Return an object whose `num_embeddings` is the size of the vocabulary, `None` without
-        one."""
+        """Return an object with `num_embeddings`, the size of the vocabulary or `None`."""
         return SimpleNamespace(num_embeddings=self.runtime.config.get("vocab_size"))
 
 
-def changed_fields(fields: Mapping[str, Any], loaded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `{name: value}` of the `fields` of a config that differ from those that were
-    `loaded`."""
-    return {name: fields[name] for name in fields if fields[name] != loaded.get(name, ...)}
+def load_config(fields: Mapping[str, Any]) -> PreTrainedConfig:
+    """Return a config object for `fields`, a config.json."""
+    is_ours = fields["model_type"].startswith("vanilla-")
+    unread = MARIAN_NAMES.keys() if is_ours else set()  # which only Transformers.js reads
+    return AutoConfig.for_model(**{name: fields[name] for name in fields.keys() - unread})
 
 
-def to_numpy(**inputs: Any) -> dict[str, np.ndarray]:
-    """Return `{name: array}` of the inputs, tensors or arrays, that are not `None`."""
-    return {
-        name: value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-        for name, value in inputs.items()
-        if value is not None
-    }
+def to_numpy(value: Any) -> np.ndarray | None:
+    """Return a tensor, an array or a list as an array, and `None` as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().numpy()
+    return None if value is None else np.asarray(value)
 
 
-def converter(like: Any) -> Callable[[np.ndarray], Any]:
-    """Return a function that converts an array to a tensor on the device of `like`.
-
-    If `like` is no tensor, the function returns the array as it is.
-    """
-    if isinstance(like, torch.Tensor):
-        return lambda array: torch.from_numpy(array).to(like.device)
-    return lambda array: array
-
-
-def warn_of_ignored(model: ORTModel, inputs: Mapping[str, Any]) -> None:
-    """Log one warning for each of `inputs` that is set, because `model` ignores it.
-
-    Inputs are set if they are not `None` or `False`.
-    """
-    for name, value in inputs.items():
-        if value is not None and value is not False:
-            logger.warning_once(f"{type(model).__name__} ignores {name}, which no graph takes")
+def from_numpy(array: np.ndarray, like: Any) -> Any:
+    """Return `array`, as a tensor on the device of `like` if that is a tensor."""
+    return torch.from_numpy(array).to(like.device) if isinstance(like, torch.Tensor) else array

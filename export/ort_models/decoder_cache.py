@@ -8,41 +8,25 @@ import torch
 from transformers import Cache
 
 from ..inference import inputs
-from ..inference.decoder import INITIAL_CAPACITY, GenerationRequest
+from ..inference.decoder import GenerationRequest
 from ..inference.options import Options
 from ..specs.sequences import token_inputs
 
-Tokens = tuple[np.ndarray, np.ndarray]  # ids and mask (B, T)
-
 
 class DecoderCache(Cache):
-    """A cache of transformers whose content is a `Decoder` of the export.
+    """A cache of transformers around a `Decoder`, which starts with the first tokens it reads.
 
-    The decoder starts with the first tokens that are read.
-
-    Args:
-        runtime: a `Runtime`, or a `ForeignRuntime`.
-        expand_size: the number of rows that beams or samples make of each prompt.
-        max_new_tokens: the number of tokens that the decoder makes room for.
-        is_croppable: True if tokens may be removed, for assisted generation.
+    `options` have the maximum of new tokens and the rows per prompt. With prompt lookup, tokens may
+    be removed. `runtime` is a `Runtime` or a `ForeignRuntime`.
     """
 
     # transformers derives them from layers
-    is_compileable = False
-    is_linear = [False]
-    is_croppable = False
+    is_compileable, is_linear, is_croppable = False, [False], False
 
-    def __init__(
-        self,
-        runtime: Any,
-        expand_size: int = 1,
-        max_new_tokens: int = INITIAL_CAPACITY,
-        is_croppable: bool = False,
-    ):
+    def __init__(self, runtime: Any, options: Options):
         super().__init__(layers=[])
-        self.runtime, self.expand_size, self.is_croppable = runtime, expand_size, is_croppable
-        lookup = 1 if is_croppable else None
-        self.options = Options(max_new_tokens, None, expand_size, prompt_lookup_num_tokens=lookup)
+        self.runtime, self.options, self.expand_size = runtime, options, options.rows_per_input
+        self.is_croppable = options.prompt_lookup_num_tokens is not None
         self.decoder: Any = None
         self.length = self.padding = 0  # padding of the row that has least
         self.beam_idx: np.ndarray | None = None
@@ -55,35 +39,28 @@ class DecoderCache(Cache):
         self.beam_idx = beam_idx.cpu().numpy()
 
     def crop(self, tokens: int) -> None:
-        """Remove tokens from the end: keep the first `tokens`, or remove -`tokens` if it is
-        negative.
-
-        0 changes nothing.
-        """
+        """Keep the first `tokens`, or remove -`tokens` from the end if it is 0 or negative."""
         count = self.length - tokens if tokens > 0 else -tokens
         self.decoder.crop(count)
         self.length -= count
 
-    def read(self, ids: np.ndarray, mask: Any, source: Tokens | None, kept: int) -> np.ndarray:
+    def read(self, ids: Any, mask: Any, source: tuple | None, kept: int) -> np.ndarray:
         """Feed new tokens and return the logits (rows, `kept`, V) after the last ones.
 
         Args:
             ids: the new tokens (rows, T), at first the prompts.
             mask: (rows, T) of a prompt, 0 for padding; ignored in later steps.
-            source: tokens and mask (B, S) for a seq2seq model, whose prompts may only have padding
-                on the right.
-            kept: the number of last tokens whose logits are returned, 0 for all. Most targets only
-                support 1 for a prompt.
+            source: ids and mask (B, S) for a seq2seq model.
+            kept: the number of last tokens whose logits are returned, 0 for all.
 
         Raises:
-            ValueError: for ids outside the vocabulary, more tokens than learned positions, a mask
-                with holes or an empty row, and logits that the target does not return.
+            ValueError: for wrong tokens and masks, more tokens than learned positions, and logits
+                that the target does not return.
         """
-        is_first = self.decoder is None
-        ids, mask = check_tokens(
-            self.runtime, ids, mask if is_first else None, "decoder_" if source else ""
-        )
+        is_first, prefix = self.decoder is None, "decoder_" if source else ""
+        ids, mask = check_tokens(self.runtime, ids, mask if is_first else None, prefix)
         if is_first:
+            inputs.check_contiguous(mask, "attention_mask")
             self.padding = int((mask == 0).sum(axis=1).min())
         inputs.check_positions(self.length + ids.shape[1] - self.padding, self.runtime.config)
         logits = self._start(ids, mask, source, kept) if is_first else self._feed(ids)
@@ -91,9 +68,9 @@ class DecoderCache(Cache):
         return logits[:, -kept:]
 
     def _start(self, ids: np.ndarray, mask: np.ndarray, source: Any, kept: int) -> np.ndarray:
+        """Start the decoder with the prompts, and return logits as `read` does, or more."""
         prompt, prompt_mask = ids[:: self.expand_size], mask[:: self.expand_size]
-        if source is not None and len(prompt) != len(source[0]):
-            raise ValueError(f"decoder_input_ids has {len(prompt)} rows, expected {len(source[0])}")
+        source = source and check_source(self.runtime, source, len(prompt))
         request = GenerationRequest(self.options, prompt, prompt_mask, source)
         self.decoder = self.runtime.model.decoders.start(request)
         weakref.finalize(self, self.decoder.close)
@@ -114,10 +91,7 @@ class DecoderCache(Cache):
         return logits if kept or source else align_padding(logits, mask)
 
     def _feed(self, ids: np.ndarray) -> np.ndarray:
-        """Feed tokens `ids` (rows, T) in as many steps as the decoder needs.
-
-        Return the logits (rows, T, V) after each.
-        """
+        """Feed tokens (rows, T) in as many steps as needed, and return the logits (rows, T, V)."""
         size = self.decoder.max_step_tokens or ids.shape[1]
         logits = []
         for start in range(0, ids.shape[1], size):
@@ -126,52 +100,33 @@ class DecoderCache(Cache):
         return np.concatenate(logits, axis=1)
 
 
-def check_tokens(runtime: Any, ids: np.ndarray, mask: Any, prefix: str) -> Tokens:
-    """Check new tokens and return `(ids, mask)`, both (B, T).
+def check_tokens(runtime: Any, ids: Any, mask: Any, prefix: str = "") -> Any:
+    """Return ids and mask (B, T), by default all ones, which are named with `prefix` in errors.
 
-    Args:
-        runtime: the export.
-        ids: the tokens.
-        mask: 0 for padding, `None` for none. For a seq2seq model it is checked only, and all ones
-            are returned: padding on the right changes no other logits.
-        prefix: `"decoder_"` for the prompts of a seq2seq model, else `""`.
-
-    Raises:
-        ValueError: for ids outside the vocabulary, a mask with holes, and a row without tokens.
+    Raises ValueError for ids outside the vocabulary, wrong masks, and a row without tokens.
     """
-    tensors = token_inputs(runtime.config, ("batch_size", "target_length"), prefix=prefix)
+    tensors = token_inputs(runtime.config, ("batch_size", "length"), prefix=prefix)
     arrays = dict(zip([tensor.name for tensor in tensors], (ids, mask)))
     ids, mask = inputs.check_inputs(tensors, arrays, runtime.architecture).values()
-    inputs.check_contiguous(mask, tensors[1].name)
-    has_tokens = (mask[:, 0] if prefix else mask.any(axis=1)) == 1
-    if not has_tokens.all():
-        expected = "padding on the right" if prefix else "one token or more"
-        raise ValueError(
-            f"{tensors[1].name} of row {has_tokens.argmin()} begins with 0, expected {expected}"
-        )
-    return ids, np.ones_like(ids) if prefix else mask
+    if not (has_tokens := mask.any(axis=1)).all():
+        raise ValueError(f"attention_mask of row {has_tokens.argmin()} is 0, expected a token")
+    return ids, mask
 
 
-def check_source(runtime: Any, ids: np.ndarray, mask: Any = None) -> Tokens:
-    """Check source tokens and return `(ids, mask)`, both (B, S), with padding on the right.
+def check_source(runtime: Any, source: tuple[Any, Any], rows: int) -> Any:
+    """Return ids and mask (`rows`, S) of a source, padded on the right.
 
-    `mask` is 0 for padding, `None` for none.
-
-    Raises:
-        ValueError: for ids outside the vocabulary, wrong masks, and more tokens than positions.
+    Raises ValueError for wrong tokens or masks, more tokens than positions, and other rows.
     """
-    tensors = token_inputs(runtime.config, ("batch_size", "source_length"))
-    arrays = {"input_ids": ids, "attention_mask": mask}
-    ids, mask = inputs.check_inputs(tensors, arrays, runtime.architecture).values()
+    ids, mask = check_tokens(runtime, *source)
+    if len(ids) != rows:
+        raise ValueError(f"decoder_input_ids has {rows} rows, expected {len(ids)}")
     inputs.check_positions(inputs.num_positions(ids, mask, runtime.config), runtime.config)
     return inputs.move_padding(ids, mask, "right", runtime.config.get("pad_token_id") or 0)
 
 
 def align_padding(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Return logits (B, T, V) of rows padded on the left, moved to the places of their tokens.
-
-    `mask` (B, T) is 1 at these places.
-    """
+    """Return logits (B, T, V) of rows padded on the left at the places that `mask` (B, T) has."""
     padding = mask[:, ::-1].argmax(axis=1)
     places = (np.arange(mask.shape[1]) + padding[:, None]) % mask.shape[1]
     return np.take_along_axis(logits, places[:, :, None], axis=1) if padding.any() else logits

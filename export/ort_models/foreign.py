@@ -1,37 +1,40 @@
 """Graphs that other exporters wrote, such as optimum's and those for Transformers.js."""
 
-import json
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnxruntime
-from transformers.utils import CONFIG_NAME
+from transformers import AutoConfig
+from transformers.utils import GENERATION_CONFIG_NAME
 
-from ..inference.decoder import LoadedExport, next_input_name
+from ..inference.decoder import GenerationRequest, next_input_name
 from ..inference.devices import CUDA, TENSORRT, available_cpus, require
-from ..inference.inputs import check_sequence_inputs
+from ..inference.export_info import CONFIGS, ExportInfo, json_object
+from ..inference.inputs import check_sequence_inputs, move_padding
 from ..inference.session import Session
-from ..specs.graph_spec import GraphSpec, TensorSpec
-from ..targets.portable.decoder import PortableDecoders
+from ..specs.graph_spec import TensorSpec
 
-DTYPES = {"tensor(int64)": "int64", "tensor(int32)": "int32", "tensor(bool)": "bool"}
-DTYPES |= {"tensor(float)": "float32", "tensor(float16)": "float16"}
+DTYPES = {f"tensor({name})": name for name in ("int64", "int32", "bool", "float16")}
+DTYPES |= {"tensor(float)": "float32"}
+# device of each provider, which leaves nodes that it does not support to the next ones
+DEVICES = {TENSORRT: "tensorrt", CUDA: "cuda", "CPUExecutionProvider": "cpu"}
 DEFAULTS = {"attention_mask": 1, "token_type_ids": 0}
 TOKEN_AXES = {2: ("batch_size", "length"), 3: ("batch_size", "num_choices", "length")}
-MERGED, STEP = "decoder_model_merged", "decoder_with_past_model"
-# names of graphs by role, the preferred name first
-ENCODER_GRAPHS = {"encoder": ["model"]}
-DECODER_GRAPHS = {"decoder": ["model", MERGED, "decoder_model"], "step": [STEP]}
-SEQ2SEQ_GRAPHS = {"encoder": ["encoder_model"], "decoder": [MERGED, "decoder_model"]}
-SEQ2SEQ_GRAPHS |= {"step": [STEP]}
-CACHE = "past_key_values"
-TOKENS = f"{CACHE}.tokens"  # in place of caches, if a decoder reads all tokens in each step
-STATES = "encoder_hidden_states"
-DECODER_INPUTS = {"input_ids", "attention_mask", "position_ids", "use_cache_branch", STATES}
-DECODER_INPUTS |= {"encoder_attention_mask"}
+MERGED, FIRST, STEP = "decoder_model_merged", "decoder_model", "decoder_with_past_model"
+Form = Mapping[str, str]  # names of graphs by role
+SPLIT: Form = {"decoder": FIRST, "step": STEP}
+DECODERS: list[Form] = [{"decoder": MERGED}, SPLIT, {"decoder": FIRST}]
+# forms of repositories, the preferred one first
+ENCODER_FORMS: list[Form] = [{"encoder": "model"}]
+DECODER_FORMS = [{"decoder": "model"}, *DECODERS]
+SEQ2SEQ_FORMS = [{"encoder": "encoder_model", **form} for form in DECODERS]
+CACHE, STATES, STATES_MASK = "past_key_values", "encoder_hidden_states", "encoder_attention_mask"
+DECODER_INPUTS = {"input_ids", "attention_mask", "position_ids", "use_cache_branch"}
+DECODER_INPUTS |= {STATES, STATES_MASK}
 
 
 class ForeignRuntime:
@@ -57,217 +60,173 @@ class ForeignRuntime:
         threads: int | None = None,
         device: str | None = None,
     ):
-        self.architecture, self.device = str(directory), device or "cpu"
-        self.threads = threads or available_cpus()
-        self.config = json.loads((directory / CONFIG_NAME).read_text(encoding="utf-8"))
-        self.sessions = {role: self._open(path) for role, path in graphs.items()}
-        if "decoder" in graphs:
-            self.model = SimpleNamespace(decoders=self._portable_decoders())
-
-    def _open(self, path: Path) -> Session:
-        """Return a session of the graph `path` on the device.
-
-        Raises:
-            ValueError: if onnxruntime cannot load the graph.
-            OSError: if the device is not available.
-        """
-        providers = ["CPUExecutionProvider"]
-        if self.device != "cpu":
-            require(self.device)
-            providers = [TENSORRT] * (self.device == "tensorrt") + [CUDA, *providers]
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = self.threads
-        return Session(str(path), options, providers, path)
-
-    def _describe(self, value: Any) -> TensorSpec:
-        """Return the spec of `value`, an input of a graph.
-
-        Tokens must be in the vocabulary. Masks and token types have defaults.
-        """
-        axes = tuple(axis if isinstance(axis, int) else str(axis) for axis in value.shape)
-        is_ids, size = value.name == "input_ids", self.config.get("vocab_size")
-        if is_ids or value.name in DEFAULTS:
-            axes = TOKEN_AXES.get(len(axes), axes)
-        limits = (0, size - 1) if is_ids and size else None
-        dtype = DTYPES.get(value.type, "int64")
-        return TensorSpec(value.name, dtype, axes, limits, default=DEFAULTS.get(value.name))
-
-    def _portable_decoders(self) -> PortableDecoders:
-        """Return the decoders of the graphs.
-
-        Raises:
-            ValueError: without a vocabulary, and for graphs with other inputs or outputs.
-        """
-        if "vocab_size" not in self.config:
-            raise ValueError(f"{self.architecture} has no vocab_size in {CONFIG_NAME}, expected it")
-        graph = DecoderGraph(self.sessions["decoder"], self.sessions.get("step"))
-        export = LoadedExport(
-            {"vocab_size": self.config["vocab_size"]},
-            {"decoder": graph.spec},
-            {"decoder": graph},  # type: ignore[dict-item]
-            lambda role, sizes: self.sessions[role],
-            self.device,
-            lambda ids, mask: {"last_hidden_state": self.encode(ids, mask)},
-        )
-        return PortableDecoders(export)
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the outputs of the last graph."""
-        return output_names([*self.sessions.values()][-1])
+        self.info = read_info(directory, graphs)
+        self.architecture, self.config = self.info.architecture, self.info.config
+        self.device, self.threads = device or "cpu", threads or available_cpus()
+        where = self.threads, self.device
+        self.graphs = {role: Graph(path, *where) for role, path in graphs.items()}
+        self.output_names = [name for graph in self.graphs.values() for name in graph.outputs]
+        self.model = SimpleNamespace(decoders=self)
+        for role in graphs.keys() - {"encoder"}:
+            check_decoder(self.graphs[role])
 
     def outputs(self, **arrays: Any) -> dict[str, np.ndarray]:
-        """Return `{name: array}` of all outputs of the encoder for its inputs, `arrays`.
-
-        Raises:
-            ValueError: for an input that is missing or unknown, or has a wrong shape or range.
-        """
-        session = self.sessions["encoder"]
-        inputs = [self._describe(value) for value in session.inner.get_inputs()]
-        feeds = check_sequence_inputs(inputs, arrays, str(session.path))
-        names = output_names(session)
-        return dict(zip(names, session.run(names, feeds)))
+        """Return all outputs of the encoder by name. Raises ValueError for wrong `arrays`."""
+        graph = self.graphs["encoder"]
+        tensors = [describe(value, self.config) for value in graph.inputs.values()]
+        return graph.run(check_sequence_inputs(tensors, arrays, str(graph.path)))
 
     def encode(self, input_ids: np.ndarray, attention_mask: Any = None) -> np.ndarray:
-        """Return the states (B, S, D) of sources (B, S).
+        """Return the states (B, S, D) of sources (B, S)."""
+        arrays = {"input_ids": input_ids, "attention_mask": attention_mask}
+        return self.outputs(**arrays)["last_hidden_state"]
 
-        Raises:
-            ValueError: for wrong tokens or masks.
-        """
-        outputs = self.outputs(input_ids=input_ids, attention_mask=attention_mask)
-        return outputs["last_hidden_state"]
+    def start(self, request: GenerationRequest) -> "ForeignDecoder":
+        """Encode the source of `request`, if it has one, and return the decoder of its prompts."""
+        source = {}
+        if request.source is not None:
+            source = {STATES: self.encode(*request.source), STATES_MASK: request.source[1]}
+        return ForeignDecoder(self.graphs, source)
 
 
-class DecoderGraph:
-    """The decoder graphs of another exporter, as the one graph that a `PortableDecoder` runs.
+class Graph:
+    """The graph in the file `path`, open on a `device` with CPU `threads`."""
 
-    Args:
-        first: graph that reads the first tokens, and later ones too if there is no `step`.
-        step: graph that reads later tokens.
+    def __init__(self, path: Path, threads: int, device: str):
+        if device != "cpu":
+            require(device)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        providers = [*itertools.dropwhile(lambda provider: DEVICES[provider] != device, DEVICES)]
+        self.path, self.session = path, Session(str(path), options, providers, path)
+        self.inputs = {value.name: value for value in self.session.inner.get_inputs()}
+        self.outputs = {value.name: value for value in self.session.inner.get_outputs()}
 
-    Raises:
-        ValueError: for inputs that no known exporter has, and without logits.
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return all outputs by name, for those of `feeds` that are inputs."""
+        dtypes = {name: DTYPES[value.type] for name, value in self.inputs.items()}
+        arrays = {name: feeds[name].astype(dtypes[name], copy=False) for name in dtypes}
+        names = [*self.outputs]
+        return dict(zip(names, self.session.run(names, arrays)))
+
+    def empty_caches(self, rows: int) -> dict[str, np.ndarray]:
+        """Return caches without tokens for this number of `rows`, by the names of the inputs."""
+        shapes = {name: value.shape[1:] for name, value in self.inputs.items() if CACHE in name}
+        fixed = {
+            name: [size if isinstance(size, int) else 0 for size in shapes[name]] for name in shapes
+        }
+        return {name: np.zeros((rows, *fixed[name])) for name in fixed}
+
+
+class ForeignDecoder:
+    """The `Decoder` of graphs that another exporter wrote, some of which read one token per step.
+
+    Graphs without caches read all tokens again. The graph `"step"`, if there is one, reads later
+    tokens. `source` are the encoder's states and mask, by the names of the inputs.
     """
 
-    def __init__(self, first: Session, step: Session | None):
-        self.first, self.step = first, step or first
-        inputs = {value.name: value.shape for value in self.step.inner.get_inputs()}
-        caches = {name: shape[1:] for name, shape in inputs.items() if name.startswith(CACHE)}
-        presents = [name.replace(CACHE, "present") for name in caches]
-        if unknown := sorted(inputs.keys() - caches.keys() - DECODER_INPUTS):
-            raise ValueError(f"{self.step.path} has the inputs {unknown}, which no decoder feeds")
-        check_outputs(first, presents)
-        axes = caches or {TOKENS: [1, "length"]}
-        axes |= {"attention_mask": ["length"]} if "attention_mask" in inputs else {}
-        tensors = [
-            TensorSpec(name, "float32", ("batch_size", *(size or "length" for size in sizes)))
-            for name, sizes in axes.items()
-        ]
-        names = ["logits", *(presents or ["present.tokens"])]
-        outputs = [TensorSpec(name, "float32", ()) for name in names]
-        self.spec = GraphSpec(first.path.name, tuple(tensors), tuple(outputs))
+    all_logits, max_step_tokens = True, 1
 
-    def run(self, names: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """Run the graph for first or later tokens and return the outputs `names`: logits, caches.
+    def __init__(self, graphs: Mapping[str, Graph], source: Mapping[str, np.ndarray]):
+        self.first, self.later = graphs["decoder"], graphs.get("step", graphs["decoder"])
+        self.arrays = dict(source)  # also all tokens, their mask, and caches
 
-        `feeds` are the inputs by name. Encoder caches stay those of the first call.
-        """
-        tokens = feeds["input_ids"]
-        if TOKENS in feeds:
-            return self._run_all_tokens(feeds)
-        is_first = feeds[next_input_name(names[1])].shape[2] == 0
-        if not is_first and STATES in feeds and tokens.shape[1] > 1:
-            return self._run_each_token(names, feeds)
-        session = self.first if is_first else self.step
-        outputs = run_graph(session, {**feeds, "use_cache_branch": np.array([not is_first])})
-        kept = {name for name in names if ".encoder." in name and not is_first}
-        return [feeds[next_input_name(name)] if name in kept else outputs[name] for name in names]
+    def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
+        ids, mask = move_padding(input_ids, attention_mask, "left", 0)
+        self.arrays |= {"input_ids": ids, "attention_mask": mask}
+        return self._run()
 
-    def _run_each_token(self, names: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """Return the outputs `names` for `feeds`, as `run` does, one token after the other.
+    def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
+        if beam_idx is not None:
+            self._change(lambda array: array[beam_idx])
+        new = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
+        for name, array in new.items():
+            self.arrays[name] = np.concatenate([self.arrays[name], array], axis=1)
+        return self._run()[:, -1:]
 
-        Encoder-decoders are traced with steps of one token.
-        """
-        logits = []
-        for tokens in np.split(feeds["input_ids"], feeds["input_ids"].shape[1], axis=1):
-            results = self.run(names, {**feeds, "input_ids": tokens})
-            feeds = {**feeds, **dict(zip(map(next_input_name, names), results))}
-            logits.append(results[0])
-        return [np.concatenate(logits, axis=1), *results[1:]]
+    def _run(self) -> np.ndarray:
+        """Read all tokens, or the last one if there are caches, and return the logits."""
+        is_later = any(CACHE in name for name in self.arrays)
+        graph, new = (self.later, slice(-1, None)) if is_later else (self.first, slice(None))
+        feeds = graph.empty_caches(len(self.arrays["input_ids"])) | self.arrays
+        positions = np.maximum(feeds["attention_mask"].cumsum(axis=1) - 1, 0)
+        feeds |= {"input_ids": feeds["input_ids"][:, new], "position_ids": positions[:, new]}
+        outputs = graph.run(feeds | {"use_cache_branch": np.array([is_later])})
+        for name, states in outputs.items():
+            cache = next_input_name(name)
+            if cache in self.later.inputs and not (is_later and ".encoder." in name):
+                self.arrays[cache] = states
+        return outputs["logits"].astype(np.float32, copy=False)
 
-    def _run_all_tokens(self, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """Return logits after the new tokens of `feeds`, and all tokens, which are the cache.
+    def _change(self, function: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Apply `function` to tokens, mask and caches, but not to what beams of an input share."""
+        for name, array in self.arrays.items():
+            if "encoder" not in name:
+                self.arrays[name] = function(array)
 
-        The graph has no caches: it reads earlier and new tokens.
-        """
-        length = feeds["input_ids"].shape[1]
-        tokens = np.concatenate([feeds[TOKENS][:, 0], feeds["input_ids"]], axis=1).astype(np.int64)
-        feeds = {**feeds, "input_ids": tokens}
-        if "attention_mask" in feeds:
-            feeds["position_ids"] = np.maximum(feeds["attention_mask"].cumsum(axis=1) - 1, 0)
-        return [run_graph(self.first, feeds)["logits"][:, -length:], tokens[:, None]]
+    def crop(self, count: int) -> None:
+        """Remove the last `count` tokens."""
+        end = self.arrays["input_ids"].shape[1] - count
+        self._change(lambda array: array[:, :end] if array.ndim == 2 else array[:, :, :end])
+
+    def expand(self, expand_size: int) -> None:
+        for name, array in self.arrays.items():
+            self.arrays[name] = np.repeat(array, expand_size, axis=0)
+
+    def close(self) -> None:
+        """Do nothing: there are no shared buffers to release."""
 
 
-def check_outputs(session: Session, presents: list[str]) -> None:
-    """Check that the decoder of `session` returns logits (B, T, V) and the caches `presents`.
-
-    Raises:
-        ValueError: if an output is missing, or the logits have other axes.
-    """
-    shapes = {value.name: value.shape for value in session.inner.get_outputs()}
-    if missing := sorted({"logits", *presents} - shapes.keys()):
-        raise ValueError(f"{session.path} returns {[*shapes]}, expected {missing} too")
-    if len(shapes["logits"]) != 3:
-        raise ValueError(f"{session.path} has logits {shapes['logits']}, expected 3 axes")
+def read_info(directory: Path, graphs: Mapping[str, Path]) -> ExportInfo:
+    """Return the configs and the names of the files of `graphs`, paths by role, in `directory`."""
+    config = AutoConfig.from_pretrained(directory).to_dict()
+    path = directory / GENERATION_CONFIG_NAME
+    generation = json_object(path, path.read_bytes()) if path.is_file() else {}
+    paths = [file for path in graphs.values() for file in path.parent.glob(f"{path.name}*")]
+    names = [path.relative_to(directory).as_posix() for path in paths]
+    manifest = {"architecture": str(directory), "files": dict.fromkeys([*names, *CONFIGS])}
+    return ExportInfo(directory, manifest, config, generation, {}, {})
 
 
-def output_names(session: Session) -> list[str]:
-    """Return the names of the outputs of `session`."""
-    return [value.name for value in session.inner.get_outputs()]
+def describe(value: Any, config: Mapping[str, Any]) -> TensorSpec:
+    """Return the spec of an input of a graph, whose tokens must be in the config's vocabulary."""
+    axes = tuple(axis if isinstance(axis, int) else str(axis) for axis in value.shape)
+    is_ids, size = value.name == "input_ids", config.get("vocab_size")
+    if is_ids or value.name in DEFAULTS:
+        axes = TOKEN_AXES.get(len(axes), axes)
+    limits = (0, size - 1) if is_ids and size else None
+    return TensorSpec(value.name, DTYPES[value.type], axes, limits, DEFAULTS.get(value.name))
 
 
-def run_graph(session: Session, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Run the graph of `session` and return `{name: array}` of all its outputs.
-
-    Those of `feeds` that are no inputs are left out, the others get the dtypes of the graph.
-    """
-    inputs = {value.name: DTYPES[value.type] for value in session.inner.get_inputs()}
-    names = output_names(session)
-    arrays = {name: feeds[name].astype(dtype, copy=False) for name, dtype in inputs.items()}
-    outputs = dict(zip(names, session.run(names, arrays)))
-    return outputs | {"logits": outputs["logits"].astype(np.float32, copy=False)}
+def check_decoder(graph: Graph) -> None:
+    """Raise ValueError for a `graph` with other inputs than decoders have, or without logits."""
+    names = {name for name in graph.inputs if CACHE not in name}
+    if unknown := sorted(names - DECODER_INPUTS):
+        raise ValueError(f"{graph.path} has the inputs {unknown}, which no decoder feeds")
+    shapes = {name: value.shape for name, value in graph.outputs.items()}
+    if len(shapes.get("logits", ())) != 3:
+        raise ValueError(f"{graph.path} returns {shapes}, expected logits with 3 axes")
 
 
-def find_graphs(
-    folder: Path, roles: Mapping[str, list[str]], file_name: str | None, use_merged: bool
-) -> dict[str, Path]:
+def find_graphs(folder: Path, forms: Sequence[Form], file_name: str | None) -> dict[str, Path]:
     """Return `{role: path}` of the graphs in a folder.
 
     Args:
         folder: folder with graphs, also in folders of it.
-        roles: names of graphs by role, the preferred name first. A step is optional.
-        file_name: name of the graph, or of one of them, whose ending the others have too, as in
-            decoder_model_int8.onnx.
-        use_merged: whether a merged decoder is preferred.
+        forms: names of graphs by role, the preferred form first.
+        file_name: name of one graph, whose ending all have, as in decoder_model_int8.onnx.
 
     Raises:
-        FileNotFoundError: for a graph that is not there.
+        FileNotFoundError: if no form has all its graphs.
     """
-    paths = {path.name: path for path in sorted(folder.rglob("*.onnx"))}
-    stem, ending = Path(file_name or "").stem, ""
-    if known := [name for names in roles.values() for name in names if stem.startswith(name)]:
-        ending = stem.removeprefix(max(known, key=len))
-    elif stem or (len(paths) == 1 and len(roles.keys() - {"step"}) == 1):
-        roles = {next(iter(roles)): [stem or Path(next(iter(paths))).stem]}
-    graphs = {}
-    for role, stems in roles.items():
-        names = [f"{name}{ending}.onnx" for name in stems if use_merged or name != MERGED]
-        if matches := [paths[name] for name in names if name in paths]:
-            graphs[role] = matches[0]
-        elif role != "step":
-            raise FileNotFoundError(
-                f"{folder} has no {names[0]}, expected as file_name one of {[*paths]}"
-            )
-    if "step" in graphs and graphs["decoder"].stem != f"decoder_model{ending}":
-        del graphs["step"]  # others take the caches themselves
-    return graphs
+    paths = {path.stem: path for path in sorted(folder.rglob("*.onnx"))}
+    stem = Path(file_name or ("" if len(paths) > 1 else next(iter(paths), ""))).stem
+    known = [name for form in forms for name in form.values() if stem.startswith(name)]
+    ending = stem.removeprefix(max(known, key=len)) if known else ""
+    if stem and not known and len(forms[0]) == 1:  # a graph with a name of its own
+        forms = [dict.fromkeys(forms[0], stem)]
+    expected = [[f"{name}{ending}" for name in form.values()] for form in forms]
+    for form, names in zip(forms, expected):
+        if {*names} <= paths.keys():
+            return {role: paths[name] for role, name in zip(form, names)}
+    raise FileNotFoundError(f"{folder} has the graphs {[*paths]}, expected {expected}")

@@ -1,6 +1,8 @@
 """The classes of models that generate: transformers' `generate` over the decoders of an export."""
 
+import contextlib
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,22 +10,20 @@ import torch
 from transformers import GenerationConfig, GenerationMixin
 from transformers import modeling_outputs as outputs
 from transformers.generation import GenerationMode
-from transformers.utils import GENERATION_CONFIG_NAME
 
 from .. import heads
-from ..inference.inputs import position_limit
-from ..inference.options import FIELDS, check_applied
+from ..inference.decoder import INITIAL_CAPACITY
+from ..inference.options import FIELDS, Options, check_applied
 from ..runtime import Runtime
-from .base import ORTModel, changed_fields, converter, to_numpy, warn_of_ignored
-from .decoder_cache import DecoderCache, Tokens, check_source
-from .foreign import DECODER_GRAPHS, SEQ2SEQ_GRAPHS
+from .base import ORTModel, from_numpy, to_numpy
+from .decoder_cache import DecoderCache
+from .foreign import DECODER_FORMS, SEQ2SEQ_FORMS
 
 # The keyword of caches, which transformers 5.24 renamed.
 KEYWORDS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
 CACHE = "cache" if "cache" in KEYWORDS else "past_key_values"
 INPUTS = {"input_ids", "attention_mask", "decoder_input_ids"}
-OTHER_OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits")
-SEARCHES = (GenerationMode.GREEDY_SEARCH, GenerationMode.BEAM_SEARCH)
+LOOP_ONLY = ("do_sample", "return_dict_in_generate", "output_scores", "output_logits")
 
 
 class PrivateNames(GenerationMixin):
@@ -44,34 +44,27 @@ class PrivateNames(GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict, generation_mode: Any, *args: Any
     ) -> None:
-        """Put a `DecoderCache` into `model_kwargs` unless the caller passed a cache.
-
-        It is put there for `use_cache=False` too, and `use_cache` is set to True.
-        `generation_config` has the numbers of beams and of tokens; `generation_mode` is the search.
-        """
+        """Put a `DecoderCache` into `model_kwargs`, also for `use_cache=False`, unless the caller
+        passed a cache."""
         generation_config.use_cache = True
         if (cache := model_kwargs.get(CACHE)) is not None:
             cache._is_user_defined = True
             return
         is_assisted = generation_mode == GenerationMode.ASSISTED_GENERATION
-        model_kwargs[CACHE] = DecoderCache(
-            self.runtime,
-            max(generation_config.num_beams, generation_config.num_return_sequences),
+        options = Options(
             generation_config.max_length,
-            is_croppable=is_assisted or bool(generation_config.is_assistant),
+            num_beams=max(generation_config.num_beams, generation_config.num_return_sequences),
+            prompt_lookup_num_tokens=1 if is_assisted or generation_config.is_assistant else None,
         )
+        model_kwargs[CACHE] = DecoderCache(self.runtime, options)
 
     def _prepare_text_encoder_decoder_kwargs_for_generation(
         self, inputs_tensor: torch.Tensor, model_kwargs: dict, **kwargs: Any
     ) -> dict:
-        """Add `encoder_outputs` to `model_kwargs` and return them.
-
-        They hold the checked source `inputs_tensor`, and zeros as states: the decoder encodes it.
-        """
-        arrays = to_numpy(ids=inputs_tensor, mask=model_kwargs.get("attention_mask"))
-        source = check_source(self.runtime, **arrays)
-        states = torch.zeros((*source[0].shape, 1), device=inputs_tensor.device)
-        model_kwargs["encoder_outputs"] = with_source(states, source)
+        """Add the source as `encoder_outputs` with zeros as states: decoders encode it."""
+        states = torch.zeros((*inputs_tensor.shape, 1), device=inputs_tensor.device)
+        mask = model_kwargs.get("attention_mask")
+        model_kwargs["encoder_outputs"] = with_source(states, inputs_tensor, mask)
         return model_kwargs
 
 
@@ -81,88 +74,54 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
 
     output_modalities = ("text",)
 
-    def __init__(self, source: Any, config: Any = None, generation_config: Any = None):
-        super().__init__(source, config)
-        if generation_config is None and (source.directory / GENERATION_CONFIG_NAME).is_file():
-            generation_config = GenerationConfig.from_pretrained(source.directory)
-        self.generation_config = generation_config or GenerationConfig.from_model_config(
-            self.config
-        )
-        self._loaded_generation = self.generation_config.to_dict()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "generation_config": self.generation_config}
-
-    def _changed_configs(self) -> dict[str, dict[str, Any]]:
-        changed = changed_fields(self.generation_config.to_dict(), self._loaded_generation)
-        return {**super()._changed_configs(), GENERATION_CONFIG_NAME: changed}
-
     def can_generate(self) -> bool:
         return True
 
     def encode(self, input_ids: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
-        """Return the encoder's outputs, with `last_hidden_state` (B, S, D), for sources (B, S).
+        """Return the encoder's outputs for sources (B, S), for `forward` and `generate`.
 
-        They remember the tokens and mask of the source, for `forward`. `kwargs` are ignored.
-
-        Raises:
-            ValueError: for ids outside the vocabulary, wrong masks, and more tokens than positions.
+        Raises ValueError for wrong tokens and masks, and for targets whose encoder has no states.
         """
-        arrays = to_numpy(input_ids=input_ids, attention_mask=attention_mask)
-        states = converter(input_ids)(self.runtime.encode(**arrays))
-        return with_source(states, check_source(self.runtime, *arrays.values()))
+        states = self.runtime.encode(to_numpy(input_ids), to_numpy(attention_mask))
+        return with_source(from_numpy(states, input_ids), input_ids, attention_mask)
 
     def generate(
         self, inputs: Any = None, generation_config: GenerationConfig | None = None, **kwargs: Any
     ) -> Any:
         """Generate tokens: arguments and results are those of `generate` of transformers.
 
-        Greedy and beam search run in `Runtime.generate` if all arguments are fields of `Options`.
-        Otherwise transformers' own loop runs over the same decoders: sampling, processors,
-        criteria, streamers, assistants, scores and caches.
+        Greedy and beam search run in `Runtime.generate` if it supports all arguments. Otherwise
+        transformers' own loop runs over the same decoders: sampling, processors, criteria,
+        streamers, assistants, scores and caches.
         """
-        if inputs is not None and kwargs.get("input_ids") is None:
-            kwargs["input_ids"], inputs = inputs, None
-        kwargs |= {name: torch.as_tensor(kwargs[name]) for name in INPUTS & set_names(kwargs)}
-        arguments = None
-        if inputs is None and isinstance(self.runtime, Runtime):
-            arguments = self._runtime_arguments(generation_config, kwargs)
-        if arguments is None:
-            return super().generate(inputs, generation_config, **kwargs)
-        return converter(kwargs["input_ids"])(self.runtime.generate(**arguments))
+        ids = {} if inputs is None else {"input_ids": inputs}
+        with contextlib.suppress(ValueError):  # the loop supports more, or has an error of its own
+            return self._search(generation_config, **ids, **kwargs)
+        return super().generate(inputs, generation_config, **kwargs)
 
-    def _runtime_arguments(self, generation_config: Any, kwargs: dict) -> dict[str, Any] | None:
-        """Return the arguments of `Runtime.generate` by name, or `None` for the loop of
-        transformers.
-
-        `generation_config` and `kwargs` are the arguments of `generate`.
-        """
-        config, rest = self._prepare_generation_config(generation_config, **kwargs)
-        names = set_names(rest)
-        if "input_ids" not in names or names - INPUTS or not runs_in_runtime(config):
-            return None
-        arguments: dict[str, Any] = to_numpy(**{name: rest[name] for name in names})
-        prompt = "decoder_input_ids" if self.config.is_encoder_decoder else "input_ids"
-        length = arguments[prompt].shape[1] if prompt in arguments else 1
-        length = length + config.max_new_tokens if config.max_new_tokens else config.max_length
-        if length - 1 > (position_limit(self.runtime.config) or length):
-            return None  # it may still end before its last position
-        arguments |= {name: getattr(config, name) for name in FIELDS if hasattr(config, name)}
-        configs = [self.generation_config, generation_config or GenerationConfig()]
-        if kwargs.get("max_length") is None and not any(config.max_length for config in configs):
-            arguments["max_length"] = None  # the default counts from the end of the prompt
-        if config.decoder_start_token_id is None:
-            del arguments["decoder_start_token_id"]  # the export knows it
-        if self.config.is_encoder_decoder:
-            arguments.setdefault("attention_mask", np.ones_like(arguments["input_ids"]))
-        return arguments
+    def _search(self, generation_config: GenerationConfig | None, **kwargs: Any) -> Any:
+        """Return the tokens of `Runtime.generate`. Raises ValueError if it does not support the
+        arguments."""
+        fields, changed = vars(self.generation_config), vars(generation_config or SimpleNamespace())
+        settings = fields | set_values(changed) | kwargs
+        arrays: dict[str, Any] = {name: to_numpy(settings.pop(name, None)) for name in INPUTS}
+        loop_only = {name for name in LOOP_ONLY if settings.get(name)}
+        loop_only |= set_values(settings).keys() - fields.keys()
+        if loop_only or arrays["input_ids"] is None or not isinstance(self.runtime, Runtime):
+            raise ValueError(f"Runtime.generate does not support {loop_only} or the model")
+        check_applied(settings, is_sampling=False)
+        if self.config.is_encoder_decoder and arrays["attention_mask"] is None:
+            arrays["attention_mask"] = np.ones_like(arrays["input_ids"])
+        options: dict[str, Any] = {name: settings.get(name) for name in FIELDS}
+        if options["decoder_start_token_id"] is None:
+            del options["decoder_start_token_id"]  # the export knows it
+        return from_numpy(self.runtime.generate(**arrays, **options), kwargs["input_ids"])
 
     def forward(
         self,
         input_ids: Any = None,
         attention_mask: Any = None,
         decoder_input_ids: Any = None,
-        decoder_attention_mask: Any = None,
         encoder_outputs: Any = None,
         past_key_values: Any = None,
         cache: Any = None,
@@ -176,11 +135,9 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
         the states of an encoder.
 
         Args:
-            input_ids, attention_mask: tokens (B, T) of a decoder-only model, padded on either side.
-                Positions follow the mask. For a seq2seq model sources (B, S), needed unless there
-                are `encoder_outputs`.
-            decoder_input_ids, decoder_attention_mask: target tokens (B, T) of a seq2seq model,
-                padded on the right.
+            input_ids, attention_mask: tokens (B, T) of a decoder-only model, padded on either side;
+                sources (B, S) of a seq2seq model, unless there are `encoder_outputs`.
+            decoder_input_ids: target tokens (B, T) of a seq2seq model, padded on the right.
             encoder_outputs: what this model's encoder returned for the sources.
             past_key_values, cache: a cache that this model returned; transformers 5.24 renamed the
                 argument.
@@ -191,73 +148,55 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
             kwargs: other arguments, ignored with a warning.
 
         Raises:
-            ValueError: without tokens for the decoder, for padding on the left of target tokens,
-                for encoder outputs of another model, for wrong tokens, masks or caches, and for
+            ValueError: for wrong tokens or masks, encoder outputs or caches of another model, and
                 logits that the target does not return.
         """
-        warn_of_ignored(self, kwargs)
+        self.warn_of_ignored(kwargs)
         ids, mask, source = input_ids, attention_mask, None
         if self.config.is_encoder_decoder:
-            ids, mask = decoder_input_ids, decoder_attention_mask
-        if ids is None:
-            raise ValueError("decoder_input_ids is None, expected token ids (B, T)")
-        if self.config.is_encoder_decoder:
             encoder_outputs = encoder_outputs or self.encode(input_ids, attention_mask)
-            if (source := getattr(encoder_outputs, "source", None)) is None:
+            ids, mask, source = decoder_input_ids, None, getattr(encoder_outputs, "source", None)
+            if source is None:
                 raise ValueError("encoder_outputs has no source, expected those of this encoder")
         cache = past_key_values if cache is None else cache
-        cache = DecoderCache(self.runtime) if cache is None else cache
+        cache = DecoderCache(self.runtime, Options(INITIAL_CAPACITY)) if cache is None else cache
         if not isinstance(cache, DecoderCache):
             raise ValueError(f"the cache is a {type(cache).__name__}, expected one of this model")
-        arrays = to_numpy(ids=ids, mask=mask)
-        logits = cache.read(arrays["ids"], arrays.get("mask"), source, logits_to_keep)
-        output = self.output_class(logits=converter(ids)(logits), **{CACHE: cache})
+        logits = cache.read(to_numpy(ids), to_numpy(mask), source, logits_to_keep)
+        output = self.output_class(logits=from_numpy(logits, ids), **{CACHE: cache})
         if source is not None:
             output["encoder_last_hidden_state"] = encoder_outputs.last_hidden_state
         return output.to_tuple() if return_dict is False else output
 
 
-def set_names(arguments: dict[str, Any]) -> set[str]:
-    """Return the names of arguments that are not `None`."""
-    return {name for name, value in arguments.items() if value is not None}
+def set_values(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are not `None`."""
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
-def runs_in_runtime(config: GenerationConfig) -> bool:
-    """Return True if `Runtime.generate` supports all that is set in `config`."""
-    mode = config.get_generation_mode()
-    if mode not in SEARCHES and (config.do_sample or not config.prompt_lookup_num_tokens):
-        return False
-    try:
-        check_applied(config.to_dict(), is_sampling=False)
-    except ValueError:
-        return False
-    return not any(getattr(config, name) for name in OTHER_OUTPUTS)
-
-
-def with_source(states: Any, source: Tokens) -> outputs.BaseModelOutput:
-    """Return outputs of an encoder with `states`, and with the attribute `source`.
-
-    A decoder starts from the `source`, its tokens and mask.
-    """
+def with_source(states: Any, input_ids: Any, attention_mask: Any) -> outputs.BaseModelOutput:
+    """Return `states` as outputs of an encoder, whose attribute `source` decoders start from."""
     output = outputs.BaseModelOutput(last_hidden_state=states)
-    output.source = source
+    output.source = to_numpy(input_ids), to_numpy(attention_mask)
     return output
 
 
-class ORTModelForCausalLM(ORTModelForGeneration):
+class ORTModelForCausalLM(
+    ORTModelForGeneration,
+    output_class=outputs.CausalLMOutputWithPast,
+    tasks=[heads.GENERATE],
+    forms=DECODER_FORMS,
+):
     """An `ORTModel` of a decoder-only language model."""
 
-    tasks = (heads.GENERATE,)
-    graph_names = DECODER_GRAPHS
-    output_class = outputs.CausalLMOutputWithPast
 
-
-class ORTModelForSeq2SeqLM(ORTModelForGeneration):
+class ORTModelForSeq2SeqLM(
+    ORTModelForGeneration,
+    output_class=outputs.Seq2SeqLMOutput,
+    tasks=[heads.GENERATE_TARGETS],
+    forms=SEQ2SEQ_FORMS,
+):
     """An `ORTModel` of an encoder and a decoder that generates text from a source."""
-
-    tasks = (heads.GENERATE_TARGETS,)
-    graph_names = SEQ2SEQ_GRAPHS
-    output_class = outputs.Seq2SeqLMOutput
 
     def get_encoder(self, modality: str | None = None) -> Any:
         return self.encode

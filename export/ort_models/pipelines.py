@@ -40,5 +40,5 @@ def pipeline(
     if isinstance(model, ORTModel):
         processor = "tokenizer" if "text" in model.input_modalities else "image_processor"
         if kwargs.get(processor) is None and kwargs.get("feature_extractor") is None:
-            kwargs[processor] = str(model.source.directory)
+            kwargs[processor] = str(model.runtime.info.directory)
     return transformers.pipeline(task, model=model, **kwargs)

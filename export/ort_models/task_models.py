@@ -6,51 +6,43 @@ from .. import heads
 from .base import ORTModel
 
 
-class ORTModelForFeatureExtraction(ORTModel):
-    """A model that returns states of tokens, `last_hidden_state`, and `pooler_output` if it has
-    any."""
+class ORTModelForFeatureExtraction(
+    ORTModel,
+    output_class=outputs.BaseModelOutputWithPooling,
+    tasks=[heads.EMBED, heads.EMBED_IMAGES],
+):
+    """A model that returns states of tokens or images, and a pooled state if it has one."""
 
-    tasks = (heads.EMBED, heads.EMBED_IMAGES)
-    output_class = outputs.BaseModelOutputWithPooling
 
-
-class ORTModelForMaskedLM(ORTModel):
+class ORTModelForMaskedLM(ORTModel, output_class=outputs.MaskedLMOutput, tasks=[heads.FILL_MASK]):
     """A model that scores the vocabulary at each token, to fill masked ones in."""
 
-    tasks = (heads.FILL_MASK,)
-    output_class = outputs.MaskedLMOutput
 
-
-class ORTModelForSequenceClassification(ORTModel):
+class ORTModelForSequenceClassification(
+    ORTModel, output_class=outputs.SequenceClassifierOutput, tasks=[heads.CLASSIFY]
+):
     """A model that scores the labels of a text or a pair of texts."""
 
-    tasks = (heads.CLASSIFY,)
-    output_class = outputs.SequenceClassifierOutput
 
-
-class ORTModelForTokenClassification(ORTModel):
+class ORTModelForTokenClassification(
+    ORTModel, output_class=outputs.TokenClassifierOutput, tasks=[heads.TAG]
+):
     """A model that scores the labels of each token."""
 
-    tasks = (heads.TAG,)
-    output_class = outputs.TokenClassifierOutput
 
-
-class ORTModelForQuestionAnswering(ORTModel):
+class ORTModelForQuestionAnswering(
+    ORTModel, output_class=outputs.QuestionAnsweringModelOutput, tasks=[heads.ANSWER]
+):
     """A model that scores where the answer to a question begins and ends in a text."""
 
-    tasks = (heads.ANSWER,)
-    output_class = outputs.QuestionAnsweringModelOutput
 
-
-class ORTModelForMultipleChoice(ORTModel):
+class ORTModelForMultipleChoice(
+    ORTModel, output_class=outputs.MultipleChoiceModelOutput, tasks=[heads.CHOOSE]
+):
     """A model that scores each choice of a question."""
 
-    tasks = (heads.CHOOSE,)
-    output_class = outputs.MultipleChoiceModelOutput
 
-
-class ORTModelForImageClassification(ORTModel):
+class ORTModelForImageClassification(
+    ORTModel, output_class=outputs.ImageClassifierOutput, tasks=[heads.CLASSIFY_IMAGES]
+):
     """A model that scores the labels of an image."""
-
-    tasks = (heads.CLASSIFY_IMAGES,)
-    output_class = outputs.ImageClassifierOutput

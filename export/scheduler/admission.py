@@ -28,8 +28,8 @@ class Admission:
         info: the export.
         workers: the number of workers, each with its own batch.
         threads: CPU threads per worker.
-        slots: the number of rows that all workers run at once. By default 64, or fewer if a
-            worker's slots would take more than 1 GiB.
+        slots: the number of rows that all workers run at once, rounded down to a multiple of
+            `workers`. By default 64, or fewer if a worker's slots would take more than 1 GiB.
         max_source: the maximum number of tokens of a source.
         max_length: the maximum number of tokens of a prompt with its new tokens. The default of
             both is the number of positions of the model, at most 512. Learned positions are always
@@ -119,14 +119,16 @@ class Admission:
         Args:
             input_ids: the source of a seq2seq model, or a prompt.
             options: options of `Runtime.generate` by name.
-            prefix: tokens that the target of a seq2seq model begins with.
+            prefix: tokens that the target of a seq2seq model begins with, empty for other models.
             top_logprobs: the number of best tokens reported with their log probabilities at each
                 position, `None` for no log probabilities.
             scores_prompt: True to report the log probabilities of the prompt's tokens too.
 
         Raises:
-            UsageError: for an option with a wrong value, and for log probabilities with beams.
-            ValueError: for tokens that the model does not have.
+            UsageError: for an unknown option, a wrong value, options that cannot be combined, and
+                log probabilities with beams.
+            ValueError: for no tokens, tokens that the model does not have, and more tokens than
+                it has learned positions.
             TooLong: if there are more tokens or rows than the slots hold.
         """
         self.check_lengths(len(input_ids))
@@ -145,9 +147,10 @@ class Admission:
     def check_options(
         self, input_ids: Sequence[int], options: dict[str, Any], prefix: Sequence[int]
     ) -> tuple[Options, list[int]]:
-        """Return the resolved options, and the decoder prompt: the tokens before the first new one.
+        """Return the resolved options, and the decoder prompt of a seq2seq model.
 
-        Results are cached, because a check takes as long as a short request.
+        Results are cached, because a check takes as long as a short request. For other models the
+        cache ignores which tokens a prompt has, so use only the options.
 
         Args:
             input_ids: the source of a seq2seq model, or a prompt.
@@ -156,7 +159,8 @@ class Admission:
 
         Raises:
             UsageError: for an unknown option, a wrong value, and options that cannot be combined.
-            ValueError: for tokens that the model does not have.
+            ValueError: for no tokens, tokens that the model does not have, and more tokens than
+                it has learned positions.
         """
         if prefix:
             return self.resolve(input_ids, options, prefix)
@@ -175,13 +179,15 @@ class Admission:
     def resolve(
         self, input_ids: Sequence[int], options: dict[str, Any], prefix: Sequence[int]
     ) -> tuple[Options, list[int]]:
-        """Return the resolved options, and the decoder prompt: the tokens before the first new one.
+        """Return the resolved options, and the tokens before the first new one: the decoder prompt,
+        or `input_ids` without an encoder.
 
         `input_ids` are a source or a prompt, `prefix` the tokens that a target begins with.
 
         Raises:
             UsageError: for an unknown option, a wrong value, and options that cannot be combined.
-            ValueError: for tokens that the model does not have.
+            ValueError: for no tokens, tokens that the model does not have, and more tokens than
+                it has learned positions.
         """
         ids = np.array([input_ids], np.int64)
         start = np.array([prefix], np.int64) if prefix else None
@@ -215,7 +221,8 @@ class Admission:
             raise overloaded(num_waiting, self.max_waiting)
 
     def check_lengths(self, length: int) -> None:
-        """Check that `length` tokens of a source, or of a prompt without one, fit into a slot.
+        """Check that `length` tokens of a source, or of a prompt without an encoder, fit into a
+        slot.
 
         Raises:
             TooLong: if they do not.

@@ -44,10 +44,14 @@ class Batch(Protocol):
         """
 
     def step(self) -> int:
-        """Compute all running parts once and return the number of new tokens of all rows.
+        """Compute the rows of all running parts and return the number of their new tokens.
 
-        A row has none while its prompt is read, and the row of an encoder never has one.
+        A step gives each row one token, or none while its prompt is read; a search in graphs runs
+        several steps. Beams in graphs only count when they end. An encoder has no tokens.
         """
 
     def remove(self, part: Any) -> None:
-        """Remove `part` and free its rows, whether it is finished or not."""
+        """Remove `part`, whether it is finished or not.
+
+        Its rows become free at once, or in a static batch when all parts have left.
+        """

@@ -35,6 +35,9 @@ class BeamGroups:
     def advance(self, log_p: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Select the next tokens of all groups, and let finished groups leave.
 
+        Groups with logits that are not finite fail and leave. A group in its first step has one
+        slot; the caller adds slots for its other beams.
+
         Args:
             log_p: log p of the best tokens of each slot, (slots, n).
             tokens: their ids, (slots, n).
@@ -59,7 +62,8 @@ class BeamGroups:
         return copies
 
     def remove_invalid(self, log_p: np.ndarray) -> None:
-        """Let groups fail whose logits are not numbers."""
+        """Let groups fail and leave whose `log_p` (slots, n) have NaN, as those of logits that are
+        not finite."""
         if not np.isnan(log_p).any():
             return
         invalid = [group for group in self.groups if np.isnan(log_p[group.slots]).any()]
@@ -88,7 +92,8 @@ def assign_slots(slots: np.ndarray, parents: np.ndarray) -> tuple[np.ndarray, np
 
     Args:
         slots: those of the beams, (groups, K).
-        parents: the beams that the next ones continue, (groups, K).
+        parents: the beams that the next ones continue, (groups, K), as indices from 0 to K - 1
+            within the group.
 
     Returns:
         The slots of the next beams (groups, K), and pairs of slots to copy from and to (copies, 2).
@@ -115,7 +120,8 @@ def group_beams(groups: Sequence[SequenceGroup]) -> list[BeamGroups]:
 
 
 def joined_beams(searches: Sequence[BeamGroups]) -> list[BeamGroups]:
-    """Return `searches` without empty ones, those with equal options joined."""
+    """Return `searches` without empty ones. The first of those with equal options takes the groups
+    of the others."""
     joined: list[BeamGroups] = []
     for beams in searches:
         same = [other for other in joined if other.options == beams.options]

@@ -16,7 +16,7 @@ SOURCE_LENGTHS = (64, 512)  # minimum and maximum source tokens that are encoded
 CHUNK_LENGTHS = (16, 256)  # minimum and maximum prompt tokens per prefill chunk
 MAX_SLOTS = 64  # of all workers together
 # Offline inference: minimum rows per worker for continuous batching, and maximum slots per worker.
-MIN_OFFLINE_ROWS, MAX_OFFLINE_ROWS = 24, int(__import__("os").environ.get("MR", "64"))
+MIN_OFFLINE_ROWS, MAX_OFFLINE_ROWS = 24, 64
 MAX_SLOT_BYTES = 2**30  # memory for the slots of a worker if their number is not set
 
 
@@ -60,8 +60,9 @@ def arrange_workers(
 ) -> Arrangement:
     """Return the number of workers and of threads per worker for a model on this many CPU `cores`.
 
-    `workers` and `threads` of `None` get defaults. These are one worker with all cores for a large
-    model, and a worker per core for a small one. `config` are the fields of config.json.
+    If both are `None`, a large model gets one worker with all cores, and a small one a worker per
+    core. If one is `None`, it is the cores divided by the other. `config` are the fields of
+    config.json.
     """
     if workers is None:
         is_small = token_cost(config) <= SMALL_COST
@@ -102,7 +103,7 @@ def sources_length(config: dict) -> int:
 
 def slots_per_worker(workers: int, slot_bytes: int) -> int:
     """Return the default number of slots of each of `workers`: 64 together, at most 1 GiB per
-    worker.
+    worker, but at least one.
 
     `slot_bytes` is the memory of one slot.
     """

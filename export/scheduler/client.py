@@ -30,12 +30,14 @@ class Client(Protocol):
         """The number of rows that the workers computed in their last step."""
 
     async def generate(self, inputs: Sequence[GenerationInput]) -> list[list[Generated]]:
-        """Return the `num_return_sequences` sequences of each of `inputs`, best first.
+        """Return the `num_return_sequences` sequences of each of `inputs`.
 
+        Those of beam search are sorted, best first. Samples are in the order of their numbers.
         Cancelling the coroutine stops the generation.
 
         Raises:
             RequestError: if the queue is full or the server is shutting down.
+            Exception: what stopped the generation, such as a RuntimeError of the engine.
         """
 
     def stream(self, generation_input: GenerationInput) -> AsyncGenerator[Event, None]:
@@ -45,6 +47,7 @@ class Client(Protocol):
         Raises:
             RequestError: if the queue is full or the server is shutting down.
             UsageError: for beam search, which cannot stream.
+            Exception: what stopped the generation, such as a RuntimeError of the engine.
         """
 
     def put(self, request: ClientRequest) -> None:
@@ -58,10 +61,10 @@ class Client(Protocol):
         """Stop a request that nobody waits for, and drop its rows."""
 
     def close(self, seconds: float = 0.0) -> bool:
-        """Accept no more requests and wait up to `seconds` for the running ones, where it can.
+        """Accept no more requests and wait up to `seconds` for the others.
 
-        Requests that are not finished then fail with RequestError. Return True if all were
-        finished.
+        Those that are not finished then fail with RequestError. Return True if all were finished.
+        The client of a child process does not wait.
         """
 
 
@@ -79,12 +82,10 @@ class LocalScheduler:
 
     @property
     def waiting(self) -> int:
-        """The number of rows in the queue."""
         return self.scheduler.waiting
 
     @property
     def running(self) -> int:
-        """The number of rows that the workers computed in their last step."""
         return self.scheduler.running
 
     def start(self) -> "LocalScheduler":
@@ -111,11 +112,13 @@ class LocalScheduler:
     def run(
         self, inputs: Sequence[GenerationInput], are_last: bool = False
     ) -> list[list[Generated]]:
-        """Block until all `inputs` are generated, and return the sequences of each, best first.
+        """Block until all `inputs` are generated, and return the sequences of each.
 
-        With `are_last`, the scheduler accepts no more requests after these.
+        Those of beam search are sorted, best first. Samples are in the order of their numbers. With
+        `are_last`, the scheduler accepts no more requests after these.
 
         Raises:
+            RequestError: if the queue is full or the scheduler accepts no more requests.
             Exception: what stopped the generation, such as a RuntimeError of the engine.
         """
         if not inputs:
@@ -132,12 +135,14 @@ class LocalScheduler:
 
 
 async def generated(scheduler: Client, inputs: Sequence[GenerationInput]) -> list[list[Generated]]:
-    """Return the `num_return_sequences` sequences of each of `inputs`, best first.
+    """Return the `num_return_sequences` sequences of each of `inputs`.
 
+    Those of beam search are sorted, best first. Samples are in the order of their numbers.
     Cancelling the coroutine stops the generation.
 
     Raises:
         RequestError: if the queue is full or the server is shutting down.
+        Exception: what stopped the generation, such as a RuntimeError of the engine.
     """
     if not inputs:
         return []
@@ -167,6 +172,7 @@ async def streamed(
     Raises:
         RequestError: if the queue is full or the server is shutting down.
         UsageError: for beam search, which cannot stream.
+        Exception: what stopped the generation, such as a RuntimeError of the engine.
     """
     if (num_beams := generation_input.options.num_beams) > 1:
         raise UsageError(f"num_beams is {num_beams}, which cannot stream: expected num_beams=1")

@@ -31,10 +31,10 @@ Sizes = tuple[tuple[str, int], ...]  # axes of a row and their padded sizes
 
 
 def padded_length(length: int, max_positions: int) -> int:
-    """Return the length to which a sequence of `length` tokens is padded, at most `max_positions`.
+    """Return the length to which a sequence of `length` tokens is padded.
 
-    It is a multiple of 8 up to 64 tokens, of 16 up to 128, and of 32 above. It is never less than
-    `length`.
+    It is the next multiple of 8 up to 64 tokens, of 16 up to 128, and of 32 above, but at most
+    `max_positions`. It is never less than `length`.
     """
     multiple = 8 if length <= 64 else 16 if length <= 128 else 32
     return max(length, min(-(-length // multiple) * multiple, max_positions))
@@ -247,6 +247,9 @@ class EncoderBatch:
 
 
 def last_lengths(mask: np.ndarray) -> list[int]:
-    """Return the length of each row up to the last one of its `mask` (B, ..., S), at least 1."""
+    """Return the length of each row of `mask` (B, ..., S) up to its last 1, at least 1.
+
+    With several sequences per row, the longest counts.
+    """
     places = mask * np.arange(1, mask.shape[-1] + 1)
     return np.maximum(places.reshape(len(mask), -1).max(axis=1), 1).tolist()

@@ -110,7 +110,8 @@ def fits_static_batches(device: str, rows: int, options: Options) -> bool:
 def beam_inputs(info: ExportInfo, workers: int, rows: int, options: Options) -> int:
     """Return how many of `rows` inputs a static batch of beam search has.
 
-    It is at most the share of one of the `workers`, and limited by memory.
+    It is at most the share of one of the `workers`. Memory limits it too, but not below
+    `MIN_BEAM_INPUTS`.
     """
     row_bytes = position_bytes(info.specs["decoder"]) * options.max_new_tokens
     max_rows = min(MAX_BEAM_ROWS, slot_memory(workers) / row_bytes)

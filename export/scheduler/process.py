@@ -87,6 +87,8 @@ class SchedulerProcess(asyncio.Protocol):
     ) -> "SchedulerClient":
         """Open a scheduler in the child and return its client once the model is loaded.
 
+        Calls must not overlap.
+
         Args:
             name: identifies the scheduler; it must be unique.
             admission: the limits of the export.
@@ -156,7 +158,7 @@ class SchedulerProcess(asyncio.Protocol):
     def reap(self) -> str:
         """Kill the child if it still runs, wait for its end and return how it ended.
 
-        The text is, for example, `with code 1` or `by SIGKILL`.
+        The text is, for example, `with code 1` or `by SIGKILL`. Call it once.
         """
         # has no effect on the exit status of a child that has already ended
         os.kill(self.pid, signal.SIGKILL)
@@ -229,7 +231,7 @@ class SchedulerClient:
             self.process.send(("cancel", self.name, request.number))
 
     def close(self, seconds: float = 0.0) -> bool:
-        """Accept no more requests and fail the running ones at once; `seconds` is ignored.
+        """Accept no more requests and fail the unfinished ones at once; `seconds` is ignored.
 
         Return True if all requests were finished.
         """
@@ -285,7 +287,8 @@ class SchedulerClient:
 def fork(run: Callable[[], None]) -> int:
     """Fork a child process that calls `run` and exits, and return its process id.
 
-    The child ignores termination signals, which the parent handles.
+    The exit code is 1 if `run` raises, else 0. The child ignores termination signals, which the
+    parent handles.
 
     Raises:
         OSError: if the system cannot start another process.

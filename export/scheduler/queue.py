@@ -45,7 +45,7 @@ class RequestQueue:
     def take(self, batch: Batch, last_join: float = 0.0) -> list[RequestPart] | None:
         """Remove and return the parts that join `batch` now, an empty list if none do.
 
-        While the batch is empty, wait until some join. Return `None` once the queue is closed and
+        If the batch is empty, wait first for requests. Return `None` once the queue is closed and
         empty, and the batch too. `last_join` is the time of the batch's last join, in seconds of
         `time.perf_counter`.
         """
@@ -115,7 +115,7 @@ class RequestQueue:
                 self.remove_finished()
 
     def remove_finished(self) -> None:
-        """Remove requests that are answered, cancelled or failed."""
+        """Remove requests that are answered, cancelled or failed. The caller holds `changed`."""
         for request in [request for request in self.requests if request.is_finished]:
             self.requests.remove(request)
             self.num_rows -= request.num_waiting_rows

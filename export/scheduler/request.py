@@ -63,7 +63,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Generated:
-    """One sequence generated from an input. The sequences of an input are ordered best first.
+    """One sequence generated from an input. The beams of an input are sorted, best first.
 
     Args:
         tokens: the new tokens, including the end token if it was generated.

@@ -68,7 +68,10 @@ class SequenceGroup:
 
     @cached_property
     def is_plain(self) -> bool:
-        """True if the largest logits alone decide the tokens, and no probability is reported."""
+        """True if the largest logits alone decide the tokens, and no probability is reported.
+
+        So there is no sampling and no logits processor, but there may be beams.
+        """
         is_reported = self.input.top_logprobs is not None or self.input.scores_prompt
         if is_reported or self.options.do_sample:
             return False
@@ -81,13 +84,18 @@ class SequenceGroup:
 
     @cached_property
     def has_plain_beams(self) -> bool:
-        """True if one beam search can advance this and other groups with equal options."""
+        """True for beam search without logits processors and reported probabilities.
+
+        One search can advance such groups with equal options together.
+        """
         return self.is_plain and self.options.num_beams > 1
 
     @property
     def has_prompt_to_read(self) -> bool:
-        """True if the prompt has more than one token, so that some are read before the first
-        step."""
+        """True if tokens of the prompt are read before the first step: all but its last.
+
+        A prompt whose log probabilities are reported is read by the steps, one token each.
+        """
         return len(self.first_tokens) > 1
 
     def read_one_by_one(self) -> None:
@@ -113,7 +121,7 @@ class SequenceGroup:
     # --------------------------------------------------------------------------------- new tokens
 
     def append(self, token: int) -> None:
-        """Append `token`, which greedy search selected.
+        """Append `token`, which greedy search selected, and finish if the sequence ends with it.
 
         While the prompt is read in steps, ignore it and take the next token of the prompt.
         """
@@ -140,7 +148,7 @@ class SequenceGroup:
         return len(self.tokens) - start
 
     def advance(self, logits: np.ndarray) -> list[int] | None:
-        """Select the next tokens from the `logits` (rows, V) after the last ones.
+        """Select the next tokens from the `logits` (rows, V) of this group after the last ones.
 
         Return `[row that row 0 continues, …]`, or `None` if each row continues itself. A ValueError
         of the search is not raised: it fails only this request.
@@ -202,8 +210,8 @@ class SequenceGroup:
     # ----------------------------------------------------------------------------------- results
 
     def make_results(self, rows: np.ndarray, scores: np.ndarray | None) -> list[Generated]:
-        """Return the sequences of a finished search, best first, from its tokens `rows` (N, T) and
-        `scores` (N,)."""
+        """Return the sequences of a finished search, from its tokens `rows` (N, T) and `scores`
+        (N,), in their order."""
         all_scores = [None] * len(rows) if scores is None else scores.tolist()
         return [self.make_result(row, score) for row, score in zip(rows.tolist(), all_scores)]
 
@@ -277,5 +285,8 @@ def start_request(
 
 
 def read_results(request: "ClientRequest[SequenceGroup]") -> list[list[Generated]]:
-    """Return the sequences of each input of a finished `request`, best first."""
+    """Return the sequences of each input of a finished `request`.
+
+    Those of beam search are sorted, best first. Samples are in the order of their numbers.
+    """
     return [group.results for group in request.parts]  # type: ignore[misc]  # all are there

@@ -136,7 +136,7 @@ class SlotBatch:
     def fits(self, group: SequenceGroup, beside: Sequence[SequenceGroup]) -> bool:
         """Return True if slots are free for `group` and the groups `beside` it.
 
-        Their sources must also be short enough to be encoded together.
+        The sources of several groups must also be short enough to be encoded together.
         """
         if sum(other.num_rows for other in beside) + group.num_rows > self.num_free_rows:
             return False
@@ -144,8 +144,8 @@ class SlotBatch:
         return not beside or max(sources) * len(sources) <= self.sources_length
 
     def join(self, groups: list[SequenceGroup]) -> None:
-        """Add `groups`. Encode their sources, or else read at most `chunk` tokens of waiting
-        prompts."""
+        """Add `groups`. Encode their sources, or else read waiting prompts, part by part, until
+        `chunk` tokens or more are read."""
         if self.encodes and groups:
             self.encode_sources(groups)
             return
@@ -218,7 +218,7 @@ class SlotBatch:
         """Read the next part of the prompt of `group` and return its number of tokens.
 
         It is read in the last slot. When only the last token is left, which the next step feeds,
-        the sequence moves to another slot, so the last one is free for the next prompt.
+        the sequence gets the first free slot, so the last one is free for the next prompt.
         """
         slot = self.capacity - 1
         if not group.num_prefilled:
@@ -338,7 +338,8 @@ class SlotBatch:
     def advance_beams(self, starting: list[SequenceGroup], logits: np.ndarray) -> None:
         """Select the next tokens of all plain beams from the `logits` (slots, V).
 
-        Groups in `starting` get their first ones, and slots for all their beams.
+        Plain beams need only the largest logits. Groups in `starting` have one slot each. They get
+        their first tokens, and slots for their other beams.
         """
         started = group_beams(starting)
         both = [beams for beams in (*self.beams, *started) if beams.groups]
@@ -365,7 +366,7 @@ class SlotBatch:
     def move(self, group: SequenceGroup, parents: list[int]) -> None:
         """Copy caches within `group`, so that each row continues its parent.
 
-        `parents` names the row that each row continues.
+        `parents` has the row, from 0 to K - 1, that each of its K rows continues.
         """
         slots, copies = assign_slots(np.array([group.slots]), np.array([parents]))
         group.slots = slots[0].tolist()

@@ -47,8 +47,8 @@ class StaticBatch:
     def fits(self, group: SequenceGroup, beside: Sequence[SequenceGroup]) -> bool:
         """Return True if `group` can start together with the groups `beside` it, and no row runs.
 
-        They must have similar lengths and the same number of rows each, and the same `search_key`.
-        The decoder prompts of a seq2seq model must be equally long.
+        All rows must fit into the batch. Groups must have similar lengths, the same number of rows
+        each and the same `search_key`. Decoder prompts of a seq2seq model must be equally long.
         """
         if self.running:
             return False
@@ -182,7 +182,7 @@ class StaticBatch:
 
 def batch_request(groups: list[SequenceGroup]) -> GenerationRequest:
     """Return the request of a batch of `groups`, with the options of the first and the largest
-    number of new tokens."""
+    number of steps as `max_new_tokens`. Steps that read a prompt count."""
     max_steps = max(group.options.max_new_tokens + len(group.forced) for group in groups)
     options = dataclasses.replace(groups[0].options, max_new_tokens=max_steps)
     fill = options.fill_token_id

@@ -62,7 +62,7 @@ class Worker:
         """Serve the queue until it is closed and empty: let parts join, compute a step, report
         results.
 
-        Errors fail the requests of the batch; they are not raised.
+        Errors of a join or a step fail the requests of the batch; they are not raised.
         """
         while (joining := self.queue.take(self.batch, self.joined_at)) is not None:
             parts = (*joining, *self.batch.running, *self.batch.prefilling)
@@ -99,7 +99,10 @@ class Worker:
             part.request.fail(failure)
 
     def remove_finished(self) -> None:
-        """Remove finished parts, and parts of requests that failed or whose client left."""
+        """Remove finished parts, and parts of requests that failed or whose client left.
+
+        Report the first token of a request to `events`.
+        """
         now = time.perf_counter()
         for part in (*self.batch.running, *self.batch.prefilling):
             request = part.request
@@ -112,7 +115,7 @@ class Worker:
             self.num_rows = 0
 
     def report(self, requests: set[ClientRequest]) -> None:
-        """Call `receive` of each of `requests` that has new events or has finished."""
+        """Call `receive` of each of `requests` that has new events, is answered or has failed."""
         updates: dict[Callable[..., Any], list] = {}
         for request in requests:
             if request.is_changed:

@@ -66,8 +66,8 @@ class Target(Protocol):
 
     @property
     def generation_step(self) -> Callable[[dict[str, ir.Model]], Step] | None:
-        """The function that makes the `Step` of an export with `--generate`, or `None` if there is
-        none.
+        """The function that makes the `Step` of an export with `--generate`, or `None` for a target
+        without `--generate`.
 
         It takes the graphs by role (`{"decoder": model, …}`) and changes them, so the caller must
         not use them again.
@@ -111,7 +111,7 @@ class Target(Protocol):
 
         Args:
             config: the fields of the model's config.json.
-            architecture: the name of the model class, such as `VanillaForSeq2SeqLM`.
+            architecture: the name of the model class, such as `VanillaDecoderForCausalLM`.
             dtype: the dtype of the weights.
             activations: the dtype that the method `activations` returned for `dtype`.
 

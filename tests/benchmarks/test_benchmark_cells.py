@@ -161,8 +161,13 @@ def test_captions_take_the_fastest_setting_of_an_engine():
         }
     }
     result["int8"]["ctranslate2 2 1 64"] = measured(40.0, 50.0, 50.0)
+    result["int8"]["texts 2 1 64"] = measured(7.0, 8.0, 9.0)
+    result["int8"]["texts 1 2 32"] = measured(6.0, 7.0, 20.0)
     summary = measure_cpu.captions_summary("cpu-int8", result, 40)
     assert summary["per_second"] == 10 and summary["agreement"] == 0.99
+    assert summary["from_texts"] == 8
+    theirs = measure_cpu.captions_summary("ctranslate2-int8", result, 40)
+    assert theirs["per_second"] == 50 and "from_texts" not in theirs
     assert summary["seconds"] == dict(median=4.0, min=2.0, max=5.0, runs=[5.0, 4.0, 2.0])
     assert summary["arrangement"] == dict(workers=2, threads=1, rows=64, by="engine")
     result["int8"]["workers 1 2 32"] = measured(11.0, 12.0, 13.0)

@@ -168,7 +168,7 @@ def test_captions_compare_the_best_precision_of_each_too():
         "cpu-calibrated": 3.0,
     }
     cells = [
-        cell(engine, 1000, (each, each, each), 100, shape="captions")
+        cell(engine, 1000, (each, each, each), 100, shape="captions") | {"from_texts": 512.0}
         for engine, each in times.items()
     ]
     text = report.tables({**RESULT, "cells": cells})
@@ -182,6 +182,7 @@ def test_captions_compare_the_best_precision_of_each_too():
     )
     assert [fp32[0][1], int8[0][1]] == ["1.60 (CTranslate2 fp32)", "0.67 (CTranslate2 int8)"]
     assert best[0][1] == "0.80 (ours, cpu fp32 / CTranslate2 int8)"
+    assert "| from texts |" in text and "| 512 |" in text
 
 
 def results_of(tmp_path):
@@ -263,7 +264,12 @@ def test_a_page_is_filled_between_its_marks():
 
 @pytest.mark.parametrize(
     "flags, name",
-    [(["avx2"], "cpu-avx2"), (["avx2", "avx_vnni"], "cpu-vnni"), (["avx512_vnni"], "cpu-vnni")],
+    [
+        (["avx2"], "cpu-avx2"),
+        (["avx2", "avx_vnni"], "cpu-vnni"),
+        (["avx512_vnni"], "cpu-vnni"),
+        (["avx512_vnni", "amx_int8"], "cpu-amx"),
+    ],
 )
 def test_the_file_of_results_is_that_of_the_processor(flags, name, monkeypatch):
     monkeypatch.setattr(speed, "instructions", lambda: flags)
@@ -295,12 +301,16 @@ def test_the_file_of_results_is_that_of_the_processor(flags, name, monkeypatch):
         ),
         ("encoder-length", 1, 1, "cpu-int8 cpu-calibrated", "openvino-ptq"),
         ("batch", 1, 128, "cpu-int8 cpu-calibrated", "ctranslate2-int8"),
-        (
-            "captions",
-            1,
-            1000,
-            "cpu-fp32 cpu-int8 cpu-calibrated",
-            "ctranslate2-float32 ctranslate2-int8",
+        ("seq2seq", 4, 128, "cpu-int8 cpu-calibrated", "ctranslate2-int8"),
+        *(
+            (
+                "captions",
+                beams,
+                1000,
+                "cpu-fp32 cpu-int8 cpu-calibrated",
+                "ctranslate2-float32 ctranslate2-int8",
+            )
+            for beams in (1, 5)
         ),
     ],
 )

@@ -275,12 +275,27 @@ def test_checkpoints_with_other_modules_have_no_average(saved, tmp_path):
             (),
         ),
         ("none", lambda path: (path / "modules.json").unlink(), "[]", ("Pooling", "Dense")),
+        ("pickle", pickle_dense, "pickle/2_Dense/model.safetensors", "first/2_Dense"),
     ):
         shutil.copytree(tmp_path / "first", tmp_path / name)
         change(tmp_path / name)
         with raises(ValueError, seen=seen, expected=expected):
             average([tmp_path / "first", tmp_path / name], tmp_path / "mean")
         assert not (tmp_path / "mean").exists()
+
+
+def pickle_dense(checkpoint):
+    """Make the weights of the Dense module a pickle, by name."""
+    weights = checkpoint / "2_Dense" / "model.safetensors"
+    weights.rename(weights.with_name("pytorch_model.bin"))
+
+
+def test_pickled_modules_have_no_average(saved, tmp_path):
+    convert(saved, tmp_path / "first")
+    pickle_dense(tmp_path / "first")
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    with raises(ValueError, seen="second/2_Dense/pytorch_model.bin", expected="safetensors"):
+        average([tmp_path / "first", tmp_path / "second"], tmp_path / "mean")
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,13 @@ def test_a_compression_that_is_not_read_is_named(suffix, tmp_path):
             read(path)
 
 
+@pytest.mark.parametrize("name", [".gz", "gz", "a.gz.txt"])
+def test_a_name_without_the_ending_of_a_compression_is_plain_text(name, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(b"w5\n")
+    assert [*export_lines.read_lines(path)] == read_lines(path) == ["w5"]
+
+
 def bomb(path, line, megabytes):
     """A megabyte of `line`, again and again, in a thousandth of the room."""
     member = gzip.compress(line * (1_000_000 // len(line)))

@@ -464,7 +464,8 @@ def test_a_misspelt_argument_is_refused(answer):
 
 @pytest.mark.parametrize("max_seq_len, doc_stride", [(4, 1), (30, 29), (40, 40)])
 def test_windows_that_do_not_advance_are_refused_with_the_numbers(answer, max_seq_len, doc_stride):
-    with raises(ValueError, seen=("max_seq_len", max_seq_len, "doc_stride", doc_stride)):
+    expected = ("doc_stride", doc_stride)
+    with raises(ValueError, seen=("max_seq_len", max_seq_len), expected=expected):
         answer(**EXAMPLES[2], max_seq_len=max_seq_len, doc_stride=doc_stride)
 
 

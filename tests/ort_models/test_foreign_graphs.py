@@ -133,6 +133,16 @@ def test_assistants_and_several_tokens_in_a_step(repositories, name):
     torch.testing.assert_close(actual, logits, rtol=0, atol=1e-4)
 
 
+def test_a_decoder_whose_step_is_missing_reads_all_tokens_again(repositories, tmp_path):
+    graphs = ("decoder_model_merged.onnx", "decoder_with_past_model.onnx")
+    left_out = shutil.ignore_patterns(*graphs)
+    marian = shutil.copytree(repositories / "marian", tmp_path / "marian", ignore=left_out)
+    inputs, expected = read_expected(marian)
+    prompt = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    tokens = open_generator(marian).generate(**prompt, max_new_tokens=8, do_sample=False)
+    assert torch.equal(tokens, expected["greedy"])
+
+
 def cache_of(output):
     return getattr(output, CACHE)
 
@@ -143,9 +153,6 @@ def test_decoders_that_cannot_be_opened_are_one_line(repositories, tmp_path):
         ORTModelForMaskedLM.from_pretrained(gpt2)(IDS)
     with pytest.raises(ValueError, match=r"input_ids must be in \[0, 63\], got 5 to 99"):
         ORTModelForCausalLM.from_pretrained(gpt2).generate(torch.tensor([[5, 99]]))
-    (gpt2 / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ValueError, match="has no vocab_size in config.json, expected it"):
-        ORTModelForCausalLM.from_pretrained(gpt2)
 
 
 def test_an_encoder_gives_the_logits_of_torch(repositories):
@@ -173,13 +180,14 @@ def test_a_seq2seq_repository_is_saved_pickled_and_opened_by_an_ending(repositor
 
 
 def test_what_cannot_be_opened_is_one_line(foreign):
-    with pytest.raises(FileNotFoundError, match=r"no other.onnx, expected as file_name one of"):
+    actual = r"has the graphs \['model_O3'\], expected \[\['other'\]\]"
+    with pytest.raises(FileNotFoundError, match=actual):
         opened(foreign, file_name="other.onnx")
-    with pytest.raises(ValueError, match=r"returns \['logits'\], expected for ORTModelForFeat"):
+    with pytest.raises(ValueError, match="has logits, expected for ORTModelForFeat"):
         ORTModelForFeatureExtraction.from_pretrained(foreign)
     with pytest.raises(ValueError, match="the inputs .'token_type_ids'., which no decoder"):
         ORTModelForCausalLM.from_pretrained(foreign)
-    with pytest.raises(FileNotFoundError, match=r"has no encoder_model.onnx, expected as file_na"):
+    with pytest.raises(FileNotFoundError, match="expected \\[\\['encoder_model', 'decoder_model_m"):
         ORTModelForSeq2SeqLM.from_pretrained(foreign)
     model = opened(foreign)
     with pytest.raises(ValueError, match=r"input_ids must be in \[0, 68\], got 5 to 99"):

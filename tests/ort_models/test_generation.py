@@ -129,7 +129,7 @@ def test_lengths_and_configs_count_as_in_transformers(pair, calls):
     ):
         assert torch.equal(generated(ours, batch, options), generated(theirs, batch, options))
     ids = batch["input_ids"][1:]
-    actual = ours.generate(ids.numpy(), max_new_tokens=4)
+    actual = ours.generate(ids, max_new_tokens=4)
     assert torch.equal(actual, theirs.generate(ids, max_new_tokens=4))
     assert len(calls) == 4
 
@@ -147,7 +147,7 @@ def test_candidates_of_prompt_lookup_and_assistants_change_no_token(pair, calls,
     ours, theirs, batch = pair
     row = first_row(batch)
     expected = generated(theirs, row, {})
-    again = type(ours).from_pretrained(ours.source.directory)
+    again = type(ours).from_pretrained(ours.runtime.info.directory)
     for options in (
         {"prompt_lookup_num_tokens": 3},
         {"prompt_lookup_num_tokens": 3, **PROCESSORS},
@@ -230,10 +230,8 @@ def test_logits_and_states_of_a_seq2seq_model_are_those_of_torch(saved):
         ours(encoder_outputs=theirs.get_encoder()(ids), **inputs)
     with pytest.raises(ValueError, match="decoder_input_ids has 1 rows, expected 2"):
         ours(ids, decoder_input_ids=targets[:1])
-    with pytest.raises(ValueError, match="decoder_input_ids is None"):
+    with pytest.raises(ValueError, match="needs the input decoder_input_ids, got None"):
         ours(ids)
-    with pytest.raises(ValueError, match="row 0 begins with 0, expected padding on the right"):
-        ours(ids, decoder_input_ids=targets, decoder_attention_mask=1 - targets_mask)
 
 
 def test_targets_without_all_logits_say_so(saved):
@@ -252,7 +250,7 @@ def test_wrong_tokens_and_masks_are_one_line(saved):
     ids = torch.randint(3, 48, (2, 6))
     with pytest.raises(ValueError, match=r"input_ids must be in \[0, 47\], got 3 to 48"):
         model(torch.tensor([[3, 48]]))
-    with pytest.raises(ValueError, match="row 0 begins with 0, expected one token or more"):
+    with pytest.raises(ValueError, match="attention_mask of row 0 is 0, expected a token"):
         model(ids, attention_mask=torch.tensor([[0] * 6, [1] * 6]))
     with pytest.raises(ValueError, match="row 0 of attention_mask"):
         model(ids, attention_mask=torch.tensor([[1, 0, 1, 1, 1, 1], [1] * 6]))
@@ -260,7 +258,7 @@ def test_wrong_tokens_and_masks_are_one_line(saved):
         model(torch.full((1, 61), 5))
 
 
-def test_a_search_that_may_outgrow_learned_positions_runs_until_it_does(saved, calls):
+def test_a_search_that_may_outgrow_learned_positions_runs_until_it_does(saved):
     """An end token may come first, as in torch."""
     exported = saved("causal")
     ours = ORTModelForCausalLM.from_pretrained(exported.directory)
@@ -268,6 +266,4 @@ def test_a_search_that_may_outgrow_learned_positions_runs_until_it_does(saved, c
     with pytest.raises(ValueError, match="61 tokens.* 60.* learned positions"):
         ours.generate(ids, max_new_tokens=30, suppress_tokens=[2])
     assert ours.generate(ids, max_new_tokens=30, eos_token_id=list(range(48))).shape == (1, 51)
-    assert not calls
     assert ours.generate(ids, max_new_tokens=11, suppress_tokens=[2]).shape == (1, 61)
-    assert len(calls) == 1

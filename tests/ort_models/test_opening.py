@@ -68,7 +68,7 @@ def test_arguments_without_effect_are_warnings(directory, caplog):
     options.enable_mem_pattern = False
     opened(directory, session_options=options, provider_options={"arena": 1}, use_cache=False)
     assert [record.getMessage() for record in caplog.records] == [
-        "use_cache=False has no effect: exports always have caches",
+        "use_cache=False has no effect",
         "provider_options={'arena': 1} has no effect",
         "session_options sets enable_mem_pattern, log_severity_level, expected only "
         "intra_op_num_threads",
@@ -86,7 +86,7 @@ def test_wrong_arguments_are_one_line(directory, saved, tmp_path):
         opened(directory, file="model.onnx")
     with pytest.raises(OSError, match="find them in the cached files"):
         opened("no-such-model", local_files_only=True)
-    actual = "is a VanillaEncoderForSequenceClassification, expected for ORTModelForMaskedLM one of"
+    actual = "has VanillaEncoderForSequenceClassification, expected for ORTModelForMaskedLM one of"
     with pytest.raises(ValueError, match=f"{actual} VanillaEncoderForMaskedLM"):
         ORTModelForMaskedLM.from_pretrained(directory)
 
@@ -96,7 +96,7 @@ def test_a_checkpoint_is_exported_on_the_way(saved, tmp_path, caplog):
     expected = opened(saved("classify").directory)(IDS).logits
     model = opened(checkpoint)
     assert "has no ONNX graphs: it is exported" in caplog.text
-    temporary = model.source.directory
+    temporary = model.runtime.info.directory
     np.testing.assert_array_equal(model(IDS).logits, expected)
     model.save_pretrained(tmp_path / "saved")
     del model
@@ -168,13 +168,17 @@ def test_a_saved_export_leaves_no_graphs_of_an_earlier_one(saved, several, tmp_p
     np.testing.assert_array_equal(opened(tmp_path / "out")(IDS).logits, model(IDS).logits)
 
 
-def test_objects_are_pickled_by_directory_and_arguments(saved):
+def test_objects_are_pickled_by_directory_and_arguments(saved, tmp_path):
     model = opened(saved("classify").directory, provider="CPUExecutionProvider")
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(again(IDS).logits, model(IDS).logits)
     model = ORTModelForCausalLM.from_pretrained(saved("causal").directory)
-    model.generation_config.num_beams = 3
-    assert pickle.loads(pickle.dumps(model)).generation_config.num_beams == 3
+    model.generation_config.num_beams, model.config.note = 3, "changed"
+    again = pickle.loads(pickle.dumps(model))
+    again.save_pretrained(tmp_path)
+    saved_again = ORTModelForCausalLM.from_pretrained(tmp_path)
+    assert saved_again.generation_config.num_beams == again.generation_config.num_beams == 3
+    assert json.loads((tmp_path / "config.json").read_text())["note"] == "changed"
 
 
 def test_another_device_is_one_warning_and_outputs_return_to_theirs(directory, caplog):

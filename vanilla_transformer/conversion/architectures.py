@@ -55,7 +55,7 @@ def class_by_tensors(
     """Return the name of the only class that the tensors fit, and a list with a note about it.
 
     Raises ValueError if the tensors fit no class or several. `theirs` is the config of the source,
-    `files` are its tensors, and `plan_as` plans the conversion as a class.
+    `files` are its tensors, and `plan_as(name)` plans the conversion as the class `name`.
     """
     problem = f"architectures={theirs.architectures!r}"
     classes = matching_classes(theirs, converter, files, plan_as)
@@ -78,7 +78,7 @@ def matching_classes(
     """Return the names of the classes that leave the fewest tensors of other heads unused.
 
     If there are several, keep those that name their tensors with the base model's prefix as `files`
-    do. If that leaves none, return all. `plan_as` plans the conversion as a class.
+    do. If that leaves none, return all. `plan_as(name)` plans the conversion as the class `name`.
     """
     classes = closest_classes(converter, plan_as)
     if len(classes) == 1:
@@ -92,8 +92,8 @@ def matching_classes(
 def closest_classes(converter: Converter, plan_as: PlanAs) -> list[str]:
     """Return the names of the classes that leave the fewest tensors of other heads unused.
 
-    Only classes whose tensors are all in the source are compared; the list may be empty. `plan_as`
-    plans the conversion as a class.
+    Only classes whose tensors are all in the source are compared; the list may be empty.
+    `plan_as(name)` plans the conversion as the class `name`.
     """
     remaining = fitting_classes(converter.ARCHITECTURES, plan_as)
     fewest = min(remaining.values(), default=0)
@@ -103,8 +103,8 @@ def closest_classes(converter: Converter, plan_as: PlanAs) -> list[str]:
 def fitting_classes(architectures: Iterable[str], plan_as: PlanAs) -> dict[str, int]:
     """Return {class name: number of unused tensors that belong to other heads}.
 
-    It has only those of `architectures` whose tensors are all in the source: `plan_as` raises no
-    ValueError for them.
+    It has only those of `architectures` whose tensors are all in the source: `plan_as(name)`, which
+    plans the conversion as a class, raises no ValueError or RuntimeError for them.
     """
     remaining = {}
     for name in architectures:
@@ -139,8 +139,8 @@ def plan_or_base(
 ) -> tuple[ConversionPlan, list[str]]:
     """Return the plan of the conversion as the class `architecture`, and notes for users.
 
-    If the source has no tensor of any head, the plan is for the base class, with a note. `plan_as`
-    plans the conversion as a class.
+    If the source has no tensor of any head, the plan is for the base class, with a note.
+    `plan_as(name)` plans the conversion as the class `name`.
 
     Raises:
         MissingTensors: if the source lacks tensors of the base model, or a part of the head. The

@@ -50,9 +50,9 @@ def sides(architecture: str) -> dict[str, str]:
 def vanilla_fields(theirs: PreTrainedConfig, architecture: str, names: Collection[str]) -> Fields:
     """Return the fields of our config that all relatives of BART share.
 
-    `architecture` is the source's class. `names` are its tensors: with `final_logits_bias` the LM
-    head gets a bias. Raises ValueError if encoder and decoder differ in feed-forward width or
-    heads.
+    `architecture` is the source's class. `names` are its tensors, without the family's prefix: with
+    `final_logits_bias` the LM head gets a bias. Raises ValueError if encoder and decoder differ in
+    feed-forward width or heads.
     """
     if is_decoder(architecture):
         fields = stack_fields(theirs, "decoder_")
@@ -193,8 +193,8 @@ def body(
     """Return the tensor maps of token embeddings, layers and heads, which all relatives of BART
     share.
 
-    Positions and the norms around the layers are not among them. `ours` and `theirs` are the
-    configs of both models, `architecture` is the source's class.
+    Positions, the norms after the embeddings and the final norms are not among them. `ours` and
+    `theirs` are the configs of both models, `architecture` is the source's class.
     """
     if is_decoder(architecture):
         maps = tokens("decoder.embed_tokens.weight", "lm_head.weight", theirs.tie_word_embeddings)

@@ -34,7 +34,7 @@ class Converter(Protocol):
         Args:
             theirs: config of the source.
             architecture: name of the source's class, a key of `ARCHITECTURES`.
-            names: names of the source's tensors.
+            names: names of the source's tensors, without `PREFIX`.
 
         Raises:
             ValueError: for a field that our config cannot represent.

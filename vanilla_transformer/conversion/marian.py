@@ -61,8 +61,8 @@ def sinusoidal_fields(
 ) -> Fields:
     """Return the fields of our config that Marian and Pegasus share.
 
-    `architecture` is the source's class, and `names` are its tensors. Raises ValueError for an odd
-    `d_model`, and for fields that our config cannot represent.
+    `architecture` is the source's class, and `names` are its tensors, without the prefix `model.`.
+    Raises ValueError for an odd `d_model`, and for fields that our config cannot represent.
     """
     if theirs.d_model % 2:
         raise ValueError(

@@ -80,7 +80,7 @@ def write_checkpoint(source: Path, out: Path) -> None:
     transformers.
 
     Raises:
-        FileNotFoundError: if a file is missing.
+        FileNotFoundError: if a file is missing, or there are several models or vocabularies.
         ValueError: for damaged files, and for a model that is not the paper's Transformer with one
             embedding matrix for source, target and output.
     """

@@ -22,7 +22,8 @@ class Overrides:
         return bool(self.config or self.leave_out)
 
     def apply(self, content: dict) -> dict:
-        """Return the `content` of a config.json with our fields in place of its own.
+        """Return the `content` of a config.json with the fields of these overrides in place of its
+        own.
 
         `architectures` may be one name instead of a list. Raises ValueError if `model_type` or
         `architectures` is of another type.

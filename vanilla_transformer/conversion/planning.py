@@ -468,8 +468,8 @@ def steps_to_source(
     """Return (steps, unused) of a conversion of our `files` into `model`, a class of the family.
 
     `steps` make the tensors of `model`. `unused` are names of our tensors that belong to other
-    heads. Raises ValueError if tensors are missing, or if the family has no place for one.
-    `architecture` is the class of the family, and `ours` our config.
+    heads. `architecture` is the class of the family, and `ours` our config. Raises ValueError if
+    tensors are missing, differ from those that the family computes, or have no place in it.
     """
     parameters = model.state_dict().keys()
     maps = converter.tensor_maps(ours, model.config, architecture)

@@ -9,7 +9,8 @@ from .tensors import TensorFiles
 
 
 def marian_table(rows: int, width: int) -> torch.Tensor:
-    """Return sinusoids of pos / 10000^(2i / width) as Marian stores them: (rows, width), float64.
+    """Return sinusoids of pos / 10000^(2i / width) as transformers' Marian has them: (rows, width),
+    float64.
 
     All sines come first, then all cosines; the paper interleaves them (section 3.5).
     """

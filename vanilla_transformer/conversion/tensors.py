@@ -95,8 +95,8 @@ def zeros(*shape: int) -> Op:
 
 
 def then(first: Op, second: Op) -> Op:
-    """Return an operation that applies `first` to the source's tensors, then `second` to each
-    result."""
+    """Return an operation that applies `first` to the source's tensor, then `second` to each
+    result. `second` makes one tensor of one."""
     return Op(
         ", ".join(filter(None, [first.name, second.name])),
         lambda t: tuple(second.to_ours(part)[0] for part in first.to_ours(t)),

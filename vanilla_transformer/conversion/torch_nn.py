@@ -236,8 +236,8 @@ def check_fields(fields: Iterable[str], *config_classes: type[PreTrainedConfig])
 def build(fields: Fields, weights: Tensors) -> PreTrainedModel:
     """Return the model of `weights` in evaluation mode; their names determine its variant.
 
-    `fields` are those of its config. Raises UsageError for unknown or invalid fields, and
-    ValueError for weights that do not fit the config.
+    `fields` are those of its config; a decoder's get `add_cross_attention`. Raises UsageError for
+    unknown or invalid fields, and ValueError for weights that do not fit the config.
     """
     if any(name.startswith("encoder.") for name in weights):
         variant = "Seq2Seq"

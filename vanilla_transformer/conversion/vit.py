@@ -42,8 +42,9 @@ def to_vanilla_config(
 ) -> Fields:
     """Return the fields of our config for ViT; DeiT adds to them.
 
-    `architecture` is the source's class. `names` are its tensors: the result has a pooler if they
-    have one. Raises ValueError if the pooler's width is not the hidden size.
+    `architecture` is the source's class. `names` are its tensors, without the prefix `vit.`: the
+    result has a pooler if they have one. Raises ValueError if the pooler's width is not the hidden
+    size.
     """
     require(theirs, pooler_output_size=theirs.hidden_size)
     return encoder_fields(theirs) | {

@@ -111,7 +111,7 @@ def average_modules(checkpoints: list[str | os.PathLike], directory: Path) -> No
     """Write the sentence-transformers modules to `directory`, with the mean of their weights,
     computed in float64.
 
-    Raises ValueError if modules or their configs differ, or weights are not safetensors.
+    Raises ValueError if modules or their configs differ, or weights are missing or not safetensors.
     """
     checkpoint_modules = [companions(checkpoint) for checkpoint in checkpoints]
     first, *others = checkpoint_modules
@@ -121,7 +121,7 @@ def average_modules(checkpoints: list[str | os.PathLike], directory: Path) -> No
             raise ValueError(
                 f"{checkpoint} has the modules {one}, expected {same} as {checkpoints[0]} has"
             )
-        for name in {*first.files, *other.files} - {MODULES}:
+        for name in sorted({*first.files, *other.files} - {MODULES}):
             sources = [Path(source, name) for source in (checkpoint, checkpoints[0])]
             one, same = (entry.files.get(name) for entry in (other, first))
             if name.endswith(".json"):
@@ -130,11 +130,11 @@ def average_modules(checkpoints: list[str | os.PathLike], directory: Path) -> No
                     sources,
                     {"__version__"},
                 )
-            elif not (one and same and name.endswith(".safetensors")):
-                raise ValueError(
-                    f"{sources[0]} and {sources[1]} cannot be averaged, expected both as "
-                    "safetensors"
-                )
+            elif not name.endswith(".safetensors"):
+                raise ValueError(f"{one or same} cannot be averaged, expected a safetensors file")
+            elif not (one and same):
+                missing, present = sources if same else sources[::-1]
+                raise ValueError(f"{missing} is missing, expected weights as in {present}")
     first.copy(directory)
     for name in first.files:
         if name.endswith(".safetensors"):

@@ -124,7 +124,8 @@ class Watch(TrainerCallback):
         return len(values) * (self.config.num_first_tokens + rows * columns)
 
     def check(self, loss: torch.Tensor) -> None:
-        """Raise FloatingPointError with the text of the batch if the loss is not finite."""
+        """Raise FloatingPointError if the loss is not finite, with the batch's text, if it has
+        any."""
         if not loss.isfinite():
             if self.input_ids is None:
                 raise FloatingPointError(f"the loss is {loss.item()} for a batch of images")

@@ -200,9 +200,10 @@ def check_state(state: Path, facts: dict, restart: bool) -> None:
         restart: accept the state of another recipe, or a damaged one, which is then moved aside.
 
     Raises:
-        FileExistsError: if `state` has a file that no run wrote, with a name that a run needs.
+        FileExistsError: if `state` is a file, a directory that is not the state of a run, or with
+            `restart` a mount point. Also if it has a checkpoint that no run wrote.
         UsageError: if it has checkpoints of another recipe or text, naming what differs, unless
-            that changes no weights.
+            that changes no weights. `restart` accepts them.
         ValueError: if its record is damaged, without `restart`.
     """
     if state.exists() and not state.is_dir():
@@ -268,8 +269,9 @@ def open_state(state: Path, facts: dict, restart: bool) -> None:
 
 
 def run_facts(recipe: Recipe) -> dict:
-    """Return the fields of the recipe, and in "text" the sha256 of the files that updates read, as
-    JSON values."""
+    """Return the fields of the recipe as JSON values, with hashes of the files that it reads.
+
+    "text" has the sha256 of the files of each split, of the data set and of the teachers."""
     files = {
         "teachers": [
             file for path in recipe.training.get("teachers", []) for file in files_in(path)

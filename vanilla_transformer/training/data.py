@@ -395,10 +395,10 @@ def values(rows: dict, column: str) -> list:
 
 
 def split_files(data: dict, split: str) -> list[Path]:
-    """Return the files of a recipe's `data[split]`, which is one file or a list, in
-    `data["directory"]`.
+    """Return the paths of a recipe's `data[split]`, which is one file or a list, in
+    `data["directory"]`, by default the working directory.
 
-    Raises UsageError for another value.
+    Raises UsageError for another value. Whether they exist is not checked.
     """
     files = [data[split]] if isinstance(data[split], str) else data[split]
     if not files or not isinstance(files, list) or not all(isinstance(file, str) for file in files):

@@ -30,8 +30,8 @@ def dry_run(recipe: Recipe) -> str:
     """Return a report on a recipe: sizes of data, model and updates, and time and memory of the
     run.
 
-    Time is extrapolated from the first updates, without evaluation. Memory is the peak of these
-    updates. Nothing stays on disk.
+    Time is extrapolated from the first updates, without evaluation. Memory is the peak on the GPU,
+    or of the process if there is none. Nothing stays on disk.
     """
     with tempfile.TemporaryDirectory() as state:
         arguments = training_arguments(recipe, Path(state))

@@ -18,7 +18,8 @@ ERRORS: tuple[Callable[[str, Random], str], ...] = (
 
 
 def add_typing_errors(text: str, random: Random) -> str:
-    """Return `text` with one typing error, and another for every `CHARACTERS_PER_ERROR`."""
+    """Return `text` with one typing error, and one more for every `CHARACTERS_PER_ERROR`
+    characters."""
     for _ in range(1 + len(text) // CHARACTERS_PER_ERROR):
         start = random.randrange(max(1, len(text)))
         mistype = random.choice(ERRORS)

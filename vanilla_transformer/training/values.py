@@ -208,7 +208,8 @@ def table_type(hint: Any) -> Any:
 
 
 def is_secret(name: str) -> bool:
-    """Return True if a field of [training] is a secret, by the rule of transformers."""
+    """Return True if a field of [training] is a secret: its name ends with "token", the rule of
+    transformers."""
     return name.endswith("token")
 
 
@@ -280,8 +281,8 @@ def check_encoding(key: str, value: str) -> None:
 def fits(value: Any, hint: Any) -> bool:
     """Return True if `value` is of the type `hint`.
 
-    A whole number is a number too, but true and false are not. Text must be a name of an `Enum`, if
-    the type has one.
+    A whole number is a number too, but true, false and NaN are not. Text must be a value of an
+    `Enum`, if the type has one.
     """
     names = [item.value for kind in alternatives(hint) if is_enum(kind) for item in kind]
     if names and isinstance(value, str):

@@ -47,7 +47,8 @@ class FreeMemory(threading.local):
         self.free: list[np.ndarray] = []  # of bytes
 
     def take(self, shape: list[int], dtype: str) -> np.ndarray:
-        """Return an array of any finite values, from the smallest free memory that holds it."""
+        """Return an array of any finite values, from the smallest free memory that holds it, or
+        else from new memory."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         fitting = [place for place, memory in enumerate(self.free) if len(memory) >= size]
         if fitting:
@@ -104,6 +105,8 @@ class CpuDecoders:
 
     def start(self, request: GenerationRequest) -> Decoder:
         """Encode the source of `request`, if it has one, and return the decoder of its prompts.
+
+        The prompts are not read yet.
 
         Raises:
             UsageError: if the request needs more memory than the machine has.
@@ -334,7 +337,7 @@ class CpuDecoder:
 
 
 class CpuSeq2SeqDecoder:
-    """The `Decoder` of one request of a seq2seq model, whose rows are all as long.
+    """The `Decoder` of one request of a seq2seq model, whose rows all have the same length.
 
     Caches are never reordered: `cache_indirection` names, for each beam and position, the beam
     whose key and value are read.
@@ -442,7 +445,10 @@ class CpuSeq2SeqDecoder:
         self.fill(old, 1)
 
     def keep(self, inputs: np.ndarray) -> None:
-        """Move the rows of `inputs` to the front of the caches, and run only these."""
+        """Move the rows of `inputs` to the front of the caches, and run only these.
+
+        The arrays of the source change too. No input may move to a larger index.
+        """
         beams = self.writers.shape[1]
         writers = self.writers[inputs]
         self.rows = len(inputs)
@@ -475,7 +481,8 @@ class CpuSeq2SeqDecoder:
 
 
 def move_to_front(array: np.ndarray, rows: np.ndarray) -> None:
-    """Copy the `rows` of `array` to its front, in this order. None of them moves to the back."""
+    """Copy the `rows` of `array` to its front, in this order and in place. No row may move to a
+    larger index."""
     for place in np.flatnonzero(rows != np.arange(len(rows))):
         array[place] = array[rows[place]]
 

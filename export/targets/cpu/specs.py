@@ -42,7 +42,8 @@ def step_role(config: dict, architecture: str) -> str | None:
     """Return the role of the graph whose rows can join and leave between two steps.
 
     It is `"decoder"` for a decoder-only model, else `"step"`. It is `None` for a model that does
-    not generate, and for heads that `GroupQueryAttention` cannot hold.
+    not generate. It is also `None` if head_dim is no multiple of 8 or differs from value_head_dim,
+    which `GroupQueryAttention` does not support.
 
     Args:
         config: the fields of the model's config.json.

@@ -76,10 +76,10 @@ class Cuda:
         return target_graphs(dtype)
 
     def parity_device(self, activations: str) -> str:
-        """Return `"cuda"` if this machine has a GPU, else `"cpu"`.
+        """Return `"cuda"` if onnxruntime can use a GPU of this machine, else `"cpu"`.
 
         Raises:
-            OSError: without a GPU if `activations` is `"bf16"`, which only GPUs compute.
+            OSError: without such a GPU if `activations` is `"bf16"`, which CPUs do not compute.
         """
         from ...inference.devices import require
 

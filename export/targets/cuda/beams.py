@@ -94,10 +94,10 @@ def finished_hypotheses(
 
 
 def improvable(op: Ops, inputs: Values, scores: Value, finished: list[Value]) -> Value:
-    """Return True (B, 1) for inputs whose search goes on.
+    """Return flags (B, 1) that are True for inputs whose search goes on.
 
     An unfinished hypothesis may still beat the worst finished one, and the option `early_stopping`
-    does not end the search.
+    does not end the search. An input whose search has ended stays False.
 
     Args:
         op: adds the nodes to the graph.

@@ -55,21 +55,26 @@ class Pool:
         return Buffers(self, sizes, size)
 
     def give(self, buffers: "Buffers") -> None:
-        """Keep `buffers` for the next request of their sizes. Other threads may call this too."""
+        """Keep `buffers` for the next request of their sizes, if the pool has room for them.
+
+        Other threads may call this too.
+        """
         if buffers.is_kept:
             buffers.drop_uncaptured()
             self.free.append(buffers)
 
     def reserve(self, num_bytes: int) -> bool:
-        """Return True and count `num_bytes` if so many more bytes can be kept."""
+        """Count `num_bytes` as kept and return True, or return False if the pool has no room for
+        them."""
         fits = self.num_bytes + num_bytes <= MAX_KEPT_BYTES
         self.num_bytes += num_bytes * fits
         return fits
 
     def graph_number(self, num_bytes: int) -> int:
-        """Return the number of a new captured graph, or `UNCAPTURED` if there is no room for it.
+        """Reserve `num_bytes` and return the number of a new captured graph.
 
-        `num_bytes` is the size of its inputs and outputs.
+        It is `UNCAPTURED` if there is no room for the graph. `num_bytes` is the size of its inputs
+        and outputs.
         """
         if self.num_graphs >= MAX_GRAPHS or not self.reserve(num_bytes):
             return UNCAPTURED
@@ -126,7 +131,7 @@ class Buffers:
         return all(self.sizes[axis] >= size for axis, size in sizes.items())
 
     def prompt_graph(self, length: int, beams: int) -> "DeviceGraph":
-        """Return the graph that reads prompts of `length` tokens.
+        """Return a new graph that reads prompts of `length` tokens.
 
         It writes the logits after the last tokens, repeated for `beams`, and the inputs of the next
         step to the step graph.
@@ -158,7 +163,6 @@ class Buffers:
         return self.pool.graph_number(num_bytes(tensors, sizes)) if self.is_kept else UNCAPTURED
 
     def drop_uncaptured(self) -> None:
-        """Drop the graphs that are not captured."""
         self.steps = {key: graph for key, graph in self.steps.items() if graph.number > 0}
         self.searches = {key: graph for key, graph in self.searches.items() if graph.number > 0}
 

@@ -38,6 +38,8 @@ class CudaDecoders:
     def start(self, request: GenerationRequest) -> "CudaDecoder":
         """Encode the source of `request`, if it has one, and return the decoder of its prompts.
 
+        The prompts are not read yet. The caller closes the decoder.
+
         Raises:
             UsageError: if the request needs more memory than the machine has.
             SessionError: if onnxruntime fails, or the GPU has no memory.
@@ -68,6 +70,8 @@ class CudaDecoders:
     @in_device_thread
     def start_search(self, request: GenerationRequest) -> GreedySearch | BeamSearch | None:
         """Read the prompts and return the search, or `None` if it must run in numpy.
+
+        The caller closes the search.
 
         Raises:
             UsageError: if the request needs more memory than the machine has.
@@ -163,7 +167,8 @@ class CudaDecoder:
         self.source: dict[str, np.ndarray] = {}
 
     def close(self) -> None:
-        """Put the buffers back into the pool, for the next request of their sizes."""
+        """Put the buffers back into the pool, for the next request of their sizes. A second call
+        does nothing."""
         if hasattr(self, "buffers"):
             buffers = self.buffers
             del self.buffers  # another batch may use them now

@@ -17,9 +17,9 @@ FLOAT16_MAX = torch.finfo(torch.float16).max
 def overflow(model: PreTrainedModel) -> str | None:
     """Return text on the first module of `model` whose values are too large for float16, or `None`.
 
-    Too large is more than half of the largest float16. `model` must be in float32. It runs on
-    random tokens or images. The outputs of all modules and the attention scores before the softmax
-    are checked.
+    Too large is more than half of the largest float16, or NaN. `model` must be in float32. It runs
+    on random tokens or images. The outputs of all modules and the attention scores before the
+    softmax are checked.
     """
     problems = []
 

@@ -31,8 +31,10 @@ class GreedySearch:
 
     @in_device_thread
     def advance(self, steps: int = SEARCH_STEPS) -> np.ndarray:
-        """Run up to `steps` steps and return their tokens (B, T), also those of rows that have
-        ended."""
+        """Run `steps` steps, or fewer at `max_new_tokens`, and return their tokens (B, T).
+
+        Rows that have ended have tokens too. `ended` says which they are.
+        """
         start, limit = self.num_tokens, self.options.max_new_tokens
         self.num_tokens = min(start + steps, limit)
         for number in range(max(start, 1), self.num_tokens):
@@ -79,8 +81,10 @@ class BeamSearch:
 
     @in_device_thread
     def advance(self, steps: int = SEARCH_STEPS) -> None:
-        """Run up to `steps` steps. Return `None`, because tokens of beams are only known at the
-        end."""
+        """Run `steps` steps, or fewer at `max_new_tokens`. `ended` says which inputs have ended.
+
+        Return `None`, because tokens of beams are only known at the end, see `result`.
+        """
         start, limit = self.num_tokens, self.options.max_new_tokens
         self.num_tokens = min(start + steps, limit)
         for number in range(start, self.num_tokens):

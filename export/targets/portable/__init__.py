@@ -37,10 +37,9 @@ class Portable:
         return PortableSeq2SeqStep(graphs) if "encoder" in graphs else PortableDecoderStep(graphs)
 
     def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
-        """Return `"cpu"` and `"cuda"`, and `"tensorrt"` too for fp32 graphs that read full
-        sequences.
+        """Return `"cpu"` and `"cuda"`, and `"tensorrt"` too if there is an fp32 graph `"encoder"`.
 
-        TensorRT would compile a decoder again for each size of the caches.
+        TensorRT only runs that graph: it would compile a decoder again for each size of the caches.
         """
         return (
             ("cpu", "cuda", "tensorrt")

@@ -27,6 +27,8 @@ class PortableDecoders:
     def start(self, request: GenerationRequest) -> "PortableDecoder":
         """Encode the source of `request`, if it has one, and return the decoder of its prompts.
 
+        The prompts are not read yet.
+
         Raises:
             UsageError: if the request needs more memory than the machine has.
         """

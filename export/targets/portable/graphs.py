@@ -51,7 +51,7 @@ def decoder(g: GraphContext, inputs: Values) -> list[Value]:
 
 
 def seq2seq_decoder(g: GraphContext, inputs: Values) -> list[Value]:
-    """Write a step of a seq2seq decoder and return `[logits, …]` and the longer caches.
+    """Write a step of a seq2seq decoder and return `[logits, key, value, …]` with longer caches.
 
     Each layer has the key and value of the text, then those of the source. The caches of the source
     are empty in the first step. They get the states that they do not hold yet, so they grow only

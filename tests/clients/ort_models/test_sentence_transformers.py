@@ -147,9 +147,7 @@ def test_sparse_encoders(saved):
 
 def test_another_task_is_one_line(saved):
     exported = saved("VanillaEncoderForMaskedLM")
-    with pytest.raises(
-        ValueError, match="is a VanillaEncoderForMaskedLM, expected for ORTModelFor"
-    ):
+    with pytest.raises(ValueError, match="has VanillaEncoderForMaskedLM, expected for ORTModelFor"):
         OrtTransformer(exported.directory)
     with pytest.raises(ValueError, match="transformer_task is 'any-to-any', expected one of"):
         OrtTransformer(exported.directory, transformer_task="any-to-any")

@@ -145,6 +145,16 @@ def test_log_softmax_is_that_of_torch():
     np.testing.assert_allclose(logits - maximum - log_sum, expected, atol=1e-5)
 
 
-def test_logits_that_are_not_numbers_are_an_error():
-    with raises(ValueError, seen="NaN"):
-        top(np.full((2, 9), np.nan, np.float32), 2)
+@pytest.mark.parametrize(
+    ("rows", "count"),
+    [
+        ([[np.nan] * 9] * 2, 2),
+        ([[1, np.nan, 3], [2, 2, 2]], 2),  # one row has ties, the other has NaN
+        ([[5, 5, np.nan]], 2),
+        ([[1, np.nan, 3]], 3),
+        ([[9] * 5 + [np.nan]], 1),
+    ],
+)
+def test_logits_that_are_not_numbers_are_an_error(rows, count):
+    with raises(ValueError, seen="NaN", expected="numbers"):
+        top(np.array(rows, np.float32), count)

@@ -31,8 +31,8 @@ class FoundTokenizer:
     def save(self, directory: Path, positions: int | None = None) -> None:
         """Write the tokenizer's files into `directory`.
 
-        `positions` is the length of the model's position table. Its `model_max_length` becomes at
-        most that; None leaves it as it is.
+        `positions` is the length of the model's position table. The tokenizer's `model_max_length`
+        becomes at most that; None leaves it as it is.
         """
         save_tokenizer(
             self.tokenizer, directory, positions and min(positions, self.tokenizer.model_max_length)
@@ -44,7 +44,7 @@ class FoundTokenizer:
 def find_tokenizer(directory: Path) -> FoundTokenizer | None:
     """Return the tokenizer of the checkpoint in `directory`, or `None` without tokenizer files.
 
-    The notes of the tokenizer are logged as warnings.
+    The notes of the tokenizer are logged as warnings. They are those in the result.
 
     Raises:
         FileNotFoundError: for a file that is missing.

@@ -87,10 +87,11 @@ class Task(Protocol):
         """
 
     def encode(self, columns: Columns, tokenizer: Callable, data: dict) -> Columns:
-        """Return columns of numbers for the text in `columns`, {name: values}, such as `input_ids`
-        and `labels`.
+        """Return the encoded columns of rows of text, {name: values}, such as `input_ids` and
+        `labels`.
 
-        `data` is the [data] of the recipe.
+        A row of text may become several encoded rows. `tokenizer` is called with texts, and `data`
+        is the [data] of the recipe.
         """
 
     def examples(self, rows: Rows, data: dict, split: str) -> Any:

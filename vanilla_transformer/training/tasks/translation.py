@@ -80,8 +80,8 @@ def scores_of_ids(
     """Return `bleu` and `chrf` in percent, and the `signature` of BLEU, of generated ids against
     label ids.
 
-    Both are (B, T), padded with -100 or the pad token. `bleu_tokenize` is a tokenization of
-    sacreBLEU.
+    `predictions` and `labels` are (B, T), of which T may differ, padded with -100 or the pad token.
+    `bleu_tokenize` is a tokenization of sacreBLEU.
     """
     outputs = texts_of_ids(predictions, tokenizer)
     references = texts_of_ids(labels, tokenizer)

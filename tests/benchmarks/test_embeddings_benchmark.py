@@ -1,0 +1,43 @@
+"""benchmarks/embeddings.py: its table, and its engines that need no sentence-transformers."""
+
+import io
+import json
+
+import embeddings
+import numpy as np
+import pytest
+from heads import save_head, word_pieces
+
+from vanilla_transformer_export import export
+
+
+def test_a_table_has_speeds_over_those_of_torch():
+    seconds = {"torch": 4.0, "runtime-int8": 2.0}
+    engines = {
+        engine: {"per_second": 100 / value, "max_difference": 0.02, "min_cosine": 0.99}
+        for engine, value in seconds.items()
+    }
+    _, _, first, second = embeddings.table({"engines": engines}).splitlines()
+    assert first == "| sentence-transformers, torch fp32 | 25 | 1.00 | 2.0e-02 | 0.9900 |"
+    assert second == "| `TextRuntime.embed`, int8 | 50 | 2.00 | 2.0e-02 | 0.9900 |"
+
+
+def test_cosines_are_those_of_pairs():
+    vectors = np.array([[3.0, 0.0], [1.0, 1.0]])
+    assert embeddings.cosines(vectors, np.array([[2.0, 0.0], [0.0, 5.0]])).tolist() == (
+        pytest.approx([1.0, 0.5**0.5])
+    )
+
+
+def test_a_worker_prints_versions_and_the_seconds_of_each_line(tmp_path, monkeypatch, capsys):
+    save_head("VanillaEncoderModel", word_pieces(), tmp_path / "model")
+    export(tmp_path / "model", tmp_path / "fp32", cases=1)
+    (tmp_path / "texts.json").write_text(json.dumps(["the old man", "two dogs run"]))
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n\n"))
+    capsys.readouterr()
+    arguments = ["--texts", str(tmp_path), "--worker", "runtime-fp32", "--threads", "1"]
+    embeddings.main([str(tmp_path / "model"), *arguments])
+    versions, *seconds = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [*versions] == ["onnxruntime"]
+    assert len(seconds) == 2 and min(seconds) > 0
+    assert np.load(tmp_path / "runtime-fp32.npy").shape == (2, 32)
