@@ -108,8 +108,8 @@ def format_error(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def capture_library_logs(log: Log) -> Iterator[None]:
-    """Send library logs and warnings to `log` in the block. At level debug, include their debug
-    messages."""
+    """Send library logs from level warning on, and Python's warnings, to `log` in the block. If
+    `log` writes level debug, include all levels."""
     records = Records(log)
     handler = logging.StreamHandler(records)
     handler.setFormatter(records)  # type: ignore[arg-type]
