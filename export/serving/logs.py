@@ -36,7 +36,6 @@ class Log:
         threading.Thread(target=self._write_on, name="log", daemon=True).start()
 
     def is_enabled(self, level: str) -> bool:
-        """Return True if lines of `level` are written."""
         return LEVELS.index(level) >= self._min_level
 
     def write(self, level: str, message: str, **facts: Any) -> None:

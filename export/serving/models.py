@@ -85,7 +85,6 @@ class ServedModel:
 
     @property
     def embeds(self) -> bool:
-        """True if the model embeds texts."""
         return self.has_task(EMBED)
 
     @property

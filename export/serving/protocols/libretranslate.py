@@ -131,8 +131,8 @@ async def translate_texts(request: Request) -> JSONResponse:
 
 
 def check_counts(request: Request, model: ServedModel, body: Translation) -> None:
-    """Raise RequestError 400 if there are more texts than the setting `max_batch`. A translation and
-    its alternatives also must not be more than the slots of a worker."""
+    """Raise RequestError 400 if there are more texts than the setting `max_batch`. A translation
+    and its alternatives must also fit into the slots of a worker."""
     assert model.scheduler is not None  # every model that translates has one
     max_texts = server_settings(request).max_batch
     if isinstance(body.q, list) and len(body.q) > max_texts:
