@@ -105,7 +105,7 @@ def metavar(field_type: Any) -> str:
 def add_set(parser: Parser, help: str) -> None:
     """Add `--set KEY=VALUE`, which may be repeated. `args.set` is a list of (key, value).
 
-    `help` is the flag's line in the help text.
+    `help` is the flag's line in the help text, without the form of VALUE, which is added.
     """
     parser.add_argument(
         "--set",
@@ -120,7 +120,7 @@ def add_set(parser: Parser, help: str) -> None:
 def add_output(parser: Parser, help: str) -> None:
     """Add the argument OUTPUT and the flag `--output OUTPUT`. `get_output` reads whichever is set.
 
-    `help` is the line of both in the help text.
+    `help` is the line of OUTPUT in the help text.
     """
     parser.add_argument("positional_output", type=path, nargs="?", metavar="OUTPUT", help=help)
     parser.add_argument("--output", type=path, help="OUTPUT as a flag")
@@ -160,7 +160,8 @@ def choice_type(what: str, known: Iterable[str]) -> Callable[[str], str]:
 
 
 def json_argument(kind: Any) -> Callable[[str], Any]:
-    """Return a function that reads JSON and checks it with `kind.holds`, for argparse's `type`.
+    """Return a function that reads JSON, or text that is no JSON, and checks it with `kind.holds`,
+    for argparse's `type`.
 
     It raises ArgumentTypeError for other values, with `kind.expected`.
     """
@@ -178,7 +179,7 @@ def key_value(text: str) -> tuple[str, Any]:
     """Return (name, value) of the text `name=value`. The value is read as JSON if it is valid, else
     as text.
 
-    Raises ArgumentTypeError without "=".
+    Raises ArgumentTypeError without "=", and as `unicode` and `value` do.
     """
     name, separator, text_value = unicode(text).partition("=")
     if not separator:

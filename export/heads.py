@@ -204,7 +204,7 @@ def has_task(architecture: str, task: Task) -> bool:
 
 
 def find_task(architecture: str, name: str | None) -> Task:
-    """Return the task `name` of the class `architecture`; None is its first task.
+    """Return the task `name` of the class `architecture`, a key of `HEADS`; None is its first task.
 
     Raises:
         UsageError: for a task that the architecture does not have.

@@ -63,9 +63,9 @@ class ImageRuntime:
     def classify(self, images: Sequence[Input], /, top_k: int = 5) -> list[list[dict[str, Any]]]:
         """Return the `top_k` best labels of each image, best first, or all if there are fewer.
 
-        Each is {"label": str, "score": float}. The score is the probability by softmax, or by the
-        logistic function for independent labels and for a single label. The score of a regression
-        is its output.
+        A label is {"label": str, "score": float}. The score is the probability by softmax, or by
+        the logistic function for independent labels and for a single label. The score of a
+        regression is its output.
 
         Raises:
             UsageError: for a `top_k` below 1.
@@ -104,9 +104,10 @@ class ImageRuntime:
         """Yield the model's input for each image, (C, H, W) float32.
 
         Raises:
-            ValueError: for no images, what is no image, and an image of a size or number of
-                channels that the model does not read.
-            FileNotFoundError: for a path where there is no file.
+            ValueError: for no list of images or an empty one, raised at once. While iterating, for
+                what is no image, and an image of a size or number of channels that the model does
+                not read.
+            FileNotFoundError: while iterating, for a path where there is no file.
         """
         if isinstance(images, str | os.PathLike | Image.Image) or not isinstance(
             images, Sequence | np.ndarray

@@ -96,7 +96,8 @@ def parse_exports(args: Mapping[str, Any], settings: Settings) -> list[Source]:
     """Return the exports in `args["exports"]` with absolute paths, because a replica runs in
     another directory.
 
-    Raises UsageError if there are none. `settings` are those of the server.
+    Raises UsageError if there are none, and for an invalid name or language pair of `settings`.
+    Raises FileNotFoundError, NotADirectoryError or ValueError for a path that is not an export.
     """
     exports = str(args.get("exports", ""))
     if not exports:
@@ -111,8 +112,11 @@ def parse_exports(args: Mapping[str, Any], settings: Settings) -> list[Source]:
 
 
 def resources(args: Mapping[str, Any], cpus: int) -> dict[str, int]:
-    """Return the CPUs and GPUs that Ray reserves for a replica. Without a GPU there, Ray hides all
-    GPUs from it."""
+    """Return the options of a Ray actor with the CPUs and GPUs of a replica.
+
+    Without "gpus" in `args`, Ray hides all GPUs from it. Raises UsageError for another value than a
+    whole number of at least 1.
+    """
     if "gpus" not in args:
         return {"num_cpus": cpus}
     return {"num_cpus": cpus, "num_gpus": positive_number("gpus", str(args["gpus"]))}

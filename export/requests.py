@@ -25,10 +25,11 @@ from .specs.sequences import token_inputs
 
 
 def check_options(info: ExportInfo, options: dict[str, Any]) -> Options:
-    """Return `options`, with those of generation_config.json for all that is not set.
+    """Return `options`, with those of generation_config.json, or else defaults, for all that is
+    not set.
 
-    Raises UsageError or ValueError for options that are wrong with any inputs, and ValueError for a
-    model that does not generate.
+    Raises UsageError or ValueError for options that are wrong whatever the inputs are. Raises
+    ValueError for a model that does not generate.
     """
     check_generates(info)
     return resolve_options(info, option_fields.check(options), prompt_length=1)
@@ -41,9 +42,10 @@ def check_generates(info: ExportInfo) -> None:
 
 
 def resolve_options(info: ExportInfo, options: dict[str, Any], prompt_length: int) -> Options:
-    """Return checked `options`, with those of generation_config.json for all that is not set.
+    """Return `options` and, for all that is not set, those of generation_config.json or defaults.
 
-    `prompt_length` is the number of tokens of the prompts, padding included.
+    `prompt_length` is the number of tokens of the prompts, padding included. Raises UsageError or
+    ValueError as `resolve` does.
     """
     return resolve(options, info.generation_config | info.defaults, info.config, prompt_length)
 
@@ -57,7 +59,7 @@ def encoder_feeds(info: ExportInfo, inputs: dict[str, Any]) -> dict[str, np.ndar
 
     Raises:
         ValueError: for an input that is missing, unknown to the graph, of a wrong shape or out of
-            range.
+            range, for what `check_sequences` rejects, and for an export without this graph.
     """
     if "encoder" not in info.specs:
         raise ValueError(f"{info.architecture} has no encoder: use generate")
@@ -111,8 +113,10 @@ def generation_request(
         is_scored: True if scores are returned.
 
     Raises:
-        UsageError: for an unknown option, an invalid value, and options that cannot be combined.
-        ValueError: for inputs of a wrong shape or range, or too many tokens.
+        UsageError: for an unknown option, an invalid value, options that cannot be combined, and a
+            batch that needs more memory than this machine has.
+        ValueError: for inputs of a wrong shape or range, a row without tokens, zeros between ones
+            in the mask of a decoder's prompt, too many tokens, or a model that does not generate.
     """
     options = option_fields.check(options)
     check_generates(info)
@@ -139,10 +143,11 @@ def decoder_request(
     options: dict[str, Any],
     is_scored: bool,
 ) -> GenerationRequest:
-    """Return the batch of a decoder, whose prompts (ids and mask) are padded on the left.
+    """Return the batch of a decoder. Its prompts (ids and mask) are moved to be padded on the left.
 
-    `options` are checked. Raises ValueError if prompts or new tokens are too long, or a mask has
-    gaps. `is_scored` is True if scores are returned.
+    `options` have known names and kinds. Raises UsageError or ValueError as `resolve` does, and
+    ValueError if prompts or new tokens are too long, or a mask has gaps. `is_scored` is True if
+    scores are returned.
     """
     ids, mask = prompt
     final = resolve_options(info, options, ids.shape[1])
@@ -160,9 +165,11 @@ def seq2seq_request(
     options: dict[str, Any],
     is_scored: bool,
 ) -> GenerationRequest:
-    """Return the batch of a seq2seq model, whose `source` (ids and mask) is padded on the right.
+    """Return the batch of a seq2seq model. Its `source` (ids and mask) is moved to be padded on the
+    right.
 
-    `options` are checked. Raises ValueError if sources or new tokens are too long.
+    `options` have known names and kinds. Raises UsageError or ValueError as `resolve` and
+    `start_tokens` do, and ValueError if sources or new tokens are too long.
     `decoder_input_ids` (B, P) are the decoder prompts, by default the start token. `is_scored` is
     True if scores are returned.
     """
@@ -185,7 +192,7 @@ def prompts(
     """Return ids and mask (B, S), checked.
 
     The default mask is 0 for pad tokens, unless the pad token is also an end token; both may be set
-    in `options`. Raises ValueError.
+    in `options`. Raises ValueError for arrays of a wrong dtype, shape or range.
     """
     pad = special_token("pad_token_id", options, info.defaults, info.config)
     ends = as_list(special_token("eos_token_id", options, info.defaults, info.config))

@@ -219,8 +219,8 @@ class Runtime:
         input.
 
         Rows of one input are adjacent. They begin with the start token for seq2seq, or with the
-        prompt for a decoder-only model. They are padded at the end with the pad token. If it is 0,
-        beam search pads with the end token.
+        prompt for a decoder-only model. They are padded at the end with the pad token. If there is
+        none, or if it is 0 in beam search, they are padded with the end token.
 
         Options take precedence over generation_config.json. They have the meanings and defaults of
         transformers.
@@ -237,7 +237,8 @@ class Runtime:
             seeds: one seed per input, in place of `seed`. The samples of an input then do not
                 depend on the other inputs.
             max_new_tokens: maximum number of new tokens (20)
-            max_length: maximum length including the prompt; ignored if max_new_tokens is set (None)
+            max_length: maximum number of tokens including the prompt; ignored if max_new_tokens is
+                set (None)
             num_beams: number of beams of beam search; 1 is greedy search, or sampling if do_sample
                 is true (1)
             length_penalty: beam search: scores are divided by length^length_penalty (1.0)
@@ -246,18 +247,20 @@ class Runtime:
             num_return_sequences: number of sequences per input: samples, or the best of num_beams
                 (1)
             do_sample: sample tokens instead of choosing the most likely (False)
-            temperature: sampling: temperature by which logits are divided (1.0)
-            top_k: sampling: keep this many of the most likely tokens; 0 keeps all (50)
-            top_p: nucleus sampling: keep the smallest set of tokens whose probabilities sum to at
-                least top_p (1.0)
-            min_p: sampling: minimum probability of a token, relative to the most likely one (0.0)
+            temperature: with do_sample: temperature by which logits are divided (1.0)
+            top_k: with do_sample: keep this many of the most likely tokens; 0 keeps all (50)
+            top_p: with do_sample: nucleus sampling, which keeps the smallest set of tokens whose
+                probabilities sum to at least top_p (1.0)
+            min_p: with do_sample: minimum probability of a token, relative to the most likely one
+                (0.0)
             seed: seed of sampling, for reproducible results; default: a random seed (None)
             repetition_penalty: penalty for tokens that occurred before; above 1 makes them less
                 likely (1.0)
             no_repeat_ngram_size: n-grams of this size may not repeat; 0 turns it off (0)
             bad_words_ids: token sequences that are never generated (None)
             min_new_tokens: minimum number of new tokens before the end token (0)
-            min_length: minimum length including the prompt; ignored if min_new_tokens is set (None)
+            min_length: minimum number of tokens including the prompt; ignored if min_new_tokens is
+                set (None)
             forced_bos_token_id: token to generate first (None)
             forced_eos_token_id: token to generate last if max_new_tokens is reached (None)
             suppress_tokens: tokens that are never generated (None)
@@ -307,12 +310,13 @@ class Runtime:
         self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None, **options: Any
     ) -> Iterator[np.ndarray]:
         """Yield the new token of each row (B * N,) after each step. Finished rows get the pad
-        token. Arguments and options are those of `generate`, so N is `num_return_sequences`.
+        token. Arguments and options are those of `generate`, but `seeds` and `decoder_input_ids`
+        are not accepted. N is `num_return_sequences`.
 
         Raises:
-            ValueError: for invalid inputs, raised before the first step.
+            ValueError: for invalid inputs, raised before the iterator is returned.
             UsageError: for an invalid option, and for beam search, whose tokens are only known at
-                the end.
+                the end. It is raised before the iterator is returned too.
         """
         request = self.request(input_ids, attention_mask, None, options)
         if request.options.num_beams > 1:
@@ -322,9 +326,11 @@ class Runtime:
         return self.model.stream(request)
 
     def check_options(self, options: dict[str, Any]) -> Options:
-        """Return `options`, with those of generation_config.json for all that is not set.
+        """Return `options`, with those of generation_config.json, or else defaults, for all that is
+        not set.
 
-        Raises UsageError or ValueError for options that are wrong with any inputs.
+        Raises UsageError or ValueError for options that are wrong whatever the inputs are. Raises
+        ValueError for a model that does not generate.
         """
         return requests.check_options(self.info, options)
 
@@ -358,8 +364,8 @@ class Runtime:
         `is_scored` is True if scores are returned.
 
         Raises:
-            UsageError: for an unknown option, an invalid value, and options that cannot be
-                combined.
+            UsageError: for an unknown option, an invalid value, options that cannot be combined,
+                and a batch that needs more memory than this machine has.
             ValueError: for inputs of a wrong shape or range, or too many tokens.
         """
         request = requests.generation_request(

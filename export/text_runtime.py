@@ -128,7 +128,7 @@ class TextRuntime:
         Raises:
             UsageError: for an unknown language, for a missing target language that the model needs,
                 and for another number of `seeds`.
-            ValueError: for no texts, anything but a list of strings, an empty text, a text that the
+            ValueError: for no texts, anything but a list of strings, a blank text, a text that the
                 tokenizer fails on or that begins with an unknown language, a `target_prefix` of
                 another length, or too many tokens.
         """
@@ -171,9 +171,10 @@ class TextRuntime:
     ) -> tuple[list[str], np.ndarray]:
         """Return the generated texts and their scores (B * N,) for `rows` of token ids.
 
-        `prefixes` are tokens that each result begins with. `targets` are options of each row's
-        target language. Scores are NaN unless `is_scored`. N is `num_return_sequences`. `seeds` are
-        seeds of sampling, one for each row, and `options` are generation options.
+        `prefixes` are tokens that each result begins with, one list for each row. `targets` are
+        options of each row's target language. Scores are NaN unless `is_scored`. N is
+        `num_return_sequences`. `seeds` are seeds of sampling, one for each row, and `options` are
+        generation options.
         """
         tokens, scores = self.generate_tokens(rows, prefixes, targets, is_scored, seeds, **options)
         return self.decode(tokens), scores
@@ -187,13 +188,14 @@ class TextRuntime:
         seeds: Sequence[int] | None = None,
         **options: Any,
     ) -> tuple[list[list[int]], np.ndarray]:
-        """Return the new tokens of each of B * N results, padding included, and the scores (B *
-        N,), for `rows` of token ids.
+        """Return the tokens of each of B * N results and the scores (B * N,), for `rows` of token
+        ids.
 
-        `prefixes` are tokens that each result begins with. `targets` are options of each row's
-        target language. Scores are NaN unless `is_scored`. Rows with prefixes of the same length
-        and one target language run together. `seeds` are seeds of sampling, one for each row, and
-        `options` are generation options.
+        The tokens follow the start token or the prompt, and have the prefix and padding. `prefixes`
+        are tokens that each result begins with, one list for each row. `targets` are options of
+        each row's target language. Scores are NaN unless `is_scored`. Rows with prefixes of the
+        same length and one target language run together. `seeds` are seeds of sampling, one for
+        each row, and `options` are generation options.
         """
         option_fields.check_seeds(seeds, len(rows))
         copies = (
@@ -243,7 +245,7 @@ class TextRuntime:
         Raises:
             UsageError: if `num_return_sequences` is not 1, for beam search, and for an invalid
                 option or language.
-            ValueError: for an empty text, or one with too many tokens.
+            ValueError: for a blank text, or one with too many tokens.
         """
         options = option_fields.check(options)
         if options.get("num_return_sequences") not in (None, 1):
@@ -319,10 +321,11 @@ class TextRuntime:
         return pad_sequences(rows, self.info.config.get("pad_token_id"))
 
     def rows(self, texts: list[str], src_lang: Choice = None) -> list[list[int]]:
-        """Return the token ids of each text in the language `src_lang`. A decoder's prompt gets no
-        end token.
+        """Return the token ids of each text in the language `src_lang`, None for the tokenizer's
+        own. A decoder's prompt gets no end token.
 
-        Raises ValueError for wrong texts, and UsageError for an unknown language.
+        Raises ValueError unless `texts` are a list of strings that are not blank, and for a text
+        that begins with an unknown language. Raises UsageError for an unknown `src_lang`.
         """
         texts = check_texts(texts)
         self.languages.check_words(texts)
@@ -346,9 +349,10 @@ class TextRuntime:
             yield from self.encode(texts[start : start + TOGETHER], special_tokens)
 
     def prefixes(self, texts: list[str] | None, count: int) -> list[list[int]]:
-        """Return the token ids of each of the prefixes `texts`, all empty for None.
+        """Return the token ids of each of the `count` prefixes `texts`, all empty for None or for
+        empty texts.
 
-        Raises ValueError for a decoder, or if there are not `count` strings.
+        Otherwise raises ValueError for a decoder, or if there are not `count` strings.
         """
         if texts is None or not any(texts):
             return [[]] * count
@@ -377,8 +381,8 @@ class TextRuntime:
     ) -> list[Encoding]:
         """Return the encoding of each text, with or without special tokens.
 
-        The default `tokenizer` is that of source texts. Raises ValueError if the tokenizer fails on
-        a text.
+        The default `tokenizer` is that of source texts. Raises ValueError for a text that is not
+        valid Unicode, or if the tokenizer fails on a text.
         """
         for text, name in with_names(texts):
             check_unicode(text, name)

@@ -85,6 +85,8 @@ def certify(
 ) -> Certificate:
     """Check an export on `device` against the reference that was written with it.
 
+    Checks that fail are in the certificate and raise no error.
+
     Args:
         directory: an export.
         device: see `Runtime`.
@@ -95,7 +97,8 @@ def certify(
     Raises:
         FileNotFoundError, ValueError: if the directory is no export, if a file is missing or is not
             the one that was exported, and for an export without a reference.
-        UsageError: for a dtype or a device that the export does not have.
+        UsageError: for a dtype or a device that the export does not have, and for `threads` out of
+            range.
         OSError: if the device is not available.
     """
     info = open_export(directory, dtype)
@@ -111,7 +114,8 @@ def certify(
 
 
 def check_files(info: ExportInfo) -> None:
-    """Raise ValueError for a file that differs from its hash in the manifest."""
+    """Raise ValueError for a file that differs from its hash in the manifest, and FileNotFoundError
+    for one that is missing."""
     info.check_hashes()
     for name, expected in info.manifest["files"].items():
         if is_rewritable(name):  # its hash is not checked when an export is opened
@@ -137,7 +141,11 @@ def run_checks(
 def check_dtype(
     certificate: Certificate, reference: Reference, dtype: str, arguments: dict[str, Any]
 ) -> Iterator[Check]:
-    """Yield the checks of one dtype. If the export cannot be opened or run, there are no others."""
+    """Yield the checks of one dtype: a single failed one if the export cannot be opened or run.
+
+    Raises UsageError for `arguments` of `Runtime` that it does not support, and OSError for a
+    device that is not available.
+    """
     try:
         runtime = Runtime(certificate.info.directory, dtype=dtype, **arguments)
         subject = Subject(runtime, reference)
@@ -160,7 +168,7 @@ def check_dtype(
 
 
 def attempt(compare: Callable[..., Comparison], *args: Any) -> Comparison:
-    """Return the comparison, or one that failed with an error."""
+    """Return `compare(*args)`, or a failed comparison with its error if that is in `FAILURES`."""
     try:
         return compare(*args)
     except FAILURES as error:

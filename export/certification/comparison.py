@@ -22,7 +22,10 @@ class Comparison(NamedTuple):
 
 
 def compare_values(expected: Arrays, results: Arrays, tolerance: Tolerance) -> Comparison:
-    """Compare the outputs of a graph: all results but tokens."""
+    """Compare the outputs of graphs in `results` with those in `expected`, by name.
+
+    Names in `SEARCHED` are left out, and so are `results` that `expected` does not have.
+    """
     names = [name for name in expected if name not in SEARCHED]
     for name in names:
         values, shape = results[name], expected[name].shape
@@ -43,8 +46,11 @@ def value_errors(values: np.ndarray, expected: np.ndarray) -> np.ndarray:
 def compare_tokens(
     expected: Arrays, rows: Sequence[np.ndarray], tolerance: Tolerance
 ) -> Comparison:
-    """Compare sequences with the rows of greedy search in turn. A row is compared up to its first
-    near tie: two logits whose difference is below twice the tolerance may change places."""
+    """Compare the tokens of each of `rows` (T,) with those of greedy search in `expected`.
+
+    If there are more `rows` than in `expected`, these start again. A row is compared up to its
+    first near tie: two logits whose difference is below twice the tolerance may change places.
+    """
     is_clear = expected["greedy_margins"] > 2 * tolerance.max_error
     lengths = np.logical_and.accumulate(is_clear, axis=1).sum(axis=1)
     same = compared = 0
@@ -60,7 +66,8 @@ def compare_tokens(
 
 
 def compare_beams(expected: Arrays, results: Arrays, tolerance: Tolerance) -> Comparison:
-    """Compare the sequences of beam search by their scores: several may be the best."""
+    """Compare the sequences of beam search in `results` with those in `expected`, by their scores
+    only: several may be the best."""
     scale = float(expected["scales"].max())
     errors = np.abs(results["beam_scores"] - expected["beam_scores"]) / scale
     largest = float(errors.max())
@@ -90,7 +97,8 @@ def compare_logprobs(
 
 
 def compare_all(expected: Arrays, results: Arrays, tolerance: Tolerance) -> Comparison:
-    """Compare all results of two runs."""
+    """Compare the `results` of a run with those of another, `expected`: by their bits, and if these
+    differ, within the `tolerance`."""
     if all(np.array_equal(expected[name], results[name]) for name in results):
         return Comparison(True, f"the same bits in {', '.join(results)}", "")
     parts = [compare_values(expected, results, tolerance)]
@@ -101,7 +109,7 @@ def compare_all(expected: Arrays, results: Arrays, tolerance: Tolerance) -> Comp
 
 
 def together(parts: Sequence[Comparison]) -> Comparison:
-    """Return one comparison of several parts: of those that failed, or else of all."""
+    """Return one comparison for several: of those that failed, or of all if none failed."""
     parts = [part for part in parts if not part.ok] or parts
     seen, expected = ("; ".join(dict.fromkeys(texts)) for texts in list(zip(*parts))[1:])
     return Comparison(all(part.ok for part in parts), seen, expected)

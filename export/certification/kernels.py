@@ -9,8 +9,8 @@ Kernels = dict[str, dict[str, dict[str, int]]]  # role -> provider -> operator -
 
 
 def read_kernels(directory: Path) -> Kernels:
-    """Return the nodes that ran, by role, provider and operator, of the profiles in `directory`.
-    The name of a profile begins with the role of its graph."""
+    """Return the number of nodes that ran for each role, provider and operator, from the profiles
+    in `directory`. The name of a profile begins with the role of its graph and "_"."""
     kernels: Kernels = {}
     for path in sorted(directory.glob("*.json")):
         nodes = {

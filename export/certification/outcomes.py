@@ -25,9 +25,10 @@ REQUESTS = 8  # at a time
 
 
 def outcome(model: OnnxModel, reference: Reference) -> Arrays:
-    """Return the results of the export that has a result in the reference.
+    """Return the results of an export for the inputs of a reference, by name.
 
-    A model that reads full sequences has its outputs, see `outputs`. A model that generates has
+    A model that reads full sequences has its outputs, see `outputs`. All outputs and logits are
+    reduced by `sample`. A model that generates has
 
     - `logits` (B, T, V), each before one of the reference's tokens;
     - `lookup` (1, T, V), the same of the first row by the graph of prompt lookup, if there is one;
@@ -81,7 +82,7 @@ def lookup_logits(model: OnnxModel, reference: Reference) -> np.ndarray:
 def fed_logits(
     model: OnnxModel, request: GenerationRequest, tokens: np.ndarray, step: int
 ) -> np.ndarray:
-    """Return the logits (B, T, V) before each of `tokens` (B, T), of which each step feeds
+    """Return the logits (B, T, V) before each of `tokens` (B, T), of which each step feeds at most
     `step`."""
     with closing(model.decoders.start(request)) as decoder:
         logits = [decoder.prefill(request.input_ids, request.attention_mask)[:, -1:].copy()]
@@ -92,7 +93,8 @@ def fed_logits(
 
 
 def record(model: OnnxModel, reference: Reference) -> Arrays:
-    """Return the results of the export as those of a reference."""
+    """Return the results that a reference keeps of an export: those of `outcome` and, if the model
+    generates, of `generation_facts`."""
     results = outcome(model, reference)
     if model.info.generates:
         results |= generation_facts(
@@ -134,9 +136,13 @@ def generation_facts(
 def served_sequences(
     model: OnnxModel, reference: Reference
 ) -> tuple[list[Generated], list[Generated]]:
-    """Return what `REQUESTS` requests give that run at the same time in the batches of `serve`.
-    Each has a row of the reference in turn. One half generates the tokens of greedy search. The
-    other half has the reference's tokens in the prompt and reports their log probabilities."""
+    """Return (greedy, scored): the results of `REQUESTS` requests that run at the same time in the
+    batches of `serve`.
+
+    `greedy` are those of one half, which generates the tokens of greedy search. The other half has
+    the reference's tokens in the prompt and reports their log probabilities. The requests of each
+    half have the rows of the reference in turn.
+    """
     inputs = split_request(reference.request())
     rows = [place % len(inputs) for place in range(REQUESTS // 2)]
     greedy = [inputs[row] for row in rows]
@@ -156,7 +162,8 @@ def served_sequences(
 
 
 def scored_input(row: GenerationInput, tokens: np.ndarray) -> GenerationInput:
-    """Return the input whose prompt ends with `tokens` (T,), with their log probabilities."""
+    """Return `row` with `tokens` (T,) at the end of its prompt. It asks for the log probabilities
+    of the prompt and for one new token."""
     return dataclasses.replace(
         row,
         options=dataclasses.replace(row.options, max_new_tokens=1),

@@ -44,7 +44,8 @@ class Reference:
     results: dict[str, Arrays]
 
     def write(self, directory: Path) -> None:
-        """Write the reference to an export. The same arrays give the same bytes."""
+        """Write the reference to reference.npz in the export `directory`. The same arrays give the
+        same bytes."""
         arrays = {f"inputs/{name}": array for name, array in self.inputs.items()}
         for source, results in self.results.items():
             arrays |= {f"{source}/{name}": array for name, array in results.items()}
@@ -54,7 +55,8 @@ class Reference:
 
     @classmethod
     def read(cls, directory: Path) -> "Reference":
-        """Return the reference of an export. Raise ValueError if it has none, or another file."""
+        """Return the reference in the export `directory`. Raise ValueError if it has none, or if
+        reference.npz is not a reference."""
         path = directory / FILE
         if not path.is_file():
             raise ValueError(
@@ -97,7 +99,8 @@ class Reference:
         return dataclasses.replace(self, inputs=feeds, results={})
 
     def request(self, **options: Any) -> GenerationRequest:
-        """Return the request that generates from the inputs."""
+        """Return the request that generates from the inputs, with `options` besides those of the
+        reference."""
         resolved = Options(**self.options, **options)
         ids, mask = self.inputs["input_ids"], self.inputs["attention_mask"]
         is_scored = resolved.num_beams > 1
@@ -129,7 +132,8 @@ def real_values(output: TensorSpec, feeds: Mapping[str, np.ndarray]) -> np.ndarr
 
 
 def sample(values: np.ndarray) -> np.ndarray:
-    """Return at most `MAX_SIZE` evenly spaced indices of each axis after the first."""
+    """Return `values` at evenly spaced indices of each axis after the first, at most `MAX_SIZE`
+    of an axis."""
     for axis, size in enumerate(values.shape[1:], 1):
         if size > MAX_SIZE:
             indices = np.linspace(0, size - 1, MAX_SIZE).round().astype(int)

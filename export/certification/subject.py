@@ -105,11 +105,12 @@ class Subject:
     # ------------------------------------------------------------------- results of the reference
 
     def check_outputs(self) -> Comparison:
-        """Compare the outputs with torch."""
+        """Compare the outputs of the first run with torch's."""
         return compare_values(self.reference.results[TORCH], self.results, self.tolerance)
 
     def check_recorded(self) -> Comparison:
-        """Compare the outputs with those that the export itself had when it was written."""
+        """Compare the outputs of the first run with those that the export had when it was
+        written."""
         return compare_values(self.expected, self.results, self.expected_tolerance)
 
     def check_greedy(self) -> Comparison:
@@ -126,15 +127,17 @@ class Subject:
     # ----------------------------------------------------------------------------- repeated runs
 
     def check_profiled(self, directory: Path) -> Comparison:
-        """Compare with a run in sessions of its own, which capture no CUDA graph. They write
-        profiles to `directory`."""
+        """Compare a run in separate sessions, which capture no CUDA graph, with the first run.
+
+        The sessions write profiles to `directory` when they are closed.
+        """
         info, threads = self.model.info, self.runtime.threads
         model = OnnxModel(info, threads, device=self.runtime.device, profiles=directory)
         model.open(main_roles(info))
         return self.compare_repeated(outcome(model, self.reference))
 
     def check_thread(self) -> Comparison:
-        """Compare with a run in another thread."""
+        """Compare a run in another thread with the first run."""
         with ThreadPoolExecutor(1) as pool:
             return self.compare_repeated(pool.submit(outcome, self.model, self.reference).result())
 
@@ -163,7 +166,11 @@ class Subject:
         return compare_values(*self.row_pairs, self.tolerance)
 
     def check_served(self) -> Comparison:
-        """Compare requests that run at the same time, as in `serve`."""
+        """Run requests at the same time, as `serve` does, and check their results.
+
+        For a model that generates, compare tokens and log probabilities with `expected`. For other
+        models, compare each row's outputs with its outputs in one batch of all rows.
+        """
         if not self.generates:
             served = served_outputs(self.model, self.single_rows)
             return compare_values(*self.pair_rows(served), self.tolerance)
@@ -186,8 +193,11 @@ class Subject:
         return tolerance._replace(max_error=max(tolerance.max_error, 2 * float(largest)))
 
     def pair_rows(self, values: Sequence[Arrays]) -> tuple[Arrays, Arrays]:
-        """Return the values of requests, each with a row of the reference in turn, beside `values`
-        of the same rows: first in the batch of all rows, then in `values`."""
+        """Return two dicts by request: the values of its row in the batch of all rows, and its own.
+
+        `values` has those of each request alone. The requests have the rows of the reference in
+        turn.
+        """
         in_batch: Arrays = {}
         alone: Arrays = {}
         for place, single in enumerate(values):
@@ -217,8 +227,11 @@ class Subject:
     # -------------------------------------------------------------------------------- the machine
 
     def check_kernels(self, kernels: Kernels) -> Comparison:
-        """Describe the kernels that ran. Graphs that a GPU replays must be on the GPU as a whole,
-        without copies."""
+        """Describe the kernels that ran, and check them.
+
+        On a CPU any are right. On a GPU each graph but the encoder must be on one provider, without
+        copies between host and device.
+        """
         seen = describe_kernels(kernels)
         if self.runtime.device == "cpu":
             return Comparison(bool(kernels), seen, "")

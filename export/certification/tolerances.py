@@ -13,7 +13,8 @@ class Tolerance(NamedTuple):
     mean_error: float
 
     def problem(self, max_error: float, mean_error: float) -> str | None:
-        """Return the error that is too high with the expected one, or `None`."""
+        """Return a message with the first error that is too high and its maximum, or `None` if none
+        is."""
         for name, error, allowed in zip(("largest", "mean"), (max_error, mean_error), self):
             if not error <= allowed:  # NaN is too high
                 return f"{name} error {error:.1e}, expected at most {allowed:g}"
@@ -43,7 +44,8 @@ def relative_errors(values: np.ndarray, expected: np.ndarray) -> np.ndarray:
     `expected`, or to 1 if that is smaller.
 
     Sums that a vector's largest value comes from round all of its values by as much. Minus infinity
-    marks the tokens outside a shortlist: its error is 0 where both have it."""
+    marks the tokens outside a shortlist: its error is 0 where both have it. All other errors that
+    are not finite are infinite."""
     is_excluded = np.isneginf(values) & np.isneginf(expected)
     with np.errstate(invalid="ignore"):
         errors = np.abs(values - expected) / error_scale(expected)
@@ -51,7 +53,8 @@ def relative_errors(values: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
 
 def error_scale(expected: np.ndarray) -> np.ndarray:
-    """Return the largest of 1 and the finite values of each vector of (..., C), as (..., 1)."""
+    """Return the largest magnitude of the finite values of each vector of (..., C), at least 1, as
+    (..., 1)."""
     sizes = np.where(np.isfinite(expected), np.abs(expected), 0)
     return np.maximum(1, sizes.max(axis=-1, keepdims=True, initial=0))
 

@@ -198,6 +198,6 @@ def add_metric_arguments(parser: Parser) -> None:
 
 def metric_settings(args: argparse.Namespace) -> dict:
     """Return {argument of `evaluate`: value} of the flags of `add_metric_arguments` that the user
-    set."""
+    set, without batch_size."""
     names = ("source", "references", "text", "labels", "bleu_tokenize")
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}

@@ -44,8 +44,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command with the arguments `argv`, by default `sys.argv[1:]`.
 
     An error is one line on standard error and ends the process. The exit code is 2 for wrong usage,
-    1 for other errors, and 130 and 143 for interrupts. If the reader of standard output is gone,
-    the process ends silently with code 0.
+    1 for other errors, 130 for Ctrl-C and 143 for SIGTERM. Faults of the program are raised with
+    their traceback. If the reader of standard output is gone, the process ends silently with code
+    0.
     """
     open_standard_streams()
     try:

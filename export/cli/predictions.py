@@ -84,14 +84,15 @@ def add_generation(parser: Parser) -> None:
     add_workers(parser)
     add_language_arguments(parser)
     prefix_help = (
-        "file with the start of each translation, line by line; for one input and "
+        "text file with the start of each translation, one line per line of the --input file; for "
         "encoder-decoder models"
     )
     parser.add_argument("--target-prefix", type=path, metavar="FILE", help=prefix_help)
     shape = parser.add_mutually_exclusive_group()
     best_help = (
-        "number of results per line, best first, as `number ||| text ||| score` with the number "
-        "of the line from 0"
+        "number of results per line, best first: at most --num-beams, or any number with "
+        '--do-sample; in text as lines "number ||| text ||| score" with the number of the input '
+        "line from 0; default: one text without a score"
     )
     shape.add_argument("--n-best", type=positive, metavar="N", help=best_help)
     shape.add_argument(
@@ -255,14 +256,19 @@ def iterate_results(args: argparse.Namespace, runner: "Runner") -> Iterator[str]
 
 def open_predictions(args: argparse.Namespace, task: str | None) -> "Predictions":
     """Return the task `task` of the export in `args`, with its options; None is the first task of
-    the model."""
+    the model. An error about the number of results names `--n-best`."""
     from ..files.predictions import Predictions
     from ..text_runtime import open_runtime
 
     options = generation_options(args) | language_settings(args) | dict(args.set)
     settings = runtime_settings(args) | ({} if args.workers is None else {"workers": args.workers})
     runtime = open_runtime(args.export, args.threads, **settings)
-    return Predictions(runtime, task, options, args.batch_size, args.n_best, args.scores)
+    try:
+        return Predictions(runtime, task, options, args.batch_size, args.n_best, args.scores)
+    except UsageError as error:
+        if error.param == "num_return_sequences" and args.n_best is not None:
+            raise UsageError(f"--n-best {args.n_best}: {error}", error.param) from None
+        raise
 
 
 def runtime_settings(args: argparse.Namespace) -> dict[str, Any]:

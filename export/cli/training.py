@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from ..arguments import Parser, add_set, path, source
+from ..arguments import VARIANT_HELP, Parser, add_set, path, source
 from ..terminal import say
 from .verbs import add_variant, verb
 
@@ -69,7 +69,7 @@ def average_arguments(parser: Parser) -> None:
     parser.add_argument(
         "checkpoints", nargs="+", type=source, metavar="CHECKPOINT", help="checkpoints of one model"
     )
-    add_variant(parser)
+    add_variant(parser, f"{VARIANT_HELP}; the same for each CHECKPOINT")
     parser.add_argument("--output", type=path, required=True, help="checkpoint directory to write")
     parser.add_argument(
         "--force", action="store_true", help="replace OUTPUT if vanilla-transformer wrote it"

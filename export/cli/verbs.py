@@ -45,8 +45,8 @@ def verb(
     return lambda run: Verb(run.__name__.replace("_", "-"), run, declare, help, extras)
 
 
-def add_variant(parser: Parser) -> None:
-    parser.add_argument("--variant", type=source, metavar="NAME", help=VARIANT_HELP)
+def add_variant(parser: Parser, help: str = VARIANT_HELP) -> None:
+    parser.add_argument("--variant", type=source, metavar="NAME", help=help)
 
 
 def add_leave_out(parser: Parser) -> None:

@@ -31,9 +31,10 @@ def calibrate(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str | os.PathLike
 ) -> Calibration:
     """Return statistics of what each linear layer of `model` reads on the first `LINES` lines of
-    the file `text`.
+    the file `text` that are not blank.
 
-    An encoder-decoder translates them greedily, and then reads each line beside its translation.
+    Lines are cut at `TOKENS` tokens. An encoder-decoder translates them greedily, and then reads
+    each line beside its translation.
 
     Raises:
         FileNotFoundError: without `text`.
@@ -77,8 +78,9 @@ def translate(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, t
 def num_read(output: list[int], eos_token_id: int | list[int] | None) -> int:
     """Return how many tokens of `output`, a generated sequence, the decoder has read.
 
-    These are the tokens before the first end token after the start, or all but the last one. A
-    start token may equal the end token. `eos_token_id` is the end token, several, or None.
+    These are the tokens before the first end token, or all but the last one without an end token.
+    The first token is a start token, which may equal the end token. `eos_token_id` is the end
+    token, several, or None.
     """
     ends = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
     return next(
@@ -93,7 +95,7 @@ def read(
     """Yield batches of token ids (B, S) of the lines in the file `text`, with rows of equal length.
 
     They have no padding, because its states would count though no one reads them. Raises ValueError
-    if no line has a token that `tokenizer` knows.
+    if no line has a token that `tokenizer` knows, or a token is outside the vocabulary of `model`.
     """
     lines = [line for line in read_all_lines([os.fspath(text)], fault=None) if line.strip()][:LINES]
     longest = min(TOKENS, model.config.max_position_embeddings)

@@ -66,7 +66,8 @@ class Checkpoint:
     def open(
         cls, name: str | os.PathLike, directory: Path, image_size: str | None = None
     ) -> "Checkpoint":
-        """Return the checkpoint in `directory`, whose files are checked. The user calls it `name`.
+        """Return the checkpoint in `directory`, after a check of its files. `name` is the directory
+        or Hub id that the user gave.
 
         `image_size` is the option of `export`: "trained", "free" or None.
 

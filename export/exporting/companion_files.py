@@ -27,8 +27,8 @@ from .repository_files import (
 def write_companions(checkpoint: Checkpoint, graphs: Graphs, directory: Path) -> dict[str, Any]:
     """Write the files beside the graphs to `directory`, and return their fields of the manifest.
 
-    The fields are sentence_modules, languages (if the tokenizer has any) and genai (for portable
-    decoders).
+    The fields are sentence_modules, languages (if the model generates and the tokenizer has any)
+    and genai (for portable decoders). Call this after the graphs are written.
     """
     if checkpoint.generates:
         # as transformers writes it
@@ -67,7 +67,8 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def write_for_clients(checkpoint: Checkpoint, graphs: Graphs, directory: Path) -> dict[str, Any]:
-    """Write config.json and other files that client programs need to `directory`.
+    """Write config.json and other files that client programs need to `directory`, which has the
+    graphs and the tokenizer. tokenizer_config.json is adapted to these programs.
 
     Returns {"genai": ...} for the manifest if there is a file for onnxruntime-genai, else {}.
     `graphs` are those that the export gets.

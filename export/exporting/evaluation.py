@@ -54,9 +54,9 @@ class Backend(Protocol):
     def generate(self, texts: list[str], /, **options: Any) -> list[str]: ...
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """Return how many of `rows` texts `generate` should get at once, at least `batch_size`.
+        """Return how many of `rows` texts `generate` should get at once.
 
-        `options` are those of generation.
+        It is 1 with prompt lookup in the generation `options`, else at least `batch_size`.
         """
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -92,7 +92,7 @@ def evaluate(
 
     Args:
         source, references, text: text files with one sentence a line; for `perplexity` any text.
-        labels: file of label names (as in the config's `label2id`) or ids.
+        labels: file with one label a line: its name (as in the config's `label2id`) or id.
         batch_size: rows that the model reads at once.
         dtype: dtype of an export's weights; by default the first.
         workers: number of threads that generate batches with an export, as in `Runtime`.
@@ -102,10 +102,12 @@ def evaluate(
             "13a" by default, "none" for tokenized text. BLEU is cased.
 
     Raises:
-        UsageError: for files and options that the metric does not use, and for invalid generation
-            options.
+        UsageError: for files and options that the metric does not use, for a missing file argument,
+            for `dtype` or `workers` of a checkpoint, `variant` of an export, and for invalid
+            generation options.
         ValueError: for files that do not match, for a model without a metric, and for a label that
             the model does not have.
+        FileNotFoundError: if a file does not exist.
     """
     engine = load_engine(directory, dtype, workers, variant)
     name = HEADS[engine.architecture].metric
@@ -162,7 +164,8 @@ def compare(
 ) -> dict[str, Any]:
     """Return the metric of an export and of its checkpoint on the same files.
 
-    The keys are metric (its name), onnxruntime, torch and difference (export - checkpoint).
+    The keys are metric (its name), onnxruntime and torch (its values), and difference (export -
+    checkpoint).
     `settings` are the files and options of the metric, such as `source` and `references`. `dtype`
     selects the weights of the export, `variant` those of the checkpoint.
     """
@@ -321,10 +324,9 @@ class OnnxEngine:
         return None if token is None else self.tokenizer.id_to_token(token)
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """Return how many of `rows` texts the runtime prefers to get at once, at least
-        `batch_size`.
+        """Return how many of `rows` texts the runtime prefers to get at once.
 
-        `options` are those of generation.
+        It is 1 with prompt lookup in the generation `options`, else at least `batch_size`.
         """
         options = {
             name: value for name, value in options.items() if name not in ("src_lang", "tgt_lang")

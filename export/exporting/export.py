@@ -33,8 +33,7 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
     """Write the graphs of `checkpoint` to the directory `out`, after comparing them with torch, and
     return the manifest. A checkpoint of a family in `conversion.FAMILIES` is converted on the way.
 
-    Where torch is not installed, nothing is converted or compared: the manifest says why, and a
-    warning does.
+    Where torch is not installed, nothing is compared. A warning and the manifest say so.
 
     `options` are the fields of `ExportOptions`, which are the flags of `vanilla-transformer
     export`. A text is the path of a file. `shortlist` may also be token ids; `config` is a mapping
@@ -169,8 +168,8 @@ def check_whole_sequences(checkpoint: Checkpoint) -> None:
 def describe(
     checkpoint: Checkpoint, graphs: Graphs, directory: Path, options: ExportOptions
 ) -> dict[str, Any]:
-    """Write the other files beside the graphs in `directory`, compare the graphs with torch, and
-    return the manifest.
+    """Write the other files beside the graphs in `directory`, also the manifest, and return it. The
+    graphs are compared with torch.
 
     `options.cases` is the number of random inputs. Graphs that become one graph, with
     `options.generate`, get no reference. Where no device can run the graphs, `parity` in the

@@ -112,8 +112,13 @@ def check_standard(model: ir.Model) -> None:
     In the checked model the weights are inputs, so that they are not read.
 
     Raises:
-        onnx.checker.ValidationError: if it is not.
+        onnx.checker.ValidationError: if it is not valid.
+        ValueError: for an operator that is not standard.
     """
+    domains = {node.domain for node in ir.traversal.RecursiveGraphIterator(model.graph)} - {""}
+    if domains:  # onnx's own check accepts operators of other domains
+        seen = f"the graph {model.graph.name} has operators of {', '.join(sorted(domains))}"
+        raise ValueError(f"{seen}, expected only standard ones")
     proto = ir.to_proto(model)
     weights = [
         make_tensor_value_info(weight.name, weight.data_type, weight.dims)

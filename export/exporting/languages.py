@@ -35,7 +35,8 @@ def read_languages(directory: Path, start: int | None) -> dict[str, Any] | None:
     If the language is a word of the text, as in Marian, the result has these `words`. Otherwise it
     has `tokens` (ids by language), `source` (the language of tokenizer.json), `before` and `after`
     (ids around a text, None for the language), and `target` (the generation option that selects the
-    target language). `start` is the `decoder_start_token_id` of the model.
+    target language). It is None if tokenizer.json does not add the token of exactly one language.
+    `start` is the `decoder_start_token_id` of the model.
     """
     content = read_object(directory / "tokenizer.json")
     added = {token["content"]: token["id"] for token in content.get("added_tokens", ())}

@@ -44,8 +44,8 @@ def write_generator(
     """Write the export `parts` to `directory`, with one graph of `mode` per dtype in place of its
     graphs.
 
-    Returns the manifest, and the spec of the first graph. On `cases` random inputs, its sequences
-    are compared with those of the runtime.
+    Returns the manifest, and the spec of the first dtype's graph. On `cases` random batches, the
+    sequences of each graph are compared with those of the runtime.
 
     Raises:
         ValueError: if they differ, in float32, in more rows than near ties explain.
@@ -95,7 +95,7 @@ def write_graph(
     spec = one_graph_spec(
         f"onnx/{ROLE}{'' if dtype == 'fp32' else f'_{dtype}'}.onnx", search, config
     )
-    assert target.generation_step is not None  # see `check_mode`
+    assert target.generation_step is not None  # see `options.check_generate`
     opsets = {
         domain: version
         for graph in graphs.values()

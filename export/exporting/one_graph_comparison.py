@@ -41,7 +41,7 @@ def compare(export: Path, graph: Path, mode: str, dtype: str, cases: int) -> dic
     is "greedy", "sample" or "beam". `dtype` is that of the weights.
 
     Raises:
-        ValueError: if the sequences of more rows than `NEAR_TIES` differ in float32.
+        ValueError: if more than 1 + `NEAR_TIES` * rows sequences differ in float32.
     """
     runtime = Runtime(export, dtype=dtype)
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])

@@ -128,8 +128,8 @@ def check_image_size(options: "ExportOptions") -> None:
 
 
 def check_calibrate(options: "ExportOptions") -> None:
-    """Raise UsageError if there are no matrix multiplications in integers, and ImportError without
-    torch."""
+    """Raise UsageError for `calibrate` if no matrix multiplication computes in integers, and
+    ImportError for `calibrate` without torch."""
     if options.calibrate is None:
         return
     from vanilla_transformer import HAS_TORCH
@@ -198,8 +198,9 @@ def option(
     Args:
         default: the value without the option.
         help: text, or a function that returns it if it names the targets that are registered.
-        read: reads the text of its flag, and raises ArgumentTypeError.
-        check: gets the options, and raises UsageError for a wrong value.
+        read: reads the text of its flag, and raises ArgumentTypeError; None for a flag without a
+            value.
+        check: gets all options, and raises UsageError for a wrong value of this one.
         kind: the type of its values, if `check` does not check it.
         is_repeated: True if the flag may be repeated.
         flag: name of the flag; by default that of the field, such as `--leave-out`.
@@ -212,7 +213,7 @@ def option(
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """The options of an export. `None` is the default of every field.
+    """The options of an export. `None` stands for the default of any field.
 
     Raises:
         UsageError: for an invalid value, and for values that cannot be combined.
@@ -298,8 +299,8 @@ class ExportOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "ExportOptions":
-        """Return the options for {name: value}. Raises UsageError for an unknown name or an invalid
-        value."""
+        """Return the options for {name: value}; others have their defaults. Raises UsageError for
+        an unknown name or an invalid value, and ImportError for `calibrate` without torch."""
         for name in options.keys() - FIELDS.keys():
             raise UsageError(
                 f"export has no option {name!r}, expected one of "
@@ -315,8 +316,8 @@ class ExportOptions:
 
     @property
     def texts(self) -> list[str | os.PathLike]:
-        """Paths of the text files `shortlist` and `calibrate`, if set, which export reads besides
-        the checkpoint."""
+        """Paths of the text files that export reads besides the checkpoint: `shortlist` and
+        `calibrate`. A shortlist of token ids is not among them."""
         texts = (self.shortlist, self.calibrate)
         return [text for text in texts if isinstance(text, str | os.PathLike)]
 

@@ -76,8 +76,8 @@ class Report:
         """Add the errors of `result` against `expected`, both (B, ..., C), to the counts, and
         failures beyond the tolerance.
 
-        Only places where the boolean `real` (B, ...) is True count. `case` names the batch in
-        failures.
+        Only places where the boolean `real` (B, ...) is True count. If an error there is not
+        finite, that is a failure, and nothing is counted. `case` names the batch in failures.
         """
         errors = relative_errors(result, expected)[real]
         if not np.isfinite(errors).all():
@@ -101,8 +101,9 @@ class Report:
     ) -> None:
         """Count how often `logits` and `expected`, both (B, ..., V), have the same largest logit.
 
-        Only places where `real` (B, ...) is True count. A choice that differs without a tie is a
-        failure. `case` names the batch in failures.
+        Only places where `real` (B, ...) is True count. A choice that differs is a failure, unless
+        the two best logits of `expected` are closer than twice the tolerance. `case` names the
+        batch in failures.
         """
         if logits.shape[-1] < 2:
             return
@@ -127,12 +128,13 @@ def verify(
     dtype: str | None = None,
 ) -> Report:
     """Return a report of the comparison of the export in `directory` with `model`, its checkpoint
-    in torch.
+    in torch. Differences are in `failures` of the report and raise no error.
 
     `model` must be in float32 and evaluation mode. The export runs on `device` with the weights of
     `dtype`, the first by default. Each of `cases` is a batch of 1 to 5 rows of 1 to 33 random
     tokens: full rows, rows of different lengths padded on the right, or the same with one row that
-    is all padding. Prompts of a decoder are padded on the left. Decoders are compared at the first
+    is all padding. A short table of learned positions allows fewer tokens. A vision model gets 1 to
+    5 random images. Prompts of a decoder are padded on the left. Decoders are compared at the first
     step and at later ones, with torch reading the whole sequence at once, without a cache.
 
     Errors may be those of `TOLERANCES` for the dtype. Raises ValueError if the export is of another
@@ -192,7 +194,7 @@ class Case:
     def compare_logits(
         self, logits: np.ndarray, expected: np.ndarray, real: np.ndarray, part: str
     ) -> None:
-        """Compare logits, and the tokens that have the largest."""
+        """Compare `logits` with `expected`, and the indices of the largest of both."""
         self.compare(logits, expected, real, part)
         self.report.compare_tokens(logits, expected, real, f"{self.name}, {part}")
 
@@ -238,8 +240,8 @@ def sample(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return random ids and a mask, both (B, S), with B up to 5 and S up to `longest`.
 
-    `padding` is "none", "right", or "empty row": on the right, and one row is all padding. `rng`
-    makes the numbers. Ids are below `vocab_size`.
+    `padding` is "none", "right", or "empty row": on the right, and one of several rows is all
+    padding. `rng` makes the numbers. Ids are below `vocab_size`.
     """
     shape = rng.integers(1, 6), rng.integers(1, longest + 1)
     ids = rng.integers(0, vocab_size, shape)
@@ -350,7 +352,8 @@ def torch_outputs(
 def torch_inputs(feeds: dict[str, np.ndarray], config: PretrainedConfig) -> dict[str, np.ndarray]:
     """Return the inputs of torch for the graph's inputs `feeds`.
 
-    Positions are added if torch would count padding as positions. Decoder graphs count only tokens.
+    Positions are added if torch would count padding as positions. The other inputs are unchanged.
+    Decoder graphs count positions of tokens only.
     """
     prefix = {"vanilla-decoder": "", "vanilla-seq2seq": "decoder_"}.get(config.model_type)
     if (
@@ -407,8 +410,8 @@ def compare_rows(
     """Compare the logits of the decode step if each row has a source of its own length.
 
     `source` are ids and mask. `tokens` (B, T) are fed one by one. `expected` has the logits (B, T,
-    V) of torch, and `real` (B, T) is False for rows without a source. Differences
-    beyond the tolerance are added to `case.report`.
+    V) of torch, and `real` (B, T) is False for rows without a source. Differences beyond the
+    tolerance are added to `case.report`.
     """
     model = case.runtime.model
     spec = model.info.specs[STEP]
@@ -440,7 +443,8 @@ def compare_rows(
 def compare_decoder(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
     """Compare the logits of a decoder with torch, for random prompts `ids` and their `mask` (B, S).
 
-    They are padded on the left first. Differences beyond the tolerance are added to `case.report`.
+    They are padded on the left first. If the export does not support empty prompts, these get a
+    token in `mask`, which is changed. Differences beyond the tolerance are added to `case.report`.
     """
     if not case.runtime.model.decoders.supports_empty_prompts:
         mask[~mask.any(axis=1), 0] = 1

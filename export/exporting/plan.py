@@ -38,7 +38,9 @@ class Graphs:
         """Return the graphs to write for `checkpoint`, by the target and dtypes in `options`.
 
         Raises:
-            ValueError: for a model that the target does not support.
+            ValueError: for a model that the target does not support, and for an invalid shortlist
+                or text of `options`.
+            FileNotFoundError: for a text that is missing.
         """
         target = get_target(options.target)
         if uses_target(checkpoint.config):

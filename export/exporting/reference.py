@@ -37,8 +37,8 @@ RECORDED = ("int8", "int4")  # dtypes whose errors against torch hide others
 def write_reference(
     checkpoint: Checkpoint, graphs: Graphs, directory: Path, facts: dict[str, Any]
 ) -> None:
-    """Write the reference of `graphs` to the export `directory`. `facts` are the fields of its
-    manifest."""
+    """Compute the reference of `graphs` with torch and write it to the export `directory`. `facts`
+    are the fields of its manifest."""
     assert checkpoint.model is not None
     model = checkpoint.model
     with torch.no_grad(), with_shortlist(model, graphs.source.shortlist):
@@ -51,7 +51,11 @@ def write_reference(
 
 
 def add_recorded(directory: Path, dtypes: list[str], device: str) -> None:
-    """Add to the reference what the export itself computes with weights that are integers."""
+    """Add the results of the export itself to its reference in `directory`, for those of `dtypes`
+    that are in `RECORDED`.
+
+    It runs on `device`. Call `write_reference` before.
+    """
     recorded = [dtype for dtype in dtypes if dtype in RECORDED]
     reference = Reference.read(directory)
     for dtype in recorded:
@@ -65,7 +69,8 @@ def add_recorded(directory: Path, dtypes: list[str], device: str) -> None:
 
 
 def sequence_reference(model: PreTrainedModel, spec: GraphSpec) -> Reference:
-    """Return the outputs of a model that reads full sequences or images."""
+    """Return the reference of a model that reads full sequences or images: random inputs of the
+    graph of `spec`, and torch's outputs."""
     rng = np.random.default_rng(0)
     is_vision = HEADS[type(model).__name__].reads == READS_IMAGES
     inputs = (image_inputs if is_vision else text_inputs)(model, spec, rng)
@@ -80,8 +85,10 @@ def sequence_reference(model: PreTrainedModel, spec: GraphSpec) -> Reference:
 
 
 def image_inputs(model: PreTrainedModel, spec: GraphSpec, rng: np.random.Generator) -> Arrays:
-    """Return the pixels and the shape of two images. They have the size of the config, or one and a
-    half times a few patches if the graph takes any size."""
+    """Return random pixels and the shape (2, C, H, W) of two images, which repeat these pixels.
+
+    They have the size of the config, or 3.5 patches on each side if the graph takes any size.
+    """
     height, width = (3 * side + side // 2 for side in model.config.patch_shape)
     sizes = {"batch_size": 2, "height": height, "width": width}
     pixels = rng.standard_normal(NUM_PIXELS).astype(np.float32)
@@ -94,8 +101,11 @@ def text_inputs(model: PreTrainedModel, spec: GraphSpec, rng: np.random.Generato
 
 
 def random_rows(config: Any, rng: np.random.Generator, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids and mask (B, S) of rows of `LENGTHS`, at most `limit`, padded on the right. They
-    have all tokens of a small vocabulary."""
+    """Return random ids and the mask (B, S) of rows of `LENGTHS`, padded on the right.
+
+    The first is cut at `limit`, the second at half and the third at a quarter of it. They have all
+    tokens of a small vocabulary.
+    """
     lengths = np.maximum(1, np.minimum(LENGTHS, [limit, limit // 2, limit // 4]))
     shape = len(lengths), lengths.max()
     ids = np.resize(rng.permutation(config.vocab_size), shape)
@@ -103,7 +113,7 @@ def random_rows(config: Any, rng: np.random.Generator, limit: int) -> tuple[np.n
 
 
 def max_positions(config: Any) -> int:
-    """Return the number of learned positions. Without them there is no limit."""
+    """Return the number of learned positions, or 2**31 if the model has none."""
     is_learned = getattr(config, "has_learned_positions", False)
     return config.max_position_embeddings if is_learned else 2**31
 
@@ -112,8 +122,8 @@ def max_positions(config: Any) -> int:
 
 
 def generation_reference(model: PreTrainedModel, checkpoint: Checkpoint) -> Reference:
-    """Return the logits, and the tokens of greedy search and of beam search, of a model that
-    generates."""
+    """Return the reference of a model that generates: random inputs, torch's logits, and its tokens
+    of greedy search and of beam search."""
     rng = np.random.default_rng(0)
     inputs, options = generation_inputs(model, checkpoint, rng)
     reference = Reference({}, options, inputs, {})
@@ -133,7 +143,7 @@ def generation_reference(model: PreTrainedModel, checkpoint: Checkpoint) -> Refe
 def generation_inputs(
     model: PreTrainedModel, checkpoint: Checkpoint, rng: np.random.Generator
 ) -> tuple[Arrays, dict[str, Any]]:
-    """Return the inputs of a reference and the options of `generate`."""
+    """Return the inputs of a reference, see `Reference`, and the options of `generate`."""
     config, generation = model.config, checkpoint.generation
     ends, pad, start = (
         special_token(name, generation, checkpoint.config_json)
@@ -210,8 +220,11 @@ def beam_sequences(model: PreTrainedModel, reference: Reference) -> tuple[np.nda
 
 @contextmanager
 def without_settings(model: PreTrainedModel, start: int | None) -> Iterator[None]:
-    """Replace the settings of generation_config.json, which the runtime applies outside of
-    graphs."""
+    """Replace the generation settings of `model` in the block with defaults.
+
+    `start` is the first token of a decoder, None for a decoder-only model. The runtime applies the
+    settings outside of graphs.
+    """
     before = model.generation_config
     model.generation_config = GenerationConfig(decoder_start_token_id=start)
     try:

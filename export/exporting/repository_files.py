@@ -58,7 +58,7 @@ def client_config(
 
     Args:
         config: config.json of the checkpoint.
-        roles: roles of the graphs, "encoder", "decoder" or both.
+        roles: roles of the graphs, with "encoder", "decoder" or both. Others are ignored.
         dtypes: dtypes of the files, the default first; none for graphs that Transformers.js cannot
             run. A browser's wasm loads int8 if it is one of them.
         external: names of graph files whose weights are in a file of their own.

@@ -69,6 +69,8 @@ def shortlist_from_text(text: str | os.PathLike, checkpoint: str | os.PathLike) 
             f"{path} is missing, expected the tokenizer of the shortlist {text}"
         )
     tokenizer = open_tokenizer(path)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     special = {
         token for token, facts in tokenizer.get_added_tokens_decoder().items() if facts.special
     }

@@ -34,11 +34,10 @@ INSTANCES = """instance_group [
 
 
 def write_triton_model(spec: GraphSpec, export: Path, directory: Path, kind: str | None) -> None:
-    """Write config.pbtxt and the graph of `spec`, from the directory `export`, to `directory`. The
-    name of `directory` is the model's.
+    """Write config.pbtxt and the graph of `spec`, from the directory `export`, to `directory`.
 
-    Args:
-        kind: the kind of the instances, see `instance_kind`.
+    The name of `directory` is the model's. It must exist, without a folder "1". `kind` is the kind
+    of the instances, see `instance_kind`. Raises ValueError as `config_text` does.
     """
     config = config_text(spec) + ("" if kind is None else INSTANCES.format(kind=kind))
     (directory / CONFIG).write_text(config, encoding="utf-8")
@@ -52,8 +51,8 @@ def write_triton_model(spec: GraphSpec, export: Path, directory: Path, kind: str
 
 
 def instance_kind(target: Target, roles: Collection[str], dtype: str) -> str | None:
-    """Return the kind of instances that run the graphs of `target`: on CPUs or GPUs only, or `None`
-    for a GPU where there is one."""
+    """Return the kind of Triton's instances that run the graphs of these `roles`: "KIND_CPU",
+    "KIND_GPU", or `None` for a GPU where there is one."""
     if set(target.devices(roles, dtype)) == {"cpu"}:
         return "KIND_CPU"
     return None if target.default_device == "cpu" else "KIND_GPU"
@@ -64,8 +63,8 @@ def config_text(spec: GraphSpec) -> str:
     `spec`.
 
     Raises:
-        ValueError: for a tensor whose first axis is not the batch, or of a type that Triton does
-            not have.
+        ValueError: for a tensor that is not a batch axis with at least one axis after it, or of a
+            type that Triton does not have.
     """
     tensors = "\n".join([tensor_list("input", spec.inputs), tensor_list("output", spec.outputs)])
     return TEMPLATE.format(max_batch=MAX_BATCH, tensors=tensors, delay=QUEUE_DELAY)
@@ -79,7 +78,8 @@ def tensor_config(tensor: TensorSpec) -> str:
     """Return the entry of `tensor` in config.pbtxt. It leaves out the batch axis, which Triton puts
     in front; -1 is any size.
 
-    Raises ValueError if the tensor has no batch axis, or a type that Triton does not have.
+    Raises ValueError if the tensor is not a batch axis with at least one axis after it, or has a
+    type that Triton does not have.
     """
     if tensor.shape[:1] != (BATCH_AXIS,) or len(tensor.shape) < 2:
         raise ValueError(

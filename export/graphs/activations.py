@@ -20,7 +20,7 @@ def activation(g: GraphContext, x: Value, act: str, name: str) -> Value:
     If the activation has weights, their names begin with `name`.
 
     Raises:
-        ValueError: for an activation that is not in the table.
+        ValueError: if `act` is not a name in the tables of this module.
     """
     if act in OPERATORS:
         return g.op(OPERATORS[act], x)
@@ -33,8 +33,8 @@ def activation(g: GraphContext, x: Value, act: str, name: str) -> Value:
 
 
 def gelu(g: GraphContext, x: Value) -> Value:
-    """Return x * P(X <= x) for a normal X (Hendrycks and Gimpel 2016), written as nodes of the
-    graph."""
+    """Return x * P(X <= x) for a standard normal X (Hendrycks and Gimpel 2016), written as nodes
+    of the graph."""
     if g.opset >= 20:
         return g.op("Gelu", x)
     cumulative = g.op("Add", g.op("Erf", g.op("Mul", x, math.sqrt(0.5))), 1.0)

@@ -69,8 +69,8 @@ def append_keys(g: GraphContext, past: Pair, new: Sequence[Value]) -> Pair:
 def source_attention(g: GraphContext, states: Pairs, bias: Value) -> Attention:
     """Return the function that writes cross-attention to a source, for `layers.stack` to call.
 
-    `states` are keys and values of the source for each layer. `bias`, such as `source_bias`, is
-    added to the scores.
+    `states` are keys and values (B, H, S, d) of the source for each layer, see `source_heads`.
+    `bias`, such as `source_bias`, is added to the scores.
     """
     return lambda layer, name, x: scaled_dot_product(
         g, linear(g, x, f"{name}.q_proj"), *states[layer], bias
@@ -106,8 +106,9 @@ def fused_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
 def slot_attention(g: GraphContext, inputs: Values, bias: Value, caches: Caches) -> Attention:
     """Return the function that writes attention over caches with slots, for `layers.stack` to call.
 
-    New tokens are put into the slots from the input `first_slot` on. `bias` (B, 1 or H, T, slots)
-    hides the slots that a token does not read.
+    New keys and values are put into the slots of `caches.past` from the input `first_slot` on, and
+    the results are appended to `caches.present`. `bias` (B, 1 or H, T, slots) hides the slots that
+    a token does not read.
     """
 
     def attend(layer: int, name: str, x: Value) -> Value:

@@ -56,6 +56,6 @@ class Config:
 
     def depth(self, prefix: str) -> int:
         """Return the number of layers of the stack whose weights begin with `prefix`, such as
-        "model.encoder."."""
+        "model.encoder.". The "model." may be missing."""
         part = prefix.removeprefix(self.prefix)
         return getattr(self, part.replace(".", "_layers") or "num_hidden_layers")

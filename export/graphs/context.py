@@ -37,7 +37,7 @@ class Caches:
     """Keys and values of each layer, those that a graph reads and those that its attention appends
     to `present`.
 
-    A seq2seq model has caches of its decoder, and caches of the source.
+    A seq2seq model has caches of its decoder's tokens, and of the source (`is_source`).
     """
 
     def __init__(self, inputs: Values, is_source: bool = False):
@@ -143,7 +143,7 @@ class GraphContext:
         return name in self.store.weights
 
     def weight(self, name: str) -> Value:
-        """Return the checkpoint's weights `name` as a value of the graph, unchanged."""
+        """Return the weights `name` as a value of the graph, in the dtype of `store`."""
         return self.transform_weights([name], unchanged)[0]
 
     def bias(self, name: str) -> Value | None:
@@ -151,18 +151,20 @@ class GraphContext:
         return self.weight(f"{name}.bias") if self.has(f"{name}.bias") else None
 
     def matrices(self, names: Sequence[str], transform: Callable, *arguments: Any) -> list[Value]:
-        """Return `transform(*matrices, *arguments)` as values of the graph.
+        """Return the arrays `transform(*matrices, *arguments)` as values of the graph.
 
-        The matrices (N, K) are the weights of the linear maps `names`, in this order.
+        The matrices (N, K) are the weights of the linear maps `names`, in this order. `transform`
+        returns a tuple.
         """
         return self.transform_weights([f"{name}.weight" for name in names], transform, *arguments)
 
     def transform_weights(
         self, names: Sequence[str], transform: Callable, *arguments: Any
     ) -> list[Value]:
-        """Return `transform(*weights, *arguments)` for the weights `names`, as values of the graph.
+        """Return the arrays `transform(*weights, *arguments)` as values of the graph.
 
-        Equal calls share one tensor in all graphs of an export.
+        `transform` gets the weights `names` in the dtype of `store` and returns a tuple. Equal
+        calls share one tensor in all graphs of an export.
         """
         tensors = self.store.transform_weights(names, transform, *arguments)
         return [self.op.initializer(id(tensor), tensor) for tensor in tensors]

@@ -20,8 +20,8 @@ def image_labels(g: GraphContext, states: Value) -> Value:
 
 
 def patch_states(g: GraphContext, pixels: Value) -> Value:
-    """Return learned first tokens and the patches of `pixels`, plus positions, (B, first tokens +
-    patches, D).
+    """Return learned first tokens and the embedded patches of `pixels` (B, C, H, W), plus
+    positions, as (B, first tokens + patches, D).
 
     This is equation 1 of the ViT paper, written as nodes of the graph.
     """

@@ -90,10 +90,11 @@ def stack(g: GraphContext, prefix: str, x: Value, *attentions: Attention) -> Val
 
 
 def feed_forward(g: GraphContext, layer: int, name: str, x: Value) -> Value:
-    """Return max(0, x W_1 + b_1) of equation 2, the input of the last map, written as nodes of the
-    graph.
+    """Return act(x W_1 + b_1), the input of the last linear map of equation 2, written as nodes of
+    the graph.
 
-    Where `gated` it is act(x W_g) * x W_1 (Shazeer 2020). `name` is the module, such as
+    If the config is `gated`, it is act(x W_g) * x W_1 (Shazeer 2020). `act` is the config's
+    `hidden_act`; in the paper it is ReLU. `name` is the module, such as
     "layers.0.feed_forward". The number of the layer is not used.
     """
     dialect, act = g.target.dialect, g.config.hidden_act
@@ -127,7 +128,7 @@ def project(g: GraphContext, x: Value, name: str) -> Value:
 
 
 def row_linear(g: GraphContext, x: Value, name: str) -> Value:
-    """Return x W + b of the linear map `name` for one state of each row, (B, D).
+    """Return x W + b (B, N) of the linear map `name` for x (B, D), one state of each row.
 
     This is so little work that it stays in floating point.
     """
@@ -198,7 +199,7 @@ def fused_rms_norm(g: GraphContext, x: Value, weight: Value, epsilon: float) -> 
 def last_index(g: GraphContext, indices: Value) -> Value:
     """Return the position of the largest number in each row of `indices` (B, T), (B,).
 
-    `indices` has i at position i, or 0, so this is also the largest index.
+    `indices` has i or 0 at each position i, so this is also the largest number.
     """
     return g.op("ArgMax", indices, axis=1, keepdims=0)
 

@@ -30,7 +30,7 @@ def tiled_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
 
     If a batch has `LONG` tokens or more per row and no padding, it runs without a mask. onnxruntime
     then works in tiles: faster, and in memory that grows with the length instead of its square.
-    `tokens` is None for images.
+    Relative positions exclude this. `tokens` is None for images, which have no mask.
     """
     if tokens is None:
         return lambda layer, name, x: multi_head(g, *project(g, name, x, None))
@@ -84,9 +84,9 @@ def row_cross_attention(g: GraphContext, inputs: Values, caches: Caches) -> Atte
     """Return the function that writes attention of one token in each row to sources that differ in
     length.
 
-    `caches` of the sources have room. `inputs` of the graph are last_source_position and
-    total_source_length. The one query may read all keys of its source, so causal attention without
-    new keys gives the same; it is faster.
+    `caches` hold the keys and values of the sources, and are at least as long as the longest.
+    `inputs` of the graph are last_source_position and total_source_length. The one query may read
+    all keys of its source, so causal attention without new keys gives the same; it is faster.
     """
     last, total = inputs["last_source_position"], inputs["total_source_length"]
 
@@ -167,8 +167,8 @@ def head_attributes(g: GraphContext) -> dict[str, int | float]:
 
 
 def is_packed(g: GraphContext) -> bool:
-    """Return True if one matrix multiplication may compute queries, keys and values, which rotary
-    positions would change afterwards."""
+    """Return True if one matrix multiplication computes queries, keys and values: without rotary
+    positions, which turn queries and keys but not values."""
     return not g.config.has_rotary_positions
 
 

@@ -56,8 +56,8 @@ class Ops:
         return self.results[key]
 
     def value(self, operand: Operand) -> Value | None:
-        """Return `operand` as a value of the graph. Numbers, lists and arrays become initializers;
-        None stays None."""
+        """Return `operand` as a value of the graph. Numbers, arrays and lists (not empty) become
+        initializers; values and None are returned as they are."""
         if operand is None or isinstance(operand, Value):
             return operand
         if not isinstance(operand, np.ndarray | np.generic):
@@ -110,7 +110,7 @@ class Ops:
         return self("Cast", value, to=data_type(dtype))
 
     def filled(self, shape: list[Value | int], number: np.generic) -> Value:
-        """Return a tensor of the sizes `shape` with `number` everywhere."""
+        """Return a tensor of the sizes `shape` with `number`, and its type, everywhere."""
         return self("ConstantOfShape", self.shape(*shape), value=ir.tensor(np.array([number])))
 
     def is_in(self, tokens: Value, ids: Collection[int]) -> Value:
@@ -147,7 +147,7 @@ def branch(
 
 
 def with_spec(value: Value, tensor: TensorSpec) -> Value:
-    """Return `value` with the name, type and shape of `tensor`."""
+    """Set the name, type and shape of `value` to those of `tensor`, and return it."""
     value.name, value.type, value.shape = (
         tensor.name,
         ir.TensorType(data_type(tensor.dtype)),

@@ -19,10 +19,13 @@ LOWEST = float(np.finfo(np.float32).min)
 def token_positions(
     g: GraphContext, ids: Value, mask: Value | None, before: Value | None = None
 ) -> Value:
-    """Return the position of each token, (B, T), or (1, T) if it is the token's index in the row.
+    """Return the position of each of `ids` (B, T), as (B, T), or (1, T) if it is the index in the
+    row.
 
-    The config's `position_ids_from` says how positions are counted; padding that is not counted is
-    at -1. `before` (1,) tokens of each row come before `ids` (B, T). `mask` is (B, T).
+    The config's `position_ids_from` selects what is counted: tokens that are not padding by the
+    `mask` (B, T) or by their ids, else all. Without a `mask`, "mask" counts all too. Padding that
+    is not counted is at -1. `before` (1,) tokens of each row come before `ids`, 0 if None. They are
+    not added to counts of the mask.
     """
     op, config = g.op, g.config
     if config.position_ids_from == "mask" and mask is not None:
@@ -41,7 +44,8 @@ def token_positions(
 def padded_positions(g: GraphContext, ids: Value, mask: Value) -> Value:
     """Return the positions (B, T) of `ids` in rows with padding, which a decoder reads at once.
 
-    They count from the first token after padding on the left. `mask` (B, T) is 0 for padding.
+    They count from 0 at the first token after padding on the left. `mask` (B, T) is 0 for padding,
+    whose positions have no meaning.
     """
     if g.config.position_ids_from != "place":
         return token_positions(g, ids, mask)
@@ -147,8 +151,8 @@ def biases_by_distance(
 ) -> tuple[np.ndarray]:
     """Return a 1-tuple with the biases (2 * largest + 1, H) of distances from -largest to largest.
 
-    `biases` (buckets, H) is the learned table. Distances fall into buckets as in T5; `is_causal`
-    gives later keys no buckets.
+    `biases` (buckets, H) is the learned table. Distances fall into buckets as in T5. With
+    `is_causal`, later keys get the bias of distance 0.
     """
     offset = np.arange(-largest, largest + 1)
     count = buckets if is_causal else buckets // 2

@@ -95,8 +95,8 @@ def quantize_rows(g: GraphContext, x: Value) -> tuple[Value, np.float32, np.uint
 def calibrated_steps(g: GraphContext, x: Value, names: Sequence[str]) -> Steps | None:
     """Return the quantization of x with one scale for all rows, for the linear maps `names`.
 
-    All linear maps that read x have the same. It is None without a calibration, and where a scale
-    for each row loses much less.
+    All linear maps that read x have the same. It is None without a calibration of these maps, and
+    if `input_scales.choose` prefers a scale for each row.
     """
     name = bare(names[0])
     if g.calibration is None or name not in g.calibration.inputs:

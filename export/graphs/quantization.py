@@ -91,7 +91,7 @@ def round_to_int8(values: np.ndarray, largest: np.ndarray) -> Quantized:
 
 
 def positive_scales(largest: np.ndarray) -> np.ndarray:
-    """Return the float32 scales that map `largest` to 127."""
+    """Return the float32 scales that map `largest` to 127, at least `TINY`."""
     return np.maximum(largest / 127, TINY).astype(np.float32)
 
 

@@ -19,10 +19,10 @@ GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9  # fields of ModelProto, GraphProto and T
 
 
 def save_graph(model: ir.Model, path: Path) -> None:
-    """Write `model` with its weights, which go to `<path>_data` if they are more than
-    `PROTOBUF_LIMIT`.
+    """Write `model` with its weights to the ONNX file `path`, and create its directory if needed.
 
-    One tensor at a time is in memory. `model` has no weights afterwards.
+    If weights have more than `PROTOBUF_LIMIT` bytes, they go to `<path>_data`. One tensor at a time
+    is in memory. Do not use `model` afterwards: its weights are removed or moved to that file.
     """
     path.parent.mkdir(exist_ok=True)
     tensors = {
@@ -73,7 +73,7 @@ def varint(number: int) -> Iterator[int]:
 
 def move_weights(model: ir.Model, path: Path) -> None:
     """Write the weights of `model` to the file `path`, and replace them with references to it.
-    Small weights stay."""
+    Weights of less than `MIN_EXTERNAL` bytes stay."""
     with open(path, "wb") as file:
         for name, value in model.graph.initializers.items():
             if value.const_value is not None and value.const_value.nbytes >= MIN_EXTERNAL:

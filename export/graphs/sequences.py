@@ -128,8 +128,8 @@ def seq2seq_states(g: GraphContext, inputs: Values) -> tuple[Value, Value]:
 def shifted_right(g: GraphContext, ids: Value) -> Value:
     """Return `ids` (B, T) moved right by one, without their last token.
 
-    The first token becomes the config's start token, or the last token of the row if the config
-    wraps it.
+    The first token becomes the config's start token, or the last token of the row that is not
+    padding, if the config has `wrap_last_token`.
     """
     op, config = g.op, g.config
     if config.wrap_last_token:
@@ -197,7 +197,7 @@ def answers(g: GraphContext, states: Value, inputs: Values) -> list[Value]:
     """Return [start logits, end logits], (B, S) each: how likely the answer starts, or ends, at
     each token. `inputs` are not used.
 
-    `states` (B, S, D) are those of the encoder.
+    `states` (B, S, D) are those of the encoder or decoder.
     """
     scores = linear(g, states, "qa_outputs")
     return [g.op("Gather", scores, end, axis=2) for end in range(2)]

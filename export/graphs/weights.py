@@ -59,12 +59,12 @@ class CheckpointWeights:
         return len(self.rows.get(name, range(rows))), *others
 
     def is_tied(self, name: str) -> bool:
-        """Return True if `name` is tied to an embedding table, and all its rows are kept."""
+        """Return True if `name` shares its matrix with other names, and all its rows are kept."""
         return bare(name) in self.tied and name not in self.rows
 
     def owner(self, name: str) -> str:
-        """Return the name under which the files have the weights `name`: tied weights are stored
-        only once."""
+        """Return the name without "model." under which the files have the weights `name`: tied
+        weights are stored only once. For missing weights, it is `name` without "model."."""
         name = bare(name)
         others = self.tied if name in self.tied else ()
         return next((other for other in (name, *others) if other in self.entries), name)

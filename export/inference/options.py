@@ -117,7 +117,9 @@ class Options:
 
     max_new_tokens: int = option(COUNT, 20, "maximum number of new tokens")
     max_length: int | None = option(
-        COUNT, None, "maximum length including the prompt; ignored if max_new_tokens is set"
+        COUNT,
+        None,
+        "maximum number of tokens including the prompt; ignored if max_new_tokens is set",
     )
     num_beams: int = option(
         COUNT,
@@ -137,20 +139,22 @@ class Options:
         COUNT, 1, "number of sequences per input: samples, or the best of num_beams"
     )
     do_sample: bool = option(FLAG, False, "sample tokens instead of choosing the most likely")
-    temperature: float = option(POSITIVE, 1.0, "sampling: temperature by which logits are divided")
+    temperature: float = option(
+        POSITIVE, 1.0, "with do_sample: temperature by which logits are divided"
+    )
     top_k: int = option(
-        COUNT_OR_0, 50, "sampling: keep this many of the most likely tokens; 0 keeps all"
+        COUNT_OR_0, 50, "with do_sample: keep this many of the most likely tokens; 0 keeps all"
     )
     top_p: float = option(
         PROBABILITY,
         1.0,
-        "nucleus sampling: keep the smallest set of tokens whose probabilities sum to at "
-        "least top_p",
+        "with do_sample: nucleus sampling, which keeps the smallest set of tokens whose "
+        "probabilities sum to at least top_p",
     )
     min_p: float = option(
         PROBABILITY,
         0.0,
-        "sampling: minimum probability of a token, relative to the most likely one",
+        "with do_sample: minimum probability of a token, relative to the most likely one",
     )
     seed: int | None = option(
         SEED, None, "seed of sampling, for reproducible results; default: a random seed"
@@ -178,7 +182,9 @@ class Options:
         COUNT_OR_0, 0, "minimum number of new tokens before the end token", logits.min_new_tokens
     )
     min_length: int | None = option(
-        COUNT_OR_0, None, "minimum length including the prompt; ignored if min_new_tokens is set"
+        COUNT_OR_0,
+        None,
+        "minimum number of tokens including the prompt; ignored if min_new_tokens is set",
     )
     forced_bos_token_id: int | None = option(
         TOKEN,

@@ -43,7 +43,7 @@ class Beams:
         """Return the largest number of beams of an input, (1,). Each is limited to 1 up to the size
         of the vocabulary.
 
-        `settings` are the inputs of the graph by name.
+        `settings` are the inputs of the graph by name. Call this before `begin`, which uses it.
         """
         self.counts = ops("Clip", settings["num_beams"], 1, self.rules.size)
         self.max_count = ops("Reshape", ops("ReduceMax", self.counts, keepdims=0), [1])
@@ -169,15 +169,15 @@ class Beams:
         return ops("Pow", ops.cast(length, "float32"), self.settings["length_penalty"])
 
     def is_open(self, ops: Ops, lengths: Value) -> Value:
-        """Return False for inputs that are done, (B, 1): they stop early, and all their beams have
-        a finished hypothesis.
+        """Return a flag (B, 1): False for inputs that stop early and have as many finished
+        hypotheses as beams.
 
         `lengths` (B, K) are those of finished hypotheses, 0 for none.
         """
         return ops("Not", ops("And", self.stops, self.are_full(ops, lengths)))
 
     def are_full(self, ops: Ops, lengths: Value) -> Value:
-        """Return True for inputs whose beams all have a finished hypothesis, (B, 1).
+        """Return a flag (B, 1): True for inputs that have as many finished hypotheses as beams.
 
         `lengths` (B, K) are those of finished hypotheses, 0 for none.
         """
@@ -185,11 +185,12 @@ class Beams:
         return ops("Not", ops.any(is_empty, [1]))
 
     def improvable(self, ops: Ops, scores: Value, ended: list[Value], length: Value) -> Value:
-        """Return True for inputs whose best unfinished hypothesis may still beat the worst finished
-        one, (B, 1).
+        """Return a flag (B, 1): True for inputs whose search can still find a better hypothesis.
 
-        `scores` (B, K) are those of unfinished hypotheses. `ended` are tokens, scores and lengths
-        of finished ones.
+        Such inputs have fewer finished hypotheses than beams, or their best unfinished one may beat
+        the worst finished one. `scores` (B, K) are those of unfinished hypotheses. `ended` are
+        tokens, scores and lengths of finished ones. `length` is the number of new tokens so far.
+        The flag may be True for an input whose search has ended, so the caller keeps those ended.
         """
         _, finished, lengths = ended
         is_far = ops(
@@ -204,8 +205,8 @@ class Beams:
         return ops("Or", ops("Not", self.are_full(ops, lengths)), ops("Greater", possible, worst))
 
     def end(self, ops: Ops, states: list[Value]) -> list[Value]:
-        """Return [sequences, scores]: the best finished hypothesis of each input after its prompt,
-        and its score."""
+        """Return [sequences (B, P + t), scores (B, 1)]: the best finished hypothesis of each input
+        after its prompt, and its score, 0 without one."""
         _, _, sequences, scores, lengths, _ = states
         width = ops("Reshape", ops("ReduceMax", ops.first(lengths), keepdims=0), [1])
         best = ops("Slice", ops("Squeeze", ops.first(sequences), [1]), [0], width, [1])

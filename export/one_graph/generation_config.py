@@ -36,7 +36,8 @@ class Rules:
         `mode` is "greedy", "sample" or "beam".
 
         Raises:
-            ValueError: for a field with a value that the graph does not support.
+            ValueError: for a field with a value that the graph does not support, or that is
+                invalid.
         """
         check_fields(mode, generation, config)
         options = {
@@ -50,9 +51,10 @@ class Rules:
         )
 
     def applied(self, ops: Ops, scores: ir.Value, position: ir.Value, limit: ir.Value) -> ir.Value:
-        """Return the processed `scores` (rows, V) of the token at position `position` (a scalar).
+        """Return the processed `scores` (rows, V) of a token, its logits or log probabilities.
 
-        `limit` (rows, 1) is the maximum number of tokens."""
+        The token follows `position` (a scalar) new tokens. `limit` (rows, 1) is the maximum number
+        of new tokens."""
         options = self.options
         never = [
             word[0] for word in options.bad_words_ids or () if word[0] not in options.eos_token_ids
@@ -78,8 +80,8 @@ class Rules:
     def without(
         self, ops: Ops, scores: ir.Value, tokens: Any, condition: ir.Value | None = None
     ) -> ir.Value:
-        """Return `scores` (rows, V) with -inf for valid `tokens`. If there is a `condition`, only
-        where it holds."""
+        """Return `scores` (rows, V) with -inf for `tokens`, where the `condition` holds or if it is
+        None. Tokens outside the vocabulary are ignored."""
         known = [token for token in tokens if 0 <= token < self.size]
         if not known:
             return scores

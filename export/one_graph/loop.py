@@ -99,7 +99,8 @@ def state_types(step: Step, search: GraphSearch, count: int) -> list[ir.TensorTy
     """Return the types of the `count` states of the loop: tokens, states of the search, masks,
     caches.
 
-    `step` and `search` say what their states are.
+    `step` and `search` say what their states are. The types after the masks are float32, for the
+    caches.
     """
     dtypes = ["int64", *search.dtypes, *["int64"] * step.num_masks]
     dtypes += ["float32"] * (count - len(dtypes))

@@ -98,7 +98,7 @@ class GraphTokenSearch:
     def advance(
         self, ops: Ops, logits: Value, states: list[Value], position: Value
     ) -> tuple[Value, None, list[Value], Value]:
-        """Append one token to each sequence, which follows `position` (a scalar) new tokens.
+        """Append one token to each sequence. It follows `position` (a scalar) new tokens.
 
         Returns the tokens (B, 1), None, the new states, and a scalar that is True to continue.
         Logits are (B, V).
@@ -136,8 +136,9 @@ def sampled_tokens(ops: Ops, logits: Value, position: Value, settings: Values) -
 
     Of the tokens that are left, most likely first, it is the first whose cumulative probability
     exceeds the row's uniform number of this step. `position` is the number of new tokens so far,
-    which selects the uniform numbers. `settings` are the inputs of the graph by name. It computes
-    in float64: the same numbers give the same tokens everywhere.
+    which selects the uniform numbers. `settings` are the inputs of the graph by name; a `top_k`
+    below 1 keeps all tokens. It computes in float64: the same numbers give the same tokens
+    everywhere.
     """
     size = ops("Shape", logits, start=1)
     counts = ops(

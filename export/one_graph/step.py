@@ -59,14 +59,20 @@ class LoopInputs:
         return ops("Gather", value, ops("Div", ops.range(self.rows), self.beams), axis=0)
 
     def reorder_rows(self, ops: Ops, states: list[Value], parents: Value) -> list[Value]:
-        """Return each of `states` (B * K, ...) with the rows of the beams `parents` (B, K)."""
+        """Return each of `states` (B * K, ...) with the rows of the beams `parents` (B, K).
+
+        Parents are numbers from 0 to K - 1 within an input. `beams` must not be None.
+        """
         first = self.ops("Mul", self.ops.range(self.batch), self.beams)
         rows = ops("Reshape", ops("Add", parents, self.ops("Unsqueeze", first, [1])), [-1])
         return [ops("Gather", state, rows, axis=0) for state in states]
 
     def clip_positions(self, ops: Ops, positions: Value) -> Value:
-        """Return `positions`, at most the last of a learned table. Finished rows run on beside
-        longer ones."""
+        """Return `positions`, at most the last of a learned table. Without a table they are
+        unchanged.
+
+        Finished rows run on beside longer ones and may reach the end of the table.
+        """
         return positions if self.positions is None else ops("Min", positions, self.positions - 1)
 
 

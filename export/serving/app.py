@@ -48,7 +48,7 @@ def create_app(
 
     The application has no limits and no authorization; `middleware.Frame` adds them around it.
     `app.state` has `models`, `settings`, `lifecycle` and `metrics`, which the endpoints read.
-    New ones replace those that are None.
+    New ones replace those that are None. It also has `errors`, and `needs_token`, which is False.
     """
     app = FastAPI(
         title="vanilla-transformer", docs_url=None, redoc_url=None, redirect_slashes=False
@@ -145,12 +145,15 @@ class Errors:
 
     def check(self, path: str, body: bytes) -> None:
         """Raise RequestError if the JSON `body` of a request to `path` has NaN, Infinity or half of
-        a surrogate pair. Its status is that of validation errors at `path`."""
+        a surrogate pair. Its status is that of validation errors at `path`.
+
+        A body that is not JSON passes.
+        """
         if any(map(body.__contains__, SUSPICIOUS)):
             check_values(body, self.validation(path))
 
     def validation(self, path: str) -> int:
-        """Return the status of validation errors at `path`."""
+        """Return the status of validation errors at `path`, 400 for a path without a protocol."""
         protocol = self.protocol(path)
         return 400 if protocol is None else protocol.validation
 
@@ -167,7 +170,10 @@ class Errors:
         return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
 
     def is_public(self, method: str, path: str) -> bool:
-        """Return True if a request of this method to `path` needs no token."""
+        """Return True for a GET request to a public path of a protocol, which needs no token.
+
+        The paths of `health` need none either, but are not counted here.
+        """
         return method == "GET" and within(path) in self.public_paths
 
     def template(self, scope: Scope) -> str:
@@ -190,8 +196,8 @@ class Errors:
     def protocol(self, path: str) -> Protocol | None:
         """Return the protocol of the route at `path`.
 
-        A path without a route has the protocol of a route whose path begins with the same name, or
-        None.
+        A path without a route has the protocol of a route whose path begins with the same segment,
+        such as /v2/, or None.
         """
         path = within(path)
         below = f"/{path.split('/')[1]}/" if path.startswith("/") else ""
@@ -217,7 +223,11 @@ def error_headers(rejection: RequestError, error: BaseException) -> dict[str, st
 
 def to_request_error(error: BaseException, validation: int) -> RequestError:
     """Return `error` as a RequestError with one line of message. `validation` is the status of
-    validation errors."""
+    validation errors.
+
+    An error that is not the fault of the request becomes a 500 without details. A RequestError is
+    returned itself, with its message changed.
+    """
     rejection = convert_error(error, validation)
     rejection.message = one_line(rejection.message)
     return rejection
@@ -225,7 +235,11 @@ def to_request_error(error: BaseException, validation: int) -> RequestError:
 
 def convert_error(error: BaseException, validation: int) -> RequestError:
     """Return `error` as a RequestError with the full message. `validation` is the status of
-    validation errors."""
+    validation errors.
+
+    An error that is not the fault of the request becomes a 500 without details. A RequestError is
+    returned itself.
+    """
     match error:
         case RequestError():
             return error
@@ -266,8 +280,8 @@ def is_rendering_error(error: ValueError) -> bool:
 
 
 def http_message(error: HTTPException) -> str:
-    """Return a message for an error of FastAPI that says what is expected, which FastAPI's own does
-    not."""
+    """Return a message for an HTTP error of FastAPI. For 404, 405 and bodies that cannot be read it
+    says what is expected, which FastAPI's own does not. Other messages are unchanged."""
     if error.status_code == 405:
         return (
             f"this path does not support the method of the request, expected "
@@ -342,9 +356,10 @@ def short_repr(value: Any) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return `text` as one line of at most `MAX_ERROR_LENGTH` characters.
+    """Return `text` as one line. After `MAX_ERROR_LENGTH` characters it is cut, with "..." in place
+    of the rest.
 
-    Halves of surrogate pairs, which UTF-8 cannot hold, are escaped.
+    Halves of surrogate pairs, which UTF-8 cannot hold, are escaped afterwards.
     """
     line = " ".join(text.split())
     return (
@@ -356,7 +371,7 @@ def one_line(text: str) -> str:
 
 def check_values(body: bytes, validation: int) -> None:
     """Check that the JSON `body` has no NaN, Infinity or half of a surrogate pair, which
-    `json.loads` accepts.
+    `json.loads` accepts. A body that is not JSON passes.
 
     Raises:
         RequestError: with the status `validation`, if the body has one of them.

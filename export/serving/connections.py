@@ -64,8 +64,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def _should_upgrade(self) -> bool:
-        """Return True for a request to upgrade to another protocol, except CONNECT. uvicorn then
-        calls `handle_websocket_upgrade`."""
+        """Return True unless the method is CONNECT. uvicorn asks this for a request to upgrade to
+        another protocol, and then calls `handle_websocket_upgrade`."""
         return self.parser.get_method() != b"CONNECT"
 
     def handle_websocket_upgrade(self) -> None:

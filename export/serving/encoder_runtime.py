@@ -31,13 +31,16 @@ class BatchingRuntime:
     ) -> dict[str, np.ndarray]:
         """Return {output: array} of the encoder graph, computed together with other requests.
 
-        `input_ids`, `attention_mask` (0 for padding) and `token_type_ids` are (B, S). `inputs` are
-        other inputs of the graph by name.
+        `input_ids`, `attention_mask` (0 for padding, by default all 1) and `token_type_ids` (by
+        default all 0) are (B, S). `inputs` are other inputs of the graph by name. The calling
+        thread waits for the outputs.
 
         Raises:
             ValueError: for inputs that are missing, unknown, or of a wrong shape or range.
             TooLong: for a row with more tokens than the scheduler accepts.
             RequestError: if the server is shutting down.
+            Disconnected: if the request of this thread was cancelled.
+            RuntimeError: if the engine failed.
         """
         arguments = {
             "input_ids": input_ids,
@@ -53,9 +56,10 @@ def batched(
 ) -> EncoderScheduler:
     """Make `runtime` run its model through a new `EncoderScheduler`, and return the scheduler.
 
-    `runtime` is a `TextRuntime` or an `ImageRuntime` opened with the threads of one worker.
-    `workers` is the number of worker threads, and `max_waiting` the number of rows that may wait.
-    `options` are `max_source`, `events` and `max_calls` of `EncoderScheduler`.
+    The scheduler is started; the caller closes it. `runtime` is a `TextRuntime` or an
+    `ImageRuntime` opened with the threads of one worker. `workers` is the number of worker threads,
+    and `max_waiting` the number of rows that may wait. `options` are `max_source`, `events` and
+    `max_calls` of `EncoderScheduler`.
     """
     scheduler = EncoderScheduler(runtime.runtime.model, workers, max_waiting, **options)
     runtime.runtime = BatchingRuntime(runtime.runtime, scheduler)

@@ -36,7 +36,6 @@ class Log:
         threading.Thread(target=self._write_on, name="log", daemon=True).start()
 
     def is_enabled(self, level: str) -> bool:
-        """Return True if lines of `level` are written."""
         return LEVELS.index(level) >= self._min_level
 
     def write(self, level: str, message: str, **facts: Any) -> None:
@@ -108,8 +107,8 @@ def format_error(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def capture_library_logs(log: Log) -> Iterator[None]:
-    """Send library logs and warnings to `log` in the block. At level debug, include their debug
-    messages."""
+    """Send library logs from level warning on, and Python's warnings, to `log` in the block. If
+    `log` writes level debug, include all levels."""
     records = Records(log)
     handler = logging.StreamHandler(records)
     handler.setFormatter(records)  # type: ignore[arg-type]

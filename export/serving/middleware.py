@@ -61,8 +61,8 @@ class Exchange:
         self._gone: asyncio.Event | None = None
 
     async def receive(self) -> Message:
-        """Return the body as one ASGI message. The next call waits until the client has
-        disconnected."""
+        """Return the body as one ASGI message. Later calls wait until the request is cancelled, for
+        example because the client has disconnected, and return `http.disconnect`."""
         if self.body is not None:
             body, self.body = self.body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -72,8 +72,9 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Send a message of the application. If the request was cancelled, re-raise the
-        cancellation at the application's next await, so that it closes its generators."""
+        """Send a message of the application. If the request was cancelled, drop the message and
+        re-raise the cancellation at the application's next await, so that it closes its
+        generators."""
         try:
             await (self.answer(message) if self.cancelled is None else asyncio.sleep(0))
         except asyncio.CancelledError:
@@ -118,7 +119,7 @@ class Exchange:
         self.body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def watch(self) -> None:
-        """Cancel the application when the client disconnects.
+        """Cancel the application when the client disconnects before the response is complete.
 
         This needs a task, so only requests that take longer than `UNWATCHED` are watched.
         """
@@ -329,7 +330,8 @@ class Frame:
         return facts
 
     def _id(self, exchange: Exchange) -> bytes:
-        """Return the header X-Request-ID of the request if it is valid, or else a new id."""
+        """Return the header X-Request-ID of the request if it is 1 to 128 printable ASCII
+        characters without spaces, or else a new id."""
         request_id = exchange.headers.get(b"x-request-id")
         if request_id is not None and REQUEST_ID.fullmatch(request_id):
             return request_id

@@ -38,8 +38,9 @@ class ServedModel:
         """Run `function` with `args` and `options` in a thread and return its result.
 
         For an encoder, the model calls of `function` count as one request of about `rows` rows;
-        RequestError is raised if too many rows wait. For a model that generates, nothing is limited
-        and `rows` has no effect. Errors of `function` are raised unchanged.
+        RequestError is raised if too many rows wait or the server is shutting down. For a model
+        that generates, nothing is limited and `rows` has no effect. Errors of `function` are raised
+        unchanged.
         """
         if self.encoder is None:
             return await asyncio.to_thread(function, *args, **options)
@@ -84,7 +85,6 @@ class ServedModel:
 
     @property
     def embeds(self) -> bool:
-        """True if the model embeds texts."""
         return self.has_task(EMBED)
 
     @property

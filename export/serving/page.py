@@ -72,7 +72,7 @@ async def page() -> HTMLResponse:
 
 @router.get("/page/models")
 async def models(request: Request) -> JSONResponse:
-    """Return a list of the models, or only of the model in the path.
+    """Return a list of the models, or only of the model in the path; empty for an unknown name.
 
     Each has the fields `name`, `task` and `architecture`. A model that translates also has `pairs`,
     lists of a source and a target language. A model that fills masks has `mask`, its mask token, if
@@ -102,8 +102,8 @@ async def stream(request: Request, body: PageRequest) -> EventStream:
     """Stream a translation or a continuation as server-sent events.
 
     Each event is `{"text": ...}` with the next part. The last event is `{"done": true}`, or
-    `{"error": message}` if the model fails after the first part. The model generates greedily, or
-    samples with a `temperature`."""
+    `{"error": message}` if a later sentence is rejected. If the model fails, the stream ends
+    without either. Translations are greedy; a continuation is sampled if `temperature` is not 0."""
     model = served_models(request).choose(
         lambda model: model.translates or model.completes,
         "generate text",
@@ -131,7 +131,10 @@ async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[s
     """Return an iterator over the parts of the translation that `translate` returns with greedy
     search.
 
-    Raises RequestError 400 for languages that the model does not translate.
+    Raises:
+        RequestError: 400 for languages that the model does not translate; while iterating, if the
+            scheduler rejects a sentence.
+        ValueError: for a blank text, and TooLong for one that is too long.
     """
     direction = model.directions.find(body.source, body.target)
     if direction is None:
@@ -153,7 +156,7 @@ async def translation(model: ServedModel, body: PageRequest) -> AsyncGenerator[s
 async def sentences(
     model: ServedModel, plan: Plan, inputs: list[GenerationInput]
 ) -> AsyncGenerator[str, None]:
-    """Yield the translation of the text of `plan` in pieces, as soon as they are generated.
+    """Yield the translation of the only text of `plan` in pieces, as soon as they are generated.
 
     `inputs` are the generation inputs of its sentences, translated one after another. White space
     and untranslated parts of the text are yielded with the pieces.

@@ -34,6 +34,8 @@ def serve(
     """Serve the exports `sources` until SIGTERM or SIGINT. A second signal ends the process at
     once.
 
+    The process also exits, with code 0, if requests did not finish in time after the signal.
+
     Args:
         token: the token that clients must send; None if no token is required.
         say: called with each line to print, such as the address.
@@ -99,7 +101,8 @@ class Server:
         self.error: Exception | None = None  # the error that stopped the server
 
     def most_connections(self) -> int:
-        """Return the maximum number of connections that the settings and the system allow."""
+        """Return the maximum number of connections that the settings and the system allow. Log a
+        warning if the system allows fewer."""
         requested = self.settings.connections
         allowed = available_connections(requested)
         if allowed < requested:
@@ -156,7 +159,8 @@ class Server:
         self.connections.sweep(self.uvicorn.server_state.connections)
 
     async def start(self) -> bool:
-        """Load the models. Return False if a signal stopped the server before they were loaded."""
+        """Load the models. Return False if a signal or `fail` stopped the server before they were
+        loaded. Raises the errors of `Service.start`."""
         starting, stopped = (
             asyncio.create_task(self.service.start()),
             asyncio.create_task(self.stopping.wait()),
@@ -197,8 +201,8 @@ class Server:
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Handle SIGTERM and SIGINT with `stop` in the block. uvicorn's own handlers close the
-        listening socket at once."""
+        """Handle SIGTERM and SIGINT with `stop` in the block, but only in the main thread.
+        uvicorn's own handlers close the listening socket at once."""
         loop = asyncio.get_running_loop()
         # only the main thread may set signal handlers
         if threading.current_thread() is not threading.main_thread():

@@ -60,8 +60,8 @@ async def load(
     """Return the loaded model of `source`. The default numbers of workers and threads use `cores`
     CPU cores.
 
-    If there is a `process`, it runs the workers of models that generate. `metrics` counts what its
-    workers do.
+    If there is a `process`, it runs the workers of models that generate. `metrics` counts what the
+    workers of the model do. The caller closes the model's `backend`.
 
     Raises:
         UsageError: if a setting is not possible for the model.
@@ -96,7 +96,7 @@ async def generator(
     arranged: Arrangement,
     process: SchedulerProcess | None,
 ) -> tuple[TextRuntime, Client]:
-    """Return the text runtime of the model `source`, which generates, and its scheduler.
+    """Return the text runtime of the model `source`, which generates, and its started scheduler.
 
     The scheduler runs in `process`, or in this process if it is None. `events` get its metrics, and
     `arranged` has the numbers of workers and threads.
@@ -137,8 +137,8 @@ def arrangement_for(source: Source, settings: Settings, cores: int) -> Arrangeme
     """Return the numbers of workers and of threads for a model, by its size, `settings` and `cores`
     CPU cores.
 
-    Raises ValueError if config.json lacks a size of the model; the runtime checks the other fields
-    later.
+    Raises ValueError if config.json lacks a size of the model or has an invalid one; the runtime
+    checks the other fields later.
     """
     path = source.directory / CONFIG
     config = json_object(path, path.read_bytes())
@@ -224,7 +224,7 @@ class Service:
 
     async def watch(self, sometimes: Callable[[], None] = lambda: None) -> None:
         """Cancel requests that take too long, until the task is cancelled. `sometimes` is called
-        every half second."""
+        every half second. Errors are logged, also those of `sometimes`."""
         for tick in itertools.count():
             await asyncio.sleep(TICK)
             try:
@@ -268,7 +268,8 @@ class Service:
 def in_thread(function: Callable[[], Any]) -> asyncio.Future:
     """Run `function` in a thread and return a future of its result.
 
-    Unlike a thread of asyncio, the thread does not keep the process from ending.
+    Call it in the event loop. Unlike a thread of asyncio, the thread does not keep the process from
+    ending.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future = loop.create_future()

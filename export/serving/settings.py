@@ -210,7 +210,8 @@ def parse_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> 
     """Return the settings. The flags `args` take precedence over variables of the `environment`,
     and these over defaults.
 
-    Spaces separate the values of a variable. An empty variable counts as not set.
+    Spaces separate the values of a variable whose flag may be repeated. An empty variable counts as
+    not set.
 
     Raises:
         UsageError: if a variable has an invalid value.
@@ -227,8 +228,8 @@ def parse_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> 
 
 
 def read(name: str, text: str, field: dataclasses.Field) -> Any:
-    """Return the value of `field` in `text`. Raises UsageError if it is invalid; `name` is for the
-    message."""
+    """Return the value of `field` in `text`, a list if its flag may be repeated. Raises UsageError
+    if it is invalid; `name` is for the message."""
     kind = field.metadata["kind"]
     try:
         return [kind(word) for word in text.split()] if is_repeatable(field) else kind(text)
@@ -239,11 +240,12 @@ def read(name: str, text: str, field: dataclasses.Field) -> Any:
 def read_token(settings: Settings, environment: Mapping[str, str]) -> bytes | None:
     """Return the token that clients must send, or None if no token is required.
 
-    It comes from the file in the settings, or from a variable of the `environment`.
+    It comes from the file in the settings, or from a variable of the `environment`. White space
+    around it is removed.
 
     Raises:
         UsageError: if both the file and the variable are set.
-        ValueError: if the token is empty or has characters that a header cannot hold.
+        ValueError: if the token is empty, or has white space or characters that are not ASCII.
         OSError: if the file cannot be read.
     """
     file, variable = settings.token_file, environment.get(TOKEN)

@@ -36,8 +36,9 @@ def sources(
     `languages` are (model or None, source, target) of the flag --languages.
 
     Raises:
-        UsageError: if a name is not valid in a URL or occurs twice, or if no model translates a
-            pair of `languages`.
+        UsageError: if a path is empty, or a name is not valid in a URL or occurs twice. Also if a
+            pair of `languages` names a model that is missing or does not translate, or names none
+            and not exactly one translates.
         FileNotFoundError, NotADirectoryError, ValueError: if a path is not an export.
     """
     by_name: dict[str, Source] = {}
@@ -75,8 +76,8 @@ def parse_name(text: str) -> tuple[str, Path]:
 def find_translator(sources: Mapping[str, Source], name: str | None, pair: str) -> Source:
     """Return the source that the language pair `pair` of --languages is for.
 
-    It is that with this `name`, or for None the only one that translates. Raises UsageError if
-    there is none or several.
+    It is that with this `name`, or for None the only one that translates. `pair` is for messages
+    only. Raises UsageError if there is none or several, or that with the name does not translate.
     """
     if name is not None and name not in sources:
         raise UsageError(

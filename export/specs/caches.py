@@ -13,6 +13,8 @@ def cache_specs(
 ) -> tuple[TensorSpec, ...]:
     """Return the specs of the keys and values of each layer: key, then value of each attention.
 
+    `config` is the checkpoint's config.json. Shapes are (rows, heads, positions, width).
+
     Args:
         name: beginning of the names of all tensors, such as "present".
         rows: name of the first axis.

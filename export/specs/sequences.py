@@ -50,7 +50,8 @@ def axis_size(axis: int | str, config: dict) -> int | str:
 
 
 def head_outputs(config: dict, head: Head) -> tuple[TensorSpec, ...]:
-    """Return the specs of the outputs of a full-sequence graph with `head`."""
+    """Return the specs of the outputs of a full-sequence graph with `head`, without outputs that
+    `config` does not have."""
     return tuple(
         TensorSpec(
             output.name,
@@ -66,7 +67,7 @@ def sequence_specs(config: dict, architecture: str) -> dict[str, GraphSpec] | No
     """Return {"encoder": spec} of the full-sequence graph, or None if the class `architecture`
     generates.
 
-    `config` is the checkpoint's config.json.
+    `config` is the checkpoint's config.json, and `architecture` a key of `HEADS`.
     """
     head = HEADS[architecture]
     if head.generates:

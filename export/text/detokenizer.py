@@ -31,8 +31,8 @@ class Detokenizer:
         self.num_returned = 0  # number of characters of the text of `tokens` that were returned
 
     def add(self, token: int) -> str:
-        """Add the token id `token` and return the new text. It is empty while later tokens can
-        change it.
+        """Add the token id `token` and return the new text. It is empty for a special token, and
+        while later tokens can change it.
 
         Raises TokenizerError if the tokenizer fails.
         """

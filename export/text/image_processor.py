@@ -161,8 +161,8 @@ class ImageProcessor:
         """Return the pixel values of `image`, (C, H, W) float32, after all steps.
 
         `image` is a Pillow image or an array (H, W, C) or (C, H, W). Arrays hold whole numbers of 0
-        to 255, or fractions of 0 to 1. As in transformers, channels are first if the first and the
-        last axis could both be channels (1, 3 or 4).
+        to 255, or fractions of 0 to 1. Without the setting input_data_format, channels are first if
+        the first and the last axis could both be channels (1, 3 or 4), as in transformers.
 
         Raises:
             ValueError: if the array has other axes or values, or another number of channels than

@@ -51,7 +51,7 @@ class Directions:
     def find(self, source: str, target: str) -> Direction | None:
         """Return the direction from `source` to `target`, codes or names of the model in any case.
 
-        Return None if the model does not translate it.
+        Return None if the model does not translate it. Without `pairs`, every pair is accepted.
         """
         if not self.pairs:
             return Direction(source, target)
@@ -153,8 +153,9 @@ def sentence_languages(runtime: "TextRuntime") -> dict[str | None, str]:
 def resolve_pair(pair: Pair, codes: dict[str, str], has_words: bool) -> Pair:
     """Return `pair` in the codes of the model.
 
-    `codes` is {text that a client may send: code}. If `has_words`, only the target is checked.
-    Raises UsageError for a language that the model does not have.
+    `codes` is {text that a client may send: code}; if it is empty, nothing is checked. If
+    `has_words`, only the target is checked. Raises UsageError for a language that the model does
+    not have.
     """
     source, target = (codes.get(key(code), code) for code in pair)
     for code in (target,) if has_words else (source, target):

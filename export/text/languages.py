@@ -33,8 +33,9 @@ class Languages:
         """Return the token ids `rows`, each with the special tokens of its source language before
         and after it.
 
-        `src_lang` is the language of all rows, or a list with one for each row. Raise UsageError
-        for a language that the model lacks."""
+        `src_lang` is the language of all rows, or a list with one for each row. Raises UsageError
+        for None, a language that the model lacks, or a list of another length.
+        """
         ids = self.ids("src_lang", src_lang, len(rows))
         return [
             [language if id is None else id for id in self.before]
@@ -50,8 +51,8 @@ class Languages:
         errors.
 
         Raises:
-            UsageError: if the model has no languages, a language is unknown, or the number of
-                languages is not `count`.
+            UsageError: if the model has no languages, `languages` is None, a language is unknown,
+                or the number of languages is not `count`.
         """
         if not self.tokens:
             hint = (
@@ -91,8 +92,9 @@ class Languages:
         or None. `options` are the other options of generation.
 
         Raises:
-            UsageError: if there is no target language, if `options` select one too, if a language
-                is unknown, or if there is another number of languages than texts.
+            UsageError: if a multilingual model has no target language, if both `tgt_lang` and
+                `options` select one, if a language is unknown, or if there is another number of
+                languages than texts.
         """
         if tgt_lang is None:
             if self.tokens and self.target not in options and default not in self.tokens.values():

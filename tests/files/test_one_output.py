@@ -483,6 +483,13 @@ def test_arguments_that_do_not_go_together_are_refused(arguments, seen, expected
     check_message(capsys.readouterr().err, seen=seen, expected=expected)
 
 
+def test_too_many_results_per_line_name_the_flag(export, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["generate", str(export), "--num-beams", "2", "--n-best", "3"])
+    assert stopped.value.code == 2
+    check_message(capsys.readouterr().err, seen=("--n-best", 3), expected=("num_beams", 2))
+
+
 # ------------------------------------------------------------------------------------------- memory
 
 # Not `ru_maxrss`, which begins with what the process that started this one has.

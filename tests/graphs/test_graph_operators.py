@@ -4,12 +4,20 @@ noticed. The shapes are those of the paper's base model, BERT-base and GPT-2."""
 import collections
 
 import onnx
+import onnx_ir as ir
 import pytest
 from checkpoints import perturbed
+from messages import raises
 
 from vanilla_transformer.checkpoint_config import read_config
-from vanilla_transformer_export.exporting.graphs import GraphFormat, GraphSource, write_graphs
+from vanilla_transformer_export.exporting.graphs import (
+    GraphFormat,
+    GraphSource,
+    check_standard,
+    write_graphs,
+)
 from vanilla_transformer_export.graphs.config import Config
+from vanilla_transformer_export.graphs.ops import IR_VERSION
 from vanilla_transformer_export.graphs.weights import CheckpointWeights
 from vanilla_transformer_export.targets.registry import get_target
 
@@ -192,3 +200,11 @@ def written(checkpoint, target, dtype, role, folder):
         GraphSource(config, CheckpointWeights(checkpoint, config)), form, {role: spec}, folder
     )
     return histogram(folder / spec.file)
+
+
+def test_an_operator_of_onnxruntime_is_not_standard():
+    node = ir.node("SimplifiedLayerNormalization", [], domain="com.microsoft")
+    imports = {"": 18, "com.microsoft": 1}
+    graph = ir.Graph([], [], nodes=[node], opset_imports=imports, name="encoder")
+    with raises(ValueError, seen=("encoder", "com.microsoft"), expected="standard"):
+        check_standard(ir.Model(graph, ir_version=IR_VERSION))

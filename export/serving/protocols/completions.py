@@ -167,10 +167,8 @@ class Completion:
         return bool(self.stops) or self.input.top_logprobs is not None or self.is_empty
 
     def size(self, generated: list[Generated]) -> int:
-        """Return how much work `full_choices` is for the answers `generated`.
-
-        The unit is a character of text to tokenize that takes as long.
-        """
+        """Return the cost of `full_choices` for the answers `generated`, as the number of
+        characters whose tokenization takes as long."""
         tokens = (
             sum(len(result.tokens) for result in generated)
             + len(self.input.prompt) * self.input.scores_prompt
@@ -203,7 +201,7 @@ class Completion:
 
     def replay(self, generated: list[Generated]) -> Iterator[Chunk]:
         """Yield the parts of answers that were generated completely, token by token, up to stop
-        texts."""
+        texts. If no new token was requested, an answer is one empty part after the echo."""
         yield from self.echo(generated[0].prompt_logprobs)
         for index, result in enumerate(generated):
             if self.is_empty:
@@ -231,7 +229,8 @@ class Completion:
     def echo(self, known: list[TokenLogprobs] | None) -> Iterator[Chunk]:
         """Yield the echoed prompt as a part of each answer; nothing if it is not echoed.
 
-        `known` are the log probabilities of its tokens, None if they are not requested.
+        `known` are the log probabilities of its tokens after the first, None if they are not
+        requested.
         """
         if not self.begins and known is None:
             return
@@ -269,7 +268,7 @@ class Completion:
 
 
 def join_chunks(chunks: Iterable[Chunk]) -> list[Chunk]:
-    """Return complete choices by index, each joined from its chunks."""
+    """Return the complete choices, sorted by index, each joined from its chunks."""
     parts: dict[int, list[Chunk]] = {}
     for chunk in chunks:
         parts.setdefault(chunk["index"], []).append(chunk)

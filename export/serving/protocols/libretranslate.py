@@ -88,11 +88,13 @@ class Translated(BaseModel):
 
 
 class Language(BaseModel):
-    """A source language and its target languages."""
+    """A language and the languages it can be translated to."""
 
     code: str = Field(description="language code")
     name: str = Field(description="English name")
-    targets: list[str] = Field(description="codes of the target languages")
+    targets: list[str] = Field(
+        description="codes of the target languages; empty if no model translates from the language"
+    )
 
 
 SCHEMA = {"schema": Translation.model_json_schema()}
@@ -129,8 +131,8 @@ async def translate_texts(request: Request) -> JSONResponse:
 
 
 def check_counts(request: Request, model: ServedModel, body: Translation) -> None:
-    """Raise RequestError 400 if there are more texts than the setting `max_batch`, or more
-    alternatives than a worker has slots."""
+    """Raise RequestError 400 if there are more texts than the setting `max_batch`. A translation
+    and its alternatives must also fit into the slots of a worker."""
     assert model.scheduler is not None  # every model that translates has one
     max_texts = server_settings(request).max_batch
     if isinstance(body.q, list) and len(body.q) > max_texts:
@@ -150,8 +152,9 @@ def response_fields(
 ) -> dict[str, Any]:
     """Return the fields of a `Translated` response, by name.
 
+    If the request `body` has one text, the values are those of the text, not lists with one item.
     `translations` has all translations of each text, best first. `direction` has the source and
-    target language. `body` is the request.
+    target language. Alternatives that are empty or occur twice are omitted.
     """
     fields: dict[str, list] = {"translatedText": [best for best, *_ in translations]}
     if body.source == AUTO:
@@ -268,7 +271,8 @@ async def read_form(request: Request, kind: str) -> dict[str, Any]:
     Line breaks of `q` become "\\n", because browsers send "\\r\\n".
 
     Raises:
-        RequestError: 400 if the body is not a form in UTF-8.
+        RequestError: 400 if a URL-encoded body is not UTF-8.
+        HTTPException: 400 if a multipart body is not valid or has a file.
     """
     pairs: list[tuple[str, str]]
     if kind == FORMS[1]:
@@ -292,9 +296,9 @@ async def read_form(request: Request, kind: str) -> dict[str, Any]:
 
 
 def translators(request: Request, name: str | None = None) -> list[ServedModel]:
-    """Return the models that translate, or only the model in the path or `name`, that in the body.
+    """Return all models that translate, or only the model in the path, or else with this `name`.
 
-    Raises RequestError if there is none.
+    Raises RequestError: 404 for an unknown name, 400 if that model or no model translates.
     """
     models = served_models(request)
     in_path = name_in_path(request)
@@ -345,9 +349,10 @@ def only_source(models: list[ServedModel]) -> str:
 
 @router.get("/languages", response_model=list[Language])
 async def languages(request: Request) -> JSONResponse:
-    """Return the source languages of this server, each with its target languages.
+    """Return the languages of this server, each with its target languages.
 
-    The languages are sorted by their English names, the targets by their codes."""
+    A language that is only a target has no targets itself. The languages are sorted by their
+    English names, the targets by their codes."""
     targets: dict[str, set[str]] = {}
     for model in translators(request):
         for source, codes in model.directions.targets.items():

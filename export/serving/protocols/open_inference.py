@@ -235,13 +235,14 @@ async def infer(request: Request, name: str) -> Response:
 def parse_request(
     model: ServedModel, content: bytes, json_length: str | None, max_rows: int
 ) -> ParsedRequest:
-    """Return the request in `content`, checked.
+    """Return the request in `content`, checked except for its parameters.
 
     `json_length` is the header with the length of its JSON, if bytes follow it.
 
     Raises:
         UsageError, RequestValidationError: if the request is invalid.
-        TooLong: if it has more than `max_rows` rows, or a row has too many tokens.
+        TooLong: if it has more than `max_rows` rows, or if rows of token ids are too long for an
+            encoder. The lengths of texts are not checked yet.
     """
     body, binary = read_request(content, json_length)
     if body.model_name not in (None, model.name):
@@ -273,7 +274,7 @@ def parse_request(
 
 
 def check_widths(model: ServedModel, inputs: dict[str, np.ndarray]) -> None:
-    """Raise TooLong if the rows of an input, padding included, are longer than the model's maximum.
+    """Raise TooLong if rows of an encoder's input, padding included, are longer than its maximum.
 
     Outputs have the same padding, so wide padding would waste memory.
     """
@@ -398,7 +399,8 @@ async def generate_texts(model: ServedModel, parsed: ParsedRequest) -> list[str]
 
     Raises:
         UsageError: for an invalid option or language, and for several results per row.
-        TooLong: for a text that is too long.
+        TooLong: for a text or row that is too long.
+        RequestError: if the scheduler rejects the request.
     """
     parameters = dict(parsed.parameters)
     languages = {name: parameters.pop(name, None) for name in LANGUAGES}

@@ -327,8 +327,8 @@ async def embed(request: Request, body: EmbeddingRequest) -> Any:
 
     `data` in the response has an object for each input, in their order. Its field `embedding` is a
     list of numbers, or with the `encoding_format` base64 the bytes of little-endian float32. Texts
-    get the prompt of the export. Token ids are embedded unchanged. Inputs with too many tokens are
-    rejected."""
+    get the prompt of the export, token ids do not. Inputs with too many tokens are cut, or rejected
+    if the server has `--auto-truncate false`."""
     model = served_models(request).choose(
         lambda model: model.embeds, "embed texts", name_in_path(request), body.model
     )
@@ -360,7 +360,7 @@ def render_embeddings(
     Raises:
         TooLong: for an input that is too long and not truncated.
         UsageError: for an invalid number of dimensions.
-        ValueError: for an input without tokens, and a model that does not embed.
+        ValueError: for an input without tokens.
     """
     rows, prompt_length = encode_inputs(model, inputs, how)
     vectors = embedding.vectors(model.runtime, rows, prompt_length, body.dimensions)
@@ -385,12 +385,13 @@ def encode_inputs(
     model: ServedModel, inputs: list[Any], how: SimilarityParameters
 ) -> tuple[Sequence[Encoding | TokenRow], int]:
     """Return the tokens of each input, and the number of tokens of the export's prompt, 0 without
-    one.
+    one. Inputs of token ids get no prompt.
 
     `how` says whether inputs that are too long are truncated.
 
     Raises:
         TooLong: for an input that is too long and not truncated.
+        UsageError: for an empty text.
     """
     if not isinstance(inputs[0], str):
         return [cut_ids(ids, longest(model), how) for ids in inputs], 0

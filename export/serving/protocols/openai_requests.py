@@ -212,7 +212,7 @@ def parse_options(body: CompletionFields, defaults: dict[str, Any]) -> dict[str,
 
     Fields missing in the request come from `defaults`, those of generation_config.json, as in vLLM.
     Otherwise OpenAI's defaults apply: one completion of at most 16 tokens, sampled from all tokens.
-    The defaults of `n`, `max_tokens` and `num_beams` (1) are always these. With beams the default
+    The defaults of `n`, `max_tokens` and `num_beams` are always 1, 16 and 1. With beams the default
     temperature is 0. At temperature 0 the other fields of sampling have no effect.
 
     Raises:
@@ -252,10 +252,13 @@ async def parse_prompts(value: Any, runtime: TextRuntime, max_items: int) -> lis
     """Return the prompts in `value`, with their token ids. A missing or empty prompt becomes the
     model's first token.
 
+    `value` is a text, a row of token ids, or a list of either; None is a missing prompt.
+
     Raises:
         UsageError: for invalid prompts, for more than `max_items`, and for an empty prompt if the
             model has no first token.
-        RequestError: for too many token ids.
+        RequestError: for a row of more token ids than `max_position_embeddings`. Texts are not
+            checked.
     """
     inputs: list[Any] = [""] if value is None else parse_inputs("prompt", value, max_items, runtime)
     if not isinstance(inputs[0], str):
@@ -277,10 +280,11 @@ async def parse_prompts(value: Any, runtime: TextRuntime, max_items: int) -> lis
 
 def parse_inputs(name: str, value: Any, max_items: int, runtime: TextRuntime) -> list[Any]:
     """Return the list of texts, or of rows of token ids, in `value`, the field `name` of a request.
+    One text or row becomes a list.
 
     Raises:
         UsageError: for other values, for more than `max_items` and for ids outside the vocabulary.
-        RequestError: for too many token ids.
+            Lengths are not checked.
     """
     inputs = [value] if isinstance(value, str) else value
     if not isinstance(inputs, list) or not inputs:

@@ -133,9 +133,10 @@ async def run_task(
     model: ServedModel, name: str, body: PipelineRequest, parameters: dict[str, Any], max_rows: int
 ) -> Response:
     """Return the response of a task that does not generate. `name` is that of its pipeline,
-    `parameters` its options, and `max_rows` the most inputs of a request.
+    `parameters` its options, and `max_rows` the maximum number of inputs.
 
-    Raises UsageError or TooLong for wrong inputs, and RequestError if the model has too much work.
+    Raises UsageError or TooLong for wrong inputs, RequestValidationError for parameters of a wrong
+    type, and RequestError if the model has too much work.
     """
     form, task = FORMATS.get(name, Format()), PIPELINES[name]
     ours = {TEXT: read_texts, PAIR: read_pairs, IMAGE: read_images}
@@ -213,20 +214,23 @@ def find_texts(value: Any) -> list[str]:
 
 
 def read_texts(value: Any, max_rows: int) -> RequestInputs:
-    """Return the rows of `value`, a text or a list of texts. Raises TooLong for more than
-    `max_rows`, and UsageError for none."""
+    """Return the rows of `value`, a text or a list of texts; their types are not checked.
+
+    Raises TooLong for more than `max_rows` or a text of more than `MAX_CHARACTERS`, and UsageError
+    for none.
+    """
     return check_inputs(
         value if isinstance(value, list) else [value], isinstance(value, list), max_rows
     )
 
 
 def read_texts_as_list(value: Any, max_rows: int) -> RequestInputs:
-    """Return the rows of `value`: one text or pair, or a list of them.
+    """Return the rows of `value`: one text or pair (an object), or a list of them.
 
     The response to one input is a list too, which huggingface_hub expects.
 
     Raises:
-        TooLong: for more than `max_rows`.
+        TooLong: for more than `max_rows`, or a text of more than `MAX_CHARACTERS`.
         UsageError: for no rows.
     """
     return RequestInputs(read_texts(value, max_rows).rows, True)
@@ -253,7 +257,8 @@ def object_reader(*keys: str) -> Callable[[Any, int], RequestInputs]:
     """Return a function from (value, max_rows) to rows: an object with these `keys`, or a list of
     such objects.
 
-    It raises TooLong for more than `max_rows`, and UsageError for other values.
+    It raises TooLong for more than `max_rows` objects, or more items in a list of the second key,
+    and UsageError for other values.
     """
 
     def read(value: Any, max_rows: int) -> RequestInputs:
@@ -275,7 +280,8 @@ def object_reader(*keys: str) -> Callable[[Any, int], RequestInputs]:
 
 
 def read_images(value: Any, max_rows: int) -> RequestInputs:
-    """Return the rows of `value`, an image or a list of images. An image is bytes or base64.
+    """Return the rows of `value`, an image or a list of images, which are not decoded yet. An image
+    is bytes or base64.
 
     Raises TooLong for more than `max_rows`, and UsageError for none.
     """
@@ -352,7 +358,8 @@ def check_parameters(form: Format, task: Task, parameters: dict[str, Any]) -> di
     """Return the options of a task: the request's `parameters`, and the defaults of `form`.
 
     The signature of the task's function decides about names and types; the function itself checks
-    the values. Raises UsageError or RequestValidationError.
+    the values. Raises UsageError for an unknown name, and RequestValidationError for a missing
+    option or a wrong type.
     """
     fields = signature_fields(task_function(task)) if form.has_options else {}
     if unknown := sorted(parameters.keys() - fields.keys()):
@@ -420,7 +427,7 @@ def check_tag_windows(model: ServedModel, inputs: RequestInputs, options: dict[s
 
 def check_windows(tokens: int, new: int, why: str) -> None:
     """Raise TooLong if `tokens` tokens need more than `MAX_WINDOWS` windows with `new` more tokens
-    each.
+    each. Nothing is checked if `new` is not positive.
 
     `why` begins the message: the option that makes windows so small.
     """
@@ -541,8 +548,8 @@ async def generate_answers(
     one text, and a list of such lists for a list of texts.
 
     The key is translation_text or summary_text for these tasks. `task` is the name of the pipeline,
-    `parameters` are its options, and `max_rows` is the most texts of a request. Raises UsageError
-    or TooLong for wrong inputs, and RequestError if the model has too much work.
+    `parameters` are its options, and `max_rows` is the maximum number of texts. Raises UsageError,
+    ValueError or TooLong for wrong inputs, and RequestError if the model has too much work.
     """
     inputs = read_texts(body.inputs, max_rows)
     check_texts(inputs.rows)

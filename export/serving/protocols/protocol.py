@@ -51,8 +51,8 @@ def name_in_path(request: Request) -> str | None:
 
 @contextlib.contextmanager
 def validated(value: Any, *location: str) -> Iterator[None]:
-    """Convert errors of pydantic in the block to those of FastAPI. `location` is where `value` is
-    in the request."""
+    """Convert a ValidationError of pydantic in the block to a RequestValidationError of FastAPI.
+    `location` is where `value` is in the request."""
     try:
         yield
     except ValidationError as error:
@@ -65,7 +65,7 @@ def parse_body(content: bytes, model: type[Model]) -> Model:
 
     Raises:
         UsageError: if the body is not a JSON object.
-        RequestValidationError: if a field has another type.
+        RequestValidationError: if the fields do not fit `model`.
     """
     try:
         fields = json.loads(content)

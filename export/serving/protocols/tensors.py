@@ -79,13 +79,13 @@ def describe_tensor(tensor: TensorSpec) -> dict[str, Any]:
 
 
 def read_request(content: bytes, json_length: str | None) -> tuple[InferRequest, memoryview]:
-    """Return the request in `content`, and the bytes that follow its JSON.
+    """Return the request in `content`, and the bytes that follow its JSON, if any.
 
     `json_length` is the header with the length of the JSON, None if there is no more than JSON.
 
     Raises:
         UsageError: if the length is not a number or exceeds the body, or the JSON is not an object.
-        RequestValidationError: if a field has another type.
+        RequestValidationError: if a field is missing, unknown or of another type.
     """
     end = len(content)
     if json_length is not None:
@@ -108,11 +108,13 @@ def parse_inputs(
     """Return {name: array} of the input tensors of a request, whose JSON is `tensors`. Texts are
     strings in an array of objects.
 
-    `binary` are the bytes after the JSON, and `known` the inputs of the model.
+    `binary` are the bytes after the JSON, and `known` the inputs of the model. Whether one of these
+    is missing, and whether shapes fit the model, is not checked.
 
     Raises:
         UsageError: if a name is not `known` or occurs twice, if values do not fit the datatype or
-            the shape, or if the number of bytes is wrong.
+            the shape, if a size is less than 1, or if the number of bytes is wrong. Also for
+            tensors in shared memory.
     """
     specs = {tensor.name: tensor for tensor in known}
     arrays: dict[str, np.ndarray] = {}
@@ -152,7 +154,8 @@ def binary_size(tensor: InputTensor, remaining: int) -> int | None:
     """Return the number of bytes after the JSON that hold the values of `tensor`, or None if the
     JSON holds them.
 
-    `remaining` is the maximum. Raises UsageError for another value.
+    `remaining` is the maximum. Raises UsageError for another value, for a tensor in shared memory,
+    and for one with values in both places.
     """
     parameters = tensor.parameters or {}
     check_no_shared_memory(tensor.name, parameters)
@@ -177,8 +180,11 @@ def check_no_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
 
 
 def json_values(tensor: InputTensor, dtype: str) -> np.ndarray:
-    """Return the values of `tensor` in the JSON as an array of `dtype`. Raises UsageError if they
-    do not fit type or shape."""
+    """Return the values of `tensor` in the JSON as an array of `dtype`, of objects for `TEXTS`.
+
+    The array is flat or has the shape of `tensor`. Raises UsageError if the values do not fit type
+    or shape.
+    """
     if not isinstance(tensor.data, list):
         raise UsageError(f"data of {tensor.name} is {tensor.data!r:.60}, expected a list of values")
     # a numpy string type would reserve the size of the longest text for each value
@@ -255,7 +261,8 @@ def parse_outputs(body: InferRequest, known: Sequence[TensorSpec]) -> dict[str, 
     of `known`.
 
     Raises:
-        UsageError: if a name is not `known` or occurs twice, or a parameter is not supported.
+        UsageError: if a name is not `known` or occurs twice, or a parameter is not supported or has
+            another type.
     """
     in_binary = flag("binary_data_output", (body.parameters or {}).get("binary_data_output"), False)
     names = [tensor.name for tensor in known]
@@ -296,7 +303,8 @@ def render_answer(
     """Return the body of a response and its headers.
 
     `about` are fields of its JSON. `outputs` are arrays of objects for texts, and of the types of
-    `DATATYPES` for numbers. Those in `in_binary` follow the JSON as bytes.
+    `DATATYPES` for numbers. Those in `in_binary` follow the JSON as bytes. Raises ValueError if the
+    JSON would have NaN or infinity.
     """
     tensors, parts = [], []
     for name, values in outputs.items():

@@ -283,7 +283,8 @@ def has_tokenizer(model: ServedModel) -> bool:
 
 
 def longest(model: ServedModel) -> int:
-    """Return the maximum number of tokens of a text that the model reads."""
+    """Return the maximum number of tokens of a text that the model reads, including special
+    tokens."""
     limit = (
         model.runtime.info.config["max_position_embeddings"]
         if model.encoder is None
@@ -304,7 +305,8 @@ def model_type(model: ServedModel) -> dict[str, Any]:
 
 
 def encode(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) -> list[Encoding]:
-    """Return the encoding of each text, truncated if the request says so in `how`.
+    """Return the encoding of each text, with special tokens, truncated if the request says so in
+    `how`.
 
     Raises TooLong for a text that is too long without truncation.
     """
@@ -347,8 +349,9 @@ def rows_to_embed(
 ) -> tuple[list[Encoding | TokenRow], int]:
     """Return the tokens of each input, and the number of tokens of the prompt, 0 without one.
 
-    `how` has the truncation and the name of the prompt. Token ids are used unchanged. With a prompt
-    they are decoded first.
+    `how` has the truncation and the name of the prompt. Without a prompt, token ids are used
+    unchanged, apart from truncation. With one, they are decoded and encoded again after it. Raises
+    UsageError for an unknown prompt, and TooLong for an input that is too long without truncation.
     """
     runtime = model.runtime
     prompt = embedding.select_prompt(sentence_config(runtime), how.prompt_name, None)
@@ -403,7 +406,8 @@ def compute_states(
     inputs: Sequence[str | list[int]],
     how: EmbedAllRequest | SimilarityParameters,
 ) -> tuple[list[np.ndarray], int]:
-    """Return the hidden states (S, D) of each input, and the number of tokens of the prompt.
+    """Return the hidden states (S, D) of each input with its prompt, and the number of tokens of
+    the prompt, 0 without one.
 
     `inputs` are texts or token ids. `how` has the truncation and the name of the prompt.
     """
@@ -423,7 +427,7 @@ def vectors(
     """Return one vector (E,) for each input, without the last normalization of the export.
 
     `how` has the truncation and the name of the prompt. `width` is the number of values to return,
-    None for all.
+    from the start of each vector, None for all. Raises UsageError if a vector has fewer.
     """
     modules = model.runtime.sentence_modules
     steps = modules.steps

@@ -161,8 +161,10 @@ def check_number(name: str, inputs: Sequence[Any], max_items: int) -> None:
 
 
 def check_input(text: str, name: str) -> str:
-    """Return `text`. Raises UsageError if it is empty; `name` is for the message. White space is
-    accepted, as in text-embeddings-inference."""
+    """Return `text`. Raises UsageError if it is empty, and ValueError if it is not valid Unicode.
+
+    `name` is for the message. White space is accepted, as in text-embeddings-inference.
+    """
     if not text:
         raise UsageError(f"{name} is '', expected at least one character", name)
     return check_string(text, name)
@@ -199,6 +201,7 @@ def parse_inputs(
 def parse_sequences(value: Any) -> tuple[list[str | Pair], bool]:
     """Return a list of texts and pairs of texts, and True if the request has a list of them.
 
+    `value` is a text, a list of one or two strings (a text or a pair), or a list of such lists.
     Raises UsageError or RequestError for other values.
     """
     if isinstance(value, str):

@@ -100,7 +100,7 @@ def text_runs(html: str) -> list[TextRun]:
     characters, and white space becomes single spaces.
 
     Elements with `translate="no"` or the class `notranslate`, and those of `KEPT` and `RAW`, are
-    skipped.
+    skipped. `translate="yes"` includes an element again, but not those of `RAW`.
     """
     runs = []
     elements = Elements()
@@ -159,7 +159,11 @@ class Elements:
         return self.stack[-1][1] if self.stack else True
 
     def open(self, name: str, rest: str) -> None:
-        """Open the element `name`. `rest` is the text of the tag after the name."""
+        """Open the element `name`, in lower case. `rest` is the text of the tag after the name.
+
+        Elements that end implicitly where this one begins are closed. Void and self-closing
+        elements are not opened.
+        """
         while self.stack and name in ENDED_BY.get(self.stack[-1][0], ()):
             self.close(self.stack[-1][0])
         if name not in VOID and not rest.endswith("/"):

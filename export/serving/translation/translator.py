@@ -24,14 +24,15 @@ async def translate(
     splitting: Splitting = Splitting(),  # noqa: B008, it cannot change
     **options: Any,
 ) -> list[list[str]]:
-    """Return `num_return_sequences` translations of each text, best first.
+    """Return `num_return_sequences` translations of each text, those of beam search best first.
 
-    The first is the result of `TextRuntime.translate`; the second joins the second-best of each
-    sentence, and so on. `src_lang` and `tgt_lang` are the languages of a multilingual model.
+    The first joins the first result of each sentence, as `TextRuntime.translate` does; the second
+    joins the second results, and so on. `src_lang` and `tgt_lang` are the languages of a
+    multilingual model.
     `splitting` says how texts are split into sentences. `options` are those of `Runtime.generate`.
 
     Raises:
-        UsageError: if an option is invalid.
+        UsageError: if an option or a language is invalid.
         ValueError: if the export does not translate, or a text is blank.
         TooLong: if there are more than `MAX_SENTENCES`, or a sentence is too long for a slot.
         RequestError: if the scheduler rejects the request.
@@ -67,13 +68,14 @@ def plan_inputs(
     tgt_lang: str | None,
     options: dict[str, Any],
 ) -> tuple[Plan, list[GenerationInput]]:
-    """Return the plan of the translation, and a generation input for each sentence.
+    """Return the plan of the translation, and a generation input for each sentence that is not
+    copied.
 
     `splitting` says how `texts` are split into sentences. `src_lang` and `tgt_lang` are the
     languages of a multilingual model, and `options` are generation options.
 
     Raises:
-        UsageError: if an option is invalid.
+        UsageError: if an option or a language is invalid.
         ValueError: if the export does not translate, or a text is blank.
         TooLong: if there are more than `MAX_SENTENCES`, or a sentence is too long for a slot.
     """
@@ -88,10 +90,11 @@ def plan_inputs(
 
 
 def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitting) -> None:
-    """Raise TooLong for more than `MAX_SENTENCES`, or for a sentence that is too long for any slot.
+    """Raise TooLong for more than `MAX_SENTENCES`, or for a sentence with too many characters for
+    any slot.
 
-    This check needs no tokens, so it saves their memory. `splitting` says how `texts` are split
-    into sentences.
+    This check needs no tokens, so it saves their memory. Texts of at most `MAX_SENTENCES`
+    characters together always pass. `splitting` says how `texts` are split into sentences.
     """
     assert model.scheduler is not None
     if sum(map(len, texts)) <= MAX_SENTENCES:
@@ -111,8 +114,11 @@ def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitti
 def join_translations(
     model: ServedModel, plan: Plan, answers: Sequence[Sequence[Generated]], num_results: int
 ) -> list[list[str]]:
-    """Return `num_results` translations of each text, best first. `answers` are the results for
-    each sentence of `plan`."""
+    """Return `num_results` translations of each text. The first joins the first result of each
+    sentence, and so on.
+
+    `answers` has `num_results` results for each sentence of `plan` to translate.
+    """
     decoded = model.runtime.decode([answer.tokens for group in answers for answer in group])
     return [
         list(group)

@@ -88,7 +88,7 @@ def scoring(runtime: "TextRuntime", name: str | None) -> Scoring:
     """Return the function from logits to scores with this `name`; None is the export's default, by
     its config.
 
-    Raises UsageError for an unknown name.
+    Raises UsageError for an unknown name, and ValueError for an unknown activation in the export.
     """
     if name is not None:
         check_choice("function_to_apply", name, FUNCTIONS)
@@ -152,12 +152,13 @@ def zero_shot(
             is truncated, as in the pipeline.
         candidate_labels: list of labels, or a string with commas between the labels.
         hypothesis_template: statement about a text, with `{}` in place of the label.
-        multi_label: True if labels are independent of each other. Otherwise the scores of all
-            labels sum to 1.
+        multi_label: True if labels are independent of each other, as a single label always is.
+            Otherwise the scores of all labels sum to 1.
 
     Raises:
         UsageError: if there are no labels, or the template lacks `{}`.
-        ValueError: if no label of the model begins with "entail", or a text is invalid.
+        ValueError: if the export has no sequence classification head, no label of the model begins
+            with "entail", or a text is blank, invalid or too long with its hypothesis.
     """
     require(runtime, ZERO_SHOT)
     texts = check_texts(texts)
@@ -238,7 +239,7 @@ def make_hypothesis(template: object, label: str) -> str:
 
 def entailment_and_contradiction(runtime: "TextRuntime") -> tuple[int, int]:
     """Return the indices (entailment, contradiction) of the labels. As in the pipeline,
-    contradiction is the first label, or the last one if entailment is first.
+    contradiction is the first label, or the last one (-1) if entailment is first.
 
     Raises ValueError if no label begins with "entail".
     """

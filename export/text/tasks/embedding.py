@@ -106,8 +106,8 @@ def embed(
 def rows_to_embed(
     runtime: "TextRuntime", texts: Sequence[str], prompt: str = ""
 ) -> tuple[list[Encoding], int]:
-    """Return the tokens of `prompt` and each text, and the number of tokens of the prompt, 0
-    without one."""
+    """Return the tokens of `prompt` and each text together, and the number of tokens of the prompt,
+    0 without one. Rows are truncated to the export's maximum."""
     longest, lowers = length_and_case(runtime)
     lowered = normalizers.Lowercase().normalize_str if lowers else str
     rows = encode_texts(runtime, [lowered(prompt + text) for text in texts], Cut(longest))
@@ -126,7 +126,7 @@ def vectors(
 
     The first `prompt_length` tokens of a row are a prompt. `truncate_dim` is the number of values
     of each vector, by default all or what the export sets. The tokens of a `TokenRow` are used
-    unchanged.
+    unchanged. Raises UsageError unless `truncate_dim` is a positive integer.
     """
     modules = runtime.sentence_modules
     width = sentence_config(runtime).get("truncate_dim") if truncate_dim is None else truncate_dim
@@ -143,10 +143,10 @@ def similarity(runtime: "TextRuntime", first: np.ndarray, second: np.ndarray, /)
     (B, E).
 
     The export's `similarity_fn_name` selects `"cosine"` (the default), `"dot"`, `"euclidean"` or
-    `"manhattan"`. Euclidean and Manhattan distances are negated.
+    `"manhattan"`. Euclidean and Manhattan distances are negated. An array (E,) is one vector.
 
     Raises:
-        ValueError: if the arrays do not have two axes with the same E, or the export has another
+        ValueError: if the arrays have more than two axes or differ in E, or the export has another
             `similarity_fn_name`.
     """
     name = sentence_config(runtime).get("similarity_fn_name") or "cosine"
@@ -203,7 +203,8 @@ def count_prompt_tokens(prompt: Encoding) -> int:
 
 
 def length_and_case(runtime: "TextRuntime") -> tuple[int, bool]:
-    """Return the maximum number of tokens of a text, and True if texts are lowercased."""
+    """Return the maximum number of tokens of a text, including special tokens, and True if texts
+    are lowercased."""
     info = runtime.info
     names = sorted(name for name in info.manifest["files"] if LENGTH_CONFIG.fullmatch(name))
     config = json_object(info.directory / names[0], info.read(names[0]) or b"{}") if names else {}
@@ -219,7 +220,8 @@ def sentence_modules(runtime: "TextRuntime") -> SentenceModules:
     """Return the sentence modules of the export; without any, the mean of the token states.
 
     Raises:
-        ValueError: if the order or a setting of the modules is not supported.
+        ValueError: if the order or a setting of the modules is not supported, or weights are
+            missing or invalid.
     """
     info = runtime.info
     first, *rest = info.manifest.get("sentence_modules") or [
@@ -281,7 +283,7 @@ def pool(name: str, states: np.ndarray, skipped: int) -> np.ndarray:
 
 
 def normalize(vectors: np.ndarray) -> np.ndarray:
-    """Return the vectors scaled to length 1 over the last axis."""
+    """Return the vectors scaled to length 1 over the last axis. Zero vectors stay zero."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), SMALLEST_NORM)
 
 

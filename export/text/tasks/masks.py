@@ -34,11 +34,11 @@ def fill_mask(
 ) -> list[list[Any]]:
     """Return the best tokens for the mask in each text, as the pipeline "fill-mask" does. Each is
     `{"score": float, "token": int, "token_str": str, "sequence": str}`. A text with several masks
-    has a list for each mask.
+    has a list for each mask. The best token is first.
 
     Args:
         texts: strings with the tokenizer's mask token. They are not truncated.
-        top_k: number of tokens to return for each mask.
+        top_k: maximum number of tokens to return for each mask.
         targets: the only tokens to choose from. A target that is several tokens is replaced by its
             first token, with a warning.
 

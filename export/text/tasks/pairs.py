@@ -47,7 +47,7 @@ def choose(
 
     Raises:
         ValueError: if the export has no multiple choice head, the number of lists is not the number
-            of texts, or a text is blank or has too many tokens.
+            of texts, a list is empty, or a text or choice is blank or has too many tokens together.
     """
     require(runtime, CHOOSE)
     pairs = check_choices(texts, choices)

@@ -33,7 +33,7 @@ def answer(
     """Return the spans of each context that answer the question at the same index, best first.
 
     An answer is `{"score": float, "start": int, "end": int, "answer": str}`, where `answer` is
-    `context[start:end]`. A context that is too long for the model is read in overlapping windows,
+    `context[start:end]`. A context that is too long for one window is read in overlapping windows,
     each with the question. Results equal our pipeline "question-answering".
 
     Args:
@@ -51,8 +51,8 @@ def answer(
 
     Raises:
         UsageError: if an argument is out of range.
-        ValueError: if the export has no question answering head, the lists differ in length, a text
-            is blank, or a question is so long that windows cannot advance.
+        ValueError: if the export has no question answering head, the lists are empty or differ in
+            length, a text is blank, or a question is so long that windows cannot advance.
     """
     require(runtime, ANSWER)
     for name, value in (("top_k", top_k), ("max_answer_len", max_answer_len)):
@@ -125,7 +125,7 @@ def check_examples(questions: object, contexts: object) -> list[tuple[str, str]]
 def context_sequence(runtime: "TextRuntime") -> int:
     """Return the position, 0 or 1, of the context in the pair that the tokenizer reads.
 
-    As in the pipeline, padding is on the side of the question.
+    As in the pipeline, the context is second if the tokenizer pads on the right, else first.
     """
     return 1 if runtime.tokenizer_settings.padding_side == "right" else 0
 
@@ -225,8 +225,8 @@ def best_spans(
 
 
 def merge_spans(spans: list[dict], null_score: float | None) -> list[dict[str, Any]]:
-    """Return the spans, best first. Spans with the same text are merged, and their scores added.
-    The empty answer is included unless `null_score` is None."""
+    """Return the spans, best first. Spans with the same text, ignoring case, are merged, and their
+    scores added. The empty answer is included with `null_score`, unless that is None."""
     answers: dict[str, dict] = {}
     for span in spans:
         answers.setdefault(span["answer"].lower(), {**span, "score": 0.0})["score"] += span["score"]

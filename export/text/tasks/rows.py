@@ -158,8 +158,8 @@ def check_text(text: object, name: str) -> str:
 
 
 def check_string(text: object, name: str) -> str:
-    """Return `text`. Raises ValueError unless it is a string; it may be blank. `name` is what the
-    message calls it."""
+    """Return `text`. Raises ValueError unless it is a string of valid Unicode; it may be blank.
+    `name` is what the message calls it."""
     if isinstance(text, dict) or (isinstance(text, list | tuple) and len(text) == 2):
         raise ValueError(
             f"{name} is the pair {reprlib.repr(text)}, expected one text: this head does not read "
@@ -180,18 +180,19 @@ def check_unicode(text: str, name: str) -> None:
 
 def check_texts(texts: object) -> list[str]:
     """Return `texts` as a list. Raises ValueError unless they are a list of strings that are not
-    blank."""
+    blank, and for an empty list."""
     return [check_text(text, name) for text, name in with_names(check_list(texts, "strings"))]
 
 
 def check_strings(texts: object) -> list[str]:
-    """Return `texts` as a list. Raises ValueError unless they are a list of strings; they may be
-    blank."""
+    """Return `texts` as a list. Raises ValueError unless they are a list of strings, which may be
+    blank, and for an empty list."""
     return [check_string(text, name) for text, name in with_names(check_list(texts, "strings"))]
 
 
 def check_texts_or_pairs(texts: object) -> list[str | Pair]:
-    """Return strings unchanged and pairs as tuples. Raises ValueError for other items, or no list.
+    """Return strings unchanged and pairs as tuples. Raises ValueError for other items, an empty
+    list, or no list.
 
     A pair is two strings in a list, or a dict `{"text": ..., "text_pair": ...}`. Texts may be
     blank.
@@ -292,7 +293,7 @@ def run(
     runtime: "TextRuntime", rows: Sequence[Encoding | TokenRow], names: Sequence[str] | None = None
 ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
     """Run the model and yield the index and the outputs of each row, by name. Outputs have the
-    shape (S, ...) per token or (...) per row.
+    shape (S, ...) per token, without padding, or (...) per row.
 
     Rows of similar length run together, so the order differs. `names` are the names of rows in
     errors.

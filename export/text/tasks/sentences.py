@@ -49,8 +49,8 @@ DEFAULT_LANGUAGE = "en"
 def sentences_and_spaces(text: str, language: str = DEFAULT_LANGUAGE) -> Iterator[tuple[str, bool]]:
     """Yield the parts of `text` in order, each with True for a sentence or False for white space.
 
-    `language` is a code of ISO 639-1, also with script or region. Other languages are split like
-    English.
+    Joined, the parts are `text`; white space may be empty. `language` is a code of ISO 639-1, also
+    with script or region. Other languages are split like English.
     """
     for number, part in enumerate(LINE_BREAKS.split(text)):
         if number % 2:
@@ -64,7 +64,7 @@ def sentences_and_spaces(text: str, language: str = DEFAULT_LANGUAGE) -> Iterato
 
 
 def sentences_of_line(line: str, language: str) -> Iterator[tuple[str, bool]]:
-    """Yield the parts of a line, each with True for a sentence or False for white space.
+    """Yield the parts of a line in order, each with True for a sentence or False for white space.
 
     The line has no white space around it. `language` is a code of ISO 639-1, also with script or
     region.
@@ -84,9 +84,9 @@ def sentences_of_line(line: str, language: str) -> Iterator[tuple[str, bool]]:
 def is_end(line: str, start: int, match: re.Match, boundaries: set[int]) -> bool:
     """Return True if the mark of `match` ends the sentence that begins at `start` of `line`.
 
-    It does not if a lower-case letter follows, if it is a full stop after a single letter, a small
-    number or an abbreviation, or where sentencex sees no boundary. `boundaries` are the positions
-    where it sees one.
+    A mark of `WIDE_ENDS` always does. Another does not if a lower-case letter follows. A full stop
+    does not after a single letter, a small number or an abbreviation, or where sentencex sees no
+    boundary. `boundaries` are the positions where it sees one.
     """
     mark = line[match.start()]
     if mark in WIDE_ENDS:

@@ -53,7 +53,7 @@ def tag(
             label; `B-` begins a new entity. The others first give each word one label: `"first"` of
             its first token, `"average"` by the mean of its scores, `"max"` of the token with the
             best score.
-        ignore_labels: labels to omit.
+        ignore_labels: labels to omit; with aggregation, labels without `B-` and `I-`.
         stride: number of tokens that the windows of a long text share; needs aggregation.
 
     Raises:
@@ -227,8 +227,8 @@ def prefix_and_tag(label: str) -> tuple[bool, str]:
 
 
 def remove_overlaps(entities: list[dict]) -> list[dict[str, Any]]:
-    """Return the entities without overlaps between windows. The longest entity is kept; if two are
-    equally long, the one with the best score."""
+    """Return the entities by their start, without overlaps between windows. The longest entity is
+    kept; if two are equally long, the one with the best score."""
     kept: list[dict] = []
     for entity in sorted(entities, key=lambda entity: entity["start"]):
         if not kept or not kept[-1]["start"] <= entity["start"] < kept[-1]["end"]:

@@ -54,9 +54,10 @@ def translate(
         options: options of `Runtime.generate`, except for several translations per text.
 
     Raises:
-        UsageError: if an option is invalid, or the number of `seeds` is not the number of texts.
-        ValueError: if the export is not an encoder-decoder, a text is blank, or a sentence has more
-            tokens than the model has positions.
+        UsageError: if an option or a language is invalid, or the number of `seeds` is not the
+            number of texts.
+        ValueError: if the export is not an encoder-decoder, a text is blank or begins with an
+            unknown language word, or a sentence has more tokens than the model has positions.
     """
     options = check_single(option_fields.check(options))
     plan = make_plan(runtime, texts, Splitting(split, copy_letterless), src_lang, tgt_lang, options)
@@ -81,8 +82,10 @@ class Splitting(NamedTuple):
                 raise UsageError(f"{name} is {value!r:.60}, expected True or False")
 
     def in_language(self, runtime: "TextRuntime", src_lang: str | None) -> "Splitting":
-        """Return these options, with the language of the source language `src_lang` unless a
-        language is set."""
+        """Return these options with the language code of `src_lang`, unless a language is set.
+
+        `src_lang` is a name of the model, None for its default source language.
+        """
         return self._replace(language=self.language or runtime.sentence_languages.get(src_lang))
 
 
@@ -138,8 +141,8 @@ def make_plan(
 
     Raises:
         UsageError: for an unknown language, and for a value of `splitting` of another type.
-        ValueError: if the export is not an encoder-decoder, a text is blank, or a sentence has more
-            tokens than the model has positions.
+        ValueError: if the export is not an encoder-decoder, a text is blank or begins with an
+            unknown language word, or a sentence has more tokens than the model has positions.
     """
     require(runtime, TRANSLATE)
     splitting.check()
@@ -184,7 +187,7 @@ def check_arguments(
 
     Raises:
         UsageError: if an option or a language is invalid, even if every sentence is copied.
-        ValueError: if the export is not an encoder-decoder, or a text is blank.
+        ValueError: if a text begins with a language word, such as >>de<<, that the model lacks.
     """
     check_options(runtime.info, options)
     runtime.languages.check_words(texts)
@@ -217,7 +220,7 @@ def repeat_language(language: Choice, indices: list[int]) -> Choice:
 
 def split_text(runtime: "TextRuntime", text: str, splitting: Splitting) -> list[Part]:
     """Return the sentences of `text` and the white space between them. A language word at the start
-    of the text is repeated before each sentence that is translated.
+    of the text, such as >>de<<, is repeated before each sentence that is translated.
 
     `splitting` has the options: whether to split, what is copied, and the language.
     """
@@ -233,10 +236,8 @@ def split_text(runtime: "TextRuntime", text: str, splitting: Splitting) -> list[
 
 
 def sentence_part(sentence: str, prefix: str, splitting: Splitting) -> Part:
-    """Return the part of a plan for `sentence`: its text, and whether it is translated. `prefix`,
-    such as a language word, precedes it if it is translated and not copied.
-
-    `splitting` says whether sentences without letters are copied.
+    """Return the part of a plan for `sentence`. A sentence without letters is copied if `splitting`
+    says so, else it is translated, with `prefix`, such as a language word, before it.
     """
     is_translated = not splitting.copy_letterless or has_letters(sentence)
     return Part(prefix + sentence if is_translated else sentence, True, is_translated)
@@ -271,7 +272,7 @@ def translate_plan(
 ) -> list[str]:
     """Return the translation of each sentence of `plan`. Sentences of similar length run together.
 
-    A sentence that was cut at the limit is a warning. `seeds` has a seed for each sentence.
+    A sentence that was cut at the limit causes a warning. `seeds` has a seed for each sentence.
     `options` are generation options.
     """
     limit = plan.limit
@@ -301,8 +302,10 @@ def translate_plan(
 
 
 def max_new_tokens(runtime: "TextRuntime", options: dict[str, Any]) -> int:
-    """Return the maximum number of new tokens of a sentence: by the options, the export, or 512 at
-    most."""
+    """Return the maximum number of new tokens of a sentence: by the options, else by the export.
+
+    If neither sets it, it is 512, or the number of the model's positions if that is less.
+    """
     settings = {**runtime.info.defaults, **options}
     if settings.get("max_new_tokens") is not None:
         return settings["max_new_tokens"]
@@ -316,7 +319,7 @@ def max_new_tokens(runtime: "TextRuntime", options: dict[str, Any]) -> int:
 
 def is_cut(runtime: "TextRuntime", tokens: list[int], limit: int, options: dict[str, Any]) -> bool:
     """Return True if the model generated `limit` tokens, the row `tokens`, without an end token of
-    its own.
+    its own. An end token that is forced at the limit does not count.
 
     `options` are generation options, which may set the end token.
     """
