@@ -53,6 +53,15 @@ PARSED = {  # what is only parsed, and why
     "python benchmarks/fine_tuning.py ENCODER --data DATA --work WORK": (
         "an hour; test_quality.py runs it on a tiny encoder"
     ),
+    "python benchmarks/embeddings.py CHECKPOINT --texts FILE --openvino PYTHON": (
+        "an environment with OpenVINO, and else as without it"
+    ),
+    "python benchmarks/embeddings.py CHECKPOINT --texts FILE": (
+        "a checkpoint of sentence-transformers; test_embeddings_benchmark.py runs its worker"
+    ),
+    "python benchmarks/openvino_beams.py --openvino PYTHON": (
+        "an environment with OpenVINO; test_quick_runs.py runs it without"
+    ),
     "python benchmarks/sentence_splitting.py FILE": (
         "libraries of other sentence splitters, which nothing here needs"
     ),
