@@ -28,7 +28,7 @@ class CTranslate2Engine:
         from vanilla_transformer_export.scheduler.slot_batch import SlotSize
 
         self.info, self.admission = info, self
-        self.slot_size = SlotSize(ROWS, 512, 512)
+        self.slots, self.slot_size = ROWS, SlotSize(ROWS, 512, 512)
         self.translator = ctranslate2.Translator(
             str(model), compute_type="int8", inter_threads=workers, intra_threads=threads
         )

@@ -205,8 +205,12 @@ def omitted_files(source: str | os.PathLike, content: dict) -> list[str]:
 def file_names(source: str | os.PathLike) -> list[str]:
     """Return the sorted relative paths of the files of `source`, a directory or Hub id.
 
-    Of a directory they are at most one folder deep, and folders are included. For a Hub id they
-    come from the cached list of its files; the result is empty without that list.
+    Of a directory they are at most one folder deep, and folders are included. For a Hub id,
+    config.json is downloaded unless it is cached. The paths then come from the cached list of its
+    files, and are empty without that list.
+
+    Raises:
+        FileNotFoundError: if `source` is neither a directory nor found on the Hub or in its cache.
     """
     if os.path.isdir(source):
         root = Path(source)

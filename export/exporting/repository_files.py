@@ -85,10 +85,10 @@ def client_config(
 
 
 def give_token_types(path: Path) -> None:
-    """Change the class in tokenizer_config.json at `path` so that Transformers.js returns token
-    types.
+    """Replace a generic or missing tokenizer class in the file `path`, a tokenizer_config.json, so
+    that Transformers.js returns token types.
 
-    transformers does so by other fields of the file; Transformers.js goes by the class.
+    Other classes stay as they are. transformers decides by other fields of the file.
     """
     config = json.loads(path.read_text(encoding="utf-8"))
     if config.get("tokenizer_class", UNTYPED_TOKENIZERS[0]) in UNTYPED_TOKENIZERS:

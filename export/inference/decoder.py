@@ -156,8 +156,9 @@ class GraphSearch(Protocol):
     def advance(self, steps: int = SEARCH_STEPS) -> np.ndarray | None:
         """Run `steps` steps, or fewer if `max_new_tokens` is reached.
 
-        Greedy search returns the new tokens (B, T), also of rows that have ended. Beam search
-        returns `None`, because tokens of beams are only known at the end.
+        Greedy search returns the new tokens (B, T). Those of a row after its end token have no
+        meaning, and `ended` is also True for rows that ended in this call. Beam search returns
+        `None`, because tokens of beams are only known at the end.
         """
 
     def result(self) -> tuple[np.ndarray, np.ndarray | None]:

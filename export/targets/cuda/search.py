@@ -33,7 +33,8 @@ class GreedySearch:
     def advance(self, steps: int = SEARCH_STEPS) -> np.ndarray:
         """Run `steps` steps, or fewer at `max_new_tokens`, and return their tokens (B, T).
 
-        Rows that have ended have tokens too. `ended` says which they are.
+        Tokens of a row after its end token have no meaning. After the call `ended` is also True for
+        rows that ended in it. All rows end at `max_new_tokens`.
         """
         start, limit = self.num_tokens, self.options.max_new_tokens
         self.num_tokens = min(start + steps, limit)

@@ -50,7 +50,8 @@ def sentences_and_spaces(text: str, language: str = DEFAULT_LANGUAGE) -> Iterato
     """Yield the parts of `text` in order, each with True for a sentence or False for white space.
 
     Joined, the parts are `text`; white space may be empty. `language` is a code of ISO 639-1, also
-    with script or region. Other languages are split like English.
+    with script or region after a hyphen, as in de-AT. Other languages, and codes with an
+    underscore, are split like English.
     """
     for number, part in enumerate(LINE_BREAKS.split(text)):
         if number % 2:

@@ -48,10 +48,11 @@ def read_sentencepiece(path: Path, model_types: Collection[str] = ("unigram", "B
 
 
 def parse(path: Path) -> Any:
-    """Return the `ModelProto` of the file at `path`, of any model type.
+    """Read the SentencePiece model at `path`, of any type, and return its `ModelProto`.
 
-    Raises ImportError without the packages that read it, and ValueError for a damaged or foreign
-    file.
+    Raises:
+        ImportError: if sentencepiece or protobuf is not installed.
+        ValueError: if the file is damaged, or is no SentencePiece model.
     """
     try:
         from google.protobuf.message import DecodeError
