@@ -801,8 +801,9 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         `input_ids` (B, T) are the tokens that are not yet in the cache. `attention_mask` (B, past +
         T) is 0 for padding. `position_ids` (B, T) start at 0 and are counted by
         `config.position_ids_from` by default; left-padded rows need them if that is `"place"`.
-        With `use_cache=False` and no mask, positions that do not go up by 1 begin a packed sequence;
-        these do not see each other. `encoder_hidden_states` (B, S, D) come with `encoder_attention_mask` (B, S).
+        With `use_cache=False` and no mask, positions that do not go up by 1 begin another packed
+        sequence, and sequences do not see each other. `encoder_hidden_states` (B, S, D) come with
+        `encoder_attention_mask` (B, S).
         The cache `past_key_values` is extended in place; with `use_cache` a missing one is created.
         The output has it.
         """

@@ -288,8 +288,11 @@ class Options:
                 )
 
     def _check_length_penalty(self) -> None:
-        """Raise UsageError if a length with the exponent `length_penalty` is too large for float32,
-        or so small that scores divided by it fall below `EXCLUDED_SCORE`."""
+        """Raise UsageError if beam search would divide scores by a number that is too large for
+        float32, or so small that they fall below `EXCLUDED_SCORE`.
+
+        The number is a length up to `max_new_tokens` with the exponent `length_penalty`.
+        """
         lowest, highest = (
             math.log(limit) / math.log(max(self.max_new_tokens, 2))
             for limit in (1e-6, LARGEST_FLOAT32)

@@ -149,8 +149,8 @@ class ConversionPlan:
         modules.
 
         Raises:
-            FileExistsError: if `out` exists and may not be replaced. With `force` a checkpoint that
-                we wrote is replaced.
+            FileExistsError: if `out` exists and is not empty. With `force` it is replaced if it
+                holds only a checkpoint, an export or a Triton model that this package wrote.
             OSError: if the disk has no room for the weights.
         """
         with new_directory(out, force, [self.files.path]) as directory:

@@ -375,8 +375,8 @@ class CpuSeq2SeqDecoder:
     def bind(
         self, beams: int, caches: dict | None = None, logits: np.ndarray | None = None
     ) -> None:
-        """Bind the graph for `beams` rows of each input, to `caches` and `logits` that exist or to
-        new ones."""
+        """Bind the graph for `beams` rows of each input, to `caches` and `logits` if both are
+        passed, else to new ones."""
         sizes = {
             "rows": self.rows * beams,
             "batch_size": self.rows,
