@@ -12,7 +12,6 @@ import argparse
 import datetime
 import gzip
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -98,56 +97,33 @@ def work(engine: str, files: Path, checkpoint: str, threads: int) -> None:
 # --------------------------------------------------------------------------------------- comparison
 
 
-class Worker:
-    """A process that embeds with one engine; `python` is its interpreter."""
-
-    def __init__(self, engine: str, python: str, files: Path, args: argparse.Namespace):
-        command = [python, __file__, args.checkpoint, "--texts", str(files), "--worker", engine]
-        self.process = subprocess.Popen(
-            [*command, "--threads", str(args.threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.versions = self.read()
-        self.vectors = np.load(files / f"{engine}.npy")
-
-    def read(self):
-        """Return the next line that the process prints, as JSON."""
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self.process.args} ended, expected a line of JSON")
-        return json.loads(line)
-
-    def run(self) -> float:
-        """Embed all texts and return the seconds."""
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return self.read()
-
-
 def compare(files: Path, args: argparse.Namespace) -> dict:
     """Return {engine: record} of all engines that are there, which take turns."""
     from measure import spread
+    from workers import Worker
 
     pythons = {
         engine: args.openvino if engine.startswith("openvino") else sys.executable
         for engine in ENGINES
     }
+    settings = [args.checkpoint, "--texts", files, "--threads", args.threads]
     workers = {
-        engine: Worker(engine, python, files, args) for engine, python in pythons.items() if python
+        engine: Worker([python, __file__, *settings, "--worker", engine])
+        for engine, python in pythons.items()
+        if python
     }
     seconds = {engine: [] for engine in workers}
     for _ in range(args.repeats):
         for engine, worker in workers.items():
             seconds[engine].append(worker.run())
-    expected = workers["torch"].vectors
+    vectors = {engine: np.load(files / f"{engine}.npy") for engine in workers}
+    expected = vectors["torch"]
     return {
         engine: {
             "seconds": spread(seconds[engine]),
             "per_second": len(expected) / spread(seconds[engine])["median"],
-            "max_difference": float(np.abs(worker.vectors - expected).max()),
-            "min_cosine": float(cosines(worker.vectors, expected).min()),
+            "max_difference": float(np.abs(vectors[engine] - expected).max()),
+            "min_cosine": float(cosines(vectors[engine], expected).min()),
             "versions": worker.versions,
         }
         for engine, worker in workers.items()

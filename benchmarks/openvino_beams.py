@@ -10,7 +10,6 @@ our fp32. Without `--openvino` only our exports run.
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -86,32 +85,6 @@ def work(engine: str, files: Path) -> None:
         print(seconds, flush=True)
 
 
-class Worker:
-    """A process of one engine; `python` is its interpreter."""
-
-    def __init__(self, engine: str, python: str, files: Path):
-        self.process = subprocess.Popen(
-            [python, __file__, "--worker", engine, "--files", str(files)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.versions = self.read()
-
-    def read(self):
-        """Return the next line of JSON that the process prints; other lines are passed over."""
-        while line := self.process.stdout.readline():
-            if line[0] in "{0123456789":
-                return json.loads(line)
-        raise RuntimeError(f"{self.process.args} ended, expected a line of JSON")
-
-    def run(self, rows: str) -> float:
-        """Return the seconds of the rows in the file of this name."""
-        self.process.stdin.write(f"{rows}\n")
-        self.process.stdin.flush()
-        return self.read()
-
-
 def prepare(files: Path, quick: bool) -> None:
     """Write the models and the rows of each batch to `files`, unless they are there.
 
@@ -141,11 +114,15 @@ def compare(files: Path, openvino: str | None, repeats: int) -> None:
 
     `openvino` is the interpreter of OpenVINO's engines, which are left out without it.
     """
+    from workers import Worker
+
     pythons = {
         engine: openvino if engine.startswith("openvino") else sys.executable for engine in ENGINES
     }
     workers = {
-        engine: Worker(engine, python, files) for engine, python in pythons.items() if python
+        engine: Worker([python, __file__, "--worker", engine, "--files", files])
+        for engine, python in pythons.items()
+        if python
     }
     print(json.dumps({engine: worker.versions for engine, worker in workers.items()}))
     for batch in BATCHES:
