@@ -211,6 +211,7 @@ def file_names(source: str | os.PathLike) -> list[str]:
 
     Raises:
         FileNotFoundError: if `source` is neither a directory nor found on the Hub or in its cache.
+        NotADirectoryError: if `source` is a file.
     """
     if os.path.isdir(source):
         root = Path(source)

@@ -258,9 +258,11 @@ def check_replaceable(directory: Path, force: bool) -> None:
 
 
 def relative_files(directory: Path) -> Iterator[str]:
-    """Yield all files and empty folders in `directory`, as relative paths with slashes.
+    """Yield all files and empty folders in `directory` and its subfolders, as relative paths with
+    slashes.
 
-    Links are not followed.
+    A symbolic link is yielded like a file, also if it leads to a directory. An empty `directory`
+    yields ".".
     """
     for folder, names, files in os.walk(directory):
         links = [name for name in names if os.path.islink(os.path.join(folder, name))]

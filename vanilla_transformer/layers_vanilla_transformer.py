@@ -633,8 +633,8 @@ class VanillaPreTrainedModel(PreTrainedModel):
 def check_attention_implementation(config: VanillaTransformerConfig):
     """Raise ValueError if the attention implementation in `config` does not support the model.
 
-    FlashAttention and vLLM would silently leave out what they cannot do. Flex attention would fail
-    inside torch.
+    FlashAttention and vLLM would silently compute something else. Flex attention would fail inside
+    torch.
     """
     name = config._attn_implementation or ""
     unequal = "flash" in name and config.head_dim != config.value_head_dim
@@ -804,8 +804,8 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         With `use_cache=False` and no mask, positions that do not go up by 1 begin another packed
         sequence, and sequences do not see each other. `encoder_hidden_states` (B, S, D) come with
         `encoder_attention_mask` (B, S).
-        The cache `past_key_values` is extended in place; with `use_cache` a missing one is created.
-        The output has it.
+        The cache `past_key_values` is extended in place. With `use_cache`, by default
+        `config.use_cache`, a missing cache is created. The output has the cache.
         """
         check_attention_implementation(self.config)
         if encoder_hidden_states is not None and not self.has_cross_attention:

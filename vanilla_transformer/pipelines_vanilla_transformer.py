@@ -279,7 +279,8 @@ def choose_languages(
     options are empty.
 
     Raises:
-        ValueError: for a language that the tokenizer does not have.
+        ValueError: for a language that the tokenizer does not have. A tokenizer that is not
+            multilingual has none.
     """
     codes = getattr(tokenizer, "lang_code_to_id", None)
     if codes is None:  # NLLB's tokenizer

@@ -51,7 +51,8 @@ def outcome(model: OnnxModel, reference: Reference) -> Arrays:
 
 
 def outputs(model: OnnxModel, reference: Reference) -> Arrays:
-    """Return the outputs of a graph that reads full sequences, with zeros for padding."""
+    """Run `model`, whose graph reads full sequences, on the inputs of `reference`. Return {name:
+    output}, with zeros for padding."""
     spec = model.info.specs["encoder"]
     feeds = encoder_feeds(model.info, dict(reference.feeds))
     values = model.session("encoder").run([tensor.name for tensor in spec.outputs], feeds)

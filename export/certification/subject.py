@@ -105,7 +105,11 @@ class Subject:
     # ------------------------------------------------------------------- results of the reference
 
     def check_outputs(self) -> Comparison:
-        """Compare the outputs of the first run with torch's."""
+        """Compare the outputs of the first run with torch's.
+
+        This starts the first run if no other check did. A difference raises no error: it is in the
+        comparison.
+        """
         return compare_values(self.reference.results[TORCH], self.results, self.tolerance)
 
     def check_recorded(self) -> Comparison:

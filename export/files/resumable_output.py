@@ -279,8 +279,11 @@ def sha256_or_none(path: Path) -> str | None:
 
 
 def check_outside(output: Path, paths: Sequence[Path], export: Path) -> None:
-    """Raise UsageError if the directory `output` is inside the directory `export`, or contains one
-    of the inputs `paths`. `export` is an absolute path without symbolic links."""
+    """Raise UsageError if the directory `output` is in the directory `export`, is `export` itself,
+    or contains one of the inputs `paths`.
+
+    Symbolic links in `output` and `paths` are resolved. `export` is an absolute path without any.
+    """
     out = Path(os.path.realpath(output))
     if out.is_relative_to(export):
         raise UsageError(f"the output is {output}, inside the export: expected a place outside")

@@ -266,9 +266,11 @@ def held_out_error(
 
 
 def multiply_rows(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """Return `rows` (n, K) x `matrix` (K, N) in int8 with a scale for each row.
+    """Return the product of `rows` (n, K) and `matrix` (K, N) as int8 arithmetic computes it; all
+    are float32.
 
-    There are 255 levels if no value is negative, else 127.
+    `rows` are rounded with a scale for each row, and `matrix` with one for each column. The largest
+    absolute value of a row becomes 255, or 127 if `rows` have a negative value.
     """
     levels = np.float32(127 if rows.min() < 0 else 255)
     scales = np.maximum(np.abs(rows).max(axis=1, keepdims=True), TINY)

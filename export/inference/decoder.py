@@ -156,9 +156,10 @@ class GraphSearch(Protocol):
     def advance(self, steps: int = SEARCH_STEPS) -> np.ndarray | None:
         """Run `steps` steps, or fewer if `max_new_tokens` is reached.
 
-        Greedy search returns the new tokens (B, T). Those of a row after its end token have no
-        meaning, and `ended` is also True for rows that ended in this call. Beam search returns
-        `None`, because tokens of beams are only known at the end.
+        Greedy search returns the new tokens (B, T). Tokens of a row after its end token have no
+        meaning. Beam search returns `None`, because tokens of beams are only known at the end.
+        After the call `ended` is also True for inputs that ended in it. All inputs end at
+        `max_new_tokens`.
         """
 
     def result(self) -> tuple[np.ndarray, np.ndarray | None]:

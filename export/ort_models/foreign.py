@@ -103,7 +103,10 @@ class Graph:
         self.outputs = {value.name: value for value in self.session.inner.get_outputs()}
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return all outputs by name, for those of `feeds` that are inputs."""
+        """Run the graph on those of `feeds` that are its inputs, and return all outputs by name.
+
+        Feeds are cast to the dtypes of the inputs. Raises KeyError for a missing input.
+        """
         dtypes = {name: DTYPES[value.type] for name, value in self.inputs.items()}
         arrays = {name: feeds[name].astype(dtypes[name], copy=False) for name in dtypes}
         names = [*self.outputs]

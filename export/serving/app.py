@@ -207,7 +207,10 @@ class Errors:
 
 
 def within(path: str) -> str:
-    """Return `path` without a leading /models/NAME; at least "/"."""
+    """Return `path` without a leading /models/NAME, for any NAME, or "/" if nothing is left.
+
+    Other paths are returned unchanged.
+    """
     return MODEL_IN_PATH.sub("", path, count=1) or "/"
 
 

@@ -295,9 +295,10 @@ def new_size(old: tuple[int, ...], size: dict[str, int]) -> tuple[int, int]:
 
 
 def resize(pixels: np.ndarray, size: tuple[int, int], resample: int) -> np.ndarray:
-    """Return `pixels` (C, H, W) resized to (C, *size) with Pillow's filter `resample`.
+    """Return `pixels` (C, H, W) resized to `size` (height, width) with Pillow's filter `resample`.
 
-    Pillow resizes integers from 0 to 255, so fractions are scaled to them.
+    Integers from 0 to 255 give uint8. Fractions from 0 to 1 give float32 from 0 to 1; for Pillow
+    they are multiplied by 255 and truncated. An image of only 0 and 1 counts as integers.
 
     Raises:
         ValueError: for more than 4 channels, or for values outside of the range.

@@ -217,7 +217,8 @@ def read_list(front_matter: str, name: str) -> list[str]:
     """Return the strings of the field `name` in the YAML text `front_matter`; an empty list without
     the field.
 
-    The field may be one value, a list `[one, two]`, or lines that begin with `- `.
+    The field may be one value, a list `[one, two]`, or lines that begin with `- `. Values have no
+    spaces, and each line ends with a line feed.
     """
     match = re.search(rf"^{name}:(.*\n(?:[ \t]*- .*\n)*)", front_matter, re.MULTILINE)
     return re.findall(r"[^\s\[\],\"'-][^\s\[\],\"']*", match[1]) if match else []

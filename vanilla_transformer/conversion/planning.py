@@ -112,9 +112,15 @@ def plan_to_vanilla(
     source: str | PathLike,
     overrides: Overrides = Overrides(),  # noqa: B008, it is frozen
 ) -> ConversionPlan:
-    """Return the plan to convert the checkpoint `source` of another project into ours.
+    """Return the plan to convert the checkpoint `source` of another project into ours, without
+    converting it.
 
-    `overrides` are changes to it: config fields, tensors to leave out, and the variant of weights.
+    `source` is a directory or Hub id. `overrides` are changes to it: config fields, tensors to
+    leave out, and the variant of weights.
+
+    Raises:
+        UsageError: for a variant of a checkpoint in Marian's own format.
+        FileNotFoundError, ValueError: as in `plan_conversion`.
     """
     if os.path.isdir(source) and is_marian(Path(source)):
         return plan_marian(Path(source), overrides)

@@ -19,11 +19,11 @@ def marian_table(rows: int, width: int) -> torch.Tensor:
 
 
 def fairseq_table(rows: int, width: int, pad_token_id: int | None) -> torch.Tensor:
-    """Return tensor2tensor's sinusoids, of pos / 10000^(i / (width / 2 - 1)): (rows, width),
-    float32.
+    """Return the sinusoids of tensor2tensor and fairseq, of pos / 10000^(i / (width / 2 - 1)):
+    (rows, width), float32.
 
-    All sines come first, then all cosines, then a zero column if `width` is odd. Row `pad_token_id`
-    is 0, unless that is None.
+    Positions start at 0, and width / 2 is rounded down. All sines come first, then all cosines,
+    then a zero column if `width` is odd. Row `pad_token_id` is 0, unless that is None.
     """
     half = width // 2
     frequencies = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))

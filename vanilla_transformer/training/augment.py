@@ -116,7 +116,8 @@ def encode_again(
     """Return `row` with its text changed by `augment_text`, if that is not None, and encoded again
     by the task. `data` is the [data] of the recipe.
 
-    `random` makes the random numbers, and `tokenize` is the tokenizer.
+    `tokenize` is called as `tokenize(texts, random=random)`. `row` is not changed. It needs a
+    field "text" if `augment_text` is set.
     """
     if augment_text:
         row = row | {"text": augment_text(row["text"], random)}

@@ -76,7 +76,8 @@ def keep_labelled(model: PreTrainedModel, args: tuple, inputs: dict) -> tuple[tu
     """Add the mask `logits_to_keep` of the labelled tokens to `inputs`, if the model is in training
     mode.
 
-    It is a forward pre-hook and returns the arguments and inputs of the call.
+    The mask is False for labels of -100. Without labels nothing is added. `inputs` is changed in
+    place. This is a forward pre-hook and returns the arguments and inputs of the call.
     """
     if model.training and "labels" in inputs:
         inputs["logits_to_keep"] = inputs["labels"].ne(-100)
@@ -90,8 +91,10 @@ def make_trainer(
     model: PreTrainedModel,
     rows: dict[str, Any],
 ) -> Seq2SeqTrainer:
-    """Return the trainer of a run. `arguments` are the settings of the trainer. `rows` are {split:
-    examples}.
+    """Return the trainer of a run, whose method `train` starts it.
+
+    `arguments` are the settings of the trainer. `rows` are {split: examples}: "train", and
+    "validation" if the run is evaluated. Forward hooks are added to `model`.
 
     Raises:
         ValueError: for rows that do not fit the batches, teachers with other labels, and for

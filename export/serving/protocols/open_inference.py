@@ -276,7 +276,8 @@ def parse_request(
 def check_widths(model: ServedModel, inputs: dict[str, np.ndarray]) -> None:
     """Raise TooLong if rows of an encoder's input, padding included, are longer than its maximum.
 
-    Outputs have the same padding, so wide padding would waste memory.
+    Outputs have the same padding, so wide padding would waste memory. Inputs of a model that
+    generates are not checked.
     """
     if model.encoder is None:
         return

@@ -68,7 +68,7 @@ def sentences_of_line(line: str, language: str) -> Iterator[tuple[str, bool]]:
     """Yield the parts of a line in order, each with True for a sentence or False for white space.
 
     The line has no white space around it. `language` is a code of ISO 639-1, also with script or
-    region.
+    region after a hyphen, as in de-AT.
     """
     spaced = WHITE_SPACE.sub(" ", line)
     sentences = sentencex.segment(language.partition("-")[0], spaced) if ". " in spaced else []

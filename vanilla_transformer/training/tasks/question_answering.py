@@ -58,7 +58,8 @@ def questions(path: Path) -> list[dict]:
     """Return a dict for each question of a SQuAD file, with the keys id, question, context and
     answers.
 
-    Raises ValueError for another format, or no questions.
+    The answers are {"text": [...], "answer_start": [...]}, with empty lists for a question without
+    answers. Raises ValueError for another format, or no questions.
     """
     try:
         paragraphs = [
