@@ -236,9 +236,10 @@ class Runtime:
                 `max_new_tokens` and the score.
             seeds: one seed per input, in place of `seed`. The samples of an input then do not
                 depend on the other inputs.
-            max_new_tokens: maximum number of new tokens (20)
+            max_new_tokens: maximum number of new tokens; default: generation_config.json, else what
+                max_length leaves, else 20 (20)
             max_length: maximum number of tokens including the prompt; ignored if max_new_tokens is
-                set (None)
+                set, here or in generation_config.json (None)
             num_beams: number of beams of beam search; 1 is greedy search, or sampling if do_sample
                 is true (1)
             length_penalty: beam search: scores are divided by length^length_penalty (1.0)
@@ -260,7 +261,7 @@ class Runtime:
             bad_words_ids: token sequences that are never generated (None)
             min_new_tokens: minimum number of new tokens before the end token (0)
             min_length: minimum number of tokens including the prompt; ignored if min_new_tokens is
-                set (None)
+                set, here or in generation_config.json (None)
             forced_bos_token_id: token to generate first (None)
             forced_eos_token_id: token to generate last if max_new_tokens is reached (None)
             suppress_tokens: tokens that are never generated (None)

@@ -115,11 +115,17 @@ class Options:
         UsageError: for an invalid value, and for values that cannot be combined.
     """
 
-    max_new_tokens: int = option(COUNT, 20, "maximum number of new tokens")
+    max_new_tokens: int = option(
+        COUNT,
+        20,
+        "maximum number of new tokens; default: generation_config.json, else what max_length "
+        "leaves, else 20",
+    )
     max_length: int | None = option(
         COUNT,
         None,
-        "maximum number of tokens including the prompt; ignored if max_new_tokens is set",
+        "maximum number of tokens including the prompt; ignored if max_new_tokens is set, here or "
+        "in generation_config.json",
     )
     num_beams: int = option(
         COUNT,
@@ -184,7 +190,8 @@ class Options:
     min_length: int | None = option(
         COUNT_OR_0,
         None,
-        "minimum number of tokens including the prompt; ignored if min_new_tokens is set",
+        "minimum number of tokens including the prompt; ignored if min_new_tokens is set, here or "
+        "in generation_config.json",
     )
     forced_bos_token_id: int | None = option(
         TOKEN,

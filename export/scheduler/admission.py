@@ -249,6 +249,6 @@ class Admission:
             )
         if admitted.num_rows > size.rows:
             raise TooLong(
-                f"{admitted.num_rows} beams or sequences, expected at most {size.rows}, the slots "
-                "of a worker"
+                f"one input needs {admitted.num_rows} rows, the larger of num_beams and "
+                f"num_return_sequences, expected at most {size.rows}, the slots of a worker"
             )

@@ -124,7 +124,8 @@ def split_stacks(state_dict: Tensors) -> dict[str, Tensors]:
     stray = [name for name in state_dict if not name.startswith(sides)]
     if stray:
         raise ValueError(
-            f"unknown tensors {', '.join(stray)}, expected those of a torch.nn.Transformer"
+            f"unknown tensors {', '.join(stray)}, expected those of a torch.nn.Transformer: leave "
+            "them out of the state dict, and pass embeddings separately (--embeddings)"
         )
     if not any(".linear1.weight" in name for name in state_dict):
         raise ValueError(
