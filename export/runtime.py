@@ -236,8 +236,8 @@ class Runtime:
                 `max_new_tokens` and the score.
             seeds: one seed per input, in place of `seed`. The samples of an input then do not
                 depend on the other inputs.
-            max_new_tokens: maximum number of new tokens; default: generation_config.json, else what
-                max_length leaves, else 20 (20)
+            max_new_tokens: maximum number of new tokens; if max_length is set, by default what that
+                leaves (20)
             max_length: maximum number of tokens including the prompt; ignored if max_new_tokens is
                 set, here or in generation_config.json (None)
             num_beams: number of beams of beam search; 1 is greedy search, or sampling if do_sample

@@ -118,8 +118,7 @@ class Options:
     max_new_tokens: int = option(
         COUNT,
         20,
-        "maximum number of new tokens; default: generation_config.json, else what max_length "
-        "leaves, else 20",
+        "maximum number of new tokens; if max_length is set, by default what that leaves",
     )
     max_length: int | None = option(
         COUNT,
