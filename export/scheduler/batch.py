@@ -26,6 +26,13 @@ class Batch(Protocol):
         """
 
     @property
+    def should_grow(self) -> bool:
+        """True if parts should join the running ones instead of a smaller batch of another worker.
+
+        A step of one batch then costs less than the steps of two batches half as large.
+        """
+
+    @property
     def num_free_rows(self) -> int:
         """Number of rows that can join now."""
 

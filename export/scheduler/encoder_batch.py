@@ -209,6 +209,8 @@ class EncoderBatch:
         batches: all batches of the scheduler, which share the CPU; this one adds itself.
     """
 
+    should_grow = False  # nothing joins running rows
+
     def __init__(self, graph: EncoderGraph, batches: "list[EncoderBatch]"):
         self.graph = graph
         self.batches = batches

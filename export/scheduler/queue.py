@@ -13,6 +13,7 @@ JOIN_SIZE = 8
 # Seconds that a part of many rows, such as beams, may be overtaken by smaller parts. After that
 # nothing joins until it fits.
 MAX_OVERTAKEN = 0.5
+MAX_LEFT = 0.005  # seconds that a part is left to another batch, which should grow
 
 
 class RequestQueue:
@@ -27,6 +28,8 @@ class RequestQueue:
         self.num_rows = 0
         self.changed = threading.Condition()
         self.is_closed = False
+        # running parts of each batch before its current step, 0 if it should not grow
+        self.growing: dict[Batch, int] = {}
 
     def put(self, request: ClientRequest) -> None:
         """Add a request.
@@ -53,19 +56,21 @@ class RequestQueue:
         with self.changed:
             while True:
                 now = time.perf_counter()
+                self.growing[batch] = len(batch.running) if batch.should_grow else 0
                 if self.requests and self.is_worth_joining(batch, now, last_join):
                     return self.select(batch, now)
                 if not is_empty:
                     return []
                 if self.is_closed and not self.requests:
                     return None
-                self.changed.wait(batch.join_delay if self.requests else None)
+                self.changed.wait((batch.join_delay or MAX_LEFT) if self.requests else None)
 
     def is_worth_joining(self, batch: Batch, now: float, last_join: float) -> bool:
         """Return True if parts should join `batch` now instead of waiting for more.
 
-        After `close` no more requests arrive. Parts then join once one of these numbers of rows is
-        free: JOIN_SIZE, all waiting rows, or as many as there are running parts.
+        They may also be left to another batch. After `close` no more requests arrive. Parts then
+        join once one of these numbers of rows is free: JOIN_SIZE, all waiting rows, or as many as
+        there are running parts.
 
         Args:
             batch: the batch.
@@ -75,9 +80,18 @@ class RequestQueue:
         free = batch.num_free_rows
         if self.is_closed:
             return free >= min(JOIN_SIZE, self.num_rows, len(batch.running))
+        if self.is_left_to_another(batch, now):
+            return False
         waited = now - max(self.requests[0].arrived_at, last_join)
         is_due = waited >= batch.join_delay
         return free > 0 and (is_due or min(self.num_rows, free) >= JOIN_SIZE)
+
+    def is_left_to_another(self, batch: Batch, now: float) -> bool:
+        """Return True if `batch` should leave the next parts to a batch with more running parts,
+        which should grow. `now` is the time, in seconds of `time.perf_counter`."""
+        if now - self.requests[0].arrived_at > MAX_LEFT:
+            return False
+        return len(batch.running) < max(self.growing.values())
 
     def select(self, batch: Batch, now: float) -> list[RequestPart]:
         """Remove and return the parts that fit into `batch`, taking one part of each request in

@@ -21,7 +21,7 @@ from ..model import OnnxModel
 from ..specs.graph_spec import TensorSpec, concrete_shape
 from .batch import WAIT_PER_PART
 from .beam_groups import BeamGroups, assign_slots, group_beams, joined_beams
-from .capacity import chunk_length, sources_length
+from .capacity import chunk_length, sources_length, well_filled
 from .sequence_group import SequenceGroup
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class SlotBatch:
         self.spec = info.specs[step]
         self.encodes = "encoder" in info.specs
         self.chunk = chunk_length(info.config)
+        self.well_filled = well_filled(info.config)
         self.sources_length = sources_length(info.config)
         caches = [
             tensor for tensor in self.spec.inputs if tensor.name.startswith("past_key_values")
@@ -121,6 +122,10 @@ class SlotBatch:
     @property
     def join_delay(self) -> float:
         return WAIT_PER_PART * len(self.running)
+
+    @property
+    def should_grow(self) -> bool:
+        return 0 < len(self.running) < self.well_filled and self.num_free_rows > 0
 
     @property
     def num_free_rows(self) -> int:

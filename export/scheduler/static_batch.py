@@ -23,6 +23,8 @@ class StaticBatch:
     The next rows start when all have finished.
     """
 
+    should_grow = False  # nothing joins running rows
+
     def __init__(self, model: OnnxModel, rows: int):
         self.model = model
         self.capacity = rows

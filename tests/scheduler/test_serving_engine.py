@@ -30,6 +30,7 @@ from vanilla_transformer_export.scheduler.capacity import (
     chunk_length,
     slots_per_worker,
     sources_length,
+    well_filled,
 )
 from vanilla_transformer_export.scheduler.queue import RequestQueue
 from vanilla_transformer_export.scheduler.request import LENGTH, STOP
@@ -498,6 +499,33 @@ def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
     assert joining() == 3  # all that is left
 
 
+def test_new_rows_join_the_larger_batch_until_it_is_well_filled(exported_for, monkeypatch):
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_LEFT", 1000.0)
+    engine = engine_of(exported_for(DECODER, "cpu")[1], slots=16, workers=2)
+    job = engine.admission.admit([5], dict(max_new_tokens=20, min_new_tokens=20))
+    queue = RequestQueue()
+    larger, smaller = (worker.batch for worker in engine.scheduler.workers)
+    larger.well_filled = smaller.well_filled = 4
+
+    def joining(batch, count):
+        for _ in range(count):
+            queue.put(start_request([job], lambda *update: None))
+        parts = queue.take(batch)
+        batch.join(parts)
+        return len(parts)
+
+    assert [joining(smaller, 1), joining(larger, 2), joining(larger, 0)] == [1, 2, 0]
+    assert joining(smaller, 1) == 0  # left to the larger one
+    assert joining(larger, 0) == 1
+    assert joining(smaller, 1) == 0
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_LEFT", 0.0)
+    assert joining(smaller, 0) == 1  # it has been left for long enough
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_LEFT", 1000.0)
+    assert [joining(larger, 2), joining(larger, 0)] == [2, 0]
+    assert joining(smaller, 1) == 1  # the larger one is well filled
+
+
 def test_a_run_of_many_rows_is_not_overtaken_for_ever(exported_for, monkeypatch):
     monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_OVERTAKEN", 0.0)
     monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
@@ -609,6 +637,7 @@ def test_small_models_run_in_workers_and_large_ones_with_all_threads():
     assert arrange_workers(tiny, 4, workers=1, threads=3) == Arrangement(1, 3)
     assert [chunk_length(config) for config in (tiny, base, gpt2)] == [256, 32, 16]
     assert [sources_length(config) for config in (tiny, base)] == [512, 122]
+    assert [well_filled(config) for config in (tiny, base, gpt2)] == [24, 0, 0]
     assert (
         slots_per_worker(2, 4_000_000) == 32
         and slots_per_worker(1, 100_000_000) == 10
