@@ -200,7 +200,7 @@ def floors_table(result):
 
 def offline_table(models):
     rows = [
-        [f"{model}, {dtype}, {name}", spread(engine["per_second"]), f"{100 * engine['same']:.1f}%"]
+        [f"{model}, {dtype}, {name}", spread(engine["per_second"]), share(engine["same"])]
         for model, part in models.items()
         for dtype, engines in part["found"].items()
         for name, engine in engines.items()
@@ -211,6 +211,10 @@ def offline_table(models):
         "same tokens as the runtime",
     ]
     return table("without HTTP", header, rows)
+
+
+def share(same):
+    return "-" if same is None else f"{100 * same:.1f}%"  # None: texts, not tokens
 
 
 def saturation_table(models):
