@@ -1,4 +1,4 @@
-"""Pipelines of transformers, and our own `pipeline`, over exports and over the torch checkpoint."""
+"""Tests of our `pipeline` over exports, against transformers over the torch checkpoint."""
 
 import pytest
 import transformers
@@ -28,7 +28,7 @@ TASKS = {
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_pipeline_gives_what_it_gives_with_torch(saved, task, capfd):
+def test_pipeline_matches_torch(saved, task, capfd):
     name, inputs, arguments = TASKS[task]
     exported = saved(name)
     actual = pipeline(task, model=exported.directory)(*inputs, **arguments)
@@ -37,7 +37,7 @@ def test_a_pipeline_gives_what_it_gives_with_torch(saved, task, capfd):
     assert "is not supported" not in capfd.readouterr().err
 
 
-def test_a_pipeline_is_saved_and_opened_again(saved, tmp_path):
+def test_saved_pipeline_gives_same_results(saved, tmp_path):
     pipe = pipeline("text-classification", model=saved("classify").directory)
     pipe.save_pretrained(tmp_path)
     again = pipeline("text-classification", model=tmp_path)
@@ -50,7 +50,7 @@ def test_a_pipeline_is_saved_and_opened_again(saved, tmp_path):
     assert again(picture) == images(picture)
 
 
-def test_pipeline_takes_objects_and_a_tokenizer_and_arguments_of_from_pretrained(saved):
+def test_pipeline_accepts_model_tokenizer_and_model_kwargs(saved):
     directory = saved("classify").directory
     model = ORTModelForSequenceClassification.from_pretrained(directory)
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
@@ -65,7 +65,7 @@ def test_pipeline_takes_objects_and_a_tokenizer_and_arguments_of_from_pretrained
     assert actual(TEXTS) == expected
 
 
-def test_wrong_tasks_are_one_line(saved):
+def test_unsupported_task_raises(saved):
     directory = saved("classify").directory
     with pytest.raises(KeyError, match="Unknown task no-task"):
         pipeline("no-task", model=directory)
@@ -75,7 +75,7 @@ def test_wrong_tasks_are_one_line(saved):
         pipeline("ner", model=directory)
 
 
-def test_a_tokenizer_that_does_not_fit_is_one_line(saved):
+def test_tokenizer_that_does_not_fit_model_raises(saved):
     tokenizer = transformers.AutoTokenizer.from_pretrained(saved("classify").directory)
     pipe = pipeline("translation", model=saved("seq2seq").directory, tokenizer=tokenizer)
     with pytest.raises(ValueError, match="model's vocabulary has 48 entries"):
