@@ -77,9 +77,10 @@ def test_path_error_is_one_line_with_path_and_reason(tmp_path, monkeypatch, plac
     check_message(message, seen=(tmp_path / place, reason))
 
 
-def test_error_of_file_descriptor_has_its_number_and_reason():
+def test_error_of_file_descriptor_is_one_line_with_number_and_reason():
     message = error_message(FileNotFoundError(errno.ENOENT, "No such file or directory", 7))
     check_message(message, seen=(7, "No such file or directory"))
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("error", [KeyError("name"), RuntimeError("a mistake"), AssertionError()])

@@ -13,6 +13,7 @@ import sentencepiece
 import torch
 import transformers
 from checkpoints import edit_json
+from command_line import read_error
 from families import assert_exact, compute_outputs, make_arguments, random_config, random_model
 from messages import check_message, raises
 from safetensors.torch import load_file, save_file
@@ -633,20 +634,26 @@ def test_command_converts_in_both_directions(bert, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["architecture"] == "BertForMaskedLM"
 
 
-def test_command_error_names_file_and_field(bert, tmp_path):
+def test_command_error_is_one_line_with_file_and_field(bert, tmp_path):
     edit_json(bert[0] / "config.json", is_decoder=True)
-    with raises(SystemExit, seen=("config.json", "is_decoder", True), expected=False):
-        main(["convert", str(bert[0]), str(tmp_path / "ours")])
+    message = read_error("convert", bert[0], tmp_path / "ours")
+    check_message(message, seen=("config.json", "is_decoder", True), expected=False)
 
 
-def test_converted_checkpoint_contains_model_code_and_auto_map(bert, tmp_path):
+def test_converted_checkpoint_has_code_and_auto_map_of_saved_model(bert, tmp_path):
+    """test_remote_code.py runs the code of saved models without the package."""
     convert(bert[0], tmp_path / "ours")
-    names = {path.name for path in (tmp_path / "ours").iterdir()}
-    assert {
+    model = vanilla_transformer.VanillaEncoderForMaskedLM.from_pretrained(tmp_path / "ours")
+    model.save_pretrained(tmp_path / "saved")
+    saved, ours = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).glob("*.py")}
+        for name in ("saved", "ours")
+    )
+    assert saved == ours and ours.keys() == {
         "configuration_vanilla_transformer.py",
         "layers_vanilla_transformer.py",
         "modeling_vanilla_transformer.py",
-    } <= names
+    }
     config = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert config["auto_map"] == vanilla_transformer.VanillaEncoderConfig.default_auto_map
     assert config["architectures"] == ["VanillaEncoderForMaskedLM"]

@@ -288,9 +288,13 @@ def test_error_names_missing_file(name, raw):
         plan_conversion(raw)
 
 
-def test_error_names_two_vocabularies(raw):
-    (raw / "trg.vocab.yml").write_text("</s>: 0")
-    with raises(FileNotFoundError, seen=("trg.vocab.yml", "vocab.yml")):
+@pytest.mark.parametrize(
+    "name, pattern", [("model2.npz", "*.npz"), ("trg.vocab.yml", "*vocab.yml")]
+)
+def test_error_names_two_models_or_vocabularies(name, pattern, raw):
+    [file] = raw.glob(pattern)
+    shutil.copyfile(file, raw / name)
+    with raises(FileNotFoundError, seen=(name, file.name), expected="one"):
         plan_conversion(raw)
 
 

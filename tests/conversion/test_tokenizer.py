@@ -1,6 +1,7 @@
 """Training of tokenizers: rules for all kinds, white space, bytes, characters and BPE dropout."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -346,9 +347,11 @@ def test_byte_tokenizer_has_requested_vocab_size(byte_tokenizer):
 
 
 @pytest.mark.parametrize("vocab_size, remedy", [(259, "larger"), (5000, "smaller")])
-def test_unreachable_byte_vocab_size_is_rejected(vocab_size, remedy):
-    with raises(ValueError, expected=(vocab_size, remedy)):
+def test_unreachable_byte_vocab_size_is_rejected_with_reachable_size(vocab_size, remedy):
+    with raises(ValueError, expected=(vocab_size, remedy)) as caught:
         train_tokenizer(LINES, vocab_size, kind="byte-bpe")
+    reachable = int(re.search(r"\d+", str(caught.value))[0])
+    assert len(train_tokenizer(LINES, reachable, kind="byte-bpe")) == reachable != vocab_size
 
 
 def test_byte_tokenizer_offsets_exclude_leading_space(byte_tokenizer):

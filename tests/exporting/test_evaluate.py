@@ -341,9 +341,10 @@ def test_generation_options_are_rejected_for_perplexity(exported, files):
         evaluate(exported("causal")[1], text=files["text"], num_beams=2)
 
 
-def test_perplexity_of_empty_text_is_rejected(exported, tmp_path):
-    (tmp_path / "text").write_text("")
-    with raises(ValueError, seen=0, expected=2):
+@pytest.mark.parametrize("text, count", [("", 0), ("a", 1)])
+def test_perplexity_of_fewer_than_2_tokens_is_rejected(exported, tmp_path, text, count):
+    (tmp_path / "text").write_text(text)
+    with raises(ValueError, seen=f"{count} tokens", expected=2):
         evaluate(exported("causal")[1], text=tmp_path / "text")
 
 

@@ -4,6 +4,7 @@ tokens suppressed."""
 import json
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from checkpoints import perturbed
@@ -62,9 +63,9 @@ def test_shortlist_matches_full_model_with_other_tokens_suppressed(name, target,
     assert type(model.lm_head) is torch.nn.Linear
 
 
-def test_quantized_shortlist_generates_only_its_tokens(tmp_path):
+def test_quantized_shortlist_shrinks_output_matrix_and_generates_only_its_tokens(tmp_path):
     build("causal").save_pretrained(tmp_path / "checkpoint")
-    export(
+    manifest = export(
         tmp_path / "checkpoint",
         tmp_path / "out",
         cases=2,
@@ -74,6 +75,10 @@ def test_quantized_shortlist_generates_only_its_tokens(tmp_path):
     )
     tokens = Runtime(tmp_path / "out").generate(np.array([[5, 6, 7]]), max_new_tokens=12)[0, 3:]
     assert set(tokens.tolist()) <= {*TOKENS, 0, 1, 2, 3}
+    graph = onnx.load(tmp_path / "out" / "onnx" / "model.onnx").graph
+    shapes = [tuple(weight.dims) for weight in graph.initializer]
+    # (D, V) of the narrow embeddings; the input embeddings are (V, D)
+    assert (24, len(manifest["shortlist"])) in shapes and (24, 48) not in shapes
 
 
 @pytest.mark.parametrize("tokens, seen", [([], ()), ([5, 48], (5, 48)), ([-1, 3], (-1, 3))])

@@ -73,23 +73,27 @@ def graph_files(name):
     )
 
 
+@pytest.mark.parametrize("share", [0, 0.5, 1], ids=["first", "middle", "last"])
 @pytest.mark.parametrize(
     "name, file",
     [(name, file) for name in ("encoder", "causal", "seq2seq") for file in graph_files(name)],
 )
-def test_changed_weight_is_detected(exported, tmp_path, name, file):
-    """The change is 1e-2, in the middle of the weight of the last MatMul."""
+def test_changed_weight_is_detected_in_first_middle_and_last_matmul(
+    exported, tmp_path, name, file, share
+):
+    """The change is 1e-2, in the middle of the weight."""
 
     def change(graph):
         names = {node.input[1] for node in graph.node if node.op_type == "MatMul"}
         matrices = [weight for weight in graph.initializer if weight.name in names]
-        values = numpy_helper.to_array(matrices[-1]).copy()
+        matrix = matrices[int(share * (len(matrices) - 1))]
+        values = numpy_helper.to_array(matrix).copy()
         values[values.shape[0] // 2, values.shape[1] // 2] += 1e-2
-        matrices[-1].CopyFrom(numpy_helper.from_array(values, matrices[-1].name))
+        matrix.CopyFrom(numpy_helper.from_array(values, matrix.name))
 
     directory = copy_folder(exported(name).directory, tmp_path)
     edit_graph(directory, file, change)
-    first = failures(directory, exported(name).model)[0]
+    first = failures(directory, exported(name).model, cases=9)[0]
     assert "5e-05" in first
     # the states of the encoder are compared too
     assert (", encoder: " in first) == (file == "onnx/encoder_model.onnx")
@@ -324,11 +328,12 @@ def test_other_weights_of_same_shape_are_detected(exported):
     assert failures(exported("encoder").directory, other, cases=3)
 
 
-def test_changed_export_is_rejected(exported, tmp_path):
+def test_changed_export_is_rejected_before_comparison(exported, tmp_path, monkeypatch):
     directory = copy_folder(exported("encoder").directory, tmp_path)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "hidden_act": "gelu"}))
-    with raises(ValueError, seen="config.json"):
+    with raises(ValueError, seen="config.json"), monkeypatch.context() as patched:
+        patched.setattr(parity, "compare_sequences", None)
         verify(directory, exported("encoder").model, 3)
     seal(directory)
     assert failures(directory, exported("encoder").model, cases=3) == []

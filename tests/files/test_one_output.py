@@ -218,6 +218,18 @@ def test_bad_line_stops_run_and_skipping_resumes(exported, tmp_path, bad):
     assert [not text for text in printed.splitlines()] == [False] * 5 + [True, False]
 
 
+def test_run_stopped_by_bad_line_resumes_after_repair(runtime, tmp_path, monkeypatch):
+    source, job = tmp_path / "in", runner(runtime, shard_lines=2, skips=False)
+    source.write_bytes(b"w5\nw6\nw7 \xff\n")
+    with raises(ValueError, seen=3):
+        job.to_file(source, tmp_path / "out")
+    computed, lines = stop_after(monkeypatch, 9), ["w5", "w6", "w7"]
+    job.to_file(write(source, lines), tmp_path / "out")
+    assert computed == [2]  # the first line of the second shard
+    alone = [runtime.generate([line], **BEAMS)[0] for line in lines]
+    assert (tmp_path / "out").read_text().splitlines() == alone
+
+
 # ----------------------------------------------------------------------------------------- resuming
 
 
@@ -321,11 +333,22 @@ def test_resuming_with_other_export_prefixes_or_threads_is_rejected(
         runner(TextRuntime(runtime.path.parent, threads=2)).to_file(*interrupted_run)
 
 
-def test_changed_lines_are_recomputed(runtime, interrupted_run, monkeypatch):
+def test_changed_lines_are_recomputed(runtime, interrupted_run):
     lines = some_lines(20)
     write(interrupted_run[0], ["w9", *lines[1:]])
     runner(runtime).to_file(*interrupted_run)
     assert interrupted_run[1].read_text().startswith(runtime.generate(["w9"], **BEAMS)[0])
+
+
+def test_shard_of_changed_prefix_is_recomputed(runtime, tmp_path):
+    source, prefixes = write(tmp_path / "in", ["w5", "w6"]), tmp_path / "prefixes"
+    job = runner(runtime, shard_lines=1, prefix=write(prefixes, ["w7", "w8"]))
+    stopped(job, source, tmp_path / "out", 1)
+    write(prefixes, ["w9", "w8"])
+    job.to_file(source, tmp_path / "out")
+    first, second = (tmp_path / "out").read_text().splitlines()
+    assert first == runtime.generate(["w5"], target_prefix=["w9"], **BEAMS)[0]
+    assert second == runtime.generate(["w6"], target_prefix=["w8"], **BEAMS)[0]
 
 
 def test_run_stopped_before_first_shard_leaves_no_files(runtime, tmp_path):

@@ -257,10 +257,14 @@ def test_attention_command_with_invalid_options_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", ["PNG", "pdf", "svg", "jpg", "webp"])
-def test_figure_is_saved_in_each_format(checkpoint, tmp_path, kind):
+@pytest.mark.parametrize(
+    "kind, signature",
+    [("PNG", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<svg"), ("jpg", b"JFIF"), ("webp", b"WEBP")],
+)
+def test_figure_is_saved_in_format_of_suffix(checkpoint, tmp_path, kind, signature):
     save_attention_maps(checkpoint, tmp_path / f"map.{kind}", SOURCE, TARGET, layer=0, head=0)
-    assert (tmp_path / f"map.{kind}").stat().st_size > 1000
+    content = (tmp_path / f"map.{kind}").read_bytes()
+    assert signature in content[:1000] and len(content) > 1000
 
 
 def test_text_with_too_many_tokens_for_maps_is_rejected(checkpoint, tmp_path):

@@ -629,13 +629,15 @@ def test_subfolders_of_hub_repository_are_not_downloaded(saved, monkeypatch):
     assert downloads == [("someone/model", True, ["*/*"])]
 
 
-def test_failed_hub_download_error_names_hub_id(monkeypatch):
+def test_failed_hub_download_error_names_hub_id_without_text_of_hub_client(monkeypatch):
     def download(*_, **__):
         raise LocalEntryNotFoundError("many\nlines about a Repo id")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with raises(FileNotFoundError, seen="someone/model"):
+    with raises(FileNotFoundError, seen="someone/model") as raised:
         checkpoint_directory("someone/model")
+    assert type(raised.value) is FileNotFoundError
+    assert "Repo id" not in str(raised.value)
 
 
 def test_empty_name_is_not_working_directory(saved, monkeypatch, capsys):

@@ -219,18 +219,18 @@ def test_command_writes_the_same_for_hub_id_and_directory(name, results, data):
         }
 
 
-def test_export_of_hub_id_generates_from_text(results, data, capsys):
+def test_export_of_hub_id_generates_text_of_model(results, data, capsys):
     assert results["export"]["code"] == 0
-    main(
-        [
-            "generate",
-            str(data / "ids" / "export"),
-            "the old dog sees a bird.",
-            "--max-new-tokens",
-            "5",
-        ]
-    )
-    assert capsys.readouterr().out.endswith("\n")
+    text = "the old dog sees a bird."
+    # an untrained model repeats its start token
+    settings = dict(max_new_tokens=5, no_repeat_ngram_size=1, suppress_tokens=[0, 1, 2, 3])
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    main(["generate", str(data / "ids" / "export"), text, *flags])
+    model = VanillaSeq2SeqForConditionalGeneration.from_pretrained(data / TRANSLATOR)
+    tokenizer = AutoTokenizer.from_pretrained(data / TRANSLATOR)
+    ids = model.generate(**tokenizer(text, return_tensors="pt"), **settings)
+    expected = tokenizer.decode(ids[0], skip_special_tokens=True)
+    assert expected and capsys.readouterr().out == f"{expected}\n"
 
 
 def test_only_required_files_are_downloaded(results, hub):

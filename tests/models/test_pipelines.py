@@ -367,13 +367,15 @@ def test_arguments_take_precedence_over_task_specific_params(params_checkpoint, 
     ) == [{"summary_text": expected_results[0]}]
 
 
-def test_task_specific_params_apply_again_to_same_model(params_checkpoint):
+def test_task_specific_params_apply_again_to_same_model_and_stay_in_config(params_checkpoint):
     summarize = pipeline("summarization", model=params_checkpoint)
     second_pipeline = pipeline(
         "summarization", model=summarize.model, tokenizer=summarize.tokenizer
     )
     assert second_pipeline.prefix == summarize.prefix == "the woman "
     assert second_pipeline(TEXTS[0]) == summarize(TEXTS[0])
+    saved_config = transformers.AutoConfig.from_pretrained(params_checkpoint)
+    assert summarize.model.config.task_specific_params == saved_config.task_specific_params
 
 
 def test_language_pair_uses_its_own_task_specific_params(params_checkpoint, translate):

@@ -500,5 +500,6 @@ def test_model_without_start_and_end_logits_raises():
 def test_tokenizer_larger_than_model_vocabulary_raises():
     tokenizer = word_pieces()
     answer = pipeline("question-answering", model=build(ours, range(20)), tokenizer=tokenizer)
-    with raises(ValueError, seen=20):
+    largest = max(tokenizer(QUESTION, CONTEXT)["input_ids"])
+    with raises(ValueError, seen=(largest, 20)):
         answer(**EXAMPLES[0])

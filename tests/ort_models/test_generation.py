@@ -4,6 +4,7 @@ transformers."""
 import numpy as np
 import pytest
 import torch
+from messages import raises
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -256,16 +257,16 @@ def test_cpu_target_raises_for_logits_it_does_not_return(saved):
         seq2seq(ids, decoder_input_ids=ids)
 
 
-def test_invalid_tokens_and_masks_raise(saved):
+def test_invalid_tokens_and_masks_raise_and_error_names_values(saved):
     model = ORTModelForCausalLM.from_pretrained(saved("causal").directory)
     ids = torch.randint(3, 48, (2, 6))
-    with pytest.raises(ValueError, match=r"input_ids must be in \[0, 47\], got 3 to 48"):
+    with raises(ValueError, seen=(3, 48), expected=("input_ids", 0, 47)):
         model(torch.tensor([[3, 48]]))
-    with pytest.raises(ValueError, match="attention_mask of row 0 is 0, expected a token"):
-        model(ids, attention_mask=torch.tensor([[0] * 6, [1] * 6]))
-    with pytest.raises(ValueError, match="row 0 of attention_mask"):
-        model(ids, attention_mask=torch.tensor([[1, 0, 1, 1, 1, 1], [1] * 6]))
-    with pytest.raises(ValueError, match="61 tokens.* 60.* learned positions"):
+    with raises(ValueError, seen=("attention_mask", "row 1", "is 0"), expected="a token"):
+        model(ids, attention_mask=torch.tensor([[1] * 6, [0] * 6]))
+    with raises(ValueError, seen=("row 1", "attention_mask", "position 2"), expected="one block"):
+        model(ids, attention_mask=torch.tensor([[1] * 6, [1, 0, 1, 1, 1, 1]]))
+    with raises(ValueError, seen=61, expected=(60, "learned positions")):
         model(torch.full((1, 61), 5))
 
 

@@ -14,6 +14,7 @@ import onnxruntime
 import pytest
 import torch
 from checkpoints import copy_folder
+from messages import raises
 from transformers import AutoConfig, AutoTokenizer
 
 from vanilla_transformer_export import Runtime, TextRuntime, export
@@ -81,19 +82,20 @@ def test_arguments_without_effect_are_logged(directory, caplog):
     ]
 
 
-def test_invalid_arguments_raise(directory, saved, tmp_path):
-    with pytest.raises(UsageError, match="provider 'NoProvider' is not supported, expected one of"):
+def test_invalid_arguments_raise(directory):
+    providers = ("CPUExecutionProvider", "CUDAExecutionProvider")
+    with raises(UsageError, seen=("provider", "NoProvider"), expected=providers):
         open_classifier(directory, provider="NoProvider")
-    with pytest.raises(OSError, match="no CUDA, its providers are"):
+    with raises(OSError, seen=("CUDA", *onnxruntime.get_available_providers())):
         open_classifier(directory, provider="CUDAExecutionProvider")
-    with pytest.raises(FileNotFoundError, match=r"has no other.onnx, expected one of \['model.on"):
+    with raises(FileNotFoundError, seen=(str(directory), "other.onnx"), expected="model.onnx"):
         open_classifier(directory, file_name="other.onnx")
-    with pytest.raises(TypeError, match=r"unknown \['file'\], expected some of"):
+    with raises(TypeError, seen="file", expected=("local_files_only", "session_options")):
         open_classifier(directory, file="model.onnx")
-    with pytest.raises(OSError, match="find them in the cached files"):
+    with pytest.raises(OSError, match="find them in the cached files"):  # transformers' message
         open_classifier("no-such-model", local_files_only=True)
-    actual = "has VanillaEncoderForSequenceClassification, expected for ORTModelForMaskedLM one of"
-    with pytest.raises(ValueError, match=f"{actual} VanillaEncoderForMaskedLM"):
+    seen = ("VanillaEncoderForSequenceClassification", "ORTModelForMaskedLM")
+    with raises(ValueError, seen=seen, expected="VanillaEncoderForMaskedLM"):
         ORTModelForMaskedLM.from_pretrained(directory)
 
 
@@ -166,11 +168,12 @@ def test_changed_config_fields_are_saved(saved, directory, tmp_path):
     assert Runtime(tmp_path / "beams").defaults["num_beams"] == 1
 
 
-def test_export_saved_over_earlier_one_opens_with_its_own_graphs(saved, several, tmp_path):
+def test_export_saved_over_earlier_one_has_only_its_own_graphs(saved, several, tmp_path):
     open_classifier(several).save_pretrained(tmp_path / "out")
     assert (tmp_path / "out/onnx/model_int8.onnx").exists()
     model = open_classifier(saved("classify").directory)
     model.save_pretrained(tmp_path / "out")
+    assert not (tmp_path / "out/onnx/model_int8.onnx").exists()
     np.testing.assert_array_equal(open_classifier(tmp_path / "out")(IDS).logits, model(IDS).logits)
 
 

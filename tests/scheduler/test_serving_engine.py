@@ -340,7 +340,7 @@ def test_stream_yields_tokens_of_answer_and_frees_rows_when_closed(exported_for,
     asyncio.run(check())
 
 
-def test_input_that_does_not_fit_raises_and_error_names_limit(exported_for):
+def test_input_that_does_not_fit_raises_and_error_names_size_and_limit(exported_for):
     engine = open_engine(exported_for(DECODER, "cpu")[1], slots=4, max_length=20)
     with raises(TooLong, seen=21, expected=20):
         engine.admission.admit([5] * 21, {})
@@ -349,9 +349,9 @@ def test_input_that_does_not_fit_raises_and_error_names_limit(exported_for):
     engine.admission.admit([5] * 11, dict(max_new_tokens=10))
     with raises(TooLong, seen=5, expected=4):
         engine.admission.admit([5], dict(num_beams=5))
-    with raises(UsageError, seen=("num_beams", 2)):
+    with raises(UsageError, seen=("num_beams", 2), expected=("num_beams", 1)):
         engine.admission.admit([5], dict(num_beams=2), top_logprobs=1)
-    with raises(ValueError, seen="input_ids"):
+    with raises(ValueError, seen=500, expected=("input_ids", 0, SIZES["vocab_size"] - 1)):
         engine.admission.admit([500], {})
     with raises(UsageError, seen=(3, "slots", 4, "workers")):
         open_engine(exported_for(DECODER, "cpu")[1], workers=4, slots=3)

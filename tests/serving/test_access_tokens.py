@@ -134,7 +134,7 @@ def test_head_returns_headers_of_get_without_body():
             ), path
 
 
-def test_root_page_needs_no_token_but_other_methods_do():
+def test_root_page_needs_no_token_but_embeddings_and_other_methods_do():
     with served(TOKEN, PROTOCOLS) as server:
         # the page needs no token
         assert httpx.get(server.url).headers["content-type"].startswith("text/html")
@@ -142,7 +142,11 @@ def test_root_page_needs_no_token_but_other_methods_do():
             httpx.post(server.url, json={}).status_code,
             httpx.delete(server.url).status_code,
         ] == [401, 401]
-        result = httpx.delete(server.url, headers={"Authorization": "Bearer not-a-secret"})
+        authorized = {"Authorization": "Bearer not-a-secret"}
+        result = httpx.post(server.url, json={"inputs": "a"}, headers=authorized)
+        # text-embeddings-inference's error, because this server has no model
+        assert (result.status_code, result.json()["error_type"]) == (424, "Backend")
+        result = httpx.delete(server.url, headers=authorized)
         assert (result.status_code, result.headers["allow"]) == (405, "GET, HEAD, POST")
 
 

@@ -13,6 +13,7 @@ from messages import check_message
 from served import served
 
 from vanilla_transformer_export.errors import RequestError
+from vanilla_transformer_export.serving import health
 from vanilla_transformer_export.serving.app import create_app
 from vanilla_transformer_export.serving.models import ServedModels
 from vanilla_transformer_export.serving.service import PROTOCOLS
@@ -174,6 +175,22 @@ def test_openapi_document_has_routes_bodies_and_error_examples(client):
 
 
 # ------------------------------------------------------------------------------------ all protocols
+
+
+def test_openapi_document_has_every_route_and_every_body():
+    def methods(router, prefix=""):
+        routes = [route for route in router.routes if route.include_in_schema]
+        return {(prefix + route.path, name.lower()) for route in routes for name in route.methods}
+
+    paths = create_app(ServedModels({}), PROTOCOLS).openapi()["paths"]
+    actual = {(path, name) for path in paths for name in paths[path] if name != "parameters"}
+    expected = methods(health.router)
+    for protocol in PROTOCOLS:
+        expected |= methods(protocol.router) | methods(protocol.router, "/models/{model}")
+    assert actual == expected
+    posts = {path for path, name in actual if name == "post" and "{model}" not in path}
+    unsupported = {"/detect", "/suggest", "/translate_file"}  # 403 whatever the body
+    assert {path for path in posts if "requestBody" not in paths[path]["post"]} == unsupported
 
 
 def post_routes():

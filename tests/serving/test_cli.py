@@ -310,14 +310,18 @@ def test_second_signal_ends_server_at_once(decoder_export):
         ),
     ],
 )
-def test_damaged_export_prints_one_error_line_and_is_never_ready(
+def test_damaged_export_exits_with_1_and_one_error_line_and_is_never_ready(
     decoder_export, tmp_path, name, content, seen, expected, capsys
 ):
     directory = copy_folder(decoder_export, tmp_path)
     (directory / name).unlink()
     if content is not None:
         (directory / name).write_bytes(content)
-    check_message(read_error("serve", directory, "--port", "0"), seen=seen, expected=expected)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["serve", str(directory), "--port", "0"])
+    message = stopped.value.code  # for a text, Python prints it and exits with 1
+    assert isinstance(message, str) and "\n" not in message
+    check_message(message, seen=seen, expected=expected)
     assert "ready" not in capsys.readouterr().out
 
 

@@ -219,12 +219,9 @@ def test_root_matches_endpoint_of_model_task(head, name, path, body):
     assert actual.status_code == 200 and actual.json() == expected.json()
 
 
-def test_root_of_unsupported_model_returns_424(head):
-    check_rejected(
-        post(head("fill_mask")[1], "/", inputs="a"),
-        424,
-        "Backend",
-    )
+def test_root_of_unsupported_model_returns_424_and_names_model(head):
+    answer = post(head("fill_mask")[1], "/", inputs="a")
+    check_rejected(answer, 424, "Backend", seen=("embed", "fill_mask"))
 
 
 LONG = " ".join(["the old man"] * 30)  # 92 tokens

@@ -113,7 +113,7 @@ def graph_without_data(directory, name, role):
     return onnx.load(directory / FILES[name][role], load_external_data=False).graph
 
 
-def test_seq2seq_encoder_returns_cross_attention_keys(exported):
+def test_seq2seq_encoder_returns_cross_attention_keys_and_values(exported):
     model, directory = exported("seq2seq")
     ids, mask = np.array([[5, 6, 7, 8], [9, 10, 0, 0]]), np.array([[1, 1, 1, 1], [1, 1, 0, 0]])
     result = Runtime(directory).outputs(ids, mask)
@@ -122,11 +122,12 @@ def test_seq2seq_encoder_returns_cross_attention_keys(exported):
             torch.from_numpy(ids), torch.from_numpy(mask)
         ).last_hidden_state
         for i, layer in enumerate(model.get_decoder().layers):
-            key = layer.cross_attn.k_proj(hidden).view(2, 4, 4, 8).transpose(1, 2).numpy()
-            np.testing.assert_allclose(result[f"present.{i}.encoder.key"][0], key[0], atol=1e-5)
-            np.testing.assert_allclose(
-                result[f"present.{i}.encoder.key"][1, :, :2], key[1, :, :2], atol=1e-5
-            )
+            attention = layer.cross_attn
+            for name, project in (("key", attention.k_proj), ("value", attention.v_proj)):
+                expected = project(hidden).view(2, 4, 4, 8).transpose(1, 2).numpy()
+                actual = result[f"present.{i}.encoder.{name}"]
+                np.testing.assert_allclose(actual[0], expected[0], atol=1e-5)
+                np.testing.assert_allclose(actual[1, :, :2], expected[1, :, :2], atol=1e-5)
     with raises(ValueError, seen="--target"):
         Runtime(directory).encode(ids, mask)
 

@@ -215,11 +215,13 @@ def round_matrix_blocks(matrix, bits):
     return rounded
 
 
-def test_scales_of_zero_and_tiny_blocks_are_not_zero():
+def test_zero_and_tiny_blocks_have_nonzero_scales_and_zero_integers():
     matrix = np.zeros((70, 4), np.float16)
     matrix[:32, 1], matrix[5, 2] = 6e-8, 1.0
-    for blocks in (quantization.int8_blocks, quantization.int4_blocks):
+    # the zero points are 128, and 8 in both halves of a byte
+    for blocks, zero in ((quantization.int8_blocks, 128), (quantization.int4_blocks, 0x88)):
         integers, scales = blocks(matrix)
+        assert np.all(integers[[0, 1, 3]] == zero) and np.all(integers[2, 1:] == zero)
         assert (
             scales.dtype == np.float16
             and np.all(scales != 0)

@@ -74,7 +74,7 @@ def test_stopped_run_resumes_to_same_weights(corpus, tmp_path, monkeypatch, step
     assert are_equal(weights(tmp_path / "model"), weights(tmp_path / "undisturbed"))
 
 
-def test_run_stopped_after_last_update_writes_result_on_resume(corpus, tmp_path, monkeypatch):
+def test_run_stopped_after_last_update_only_writes_result_on_resume(corpus, tmp_path, monkeypatch):
     """End the updates inside an epoch."""
     steps = STEPS + 3
     recipe = make_recipe(
@@ -82,7 +82,11 @@ def test_run_stopped_after_last_update_writes_result_on_resume(corpus, tmp_path,
     )
     train(recipe, tmp_path / "undisturbed")
     run_until(recipe, tmp_path / "model", steps, monkeypatch)
+    seen = StopAt()
+    callbacks = trainer.callbacks
+    monkeypatch.setattr(trainer, "callbacks", lambda recipe: [*callbacks(recipe), seen])
     train(recipe, tmp_path / "model")
+    assert seen.steps == []
     assert are_equal(weights(tmp_path / "model"), weights(tmp_path / "undisturbed"))
     losses = [
         [record["loss"] for record in history(tmp_path / name) if "loss" in record]
@@ -93,10 +97,14 @@ def test_run_stopped_after_last_update_writes_result_on_resume(corpus, tmp_path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("epochs", [2, 3], ids=["while it waited", "before its result"])
-def test_early_stopping_ends_resumed_run_at_same_epoch(unimproved, tmp_path, monkeypatch, epochs):
+def test_early_stopping_ends_resumed_run_with_best_weights(
+    unimproved, tmp_path, monkeypatch, epochs
+):
     run_until(unimproved, tmp_path / "model", epochs * STEPS, monkeypatch)
     train(unimproved, tmp_path / "model")
     assert max(record["epoch"] for record in history(tmp_path / "model")) == 3
+    best = tmp_path / f"model-run/checkpoint-{STEPS}"
+    assert are_equal(weights(tmp_path / "model"), weights(best))
 
 
 @pytest.mark.parametrize("task", ["translation", pytest.param("masked-lm", marks=pytest.mark.slow)])

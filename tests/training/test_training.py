@@ -2,6 +2,7 @@
 
 import gzip
 import random
+import re
 from itertools import chain, islice
 
 import pytest
@@ -72,13 +73,16 @@ def test_vocabulary_has_requested_size(tokenizer):
 
 
 @pytest.mark.parametrize("vocab_size", [5000, 20])
-def test_unreachable_vocabulary_size_raises(vocab_size):
-    with raises(ValueError, expected=vocab_size):
+def test_unreachable_vocabulary_size_error_states_reachable_size(vocab_size):
+    with raises(ValueError, expected=vocab_size) as raised:
         train_tokenizer(TEXT, vocab_size)
+    [size] = {int(number) for number in re.findall(r"\d+", str(raised.value))} - {vocab_size}
+    assert len(train_tokenizer(TEXT, size)) == size
 
 
-def test_vocabulary_smaller_than_alphabet_raises():
-    with raises(ValueError, seen="vocabulary", expected=20):
+def test_vocabulary_smaller_than_alphabet_error_states_size_of_alphabet():
+    special_tokens, characters = 4, set("".join(TEXT))
+    with raises(ValueError, seen=special_tokens + len(characters), expected=20):
         train_tokenizer(TEXT, 20)
 
 

@@ -1,5 +1,6 @@
 """Tests of training runs: they learn, report and stop on errors."""
 
+import ast
 import json
 import math
 from argparse import Namespace
@@ -110,9 +111,12 @@ def test_float16_weights_load_as_float32(short, corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_early_stopping_ends_run_without_improvement(unimproved, tmp_path):
+def test_early_stopping_ends_run_with_best_weights(unimproved, tmp_path):
     train(unimproved, tmp_path / "model")
     assert max(record["epoch"] for record in history(tmp_path / "model")) == 3
+    best, last = (tmp_path / f"model-run/checkpoint-{epoch * STEPS}" for epoch in (1, 3))
+    assert are_equal(weights(tmp_path / "model"), weights(best))
+    assert not are_equal(weights(best), weights(last))
 
 
 # ------------------------------------------------------------------------------ errors and warnings
@@ -127,11 +131,15 @@ class Poison(TrainerCallback):
                 model.lm_head.weight[5, 0] = math.nan
 
 
-def test_nonfinite_loss_stops_run_and_keeps_checkpoints(corpus, tmp_path, monkeypatch):
+def test_nonfinite_loss_error_quotes_batch_and_keeps_checkpoints(corpus, tmp_path, monkeypatch):
     callbacks = trainer.callbacks
     monkeypatch.setattr(trainer, "callbacks", lambda recipe: [*callbacks(recipe), Poison()])
-    with raises(FloatingPointError, seen="nan"):
+    with raises(FloatingPointError, seen="nan") as raised:
         train(make_recipe(corpus), tmp_path / "model")
+    count, _, rows = str(raised.value).partition("the batch of ")[2].partition(" rows ")
+    texts = ast.literal_eval(rows)
+    assert int(count) == len(texts) > 0
+    assert set(texts) <= set(corpus[0][0].read_text().splitlines())
     [checkpoint] = (tmp_path / "model-run").glob("checkpoint-*")
     assert all(weight.isfinite().all() for weight in weights(checkpoint).values())
 

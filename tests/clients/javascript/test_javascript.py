@@ -154,17 +154,20 @@ def test_image_classification_matches_torch(exported, node, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["decoder", "characters", "opt"])
-def test_text_generation_of_ragged_batch_matches_torch(exported, node, name):
+def test_text_generation_of_prompt_and_ragged_batch_matches_torch(exported, node, name):
     checkpoint = exported(name)
     model = pipeline("text-generation", str(checkpoint))
     model.tokenizer.padding_side = "left"
     # both rows have the same length, because Transformers.js does not pad finished rows
     options = {"max_new_tokens": 12, "min_new_tokens": 12}
-    [actual] = node(job("text-generation", name, TEXTS, options))
+    single, batch = node(
+        job("text-generation", name, TEXTS[1], options),
+        job("text-generation", name, TEXTS, options),
+    )
     # Transformers.js adds special tokens only if tokenizer_config.json has add_bos_token
     tokenizer_options = {"add_special_tokens": name == "opt"}
     expected = [model(text, do_sample=False, **options, **tokenizer_options) for text in TEXTS]
-    assert actual["result"] == expected
+    assert (single["result"], batch["result"]) == (expected[1], expected)
 
 
 def test_node_loads_first_of_several_dtypes(both, node):

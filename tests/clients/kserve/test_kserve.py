@@ -21,7 +21,7 @@ from kserve.inference_client import RESTConfig
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = [os.environ["VANILLA_TRANSFORMER_PYTHON"], "-m", "vanilla_transformer_export"]
-GERMAN = "Ein Hund rennt über ein Feld."
+ENGLISH = "A dog runs across a field."
 CARDS = {
     "translator": "vanilla-seq2seq-tiny-multi30k-en-de",
     "opinions": "vanilla-encoder-tiny-sst2",
@@ -50,11 +50,8 @@ def read_manifest(manifest):
 
 
 @pytest.fixture(scope="module")
-def url(container, tmp_path_factory):
-    """Start the server with the arguments and variables of the container, and a second model.
-
-    Yield its address, on a free port.
-    """
+def exports(tmp_path_factory):
+    """Return a directory with the exports of `CARDS`."""
     root = tmp_path_factory.mktemp("kserve")
     for name, card in CARDS.items():
         subprocess.run(
@@ -62,9 +59,25 @@ def url(container, tmp_path_factory):
             check=True,
             stdout=subprocess.DEVNULL,
         )
-    words = [word.replace("/mnt/models", str(root / "translator")) for word in container.args]
+    return root
+
+
+@pytest.fixture(scope="module")
+def translation(exports):
+    """Return the translation of `ENGLISH` that the command prints for the same export."""
+    command = [*PROGRAM, "generate", exports / "translator", ENGLISH]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def url(container, exports):
+    """Start the server with the arguments and variables of the container, and a second model.
+
+    Yield its address, on a free port.
+    """
+    words = [word.replace("/mnt/models", str(exports / "translator")) for word in container.args]
     variables = {each.name: each.value for each in container.env}
-    command = [*PROGRAM, "serve", *words, str(root / "opinions"), "--port", "0"]
+    command = [*PROGRAM, "serve", *words, str(exports / "opinions"), "--port", "0"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=os.environ | variables
     )
@@ -114,14 +127,14 @@ def infer(url, model, inputs, **options):
 
 
 @pytest.mark.parametrize("in_binary", [False, True])
-def test_kserve_client_gets_translations_and_labels(url, in_binary):
+def test_kserve_client_gets_translations_and_labels(url, translation, in_binary):
     def texts(*rows):
         result = InferInput("text", [len(rows)], "BYTES")
         result.set_data_from_numpy(np.array(rows, object), binary_data=in_binary)
         return result
 
-    result = infer(url, "translator", [texts("A dog runs across a field.")], request_id="7")
-    assert result.outputs[0].as_numpy().tolist() == [GERMAN]
+    result = infer(url, "translator", [texts(ENGLISH)], request_id="7")
+    assert result.outputs[0].as_numpy().tolist() == [translation]
     assert (result.model_name, result.id) == ("translator", "7")
     result = infer(url, "opinions", [texts("a fine film", "a dull film")])
     assert result.get_output_by_name("logits").as_numpy().argmax(axis=1).tolist() == [1, 0]

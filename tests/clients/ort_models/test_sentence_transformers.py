@@ -147,9 +147,15 @@ def test_sparse_encoder_embeddings_match_torch(saved):
     assert_close(model.encode(TEXTS).to_dense(), expected)
 
 
-def test_wrong_transformer_task_raises(saved):
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({}, "has VanillaEncoderForMaskedLM, expected for ORTModelFor"),
+        ({"transformer_task": "any-to-any"}, "transformer_task is 'any-to-any', expected one of"),
+    ],
+)
+def test_wrong_transformer_task_error_is_one_line(saved, options, message):
     exported = saved("VanillaEncoderForMaskedLM")
-    with pytest.raises(ValueError, match="has VanillaEncoderForMaskedLM, expected for ORTModelFor"):
-        OrtTransformer(exported.directory)
-    with pytest.raises(ValueError, match="transformer_task is 'any-to-any', expected one of"):
-        OrtTransformer(exported.directory, transformer_task="any-to-any")
+    with pytest.raises(ValueError, match=message) as caught:
+        OrtTransformer(exported.directory, **options)
+    assert "\n" not in str(caught.value)

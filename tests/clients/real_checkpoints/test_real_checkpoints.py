@@ -236,8 +236,8 @@ def test_classification_matches_pipeline(exports, lines):
     )
 
 
-def test_albert_is_rejected_before_files_are_written(packages, tmp_path):
-    with pytest.raises(ValueError, match="albert"):
+def test_albert_is_rejected_with_reason_before_files_are_written(packages, tmp_path):
+    with pytest.raises(ValueError, match="model_type albert, .*repeats the weights of one layer"):
         convert(packages / RXNMAPPER, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

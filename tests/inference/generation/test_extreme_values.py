@@ -1,5 +1,7 @@
 """Tests of generation with NumPy numbers, huge limits and fixed caches."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from generation_pairs import CPU_MODELS, EOS, PAD, SIZES, VOCABULARY, each_model, prompts
@@ -90,6 +92,15 @@ HUGE_LIMITS = (
 )
 
 
+def trace_peak(function, *args, **options):
+    """Return the result of `function` and the peak of the bytes that Python and NumPy allocate."""
+    tracemalloc.start()
+    try:
+        return function(*args, **options), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("options", HUGE_LIMITS, ids=str)
 @pytest.mark.parametrize("name", ["seq2seq-untied", *CPU_MODELS])
 def test_huge_length_limit_does_not_allocate_memory_in_advance(pair, name, options):
@@ -101,8 +112,11 @@ def test_huge_length_limit_does_not_allocate_memory_in_advance(pair, name, optio
     ):
         short_limit = {"max_new_tokens": 200, "min_new_tokens": options.get("min_new_tokens", 0)}
         expected = pair.runtime.generate(ids, mask, eos_token_id=ENDS, **short_limit, **more)
-        actual = pair.runtime.generate(ids, mask, eos_token_id=ENDS, **options, **more)
+        actual, peak = trace_peak(
+            pair.runtime.generate, ids, mask, eos_token_id=ENDS, **options, **more
+        )
         assert actual.tolist() == expected.tolist() and actual.shape[1] < 100
+        assert peak < 10e6  # token ids of the whole limit would take 8 GB or more
 
 
 @each_model

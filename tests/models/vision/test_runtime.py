@@ -109,7 +109,7 @@ def test_images_keep_their_size_without_resize(body, tmp_path):
         runtime.embed([picture(9, 22), picture(18, 18)])
 
 
-def test_invalid_images_raise_and_error_names_problem(classifier, tmp_path):
+def test_invalid_images_raise_and_error_names_value(classifier, tmp_path):
     runtime = ImageRuntime(classifier.directory)
     picture(40, 40).save(tmp_path / "whole.png")
     content = (tmp_path / "whole.png").read_bytes()
@@ -118,13 +118,13 @@ def test_invalid_images_raise_and_error_names_problem(classifier, tmp_path):
     for images, error, seen, expected in (
         ([tmp_path / "half.png"], ValueError, "half.png", ()),
         ([tmp_path / "text.png"], ValueError, "text.png", ()),
-        ([tmp_path], FileNotFoundError, (), ()),
+        ([tmp_path], FileNotFoundError, str(tmp_path), ()),
         (["nothing.png"], FileNotFoundError, "nothing.png", ()),
         ("nothing.png", ValueError, "nothing.png", ()),
-        ([], ValueError, (), ()),
+        ([], ValueError, ("images", "empty"), "one"),
         ([PICTURES[0], None], ValueError, (1, 2, "NoneType"), ()),
         ([np.zeros((9, 9))], ValueError, (0, 1, "float64", 9), ()),
-        ([np.zeros((0, 9, 3))], ValueError, (), ()),
+        ([np.zeros((0, 9, 3))], ValueError, ("float64", "(0, 9, 3)"), ()),
         ([np.zeros((9, 9, 1))], ValueError, (0, 1), (3, "image_mean")),
         ([np.zeros((9, 9, 4))], ValueError, 4, 3),
         ([np.full((9, 9, 3), np.nan)], ValueError, "nan", (0, 1)),
@@ -164,6 +164,11 @@ def test_unsupported_or_missing_preprocessor_raises(classifier, tmp_path):
     with raises(FileNotFoundError, seen="tokenizer.json"):
         TextRuntime(directory)
     list_file(directory, "README.md")
+
+
+def test_export_of_text_model_is_rejected(exported):
+    with raises(ValueError, seen=exported("encoder").model.__class__.__name__, expected="vision"):
+        ImageRuntime(exported("encoder").directory)
 
 
 def test_invalid_image_size_and_image_size_of_text_model_raise(tmp_path, checkpoints):
