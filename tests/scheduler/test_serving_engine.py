@@ -2,37 +2,20 @@
 same bits."""
 
 import asyncio
-import dataclasses
-import functools
 import random
 import threading
 import time
 
 import numpy as np
-import opened_engines as engines
 import pytest
 import torch
 from messages import raises
+from opened_engines import first_batch, open_engine
 from targets import SIZES
 
 from vanilla_transformer_export import Runtime
-from vanilla_transformer_export.errors import RequestError, TooLong, UsageError
-from vanilla_transformer_export.inference.decoder import GenerationRequest
-from vanilla_transformer_export.inference.logits import Prompt
-from vanilla_transformer_export.inference.options import Options
+from vanilla_transformer_export.errors import RequestError, UsageError
 from vanilla_transformer_export.inference.search import start_search
-from vanilla_transformer_export.model import open_export
-from vanilla_transformer_export.requests import generation_request
-from vanilla_transformer_export.scheduler.admission import Admission
-from vanilla_transformer_export.scheduler.capacity import (
-    Arrangement,
-    arrange_workers,
-    chunk_length,
-    slots_per_worker,
-    sources_length,
-    well_filled,
-)
-from vanilla_transformer_export.scheduler.queue import RequestQueue
 from vanilla_transformer_export.scheduler.request import LENGTH, STOP
 from vanilla_transformer_export.scheduler.sequence_group import start_request
 from vanilla_transformer_export.scheduler.slot_batch import SlotBatch, SlotSize
@@ -63,21 +46,13 @@ OPTIONS = [
 SEQ2SEQ, DECODER = "seq2seq", "causal"
 
 
-open_engine = functools.partial(engines.open_engine, slots=8)
-
-
-def first_batch(engine):
-    """Return the batch of the first worker, for engines that are not started."""
-    return engine.scheduler.workers[0].batch
-
-
 @pytest.fixture
 def start_engine():
     """Return a function that starts an engine, which is closed after the test."""
     started_engines = []
 
     def start(*args, **settings):
-        started_engines.append(open_engine(*args, **settings).start())
+        started_engines.append(open_engine(*args, slots=8, **settings).start())
         return started_engines[-1]
 
     yield start
@@ -212,7 +187,7 @@ def test_row_logits_are_bit_identical_in_any_batch(exported_for, name, dtype, mi
     _, directory = exported_for(name, "cpu", dtype)
     count = len(inputs(name)) * len(OPTIONS)
     for threads in (1, 2):
-        engine = open_engine(directory, threads=threads)
+        engine = open_engine(directory, slots=8, threads=threads)
         alone = {}
         for place in range(count):
             alone |= record_logits(engine, name, [place], slots=4, most_joining=1)
@@ -227,7 +202,7 @@ def test_row_logits_are_bit_identical_in_any_batch(exported_for, name, dtype, mi
 
 def test_long_prompt_is_prefilled_in_chunks_while_other_rows_continue(exported_for):
     _, directory = exported_for(DECODER, "cpu")
-    engine = open_engine(directory)
+    engine = open_engine(directory, slots=8)
     batch = first_batch(engine)
     batch.chunk = 4
     short, long = (
@@ -340,114 +315,6 @@ def test_stream_yields_tokens_of_answer_and_frees_rows_when_closed(exported_for,
     asyncio.run(check())
 
 
-def test_input_that_does_not_fit_raises_and_error_names_size_and_limit(exported_for):
-    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=4, max_length=20)
-    with raises(TooLong, seen=21, expected=20):
-        engine.admission.admit([5] * 21, {})
-    with raises(TooLong, seen=("max_new_tokens", 11, 21), expected=20):
-        engine.admission.admit([5] * 11, dict(max_new_tokens=11))
-    engine.admission.admit([5] * 11, dict(max_new_tokens=10))
-    with raises(TooLong, seen=5, expected=4):
-        engine.admission.admit([5], dict(num_beams=5))
-    with raises(UsageError, seen=("num_beams", 2), expected=("num_beams", 1)):
-        engine.admission.admit([5], dict(num_beams=2), top_logprobs=1)
-    with raises(ValueError, seen=500, expected=("input_ids", 0, SIZES["vocab_size"] - 1)):
-        engine.admission.admit([500], {})
-    with raises(UsageError, seen=(3, "slots", 4, "workers")):
-        open_engine(exported_for(DECODER, "cpu")[1], workers=4, slots=3)
-    engine = open_engine(exported_for(SEQ2SEQ, "cpu")[1], max_source=6)
-    with raises(TooLong, seen=7, expected=6):
-        engine.admission.admit([5] * 7, {})
-
-
-def test_slot_length_is_limited_by_learned_positions(exported_for):
-    """Positions of other kinds do not limit the slots."""
-    learned, other = (
-        open_engine(exported_for(name, "cpu")[1], max_length=2000) for name in (DECODER, SEQ2SEQ)
-    )
-    assert (learned.admission.slot_size.length, other.admission.slot_size.length) == (60, 2000)
-    assert learned.admission.info.config["position_embedding_type"] == "learned"
-
-
-def test_slots_that_exceed_memory_raise_usage_error(exported_for, monkeypatch):
-    def full(*_):
-        raise MemoryError
-
-    monkeypatch.setattr(SlotBatch, "stacked", full)
-    with raises(UsageError, seen=(8, 30, "MB")):
-        open_engine(exported_for(DECODER, "cpu")[1], max_length=30)
-
-
-def test_long_request_does_not_delay_short_ones_and_full_queue_returns_429(exported_for):
-    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=2, max_waiting=30)
-    job = functools.partial(engine.admission.admit, [5], dict(max_new_tokens=3))
-    order = []
-    queue = engine.scheduler.queue
-    bulk, single = (
-        start_request([job() for _ in range(count)], lambda *update: None) for count in (20, 1)
-    )
-    engine.put(bulk)
-    engine.put(single)
-    assert queue.num_rows == 21
-    with raises(RequestError, seen=21, expected=30) as refused:
-        engine.put(start_request([job() for _ in range(10)], lambda *update: None))
-    assert (refused.value.status, refused.value.retry_after) == (429, 1)
-    batch = first_batch(engine)
-    while queue.num_rows:
-        runs = queue.take(batch)
-        batch.join(runs)
-        order += [run.request for run in runs]
-        while batch.running:
-            batch.step()
-            for run in [run for run in batch.running if run.is_finished]:
-                batch.remove(run)
-    assert order[:3] == [bulk, single, bulk] and order.count(bulk) == 20
-    # an empty queue accepts a request of more rows than may wait
-    engine.put(start_request([job() for _ in range(40)], lambda *update: None))
-    queue.close()
-    with pytest.raises(RequestError) as refused:
-        engine.put(single)
-    assert refused.value.status == 503
-
-
-def test_cancelled_request_leaves_queue_and_full_batch_takes_nothing(
-    exported_for,
-):
-    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=1, max_waiting=4)
-    job = engine.admission.admit([5], dict(max_new_tokens=3))
-    queue, batch = engine.scheduler.queue, first_batch(engine)
-    first, gone, last = (start_request([job] * count, lambda *update: None) for count in (2, 2, 2))
-    engine.put(first)
-    engine.put(gone)
-    batch.join(queue.take(batch))
-    assert (batch.num_free_rows, queue.take(batch), queue.num_rows) == (0, [], 3)
-    with raises(RequestError, seen=3, expected=4):
-        engine.put(last)
-    engine.cancel(gone)
-    assert queue.num_rows == 1
-    engine.put(last)
-    assert queue.num_rows == 3
-
-
-@pytest.mark.parametrize("steps", [0, 1, 2])
-@pytest.mark.parametrize(
-    "options", [dict(), dict(num_beams=4), dict(do_sample=True, num_return_sequences=4)]
-)
-def test_running_rows_of_cancelled_request_are_freed(exported_for, options, steps):
-    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=4)
-    [worker] = engine.scheduler.workers
-    job = engine.admission.admit([5], dict(max_new_tokens=9, **options))
-    request = start_request([job], lambda *update: None)
-    engine.put(request)
-    worker.join(worker.queue.take(worker.batch))
-    for _ in range(steps):
-        worker.step()
-    assert worker.batch.num_free_rows == 4 - job.num_rows
-    engine.cancel(request)
-    worker.remove_finished()
-    assert worker.batch.num_free_rows == 4 and not worker.batch.running
-
-
 def test_static_batch_closes_decoder_with_last_row(exported_for, monkeypatch):
     engine = open_engine(exported_for(DECODER, "portable")[1], slots=2)
     batch = first_batch(engine)
@@ -461,90 +328,6 @@ def test_static_batch_closes_decoder_with_last_row(exported_for, monkeypatch):
     assert not closed
     batch.remove(last)
     assert closed == [True] and batch.decoder is None
-
-
-def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
-    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=12)
-    job = engine.admission.admit([5], dict(max_new_tokens=3))
-    batch, queue = first_batch(engine), RequestQueue()
-
-    def put(count):
-        for _ in range(count):
-            queue.put(start_request([job], lambda *update: None))
-
-    def joining():
-        runs = queue.take(batch)
-        batch.join(runs)
-        return len(runs)
-
-    def leave(count):
-        for run in batch.running[:count]:
-            batch.remove(run)
-
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 1000.0)
-    put(3)
-    assert joining() == 3  # no running rows would have to wait
-    put(7)
-    assert joining() == 0
-    put(1)
-    assert joining() == 8
-    put(1)
-    assert joining() == 0
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
-    assert joining() == 1
-    put(20)
-    queue.close()
-    assert joining() == 0  # the batch is full
-    leave(5)
-    assert joining() == 0  # 5 rows fit, but soon 8 will fit
-    leave(3)
-    assert joining() == 8
-    leave(9)
-    assert joining() == 9
-    leave(9)
-    assert joining() == 3  # all waiting rows
-
-
-def test_new_rows_join_the_larger_batch_until_it_is_well_filled(exported_for, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_LEFT", 1000.0)
-    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=16, workers=2)
-    job = engine.admission.admit([5], dict(max_new_tokens=20, min_new_tokens=20))
-    queue = RequestQueue()
-    larger, smaller = (worker.batch for worker in engine.scheduler.workers)
-    larger.well_filled = smaller.well_filled = 4
-
-    def joining(batch, count):
-        for _ in range(count):
-            queue.put(start_request([job], lambda *update: None))
-        parts = queue.take(batch)
-        batch.join(parts)
-        return len(parts)
-
-    assert [joining(smaller, 1), joining(larger, 2), joining(larger, 0)] == [1, 2, 0]
-    assert joining(smaller, 1) == 0  # left to the larger batch
-    assert joining(larger, 0) == 1
-    assert joining(smaller, 1) == 0
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_LEFT", 0.0)
-    assert joining(smaller, 0) == 1  # it has waited long enough for the larger batch
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_LEFT", 1000.0)
-    assert [joining(larger, 2), joining(larger, 0)] == [2, 0]
-    assert joining(smaller, 1) == 1  # the larger batch is well filled
-
-
-def test_large_sequence_group_is_not_overtaken_indefinitely(exported_for, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_OVERTAKEN", 0.0)
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
-    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=4)
-    batch, queue = first_batch(engine), RequestQueue()
-    small = engine.admission.admit([5], dict(max_new_tokens=20, min_new_tokens=20))
-    queue.put(start_request([small], lambda *update: None))
-    batch.join(queue.take(batch))
-    queue.put(start_request([engine.admission.admit([5], dict(num_beams=4))], lambda *update: None))
-    queue.put(start_request([small] * 3, lambda *update: None))
-    assert queue.take(batch) == []  # the beams wait for all slots and join next
-    batch.remove(batch.running[0])
-    assert [run.num_rows for run in queue.take(batch)] == [4]
 
 
 def test_failed_request_does_not_affect_others(exported_for, start_engine, monkeypatch):
@@ -577,7 +360,7 @@ def test_failed_request_does_not_affect_others(exported_for, start_engine, monke
 def test_close_finishes_accepted_requests_or_gives_up_at_timeout(exported_for):
     directory = exported_for(DECODER, "cpu")[1]
     for seconds, finished in ((60, True), (0, False)):
-        engine = open_engine(directory).start()
+        engine = open_engine(directory, slots=8).start()
         results = []
 
         def ask(engine=engine, results=results):
@@ -604,53 +387,6 @@ def test_close_finishes_accepted_requests_or_gives_up_at_timeout(exported_for):
         assert refused.value.status == 503
 
 
-# -------------------------------------------------------------------------------------------- sizes
-
-
-def test_small_models_use_several_workers_and_large_models_all_threads():
-    tiny = dict(
-        decoder_layers=4,
-        hidden_size=128,
-        num_attention_heads=4,
-        head_dim=32,
-        intermediate_size=256,
-        vocab_size=6000,
-    )
-    base = dict(
-        decoder_layers=6,
-        hidden_size=512,
-        num_attention_heads=8,
-        head_dim=64,
-        intermediate_size=2048,
-        vocab_size=37000,
-    )
-    gpt2 = dict(
-        num_hidden_layers=12,
-        hidden_size=768,
-        num_attention_heads=12,
-        head_dim=64,
-        intermediate_size=3072,
-        vocab_size=50257,
-    )
-    assert arrange_workers(tiny, 2) == arrange_workers(base, 2) == Arrangement(2, 1)
-    assert arrange_workers(gpt2, 2) == Arrangement(1, 2)
-    assert (
-        arrange_workers(tiny, 4, threads=2)
-        == arrange_workers(base, 4, threads=2)
-        == Arrangement(2, 2)
-    )
-    assert arrange_workers(gpt2, 4, workers=2) == Arrangement(2, 2)
-    assert arrange_workers(tiny, 4, workers=1, threads=3) == Arrangement(1, 3)
-    assert [chunk_length(config) for config in (tiny, base, gpt2)] == [256, 32, 16]
-    assert [sources_length(config) for config in (tiny, base)] == [512, 122]
-    assert [well_filled(config) for config in (tiny, base, gpt2)] == [24, 0, 0]
-    assert (
-        slots_per_worker(2, 4_000_000) == 32
-        and slots_per_worker(1, 100_000_000) == 10
-        and slots_per_worker(4, 2**31) == 1
-    )
-
-
 def test_jobs_in_one_batch_keep_their_options(exported_for, start_engine):
     """Results equal those of jobs that run alone, in two orders."""
     engine = start_engine(exported_for(SEQ2SEQ, "cpu")[1])
@@ -661,56 +397,6 @@ def test_jobs_in_one_batch_keep_their_options(exported_for, start_engine):
     alone = [engine.run([job])[0] for job in jobs]
     assert engine.run(jobs) == alone
     assert engine.run(jobs[::-1]) == alone[::-1]
-
-
-def test_options_and_tokens_are_validated_despite_cached_options(
-    exported_for,
-):
-    engine = open_engine(exported_for(SEQ2SEQ, "cpu")[1])
-    first = engine.admission.admit([5, 6], dict(num_beams=1, do_sample=False, suppress_tokens=[7]))
-    assert (
-        engine.admission.admit([5, 6, 7], dict(num_beams=1, do_sample=False)).options
-        != first.options
-    )
-    again = engine.admission.admit([8], dict(num_beams=1, do_sample=False))
-    assert (again.options, again.source, again.prompt) == (
-        engine.admission.admit([8], dict(do_sample=False, num_beams=1)).options,
-        [8],
-        [1],
-    )
-    with raises(UsageError, seen="num_beams"):
-        engine.admission.admit([5], dict(num_beams=True, do_sample=False))
-    with raises(UsageError, seen="do_sample"):
-        engine.admission.admit([5], dict(num_beams=1, do_sample=0))
-    for invalid_ids in ([48], [-1], []):
-        with raises(ValueError, seen="input_ids"):
-            engine.admission.admit(invalid_ids, dict(num_beams=1, do_sample=False))
-
-
-def test_admitted_job_matches_generation_request(exported_for):
-    engine = open_engine(exported_for(SEQ2SEQ, "cpu")[1])
-    job = engine.admission.admit([5, 6, 7], dict(max_new_tokens=MAX_NEW_TOKENS), prefix=[8])
-    request = generation_request(
-        engine.admission.info,
-        np.array([[5, 6, 7]]),
-        np.ones((1, 3), int),
-        np.array([[8]]),
-        dict(max_new_tokens=MAX_NEW_TOKENS),
-    )
-    assert isinstance(request, GenerationRequest) and isinstance(job.options, Options)
-    assert (job.options, list(job.prompt), list(job.source)) == (
-        request.options,
-        request.input_ids[0].tolist(),
-        [5, 6, 7],
-    )
-    assert isinstance(request.prompt, Prompt)
-
-
-def test_describe_notes_too_few_slots_for_default_beams(exported_for):
-    info = open_export(exported_for(SEQ2SEQ, "cpu")[1])
-    with_beams = dataclasses.replace(info, generation_config={"num_beams": 5})
-    assert "too few" not in Admission(info, slots=4).describe()
-    assert "4 rows each (too few for the 5 beams" in Admission(with_beams, slots=4).describe()
 
 
 def test_empty_list_of_inputs_has_no_results(exported_for, start_engine):
