@@ -34,7 +34,11 @@ def pipeline(
         auto_classes = check_task(task)[1]["pt"]
         known = [value for value in MODEL_CLASSES.values() if value.auto_class in auto_classes]
         if not known:
-            raise ValueError(f"task {task!r} is not one that exports have, expected another")
+            classes, ours = (
+                ", ".join(sorted({auto_class.__name__ for auto_class in group}))
+                for group in (auto_classes, (value.auto_class for value in MODEL_CLASSES.values()))
+            )
+            raise ValueError(f"task {task!r} needs {classes}, expected a task of one of {ours}")
         hub = {name: kwargs[name] for name in HUB_ARGUMENTS if kwargs.get(name) is not None}
         model = known[0].from_pretrained(model, **hub, **(model_kwargs or {}))
     if isinstance(model, ORTModel):

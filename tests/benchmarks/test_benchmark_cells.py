@@ -11,10 +11,10 @@ from engines import Parts
 from messages import raises
 from plan import PLANS, Arrangement, arrangements_on_cpu
 
-# ----------------------------------------------------------------------------------------- going on
+# ------------------------------------------------------------------------------------------- resume
 
 
-def test_a_run_goes_on_with_the_cells_that_its_file_has(tmp_path):
+def test_resume_keeps_measured_cells_and_rejects_other_options(tmp_path):
     options = SimpleNamespace(
         minutes=None,
         threads=2,
@@ -51,29 +51,29 @@ def test_a_run_goes_on_with_the_cells_that_its_file_has(tmp_path):
         measure_cpu.CpuBenchmark(options, PLANS["cpu"], tmp_path)
 
 
-def test_files_are_made_once(tmp_path):
-    made = []
+def test_once_runs_again_after_interrupt_and_then_reuses_result(tmp_path):
+    builds = []
 
     def make(folder):
         folder.mkdir()
         (folder / "file").write_text("")
-        if not made:
-            made.append("cut short")
+        if not builds:
+            builds.append("cut short")
             raise KeyboardInterrupt
-        made.append("whole")
+        builds.append("whole")
         return {"bytes": 7}
 
     folder = tmp_path / "engine"
     with pytest.raises(KeyboardInterrupt):
         measure.once(folder, make, folder)
     assert [measure.once(folder, make, folder) for _ in range(2)] == [{"bytes": 7}] * 2
-    assert made == ["cut short", "whole"] and [each.name for each in folder.iterdir()] == ["file"]
+    assert builds == ["cut short", "whole"] and [each.name for each in folder.iterdir()] == ["file"]
 
 
 # ------------------------------------------------------------------------------------- arrangements
 
 
-def test_arrangements_share_the_threads_that_there_are():
+def test_cpu_arrangements_depend_on_engine_batch_size_and_threads():
     one, many = (PLANS["cpu"].shapes["seq2seq"][place] for place in (0, 2))
     assert (one.batch, many.batch) == (1, 8)
     both = [Arrangement(1, 2), Arrangement(1, 1)]
@@ -88,8 +88,8 @@ def test_arrangements_share_the_threads_that_there_are():
     assert arrangements_on_cpu("cpu-int8", many, 1) == [Arrangement(1, 1)]
 
 
-class Clocked:
-    """A stand-in for the process of an engine, whose run takes `seconds`."""
+class FakeWorker:
+    """A stand-in for the process of an engine; a run takes `seconds`."""
 
     def __init__(self, arrangement, seconds):
         self.arrangement, self.seconds, self.started, self.runs, self.is_closed = (
@@ -102,14 +102,14 @@ class Clocked:
 
     def run(self, ids, new_tokens, beams):
         self.runs += 1
-        # a first run takes longer
+        # the first run takes longer
         return {"seconds": self.seconds if self.runs > 1 else 100 * self.seconds}
 
     def close(self):
         self.is_closed = True
 
 
-def test_an_engine_keeps_the_process_of_its_fastest_arrangement(tmp_path, monkeypatch):
+def test_engine_keeps_process_of_fastest_arrangement(tmp_path, monkeypatch):
     options = SimpleNamespace(
         minutes=None, threads=2, repeats=3, quick=True, engines=["cpu-int8"], shapes=["seq2seq"]
     )
@@ -121,7 +121,7 @@ def test_an_engine_keeps_the_process_of_its_fastest_arrangement(tmp_path, monkey
     started = []
 
     def start(engine, kind, arrangement):
-        started.append(Clocked(arrangement, seconds[arrangement]))
+        started.append(FakeWorker(arrangement, seconds[arrangement]))
         return started[-1]
 
     monkeypatch.setattr(benchmark, "start", start)
@@ -130,12 +130,12 @@ def test_an_engine_keeps_the_process_of_its_fastest_arrangement(tmp_path, monkey
     assert [each.is_closed for each in started] == [True, False]
     result = benchmark.workers(many, workers)["cpu-int8"]
     assert result.arrangement == Arrangement(2, 1)
-    # the third one was there
+    # the process with arrangement (1, 1) is reused
     assert [each.arrangement for each in started[2:]] == [Arrangement(1, 2), Arrangement(2, 1)]
     assert [each.is_closed for each in started] == [True, True, True, False]
 
 
-def test_the_rows_of_a_batch_come_back_in_their_order():
+def test_batch_in_parts_keeps_row_order():
     model = SimpleNamespace(
         prepare=lambda ids: ids.tolist(),
         run=lambda inputs, new_tokens, beams: [[row[0]] * new_tokens for row in inputs],
@@ -150,7 +150,7 @@ def test_the_rows_of_a_batch_come_back_in_their_order():
     )
 
 
-def test_captions_take_the_fastest_setting_of_an_engine():
+def test_captions_summary_uses_fastest_setting_of_engine():
     def measured(*speeds):
         return {"per_second": {"median": speeds[1], "runs": list(speeds)}, "same": 0.99}
 

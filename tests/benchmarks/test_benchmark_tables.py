@@ -68,19 +68,19 @@ RESULT = {
 }  # fmt: skip
 
 
-def lines_of(text, start):
-    """The cells of the table lines that start with `start`."""
+def find_table_rows(text, start):
+    """Return the cells of each table row whose first cell is `start`."""
     lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
     return [line for line in lines if line[0] == start]
 
 
-def test_a_table_has_the_numbers_of_its_cells():
+def test_tables_format_measured_cells():
     text = report.tables(RESULT)
     assert "`CT2_USE_MKL=1 python benchmarks/speed.py`" in text
-    overview, ours, by_length = lines_of(text, "ours, cpu int8")
+    overview, ours, by_length = find_table_rows(text, "ours, cpu int8")
     assert overview == ["ours, cpu int8", "40", "-"]
-    # 10 tokens in 0.25 s; at best in 0.2, at worst in 0.5. First token after 50 ms. 300 MB, of them
-    # 50 imports.
+    # 10 tokens in 0.25 s, at best 0.2 s, at worst 0.5 s. First token after 50 ms. 300 MB, of which
+    # imports take 50 MB.
     assert ours == [
         "ours, cpu int8",
         "40 (20 - 50)",
@@ -91,16 +91,16 @@ def test_a_table_has_the_numbers_of_its_cells():
         "90.0%",
     ]
     assert by_length == ["ours, cpu int8", "2 (1 - 4)"]
-    _, theirs = lines_of(text, "CTranslate2 int8")
+    _, theirs = find_table_rows(text, "CTranslate2 int8")
     assert theirs[1:3] == ["10 (5 - 20)", "40 (20 - 80)"]
     assert "- ours, cpu int8: no\n" in text
-    assert lines_of(text, "seq2seq, ours, cpu int8") == [
+    assert find_table_rows(text, "seq2seq, ours, cpu int8") == [
         ["seq2seq, ours, cpu int8", "40.0", "4", "20.0 (numpy.dot)", "50%"],
         ["seq2seq, ours, cpu int8", "12.3", "45.6"],
     ]
 
 
-def test_ratios_are_of_the_same_batch_and_none_where_one_is_missing():
+def test_ratios_compare_equal_batches_and_are_none_if_missing():
     result = {
         (ratio["what"], ratio["engine"], ratio["divided_by"]): ratio["batches"]
         for ratio in report.ratios(RESULT)
@@ -109,7 +109,7 @@ def test_ratios_are_of_the_same_batch_and_none_where_one_is_missing():
     assert result["memory: seq2seq greedy", "cpu-int8", "ctranslate2-int8"] == {1: 2.0, 8: None}
     assert result["tokens/s: seq2seq greedy", "cpu-int8", "transformers"] == {1: None, 8: None}
     assert result["sequences/s: BERT", "cpu-int8", "ctranslate2-int8"] == {}
-    assert lines_of(
+    assert find_table_rows(
         report.tables(RESULT), "tokens/s: seq2seq greedy, ours, cpu int8 / CTranslate2 int8"
     )[0][1:] == [
         "4.00",
@@ -117,14 +117,14 @@ def test_ratios_are_of_the_same_batch_and_none_where_one_is_missing():
     ]
 
 
-def test_a_lead_is_over_the_fastest_other_engine_of_the_same_precision():
+def test_leads_compare_with_fastest_other_engine_of_same_precision():
     alone, both = {"workers": 1, "threads": 1}, {"workers": 2, "threads": 1}
     cells = [
         cell("ctranslate2-int8", 1, (1.0, 1.0, 1.0), 150, arrangement=alone),  # 10 tokens in 1 s
         cell("openvino-int8", 1, (0.5, 0.5, 0.5), 150, arrangement=both),
         cell("openvino-fp32", 1, (0.1, 0.1, 0.1), 150),
         cell("cpu-int8", 1, (0.25, 0.25, 0.25), 300, arrangement={"workers": 1, "threads": 2}),
-        cell("cpu-int4", 1, (0.2, 0.2, 0.2), 300),  # of which there is no other engine
+        cell("cpu-int4", 1, (0.2, 0.2, 0.2), 300),  # no other engine has int4
         cell("ctranslate2-int8", 128, (4.0, 4.0, 4.0), 150, shape="batch"),
         cell("cpu-int8", 128, (5.0, 5.0, 5.0), 150, shape="batch"),
         cell("openvino-ptq", 1, (0.3, 0.3, 0.3), 150, shape="encoder-length", kind="bert"),
@@ -152,15 +152,15 @@ def test_a_lead_is_over_the_fastest_other_engine_of_the_same_precision():
         ("BERT, 32 tokens", "cpu-int8"): {1: ["cpu-int8", "openvino-ptq"]},
     }
     text = report.lead_table({**RESULT, "cells": cells})
-    [line] = lines_of(text, "seq2seq, greedy: ours, cpu int8")
+    [line] = find_table_rows(text, "seq2seq, greedy: ours, cpu int8")
     assert line[1:] == ["2.00 (1 x 2 / OpenVINO int8 weights, 2 x 1)", "0.80 (CTranslate2 int8)"]
-    assert lines_of(text, "BERT, 32 tokens: ours, cpu int8")[0][1:] == [
+    assert find_table_rows(text, "BERT, 32 tokens: ours, cpu int8")[0][1:] == [
         "0.50 (OpenVINO int8, calibrated)",
         "-",
     ]
 
 
-def test_captions_compare_the_best_precision_of_each_too():
+def test_captions_table_compares_each_precision_and_the_fastest():
     times = {
         "ctranslate2-float32": 4.0,
         "ctranslate2-int8": 2.0,
@@ -173,7 +173,7 @@ def test_captions_compare_the_best_precision_of_each_too():
     ]
     text = report.tables({**RESULT, "cells": cells})
     fp32, int8, best = (
-        lines_of(text, f"captions, greedy: {name}")
+        find_table_rows(text, f"captions, greedy: {name}")
         for name in (
             "ours, cpu fp32",
             "ours, cpu int8, calibrated",
@@ -185,7 +185,7 @@ def test_captions_compare_the_best_precision_of_each_too():
     assert "| from texts |" in text and "| 512 |" in text
 
 
-def results_of(tmp_path):
+def write_and_read_results(tmp_path):
     for name, (cpu, instruction) in {
         "vnni": ("A CPU with VNNI", "avx512_vnni"),
         "avx2": ("A CPU", "avx2"),
@@ -196,9 +196,9 @@ def results_of(tmp_path):
     return pages.results(tmp_path)
 
 
-def test_results_of_several_processors_stand_below_their_names(tmp_path):
+def test_overviews_have_one_section_per_cpu(tmp_path):
     assert pages.results(tmp_path) == {}
-    result = results_of(tmp_path)
+    result = write_and_read_results(tmp_path)
     assert [*result] == ["cpu-avx2", "cpu-vnni"]
     text = pages.overviews(result)
     assert text.count(report.overview(RESULT)) == 2
@@ -224,7 +224,7 @@ def test_results_of_several_processors_stand_below_their_names(tmp_path):
     )
 
 
-def test_the_front_page_has_the_fastest_of_each_program(tmp_path):
+def test_comparison_table_has_fastest_engine_of_each_program(tmp_path):
     times = {
         "cpu-int4": 0.25,
         "cpu-int8": 0.5,
@@ -243,7 +243,7 @@ def test_the_front_page_has_the_fastest_of_each_program(tmp_path):
     machines = {"cpu-avx2": {**RESULT, "cells": cells}, "cpu-vnni": vnni}
     table = pages.comparison(machines, pages.HIGHLIGHTS)
     assert "| ours, AVX2 | to compare | ours, VNNI | to compare |" in table
-    [line] = lines_of(table, pages.HIGHLIGHTS["gpt2", 1, 1])
+    [line] = find_table_rows(table, pages.HIGHLIGHTS["gpt2", 1, 1])
     assert line[1:] == [
         "40 int4",
         "10 OpenVINO fp32; 5 transformers, torch.compile",
@@ -253,7 +253,7 @@ def test_the_front_page_has_the_fastest_of_each_program(tmp_path):
     assert pages.all_workloads(machines) == {("gpt2", 1, 1): "GPT-2, greedy, batch 1, new tokens/s"}
 
 
-def test_a_page_is_filled_between_its_marks():
+def test_page_is_filled_between_marks_and_wrong_marks_raise():
     begin, end = (mark.format("speeds") for mark in pages.MARKS)
     page = f"before\n{begin}\nold\n{end}\nafter\n"
     assert pages.filled(page, "speeds", "new \\1") == (f"before\n{begin}\nnew \\1\n{end}\nafter\n")
@@ -271,7 +271,7 @@ def test_a_page_is_filled_between_its_marks():
         (["avx512_vnni", "amx_int8"], "cpu-amx"),
     ],
 )
-def test_the_file_of_results_is_that_of_the_processor(flags, name, monkeypatch):
+def test_default_result_file_depends_on_cpu_instructions(flags, name, monkeypatch):
     monkeypatch.setattr(speed, "instructions", lambda: flags)
     options, _ = speed.parse([])
     assert options.out == BENCHMARKS / "results" / f"{name}.json"
@@ -314,7 +314,7 @@ def test_the_file_of_results_is_that_of_the_processor(flags, name, monkeypatch):
         ),
     ],
 )
-def test_what_is_to_be_compared_is_measured_for_both_sides(shape, beams, batch, ours, others):
+def test_plan_measures_both_sides_of_each_comparison(shape, beams, batch, ours, others):
     plan = PLANS["cpu"]
     cells = [each for each in plan.shapes[shape] if (each.batch, each.beams) == (batch, beams)]
     assert len(cells) == (3 if shape == "encoder-length" else 1)
@@ -323,18 +323,18 @@ def test_what_is_to_be_compared_is_measured_for_both_sides(shape, beams, batch, 
         assert [plan.left_out(engine, each) for each in cells] == [None] * len(cells)
 
 
-def test_special_exports_have_settings_beside_the_dtype():
+def test_export_settings_of_calibrated_and_int4_engines():
     text = Path("text")
     assert workload.export_settings("calibrated", text) == {"dtype": "int8", "calibrate": text}
     assert workload.export_settings("int4", text) == {"dtype": "int4"}
 
 
-def test_the_plot_is_drawn_from_the_result_alone(tmp_path):
+def test_plot_is_drawn_from_result(tmp_path):
     report.plot(RESULT, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
 
-def test_the_documentation_has_what_was_measured():
+def test_documentation_matches_measured_results():
     actual = pages.results()
     assert actual
     for page, tables in pages.tables(actual).items():

@@ -1,5 +1,8 @@
-"""benchmarks/ for a GPU, without one: all engines say the same on the CPU in float32, every row is
-there, and what was not measured says why. No speed is asserted."""
+"""Tests of the CUDA benchmarks on a machine without a GPU.
+
+On the CPU in float32 all engines generate the same tokens. Results have every row, with a reason
+where nothing was measured. No speed is asserted.
+"""
 
 import importlib.metadata
 import json
@@ -32,7 +35,7 @@ TORCH_ENGINES = ("transformers", "vanilla", "torch-graph")
 
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory):
-    """The quick checkpoints of each kind."""
+    """Write the small checkpoints of each kind and return their folder."""
     root = tmp_path_factory.mktemp("models")
     for kind in ("seq2seq", "gpt2"):
         workload.make_checkpoints(kind, True, root / kind)
@@ -41,7 +44,7 @@ def roots(tmp_path_factory):
 
 @pytest.fixture
 def grad():
-    """Engines turn gradients off for good, in processes of their own."""
+    """Turn gradients on again after the test; engines turn them off for the whole process."""
     yield
     torch.set_grad_enabled(True)
 
@@ -55,20 +58,20 @@ def run(engine, kind, root, new_tokens, beams=1):
 
 
 @pytest.mark.parametrize("name", ["seq2seq", "seq2seq-untied", "causal", "causal-learned"])
-def test_the_bound_generates_what_the_model_generates_for_one_prompt_after_the_other(name):
+def test_graph_decoder_matches_model_for_successive_prompts(name):
     model = build(name)
     model.generation_config.eos_token_id, model.lm_head.bias.data[EOS] = None, -100
-    bound, actual = GraphDecoder(model, 3, 8, 9), []
+    graph_decoder, actual = GraphDecoder(model, 3, 8, 9), []
     for ids in torch.randint(4, 48, (3, 3, 8)):
         expected = model.generate(ids, max_new_tokens=9, do_sample=False)[:, -9:]
-        assert torch.equal(bound.generate(ids), expected)
+        assert torch.equal(graph_decoder.generate(ids), expected)
         actual += expected.tolist()
     assert len({tuple(row) for row in actual}) > 3, "what is said depends on the prompt"
 
 
 @pytest.mark.parametrize("new_tokens", [1, 6])
 @pytest.mark.parametrize("kind", ["seq2seq", "gpt2"])
-def test_all_torch_engines_say_the_same(roots, grad, kind, new_tokens):
+def test_torch_engines_generate_same_tokens(roots, grad, kind, new_tokens):
     first, *others = (run(engine, kind, roots, new_tokens) for engine in TORCH_ENGINES)
     assert first.shape == (3, new_tokens) and all(
         np.array_equal(result, first) for result in others
@@ -77,7 +80,7 @@ def test_all_torch_engines_say_the_same(roots, grad, kind, new_tokens):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["seq2seq", "gpt2"])
-def test_our_export_computes_it_too(roots, grad, kind):
+def test_cuda_export_generates_tokens_of_transformers(roots, grad, kind):
     workload.prepare("cuda-fp32", kind, roots / kind)
     for beams in (1, 4):
         assert np.array_equal(
@@ -92,7 +95,7 @@ Event.name, Event.duration_ns = lambda event: event.name_, lambda event: event.n
 Event.is_user_annotation = lambda event: event.annotation
 
 
-def test_kernels_and_copies_are_added_up_and_no_kernel_is_an_error():
+def test_kernel_and_copy_times_are_summed_and_missing_kernels_raise():
     events = [
         Event("gemm", 3000, False),
         Event("Memcpy DtoH (Device -> Pageable)", 500, False),
@@ -105,7 +108,7 @@ def test_kernels_and_copies_are_added_up_and_no_kernel_is_an_error():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_there_is_nothing_to_describe_or_to_profile(roots, grad):
+def test_without_gpu_device_facts_are_none_and_profiling_raises(roots, grad):
     assert gpu.device_facts() is None
     model = engines.ENGINES["vanilla"]("vanilla", "gpt2", roots / "gpt2", Arrangement(1, 1), "cpu")
     with raises(RuntimeError, seen="GPU"):
@@ -113,9 +116,9 @@ def test_without_a_gpu_there_is_nothing_to_describe_or_to_profile(roots, grad):
     assert gpu.copy_bandwidth("cpu", True) > 1e6
 
 
-def test_bytes_of_a_step_are_weights_and_what_is_cached(roots):
-    """Counted by hand: width 64, feed-forward 128 (GPT-2: 256), 2 layers, vocabulary 499, all maps
-    with a bias."""
+def test_step_bytes_count_weights_and_cache(roots):
+    """The expected values are counted by hand: width 64, feed-forward 128 (GPT-2: 256), 2 layers,
+    vocabulary 499, all linear layers with a bias."""
     square, norm, head = 64 * 65, 128, 64 * 499 + 499
     decoder = 4 * square + 2 * square + (64 * 129 + 128 * 65 - 64 + 64) + 3 * norm
     values = gpu.step_values("seq2seq", roots / "seq2seq")
@@ -125,7 +128,7 @@ def test_bytes_of_a_step_are_weights_and_what_is_cached(roots):
         "per_source": 2 * 2 * 64,
     }
     record = {"batch": 3, "length": 8, "new_tokens": 6}
-    # The start token and half of the new ones, and the source.
+    # Cached: the start token, half of the new tokens, and the source.
     assert gpu.step_bytes(values, record, 2) == 2 * (values["weights"] + 3 * 256 * (1 + 3 + 8))
     values = gpu.step_values("gpt2", roots / "gpt2")
     assert values["per_source"] == 0 and gpu.step_bytes(values, record, 2) == 2 * (
@@ -133,12 +136,12 @@ def test_bytes_of_a_step_are_weights_and_what_is_cached(roots):
     )
 
 
-# ---------------------------------------------------------------------------------------- every row
+# ------------------------------------------------------------------------------- rows of the result
 
 
 @pytest.fixture
-def here(monkeypatch):
-    """Run in this process what a benchmark runs in processes of its own."""
+def in_process(monkeypatch):
+    """Run the isolated functions of benchmarks in this process."""
     for module in (measure, measure_cuda):
         monkeypatch.setattr(module, "isolated", lambda function, *args: function(*args))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -152,7 +155,7 @@ def benchmark(tmp_path, *arguments):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_all_rows_are_there_and_say_so(here, tmp_path, capsys):
+def test_without_gpu_every_row_has_a_reason_why_it_is_missing(in_process, tmp_path, capsys):
     result = benchmark(tmp_path)
     check_rows(result)
     rows = [*result["cells"], *result["verify"], *result["bleu"], *result["steps"]]
@@ -193,7 +196,7 @@ def check_rows(result):
     assert [row["engine"] for row in result["bleu"]] == ["torch", "cuda-fp16", "cuda-bf16"]
 
 
-def test_the_file_in_the_repository_has_all_rows_and_a_report():
+def test_committed_cuda_results_have_all_rows_and_a_report():
     result = json.loads((ROOT / "benchmarks/results/cuda.json").read_text())
     check_rows(result)
     assert not result["options"]["quick"]
@@ -201,7 +204,7 @@ def test_the_file_in_the_repository_has_all_rows_and_a_report():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_after_the_minutes_given_nothing_is_begun(here, tmp_path, grad):
+def test_no_measurement_starts_after_time_limit(in_process, tmp_path, grad):
     arguments = [
         "--quick",
         "--minutes",
@@ -220,10 +223,10 @@ def test_after_the_minutes_given_nothing_is_begun(here, tmp_path, grad):
     assert [row["missing"][:8] for row in result["cells"] if row["batch"] == 2][1] == "left out"
 
 
-def test_the_cells_with_a_goal_come_first_and_are_left_out_by_neither_engine():
+def test_cells_with_a_goal_come_first_and_are_measured_for_both_engines():
     cells = PLAN.shapes["seq2seq"]
-    asked = {(cells[0].batch, 1), (32, 4), (128, 1)}
-    assert asked <= {(cell.batch, cell.beams) for cell in cells[:6]}
+    goal_cells = {(cells[0].batch, 1), (32, 4), (128, 1)}
+    assert goal_cells <= {(cell.batch, cell.beams) for cell in cells[:6]}
     for (_, engine, other), goals in report.GOALS.items():
         if not engine.startswith("cuda-"):
             continue
@@ -237,7 +240,7 @@ def test_the_cells_with_a_goal_come_first_and_are_left_out_by_neither_engine():
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_quick_run_tries_all_that_a_cpu_can_run(tmp_path):
+def test_quick_run_measures_all_engines_that_run_on_cpu(tmp_path):
     texts = [tmp_path / "text.en", tmp_path / "text.de"]
     texts[0].write_text("A dog runs.\nTwo men.\n")
     texts[1].write_text("Ein Hund rennt.\nZwei Männer.\n")
@@ -309,7 +312,7 @@ RECORD = dict(
 )
 
 
-def test_the_report_says_kernels_goals_and_bleu():
+def test_report_has_kernels_goals_and_bleu():
     result = json.loads((ROOT / "benchmarks/results/cuda.json").read_text())
     ours = {
         **RECORD,
@@ -366,10 +369,10 @@ def test_the_report_says_kernels_goals_and_bleu():
     )
 
 
-# ------------------------------------------------------------------------------------ not installed
+# ---------------------------------------------------------------------- import without installation
 
 
-def test_the_checkout_is_imported_where_nothing_is_installed(tmp_path):
+def test_checkout_is_importable_without_installation(tmp_path):
     lines = [
         f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r})",
         f"from pathlib import Path; from checkout import make_importable; "

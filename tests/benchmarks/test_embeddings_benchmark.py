@@ -1,4 +1,4 @@
-"""benchmarks/embeddings.py: its table, and its engines that need no sentence-transformers."""
+"""Tests of benchmarks/embeddings.py: the table, and a worker without sentence-transformers."""
 
 import io
 import json
@@ -11,7 +11,7 @@ from heads import save_head, word_pieces
 from vanilla_transformer_export import export
 
 
-def test_a_table_has_speeds_over_those_of_torch():
+def test_table_has_speed_relative_to_torch():
     seconds = {"torch": 4.0, "runtime-int8": 2.0}
     engines = {
         engine: {"per_second": 100 / value, "max_difference": 0.02, "min_cosine": 0.99}
@@ -22,14 +22,14 @@ def test_a_table_has_speeds_over_those_of_torch():
     assert second == "| `TextRuntime.embed`, int8 | 50 | 2.00 | 2.0e-02 | 0.9900 |"
 
 
-def test_cosines_are_those_of_pairs():
+def test_cosines_are_computed_row_by_row():
     vectors = np.array([[3.0, 0.0], [1.0, 1.0]])
     assert embeddings.cosines(vectors, np.array([[2.0, 0.0], [0.0, 5.0]])).tolist() == (
         pytest.approx([1.0, 0.5**0.5])
     )
 
 
-def test_a_worker_prints_versions_and_the_seconds_of_each_line(tmp_path, monkeypatch, capsys):
+def test_worker_prints_versions_and_seconds_per_input_line(tmp_path, monkeypatch, capsys):
     save_head("VanillaEncoderModel", word_pieces(), tmp_path / "model")
     export(tmp_path / "model", tmp_path / "fp32", cases=1)
     (tmp_path / "texts.json").write_text(json.dumps(["the old man", "two dogs run"]))

@@ -1,4 +1,4 @@
-"""benchmarks/lookup.py: its made-up tasks, and a short run of all of it. No speed is asserted."""
+"""Tests of benchmarks/lookup.py: the synthetic tasks, and a short run. No speed is asserted."""
 
 import gzip
 import json
@@ -21,10 +21,10 @@ CAPTIONS = [
     "One baby sleeps.",
     "People wait for a train.",
 ]
-OF_CHILDREN = {CAPTIONS[place] for place in (1, 2, 5)}
+CAPTIONS_ABOUT_CHILDREN = {CAPTIONS[place] for place in (1, 2, 5)}
 
 
-def test_a_correction_differs_in_neighbouring_letters_of_two_words():
+def test_corrections_swap_adjacent_letters_in_at_most_two_words():
     for source, target in islice(lookup_tasks.corrections(CAPTIONS, random.Random(0)), 50):
         assert sum(caption in target for caption in CAPTIONS) == 3
         changed = [
@@ -32,7 +32,7 @@ def test_a_correction_differs_in_neighbouring_letters_of_two_words():
             for pair in zip(source.split(" "), target.split(" "), strict=True)
             if pair[0] != pair[1]
         ]
-        assert len(changed) <= 2  # to exchange two equal letters changes nothing
+        assert len(changed) <= 2  # swapping two equal letters changes nothing
         for wrong, right in changed:
             [first, second] = [
                 place
@@ -42,17 +42,17 @@ def test_a_correction_differs_in_neighbouring_letters_of_two_words():
             assert second == first + 1 and wrong[first : second + 1] == right[second] + right[first]
 
 
-def test_a_summary_has_the_two_captions_of_children_in_their_order():
+def test_summaries_keep_the_two_captions_about_children_in_order():
     for source, target in islice(lookup_tasks.summaries(CAPTIONS, random.Random(0)), 50):
         captions = sorted((caption for caption in CAPTIONS if caption in source), key=source.index)
         assert " ".join(captions) == source and len(captions) == 5
-        kept = [caption for caption in captions if caption in OF_CHILDREN]
+        kept = [caption for caption in captions if caption in CAPTIONS_ABOUT_CHILDREN]
         assert " ".join(kept) == target and len(kept) == 2
 
 
 @pytest.fixture
-def called(tmp_path, monkeypatch, capsys):
-    """Runs the benchmark on made-up captions with more arguments -> the lines of JSON it prints."""
+def run_benchmark(tmp_path, monkeypatch, capsys):
+    """Return a function that runs the benchmark on synthetic captions -> its JSON lines."""
     for name in ("train.en", "val.en", "val.de"):
         (tmp_path / f"{name}.gz").write_bytes(
             gzip.compress("".join(f"{line}\n" for line in CAPTIONS).encode())
@@ -66,30 +66,30 @@ def called(tmp_path, monkeypatch, capsys):
     return call
 
 
-def test_models_are_trained_once(called, tmp_path, monkeypatch):
+def test_models_are_trained_once_per_number_of_steps(run_benchmark, tmp_path, monkeypatch):
     models = tmp_path / "models"
     options = ["--train", "--models", str(models), "--tasks", "summaries", "translation"]
-    assert called(*options, "--steps", "1") == []
+    assert run_benchmark(*options, "--steps", "1") == []
     [first] = models.rglob("*.safetensors")
     before = first.read_bytes()
-    assert called(*options, "--steps", "2") == []
+    assert run_benchmark(*options, "--steps", "2") == []
     assert {path.parent.name for path in models.rglob("*.safetensors")} == {
         "summaries-1",
         "summaries-2",
     }
     monkeypatch.setattr(lookup_tasks, "train", None)
-    called(*options, "--steps", "1")
+    run_benchmark(*options, "--steps", "1")
     assert first.read_bytes() == before
     with pytest.raises(SystemExit):
-        called("--train")
+        run_benchmark("--train")
 
 
 @pytest.mark.slow
-def test_a_short_run(called):
+def test_short_run_prints_one_line_per_task_and_dtype(run_benchmark):
     options = ["--steps", "1", "--texts", "2", "--rounds", "3", "--candidates", "4", "--tasks"]
     result = [
-        *called(*options, "corrections", "--dtypes", "int8"),
-        *called(*options, "translation", "--dtypes", "fp32"),
+        *run_benchmark(*options, "corrections", "--dtypes", "int8"),
+        *run_benchmark(*options, "translation", "--dtypes", "fp32"),
     ]
     assert [(line["task"], line["dtype"]) for line in result] == [
         ("corrections", "int8"),
@@ -102,7 +102,7 @@ def test_a_short_run(called):
         assert line["same tokens"] == 2 or line["dtype"] == "int8"
 
 
-def test_other_tokens_in_fp32_are_an_error(monkeypatch):
+def test_fp32_token_mismatch_is_an_error(monkeypatch):
     outputs = iter([[[1, 5, 2]], [[1, 5, 2]], [[1, 5, 2]], [[1, 6, 2]]])
     monkeypatch.setattr(lookup, "generated", lambda *args, **options: (1.0, next(outputs)))
     with raises(SystemExit, seen=(0, 1), expected="fp32"):
@@ -111,8 +111,8 @@ def test_other_tokens_in_fp32_are_an_error(monkeypatch):
         )
 
 
-class Runs:
-    """A runtime whose decoders take a prompt of one token, and then steps of one, three and one."""
+class FakeRuntime:
+    """A stand-in for a runtime: decoders read a prompt of one token, then 1, 3 and 1 tokens."""
 
     def __init__(self):
         self.model = self.decoders = self
@@ -132,7 +132,7 @@ class SteppedDecoder:
         return tokens
 
 
-def test_steps_are_counted():
-    runtime = Runs()
+def test_step_counts_returns_steps_and_tokens():
+    runtime = FakeRuntime()
     assert lookup.step_counts(runtime, [None, None]) == {"steps": 8, "tokens": 12}
     assert runtime.decoders is runtime

@@ -23,9 +23,7 @@ from vanilla_transformer.training.recipe import Recipe, read_recipe
 from vanilla_transformer.training.run import train
 
 
-def test_scores_are_computed_again_from_the_weights_and_compared_with_what_was_said(
-    tmp_path, capsys, monkeypatch
-):
+def test_scores_recompute_metrics_and_exit_with_1_if_report_differs(tmp_path, capsys, monkeypatch):
     for split, count in (("train", 60), ("test", 8)):
         write_corpus(tmp_path, split, count, seed=count)
     data = {"directory": "", "train": ["train.en", "train.de"], "test": ["test.en", "test.de"]}
@@ -72,7 +70,7 @@ def test_scores_are_computed_again_from_the_weights_and_compared_with_what_was_s
         scores.main()
 
 
-def test_an_interval_of_bleu_is_the_one_that_sacrebleu_prints(tmp_path):
+def test_bleu_and_chrf_intervals_match_sacrebleu(tmp_path):
     references = [target for _, target in toy_corpus(60, seed=0)]
     outputs = [
         line.replace("Hund", "Ball") if place % 3 else line for place, line in enumerate(references)
@@ -91,11 +89,13 @@ def test_an_interval_of_bleu_is_the_one_that_sacrebleu_prints(tmp_path):
         "bleu",
         "chrf",
     ]
-    said = subprocess.run(
+    sacrebleu_output = subprocess.run(
         [*command, "--confidence", "-w", "4"], check=True, capture_output=True, text=True
     ).stdout
     for printed, metric in zip(
-        json.loads(said), (sacrebleu.metrics.BLEU(), sacrebleu.metrics.CHRF()), strict=True
+        json.loads(sacrebleu_output),
+        (sacrebleu.metrics.BLEU(), sacrebleu.metrics.CHRF()),
+        strict=True,
     ):
         mean, half = printed["confidence_mean"], printed["confidence_var"]
         assert half > 1
@@ -104,7 +104,7 @@ def test_an_interval_of_bleu_is_the_one_that_sacrebleu_prints(tmp_path):
         )
 
 
-def test_an_interval_of_accuracy_is_wilson_s():
+def test_accuracy_interval_is_wilson_interval():
     right, count, z = 718, 872, 1.959964
     share = right / count
     center = share + z**2 / (2 * count)
@@ -121,10 +121,10 @@ def test_an_interval_of_accuracy_is_wilson_s():
     assert actual == {"accuracy": intervals.accuracy_interval(right, count)}
 
 
-def test_an_interval_of_perplexity_is_about_that_of_a_ratio_of_means():
-    """The expected interval is that of the delta method, over stretches of 12 blocks.
+def test_perplexity_interval_matches_delta_method():
+    """The expected interval comes from the delta method, over groups of 12 blocks.
 
-    Blocks of a stretch are alike, and some stretches predict less than others.
+    Losses of a group have the same scale, and blocks differ in their number of labels.
     """
     rng = np.random.default_rng(0)
     losses = rng.gamma(2, 1, (32 * 12, 16)) * rng.uniform(0.5, 1.5, (32, 1)).repeat(12, axis=0)
@@ -140,7 +140,7 @@ def test_an_interval_of_perplexity_is_about_that_of_a_ratio_of_means():
     assert result["perplexity"] == pytest.approx(tuple(math.exp(bound) for bound in result["nll"]))
 
 
-def test_a_linear_baseline_learns_from_the_training_rows_and_is_counted_on_the_others(tmp_path):
+def test_linear_baseline_trains_on_train_rows_and_scores_held_out_rows(tmp_path):
     held_out = [
         "bad the music bores",
         "bad the music fails",
@@ -168,7 +168,7 @@ TOKENS = ["ein mann sagt : &quot; hallo &quot; .", "zwei hunde rennen über eine
 
 @pytest.fixture
 def two_captions(tmp_path):
-    """A directory with two lines of `val` in the form of Multi30k's files."""
+    """Write two lines of `val` in the format of Multi30k's files, and return the directory."""
     files = {
         "val.en.gz": ["A man.", "Two dogs."],
         "val.de.gz": TARGETS,
@@ -200,8 +200,8 @@ def test_captions_are_scored_cased_and_lower_cased(two_captions):
     )
 
 
-def test_captions_with_noise_are_rows_of_their_own(two_captions):
-    """A translator that only knows the captions as they are."""
+def test_noise_scores_have_one_row_per_kind_of_noise(two_captions):
+    """The translator knows only the captions without noise."""
 
     def translate(texts):
         known = dict(zip(["A man.", "Two dogs."], TARGETS))
@@ -220,9 +220,7 @@ def test_captions_with_noise_are_rows_of_their_own(two_captions):
 # --------------------------------------------------------------------------- a pretrained encoder
 
 
-def test_an_encoder_is_trained_exported_and_measured_for_each_text_and_fold(
-    tmp_path, monkeypatch, capsys
-):
+def test_fine_tuning_trains_and_measures_each_dataset_and_fold_once(tmp_path, monkeypatch, capsys):
     for name in fine_tuning.TEXTS:
         recipe = read_recipe(name)
         standins.write_text(recipe, tmp_path / name)
@@ -236,6 +234,6 @@ def test_an_encoder_is_trained_exported_and_measured_for_each_text_and_fold(
     assert all(model["milliseconds"] > 0 and model["megabytes"] > 0 for model in models)
     assert total["rows"] == sum(model["rows"] for model in models[1:])
     assert total["correct"] == sum(model["correct"] for model in models[1:])
-    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*")}
-    fine_tuning.main()  # what is there is measured again
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*")} == made
+    mtimes = {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*")}
+    fine_tuning.main()  # existing models are measured again, not trained
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*")} == mtimes

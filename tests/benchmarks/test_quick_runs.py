@@ -43,7 +43,7 @@ def run_quick(out, shapes, engines, threads=1, *more):
     return json.loads(out.read_text()), done.stdout
 
 
-def check(record):
+def check_record(record):
     times = [record["seconds"]] + (
         [record["first_token_seconds"]] if record["beams"] == 1 and record["new_tokens"] else []
     )
@@ -57,7 +57,7 @@ def check(record):
 
 
 @pytest.mark.slow
-def test_a_quick_run_measures_every_cell_with_every_engine(tmp_path):
+def test_quick_run_measures_every_cell_with_every_engine(tmp_path):
     engines, files = (
         ["transformers", "ctranslate2-int8", "cpu-int8", "cpu-calibrated"],
         ["--files", tmp_path / "files"],
@@ -73,7 +73,7 @@ def test_a_quick_run_measures_every_cell_with_every_engine(tmp_path):
         if record["engine"] == "ctranslate2-int8" and not installed:
             assert record["missing"] == "not installed"
         else:
-            check(record)
+            check_record(record)
     assert [actual["engine"] for actual in result["bandwidth"]] == ["cpu-int8", "cpu-calibrated"]
     assert all(
         actual["share"] > 0 and actual["bytes_per_step"] > 10_000 for actual in result["bandwidth"]
@@ -88,7 +88,7 @@ def test_a_quick_run_measures_every_cell_with_every_engine(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_quick_run_of_the_other_shapes(tmp_path):
+def test_quick_run_of_other_shapes(tmp_path):
     engines = ["transformers", "vanilla", "portable-fp32", "cpu-fp32", "cpu-int4"]
     shapes = ["gpt2", "bert", "length", "encoder-length", "batch"]
     result, output = run_quick(tmp_path / "quick.json", [*shapes, "load"], engines)
@@ -102,7 +102,7 @@ def test_a_quick_run_of_the_other_shapes(tmp_path):
         }
     for record in result["cells"]:
         if "missing" not in record:
-            check(record)
+            check_record(record)
     assert {record["shape"] for record in result["cells"] if "missing" not in record} == set(shapes)
     assert {record.get("missing") for record in result["cells"]} == {
         None,
@@ -112,10 +112,10 @@ def test_a_quick_run_of_the_other_shapes(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_quick_run_with_the_engines_of_others_in_all_arrangements(tmp_path):
-    """The engines that are installed run.
+def test_quick_run_of_openvino_and_llamacpp_in_all_arrangements(tmp_path):
+    """Only installed engines run.
 
-    Without rounding they give the tokens and the states of transformers.
+    Without quantization their tokens and states match transformers.
     """
     engines = [
         "transformers",
@@ -124,7 +124,7 @@ def test_a_quick_run_with_the_engines_of_others_in_all_arrangements(tmp_path):
     result, output = run_quick(tmp_path / "quick.json", ["seq2seq", "gpt2", "bert"], engines, 2)
     for record in result["cells"]:
         if "missing" not in record:
-            check(record)
+            check_record(record)
             assert record["arrangement"] in [
                 {"workers": rows, "threads": each} for rows, each in ((1, 2), (1, 1), (2, 1))
             ]
@@ -141,7 +141,7 @@ def test_a_quick_run_with_the_engines_of_others_in_all_arrangements(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_quick_run_of_captions(tmp_path):
+def test_quick_run_of_captions(tmp_path):
     engines = ["transformers", "ctranslate2-int8", "cpu-fp32"]
     (tmp_path / "captions").write_text("A dog runs.\nTwo men stand in a field.\n")
     result, output = run_quick(
@@ -169,7 +169,7 @@ def check_captions(other, theirs, ours):
 
 
 @pytest.mark.slow
-def test_a_quick_run_of_beams_without_openvino(tmp_path):
+def test_quick_run_of_beams_without_openvino(tmp_path):
     script = Path(report.__file__).with_name("openvino_beams.py")
     command = [sys.executable, script, "--quick", "--files", tmp_path, "--repeats", "1"]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -181,7 +181,7 @@ def test_a_quick_run_of_beams_without_openvino(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_quick_run_of_training_speed(tmp_path, monkeypatch):
+def test_quick_run_of_training_speed(tmp_path, monkeypatch):
     recipe = read_recipe("multi30k-en-de")
     write_text(recipe, tmp_path)
     settings = {"tokenizer.vocab_size": 60, "model.hidden_size": 16}
@@ -219,8 +219,8 @@ def test_a_quick_run_of_training_speed(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_quick_run_of_one_graph_beside_the_runtime():
-    """Both give the same tokens in float32; what is asked for is measured, and no more."""
+def test_quick_run_of_one_graph_and_runtime():
+    """Both generate the same tokens in float32. Only requested models and targets are measured."""
     arguments = [
         "--quick",
         "--repeats",
@@ -247,15 +247,15 @@ def test_a_quick_run_of_one_graph_beside_the_runtime():
                 assert each["same_rows"] == batch or target == "cpu-int8"
 
 
-def test_one_graph_is_measured_against_the_runtime_in_turns(monkeypatch):
-    """The ratio is that of the medians, and a row counts as the same where all its tokens are."""
+def test_one_graph_and_runtime_are_timed_alternately(monkeypatch):
+    """The speed is the ratio of the medians. A row is the same if all its tokens are equal."""
     times = iter([0, 2, 2, 5, 5, 9, 9, 15, 15, 16, 16, 17])
     monkeypatch.setattr(one_graph.time, "perf_counter", lambda: next(times))
-    made = {
+    calls = {
         "graph": lambda: np.array([[0, 5, 6], [0, 7, 8]]),
         "runtime": lambda: np.array([[0, 5, 6], [0, 7, 9]]),
     }
-    result = one_graph.measured(made, 3, 1)
+    result = one_graph.measured(calls, 3, 1)
     assert (
         result["seconds"] == {"graph": 2, "runtime": 3}
         and result["speed"] == 1.5

@@ -1,5 +1,4 @@
-"""The scores of what is generated, and what targets begin with, are those of transformers on every
-target."""
+"""Tests of sequence scores and `decoder_input_ids` on every target, against transformers."""
 
 import numpy as np
 import pytest
@@ -48,7 +47,7 @@ def pair(exported_for):
 
 
 @torch.no_grad()
-def in_torch(model, ids, mask, **options):
+def generate_in_torch(model, ids, mask, **options):
     given = dict(attention_mask=torch.from_numpy(mask), max_new_tokens=10)
     given |= {
         name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
@@ -60,12 +59,12 @@ def in_torch(model, ids, mask, **options):
 
 
 @each_case
-def test_with_beams_they_are_sequences_scores(pair, name, target):
+def test_beam_search_scores_match_sequences_scores(pair, name, target):
     model, runtime = pair(name, target)
     for seed, options in enumerate(BEAMS):
         ids, mask = prompts(name, seed)
         tokens, scores = runtime.generate_with_scores(ids, mask, max_new_tokens=10, **options)
-        expected = in_torch(model, ids, mask, **options)
+        expected = generate_in_torch(model, ids, mask, **options)
         np.testing.assert_array_equal(tokens, expected.sequences)
         np.testing.assert_allclose(scores, expected.sequences_scores, rtol=1e-5, atol=1e-5)
         np.testing.assert_array_equal(
@@ -77,15 +76,13 @@ def test_with_beams_they_are_sequences_scores(pair, name, target):
 @pytest.mark.parametrize(
     "options", [{}, dict(length_penalty=0.3, repetition_penalty=1.4, min_new_tokens=4)], ids=str
 )
-def test_without_beams_they_are_the_sum_of_transition_scores_over_the_length(
-    pair, name, options, target
-):
+def test_greedy_scores_are_transition_scores_over_length(pair, name, options, target):
     """transformers documents this sum as the score of a sequence."""
     model, runtime = pair(name, target)
     ids, mask = prompts(name, seed=5)
     options = {**options, "eos_token_id": [EOS, *range(4, 48, 5)]}
     tokens, scores = runtime.generate_with_scores(ids, mask, max_new_tokens=10, **options)
-    expected = in_torch(model, ids, mask, **options)
+    expected = generate_in_torch(model, ids, mask, **options)
     np.testing.assert_array_equal(tokens, expected.sequences)
     steps = (
         model.compute_transition_scores(expected.sequences, expected.scores, normalize_logits=True)
@@ -93,17 +90,17 @@ def test_without_beams_they_are_the_sum_of_transition_scores_over_the_length(
         .numpy()
     )
     ends = np.isin(expected.sequences[:, -steps.shape[1] :].numpy(), options["eos_token_id"])
-    own = np.cumsum(ends, axis=1) - ends == 0
-    assert len(set(own.sum(axis=1))) > 1 or (name == "causal" and "min_new_tokens" in options)
-    reference = np.where(own, steps, 0).sum(axis=1) / own.sum(axis=1) ** options.get(
+    is_scored = np.cumsum(ends, axis=1) - ends == 0
+    assert len(set(is_scored.sum(axis=1))) > 1 or (name == "causal" and "min_new_tokens" in options)
+    reference = np.where(is_scored, steps, 0).sum(axis=1) / is_scored.sum(axis=1) ** options.get(
         "length_penalty", 1.0
     )
     np.testing.assert_allclose(scores, reference, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
-def test_a_sample_s_score_is_what_the_model_says_of_its_tokens(pair):
-    """Whatever temperature and filters it was drawn with."""
+def test_sampling_scores_are_mean_log_probabilities_of_tokens(pair):
+    """Temperature and filters do not change the scores."""
     model, runtime = pair("causal", "cpu")
     ids, mask = prompts("causal")
     ids, mask = ids[mask.all(axis=1)], mask[mask.all(axis=1)]
@@ -123,7 +120,7 @@ def test_a_sample_s_score_is_what_the_model_says_of_its_tokens(pair):
 @pytest.mark.parametrize(
     "options", [{}, dict(max_new_tokens=None, max_length=9, min_length=7), *BEAMS[:2]], ids=str
 )
-def test_targets_begin_with_what_is_given_as_in_transformers(pair, options, target):
+def test_decoder_input_ids_match_transformers(pair, options, target):
     model, runtime = pair("seq2seq", target)
     ids, mask = prompts("seq2seq", seed=1)
     rng = np.random.default_rng(0)
@@ -134,7 +131,7 @@ def test_targets_begin_with_what_is_given_as_in_transformers(pair, options, targ
                 dict(max_new_tokens=10, **options) if "max_new_tokens" not in options else options
             )
             tokens, scores = runtime.generate_with_scores(ids, mask, prefix, **reference)
-            expected = in_torch(model, ids, mask, decoder_input_ids=prefix, **options)
+            expected = generate_in_torch(model, ids, mask, decoder_input_ids=prefix, **options)
             np.testing.assert_array_equal(tokens, expected.sequences)
             np.testing.assert_array_equal(
                 tokens[:, 1 : length + 1], np.repeat(given, len(tokens) // len(ids), axis=0)
@@ -143,7 +140,7 @@ def test_targets_begin_with_what_is_given_as_in_transformers(pair, options, targ
                 np.testing.assert_allclose(scores, expected.sequences_scores, rtol=1e-5, atol=1e-5)
 
 
-def test_what_no_target_can_begin_with_is_refused(pair):
+def test_invalid_decoder_input_ids_are_rejected(pair):
     _, runtime = pair("seq2seq", "portable")
     ids, mask = prompts("seq2seq")
     with raises(ValueError, seen=("decoder_input_ids", 1), expected=(4, "target_length")):

@@ -1,5 +1,4 @@
-"""benchmarks/serving.py: a client beside a server, for a second; what its figures are made of, and
-what its tables say."""
+"""Tests of benchmarks/serving.py: the client, a short run against a server, tables and figures."""
 
 import asyncio
 import json
@@ -21,30 +20,30 @@ ROOT = Path(__file__).parents[2]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers of each status, length and end that a client meets."""
+    """A handler with each status, body length and end of a connection that a client meets."""
 
     protocol_version = "HTTP/1.1"
 
     def do_POST(self):
-        asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        if asked == "gone":
+        content = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        if content == "gone":
             self.close_connection = True
             return
-        self.send_response(429 if asked.startswith("busy") else 200)
-        if asked == "busy, later":
+        self.send_response(429 if content.startswith("busy") else 200)
+        if content == "busy, later":
             self.send_header("Retry-After", "1")
-        if asked == "chunks":
+        if content == "chunks":
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             for chunk in (b"4\r\nab\r\n\r\n", b"3\r\nend\r\n", b"0\r\n\r\n"):
                 self.wfile.write(chunk)
             return
-        self.send_header("Content-Length", str(len(asked)))
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(asked.encode())
+        self.wfile.write(content.encode())
 
     def log_message(self, *_):
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +54,7 @@ def port():
     server.shutdown()
 
 
-def outcome_of(port, bodies, expected=None):
+def send_requests(port, bodies, expected=None):
     async def ask():
         client = Client(port, [request("/", body) for body in bodies], expected)
         client.end = float("inf")
@@ -66,14 +65,16 @@ def outcome_of(port, bodies, expected=None):
     return asyncio.run(ask())
 
 
-def test_the_client_counts_what_it_was_answered(port):
-    found = outcome_of(port, ["a", "busy", "busy, later", "chunks", "gone", "a longer one", "a"])
-    assert found.statuses == {200: 4, 429: 2, "ConnectionResetError lost": 1}
-    assert (found.unpromised, len(found.latencies)) == (1, 4)
+def test_client_counts_statuses_and_lost_connections(port):
+    measured = send_requests(
+        port, ["a", "busy", "busy, later", "chunks", "gone", "a longer one", "a"]
+    )
+    assert measured.statuses == {200: 4, 429: 2, "ConnectionResetError lost": 1}
+    assert (measured.unpromised, len(measured.latencies)) == (1, 4)
 
 
-def test_an_answer_that_is_not_what_was_expected_is_wrong(port):
-    assert outcome_of(port, ["a", "b"], [b"a", b"c"]).wrong == 1
+def test_client_counts_unexpected_answers_as_wrong(port):
+    assert send_requests(port, ["a", "b"], [b"a", b"c"]).wrong == 1
 
 
 def test_quantiles_are_nearest_ranks():
@@ -82,25 +83,25 @@ def test_quantiles_are_nearest_ranks():
     assert quantiles([]) is None
 
 
-def test_a_run_fills_the_tables(exported_for, tmp_path):
+def test_saturation_run_fills_report_tables(exported_for, tmp_path):
     (tmp_path / "tiny").mkdir()
     with_words(exported_for("seq2seq", "cpu")[1], tmp_path).rename(tmp_path / "tiny/int8")
     run = Run(
         tmp_path, ["w5 w6 w7", "w8"], seconds=0.5, repeats=1, minutes=0.01, servers=["ours-int8"]
     )
-    found = saturation(run, "tiny")["ours-int8"]
-    [load] = found["rounds"]
+    measured = saturation(run, "tiny")["ours-int8"]
+    [load] = measured["rounds"]
     assert (
         load["statuses"].keys() == {"200"}
         and load["per_second"] > 10
-        and found["ready_seconds"] > 0.1
+        and measured["ready_seconds"] > 0.1
     )
     assert (
         0 < load["latency"]["p50"] <= load["latency"]["p99"]
         and load["cpu_per_request"]["server"] > 0
     )
     entry = {"hardware": hardware(), "versions": versions(["numpy"]), "quick": True, "found": {}}
-    part = {"tiny": entry | {"found": {"ours-calibrated": found, "transformers-2x1": found}}}
+    part = {"tiny": entry | {"found": {"ours-calibrated": measured, "transformers-2x1": measured}}}
     text = serving_report.tables({"saturation": part})
     speed = serving_report.number(load["per_second"])
     assert f"| tiny, ours-calibrated | {speed} ({speed} - {speed}) |" in text
@@ -117,22 +118,25 @@ def test_a_run_fills_the_tables(exported_for, tmp_path):
     assert "Of saturation tiny." in text and "Another, " in text and "Of start tiny." in text
 
 
-def test_the_figures_of_scaling_follow_from_the_results():
-    """docs/scaling.md: each figure by the formula beside it."""
+def test_figures_of_scaling_page_follow_from_results():
+    """Compute each figure of docs/scaling.md with the formula beside it."""
     results = json.loads((ROOT / "benchmarks/results/serving.json").read_text())
-    wanted = {}
+    figures = {}
     for model in ("tiny", "base"):
-        found = results["saturation"][model]["found"][BEST]
-        rate = found["per_second"]["median"]
+        measured = results["saturation"][model]["found"][BEST]
+        rate = measured["per_second"]["median"]
         offline = results["offline"][model]["found"]["calibrated"]
         at_once = max(
-            each["per_second"]["median"]
-            for name, each in offline.items()
+            speeds["per_second"]["median"]
+            for name, speeds in offline.items()
             if not name.startswith("ctranslate2")
         )
-        cpu, memory = (median(pick(run) for run in found["rounds"]) for pick in (cpu_of, memory_of))
+        cpu, memory = (
+            median(pick(run) for run in measured["rounds"])
+            for pick in (server_cpu_per_request, memory_megabytes)
+        )
         hours = 1e6 / 3600
-        wanted[model] = [
+        figures[model] = [
             *(
                 f"{value:,.0f}"
                 for value in (1 / cpu, rate, 8 * rate, 10 * rate, at_once, memory, 4 * memory)
@@ -147,12 +151,12 @@ def test_the_figures_of_scaling_follow_from_the_results():
         (ROOT / "docs/scaling.md").read_text(),
         re.MULTILINE,
     )
-    assert [list(column) for column in zip(*rows)] == [wanted["tiny"], wanted["base"]]
+    assert [list(column) for column in zip(*rows)] == [figures["tiny"], figures["base"]]
 
 
-def cpu_of(run):
+def server_cpu_per_request(run):
     return run["cpu_per_request"]["server"]
 
 
-def memory_of(run):
+def memory_megabytes(run):
     return run["memory"] / 1e6

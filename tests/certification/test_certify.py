@@ -1,4 +1,4 @@
-"""Certification of right exports, the report, and exports that cannot be certified."""
+"""Tests of certification: correct exports, the report, and exports that cannot be certified."""
 
 import json
 
@@ -17,7 +17,7 @@ from vanilla_transformer_export.certification.reference import FILE, Reference, 
 from vanilla_transformer_export.certification.tolerances import TOLERANCES
 from vanilla_transformer_export.cli import main as cli
 
-# beside those of the faults
+# in addition to the exports of test_faults.py
 EXPORTS = [
     ("seq2seq-t5", "portable"),
     ("causal-relative", "cuda", "int4"),
@@ -29,14 +29,14 @@ SEARCHES = ["greedy search", "beam search"]
 ALWAYS = ["second thread", "rows alone", "served requests", "speed"]
 
 
-def lines(certificate):
+def check_lines(certificate):
     return [str(check) for check in certificate.checks]
 
 
 @pytest.mark.parametrize("kind", EXPORTS, ids="-".join)
-def test_an_export_of_each_target_is_certified(exported_for, kind):
+def test_export_of_each_target_is_certified(exported_for, kind):
     certificate = certify(exported_for(*kind)[1], device="cpu")
-    assert certificate.failures == [], lines(certificate)
+    assert certificate.failures == [], check_lines(certificate)
     names = [check.name for check in certificate.checks]
     is_integer, generates = kind[-1].startswith("int"), not kind[0].startswith("encoder")
     assert names == [
@@ -57,11 +57,11 @@ def test_an_export_of_each_target_is_certified(exported_for, kind):
 )
 def test_every_head_is_certified(exported, name):
     certificate = certify(exported(name).directory)
-    assert certificate.failures == [], lines(certificate)
+    assert certificate.failures == [], check_lines(certificate)
 
 
 @pytest.mark.parametrize("size", ["trained", "free"])
-def test_images_are_certified(tmp_path, size):
+def test_vision_export_is_certified(tmp_path, size):
     from vanilla_transformer import VanillaVisionConfig, VanillaVisionForImageClassification
 
     shape = dict(image_size=12, patch_size=4, hidden_size=16, num_attention_heads=2)
@@ -69,16 +69,14 @@ def test_images_are_certified(tmp_path, size):
     VanillaVisionForImageClassification(config).eval().save_pretrained(tmp_path / "model")
     export(tmp_path / "model", tmp_path / "out", cases=1, image_size=size)
     certificate = certify(tmp_path / "out")
-    assert certificate.failures == [], lines(certificate)
+    assert certificate.failures == [], check_lines(certificate)
     assert certificate.speed["fp32"]["rows_per_second"] > 0
 
 
-# ----------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 
-def test_the_command_prints_a_line_for_each_check_and_writes_a_report(
-    exported_for, tmp_path, capsys
-):
+def test_command_prints_one_line_per_check_and_writes_report(exported_for, tmp_path, capsys):
     directory = exported_for("causal", "cpu", "int8")[1]
     cli.main(["certify", str(directory), "--output", str(tmp_path / "report.json")])
     printed = capsys.readouterr().out.splitlines()
@@ -92,7 +90,7 @@ def test_the_command_prints_a_line_for_each_check_and_writes_a_report(
     assert report["speed"]["int8"]["tokens_per_second"] > 0
 
 
-def test_a_failure_ends_the_command_with_the_names_of_the_checks(exported_for, tmp_path, capsys):
+def test_command_exits_with_names_of_failed_checks(exported_for, tmp_path, capsys):
     directory = copy_folder(exported_for("causal", "portable")[1], tmp_path)
     edit_json(directory / "manifest.json", opset=20)
     output = tmp_path / "report.json"
@@ -104,7 +102,7 @@ def test_a_failure_ends_the_command_with_the_names_of_the_checks(exported_for, t
     assert json.loads(output.read_text())["certified"] is False
 
 
-def test_a_failing_check_does_not_stop_the_others(exported_for, monkeypatch):
+def test_failing_check_does_not_stop_other_checks(exported_for, monkeypatch):
     def fail(*args):
         raise RuntimeError("a thread\nhas died")
 
@@ -115,18 +113,18 @@ def test_a_failing_check_does_not_stop_the_others(exported_for, monkeypatch):
     assert certificate.checks[-1].name == "speed"
 
 
-def test_each_dtype_is_certified_or_one(exported, tmp_path):
+def test_certify_checks_all_dtypes_or_the_selected_one(exported, tmp_path):
     export(exported("causal").checkpoint, tmp_path / "out", dtype=["int8", "fp32"], cases=1)
     both = certify(tmp_path / "out")
-    assert both.failures == [], lines(both)
+    assert both.failures == [], check_lines(both)
     assert [*both.speed] == ["int8", "fp32"]
     assert [*certify(tmp_path / "out", dtype="fp32").speed] == ["fp32"]
 
 
-# ------------------------------------------------------------------ what cannot be certified
+# ----------------------------------------------------------------- exports that cannot be certified
 
 
-def test_files_that_are_not_those_of_the_export_are_an_error(exported, tmp_path):
+def test_modified_graph_file_raises(exported, tmp_path):
     directory = copy_folder(exported("causal").directory, tmp_path)
     path = directory / "onnx/model.onnx"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
@@ -134,7 +132,7 @@ def test_files_that_are_not_those_of_the_export_are_an_error(exported, tmp_path)
         certify(directory)
 
 
-def test_an_export_without_a_reference_is_to_be_exported_again(exported, tmp_path):
+def test_missing_reference_raises_and_asks_to_export_again(exported, tmp_path):
     directory = copy_folder(exported("causal").directory, tmp_path)
     manifest = json.loads((directory / "manifest.json").read_text())
     del manifest["files"][FILE]
@@ -145,7 +143,7 @@ def test_an_export_without_a_reference_is_to_be_exported_again(exported, tmp_pat
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"{}"])
-def test_another_file_in_place_of_the_reference_is_an_error(exported, tmp_path, content):
+def test_invalid_reference_file_raises(exported, tmp_path, content):
     directory = copy_folder(exported("causal").directory, tmp_path)
     (directory / FILE).write_bytes(content)
     with raises(ValueError, seen=(FILE, "SHA-256")):
@@ -155,7 +153,7 @@ def test_another_file_in_place_of_the_reference_is_an_error(exported, tmp_path, 
         certify(directory)
 
 
-def test_an_export_with_one_graph_says_so(exported, tmp_path):
+def test_one_graph_export_cannot_be_certified(exported, tmp_path):
     export(exported("causal").checkpoint, tmp_path / "out", cases=1, generate="greedy")
     assert not (tmp_path / "out" / FILE).exists()
     with raises(ValueError, seen="--generate greedy"):
@@ -165,14 +163,14 @@ def test_an_export_with_one_graph_says_so(exported, tmp_path):
 # --------------------------------------------------------------------------------- the reference
 
 
-def test_a_reference_is_small_and_has_the_same_bytes_each_time(exported, tmp_path):
+def test_reference_file_is_small_and_reproducible(exported, tmp_path):
     directory = exported("seq2seq").directory
     export(exported("seq2seq").checkpoint, tmp_path / "out", cases=1)
     content = (directory / FILE).read_bytes()
     assert content == (tmp_path / "out" / FILE).read_bytes() and len(content) < 50_000
 
 
-def test_a_row_of_a_reference_has_no_padding(exported):
+def test_reference_row_has_no_padding(exported):
     reference = Reference.read(exported("causal").directory)
     lengths = reference.inputs["attention_mask"].sum(axis=1)
     for row, length in enumerate(lengths):
@@ -182,7 +180,7 @@ def test_a_row_of_a_reference_has_no_padding(exported):
     assert len(set(lengths)) == 3
 
 
-def test_large_outputs_are_sampled_evenly():
+def test_sample_keeps_48_positions_with_first_and_last():
     values = np.arange(2 * 100 * 3).reshape(2, 100, 3)
     assert sample(values).shape == (2, 48, 3)
     assert np.array_equal(sample(values)[:, [0, -1]], values[:, [0, -1]])
@@ -203,7 +201,7 @@ def test_tokens_are_compared_up_to_the_first_near_tie():
     assert not compare_tokens(expected, [same[:0]], TOLERANCES["fp16"]).ok
 
 
-def test_another_shape_and_values_that_are_not_finite_are_no_match():
+def test_other_shapes_and_non_finite_values_do_not_match():
     expected = {"logits": np.ones((2, 3))}
     assert not compare_values(expected, {"logits": np.ones((2, 4))}, TOLERANCES["int4"]).ok
     for value in (np.nan, np.inf, -np.inf):
@@ -223,5 +221,5 @@ def test_copies_between_host_and_device_are_counted():
     assert describe_kernels(kernels) == expected
 
 
-def test_as_many_requests_are_served_as_documented():
+def test_certification_serves_8_requests():
     assert outcomes.REQUESTS == 8

@@ -1,5 +1,7 @@
-"""Certification finds faults that are put into graphs and manifests. Their hashes are those of the
-files with the fault, so that only what is computed shows it."""
+"""Tests that certification finds faults in graphs and manifests.
+
+Hashes are updated after each fault, so that only computed values reveal it.
+"""
 
 import json
 
@@ -22,35 +24,35 @@ LOOKUP, BEAMS = "onnx/decoder_lookup_model.onnx", "onnx/beam_search.onnx"
 # ------------------------------------------------------------------------------- faults of graphs
 
 
-def weight_like(graph, part):
+def find_weight(graph, part):
     """Return the first weight that has `part` in its name."""
     return next(weight for weight in graph.initializer if part in weight.name)
 
 
 def change_weight(part, change):
     def fault(graph):
-        weight = weight_like(graph, part)
+        weight = find_weight(graph, part)
         values = change(numpy_helper.to_array(weight).copy())
         weight.CopyFrom(numpy_helper.from_array(values, weight.name))
 
     return fault
 
 
-def one_value(values):
+def change_one_value(values):
     values.ravel()[values.size // 2] += 0.01
     return values
 
 
-def one_column(values):
+def scale_one_column(values):
     values[values.shape[-1] // 2] *= 1.5
     return values
 
 
-def another_sign(values):
+def negate(values):
     return -values
 
 
-def rows_moved(values):
+def roll_rows(values):
     return np.roll(values, 1, axis=0)
 
 
@@ -60,7 +62,7 @@ def zeros(values):
 
 def swap_weights(graph):
     """Swap weights of the first and the second layer."""
-    first, second = (weight_like(graph, f"layers.{layer}.feed_forward.up") for layer in (0, 1))
+    first, second = (find_weight(graph, f"layers.{layer}.feed_forward.up") for layer in (0, 1))
     first.name, second.name = second.name, first.name
 
 
@@ -76,8 +78,8 @@ def swap(first, second):
     return rename_inputs({first: second, second: first})
 
 
-def computed(name, operator, *others):
-    """Replace the input `name` by what `operator` computes from it."""
+def replace_input(name, operator, *others):
+    """Return a fault that replaces the input `name` by the output of `operator` on it."""
 
     def fault(graph):
         rename_inputs({name: "changed"})(graph)
@@ -87,7 +89,7 @@ def computed(name, operator, *others):
     return fault
 
 
-def all_ones(mask):
+def mask_of_ones(mask):
     def fault(graph):
         kind = next(value.type.tensor_type.elem_type for value in graph.input if value.name == mask)
         rename_inputs({mask: "ones"})(graph)
@@ -110,7 +112,7 @@ def change_attribute(operator, name, change):
     return fault
 
 
-def another_operator(before, after):
+def replace_operator(before, after):
     def fault(graph):
         nodes = [node for node in graph.node if node.op_type == before]
         for node in nodes:
@@ -120,7 +122,7 @@ def another_operator(before, after):
     return fault
 
 
-def wrong_scale(graph):
+def change_scale(graph):
     """Change the scale of attention: an attribute, or the constant 1 / sqrt(6) or 1 / sqrt(8)."""
     attributes = [
         attribute
@@ -138,14 +140,14 @@ def wrong_scale(graph):
     assert attributes
 
 
-def another_token(graph):
+def pool_second_token(graph):
     """Let the pooler read the second token."""
     node = next(node for node in graph.node if node.op_type == "Gather" and node.attribute)
     node.input[1] = "second"
     graph.initializer.append(numpy_helper.from_array(np.array(1), "second"))
 
 
-def skipped_residual(graph):
+def skip_residual(graph):
     """Leave the input of a sublayer out of its sum."""
     node = [node for node in graph.node if node.op_type == "Add"][-3]
     node.input[0] = node.input[1]
@@ -153,56 +155,56 @@ def skipped_residual(graph):
 
 SECOND_UP = "layers.1.feed_forward.up_proj.weight"
 GRAPH_FAULTS = {
-    "scale of attention": (ENCODER, MODEL, wrong_scale),
-    "no mask": (ENCODER, MODEL, all_ones("attention_mask")),
-    "no token types": (ENCODER, MODEL, computed("token_type_ids", "Sub")),
-    "pooled token": (ENCODER, MODEL, another_token),
+    "scale of attention": (ENCODER, MODEL, change_scale),
+    "no mask": (ENCODER, MODEL, mask_of_ones("attention_mask")),
+    "no token types": (ENCODER, MODEL, replace_input("token_type_ids", "Sub")),
+    "pooled token": (ENCODER, MODEL, pool_second_token),
     "epsilon": (
         ENCODER, MODEL, change_attribute("LayerNormalization", "epsilon", lambda value: 100 * value)
     ),
-    "activation": (ENCODER, MODEL, another_operator("Relu", "LeakyRelu")),
+    "activation": (ENCODER, MODEL, replace_operator("Relu", "LeakyRelu")),
     "axis of a softmax": (ENCODER, MODEL, change_attribute("Softmax", "axis", lambda axis: -2)),
-    "one value of a matrix": (ENCODER, MODEL, change_weight(SECOND_UP, one_value)),
+    "one value of a matrix": (ENCODER, MODEL, change_weight(SECOND_UP, change_one_value)),
     "a bias of zeros": (
         ENCODER, MODEL, change_weight("layers.0.feed_forward.down_proj.bias", zeros)
     ),
-    "future tokens": (CAUSAL, MODEL, another_operator("LessOrEqual", "Less")),
-    "positions": (CAUSAL, MODEL, computed("position_ids", "Sub")),
+    "future tokens": (CAUSAL, MODEL, replace_operator("LessOrEqual", "Less")),
+    "positions": (CAUSAL, MODEL, replace_input("position_ids", "Sub")),
     "caches of two layers": (CAUSAL, MODEL, swap("past_key_values.0.key", "past_key_values.1.key")),
     "keys for values": (CAUSAL, MODEL, swap("past_key_values.1.key", "past_key_values.1.value")),
     "weights of two layers": (CAUSAL, MODEL, swap_weights),
-    "embeddings of other tokens": (CAUSAL, MODEL, change_weight("embed_tokens", rows_moved)),
-    "residual": (CAUSAL, MODEL, skipped_residual),
-    "window": (WINDOW, MODEL, another_operator("LessOrEqual", "Less")),
+    "embeddings of other tokens": (CAUSAL, MODEL, change_weight("embed_tokens", roll_rows)),
+    "residual": (CAUSAL, MODEL, skip_residual),
+    "window": (WINDOW, MODEL, replace_operator("LessOrEqual", "Less")),
     "scale of a column": (
-        INT8, MODEL, change_weight(f"{SECOND_UP}.int8_matrices.1", one_column)
+        INT8, MODEL, change_weight(f"{SECOND_UP}.int8_matrices.1", scale_one_column)
     ),
-    "integers": (INT8, MODEL, change_weight("layers.1.self_attn.o_proj.weight.int8", another_sign)),
-    "scale in prompt lookup": (INT8, LOOKUP, wrong_scale),
-    "mask of sources": (SEQ2SEQ, SOURCES, all_ones("attention_mask")),
-    "mask of a decoder": (SEQ2SEQ, DECODER, all_ones("encoder_attention_mask")),
+    "integers": (INT8, MODEL, change_weight("layers.1.self_attn.o_proj.weight.int8", negate)),
+    "scale in prompt lookup": (INT8, LOOKUP, change_scale),
+    "mask of sources": (SEQ2SEQ, SOURCES, mask_of_ones("attention_mask")),
+    "mask of a decoder": (SEQ2SEQ, DECODER, mask_of_ones("encoder_attention_mask")),
     "weight of a step": (
-        SEQ2SEQ, STEP, change_weight("layers.0.cross_attn.q_proj.weight", one_value)
+        SEQ2SEQ, STEP, change_weight("layers.0.cross_attn.q_proj.weight", change_one_value)
     ),
     "caches of a step": (
         SEQ2SEQ, STEP, swap("past_key_values.0.decoder.key", "past_key_values.1.decoder.key")
     ),
-    "weight of prompt lookup": (SEQ2SEQ, LOOKUP, change_weight(SECOND_UP, one_value)),
-    "scale in half precision": (CUDA, DECODER, wrong_scale),
-    "mask on a GPU": (CUDA, DECODER, all_ones("encoder_attention_mask")),
+    "weight of prompt lookup": (SEQ2SEQ, LOOKUP, change_weight(SECOND_UP, change_one_value)),
+    "scale in half precision": (CUDA, DECODER, change_scale),
+    "mask on a GPU": (CUDA, DECODER, mask_of_ones("encoder_attention_mask")),
     "caches on a GPU": (
         CUDA, DECODER, swap("past_key_values.0.decoder.value", "past_key_values.1.decoder.value")
     ),
     "weight on a GPU": (
-        CUDA, SOURCES, change_weight("layers.0.self_attn.o_proj.weight", another_sign)
+        CUDA, SOURCES, change_weight("layers.0.self_attn.o_proj.weight", negate)
     ),
-    "beams": (CUDA, BEAMS, another_operator("LogSoftmax", "Softmax")),
-    "another target in int8": (PORTABLE_INT8, "onnx/decoder_model_merged_int8.onnx", wrong_scale),
+    "beams": (CUDA, BEAMS, replace_operator("LogSoftmax", "Softmax")),
+    "another target in int8": (PORTABLE_INT8, "onnx/decoder_model_merged_int8.onnx", change_scale),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", GRAPH_FAULTS)
-def test_a_fault_of_a_graph_is_found(exported_for, tmp_path, name):
+def test_graph_fault_is_found(exported_for, tmp_path, name):
     export, file, fault = GRAPH_FAULTS[name]
     directory = copy_folder(exported_for(*export)[1], tmp_path)
     model = onnx.load(directory / file)
@@ -215,7 +217,7 @@ def test_a_fault_of_a_graph_is_found(exported_for, tmp_path, name):
 def failures(directory):
     try:
         return [str(check) for check in certify(directory, "cpu", threads=1).failures]
-    except ValueError as error:  # it cannot be opened
+    except ValueError as error:  # the export cannot be opened
         return [str(error)]
 
 
@@ -246,7 +248,7 @@ MANIFEST_FAULTS = {
 
 
 @pytest.mark.parametrize("name", MANIFEST_FAULTS)
-def test_a_fault_of_a_manifest_is_found(exported_for, tmp_path, name):
+def test_manifest_fault_is_found(exported_for, tmp_path, name):
     export, fault = MANIFEST_FAULTS[name]
     directory = copy_folder(exported_for(*export)[1], tmp_path)
     manifest = json.loads((directory / "manifest.json").read_text())

@@ -1,4 +1,4 @@
-"""Tests of errors of the command, which are one line without a traceback."""
+"""Tests of command errors, which are one line without a traceback."""
 
 import shutil
 
@@ -14,7 +14,7 @@ from vanilla_transformer_export.cli.main import main
 
 
 @pytest.mark.parametrize("text", ["hidden_size", ""])
-def test_a_field_without_a_name_or_a_value_is_wrong_usage(text, corpus, tmp_path, capsys):
+def test_set_without_key_and_value_is_usage_error(text, corpus, tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
         main([*training(corpus, text), "--output", str(tmp_path / "model")])
     assert caught.value.code == 2
@@ -40,7 +40,7 @@ def test_a_field_without_a_name_or_a_value_is_wrong_usage(text, corpus, tmp_path
         " ".join(value)[:40].encode("ascii", "replace").decode() if isinstance(value, list) else ""
     ),
 )
-def test_options_of_wrong_types_and_ranges_are_wrong_usage(
+def test_invalid_argument_values_are_usage_errors(
     arguments, seen, expected, capsys, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -51,7 +51,7 @@ def test_options_of_wrong_types_and_ranges_are_wrong_usage(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_in_a_process_is_one_line_on_stderr_and_ends_with_1(tmp_path):
+def test_command_error_is_one_line_on_stderr_and_exit_status_1(tmp_path):
     done = command("export", tmp_path / "nowhere", tmp_path / "out")
     assert (done.returncode, done.stdout) == (1, "")
     [message] = done.stderr.splitlines()
@@ -60,7 +60,7 @@ def test_an_error_in_a_process_is_one_line_on_stderr_and_ends_with_1(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_path_that_is_no_export_is_an_error(tmp_path, exported):
+def test_path_without_export_is_an_error(tmp_path, exported):
     assert "manifest.json" in read_error("generate", tmp_path, "text")
     assert "manifest.json" in read_error("generate", tmp_path / "nowhere", "text")
     assert "manifest.json" in read_error(
@@ -75,7 +75,7 @@ def test_existing_output_is_an_error_without_force(exported, tmp_path, corpus):
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
-def test_a_checkpoint_that_does_not_fit_is_an_error(exported, tmp_path):
+def test_checkpoint_with_wrong_tensor_shape_is_an_error(exported, tmp_path):
     checkpoint = shutil.copytree(exported("encoder").checkpoint, tmp_path / "checkpoint")
     weights = load_file(checkpoint / "model.safetensors")
     weights["embeddings.embed_tokens.weight"] = torch.zeros(5, 32)
@@ -110,7 +110,7 @@ def test_a_checkpoint_that_does_not_fit_is_an_error(exported, tmp_path):
         (["training.tokens_per_update=8"], (), 8),
     ],
 )
-def test_a_recipe_that_cannot_be_is_an_error(corpus, tmp_path, settings, seen, expected):
+def test_invalid_recipe_setting_is_an_error(corpus, tmp_path, settings, seen, expected):
     settings = ["tokenizer.vocab_size=60", *settings]
     check_message(
         read_error(*training(corpus, *settings), "--output", tmp_path / "model"),
@@ -120,20 +120,20 @@ def test_a_recipe_that_cannot_be_is_an_error(corpus, tmp_path, settings, seen, e
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_recipe_that_does_not_exist_is_an_error_that_lists_those_that_do(tmp_path):
+def test_unknown_recipe_error_lists_known_recipes(tmp_path):
     assert "conll2003, digits, multi30k-en-de" in read_error(
         "train", "multi30k", "--output", tmp_path / "model"
     )
 
 
-def test_files_that_are_not_parallel_are_an_error(corpus, tmp_path):
+def test_parallel_files_with_different_line_counts_are_an_error(corpus, tmp_path):
     message = read_error(
         *training((corpus[0], corpus[3], corpus[2], corpus[3])), "--output", tmp_path / "model"
     )
     check_message(message, seen=("train.en", 200, "val.de", 20))
 
 
-def test_verify_ends_with_1_and_lists_the_differences(exported, tmp_path, capsys):
+def test_verify_exits_with_1_and_lists_differences(exported, tmp_path, capsys):
     other = type(exported("encoder").model)(exported("encoder").model.config)
     other.save_pretrained(tmp_path / "other")
     with pytest.raises(SystemExit) as caught:
@@ -141,28 +141,28 @@ def test_verify_ends_with_1_and_lists_the_differences(exported, tmp_path, capsys
             ["verify", str(exported("encoder").directory), str(tmp_path / "other"), "--cases", "2"]
         )
     assert caught.value.code.count("5e-05") == 2  # a string: exit status 1
-    assert "3 failures" in capsys.readouterr().out  # the cases, and their mean
+    assert "3 failures" in capsys.readouterr().out  # two cases, and their mean
 
 
-def test_generate_says_when_the_export_has_no_tokenizer(exported):
+def test_generate_without_tokenizer_is_an_error(exported):
     assert "tokenizer.json" in read_error("generate", exported("causal").directory, "text")
 
 
-def test_generate_runs_on_the_device_it_is_told(exported, tmp_path):
+def test_generate_rejects_unavailable_device_and_engine_cache_on_cpu(exported, tmp_path):
     directory = exported("seq2seq").directory
     assert "CUDA" in read_error("generate", directory, "text", "--device", "cuda")
-    given = ("--device", "cpu", "--engine-cache", tmp_path)
-    assert "expected device='tensorrt'" in read_error("generate", directory, "text", *given)
+    flags = ("--device", "cpu", "--engine-cache", tmp_path)
+    assert "expected device='tensorrt'" in read_error("generate", directory, "text", *flags)
 
 
-def test_generate_says_when_the_model_cannot_generate(exported, tmp_path):
+def test_generate_with_encoder_is_an_error(exported, tmp_path):
     directory = copy_folder(exported("encoder").directory, tmp_path)
     with_tokenizer(directory, 48)
     message = read_error("generate", directory, "the dog")
     check_message(message, seen=("generate", "VanillaEncoderModel"), expected="embed")
 
 
-def test_a_decoder_continues_text_as_transformers_does(exported, tmp_path, capsys):
+def test_decoder_continues_text_like_transformers(exported, tmp_path, capsys):
     directory = copy_folder(exported("causal").directory, tmp_path)
     tokenizer = with_tokenizer(directory, 48)
     texts = ["the old dog", "a man sees the", "red bird", "a big boy wants"]
@@ -177,7 +177,7 @@ def test_a_decoder_continues_text_as_transformers_does(exported, tmp_path, capsy
     assert result.strip()
 
 
-def test_a_tokenizer_larger_than_the_model_is_an_error(exported, tmp_path):
+def test_tokenizer_larger_than_vocabulary_is_an_error(exported, tmp_path):
     directory = copy_folder(exported("causal").directory, tmp_path)
     with_tokenizer(directory, 60)
     assert "[0, 47]" in read_error("generate", directory, "der große alte Bub findet")

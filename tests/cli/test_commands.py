@@ -1,8 +1,9 @@
 """Tests of every command of README.md, docs/, the cards, the benchmarks and the launch file.
 
-A shell takes each command from its page and runs it over made-up text. Commands that need a GPU,
-hours or several machines are only parsed, by the parsers that would read them. test_docs.py runs
-the blocks of README.md and docs/."""
+A shell splits each command, which runs on synthetic text. Commands that need a GPU, hours or
+several machines are only parsed, by their own parsers. test_docs.py runs the blocks of README.md
+and docs/.
+"""
 
 import argparse
 import json
@@ -31,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 CARDS = sorted((ROOT / "model_cards").glob("*/README.md"))
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
 
-PARSED = {  # what is only parsed, and why
+PARSED = {  # commands that are only parsed, and the reason
     "python benchmarks/speed.py": "an hour; test_quick_runs.py runs it with --quick",
     "python benchmarks/speed.py --resume": "the same",
     "python benchmarks/speed.py --device cuda": (
@@ -85,7 +86,7 @@ PARSED = {  # what is only parsed, and why
         "several machines; test_distributed.py has stand-ins for them"
     ),
 }
-BENCHMARKS_RUN = (  # to the end
+BENCHMARKS_RUN = (  # commands that run to the end
     "python benchmarks/speed_pages.py",
     "python benchmarks/report.py FILE",
     "python benchmarks/report.py benchmarks/results/cpu-avx2.json",
@@ -96,13 +97,13 @@ BENCHMARKS_RUN = (  # to the end
     "python benchmarks/captions.py CARD --data DATA/multi30k",
 )
 
-# Of JSON: two scores of a translator and one; each fold and all of them, by two kinds of features;
-# two forms, and five kinds of noise.
+# Number of JSON lines. scores: two of a translator and one of a classifier. linear_baseline: five
+# folds and all of them, with two kinds of features. captions: two forms and five kinds of noise.
 LINES = {"scores": 2 + 1, "linear_baseline": 2 * (5 + 1), "captions": 2 + 5}
 
 
 def spans(text: str) -> set[str]:
-    """Commands within a text, between backquotes or behind a comment sign."""
+    """Return the commands in a text, between backquotes or after a comment sign."""
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     result = {" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)}
     result |= {line.strip() for line in re.findall(r"^# {3}(.*)$", text, re.MULTILINE)}
@@ -110,7 +111,7 @@ def spans(text: str) -> set[str]:
 
 
 def blocks(text: str) -> list[str]:
-    """Shell scripts of their own."""
+    """Return the shell scripts of a text: the code blocks that call one of PROGRAMS."""
     result = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     calls = rf'^\s*(?:\w+=")?(?:{"|".join(PROGRAMS)}) '
     return [
@@ -124,20 +125,20 @@ TEXTS = [path.read_text() for path in (*PAGES, LAUNCH, *CARDS, *BENCHMARKS)]
 SPANS = sorted(set.union(*map(spans, TEXTS)))
 
 
-def spans_of(program):
+def program_spans(program):
     return [span for span in SPANS if span.split(" ")[0] == program]
 
 
-def test_each_command_is_run_or_has_a_reason_why_not():
+def test_every_command_is_run_or_listed_with_a_reason():
     known = {
         *PARSED,
         *BENCHMARKS_RUN,
-        *spans_of("make"),
-        *spans_of("pip"),
+        *program_spans("make"),
+        *program_spans("pip"),
         "vanilla-transformer doctor",
     }
-    assert {span for span in SPANS if " " in span} - {*spans_of("make")} == known - {
-        *spans_of("make")
+    assert {span for span in SPANS if " " in span} - {*program_spans("make")} == known - {
+        *program_spans("make")
     }
     assert [len(blocks(text)) for text in TEXTS[len(PAGES) :]] == [
         0,
@@ -149,31 +150,31 @@ def test_each_command_is_run_or_has_a_reason_why_not():
 # ------------------------------------------------------------------------------------------- parsed
 
 
-def test_commands_that_name_no_more_than_options_have_these(tmp_path):
+def test_accelerate_launch_accepts_cpu_option(tmp_path):
     [call] = commands("accelerate launch --cpu", tmp_path)
     assert launch_command_parser().parse_args([*call[2:], "script"]).cpu
 
 
-class Read(Exception):
-    """The arguments that a script's own parser made of its command line."""
+class ParsedArguments(Exception):
+    """Raised with the arguments that a script's parser has read from its command line."""
 
 
 @pytest.mark.parametrize("command", [command for command in PARSED if "benchmarks/" in command])
-def test_a_long_benchmark_s_command_is_read_by_its_own_parser(command, tmp_path, monkeypatch):
+def test_long_benchmark_command_is_accepted_by_its_parser(command, tmp_path, monkeypatch):
     parse = argparse.ArgumentParser.parse_args
 
     def stop(*args):
-        raise Read(parse(*args))
+        raise ParsedArguments(parse(*args))
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
     [[_, script, *arguments]] = commands(command, tmp_path)
     monkeypatch.setattr(sys, "argv", [script, *arguments])
-    with pytest.raises(Read):
+    with pytest.raises(ParsedArguments):
         runpy.run_path(str(ROOT / script), run_name="__main__")
 
 
-@pytest.mark.parametrize("command", spans_of("make"))
-def test_make_knows_its_targets_and_the_files_they_run(command, tmp_path):
+@pytest.mark.parametrize("command", program_spans("make"))
+def test_make_target_and_its_files_exist(command, tmp_path):
     [[_, *arguments]] = commands(command, tmp_path)
     printed = subprocess.run(
         ["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True, text=True
@@ -183,19 +184,19 @@ def test_make_knows_its_targets_and_the_files_they_run(command, tmp_path):
     assert all((ROOT / file).is_file() for file in files)
 
 
-def test_pip_installs_extras_that_there_are(tmp_path):
+def test_pip_commands_install_existing_extras(tmp_path):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    calls = commands("\n".join(spans_of("pip")), tmp_path)
+    calls = commands("\n".join(program_spans("pip")), tmp_path)
     result = {
         extra for call in calls for extra in call[2].removeprefix(".[").removesuffix("]").split(",")
     }
-    # NVIDIA's, which needs a GPU; and one in a list of sentence splitters
+    # tensorrt-cu13 needs a GPU; sentencex is in a list of sentence splitters
     assert result - {*extras} == {"tensorrt-cu13<11", "sentencex"}
 
 
-def test_the_keys_that_texts_set_are_those_of_recipes():
+def test_set_keys_in_documentation_are_recipe_keys():
     known = {
         f"{table}.{key}"
         for task in TASKS.values()
@@ -212,8 +213,10 @@ def test_the_keys_that_texts_set_are_those_of_recipes():
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    """A directory that looks like the repository's root, with two cards, runs of a few updates, and
-    what the placeholders of commands stand for."""
+    """Build a directory like the repository's root, with two cards trained for a few updates.
+
+    The placeholders of commands are files and links in it.
+    """
     folder = tmp_path_factory.mktemp("repository")
     shutil.copytree(
         ROOT / "benchmarks",
@@ -251,7 +254,7 @@ def repository(tmp_path_factory):
 
 
 @pytest.mark.parametrize("command", BENCHMARKS_RUN)
-def test_a_benchmark_s_command_runs(command, repository, tmp_path, monkeypatch, capsys):
+def test_benchmark_command_runs(command, repository, tmp_path, monkeypatch, capsys):
     [[_, script, *arguments]] = commands(command, tmp_path)
     monkeypatch.chdir(repository)
     monkeypatch.setattr(sys, "argv", [script, *arguments])
@@ -278,7 +281,7 @@ def test_a_benchmark_s_command_runs(command, repository, tmp_path, monkeypatch, 
 @pytest.mark.parametrize(
     "arguments", [[], ["Two dogs run across a field."]], ids=["as it is", "with a sentence"]
 )
-def test_the_demo_runs(arguments, monkeypatch, capsys):
+def test_demo_runs(arguments, monkeypatch, capsys):
     """The script and its arguments are those of `make demo`, which the test of `make` checks."""
     monkeypatch.setattr(sys, "argv", ["benchmarks/demo.py", *arguments])
     runpy.run_path(str(ROOT / "benchmarks/demo.py"), run_name="__main__")
@@ -293,7 +296,7 @@ def test_the_demo_runs(arguments, monkeypatch, capsys):
 
 
 def card(path):
-    """The others of a task are slow, beside the first."""
+    """Return the test parameter of a card; only the first card of each task is not slow."""
     is_first = not path.parent.name.endswith(("en-fr", "trec", "gpu-shape"))
     return pytest.param(path, id=path.parent.name, marks=[] if is_first else [pytest.mark.slow])
 
@@ -301,14 +304,16 @@ def card(path):
 EACH_CARD = pytest.mark.parametrize("path", [card(path) for path in CARDS])
 
 
-def calls_of(path, folder):
+def read_card_commands(path, folder):
     [script] = blocks(path.read_text())
     return [ours(call) for call in commands(script, folder)]
 
 
-def cut(arguments: list[str]) -> list[str]:
-    """The arguments with changes behind them that cut sizes and steps; the text they name is made
-    up where they look for it."""
+def shrink(arguments: list[str]) -> list[str]:
+    """Return the arguments with `--set` flags for small sizes and few steps.
+
+    Synthetic text is written where the arguments expect their data.
+    """
     read = cli.parse(arguments)
     recipe = read_recipe(read.recipe, dict(read.set))
     standins.write_text(recipe, read.data)
@@ -317,8 +322,7 @@ def cut(arguments: list[str]) -> list[str]:
 
 
 def stand_in(arguments: list[str]) -> None:
-    """Write a stand-in for the output of the command `arguments`, whose name says which model it
-    is."""
+    """Write a stand-in for the output of the command `arguments`; its name selects the model."""
     read = cli.parse(arguments)
     name, data = str(read.output), read_recipe(read.recipe, dict(read.set)).data
     if name == "masked":
@@ -331,32 +335,32 @@ def stand_in(arguments: list[str]) -> None:
 
 
 @EACH_CARD
-def test_the_commands_of_a_card_run_dry(path, tmp_path, monkeypatch, capsys):
+def test_card_commands_pass_dry_run(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    calls = calls_of(path, tmp_path)
+    calls = read_card_commands(path, tmp_path)
     assert cli.parse(calls[-1]).output == Path(path.parent.name)
     for arguments in calls[:-1]:
         stand_in(arguments)
-    # one of those that differ by a number only
+    # one call of those that differ only by a number
     calls = [*{re.sub(r"\d", "", " ".join(call)): call for call in calls}.values()]
     before = {*os.listdir(), *(cli.parse(arguments).data.name for arguments in calls)}
     for arguments in calls:
-        cli.main([*cut(arguments), "--dry-run"])
+        cli.main([*shrink(arguments), "--dry-run"])
         assert "updates" in capsys.readouterr().out
     assert {*os.listdir()} == before
 
 
 @pytest.mark.slow
 @EACH_CARD
-def test_the_commands_of_a_card_train_one_after_the_other(path, tmp_path, monkeypatch):
+def test_card_commands_train_in_sequence(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for arguments in calls_of(path, tmp_path):
-        cli.main(cut(arguments))
+    for arguments in read_card_commands(path, tmp_path):
+        cli.main(shrink(arguments))
     assert (tmp_path / path.parent.name / "model.safetensors").is_file()
 
 
 @EACH_CARD
-def test_the_snippet_of_a_card_runs_beside_it(path, monkeypatch, capsys):
+def test_card_snippet_runs(path, monkeypatch, capsys):
     monkeypatch.chdir(path.parents[1])
     [snippet] = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
     exec(snippet, {})

@@ -24,14 +24,14 @@ from vanilla_transformer_export.cli.verbs import generation_options
 from vanilla_transformer_export.targets.registry import targets
 
 ROOT = Path(__file__).parents[2]
-STATE_DICT = "state_dict.pt"  # the name in arguments of a file that a test writes
+STATE_DICT = "state_dict.pt"  # placeholder in arguments for a file that the test writes
 
 
 # ----------------------------------------------------------------------------------- help and usage
 
 
-def test_helps_fit_a_terminal_and_load_nothing_heavy():
-    """All of them in one process that has loaded nothing before."""
+def test_help_fits_80_columns_and_imports_no_heavy_packages():
+    """All help texts are printed in one new process."""
     code = f"""
 import sys
 from vanilla_transformer_export.cli.main import VERBS, main
@@ -51,7 +51,7 @@ print(sorted({{*heavy}} & sys.modules.keys()))
     assert (done.returncode, done.stderr) == (0, "")
     *lines, loaded = done.stdout.splitlines()
     assert loaded == "[]"
-    # not one flag
+    # a line with a single flag cannot be wrapped
     breakable = [
         line for line in lines if line.startswith(" ") and not re.fullmatch(r" *\[[^][]*\]", line)
     ]
@@ -59,7 +59,7 @@ print(sorted({{*heavy}} & sys.modules.keys()))
     assert not [line for line in lines if "default: None" in line or "==" in line]
 
 
-def test_the_command_describes_the_package_and_lists_the_verbs(capsys):
+def test_help_describes_package_and_lists_verbs(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["--help"])
     assert caught.value.code == 0
@@ -69,7 +69,7 @@ def test_the_command_describes_the_package_and_lists_the_verbs(capsys):
     assert re.findall(r"^    ([\w-]+) +\w", printed, re.MULTILINE) == list(VERBS)
 
 
-def test_helps_list_the_families_and_targets_that_are_registered(capsys):
+def test_help_lists_registered_families_and_targets(capsys):
     for words, names in (
         (["convert"], [family.name for family in conversion.FAMILIES.values()]),
         (
@@ -89,7 +89,7 @@ def test_helps_list_the_families_and_targets_that_are_registered(capsys):
     [[COMMAND], [sys.executable, "-m", "vanilla_transformer_export"]],
     ids=["command", "module"],
 )
-def test_the_version_is_that_of_the_installed_package(start):
+def test_version_matches_installed_package(start):
     done = subprocess.run([*start, "--version"], capture_output=True, text=True, timeout=60)
     expected = importlib.metadata.version("vanilla-transformer")
     assert (done.returncode, done.stdout, done.stderr) == (
@@ -117,7 +117,7 @@ def test_the_version_is_that_of_the_installed_package(start):
         ("doctor", "[-h] [--json]"),
     ],
 )
-def test_each_verb_explains_its_inputs_and_all_its_flags(verb, inputs, capsys):
+def test_verb_help_explains_inputs_and_all_flags(verb, inputs, capsys):
     with pytest.raises(SystemExit) as caught:
         main([verb, "--help"])
     assert caught.value.code == 0
@@ -129,8 +129,8 @@ def test_each_verb_explains_its_inputs_and_all_its_flags(verb, inputs, capsys):
         assert re.search(rf"^  .*{flag}\b", explained, re.MULTILINE)
 
 
-def test_every_verb_is_tested_for_its_help():
-    [mark] = test_each_verb_explains_its_inputs_and_all_its_flags.pytestmark
+def test_every_verb_has_a_help_test():
+    [mark] = test_verb_help_explains_inputs_and_all_flags.pytestmark
     assert [verb for verb, _ in mark.args[1]] == list(VERBS)
 
 
@@ -167,7 +167,7 @@ def test_every_verb_is_tested_for_its_help():
         (["evaluate", "a", "--num-return-sequences", "2"], "--num-return-sequences", ()),
     ],
 )
-def test_wrong_usage_ends_with_2_and_says_why(arguments, seen, expected, capsys):
+def test_usage_error_exits_with_2_and_a_reason(arguments, seen, expected, capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
@@ -192,7 +192,7 @@ def test_wrong_usage_ends_with_2_and_says_why(arguments, seen, expected, capsys)
     ],
     ids=lambda value: " ".join(value[-2:]).rpartition("/")[2] if isinstance(value, list) else "",
 )
-def test_a_name_that_is_nearly_right_is_wrong_usage_that_names_the_right_one(
+def test_misspelled_name_is_usage_error_with_suggestion(
     arguments, seen, expected, capsys, tmp_path, tmp_path_factory, monkeypatch
 ):
     state_dict = tmp_path_factory.mktemp("torch") / STATE_DICT
@@ -217,18 +217,18 @@ def test_a_name_that_is_nearly_right_is_wrong_usage_that_names_the_right_one(
         (["--num-beams", "2", "- one", "-3"], ["- one", "-3"]),
     ],
 )
-def test_texts_may_stand_before_and_after_flags(words, text):
+def test_texts_are_accepted_before_and_after_flags(words, text):
     args = cli.parse(["generate", "export", *words])
     assert (args.export, args.num_beams, args.text) == (Path("export"), 2, text)
 
 
-# ---------------------------------------------------------------------- generation, from the fields
+# --------------------------------------------------------------------------------- generation flags
 
 
 @pytest.mark.parametrize(
     "verb, excluded", [("generate", set()), ("evaluate", {"num_return_sequences"})]
 )
-def test_every_field_of_the_options_is_a_flag_with_its_help(verb, excluded, capsys):
+def test_every_option_field_has_a_flag_with_its_help(verb, excluded, capsys):
     with pytest.raises(SystemExit):
         main([verb, "--help"])
     _, _, printed = capsys.readouterr().out.partition("\ngeneration:\n")
@@ -259,7 +259,7 @@ def test_every_field_of_the_options_is_a_flag_with_its_help(verb, excluded, caps
     ],
 )
 @pytest.mark.parametrize("verb", ["generate", "evaluate"])
-def test_flags_give_the_options_that_they_name(verb, words, expected):
+def test_generation_flags_are_parsed_to_options(verb, words, expected):
     actual = generation_options(cli.parse([verb, "model", *words.split()]))
     assert actual == expected
     assert [*map(type, actual.values())] == [*map(type, expected.values())]
@@ -280,12 +280,12 @@ def test_flags_give_the_options_that_they_name(verb, words, expected):
     ],
 )
 @pytest.mark.parametrize("verb, first", [("export", "checkpoint"), ("convert", "source")])
-def test_an_output_is_the_last_argument_or_a_flag(verb, first, words):
+def test_output_is_last_argument_or_flag(verb, first, words):
     args = cli.parse([verb, *words])
     assert (getattr(args, first), get_output(args)) == ("a", Path("b"))
 
 
-def test_export_writes_where_the_flag_tells_it(exported, tmp_path, capsys):
+def test_export_writes_to_output_flag(exported, tmp_path, capsys):
     main(["export", "--output", str(tmp_path / "out"), str(exported("encoder").checkpoint)])
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["out"] == str(tmp_path / "out")
     assert (tmp_path / "out" / "onnx" / "model.onnx").is_file()
@@ -300,7 +300,7 @@ def test_export_writes_where_the_flag_tells_it(exported, tmp_path, capsys):
         (["--output", "b", "b"], ("b", "--output b"), ()),
     ],
 )
-def test_no_output_and_two_are_wrong_usage(
+def test_missing_or_duplicate_output_is_an_error(
     verb, words, seen, expected, exported, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -320,7 +320,7 @@ def test_no_output_and_two_are_wrong_usage(
         (["convert", "a", "b", "--output", "c", "--dry-run"], "--output", ()),
     ],
 )
-def test_an_unknown_flag_is_an_error_before_anything_is_read(
+def test_unknown_flag_is_an_error_before_inputs_are_read(
     words, seen, expected, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -347,5 +347,5 @@ def test_an_unknown_flag_is_an_error_before_anything_is_read(
         ("name=", ("name", "")),
     ],
 )
-def test_a_value_is_json_or_else_a_string(text, expected):
+def test_value_is_parsed_as_json_or_kept_as_string(text, expected):
     assert key_value(text) == expected

@@ -27,13 +27,13 @@ from vanilla_transformer_export.terminal import (
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_verb_ends_with_one_line_its_code_and_nothing_on_disk(
+def test_interrupted_command_exits_with_signal_code_and_leaves_no_files(
     tmp_path, monkeypatch, capsys, number, code
 ):
     def interrupted(*_):
         assert (tmp_path / ".out.partial").is_dir()
         os.kill(os.getpid(), number)
-        time.sleep(60)  # until it is there
+        time.sleep(60)  # until the signal arrives
 
     monkeypatch.setattr(averaging, "average_weights", interrupted)
     before, interrupts = (
@@ -42,18 +42,18 @@ def test_an_interrupted_verb_ends_with_one_line_its_code_and_nothing_on_disk(
     )
     with pytest.raises(SystemExit) as caught:
         main(["average", "one", "two", "--output", str(tmp_path / "out")])
-    signal.signal(signal.SIGINT, interrupts)  # which the processes of a parallel test run ignore
+    signal.signal(signal.SIGINT, interrupts)  # processes of a parallel test run ignore SIGINT
     assert caught.value.code == code
     assert capsys.readouterr().err == "vanilla-transformer: interrupted\n"
     assert list(tmp_path.iterdir()) == []
-    assert signal.getsignal(signal.SIGTERM) is before  # whoever calls `main` keeps its own
+    assert signal.getsignal(signal.SIGTERM) is before  # the handler of the caller is restored
 
 
 @pytest.mark.parametrize(
     "error",
     [SafetensorError("os error 28"), RuntimeError("inline_container.cc:672 . unexpected pos 64")],
 )
-def test_a_full_disk_is_one_line_whoever_finds_it(tmp_path, monkeypatch, error):
+def test_full_disk_error_is_one_line(tmp_path, monkeypatch, error):
     def full(*_):
         raise error
 
@@ -70,22 +70,21 @@ def test_a_full_disk_is_one_line_whoever_finds_it(tmp_path, monkeypatch, error):
         ("file", os.listdir, "Not a directory"),
     ],
 )
-def test_what_is_wrong_with_a_path_is_one_line_with_what_was_expected(
-    tmp_path, monkeypatch, place, opened, reason
-):
+def test_path_error_is_one_line_with_path_and_reason(tmp_path, monkeypatch, place, opened, reason):
     (tmp_path / "file").touch()
     monkeypatch.setattr(averaging, "average_weights", lambda *_: opened(tmp_path / place))
     message = read_error("average", "one", "--output", tmp_path / "out")
     check_message(message, seen=(tmp_path / place, reason))
 
 
-def test_a_file_that_has_a_number_in_place_of_a_name_is_one_line_too():
+def test_error_of_file_descriptor_is_one_line_with_number_and_reason():
     message = error_message(FileNotFoundError(errno.ENOENT, "No such file or directory", 7))
     check_message(message, seen=(7, "No such file or directory"))
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("error", [KeyError("name"), RuntimeError("a mistake"), AssertionError()])
-def test_a_mistake_of_ours_keeps_its_traceback(tmp_path, monkeypatch, error):
+def test_internal_error_is_raised_with_traceback(tmp_path, monkeypatch, error):
     def mistaken(*_):
         raise error
 
@@ -95,14 +94,14 @@ def test_a_mistake_of_ours_keeps_its_traceback(tmp_path, monkeypatch, error):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_package_that_is_missing_is_one_line_with_the_extra_that_brings_it(monkeypatch):
+def test_missing_package_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "vanilla_transformer.info", None)
     message = read_error("info", "anywhere")
     assert message.startswith("vanilla-transformer: import of vanilla_transformer.info halted")
     assert message.endswith(": pip install 'vanilla-transformer[torch]'")
 
 
-def test_no_file_gets_the_number_of_a_closed_standard_stream(tmp_path):
+def test_new_file_does_not_take_number_of_closed_standard_stream(tmp_path):
     child = os.fork()
     if not child:
         try:
@@ -115,7 +114,7 @@ def test_no_file_gets_the_number_of_a_closed_standard_stream(tmp_path):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) > 2
 
 
-def test_nothing_stays_open_where_no_standard_stream_was_closed():
+def test_no_file_stays_open_if_standard_streams_are_open():
     child = os.fork()
     if not child:
         try:
@@ -127,9 +126,8 @@ def test_nothing_stays_open_where_no_standard_stream_was_closed():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 
 
-def test_the_library_leaves_signals_alone(capsys):
-    """Also the command does, where it is called in a thread: only the main one may set what they
-    do."""
+def test_signal_handlers_are_unchanged_outside_main_thread(capsys):
+    """Only the main thread may set signal handlers, so a command in another thread sets none."""
     before, done = signal.getsignal(signal.SIGTERM), []
     thread = threading.Thread(
         target=lambda: (main(["doctor"]), done.append(signal.getsignal(signal.SIGTERM)))
@@ -148,14 +146,14 @@ class Unwritable(io.StringIO):
 
 
 @pytest.mark.parametrize("stdout, reason", [(None, ()), (Unwritable(), ("No space left",))])
-def test_a_result_that_nobody_can_read_is_an_error(exported, monkeypatch, stdout, reason):
+def test_unwritable_standard_output_is_an_error(exported, monkeypatch, stdout, reason):
     monkeypatch.setattr(sys, "stdout", stdout)
     with raises(SystemExit, seen=("standard output", *reason)):
         main(["info", str(exported("encoder").checkpoint)])
 
 
 @pytest.mark.parametrize("closed", ["exec >&-", "exec > /dev/full"])
-def test_closed_or_full_standard_output_is_one_line(closed):
+def test_closed_or_full_standard_output_error_is_one_line(closed):
     script = f'{closed}; exec "$@"'
     arguments = ["sh", "-c", script, "sh", COMMAND, "doctor"]
     done = subprocess.run(arguments, stderr=subprocess.PIPE, text=True, timeout=300)
@@ -166,7 +164,7 @@ def test_closed_or_full_standard_output_is_one_line(closed):
 @pytest.mark.parametrize(
     "arguments", [["doctor"], ["--help"], ["export", "--help"], ["--version"]], ids=" ".join
 )
-def test_a_command_whose_reader_has_gone_ends_quietly(arguments):
+def test_command_exits_quietly_on_closed_pipe(arguments):
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as pipe:
@@ -177,8 +175,8 @@ def test_a_command_whose_reader_has_gone_ends_quietly(arguments):
 
 
 @pytest.mark.parametrize("flags", [["--batch-size", "1"], ["--stream"]], ids=" ".join)
-def test_generate_stops_when_its_reader_has_gone(exported, tmp_path, flags):
-    """Standard input never ends here."""
+def test_generate_stops_on_closed_pipe(exported, tmp_path, flags):
+    """Standard input never ends in this test."""
     words = [
         COMMAND,
         "generate",
@@ -197,7 +195,7 @@ def test_generate_stops_when_its_reader_has_gone(exported, tmp_path, flags):
         endless.stdout.close()
 
 
-def test_warnings_for_users_are_one_line_and_others_as_they_were():
+def test_user_warnings_are_one_line_and_others_are_unchanged():
     before = warnings.formatwarning
     with warnings_in_one_line():
         for category in (FutureWarning, DeprecationWarning):

@@ -66,7 +66,7 @@ def test_train_writes_a_checkpoint_and_prints_the_metrics(trained):
     assert (output / "tokenizer.json").is_file()
 
 
-def test_export_prints_where_the_graphs_are_how_large_and_how_exact(translator):
+def test_export_prints_path_file_sizes_and_parity(translator):
     out, done = translator
     facts = json.loads(last_line(done))
     assert facts["out"] == str(out)
@@ -92,7 +92,7 @@ def test_verify_prints_its_report_and_succeeds(trained, translator, capsys):
         (["--num-beams", "1", "--max-new-tokens", "7"], dict(num_beams=1, max_new_tokens=7)),
     ],
 )
-def test_generate_prints_the_translations_of_transformers(trained, translator, options, generate):
+def test_generate_prints_same_translations_as_transformers(trained, translator, options, generate):
     model, tokenizer = (
         AutoModelForSeq2SeqLM.from_pretrained(trained[0]),
         AutoTokenizer.from_pretrained(trained[0]),
@@ -105,9 +105,7 @@ def test_generate_prints_the_translations_of_transformers(trained, translator, o
         assert (done.stdout.split("\n"), done.stderr, done.returncode) == ([*expected, ""], "", 0)
 
 
-def test_evaluate_gives_the_bleu_of_the_translations_in_torch_and_in_onnxruntime(
-    trained, translator, corpus, capsys
-):
+def test_evaluate_prints_same_bleu_for_torch_and_onnxruntime(trained, translator, corpus, capsys):
     arguments = (
         "--source",
         corpus[2],
@@ -141,7 +139,7 @@ def test_evaluate_gives_the_bleu_of_the_translations_in_torch_and_in_onnxruntime
     assert expected > 0
 
 
-def test_generate_prints_one_line_for_each_line_it_reads(translator):
+def test_generate_prints_one_line_per_input_line(translator):
     done = command(
         "generate",
         translator[0],
@@ -152,7 +150,7 @@ def test_generate_prints_one_line_for_each_line_it_reads(translator):
     assert (done.returncode, done.stdout.count("\n")) == (0, 2)
 
 
-def test_generate_answers_an_empty_line_of_standard_input_with_one_and_refuses_an_empty_argument(
+def test_generate_keeps_empty_input_lines_and_rejects_empty_arguments(
     translator,
 ):
     done = command("generate", translator[0], input="a dog.\n\na man.\n")
@@ -167,7 +165,7 @@ def test_generate_answers_an_empty_line_of_standard_input_with_one_and_refuses_a
 
 
 def test_generate_needs_neither_torch_nor_transformers(translator, tmp_path):
-    """Modules of these names that fail stand in front of the real ones."""
+    """Modules that raise ImportError shadow the real ones."""
     for name in ("torch", "transformers", "onnx", "safetensors"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not installed')")
     search = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -176,7 +174,7 @@ def test_generate_needs_neither_torch_nor_transformers(translator, tmp_path):
 
 
 @pytest.mark.parametrize("options", [["--num-beams", "99999999"], ["--bleu-tokenize", "nope"]])
-def test_options_of_evaluate_that_no_model_takes_are_wrong_usage(trained, corpus, options, capsys):
+def test_invalid_evaluate_options_are_usage_errors(trained, corpus, options, capsys):
     with pytest.raises(SystemExit) as caught:
         main(
             [

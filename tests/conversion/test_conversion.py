@@ -1,5 +1,4 @@
-"""Checkpoints of other families, converted: the same numbers, the same generated tokens, from
-random configs."""
+"""Tests of conversion from other families: outputs and tokens match, for random configs."""
 
 import pytest
 import torch
@@ -42,24 +41,27 @@ PAIRS = [
 ]
 
 
-def computable(family, dtype):
-    """XGLM's own class fails in float64: it makes a float32 tensor of the least float64."""
+def supported_dtype(family, dtype):
+    """Return `dtype`, or float32 for XGLM.
+
+    Its class fails in float64, because it stores the smallest float64 in a float32 tensor.
+    """
     return torch.float32 if family == "xglm" else dtype
 
 
 @DTYPES_AND_SEEDS
 @pytest.mark.parametrize("family, architecture", cases(ARCHITECTURES))
-def test_a_converted_checkpoint_gives_the_same_outputs(family, architecture, dtype, seed, tmp_path):
-    dtype = computable(family, dtype)
+def test_converted_checkpoint_gives_same_outputs(family, architecture, dtype, seed, tmp_path):
+    dtype = supported_dtype(family, dtype)
     theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
     ours = converted(theirs, tmp_path, dtype)
-    given = make_arguments(theirs)
-    expected, got = compute_outputs(theirs, given), compute_outputs(ours, given)
+    inputs = make_arguments(theirs)
+    expected, got = compute_outputs(theirs, inputs), compute_outputs(ours, inputs)
     if architecture == "ElectraForPreTraining":
         got["logits"] = got["logits"].squeeze(-1)
     if architecture == "Dinov2Model":
         got["pooler_output"] = got["last_hidden_state"][:, 0]
-    # its residual stream, which is what it returns, is reordered
+    # these return the residual stream, which conversion reorders
     if architecture in ("MarianModel", "PegasusModel"):
         half = ours.config.hidden_size // 2
         got["last_hidden_state"] = got["last_hidden_state"].unflatten(-1, (half, 2)).mT.flatten(-2)
@@ -69,16 +71,16 @@ def test_a_converted_checkpoint_gives_the_same_outputs(family, architecture, dty
 
 
 @pytest.mark.parametrize("depth", [pytest.param(12, marks=pytest.mark.slow), 24])
-def test_models_as_deep_as_nllb_s_give_the_same_logits(depth, tmp_path):
+def test_models_as_deep_as_nllb_give_same_logits(depth, tmp_path):
     config = random_config("m2m_100", "M2M100ForConditionalGeneration", 0)
     config.update(dict(encoder_layers=depth, decoder_layers=depth))
     theirs = random_model("M2M100ForConditionalGeneration", config, torch.float64)
     ours = converted(theirs, tmp_path, torch.float64)
     assert (ours.config.encoder_layers, ours.config.decoder_layers) == (depth, depth)
-    given = make_arguments(theirs)
+    inputs = make_arguments(theirs)
     assert_exact(
-        compute_outputs(ours, given)["logits"],
-        compute_outputs(theirs, given)["logits"],
+        compute_outputs(ours, inputs)["logits"],
+        compute_outputs(theirs, inputs)["logits"],
         torch.float64,
     )
 
@@ -94,15 +96,15 @@ def test_models_as_deep_as_nllb_s_give_the_same_logits(depth, tmp_path):
         pytest.param("xlm-roberta", "XLMRobertaForSequenceClassification", marks=pytest.mark.slow),
     ],
 )
-def test_the_export_of_a_converted_head_gives_the_same_outputs(family, architecture, tmp_path):
+def test_export_of_converted_head_gives_same_outputs(family, architecture, tmp_path):
     theirs = random_model(architecture, random_config(family, architecture, 0))
     converted(theirs, tmp_path)
     export(tmp_path / "ours", tmp_path / "export", cases=4)
-    given = make_arguments(theirs)
+    inputs = make_arguments(theirs)
     actual = Runtime(tmp_path / "export").outputs(
-        **{name: tensor.numpy() for name, tensor in given.items()}
+        **{name: tensor.numpy() for name, tensor in inputs.items()}
     )
-    for name, expected in compute_outputs(theirs, given).items():
+    for name, expected in compute_outputs(theirs, inputs).items():
         got = torch.from_numpy(actual[name])
         assert_exact(
             got[RIGHT.bool()] if got.shape[:2] == RIGHT.shape else got,
@@ -112,7 +114,7 @@ def test_the_export_of_a_converted_head_gives_the_same_outputs(family, architect
         )
 
 
-EXPORTS = [  # fast are those of test_languages.py and test_positions.py
+EXPORTS = [  # test_languages.py and test_positions.py have fast ones
     pytest.param(*case, target, marks=pytest.mark.slow)
     for case in [*PAIRS[3:], *DECODERS[2:]]
     for target in ("portable", "cpu", "cuda")
@@ -120,24 +122,24 @@ EXPORTS = [  # fast are those of test_languages.py and test_positions.py
 
 
 @pytest.mark.parametrize("family, architecture, target", EXPORTS)
-def test_exports_generate_the_source_s_tokens(family, architecture, target, tmp_path):
+def test_export_of_converted_model_generates_same_tokens(family, architecture, target, tmp_path):
     config = random_config(family, architecture, 0)
     # the cuda target pads sources to multiples of 32, also beyond a shorter table
     config.max_position_embeddings = 64
     theirs = random_model(architecture, config)
-    # Blenderbot's, which the runtime does not apply
+    # set by Blenderbot; the runtime does not apply it
     theirs.generation_config.encoder_no_repeat_ngram_size = None
     ours = converted(theirs, tmp_path)
     export(tmp_path / "ours", tmp_path / "export", target=target, dtype="fp32", cases=3)
     runtime = Runtime(tmp_path / "export", device="cpu")
-    given = make_arguments(theirs)
+    inputs = make_arguments(theirs)
     sides = {"m2m_100": ("right", "left")}.get(
         family, ("right",) if theirs.config.is_encoder_decoder else ("left",)
     )
-    pad = theirs.config.pad_token_id  # which these decoders do not count where it is generated
+    pad = theirs.config.pad_token_id  # these decoders do not count generated padding
     for side in sides:
         ids, mask = (
-            tensor if side == "right" else tensor.flip(1) for tensor in (given["input_ids"], RIGHT)
+            tensor if side == "right" else tensor.flip(1) for tensor in (inputs["input_ids"], RIGHT)
         )
         for settings in (dict(num_beams=1), dict(num_beams=4, length_penalty=0.7)):
             settings |= dict(
@@ -157,10 +159,8 @@ def test_exports_generate_the_source_s_tokens(family, architecture, target, tmp_
 
 @DTYPES_AND_SEEDS
 @pytest.mark.parametrize("family, architecture", DECODERS)
-def test_left_padded_rows_and_caches_give_the_same_logits(
-    family, architecture, dtype, seed, tmp_path
-):
-    dtype = computable(family, dtype)
+def test_left_padding_and_cache_give_same_logits(family, architecture, dtype, seed, tmp_path):
+    dtype = supported_dtype(family, dtype)
     theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
     ours = converted(theirs, tmp_path, dtype)
     mask = RIGHT.flip(1)
@@ -173,25 +173,25 @@ def test_left_padded_rows_and_caches_give_the_same_logits(
         assert_exact(got.logits[mask.bool()], expected.logits[mask.bool()], dtype, family)
         mask = torch.cat([mask, torch.ones_like(later)], dim=1)
         positions = positions[:, -1:] + torch.arange(1, 5)
-        given = dict(attention_mask=mask, position_ids=positions)
-        got = ours(later, past_key_values=got.past_key_values, **given)
-        expected = theirs(later, past_key_values=expected.past_key_values, **given)
+        inputs = dict(attention_mask=mask, position_ids=positions)
+        got = ours(later, past_key_values=got.past_key_values, **inputs)
+        expected = theirs(later, past_key_values=expected.past_key_values, **inputs)
     assert_exact(got.logits, expected.logits, dtype, family)
 
 
 @DTYPES_AND_SEEDS
 @pytest.mark.parametrize("family, architecture", PAIRS)
-def test_caches_of_both_stacks_give_the_same_logits(family, architecture, dtype, seed, tmp_path):
+def test_encoder_decoder_cache_gives_same_logits(family, architecture, dtype, seed, tmp_path):
     theirs = random_model(architecture, random_config(family, architecture, seed), dtype)
     ours = converted(theirs, tmp_path, dtype)
-    given = make_arguments(theirs) | dict(use_cache=True)
+    inputs = make_arguments(theirs) | dict(use_cache=True)
     later = torch.randint(3, theirs.config.vocab_size - 2, (3, 2))
     results = []
     with torch.no_grad():
         for model in (ours, theirs):
-            cache = model(**given).past_key_values
+            cache = model(**inputs).past_key_values
             results.append(
-                model(**given | dict(decoder_input_ids=later, past_key_values=cache)).logits
+                model(**inputs | dict(decoder_input_ids=later, past_key_values=cache)).logits
             )
     assert_exact(*results, dtype, family)
 
@@ -199,18 +199,18 @@ def test_caches_of_both_stacks_give_the_same_logits(family, architecture, dtype,
 @pytest.mark.parametrize(
     "family, architecture, start", [*((*pair, 2) for pair in PAIRS), (*PAIRS[1], None)]
 )
-def test_labels_give_the_source_s_loss_and_decoder_inputs(family, architecture, start, tmp_path):
+def test_labels_give_same_loss_and_decoder_inputs(family, architecture, start, tmp_path):
     config = random_config(family, architecture, 0)
-    if family == "mbart":  # which has no start token, and reads none if it has
+    if family == "mbart":  # mBART needs no start token and ignores one
         config.decoder_start_token_id = start
     theirs = random_model(architecture, config, torch.float64)
     ours = converted(theirs, tmp_path, torch.float64)
-    given = make_arguments(theirs)
-    del given["decoder_input_ids"]
-    labels = given["input_ids"].roll(1, 0).masked_fill(RIGHT.roll(1, 0) == 0, -100)
+    inputs = make_arguments(theirs)
+    del inputs["decoder_input_ids"]
+    labels = inputs["input_ids"].roll(1, 0).masked_fill(RIGHT.roll(1, 0) == 0, -100)
     for masked in (labels, labels.masked_fill(torch.rand(labels.shape) < 0.3, -100)):
         with torch.no_grad():
-            got, expected = (model(**given, labels=masked) for model in (ours, theirs))
+            got, expected = (model(**inputs, labels=masked) for model in (ours, theirs))
         assert_exact(got.logits, expected.logits, torch.float64, family)
         assert got.loss.item() == pytest.approx(expected.loss.item(), rel=1e-6)  # in float32
     if not hasattr(theirs, "prepare_decoder_input_ids_from_labels"):
@@ -238,7 +238,7 @@ SETTINGS = [
 @SEEDS
 @pytest.mark.parametrize("settings", SETTINGS, ids=["greedy", "4 beams", "3 beams, 2 returned"])
 @pytest.mark.parametrize("family, architecture", DECODERS + PAIRS)
-def test_the_source_s_generation_config_comes_along_and_generates_the_same_tokens(
+def test_generation_config_is_converted_and_generates_same_tokens(
     family, architecture, settings, seed, tmp_path
 ):
     theirs = random_model(architecture, random_config(family, architecture, seed))
@@ -252,20 +252,18 @@ def test_the_source_s_generation_config_comes_along_and_generates_the_same_token
     theirs.generation_config.update(**fields, **settings)
     ours = converted(theirs, tmp_path)
     assert ours.generation_config.num_beams == settings["num_beams"]
-    given = make_arguments(theirs)
-    given = dict(input_ids=given["input_ids"], attention_mask=RIGHT)
+    inputs = make_arguments(theirs)
+    inputs = dict(input_ids=inputs["input_ids"], attention_mask=RIGHT)
     if not theirs.config.is_encoder_decoder:  # prompts are padded on the left
-        given = {name: tensor.flip(1) for name, tensor in given.items()}
-    expected = theirs.generate(**given)
+        inputs = {name: tensor.flip(1) for name, tensor in inputs.items()}
+    expected = theirs.generate(**inputs)
     assert len(expected.unique()) > 4, "a model that repeats itself proves little"
-    assert ours.generate(**given).tolist() == expected.tolist()
+    assert ours.generate(**inputs).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("family, architecture", PAIRS)
-def test_a_config_that_holds_the_generation_settings_itself_is_enough(
-    family, architecture, tmp_path
-):
-    """Checkpoints that are older than generation_config.json look like this."""
+def test_generation_settings_in_config_json_are_converted(family, architecture, tmp_path):
+    """Checkpoints older than generation_config.json look like this."""
     theirs = random_model(architecture, random_config(family, architecture, 0))
     theirs.save_pretrained(tmp_path / "theirs")
     (tmp_path / "theirs" / "generation_config.json").unlink()

@@ -1,5 +1,4 @@
-"""Our checkpoints, converted to other families: the same numbers; and there and back again: the
-same bits."""
+"""Tests of conversion to other families: outputs match, and a round trip keeps every tensor."""
 
 import random
 
@@ -27,7 +26,7 @@ from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositio
 import vanilla_transformer
 from vanilla_transformer.conversion import FAMILIES, convert
 
-# What each family's own config has besides sizes, activations, biases and tying.
+# Fields of each family's config, besides sizes, activations, biases and tying.
 AFTER_PADDING = dict(
     position_ids_from="ids", scale_embedding=False, embedding_norm=True, pad_token_id=1
 )
@@ -69,7 +68,7 @@ FIXED["t5"] = FIXED["mt5"] = dict(
     hidden_act="gelu_new",
 )  # fmt: skip
 TEXT_FIELDS = ("vocab_size", "max_position_embeddings", "tie_word_embeddings")
-# How many rows of the table of positions no token reads.
+# Number of rows of the position table that no token reads.
 UNREAD_ROWS = {
     "bart": 2,
     "mbart": 2,
@@ -83,7 +82,7 @@ CASES = cases({family: names.values() for family, names in BACK.items()})
 
 
 def our_model(family, architecture, seed, dtype=torch.float32, **changes):
-    """A random model of ours that `family` can represent."""
+    """Return a random model of ours that `family` can represent."""
     rng = random.Random(f"{family} {architecture} {seed}")
     heads = rng.choice([1, 3, 5])
     activation = rng.choice(["relu", "gelu", "silu"])
@@ -137,7 +136,7 @@ def our_model(family, architecture, seed, dtype=torch.float32, **changes):
         for module in model.modules():
             if isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 module.weight += 1
-        # which has one matrix for both stacks
+        # these families have one embedding matrix for encoder and decoder
         if family in FLOAT32_NORMS and "Seq2Seq" in architecture:
             model.get_decoder().embeddings.embed_tokens.weight.copy_(
                 model.get_encoder().embeddings.embed_tokens.weight
@@ -153,7 +152,7 @@ def our_model(family, architecture, seed, dtype=torch.float32, **changes):
 
 
 def fairseq_table(config):
-    """Return the table of positions that transformers computes, from the row of padding on."""
+    """Return the position table that transformers computes, from the row of padding on."""
     rows = config.pad_token_id + 1 + config.max_position_embeddings
     table = M2M100SinusoidalPositionalEmbedding.get_embedding(
         rows, config.hidden_size, config.pad_token_id
@@ -169,14 +168,12 @@ def converted_back(model, family, tmp_path):
 
 @DTYPES_AND_SEEDS
 @pytest.mark.parametrize("family, architecture", CASES)
-def test_a_checkpoint_of_ours_converted_gives_the_same_outputs(
-    family, architecture, dtype, seed, tmp_path
-):
+def test_checkpoint_converted_back_gives_same_outputs(family, architecture, dtype, seed, tmp_path):
     ours = our_model(family, architecture, seed, dtype)
     theirs = converted_back(ours, family, tmp_path)
     assert theirs.dtype == dtype
-    given = make_arguments(ours)
-    got, expected = compute_outputs(theirs, given), compute_outputs(ours, given)
+    inputs = make_arguments(ours)
+    got, expected = compute_outputs(theirs, inputs), compute_outputs(ours, inputs)
     if family in ("marian", "pegasus") and architecture == "VanillaSeq2SeqModel":
         got["last_hidden_state"] = got["last_hidden_state"].unflatten(-1, (2, -1)).mT.flatten(-2)
     assert got.keys() == expected.keys() and got
@@ -188,7 +185,7 @@ def test_a_checkpoint_of_ours_converted_gives_the_same_outputs(
 @pytest.mark.parametrize(
     "family", ["gpt2", "opt", "bart", "mbart", "marian", "m2m_100", "pegasus", "t5"]
 )
-def test_generated_tokens_are_the_same(family, beams, tmp_path):
+def test_model_converted_back_generates_same_tokens(family, beams, tmp_path):
     architecture = HEAD[family]
     ours = our_model(family, architecture, 0, eos_token_id=2)
     ours.generation_config.update(
@@ -200,20 +197,20 @@ def test_generated_tokens_are_the_same(family, beams, tmp_path):
         pad_token_id=0,
     )
     theirs = converted_back(ours, family, tmp_path)
-    given = dict(input_ids=make_arguments(ours)["input_ids"], attention_mask=RIGHT)
+    inputs = dict(input_ids=make_arguments(ours)["input_ids"], attention_mask=RIGHT)
     if family in ("gpt2", "opt"):
-        given = {name: tensor.flip(1) for name, tensor in given.items()}
-    expected = ours.generate(**given)
+        inputs = {name: tensor.flip(1) for name, tensor in inputs.items()}
+    expected = ours.generate(**inputs)
     assert len(expected.unique()) > 4, "a model that repeats itself proves little"
-    assert theirs.generate(**given).tolist() == expected.tolist()
+    assert theirs.generate(**inputs).tolist() == expected.tolist()
 
 
 @SEEDS
 @pytest.mark.parametrize("family, architecture", cases(BACK))
-def test_there_and_back_again_every_tensor_is_the_same(family, architecture, seed, tmp_path):
+def test_round_trip_keeps_every_tensor(family, architecture, seed, tmp_path):
     config = random_config(family, architecture, seed)
     plain = dict(
-        scale_decoder_outputs=True,  # as T5 has it where its head is tied
+        scale_decoder_outputs=True,  # as in T5 with a tied head
         qkv_bias=True,
         scale_attn_weights=True,
         scale_attn_by_inverse_layer_idx=False,
@@ -240,7 +237,7 @@ def test_there_and_back_again_every_tensor_is_the_same(family, architecture, see
             if "embed_positions" in name or "position_embeddings" in name
             else 0
         )
-        # scaled by what is no power of 2
+        # the scale is not a power of 2
         if family == "t5" and name == "decoder.final_layer_norm.weight":
             torch.testing.assert_close(there[name], back[name], rtol=1e-6, atol=0)
         else:
@@ -328,9 +325,7 @@ HEAD = {
 @pytest.mark.parametrize(
     "family, field", [(family, field) for family, fields in WRONG.items() for field in fields]
 )
-def test_what_the_family_cannot_represent_is_rejected_with_the_field_s_name_and_nothing_is_written(
-    family, field, tmp_path
-):
+def test_unsupported_field_raises_before_files_are_written(family, field, tmp_path):
     wrong = WRONG[family][field]
     pre_norm = (
         dict(final_norm=FIXED[family].get("norm_first", family == "vit"))
@@ -346,7 +341,7 @@ def test_what_the_family_cannot_represent_is_rejected_with_the_field_s_name_and_
     assert not (tmp_path / "theirs").exists()
 
 
-def test_another_variant_is_refused(tmp_path):
+def test_other_variant_and_unknown_family_are_rejected(tmp_path):
     our_model("gpt2", "VanillaDecoderModel", 0).save_pretrained(tmp_path / "ours")
     with raises(ValueError, seen=("architectures", "VanillaDecoderModel")):
         convert(tmp_path / "ours", tmp_path / "theirs", to="bert")

@@ -1,4 +1,4 @@
-"""A family of checkpoints is one line of the registry and one module."""
+"""Tests of the registry of families: a family is one line of it and one module."""
 
 import runpy
 import subprocess
@@ -20,7 +20,7 @@ from vanilla_transformer.conversion.registry import table_rows
 
 ROOT = Path(__file__).parents[2]
 REGISTRY = Path(conversion.__file__).with_name("registry.py")
-KIN = """
+DATA2VEC_MODULE = """
 from vanilla_transformer.conversion.roberta import tensor_maps, to_vanilla_config
 
 CONFIG = "Data2VecTextConfig"
@@ -29,12 +29,12 @@ ARCHITECTURES = {
     "Data2VecTextForMaskedLM": "VanillaEncoderForMaskedLM",
 }
 PREFIX = "data2vec_text."
-"""  # its text model is RoBERTa (Baevski et al. 2022)
+"""  # the text model of data2vec is RoBERTa (Baevski et al. 2022)
 
 
 @pytest.fixture
-def registered(monkeypatch):
-    """A function that adds a family: its line, and the text of its module."""
+def register_family(monkeypatch):
+    """Return a function that registers a family, with the source text of its module."""
 
     def register(family, text):
         module = ModuleType(f"{conversion.__name__}.{family.module}")
@@ -45,7 +45,7 @@ def registered(monkeypatch):
     return register
 
 
-def test_a_line_and_a_module_are_all_that_a_family_needs(registered, tmp_path):
+def test_family_needs_only_registry_line_and_module(register_family, tmp_path):
     theirs = transformers.Data2VecTextConfig(
         vocab_size=50, hidden_size=12, num_attention_heads=3, num_hidden_layers=2,
         intermediate_size=20, max_position_embeddings=30,
@@ -54,17 +54,17 @@ def test_a_line_and_a_module_are_all_that_a_family_needs(registered, tmp_path):
     theirs.save_pretrained(tmp_path / "theirs")
     with raises(ValueError, seen=("model_type", "data2vec-text")):
         convert(tmp_path / "theirs", tmp_path / "ours")
-    registered(Family("data2vec-text", "data2vec", "encoder"), KIN)
+    register_family(Family("data2vec-text", "data2vec", "encoder"), DATA2VEC_MODULE)
     facts = convert(tmp_path / "theirs", tmp_path / "ours")
     ours = (
         getattr(vanilla_transformer, facts["architecture"])
         .from_pretrained(tmp_path / "ours")
         .eval()
     )
-    given = make_arguments(theirs)
+    inputs = make_arguments(theirs)
     assert_exact(
-        compute_outputs(ours, given)["logits"],
-        compute_outputs(theirs, given)["logits"],
+        compute_outputs(ours, inputs)["logits"],
+        compute_outputs(theirs, inputs)["logits"],
         torch.float64,
     )
     with raises(ValueError, seen="data2vec-text"):
@@ -72,7 +72,7 @@ def test_a_line_and_a_module_are_all_that_a_family_needs(registered, tmp_path):
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_a_family_s_line_is_true_of_its_module(model_type):
+def test_registry_line_matches_module(model_type):
     family, converter = FAMILIES[model_type], get_converter(model_type)
     assert getattr(transformers, converter.CONFIG).model_type == model_type
     assert all(hasattr(transformers, theirs) for theirs in converter.ARCHITECTURES)
@@ -84,14 +84,14 @@ def test_a_family_s_line_is_true_of_its_module(model_type):
     assert hasattr(converter, "to_source_config") == family.converts_back
 
 
-def test_every_module_of_a_family_is_registered():
+def test_every_family_module_is_registered():
     modules = {
         path.stem for path in REGISTRY.parent.glob("*.py") if "\nCONFIG = " in path.read_text()
     }
     assert modules == {family.module for family in FAMILIES.values()}
 
 
-def test_the_registry_is_read_by_its_path_without_torch():
+def test_registry_file_loads_without_torch():
     program = f"import runpy, sys; runpy.run_path({str(REGISTRY)!r}); print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
@@ -100,7 +100,7 @@ def test_the_registry_is_read_by_its_path_without_torch():
     assert runpy.run_path(str(REGISTRY))["FAMILIES"] == FAMILIES
 
 
-def test_tables_of_families_have_the_rows_of_the_registry():
+def test_family_tables_in_docs_match_registry():
     pages = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
     rows = [
         row

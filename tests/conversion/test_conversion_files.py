@@ -13,6 +13,7 @@ import sentencepiece
 import torch
 import transformers
 from checkpoints import edit_json
+from command_line import read_error
 from families import assert_exact, compute_outputs, make_arguments, random_config, random_model
 from messages import check_message, raises
 from safetensors.torch import load_file, save_file
@@ -28,11 +29,11 @@ from vanilla_transformer_export.cli.main import main
 
 @pytest.fixture
 def bert(tmp_path):
-    """A checkpoint with the masked-LM head, and the model."""
-    return saved("BertForMaskedLM", "bert", tmp_path)
+    """Save a BERT checkpoint with the masked-LM head; return its directory and the model."""
+    return save_checkpoint("BertForMaskedLM", "bert", tmp_path)
 
 
-def saved(architecture, family, tmp_path, **changes):
+def save_checkpoint(architecture, family, tmp_path, **changes):
     config = random_config(family, architecture, 0)
     config.update(changes)
     model = random_model(architecture, config)
@@ -53,8 +54,8 @@ def assert_converts(directory, theirs, tmp_path):
         .from_pretrained(tmp_path / "ours")
         .eval()
     )
-    given = make_arguments(theirs)
-    got, expected = compute_outputs(ours, given), compute_outputs(theirs, given)
+    inputs = make_arguments(theirs)
+    got, expected = compute_outputs(ours, inputs), compute_outputs(theirs, inputs)
     for name in expected:
         assert_exact(got[name], expected[name], torch.float32)
     return result
@@ -63,7 +64,7 @@ def assert_converts(directory, theirs, tmp_path):
 # ------------------------------------------------------------------------------------------ layouts
 
 
-def test_a_checkpoint_in_shards(bert, tmp_path):
+def test_sharded_checkpoint_is_converted(bert, tmp_path):
     directory, model = bert
     model.save_pretrained(tmp_path / "shards", max_shard_size=4000)
     assert len(list((tmp_path / "shards").glob("model-*.safetensors"))) > 2
@@ -71,7 +72,7 @@ def test_a_checkpoint_in_shards(bert, tmp_path):
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_pickled_weights(bert, shards, tmp_path):
+def test_pickled_weights_are_converted(bert, shards, tmp_path):
     directory, model = bert
     tensors = load_file(directory / "model.safetensors")
     (directory / "model.safetensors").unlink()
@@ -88,7 +89,7 @@ def test_pickled_weights(bert, shards, tmp_path):
     assert_converts(directory, model, tmp_path)
 
 
-def test_the_names_of_checkpoints_that_came_from_tensorflow(bert, tmp_path):
+def test_tensorflow_tensor_names_are_converted(bert, tmp_path):
     directory, model = bert
 
     def rename(tensors):
@@ -108,10 +109,10 @@ def test_the_names_of_checkpoints_that_came_from_tensorflow(bert, tmp_path):
     "family, architecture, prefix",
     [("gpt2", "GPT2LMHeadModel", "transformer."), ("bert", "BertModel", "")],
 )
-def test_names_with_and_without_the_prefix_of_the_base_model(
+def test_tensor_names_with_and_without_base_model_prefix_are_converted(
     family, architecture, prefix, tmp_path
 ):
-    directory, model = saved(architecture, family, tmp_path)
+    directory, model = save_checkpoint(architecture, family, tmp_path)
 
     def rename(tensors):
         for name in list(tensors):
@@ -121,10 +122,12 @@ def test_names_with_and_without_the_prefix_of_the_base_model(
     assert_converts(directory, model, tmp_path)
 
 
-def test_tensors_of_the_family_s_other_heads_are_left_out_and_named(tmp_path):
-    """The file bert-base-uncased is such a checkpoint: masked-LM by its config, with everything
-    that BERT was pre-trained with."""
-    directory, model = saved("BertForPreTraining", "bert", tmp_path)
+def test_tensors_of_other_heads_are_reported_as_left_out(tmp_path):
+    """bert-base-uncased is such a checkpoint.
+
+    Its config names the masked-LM head, and its file has all heads of pre-training.
+    """
+    directory, model = save_checkpoint("BertForPreTraining", "bert", tmp_path)
     edit_json(directory / "config.json", architectures=["BertForMaskedLM"])
     masked = transformers.BertForMaskedLM.from_pretrained(directory).eval()
     result = assert_converts(directory, masked, tmp_path)
@@ -135,8 +138,8 @@ def test_tensors_of_the_family_s_other_heads_are_left_out_and_named(tmp_path):
     )
 
 
-def test_buffers_of_old_checkpoints_are_no_weights(tmp_path):
-    directory, model = saved("GPT2LMHeadModel", "gpt2", tmp_path)
+def test_buffers_of_old_checkpoints_are_ignored(tmp_path):
+    directory, model = save_checkpoint("GPT2LMHeadModel", "gpt2", tmp_path)
     edit_tensors(
         directory,
         lambda t: t.update(
@@ -157,10 +160,10 @@ def test_buffers_of_old_checkpoints_are_no_weights(tmp_path):
         ("m2m_100", "M2M100ForConditionalGeneration", "model.encoder.embed_positions.weights"),
     ],
 )
-def test_a_stored_table_of_sinusoids_is_read_and_another_table_refused(
+def test_stored_sinusoidal_table_is_accepted_and_other_tables_raise(
     family, architecture, name, tmp_path
 ):
-    directory, model = saved(architecture, family, tmp_path)
+    directory, model = save_checkpoint(architecture, family, tmp_path)
     table = model.get_parameter_or_buffer(name).clone()
     edit_tensors(directory, lambda t: t.update({name: table}))
     assert_converts(directory, model, tmp_path)
@@ -183,11 +186,9 @@ HEADS = {
 
 
 @pytest.mark.parametrize("architecture", HEADS)
-def test_a_head_that_differs_from_the_embeddings_is_used_untied_as_the_source_does(
-    architecture, tmp_path
-):
+def test_head_that_differs_from_embeddings_is_converted_untied(architecture, tmp_path):
     family, head = HEADS[architecture]
-    directory, model = saved(architecture, family, tmp_path, tie_word_embeddings=True)
+    directory, model = save_checkpoint(architecture, family, tmp_path, tie_word_embeddings=True)
     other = torch.empty_like(model.get_input_embeddings().weight).uniform_(-0.4, 0.4)
     edit_tensors(directory, lambda t: t.update({head: other}))
     theirs = type(model).from_pretrained(directory).eval()
@@ -202,15 +203,15 @@ def test_a_head_that_differs_from_the_embeddings_is_used_untied_as_the_source_do
     "family, architecture",
     [("mbart", "MBartModel"), ("m2m_100", "M2M100Model"), ("opt", "OPTModel")],
 )
-def test_fields_that_act_in_training_only_are_named_as_left_out(family, architecture, tmp_path):
+def test_training_only_fields_are_reported_as_left_out(family, architecture, tmp_path):
     name = "layerdrop" if family == "opt" else "decoder_layerdrop"
-    directory, model = saved(architecture, family, tmp_path, **{name: 0.1})
+    directory, model = save_checkpoint(architecture, family, tmp_path, **{name: 0.1})
     assert assert_converts(directory, model, tmp_path)["left_out"][-1] == f"{name}=0.1"
     assert f"{name}=0.1" in str(plan_conversion(directory)).splitlines()[-1]
 
 
-def test_a_base_model_without_a_pooler(tmp_path):
-    directory, _ = saved("BertModel", "bert", tmp_path)
+def test_base_model_without_pooler_is_converted(tmp_path):
+    directory, _ = save_checkpoint("BertModel", "bert", tmp_path)
     edit_tensors(directory, lambda t: [t.pop(name) for name in list(t) if "pooler" in name])
     convert(directory, tmp_path / "ours")
     model = AutoModel.from_pretrained(tmp_path / "ours")
@@ -229,7 +230,7 @@ def test_tensors_keep_their_dtype(dtype, tmp_path):
 
 
 def test_special_tokens_outside_the_vocabulary_become_none(tmp_path):
-    directory, model = saved(
+    directory, model = save_checkpoint(
         "GPT2LMHeadModel", "gpt2", tmp_path, bos_token_id=50256, eos_token_id=50256
     )
     assert_converts(directory, model, tmp_path)
@@ -285,8 +286,8 @@ def test_peak_memory_is_below_1_3_times_the_checkpoint(tmp_path, kind):
     assert int(process.stdout) < 1.3 * size
 
 
-def test_a_pickle_of_before_torch_1_6_converts_with_a_warning(tmp_path, caplog, monkeypatch):
-    directory, model = saved("BertModel", "bert", tmp_path)
+def test_pickle_from_before_torch_1_6_is_converted_with_warning(tmp_path, caplog, monkeypatch):
+    directory, model = save_checkpoint("BertModel", "bert", tmp_path)
     (directory / "model.safetensors").unlink()
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     for is_zip in (True, False):
@@ -304,7 +305,7 @@ def test_a_pickle_of_before_torch_1_6_converts_with_a_warning(tmp_path, caplog, 
     torch.testing.assert_close(*weights, rtol=0, atol=0)
 
 
-# ----------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------- rejected checkpoints
 
 UNREPRESENTABLE = [
     ("bert", "BertModel", dict(is_decoder=True)),
@@ -330,10 +331,8 @@ UNREPRESENTABLE = [
     UNREPRESENTABLE,
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else x,
 )
-def test_what_cannot_be_represented_is_rejected_with_the_field_s_name(
-    family, architecture, field, tmp_path
-):
-    directory, _ = saved(architecture, family, tmp_path)
+def test_unsupported_config_value_raises_with_field_name(family, architecture, field, tmp_path):
+    directory, _ = save_checkpoint(architecture, family, tmp_path)
     edit_json(directory / "config.json", **field)
     [(name, value)] = field.items()
     with raises(ValueError, seen=(name, value)):
@@ -341,8 +340,8 @@ def test_what_cannot_be_represented_is_rejected_with_the_field_s_name(
     assert not (tmp_path / "ours").exists()
 
 
-def test_an_odd_width_has_no_sinusoids(tmp_path):
-    directory, _ = saved("MarianModel", "marian", tmp_path)
+def test_odd_width_with_sinusoidal_positions_raises(tmp_path):
+    directory, _ = save_checkpoint("MarianModel", "marian", tmp_path)
     edit_json(
         directory / "config.json", d_model=15, encoder_attention_heads=3, decoder_attention_heads=3
     )
@@ -350,27 +349,27 @@ def test_an_odd_width_has_no_sinusoids(tmp_path):
         plan_conversion(directory)
 
 
-def test_an_architecture_without_a_counterpart_is_refused(bert):
+def test_unsupported_architecture_is_rejected(bert):
     edit_json(bert[0] / "config.json", architectures=["BertLMHeadModel"])
     with raises(ValueError, seen="architectures", expected="BertModel"):
         plan_conversion(bert[0])
 
 
-def test_another_family_is_refused(bert):
+def test_unknown_family_is_rejected(bert):
     edit_json(bert[0] / "config.json", model_type="gemma")
     with raises(ValueError, seen=("model_type", "gemma")):
         plan_conversion(bert[0])
 
 
 @pytest.mark.parametrize("model_type", UNSUPPORTED)
-def test_a_family_that_is_known_is_refused_with_the_reason(model_type, bert):
+def test_unsupported_family_is_rejected_with_reason(model_type, bert):
     assert model_type in transformers.CONFIG_MAPPING and model_type not in FAMILIES
     edit_json(bert[0] / "config.json", model_type=model_type)
     with raises(ValueError, seen=("model_type", model_type, UNSUPPORTED[model_type])):
         plan_conversion(bert[0])
 
 
-def test_one_of_ours_needs_a_family(bert, tmp_path):
+def test_to_is_required_for_our_checkpoints_and_rejected_for_others(bert, tmp_path):
     convert(bert[0], tmp_path / "ours")
     with raises(ValueError, seen="model_type"):
         plan_conversion(tmp_path / "ours")
@@ -387,7 +386,7 @@ def test_one_of_ours_needs_a_family(bert, tmp_path):
         "cls.predictions.scale.weight",
     ],
 )
-def test_unknown_tensors_inside_of_what_is_converted_are_named(name, bert):
+def test_error_names_unknown_tensors(name, bert):
     edit_tensors(
         bert[0], lambda t: t.update({name: torch.ones(3), "cls.chain.weight": torch.ones(2)})
     )
@@ -396,14 +395,14 @@ def test_unknown_tensors_inside_of_what_is_converted_are_named(name, bert):
         plan_conversion(bert[0])
 
 
-def test_missing_tensors_are_named(bert):
+def test_error_names_missing_tensors(bert):
     names = ["encoder.layer.0.output.dense.bias", "cls.predictions.transform.dense.weight"]
     edit_tensors(bert[0], lambda t: [t.pop(f"bert.{names[0]}"), t.pop(names[1])])
     with raises(ValueError, seen=("BertForMaskedLM", ", ".join(names))):
         plan_conversion(bert[0])
 
 
-def test_misshapen_tensors_are_named(bert):
+def test_error_names_tensors_of_wrong_shape(bert):
     edit_json(bert[0] / "config.json", intermediate_size=999)
     with raises(ValueError, seen=("intermediate.dense.weight", "up_proj.weight"), expected=999):
         plan_conversion(bert[0])
@@ -414,7 +413,7 @@ class Payload:
         return (os.mkdir, ("payload-ran",))
 
 
-def test_a_pickle_that_holds_more_than_tensors_is_refused_and_not_run(bert, tmp_path, monkeypatch):
+def test_pickle_with_code_is_rejected_and_not_executed(bert, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (bert[0] / "model.safetensors").unlink()
     torch.save({"weight": Payload()}, bert[0] / "pytorch_model.bin")
@@ -423,19 +422,19 @@ def test_a_pickle_that_holds_more_than_tensors_is_refused_and_not_run(bert, tmp_
     assert not (tmp_path / "payload-ran").exists()
 
 
-def test_a_truncated_file_is_refused(bert):
+def test_truncated_file_is_rejected(bert):
     data = (bert[0] / "model.safetensors").read_bytes()
     (bert[0] / "model.safetensors").write_bytes(data[: len(data) // 2])
     with raises(ValueError, seen=("model.safetensors", len(data) // 2)):
         plan_conversion(bert[0])
 
 
-def test_a_hub_id_that_cannot_be_reached_is_named():
+def test_error_names_unreachable_hub_id():
     with raises(FileNotFoundError, seen="someone/nothing"):
         plan_conversion("someone/nothing")
 
 
-def test_missing_files_are_named(bert, tmp_path):
+def test_error_names_missing_files(bert, tmp_path):
     with raises(FileNotFoundError, seen="nowhere"):
         plan_conversion(tmp_path / "nowhere")
     (bert[0] / "model.safetensors").unlink()
@@ -446,7 +445,7 @@ def test_missing_files_are_named(bert, tmp_path):
         plan_conversion(bert[0])
 
 
-def test_both_ways_a_conversion_is_kept_unless_forced_and_then_replaced(bert, tmp_path):
+def test_existing_conversion_is_replaced_only_with_force(bert, tmp_path):
     for source, out, to in (
         (bert[0], tmp_path / "ours", None),
         (tmp_path / "ours", tmp_path / "again", "bert"),
@@ -460,7 +459,7 @@ def test_both_ways_a_conversion_is_kept_unless_forced_and_then_replaced(bert, tm
         assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-def test_a_checkpoint_that_we_did_not_write_is_not_replaced(bert, tmp_path):
+def test_force_does_not_replace_source_or_foreign_checkpoint(bert, tmp_path):
     convert(bert[0], tmp_path / "ours")
     with raises(FileExistsError, seen="theirs"):
         convert(tmp_path / "ours", bert[0], "bert", force=True)
@@ -471,8 +470,8 @@ def test_a_checkpoint_that_we_did_not_write_is_not_replaced(bert, tmp_path):
 # ------------------------------------------------------------------------- tokenizers and pipelines
 
 
-def tokenizer_for(vocab_size, pad, eos, mask=None, template="$A </s>"):
-    """Words `w3`, `w4` ... and the special tokens where the model has them."""
+def make_tokenizer(vocab_size, pad, eos, mask=None, template="$A </s>"):
+    """Return a tokenizer of words `w3`, `w4` ... with special tokens at the ids of the model."""
     special = {pad: "<pad>", eos: "</s>"} | ({mask: "<mask>"} if mask is not None else {})
     vocabulary = {
         special.get(i, "<unk>" if i == max(special) + 1 else f"w{i}"): i for i in range(vocab_size)
@@ -506,13 +505,13 @@ PIPELINES = [
 
 
 @pytest.mark.parametrize("family, architecture, task, text", PIPELINES)
-def test_a_converted_directory_gives_what_the_source_gives_in_a_pipeline(
+def test_converted_checkpoint_gives_same_pipeline_results(
     family, architecture, task, text, tmp_path
 ):
-    directory, model = saved(architecture, family, tmp_path)
+    directory, model = save_checkpoint(architecture, family, tmp_path)
     config = model.config
     eos = config.eos_token_id if config.eos_token_id is not None else 2
-    tokenizer_for(config.vocab_size, config.pad_token_id, eos, mask=5).save_pretrained(directory)
+    make_tokenizer(config.vocab_size, config.pad_token_id, eos, mask=5).save_pretrained(directory)
     convert(directory, tmp_path / "ours")
     options = dict(do_sample=False, max_new_tokens=6) if task == "text-generation" else {}
     ours, theirs = (
@@ -526,9 +525,9 @@ def test_a_converted_directory_gives_what_the_source_gives_in_a_pipeline(
     )
 
 
-def test_a_converted_opt_keeps_its_leading_token_and_continues_text_as_the_source_does(tmp_path):
-    directory, theirs = saved("OPTForCausalLM", "opt", tmp_path)
-    tokenizer = tokenizer_for(
+def test_converted_opt_keeps_leading_token_and_generates_same_text(tmp_path):
+    directory, theirs = save_checkpoint("OPTForCausalLM", "opt", tmp_path)
+    tokenizer = make_tokenizer(
         theirs.config.vocab_size, theirs.config.pad_token_id, 2, template="</s> $A"
     )
     tokenizer.save_pretrained(directory)
@@ -537,20 +536,20 @@ def test_a_converted_opt_keeps_its_leading_token_and_continues_text_as_the_sourc
     texts = ["w7 w8 w9", "w5"]
     result = TextRuntime(tmp_path / "onnx").generate(texts, max_new_tokens=6, min_new_tokens=6)
     for text, line in zip(texts, result, strict=True):
-        given = tokenizer(text, return_tensors="pt")
-        assert given["input_ids"][0, 0] == 2
-        outputs = theirs.generate(**given, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+        inputs = tokenizer(text, return_tensors="pt")
+        assert inputs["input_ids"][0, 0] == 2
+        outputs = theirs.generate(**inputs, max_new_tokens=6, min_new_tokens=6, do_sample=False)
         assert line == tokenizer.decode(
-            outputs[0, given["input_ids"].shape[1] :], skip_special_tokens=True
+            outputs[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True
         )
     assert any(result)
 
 
-def test_a_marian_checkpoint_comes_with_a_tokenizer_and_translates_without_torch(tmp_path):
+def test_converted_marian_has_a_tokenizer_and_gives_same_translations(tmp_path):
     (tmp_path / "text").write_text(
         "\n".join(f"a man sees the dog number {i} in the park" for i in range(200))
     )
-    directory, _ = saved("MarianMTModel", "marian", tmp_path)
+    directory, _ = save_checkpoint("MarianMTModel", "marian", tmp_path)
     (tmp_path / "spm").mkdir()
     sentencepiece.SentencePieceTrainer.train(
         input=str(tmp_path / "text"),
@@ -600,7 +599,7 @@ def test_a_marian_checkpoint_comes_with_a_tokenizer_and_translates_without_torch
 # ------------------------------------------------------------------------------------- command line
 
 
-def test_a_dry_run_prints_the_mapping_and_writes_nothing(bert, tmp_path, capsys):
+def test_dry_run_prints_mapping_and_writes_nothing(bert, tmp_path, capsys):
     main(["convert", str(bert[0]), str(tmp_path / "ours"), "--dry-run"])
     lines = capsys.readouterr().out.splitlines()
     width = bert[1].config.hidden_size
@@ -612,8 +611,8 @@ def test_a_dry_run_prints_the_mapping_and_writes_nothing(bert, tmp_path, capsys)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs"]
 
 
-def test_the_dry_run_of_gpt2_shows_what_is_split_and_transposed(tmp_path, capsys):
-    directory, _ = saved("GPT2Model", "gpt2", tmp_path)
+def test_dry_run_of_gpt2_shows_split_and_transposed_tensors(tmp_path, capsys):
+    directory, _ = save_checkpoint("GPT2Model", "gpt2", tmp_path)
     main(["convert", str(directory), str(tmp_path / "ours"), "--dry-run"])
     [line] = [
         line
@@ -624,7 +623,7 @@ def test_the_dry_run_of_gpt2_shows_what_is_split_and_transposed(tmp_path, capsys
     assert "(in three parts, transposed" in line
 
 
-def test_the_command_converts_there_and_back(bert, tmp_path, capsys):
+def test_command_converts_in_both_directions(bert, tmp_path, capsys):
     main(["convert", str(bert[0]), str(tmp_path / "ours")])
     printed = json.loads(capsys.readouterr().out)
     assert (
@@ -635,20 +634,26 @@ def test_the_command_converts_there_and_back(bert, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["architecture"] == "BertForMaskedLM"
 
 
-def test_the_command_says_what_is_wrong_in_one_line(bert, tmp_path):
+def test_command_error_is_one_line_with_file_and_field(bert, tmp_path):
     edit_json(bert[0] / "config.json", is_decoder=True)
-    with raises(SystemExit, seen=("config.json", "is_decoder", True), expected=False):
-        main(["convert", str(bert[0]), str(tmp_path / "ours")])
+    message = read_error("convert", bert[0], tmp_path / "ours")
+    check_message(message, seen=("config.json", "is_decoder", True), expected=False)
 
 
-def test_the_converted_code_runs_where_the_package_is_not_installed(bert, tmp_path):
+def test_converted_checkpoint_has_code_and_auto_map_of_saved_model(bert, tmp_path):
+    """test_remote_code.py runs the code of saved models without the package."""
     convert(bert[0], tmp_path / "ours")
-    names = {path.name for path in (tmp_path / "ours").iterdir()}
-    assert {
+    model = vanilla_transformer.VanillaEncoderForMaskedLM.from_pretrained(tmp_path / "ours")
+    model.save_pretrained(tmp_path / "saved")
+    saved, ours = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).glob("*.py")}
+        for name in ("saved", "ours")
+    )
+    assert saved == ours and ours.keys() == {
         "configuration_vanilla_transformer.py",
         "layers_vanilla_transformer.py",
         "modeling_vanilla_transformer.py",
-    } <= names
+    }
     config = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert config["auto_map"] == vanilla_transformer.VanillaEncoderConfig.default_auto_map
     assert config["architectures"] == ["VanillaEncoderForMaskedLM"]

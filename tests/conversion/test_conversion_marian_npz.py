@@ -1,5 +1,4 @@
-"""Models as Marian itself writes them: the numbers, the tokens and the texts of transformers' own
-classes."""
+"""Tests of conversion of Marian's own files, against transformers' Marian classes."""
 
 import json
 import math
@@ -20,7 +19,7 @@ from vanilla_transformer.info import info
 from vanilla_transformer_export.cli.main import main
 
 TEXTS = ["a man sees the dog", "the park", "number 12 in the park"]
-FIELDS = {  # what Marian writes of a transformer-base, in its order and more
+FIELDS = {  # fields that Marian writes for a transformer-base, in its order, and more
     "dec-depth": 2, "dim-emb": 12, "enc-depth": 3, "layer-normalization": False,
     "right-left": False, "tied-embeddings": False, "tied-embeddings-all": True,
     "tied-embeddings-src": False, "transformer-aan-depth": 2,
@@ -35,7 +34,7 @@ FIELDS = {  # what Marian writes of a transformer-base, in its order and more
 
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory):
-    """A SentencePiece model's file."""
+    """Train a SentencePiece model and return its file."""
     directory = tmp_path_factory.mktemp("pieces")
     (directory / "text").write_text(
         "\n".join(f"a man sees the dog number {i} in the park" for i in range(200))
@@ -50,9 +49,11 @@ def pieces(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def written(pieces, tmp_path_factory):
-    """The directory that Marian would have, and transformers' model and tokenizer with the same
-    weights."""
+def marian_checkpoint(pieces, tmp_path_factory):
+    """Write a directory as Marian does.
+
+    Return it with transformers' model of the same weights and its tokenizer.
+    """
     raw, theirs = (tmp_path_factory.mktemp(name) for name in ("raw", "theirs"))
     processor = sentencepiece.SentencePieceProcessor(model_file=str(pieces))
     names = ["</s>", "<unk>", *(processor.id_to_piece(i) for i in range(3, 40))]
@@ -103,7 +104,7 @@ def marian_model(pad):
 
 
 def marian_arrays(model):
-    """Names and arrays as Marian's source has them (src/models/transformer.h): matrices (in, out),
+    """Yield names and arrays as in Marian's source (src/models/transformer.h): matrices (in, out),
     vectors as rows."""
     yield "Wemb", model.model.shared.weight[:-1].detach().numpy()
     yield "decoder_ff_logit_out_b", model.final_logits_bias[:, :-1].numpy()
@@ -129,8 +130,8 @@ def marian_arrays(model):
                 yield f"{side}_l{i}_{name}_ln_bias", norm.bias.detach().numpy()[None]
 
 
-def test_a_directory_of_marian_s_converts_to_the_same_numbers_tokens_and_texts(written, tmp_path):
-    raw, theirs, tokenizer = written
+def test_marian_directory_is_converted_with_same_outputs_and_texts(marian_checkpoint, tmp_path):
+    raw, theirs, tokenizer = marian_checkpoint
     result = convert(raw, tmp_path / "ours")
     assert (
         result["architecture"] == "VanillaSeq2SeqForConditionalGeneration"
@@ -139,10 +140,10 @@ def test_a_directory_of_marian_s_converts_to_the_same_numbers_tokens_and_texts(w
     ours = vanilla_transformer.VanillaSeq2SeqForConditionalGeneration.from_pretrained(
         tmp_path / "ours"
     ).eval()
-    given = make_arguments(theirs)
+    inputs = make_arguments(theirs)
     assert_exact(
-        compute_outputs(ours, given)["logits"],
-        compute_outputs(theirs, given)["logits"],
+        compute_outputs(ours, inputs)["logits"],
+        compute_outputs(theirs, inputs)["logits"],
         torch.float32,
     )
     expected, actual = (model.generation_config.to_diff_dict() for model in (theirs, ours))
@@ -152,23 +153,23 @@ def test_a_directory_of_marian_s_converts_to_the_same_numbers_tokens_and_texts(w
     tokens = theirs.generate(**batch, **options)
     assert len(tokens.unique()) > 4, "a model that repeats itself proves little"
     assert ours.generate(**batch, **options).tolist() == tokens.tolist()
-    same = vanilla_transformer.checkpoint.load_tokenizer(tmp_path / "ours")
-    assert same(TEXTS)["input_ids"] == tokenizer(TEXTS)["input_ids"]
-    assert same.batch_decode(tokens, skip_special_tokens=True) == tokenizer.batch_decode(
+    converted_tokenizer = vanilla_transformer.checkpoint.load_tokenizer(tmp_path / "ours")
+    assert converted_tokenizer(TEXTS)["input_ids"] == tokenizer(TEXTS)["input_ids"]
+    assert converted_tokenizer.batch_decode(
         tokens, skip_special_tokens=True
-    )
+    ) == tokenizer.batch_decode(tokens, skip_special_tokens=True)
 
 
-def test_a_dry_run_shows_it(written, capsys, tmp_path):
-    main(["convert", str(written[0]), str(tmp_path / "ours"), "--dry-run"])
+def test_dry_run_prints_mapping_and_writes_nothing(marian_checkpoint, capsys, tmp_path):
+    main(["convert", str(marian_checkpoint[0]), str(tmp_path / "ours"), "--dry-run"])
     assert (
         "shared.weight -> model.encoder.embeddings.embed_tokens.weight" in capsys.readouterr().out
     )
     assert not (tmp_path / "ours").exists()
 
 
-def test_other_commands_convert_it_on_the_way(written):
-    raw, theirs, _ = written
+def test_info_and_converted_accept_marian_directory(marian_checkpoint):
+    raw, theirs, _ = marian_checkpoint
     weights = {
         tensor.data_ptr(): tensor
         for name, tensor in theirs.state_dict().items()
@@ -180,20 +181,20 @@ def test_other_commands_convert_it_on_the_way(written):
 
 
 @pytest.fixture
-def raw(written, tmp_path):
-    """A copy that a test may change."""
-    return shutil.copytree(written[0], tmp_path / "raw")
+def raw(marian_checkpoint, tmp_path):
+    """Return a copy of Marian's directory that a test may change."""
+    return shutil.copytree(marian_checkpoint[0], tmp_path / "raw")
 
 
-def rewritten(raw, change):
-    """The .npz with its arrays changed."""
+def edit_arrays(raw, change):
+    """Apply `change` to the arrays of the .npz file."""
     [file] = raw.glob("*.npz")
     arrays = dict(np.load(file))
     change(arrays)
     np.savez(file, **arrays)
 
 
-def with_field(**fields):
+def set_fields(**fields):
     def change(arrays):
         text = yaml.dump(
             {name: value for name, value in (FIELDS | fields).items() if value is not None}
@@ -215,17 +216,17 @@ WRONG_FIELDS = {
 
 
 @pytest.mark.parametrize("name", WRONG_FIELDS)
-def test_another_model_is_refused_by_its_field(name, raw, tmp_path):
-    rewritten(raw, with_field(**{name: WRONG_FIELDS[name]}))
+def test_unsupported_model_raises_with_field_name(name, raw, tmp_path):
+    edit_arrays(raw, set_fields(**{name: WRONG_FIELDS[name]}))
     with raises(ValueError, seen=("best-perplexity.npz", name)):
         convert(raw, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
 
-def test_what_marian_leaves_out_of_its_config_has_marian_s_default_but_for_what_decides(raw):
-    rewritten(
+def test_missing_fields_get_marian_defaults_except_required_ones(raw):
+    edit_arrays(
         raw,
-        with_field(
+        set_fields(
             **{
                 "transformer-preprocess": None,
                 "ulr-dim-emb": None,
@@ -234,7 +235,7 @@ def test_what_marian_leaves_out_of_its_config_has_marian_s_default_but_for_what_
         ),
     )
     assert plan_conversion(raw).model.config.hidden_act == "swish"
-    rewritten(raw, with_field(**{"tied-embeddings-all": None}))
+    edit_arrays(raw, set_fields(**{"tied-embeddings-all": None}))
     with raises(ValueError, seen="tied-embeddings-all=None", expected="true"):
         plan_conversion(raw)
 
@@ -273,23 +274,27 @@ def test_what_marian_leaves_out_of_its_config_has_marian_s_default_but_for_what_
         ),
     ],
 )
-def test_other_tensors_are_refused_by_name(change, seen, expected, raw, tmp_path):
-    rewritten(raw, change)
+def test_invalid_tensors_raise_with_name(change, seen, expected, raw, tmp_path):
+    edit_arrays(raw, change)
     with raises(ValueError, seen=seen, expected=expected):
         convert(raw, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
 
 @pytest.mark.parametrize("name", ["source.spm", "target.spm", "decoder.yml", "*vocab.yml"])
-def test_a_missing_file_is_named(name, raw):
+def test_error_names_missing_file(name, raw):
     next(raw.glob(name)).unlink()
     with raises(FileNotFoundError, seen=name):
         plan_conversion(raw)
 
 
-def test_two_models_or_vocabularies_are_named(raw):
-    (raw / "trg.vocab.yml").write_text("</s>: 0")
-    with raises(FileNotFoundError, seen=("trg.vocab.yml", "vocab.yml")):
+@pytest.mark.parametrize(
+    "name, pattern", [("model2.npz", "*.npz"), ("trg.vocab.yml", "*vocab.yml")]
+)
+def test_error_names_two_models_or_vocabularies(name, pattern, raw):
+    [file] = raw.glob(pattern)
+    shutil.copyfile(file, raw / name)
+    with raises(FileNotFoundError, seen=(name, file.name), expected="one"):
         plan_conversion(raw)
 
 
@@ -304,7 +309,7 @@ def test_two_models_or_vocabularies_are_named(raw):
         ("</s>: 0\n<unk>: 1\n<pad>: 2", "<pad>", ()),
     ],
 )
-def test_a_vocabulary_that_is_none_is_one_line(content, seen, expected, raw):
+def test_invalid_vocabulary_error_is_one_line(content, seen, expected, raw):
     next(raw.glob("*vocab.yml")).write_text(content)
     with raises(ValueError, seen=seen, expected=expected) as caught:
         plan_conversion(raw)
@@ -312,7 +317,7 @@ def test_a_vocabulary_that_is_none_is_one_line(content, seen, expected, raw):
 
 
 @pytest.mark.parametrize("share", [0, 0.5, 0.99])
-def test_a_truncated_model_is_refused(share, raw):
+def test_truncated_model_is_rejected(share, raw):
     [file] = raw.glob("*.npz")
     content = file.read_bytes()
     file.write_bytes(content[: math.floor(len(content) * share)])

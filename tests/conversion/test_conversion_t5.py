@@ -1,5 +1,5 @@
-"""T5, v1.1, Flan-T5, ByT5 and mT5: what is folded into weights, heads tied or not, files of other
-ages, and every target.
+"""Conversion of T5, v1.1, Flan-T5, ByT5 and mT5: folded weights, tied heads, old files and every
+target.
 
 The expected numbers are those of transformers' own classes.
 """
@@ -22,12 +22,12 @@ from vanilla_transformer.info import info
 from vanilla_transformer_export import Runtime, export
 from vanilla_transformer_export.targets.registry import get_target
 
-# In the proportions of the real ones: heads wider together than the stream, ByT5 with a quarter of
-# its layers in the decoder.
+# Proportions of the real models: the heads together are wider than the residual stream, and a
+# quarter of the ByT5 layers are in the decoder.
 SIZES = dict(
     vocab_size=60, d_model=24, d_kv=16, num_heads=3, d_ff=40, num_layers=2, decoder_start_token_id=0
 )
-# so that few tokens reach the last bucket
+# small values, so that a few tokens reach the last bucket
 SHORT = dict(relative_attention_num_buckets=8, relative_attention_max_distance=5)
 KINDS = {
     "t5": ("T5", dict(feed_forward_proj="relu")),
@@ -50,15 +50,15 @@ UNTIED = ("v1.1", "untied, scaled", "byt5", "mt5")
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
-def source(
+def save_checkpoint(
     kind, directory, architecture="ForConditionalGeneration", dtype=torch.float32, **changes
 ):
-    """A checkpoint of random weights, as transformers loads it."""
+    """Save a checkpoint with random weights, and return its model as transformers loads it."""
     family, fields = KINDS[kind]
     config = getattr(transformers, f"{family}Config")(**SIZES | SHORT | fields | changes)
     model = random_model(f"{family}{architecture}", config, dtype)
     for name, weight in model.named_parameters():
-        if name.endswith("n.q.weight"):  # as those that are trained: nobody divides the scores
+        if name.endswith("n.q.weight"):  # as if trained: T5 does not scale the scores
             weight.data *= config.d_kv**-0.5
     model.save_pretrained(directory)
     if kind in UNTIED and architecture == "ForConditionalGeneration":
@@ -73,7 +73,7 @@ def edit_tensors(directory, change):
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def converted(tmp_path):
+def convert_and_load(tmp_path):
     facts = convert(tmp_path / "theirs", tmp_path / "ours")
     return (
         getattr(vanilla_transformer, facts["architecture"])
@@ -83,7 +83,7 @@ def converted(tmp_path):
 
 
 def rows(side, rows=3):
-    """Sources of several lengths, with a mask, padded on `side`."""
+    """Return token ids of several lengths, padded on `side`, and their mask."""
     mask = RIGHT if side == "right" else RIGHT.flip(1)
     return torch.randint(3, SIZES["vocab_size"], mask.shape).masked_fill(mask == 0, 0), mask
 
@@ -97,36 +97,40 @@ def relative_error(got, expected):
 
 @torch.no_grad()
 def logits(model, ids, mask, target):
-    """After `target` as a whole, and in two steps with a cache."""
-    whole = model(ids, attention_mask=mask, decoder_input_ids=target).logits
-    given = dict(encoder_outputs=model.get_encoder()(ids, attention_mask=mask), attention_mask=mask)
-    first = model(**given, decoder_input_ids=target[:, :4], use_cache=True)
-    then = model(**given, decoder_input_ids=target[:, 4:], past_key_values=first.past_key_values)
-    return whole, torch.cat([first.logits, then.logits], 1)
+    """Return the logits of `target` in one pass, and in two steps with a cache."""
+    full = model(ids, attention_mask=mask, decoder_input_ids=target).logits
+    arguments = dict(
+        encoder_outputs=model.get_encoder()(ids, attention_mask=mask), attention_mask=mask
+    )
+    first = model(**arguments, decoder_input_ids=target[:, :4], use_cache=True)
+    then = model(
+        **arguments, decoder_input_ids=target[:, 4:], past_key_values=first.past_key_values
+    )
+    return full, torch.cat([first.logits, then.logits], 1)
 
 
 @pytest.mark.parametrize(
     "dtype, allowed", [(torch.float32, 1e-5), (torch.float64, 1e-6)], ids=["float32", "float64"]
 )
 @kinds
-def test_logits_are_those_of_the_source_with_a_cache_too(kind, dtype, allowed, tmp_path):
-    theirs = source(kind, tmp_path / "theirs", dtype=dtype)
-    ours = converted(tmp_path)
+def test_logits_match_source_with_and_without_cache(kind, dtype, allowed, tmp_path):
+    theirs = save_checkpoint(kind, tmp_path / "theirs", dtype=dtype)
+    ours = convert_and_load(tmp_path)
     assert ours.config.tie_word_embeddings == (kind not in UNTIED)
     target = torch.randint(3, SIZES["vocab_size"], (3, 9))
     for side in ("right", "left"):
         ids, mask = rows(side)
-        (whole, in_steps), (expected, expected_in_steps) = (
+        (full, in_steps), (expected, expected_in_steps) = (
             logits(model, ids, mask, target) for model in (ours, theirs)
         )
         assert (
-            relative_error(whole, expected) < allowed
+            relative_error(full, expected) < allowed
             and relative_error(in_steps, expected_in_steps) < allowed
         )
 
 
 @kinds
-def test_all_but_the_source_s_float32_in_norms_is_exact(kind, tmp_path, monkeypatch):
+def test_logits_are_exact_if_source_norms_run_in_float64(kind, tmp_path, monkeypatch):
     def in_float64(self, states):
         return (
             self.weight
@@ -134,46 +138,50 @@ def test_all_but_the_source_s_float32_in_norms_is_exact(kind, tmp_path, monkeypa
             * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
         )
 
-    theirs = source(kind, tmp_path / "theirs", dtype=torch.float64)
+    theirs = save_checkpoint(kind, tmp_path / "theirs", dtype=torch.float64)
     monkeypatch.setattr(type(theirs.encoder.final_layer_norm), "forward", in_float64)
-    ours = converted(tmp_path)
+    ours = convert_and_load(tmp_path)
     for side in ("right", "left"):
         ids, mask = rows(side)
         with torch.no_grad():
-            given = dict(attention_mask=mask, decoder_input_ids=torch.randint(3, 60, (3, 9)))
-            assert relative_error(ours(ids, **given).logits, theirs(ids, **given).logits) < 1e-12
+            arguments = dict(attention_mask=mask, decoder_input_ids=torch.randint(3, 60, (3, 9)))
+            assert (
+                relative_error(ours(ids, **arguments).logits, theirs(ids, **arguments).logits)
+                < 1e-12
+            )
 
 
 @pytest.mark.parametrize("act", ["relu", "gelu", "gated-gelu", "gated-silu", "gated-relu", "tanh"])
-def test_every_activation_is_that_of_the_source(act, tmp_path):
-    theirs = source("t5", tmp_path / "theirs", "Model", feed_forward_proj=act)
-    ours = converted(tmp_path)
+def test_activations_match_source(act, tmp_path):
+    theirs = save_checkpoint("t5", tmp_path / "theirs", "Model", feed_forward_proj=act)
+    ours = convert_and_load(tmp_path)
     assert ours.config.gated == act.startswith("gated")
-    given = dict(
+    arguments = dict(
         zip(("input_ids", "attention_mask"), rows("right")),
         decoder_input_ids=torch.randint(3, 60, (3, 5)),
     )
-    [got], [expected] = (compute_outputs(model, given).values() for model in (ours, theirs))
+    [got], [expected] = (compute_outputs(model, arguments).values() for model in (ours, theirs))
     assert relative_error(got, expected) < 1e-5
 
 
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize("kind", ["t5", "byt5", "mt5"])
-def test_generated_tokens_are_those_of_the_source(kind, beams, tmp_path):
-    theirs = source(kind, tmp_path / "theirs")
-    ours = converted(tmp_path)
+def test_generated_tokens_match_source(kind, beams, tmp_path):
+    theirs = save_checkpoint(kind, tmp_path / "theirs")
+    ours = convert_and_load(tmp_path)
     for side in ("right", "left"):
         ids, mask = rows(side)
-        given = dict(
+        arguments = dict(
             attention_mask=mask,
             num_beams=beams,
             max_new_tokens=12,
             no_repeat_ngram_size=2,
             do_sample=False,
         )
-        expected = theirs.generate(ids, **given)
+        expected = theirs.generate(ids, **arguments)
         assert (
-            ours.generate(ids, **given).tolist() == expected.tolist() and len(expected.unique()) > 4
+            ours.generate(ids, **arguments).tolist() == expected.tolist()
+            and len(expected.unique()) > 4
         )
 
 
@@ -185,10 +193,12 @@ def test_generated_tokens_are_those_of_the_source(kind, beams, tmp_path):
     [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)],
     ids=["bfloat16", "float16"],
 )
-def test_a_folded_weight_in_half_precision_is_rounded_once(dtype, rounding, tmp_path):
-    """Off by half of the last bit at most, where the factor is no power of 2; all others keep their
-    bits."""
-    source("t5", tmp_path / "theirs", d_kv=10).to(dtype).save_pretrained(tmp_path / "theirs")
+def test_folded_half_precision_weights_are_rounded_once(dtype, rounding, tmp_path):
+    """The error is at most half of the last bit where the factor is no power of 2. All other
+    weights keep their bits."""
+    save_checkpoint("t5", tmp_path / "theirs", d_kv=10).to(dtype).save_pretrained(
+        tmp_path / "theirs"
+    )
     convert(tmp_path / "theirs", tmp_path / "ours")
     theirs, ours = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "ours"))
     folded = {"decoder.final_layer_norm.weight": 24**-0.5}
@@ -204,8 +214,8 @@ def test_a_folded_weight_in_half_precision_is_rounded_once(dtype, rounding, tmp_
 
 
 @pytest.mark.parametrize("kind", [*UNTIED, "t5", "mt5, tied"])
-def test_there_and_back_again_the_head_is_tied_as_it_was(kind, tmp_path):
-    theirs = source(kind, tmp_path / "theirs")
+def test_round_trip_keeps_tied_or_untied_head(kind, tmp_path):
+    theirs = save_checkpoint(kind, tmp_path / "theirs")
     convert(tmp_path / "theirs", tmp_path / "ours")
     convert(tmp_path / "ours", tmp_path / "back", to=theirs.config.model_type)
     there, back = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back"))
@@ -219,12 +229,14 @@ def test_there_and_back_again_the_head_is_tied_as_it_was(kind, tmp_path):
     again = type(theirs).from_pretrained(tmp_path / "back").eval()
     ids, mask = rows("right")
     with torch.no_grad():
-        given = dict(attention_mask=mask, decoder_input_ids=ids)
-        assert relative_error(again(ids, **given).logits, theirs(ids, **given).logits) < 1e-5
+        arguments = dict(attention_mask=mask, decoder_input_ids=ids)
+        assert (
+            relative_error(again(ids, **arguments).logits, theirs(ids, **arguments).logits) < 1e-5
+        )
 
 
-def test_two_embeddings_cannot_become_one(tmp_path):
-    source("v1.1", tmp_path / "theirs")
+def test_different_embeddings_cannot_be_converted_to_t5(tmp_path):
+    save_checkpoint("v1.1", tmp_path / "theirs")
     convert(tmp_path / "theirs", tmp_path / "ours")
     edit_tensors(
         tmp_path / "ours",
@@ -238,10 +250,10 @@ def test_two_embeddings_cannot_become_one(tmp_path):
 # -------------------------------------------------------------------------------------------- files
 
 
-def test_names_of_old_files_are_read(tmp_path):
-    """One matrix under four names, and a table of positions for cross-attention that nobody
-    reads."""
-    theirs = source("t5", tmp_path / "theirs")
+def test_old_tensor_names_are_read(tmp_path):
+    """Old files have one matrix under four names, and an unused position table for
+    cross-attention."""
+    theirs = save_checkpoint("t5", tmp_path / "theirs")
     table = "decoder.block.0.layer.{}.{}.relative_attention_bias.weight"
     names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
 
@@ -250,16 +262,16 @@ def test_names_of_old_files_are_read(tmp_path):
         tensors[table.format(1, "EncDecAttention")] = tensors[table.format(0, "SelfAttention")] * 3
 
     edit_tensors(tmp_path / "theirs", change)
-    ours = converted(tmp_path)
+    ours = convert_and_load(tmp_path)
     ids, mask = rows("right")
-    given = dict(attention_mask=mask, decoder_input_ids=ids)
+    arguments = dict(attention_mask=mask, decoder_input_ids=ids)
     with torch.no_grad():
         assert ours.config.tie_word_embeddings
-        assert relative_error(ours(ids, **given).logits, theirs(ids, **given).logits) < 1e-5
+        assert relative_error(ours(ids, **arguments).logits, theirs(ids, **arguments).logits) < 1e-5
 
 
-def test_embeddings_of_their_own_for_each_stack_are_refused(tmp_path):
-    source("t5", tmp_path / "theirs")
+def test_separate_embeddings_of_stacks_are_rejected(tmp_path):
+    save_checkpoint("t5", tmp_path / "theirs")
     other = {"encoder.embed_tokens.weight": torch.randn(60, 24)}
     edit_tensors(
         tmp_path / "theirs",
@@ -270,13 +282,13 @@ def test_embeddings_of_their_own_for_each_stack_are_refused(tmp_path):
     assert not (tmp_path / "ours").exists()
 
 
-def test_an_encoder_alone_is_an_encoder_and_the_decoder_of_its_file_is_left_out(tmp_path):
-    theirs = source("v1.1", tmp_path / "theirs", "EncoderModel")
+def test_encoder_only_checkpoint_leaves_out_decoder_tensors(tmp_path):
+    theirs = save_checkpoint("v1.1", tmp_path / "theirs", "EncoderModel")
     assert not theirs.config.is_encoder_decoder
-    whole = random_model("T5Model", theirs.config)
+    full = random_model("T5Model", theirs.config)
     halves = {
         name: tensor
-        for name, tensor in whole.state_dict().items()
+        for name, tensor in full.state_dict().items()
         if name.startswith("decoder.block.0")
     }
     edit_tensors(tmp_path / "theirs", lambda tensors: tensors.update(halves))
@@ -284,15 +296,15 @@ def test_an_encoder_alone_is_an_encoder_and_the_decoder_of_its_file_is_left_out(
     assert facts["architecture"] == "VanillaEncoderModel" and set(facts["left_out"]) == set(halves)
     ours = vanilla_transformer.VanillaEncoderModel.from_pretrained(tmp_path / "ours").eval()
     for side in ("right", "left"):
-        given = dict(zip(("input_ids", "attention_mask"), rows(side)))
+        arguments = dict(zip(("input_ids", "attention_mask"), rows(side)))
         got, expected = (
-            compute_outputs(model, given)["last_hidden_state"] for model in (ours, theirs)
+            compute_outputs(model, arguments)["last_hidden_state"] for model in (ours, theirs)
         )
         assert relative_error(got, expected) < 1e-5
 
 
-def test_the_start_token_is_in_the_config_or_in_the_generation_config(tmp_path):
-    source("t5", tmp_path / "theirs")
+def test_start_token_is_read_from_generation_config_and_required(tmp_path):
+    save_checkpoint("t5", tmp_path / "theirs")
     edit_json(tmp_path / "theirs" / "config.json", decoder_start_token_id=None)
     assert plan_conversion(tmp_path / "theirs").model.config.decoder_start_token_id == 0
     GenerationConfig(eos_token_id=1).save_pretrained(tmp_path / "theirs")
@@ -300,7 +312,7 @@ def test_the_start_token_is_in_the_config_or_in_the_generation_config(tmp_path):
         convert(tmp_path / "theirs", tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
     edit_json(tmp_path / "theirs" / "config.json", architectures=["T5Model"])
-    # which reads what it is given
+    # the base model does not generate, so it needs no start token
     assert plan_conversion(tmp_path / "theirs").model.config.decoder_start_token_id is None
 
 
@@ -314,20 +326,20 @@ def test_the_start_token_is_in_the_config_or_in_the_generation_config(tmp_path):
         (dict(d_kv=8), ("self_attn.q_proj.weight", 24), 24),
     ],
 )
-def test_what_is_not_of_the_family_is_refused(changes, seen, expected, tmp_path):
-    source("t5", tmp_path / "theirs")
+def test_invalid_config_is_rejected(changes, seen, expected, tmp_path):
+    save_checkpoint("t5", tmp_path / "theirs")
     edit_json(tmp_path / "theirs" / "config.json", **changes)
     with raises(ValueError, seen=seen, expected=expected):
         convert(tmp_path / "theirs", tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
 
-def test_info_counts_what_it_becomes(tmp_path):
-    theirs = source("v1.1", tmp_path / "theirs")
+def test_info_describes_converted_model(tmp_path):
+    theirs = save_checkpoint("v1.1", tmp_path / "theirs")
     facts = info(tmp_path / "theirs")
-    ours = converted(tmp_path)
+    ours = convert_and_load(tmp_path)
     assert facts["total_parameters"] == sum(parameter.numel() for parameter in ours.parameters())
-    # of each stack one
+    # one embedding matrix per stack
     assert facts["total_parameters"] == theirs.num_parameters() + theirs.shared.weight.numel()
     assert info(tmp_path / "ours")["flops"] == facts["flops"]
 
@@ -337,17 +349,17 @@ def test_info_counts_what_it_becomes(tmp_path):
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """A source whose rows end at different times, and a directory with it and with what it
-    became."""
+    """A source model whose rows end at different steps, and the directory of the source and
+    converted checkpoints."""
     directory = tmp_path_factory.mktemp("t5")
-    theirs = source("byt5", directory / "theirs")
+    theirs = save_checkpoint("byt5", directory / "theirs")
     convert(directory / "theirs", directory / "ours")
     return theirs, directory
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target, dtype", [("cpu", "fp32"), ("portable", "fp32"), ("cuda", "fp32")])
-def test_exports_generate_the_tokens_of_the_source(pair, target, dtype, tmp_path):
+def test_exports_generate_same_tokens_as_source(pair, target, dtype, tmp_path):
     theirs, directory = pair
     export(directory / "ours", tmp_path / "out", target=target, dtype=dtype, cases=6)
     runtime = Runtime(tmp_path / "out", device="cpu")
@@ -369,7 +381,7 @@ def test_exports_generate_the_tokens_of_the_source(pair, target, dtype, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["portable", "cpu"])
-def test_int8_exports_generate_nearly_the_same(pair, target, tmp_path):
+def test_int8_exports_generate_nearly_same_tokens(pair, target, tmp_path):
     manifest = export(pair[1] / "ours", tmp_path / "out", target=target, dtype="int8", cases=6)
     assert default_parity(manifest)["agreeing_tokens"] > 0.8 * default_parity(manifest)["tokens"]
     assert (
@@ -377,14 +389,14 @@ def test_int8_exports_generate_nearly_the_same(pair, target, tmp_path):
     )
 
 
-def test_numbers_beyond_float16_are_computed_in_bfloat16(tmp_path):
-    """There the source keeps `wo` in float32 and clamps the residual stream."""
-    source("v1.1", tmp_path / "theirs")
+def test_weights_beyond_float16_range_use_bfloat16_activations(tmp_path):
+    """Transformers keeps `wo` in float32 and clamps the residual stream in float16."""
+    save_checkpoint("v1.1", tmp_path / "theirs")
     edit_tensors(
         tmp_path / "theirs",
         lambda t: t["encoder.block.1.layer.1.DenseReluDense.wo.weight"].mul_(1e6),
     )
-    ours = converted(tmp_path)
+    ours = convert_and_load(tmp_path)
     cuda = get_target("cuda")
     assert cuda.activations(ours, None) == cuda.activations(ours, "int8") == "bf16"
     with raises(ValueError, seen=("encoder.layers.1.feed_forward.down_proj", "float16", 65504)):

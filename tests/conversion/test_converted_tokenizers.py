@@ -1,5 +1,5 @@
-"""Tokenizers of other families, as a conversion writes them: ids and texts are those of the class
-that transformers has."""
+"""Conversion of tokenizers of other families: ids and texts are equal to those of the transformers
+class."""
 
 import json
 import pickle
@@ -77,45 +77,45 @@ def sentences(languages, count):
 
 @pytest.fixture(scope="session")
 def train(tmp_path_factory):
-    """Trains a SentencePiece model on sentences in `languages`, each kind once."""
-    directory, made = tmp_path_factory.mktemp("models"), {}
+    """Return a cached function that trains a SentencePiece model on sentences in `languages`."""
+    directory, cache = tmp_path_factory.mktemp("models"), {}
 
     def model(languages, **settings):
         key = str((languages, settings))
-        if key not in made:
-            text, prefix = directory / f"{len(made)}.txt", directory / str(len(made))
+        if key not in cache:
+            text, prefix = directory / f"{len(cache)}.txt", directory / str(len(cache))
             text.write_text("\n".join(sentences(languages, 900)), encoding="utf-8")
             settings = dict(vocab_size=170, hard_vocab_limit=False, minloglevel=2) | settings
             sentencepiece.SentencePieceTrainer.train(
                 input=str(text), model_prefix=str(prefix), **settings
             )
-            made[key] = prefix.with_suffix(".model").read_bytes()
-        return made[key]
+            cache[key] = prefix.with_suffix(".model").read_bytes()
+        return cache[key]
 
     return model
 
 
-def pieces_of(model):
-    return [piece.piece for piece in parsed(model).pieces if piece.type == 1]
+def list_pieces(model):
+    return [piece.piece for piece in parse_model(model).pieces if piece.type == 1]
 
 
-def parsed(model):
+def parse_model(model):
     return sentencepiece_model_pb2.ModelProto.FromString(model)
 
 
-def edited(model, change):
-    proto = parsed(model)
+def edit_model(model, change):
+    proto = parse_model(model)
     change(proto)
     return proto.SerializeToString()
 
 
 def write_marian(directory, source, target, missing=(), languages=(">>deu<<", ">>nld<<")):
-    """Write a tokenizer like OPUS-MT's: one vocabulary with the pieces of both models, but for
-    those that are `missing`."""
+    """Write a tokenizer like OPUS-MT's: one vocabulary with the pieces of both models, without the
+    `missing` pieces."""
     directory.mkdir(exist_ok=True)
     (directory / "source.spm").write_bytes(source)
     (directory / "target.spm").write_bytes(target)
-    pieces = dict.fromkeys([*pieces_of(target)[::2], *pieces_of(source), *pieces_of(target)])
+    pieces = dict.fromkeys([*list_pieces(target)[::2], *list_pieces(source), *list_pieces(target)])
     names = [
         "</s>",
         "<unk>",
@@ -138,7 +138,7 @@ def marian(train, tmp_path):
     return write_marian(tmp_path / "marian", train(SOURCES), train([TARGET]))
 
 
-def test_marian_gives_the_ids_and_texts_of_its_class_in_six_scripts(marian, tmp_path):
+def test_marian_ids_and_texts_match_marian_tokenizer_in_six_scripts(marian, tmp_path):
     find_tokenizer(marian).save(tmp_path / "saved")
     ours, theirs = (
         AutoTokenizer.from_pretrained(tmp_path / "saved"),
@@ -164,10 +164,10 @@ def test_marian_gives_the_ids_and_texts_of_its_class_in_six_scripts(marian, tmp_
             )
 
 
-def test_marian_s_target_text_is_cut_by_the_target_s_model(marian, tmp_path):
+def test_marian_target_text_is_tokenized_by_target_model(marian, tmp_path):
     actual = find_tokenizer(marian)
     actual.save(tmp_path / "saved")
-    # as a run of training does
+    # as training does
     load_tokenizer(tmp_path / "saved").save_pretrained(tmp_path / "again")
     again = load_tokenizer(tmp_path / "again")
     theirs = MarianTokenizer.from_pretrained(marian)
@@ -189,7 +189,7 @@ def test_marian_s_target_text_is_cut_by_the_target_s_model(marian, tmp_path):
     assert columns == {"input_ids": source, "labels": expected}
 
 
-def test_marian_s_languages_stand_at_the_start_of_a_text(marian):
+def test_marian_language_codes_are_tokens_at_start_of_text(marian):
     ours, theirs = find_tokenizer(marian).tokenizer, MarianTokenizer.from_pretrained(marian)
     texts = [">>deu<< собака видит", ">>nld<<кошка", ">>deu<<", ">>nld<<   книгу"]
     assert ours(texts)["input_ids"] == theirs(texts)["input_ids"]
@@ -200,10 +200,10 @@ def test_marian_s_languages_stand_at_the_start_of_a_text(marian):
     )
 
 
-def test_symbols_that_the_user_defined_are_always_chosen(train, tmp_path):
+def test_user_defined_symbols_are_never_split(train, tmp_path):
     model = train(SOURCES, user_defined_symbols=["ОБАКА", "как"])
     directory = write_marian(
-        tmp_path / "marian", edited(model, lambda proto: None), train([TARGET])
+        tmp_path / "marian", edit_model(model, lambda proto: None), train([TARGET])
     )
     vocabulary = json.loads((directory / "vocab.json").read_text(encoding="utf-8"))
     (directory / "vocab.json").write_text(
@@ -217,9 +217,9 @@ def test_symbols_that_the_user_defined_are_always_chosen(train, tmp_path):
     )
 
 
-def test_pieces_that_the_vocabulary_lacks_are_counted(train, tmp_path):
+def test_note_counts_pieces_missing_from_vocabulary(train, tmp_path):
     source = train(SOURCES)
-    missing = [piece for piece in pieces_of(source) if len(piece) > 2][:3]
+    missing = [piece for piece in list_pieces(source) if len(piece) > 2][:3]
     result = find_tokenizer(write_marian(tmp_path / "marian", source, train([TARGET]), missing))
     few = ", ".join(sorted(missing))
     assert result.notes == [
@@ -240,7 +240,7 @@ def with_all_spaces(proto):
     proto.normalizer_spec.remove_extra_whitespaces = False
 
 
-WRONG_MODELS = {
+UNSUPPORTED_MODELS = {
     "bpe": (dict(model_type="bpe"), None, ("BPE",), "unigram"),
     "word": (dict(model_type="word"), None, ("word",), "unigram"),
     "bytes": (dict(byte_fallback=True, vocab_size=420), None, ("byte_fallback", True), False),
@@ -251,11 +251,11 @@ WRONG_MODELS = {
 
 
 @pytest.mark.parametrize("name", ["source.spm", "target.spm"])
-@pytest.mark.parametrize("wrong", WRONG_MODELS)
-def test_models_that_cut_otherwise_are_refused_by_what_they_are(marian, train, wrong, name):
-    settings, change, seen, expected = WRONG_MODELS[wrong]
+@pytest.mark.parametrize("wrong", UNSUPPORTED_MODELS)
+def test_unsupported_sentencepiece_settings_are_rejected(marian, train, wrong, name):
+    settings, change, seen, expected = UNSUPPORTED_MODELS[wrong]
     model = train([TARGET], **settings)
-    (marian / name).write_bytes(edited(model, change) if change else model)
+    (marian / name).write_bytes(edit_model(model, change) if change else model)
     with raises(ValueError, seen=(marian / name, *seen), expected=expected):
         find_tokenizer(marian)
 
@@ -270,7 +270,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_model_is_named(marian, damage):
+def test_error_names_damaged_marian_model(marian, damage):
     path = marian / "source.spm"
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
     with raises(ValueError, seen=(path, "SentencePiece"), expected=path.stat().st_size):
@@ -278,7 +278,7 @@ def test_a_damaged_model_is_named(marian, damage):
 
 
 @pytest.mark.parametrize("name", ["source.spm", "target.spm", "vocab.json"])
-def test_a_file_that_is_missing_is_named(marian, name):
+def test_error_names_missing_marian_file(marian, name):
     (marian / name).unlink()
     with raises(FileNotFoundError, seen=marian / name):
         find_tokenizer(marian)
@@ -309,20 +309,20 @@ VOCABULARIES = {
 
 
 @pytest.mark.parametrize("wrong", VOCABULARIES)
-def test_a_vocabulary_that_is_none_is_refused(marian, wrong):
+def test_invalid_vocabulary_is_rejected(marian, wrong):
     content, seen, expected = VOCABULARIES[wrong]
     (marian / "vocab.json").write_text(content)
     with raises(ValueError, seen=(marian / "vocab.json", *seen), expected=expected):
         find_tokenizer(marian)
 
 
-def test_two_vocabularies_are_refused(marian):
+def test_separate_vocabularies_are_rejected(marian):
     (marian / "tokenizer_config.json").write_text(json.dumps({"separate_vocabs": True}))
     with raises(ValueError, seen=(marian, "separate_vocabs"), expected="vocab.json"):
         find_tokenizer(marian)
 
 
-def test_without_what_reads_models_the_extra_is_named(marian, monkeypatch):
+def test_error_names_extra_if_sentencepiece_is_not_installed(marian, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     extra = "vanilla-transformer[sentencepiece]"
     with raises(ImportError, seen=("source.spm", "sentencepiece", "protobuf", extra)):
@@ -332,13 +332,13 @@ def test_without_what_reads_models_the_extra_is_named(marian, monkeypatch):
 # ----------------------------------------------------------------------------------- other families
 
 STANDARD = dict(unk_id=0, bos_id=1, eos_id=2)
-OF_T5 = dict(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
-# Of each: the file, how its model is trained, the model type, and the class where the type has
-# another.
+T5_IDS = dict(pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+# The file, how its model is trained, the model type, and the tokenizer class if it is not the
+# default of the type.
 MODELS = {
-    "t5": ("spiece.model", OF_T5, "t5", None),
-    "mt5": ("spiece.model", OF_T5, "mt5", None),
-    "pegasus": ("spiece.model", OF_T5, "pegasus", None),
+    "t5": ("spiece.model", T5_IDS, "t5", None),
+    "mt5": ("spiece.model", T5_IDS, "mt5", None),
+    "pegasus": ("spiece.model", T5_IDS, "pegasus", None),
     "xlm-roberta": ("sentencepiece.bpe.model", STANDARD, "xlm-roberta", None),
     "camembert": ("sentencepiece.bpe.model", STANDARD, "camembert", None),
     "mbart": ("sentencepiece.bpe.model", STANDARD, "mbart", None),
@@ -350,16 +350,16 @@ MODELS = {
 
 
 def write_source(family, train, source):
-    """Write the tokenizer's files of `family`, without tokenizer.json."""
+    """Write the tokenizer files of `family`, without tokenizer.json."""
     file, settings, model_type, tokenizer_class = MODELS[family]
-    named = {} if tokenizer_class is None else {"tokenizer_class": tokenizer_class}
+    fields = {} if tokenizer_class is None else {"tokenizer_class": tokenizer_class}
     source.mkdir()
-    (source / "config.json").write_text(json.dumps({"model_type": model_type, **named}))
+    (source / "config.json").write_text(json.dumps({"model_type": model_type, **fields}))
     if file:
         model = train([*SOURCES, "en"], **settings)
         (source / file).write_bytes(model)
-        (source / "tokenizer_config.json").write_text(json.dumps(named)) if named else None
-        names = ["<s>", "<pad>", "</s>", "<unk>", *pieces_of(model)]
+        (source / "tokenizer_config.json").write_text(json.dumps(fields)) if fields else None
+        names = ["<s>", "<pad>", "</s>", "<unk>", *list_pieces(model)]
         if model_type == "m2m_100":
             (source / "vocab.json").write_text(
                 json.dumps({name: id for id, name in enumerate(names)})
@@ -368,7 +368,7 @@ def write_source(family, train, source):
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_a_directory_without_a_tokenizer_json_gets_one_with_the_same_ids(family, train, tmp_path):
+def test_created_tokenizer_json_gives_same_ids_and_texts(family, train, tmp_path):
     source = write_source(family, train, tmp_path / "source")
     theirs = AutoTokenizer.from_pretrained(source)
     find_tokenizer(source).save(tmp_path / "saved")
@@ -389,7 +389,7 @@ def test_a_directory_without_a_tokenizer_json_gets_one_with_the_same_ids(family,
 
 
 @pytest.mark.parametrize("family", ["marian", "t5", "mbart", "m2m_100", "byt5"])
-def test_spaces_are_cleaned_up_as_by_the_family_s_class(family, train, tmp_path):
+def test_space_cleanup_matches_family_tokenizer(family, train, tmp_path):
     source = tmp_path / "source"
     if family == "marian":
         write_marian(source, train([*SOURCES, "en"]), train([*SOURCES, "en"]))
@@ -411,14 +411,14 @@ def test_spaces_are_cleaned_up_as_by_the_family_s_class(family, train, tmp_path)
     assert decoded != expected == [clean_up(text) for text in decoded]
 
 
-def test_a_model_that_is_damaged_is_named_before_transformers_reads_it(train, tmp_path):
+def test_error_names_damaged_t5_model(train, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
-    (tmp_path / "spiece.model").write_bytes(train(["en"], **OF_T5)[:500])
+    (tmp_path / "spiece.model").write_bytes(train(["en"], **T5_IDS)[:500])
     with raises(ValueError, seen=("spiece.model", "SentencePiece"), expected=500):
         find_tokenizer(tmp_path)
 
 
-def test_a_tokenizer_that_stays_in_python_is_reported(tmp_path):
+def test_note_names_tokenizer_that_cannot_be_converted(tmp_path):
     (tmp_path / "vocab.json").write_text(
         json.dumps({"<unk>": 0, "<s>": 1, "</s>": 2, "<pad>": 3, "a</w>": 4})
     )

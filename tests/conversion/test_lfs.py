@@ -1,4 +1,4 @@
-"""Clones without git-lfs, whose large files are pointers; and files in place of directories."""
+"""Sources with git-lfs pointers in place of large files, and files in place of directories."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d' * 32}\n
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A BERT of transformers with a tokenizer."""
+    """A BERT checkpoint of transformers with a tokenizer."""
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     folder = tmp_path_factory.mktemp("bert")
@@ -36,7 +36,7 @@ def checkpoint(tmp_path_factory):
     ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"],
 )
 @pytest.mark.parametrize("verb", ["convert", "export"])
-def test_a_pointer_in_place_of_a_file_is_named(checkpoint, tmp_path, name, verb):
+def test_error_names_lfs_pointer_in_checkpoint(checkpoint, tmp_path, name, verb):
     source = copy_folder(checkpoint, tmp_path / "source")
     (source / name).write_text(POINTER)
     message = read_error(verb, source, tmp_path / "out")
@@ -45,7 +45,7 @@ def test_a_pointer_in_place_of_a_file_is_named(checkpoint, tmp_path, name, verb)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model-00001-of-00001.safetensors"])
-def test_weights_of_another_form_are_named_too(checkpoint, tmp_path, name):
+def test_error_names_lfs_pointer_of_pickle_or_shard(checkpoint, tmp_path, name):
     source = copy_folder(checkpoint, tmp_path / "source")
     (source / "model.safetensors").unlink()
     (source / name).write_text(POINTER)
@@ -60,14 +60,14 @@ def test_weights_of_another_form_are_named_too(checkpoint, tmp_path, name):
 @pytest.mark.parametrize(
     "name", ["model.npz", "vocab.yml", "decoder.yml", "source.spm", "target.spm"]
 )
-def test_a_pointer_in_a_directory_of_marian_is_named(tmp_path, name):
+def test_error_names_lfs_pointer_in_marian_directory(tmp_path, name):
     for other in ("model.npz", "vocab.yml", "decoder.yml", "source.spm", "target.spm"):
         (tmp_path / other).write_text(POINTER if other == name else "a: 0")
     for arguments in (["info", tmp_path], ["convert", tmp_path, tmp_path / "out"]):
         check_message(read_error(*arguments), seen=(tmp_path / name, "git-lfs"))
 
 
-def test_a_pointer_in_place_of_a_state_dict_or_its_embeddings_is_named(tmp_path):
+def test_error_names_lfs_pointer_of_state_dict_or_embeddings(tmp_path):
     torch.save(torch.nn.TransformerEncoderLayer(8, 2, 8).state_dict(), tmp_path / "layer.pt")
     tensors = {
         f"layers.0.{name}": tensor for name, tensor in torch.load(tmp_path / "layer.pt").items()
@@ -80,7 +80,7 @@ def test_a_pointer_in_place_of_a_state_dict_or_its_embeddings_is_named(tmp_path)
         check_message(message, seen=(tmp_path / "pointer.pt", "git-lfs"))
 
 
-def test_a_pointer_in_place_of_a_table_or_an_image_is_named(exported, tmp_path):
+def test_error_names_lfs_pointer_of_text_file_or_image(exported, tmp_path):
     for name in ("texts.parquet", "texts.jsonl", "texts.txt", "picture.png"):
         (tmp_path / name).write_text(POINTER)
     export = with_words(exported("encoder").directory, tmp_path)
@@ -92,14 +92,14 @@ def test_a_pointer_in_place_of_a_table_or_an_image_is_named(exported, tmp_path):
         open_image(tmp_path / "picture.png")
 
 
-def test_a_pointer_in_an_export_is_named(exported, tmp_path):
+def test_error_names_lfs_pointer_in_export(exported, tmp_path):
     export = copy_folder(exported("encoder").directory, tmp_path)
     [graph, *_] = sorted(export.rglob("*.onnx"))
     graph.write_text(POINTER)
     check_message(read_error("predict", export, "a"), seen=(graph, "git-lfs"))
 
 
-def test_a_file_of_a_checkpoint_is_no_source_and_its_directory_is_named(checkpoint, tmp_path):
+def test_error_for_checkpoint_file_suggests_its_directory(checkpoint, tmp_path):
     for name in ("model.safetensors", "config.json", "vocab.txt"):
         file = checkpoint / name
         assert (
@@ -123,7 +123,7 @@ def test_a_file_of_a_checkpoint_is_no_source_and_its_directory_is_named(checkpoi
 @pytest.mark.parametrize(
     "name", ["model.onnx", "package-1.0-py3-none-any.whl", "model.pt", "model.gguf"]
 )
-def test_files_of_other_kinds_are_no_source(tmp_path, name):
+def test_file_without_tensors_is_rejected(tmp_path, name):
     file = tmp_path / name
     file.write_bytes(b"\x08\x07\x12\x07pytorch")
     if name.endswith(".whl"):
@@ -138,7 +138,7 @@ def test_files_of_other_kinds_are_no_source(tmp_path, name):
     )
 
 
-def test_a_file_of_an_export_is_no_export_and_its_directory_is_named(exported):
+def test_error_for_export_file_suggests_its_directory(exported):
     export = exported("encoder").directory
     graph = next(export.rglob("*.onnx"))
     for words in (
@@ -152,7 +152,7 @@ def test_a_file_of_an_export_is_no_export_and_its_directory_is_named(exported):
         assert message.endswith(f", such as {export}")
 
 
-def test_tensors_of_another_library_are_no_state_dict_of_torch(tmp_path):
+def test_state_dict_with_unknown_tensors_is_rejected(tmp_path):
     save_file(
         {"bert.encoder.layer.0.output.dense.weight": torch.ones(2, 2)}, tmp_path / "a.safetensors"
     )

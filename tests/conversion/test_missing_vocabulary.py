@@ -1,5 +1,4 @@
-"""Tokenizers without the files of their vocabulary, of which transformers makes tokenizers that
-know no word."""
+"""Tokenizers without vocabulary files, which transformers loads with an empty vocabulary."""
 
 import json
 
@@ -24,7 +23,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name, files", FILES.items())
-def test_a_tokenizer_without_its_vocabulary_is_an_error_that_names_the_files(name, files, tmp_path):
+def test_error_names_missing_vocabulary_files(name, files, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
     with raises(FileNotFoundError, seen=(tmp_path, name.removesuffix("Fast"))) as caught:
         load_tokenizer(tmp_path)
@@ -38,7 +37,7 @@ def test_a_tokenizer_without_its_vocabulary_is_an_error_that_names_the_files(nam
     "family, architecture",
     [("bert", "BertModel"), ("gpt2", "GPT2LMHeadModel"), ("bart", "BartModel")],
 )
-def test_the_class_is_that_of_the_family_where_no_config_names_one(family, architecture, tmp_path):
+def test_missing_vocabulary_is_rejected_without_tokenizer_class(family, architecture, tmp_path):
     source = tmp_path / "source"
     random_model(architecture, random_config(family, architecture, 0)).save_pretrained(source)
     (source / "tokenizer_config.json").write_text("{}")
@@ -51,7 +50,7 @@ def test_the_class_is_that_of_the_family_where_no_config_names_one(family, archi
         )
 
 
-def test_merges_are_part_of_a_vocabulary(tmp_path):
+def test_missing_merges_are_rejected(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "GPT2Tokenizer"})
     )
@@ -62,7 +61,7 @@ def test_merges_are_part_of_a_vocabulary(tmp_path):
     assert load_tokenizer(tmp_path)("ab")["input_ids"] == [2]
 
 
-def test_an_empty_vocabulary_is_named(tmp_path):
+def test_error_names_empty_vocabulary(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "BertTokenizer"})
     )
@@ -71,7 +70,7 @@ def test_an_empty_vocabulary_is_named(tmp_path):
         load_tokenizer(tmp_path)
 
 
-def test_a_tokenizer_of_bytes_needs_no_file(tmp_path):
+def test_byte_tokenizer_needs_no_vocabulary_file(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "ByT5Tokenizer"})
     )

@@ -1,4 +1,4 @@
-"""Real checkpoints that packages of the index carry, in an environment of their own: see
+"""Real checkpoints from packages of the index, in a separate environment: see
 tests/clients/real_checkpoints."""
 
 import subprocess
@@ -28,8 +28,8 @@ def find_error(name: str) -> str:
 
 
 @pytest.mark.slow
-def test_real_checkpoints_run_as_in_transformers():
-    """Skipped if the index has none of the packages. A single one that is gone is a failure."""
+def test_real_checkpoints_match_transformers():
+    """Skip if the index has none of the packages. A single missing package is a failure."""
     names = [line.partition("==")[0] for line in PACKAGES.read_text().splitlines() if "==" in line]
     if all(error := find_error(name) for name in names):
         pytest.skip(f"the package index is not reachable: {error}")

@@ -1,6 +1,7 @@
-"""Tokenizers of each kind, what all have in common, and what white space they read."""
+"""Training of tokenizers: rules for all kinds, white space, bytes, characters and BPE dropout."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -43,23 +44,23 @@ def tokenizer(kind):
 
 
 @pytest.fixture(scope="module")
-def of_bytes():
+def byte_tokenizer():
     return train_tokenizer(LINES, 290, kind="byte-bpe")
 
 
 @pytest.fixture(scope="module")
-def of_characters():
+def character_tokenizer():
     return train_tokenizer(LINES, kind="character")
 
 
-def decoded(tokenizer, text):
+def round_trip(tokenizer, text):
     return tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True)
 
 
-# ------------------------------------------------------------------------------------ what all have
+# ---------------------------------------------------------------------------------------- all kinds
 
 
-def test_the_special_tokens_have_the_ids_of_the_configs(tokenizer):
+def test_special_tokens_have_config_ids(tokenizer):
     assert tokenizer.convert_tokens_to_ids(["<pad>", "<s>", "</s>", "<unk>"]) == [0, 1, 2, 3]
     assert (
         tokenizer.pad_token_id,
@@ -69,7 +70,7 @@ def test_the_special_tokens_have_the_ids_of_the_configs(tokenizer):
     ) == (0, 1, 2, 3)
 
 
-def test_each_sequence_ends_with_the_end_token_and_has_no_other_special_token(tokenizer):
+def test_sequences_end_with_eos_and_have_no_other_special_token(tokenizer):
     first, second = (
         tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("Two men", "are")
     )
@@ -79,18 +80,18 @@ def test_each_sequence_ends_with_the_end_token_and_has_no_other_special_token(to
     assert list(tokenizer("Two men")) == ["input_ids", "attention_mask"]
 
 
-def test_a_decoder_s_tokenizer_adds_nothing_to_a_prompt_for_any_client(kind, tmp_path):
-    made = train_tokenizer(LINES, SIZES[kind], kind=kind, variant="decoder")
+def test_decoder_tokenizer_adds_no_special_tokens(kind, tmp_path):
+    trained = train_tokenizer(LINES, SIZES[kind], kind=kind, variant="decoder")
     first, second = (
-        made(text, add_special_tokens=False)["input_ids"] for text in ("Two men", "are")
+        trained(text, add_special_tokens=False)["input_ids"] for text in ("Two men", "are")
     )
-    made.save_pretrained(tmp_path)
+    trained.save_pretrained(tmp_path)
     fast, alone = (
         AutoTokenizer.from_pretrained(tmp_path),
         tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")),
     )
     assert (
-        made("Two men")["input_ids"]
+        trained("Two men")["input_ids"]
         == fast("Two men")["input_ids"]
         == alone.encode("Two men").ids
         == first
@@ -101,22 +102,22 @@ def test_a_decoder_s_tokenizer_adds_nothing_to_a_prompt_for_any_client(kind, tmp
     assert fast.num_special_tokens_to_add() == fast.num_special_tokens_to_add(pair=True) == 0
     assert (
         fast.eos_token_id == 2
-        and made.get_vocab() == train_tokenizer(LINES, SIZES[kind], kind=kind).get_vocab()
+        and trained.get_vocab() == train_tokenizer(LINES, SIZES[kind], kind=kind).get_vocab()
     )
     if kind == "byte-bpe":
-        assert made("a man", return_offsets_mapping=True)["offset_mapping"][-1][1] == 5
+        assert trained("a man", return_offsets_mapping=True)["offset_mapping"][-1][1] == 5
         assert not any(
             "a man"[start] == " "
-            for start, _ in made("a man", return_offsets_mapping=True)["offset_mapping"]
+            for start, _ in trained("a man", return_offsets_mapping=True)["offset_mapping"]
         )
 
 
-def test_an_unknown_variant_is_refused():
+def test_unknown_variant_is_rejected():
     with raises(ValueError, seen="causal", expected=("variant", "encoder", "decoder", "seq2seq")):
         train_tokenizer(LINES, 88, variant="causal")
 
 
-def test_a_saved_tokenizer_loads_in_transformers_and_alone(tokenizer, kind, tmp_path):
+def test_saved_tokenizer_loads_in_transformers_and_tokenizers(tokenizer, kind, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     fast, alone = (
         AutoTokenizer.from_pretrained(tmp_path),
@@ -136,7 +137,7 @@ def test_a_saved_tokenizer_loads_in_transformers_and_alone(tokenizer, kind, tmp_
         assert (
             alone.decode(ids)
             == fast.decode(ids, skip_special_tokens=True)
-            == decoded(tokenizer, text)
+            == round_trip(tokenizer, text)
         )
 
 
@@ -150,14 +151,14 @@ def test_rows_are_padded_on_the_right_with_a_mask(tokenizer):
     assert batch["input_ids"][1][lengths[1] :] == [0] * (lengths[0] - lengths[1])
 
 
-def test_the_default_is_pair_encoding_of_words():
+def test_default_kind_is_bpe():
     assert (
         train_tokenizer(LINES, 88).get_vocab() == train_tokenizer(LINES, 88, kind="bpe").get_vocab()
     )
     assert "\u2581men" in train_tokenizer(LINES, 88).get_vocab()
 
 
-def test_an_unknown_kind_is_refused():
+def test_unknown_kind_is_rejected():
     with raises(
         ValueError, seen="unigram", expected=("kind", "bpe", "word", "byte-bpe", "character")
     ):
@@ -165,14 +166,14 @@ def test_an_unknown_kind_is_refused():
 
 
 @pytest.mark.parametrize("kind", ["bpe", "word", "byte-bpe"])
-def test_all_but_characters_need_a_size(kind):
+def test_missing_vocab_size_is_rejected(kind):
     with raises(ValueError, seen=None, expected=("kind", kind, "vocab_size")):
         train_tokenizer(LINES, kind=kind)
 
 
 # -------------------------------------------------------------------------------------- white space
 
-# What Unicode says is White_Space, and the byte order mark.
+# Unicode White_Space characters, and the byte order mark.
 SPACES = [
     *map(
         chr,
@@ -204,7 +205,7 @@ DIRTY = [
 ]
 
 
-def of_words(kind, lowercase=False):
+def train_encoder_tokenizer(kind, lowercase=False):
     return train_tokenizer(
         LINES, {"bpe": 80, "word": 20}[kind], kind, variant="encoder", lowercase=lowercase
     )
@@ -212,29 +213,30 @@ def of_words(kind, lowercase=False):
 
 @pytest.mark.parametrize("lowercase", [False, True])
 @pytest.mark.parametrize("kind", ["bpe", "word"])
-def test_white_space_between_words_is_one_space_and_none_at_the_ends_for_every_client(
-    kind, lowercase, tmp_path
-):
-    made = of_words(kind, lowercase)
-    made.save_pretrained(tmp_path)
+def test_white_space_is_stripped_and_collapsed(kind, lowercase, tmp_path):
+    trained = train_encoder_tokenizer(kind, lowercase)
+    trained.save_pretrained(tmp_path)
     fast, alone = (
         AutoTokenizer.from_pretrained(tmp_path),
         tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")),
     )
-    expected = made(CLEAN)["input_ids"]
+    expected = trained(CLEAN)["input_ids"]
     for text in DIRTY:
         assert (
-            made(text)["input_ids"] == fast(text)["input_ids"] == alone.encode(text).ids == expected
+            trained(text)["input_ids"]
+            == fast(text)["input_ids"]
+            == alone.encode(text).ids
+            == expected
         ), text
         if kind == "bpe":
-            assert BpeDropout(made, 0.0)([text], Random(0)) == BpeDropout(made, 0.0)(
+            assert BpeDropout(trained, 0.0)([text], Random(0)) == BpeDropout(trained, 0.0)(
                 [CLEAN], Random(0)
             )
-    assert made(" \r\n\ufeff")["input_ids"] == made("")["input_ids"]
+    assert trained(" \r\n\ufeff")["input_ids"] == trained("")["input_ids"]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "word"])
-def test_just_what_unicode_calls_white_space_and_the_byte_order_mark_is_that(kind):
+def test_only_unicode_white_space_and_byte_order_mark_become_spaces(kind):
     normalizer = new_tokenizer(kind, lowercase=False).normalizer
     others = [chr(code) for code in (0x1C, 0x200B, 0x180E, 0x2060, 0x2581, 0xFEFE)]
     assert [normalizer.normalize_str(f"a{space}b") for space in SPACES] == ["a b"] * len(SPACES)
@@ -243,13 +245,12 @@ def test_just_what_unicode_calls_white_space_and_the_byte_order_mark_is_that(kin
     ]
 
 
-def test_clean_text_has_the_pieces_it_had_beside_special_tokens_too():
-    made = of_words("bpe")
-    pieces = made.convert_ids_to_tokens(made(CLEAN)["input_ids"])
+def test_white_space_normalizer_keeps_ids_and_offsets_of_clean_text():
+    trained = train_encoder_tokenizer("bpe")
+    pieces = trained.convert_ids_to_tokens(trained(CLEAN)["input_ids"])
     assert [pieces[pieces.index(token) - 1] for token in ("<mask>", "</s>")] == ["▁", "▁"]
-    # Without what changes white space: the names of special tokens are then found in the text as it
-    # stands.
-    facts = json.loads(made.backend_tokenizer.to_str())
+    # Without the white space normalizer, special tokens are matched in the original text.
+    facts = json.loads(trained.backend_tokenizer.to_str())
     facts["normalizer"]["normalizers"] = [{"type": "NFC"}]
     facts["added_tokens"] = [{**token, "normalized": False} for token in facts["added_tokens"]]
     before = tokenizers.Tokenizer.from_str(json.dumps(facts))
@@ -263,18 +264,19 @@ def test_clean_text_has_the_pieces_it_had_beside_special_tokens_too():
         "Zwei junge Männer, im Freien!",
         "",
     ):
-        assert made(text)["input_ids"] == before.encode(text).ids, text
+        assert trained(text)["input_ids"] == before.encode(text).ids, text
         assert (
-            made(text, return_offsets_mapping=True)["offset_mapping"] == before.encode(text).offsets
+            trained(text, return_offsets_mapping=True)["offset_mapping"]
+            == before.encode(text).offsets
         ), text
-    assert made(DIRTY[0])["input_ids"] != before.encode(DIRTY[0]).ids
+    assert trained(DIRTY[0])["input_ids"] != before.encode(DIRTY[0]).ids
 
 
 @pytest.mark.parametrize("kind", ["bpe", "word"])
-def test_offsets_are_places_in_the_text_as_it_was_given(kind):
-    made = of_words(kind)
+def test_offsets_refer_to_original_text(kind):
+    trained = train_encoder_tokenizer(kind)
     for text in DIRTY:
-        encoded = made(text, return_offsets_mapping=True)
+        encoded = trained(text, return_offsets_mapping=True)
         words = {}
         for word, (start, end) in zip(encoded.word_ids(), encoded["offset_mapping"], strict=True):
             if word is not None:
@@ -291,10 +293,10 @@ def test_offsets_are_places_in_the_text_as_it_was_given(kind):
 
 
 @pytest.mark.parametrize("kind", ["byte-bpe", "character"])
-def test_kinds_of_bytes_and_characters_keep_all_white_space(kind):
-    made = train_tokenizer([*LINES, *DIRTY], SIZES[kind], kind=kind)
+def test_byte_and_character_tokenizers_keep_white_space(kind):
+    trained = train_tokenizer([*LINES, *DIRTY], SIZES[kind], kind=kind)
     for text in DIRTY:
-        assert made.decode(made(text, add_special_tokens=False)["input_ids"]) == text
+        assert trained.decode(trained(text, add_special_tokens=False)["input_ids"]) == text
 
 
 CARDS = Path(__file__).parents[2] / "model_cards"
@@ -307,7 +309,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_tokenizers_of_the_cards_read_white_space_as_new_ones_do(name):
+def test_model_card_tokenizers_normalize_white_space(name):
     file, (kind, lowercase) = CARDS / name / "tokenizer.json", KINDS[name]
     facts = json.loads(file.read_text(encoding="utf-8"))
     assert facts["normalizer"] == json.loads(new_tokenizer(kind, lowercase).to_str())["normalizer"]
@@ -329,15 +331,15 @@ def test_the_tokenizers_of_the_cards_read_white_space_as_new_ones_do(name):
 
 
 @pytest.mark.parametrize("text", [*LINES, *ANYTHING])
-def test_every_string_comes_back_from_bytes(of_bytes, text):
-    assert decoded(of_bytes, text) == text
-    assert of_bytes.unk_token_id not in of_bytes(text)["input_ids"]
+def test_byte_tokenizer_round_trips_every_string(byte_tokenizer, text):
+    assert round_trip(byte_tokenizer, text) == text
+    assert byte_tokenizer.unk_token_id not in byte_tokenizer(text)["input_ids"]
 
 
-def test_bytes_are_merged_to_the_size_asked_for(of_bytes):
-    assert len(of_bytes) == of_bytes.vocab_size == 290
+def test_byte_tokenizer_has_requested_vocab_size(byte_tokenizer):
+    assert len(byte_tokenizer) == byte_tokenizer.vocab_size == 290
     assert len(train_tokenizer(LINES, 260, kind="byte-bpe")) == 260
-    assert len(of_bytes("Männer")["input_ids"]) < len("Männer".encode()) + 1
+    assert len(byte_tokenizer("Männer")["input_ids"]) < len("Männer".encode()) + 1
     assert (
         len(train_tokenizer(LINES, 260, kind="byte-bpe")("Männer")["input_ids"])
         == len("Männer".encode()) + 1
@@ -345,14 +347,16 @@ def test_bytes_are_merged_to_the_size_asked_for(of_bytes):
 
 
 @pytest.mark.parametrize("vocab_size, remedy", [(259, "larger"), (5000, "smaller")])
-def test_a_size_that_bytes_cannot_give_is_refused_with_both_sizes(vocab_size, remedy):
-    with raises(ValueError, expected=(vocab_size, remedy)):
+def test_unreachable_byte_vocab_size_is_rejected_with_reachable_size(vocab_size, remedy):
+    with raises(ValueError, expected=(vocab_size, remedy)) as caught:
         train_tokenizer(LINES, vocab_size, kind="byte-bpe")
+    reachable = int(re.search(r"\d+", str(caught.value))[0])
+    assert len(train_tokenizer(LINES, reachable, kind="byte-bpe")) == reachable != vocab_size
 
 
-def test_the_offsets_of_a_word_of_bytes_leave_out_its_space(of_bytes):
+def test_byte_tokenizer_offsets_exclude_leading_space(byte_tokenizer):
     text = "young men are"
-    offsets = of_bytes(text, add_special_tokens=False, return_offsets_mapping=True)[
+    offsets = byte_tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)[
         "offset_mapping"
     ]
     assert not any(text[start:end].startswith(" ") for start, end in offsets)
@@ -363,20 +367,23 @@ def test_the_offsets_of_a_word_of_bytes_leave_out_its_space(of_bytes):
 
 
 @pytest.mark.parametrize("text", [*LINES, "\n\n  \t", "Männer\r\n are (no) # f(x)", "", "   "])
-def test_every_string_of_characters_that_were_seen_comes_back(of_characters, text):
-    assert decoded(of_characters, text) == text
-    ids = of_characters(text)["input_ids"]
+def test_character_tokenizer_round_trips_known_characters(character_tokenizer, text):
+    assert round_trip(character_tokenizer, text) == text
+    ids = character_tokenizer(text)["input_ids"]
     assert len(ids) == len(text) + 1
-    assert of_characters.unk_token_id not in ids
+    assert character_tokenizer.unk_token_id not in ids
 
 
-def test_the_vocabulary_is_the_characters_of_the_text(of_characters):
-    assert sorted(set(of_characters.get_vocab()) - {"<pad>", "<s>", "</s>", "<unk>"}) == CHARACTERS
-    assert len(of_characters) == of_characters.vocab_size == len(CHARACTERS) + 4
+def test_character_vocabulary_is_characters_of_training_text(character_tokenizer):
+    assert (
+        sorted(set(character_tokenizer.get_vocab()) - {"<pad>", "<s>", "</s>", "<unk>"})
+        == CHARACTERS
+    )
+    assert len(character_tokenizer) == character_tokenizer.vocab_size == len(CHARACTERS) + 4
 
 
-def test_other_characters_are_unknown(of_characters):
-    assert [index == 3 for index in of_characters("Q漢a😀\u0301")["input_ids"]] == [
+def test_unseen_characters_are_unknown_tokens(character_tokenizer):
+    assert [index == 3 for index in character_tokenizer("Q漢a😀\u0301")["input_ids"]] == [
         True,
         True,
         False,
@@ -386,18 +393,18 @@ def test_other_characters_are_unknown(of_characters):
     ]
 
 
-def test_the_number_of_characters_may_be_given():
+def test_exact_character_vocab_size_is_accepted():
     assert len(train_tokenizer(LINES, len(CHARACTERS) + 4, kind="character")) == len(CHARACTERS) + 4
 
 
 @pytest.mark.parametrize("difference, remedy", [(-1, "larger"), (1, "smaller")])
-def test_another_number_of_characters_is_refused_with_both(difference, remedy):
+def test_wrong_character_vocab_size_is_rejected_with_both_sizes(difference, remedy):
     wrong = len(CHARACTERS) + 4 + difference
     with raises(ValueError, seen=len(CHARACTERS) + 4, expected=(wrong, remedy)):
         train_tokenizer(LINES, wrong, kind="character")
 
 
-def test_thousands_of_characters_are_all_kept():
+def test_character_vocabulary_keeps_thousands_of_characters():
     text = "".join(chr(0x4E00 + index) for index in range(20000)) + "".join(
         chr(0xAC00 + index) for index in range(11000)
     )
@@ -408,40 +415,41 @@ def test_thousands_of_characters_are_all_kept():
 
 
 @pytest.fixture(scope="module")
-def of_pairs():
+def bpe_tokenizer():
     return train_tokenizer(LINES, SIZES["bpe"])
 
 
-def test_without_dropout_the_pieces_are_those_of_the_tokenizer(of_pairs):
+def test_zero_bpe_dropout_gives_tokenizer_ids(bpe_tokenizer):
     for lines in (LINES, ANYTHING):
         assert (
-            BpeDropout(of_pairs, 0.0)(lines, Random(0))["input_ids"] == of_pairs(lines)["input_ids"]
+            BpeDropout(bpe_tokenizer, 0.0)(lines, Random(0))["input_ids"]
+            == bpe_tokenizer(lines)["input_ids"]
         )
     encoder = train_tokenizer(LINES, SIZES["bpe"] + 1, variant="encoder")
     assert BpeDropout(encoder, 0.0)(LINES, Random(0))["input_ids"] == encoder(LINES)["input_ids"]
 
 
-def test_pieces_are_as_likely_as_in_the_tokenizers_library(of_pairs):
+def test_bpe_dropout_distribution_matches_tokenizers_library(bpe_tokenizer):
     count, random, word = 4000, Random(0), "outside"
-    theirs = tokenizers.Tokenizer.from_str(of_pairs.backend_tokenizer.to_str())
+    theirs = tokenizers.Tokenizer.from_str(bpe_tokenizer.backend_tokenizer.to_str())
     theirs.model.dropout = 0.3
     expected = Counter(tuple(theirs.encode(word).ids) for _ in range(count))
-    pieces = BpeDropout(of_pairs, 0.3)
+    pieces = BpeDropout(bpe_tokenizer, 0.3)
     actual = Counter(tuple(pieces([word], random)["input_ids"][0]) for _ in range(count))
     assert len(expected) > 5
     for ids in expected | actual:
         assert actual[ids] == pytest.approx(
             expected[ids], abs=5 * (1 + max(actual[ids], expected[ids])) ** 0.5
         )
-        assert of_pairs.decode(ids, skip_special_tokens=True) == word
+        assert bpe_tokenizer.decode(ids, skip_special_tokens=True) == word
 
 
 @pytest.mark.parametrize("kind", ["byte-bpe", "character"])
-def test_other_kinds_have_no_dropout(kind):
+def test_bpe_dropout_of_other_kinds_is_rejected(kind):
     with raises(ValueError, seen="tokenizer.bpe_dropout", expected=(0.1, "kind", "bpe")):
         BpeDropout(train_tokenizer(LINES, SIZES[kind], kind=kind), 0.1)
 
 
-def test_a_dropout_that_is_no_probability_is_refused(of_pairs):
+def test_bpe_dropout_out_of_range_is_rejected(bpe_tokenizer):
     with raises(ValueError, seen=("tokenizer.bpe_dropout", 1.5), expected=(0, 1)):
-        BpeDropout(of_pairs, 1.5)
+        BpeDropout(bpe_tokenizer, 1.5)

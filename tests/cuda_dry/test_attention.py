@@ -1,5 +1,5 @@
-"""Tests of the kernel that onnxruntime chooses for each form of attention, as docs/targets.md has
-them."""
+"""Tests of the kernel that onnxruntime chooses for each form of attention, as docs/targets.md
+lists them."""
 
 import numpy as np
 import onnx
@@ -61,5 +61,5 @@ def test_attention_with_a_bias_is_one_kernel_for_keys_in_multiples_of_4(dtype, q
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_attention_of_heads_whose_size_is_no_multiple_of_8_is_several_kernels(dtype):
+def test_attention_with_head_size_not_multiple_of_8_is_unfused(dtype):
     assert kernel(dtype, 1, 64, 20, 20, has_bias=True) == "unfused"

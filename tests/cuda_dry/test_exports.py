@@ -28,7 +28,7 @@ BEAMS = GREEDY | dict(num_beams=3)
 
 
 @pytest.mark.parametrize("case", GENERATE, ids=str)
-def test_decoders_run_on_cuda_alone_and_are_replayed(case):
+def test_decoders_run_only_on_cuda_and_are_replayed(case):
     prompts = inputs(case)
     new = slice(1 if "Seq2Seq" in case.architecture else 12, None)
     with sessions() as opened, calls() as log:
@@ -41,7 +41,7 @@ def test_decoders_run_on_cuda_alone_and_are_replayed(case):
     assert replayed and not any(map(nodes_elsewhere, replayed))
     log.check_captures()
     log.check_attention(case)
-    assert len(log.starting("begin")) >= 2  # a step of one token, and one of three beams
+    assert len(log.starting("begin")) >= 2  # a greedy step, and a step with three beams
     assert len(log.starting("replay")) >= 3 * 18
 
 
@@ -50,7 +50,7 @@ def is_replayed(session):
 
 
 @pytest.mark.parametrize("case", READ, ids=str)
-def test_graphs_of_whole_sequences_copy_nothing_but_inputs_and_outputs(case):
+def test_full_sequence_graphs_copy_only_inputs_and_outputs(case):
     with sessions() as opened:
         runtime = Runtime(EXPORTS / str(case))
     arguments = [inputs(case, length) for length in (12, 9)]
@@ -65,7 +65,7 @@ def test_graphs_of_whole_sequences_copy_nothing_but_inputs_and_outputs(case):
 
 
 @pytest.mark.skipif(CAPABILITY >= 80, reason="this device has bfloat16")
-def test_bfloat16_is_rejected_where_the_device_has_none():
+def test_bfloat16_is_rejected_on_devices_without_it():
     [case, *_] = [case for case in cases() if case.dtype == "bf16"]
     with pytest.raises(OSError, match="7.5.*8.0"):
         Runtime(EXPORTS / str(case))

@@ -1,4 +1,4 @@
-"""Tests of the numbers of exports in half precision and with integer weights, on the CPU of this
+"""Tests of the outputs of exports in half precision and with integer weights, on the CPU of this
 onnxruntime-gpu."""
 
 import numpy as np
@@ -15,7 +15,7 @@ COMPARED = [case for case in cases() if case.dtype in TOLERANCES]
 pytestmark = pytest.mark.skipif(CAPABILITY != 90, reason="the CPU is the same for all devices")
 
 
-def numbers(case):
+def compute_outputs(case):
     """Return the outputs of tokens that are not padding, or the scores of the most likely first
     tokens."""
     runtime, arrays = Runtime(EXPORTS / str(case), device="cpu"), inputs(case)
@@ -27,7 +27,9 @@ def numbers(case):
 
 
 @pytest.mark.parametrize("case", COMPARED, ids=str)
-def test_numbers_are_close_to_those_in_float32(case):
-    for actual, expected in zip(numbers(case), numbers(case._replace(dtype="fp32")), strict=True):
+def test_outputs_are_close_to_float32(case):
+    for actual, expected in zip(
+        compute_outputs(case), compute_outputs(case._replace(dtype="fp32")), strict=True
+    ):
         error = np.abs(actual - expected).max() / np.abs(expected).max()
         assert 0 < error < TOLERANCES[case.dtype]

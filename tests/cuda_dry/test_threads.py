@@ -22,7 +22,7 @@ SERVE = [sys.executable, "-m", "vanilla_transformer_export", "serve", "--port", 
 
 
 @pytest.mark.parametrize("architecture", MODELS)
-def test_threads_at_a_time_capture_no_forbidden_call(architecture):
+def test_concurrent_threads_capture_no_forbidden_call(architecture):
     case = Case(architecture, "paper", "fp16")
     runtime, arrays = Runtime(EXPORTS / str(case)), inputs(case)
 
@@ -36,8 +36,8 @@ def test_threads_at_a_time_capture_no_forbidden_call(architecture):
     assert all(isinstance(tokens, np.ndarray) for tokens in results)
 
 
-def test_a_server_answers_requests_at_a_time():
-    """Their tokens are none of the model's: the kernels compute nothing."""
+def test_server_answers_concurrent_requests():
+    """Only statuses are checked: the kernels compute nothing, so the tokens are arbitrary."""
     with (
         calls() as log,
         subprocess.Popen([*SERVE, EXPORTS / "card"], stdout=subprocess.PIPE, text=True) as server,

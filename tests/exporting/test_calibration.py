@@ -1,4 +1,4 @@
-"""`export --calibrate`: one scale for all rows, found on a text."""
+"""Tests of `export --calibrate`: activation scales that are fixed from a text."""
 
 import collections
 import json
@@ -42,7 +42,7 @@ QUESTIONS = [
 ]
 CLASSES = "VanillaEncoderForSequenceClassification"
 GENERATORS = ("VanillaSeq2SeqForConditionalGeneration", "VanillaDecoderForCausalLM")
-WIDTHS = {"head_dim": 8, "value_head_dim": 8}  # as onnxruntime's attention of decoders takes
+WIDTHS = {"head_dim": 8, "value_head_dim": 8}  # supported by onnxruntime's decoder attention
 
 
 @pytest.fixture
@@ -52,29 +52,29 @@ def text(tmp_path):
     return path
 
 
-def saved(directory, architecture=CLASSES, tokenizer="bpe", **fields):
+def save_model(directory, architecture=CLASSES, tokenizer="bpe", **fields):
     tokenizer = tokenizer_for(tokenizer, architecture)
     save_head(architecture, tokenizer, directory, **fields)
     return tokenizer
 
 
-def opened(path):
-    """A graph, and how often it has each operator."""
+def load_graph(path):
+    """Return the graph, and the number of nodes by operator."""
     graph = ir.load(path).graph
     return graph, collections.Counter(node.op_type for node in graph)
 
 
-def test_the_integers_hold_what_torch_computes_on_the_text(tmp_path, capsys):
+def test_calibrated_scales_match_activation_range_of_text(tmp_path, capsys):
     text = tmp_path / "text"
     text.write_text("\n".join(QUESTIONS) + "\n")
     arguments = ["export", str(CARD), str(tmp_path / "out"), "--target", "cpu", "--dtype", "int8"]
     with raises(SystemExit, seen="nowhere"):
         cli.main([*arguments, "--calibrate", str(tmp_path / "nowhere")])
     cli.main([*arguments, "--calibrate", str(text)])
-    graph, counts = opened(tmp_path / "out/onnx/model.onnx")
-    # of each layer queries, keys, values, output, two of feed-forward
+    graph, counts = load_graph(tmp_path / "out/onnx/model.onnx")
+    # per layer: queries, keys, values, output, two of feed-forward
     assert counts["MatMulIntegerToFloat"] == 2 * 6
-    assert counts["QuantizeLinear"] == 2 * 4  # of three the same input
+    assert counts["QuantizeLinear"] == 2 * 4  # queries, keys and values share their input
     model, tokenizer = load_checkpoint(CARD), load_tokenizer(CARD)
     rows = [torch.tensor([tokenizer(line)["input_ids"]]) for line in QUESTIONS]
     with torch.no_grad():
@@ -94,9 +94,9 @@ def test_the_integers_hold_what_torch_computes_on_the_text(tmp_path, capsys):
     assert 0 < np.abs(result - exact).max() < 0.05 * exact.std()
 
 
-def test_one_line_of_text_costs_a_translator_little(tmp_path):
-    """The mean cosine of the logits with torch's in fp32 falls by at most 0.002, on sentences that
-    calibration has not read."""
+def test_calibration_on_one_line_keeps_translator_logits(tmp_path):
+    """The mean cosine with torch's fp32 logits falls by at most 0.002, on sentences outside of the
+    calibration text."""
     (line, _), *unseen = [
         row.split("\t") for row in (TRANSLATOR / "examples.tsv").read_text().splitlines()
     ]
@@ -112,8 +112,8 @@ def test_one_line_of_text_costs_a_translator_little(tmp_path):
 
 
 def cosine_with_torch(directory, pairs):
-    """The mean cosine of the logits after each token of the translations `pairs`, with those of
-    torch."""
+    """Return the mean cosine between the logits of the export and of torch, over all tokens of the
+    translations `pairs`."""
     model, tokenizer, runtime = (
         load_checkpoint(TRANSLATOR),
         load_tokenizer(TRANSLATOR),
@@ -136,7 +136,7 @@ def cosine_with_torch(directory, pairs):
 
 
 def forced_logits(runtime, ids, read):
-    """The logits (T, V) after each token of `read` (1, T), for a source `ids` (1, S)."""
+    """Return the logits (T, V) after each token of `read` (1, T), for a source `ids` (1, S)."""
     first, mask = read[:, :1], np.ones((1, 1), int)
     options = Options(max_new_tokens=read.shape[1] + 1)
     decoder = runtime.model.decoders.start(
@@ -151,20 +151,20 @@ def forced_logits(runtime, ids, read):
 @pytest.mark.parametrize(
     "architecture", [GENERATORS[0], pytest.param(GENERATORS[1], marks=pytest.mark.slow)]
 )
-def test_the_graphs_of_a_generator_have_no_scale_of_a_row_left(tmp_path, text, architecture):
+def test_calibrated_generator_has_no_row_scales(tmp_path, text, architecture):
     layers = {"encoder_layers": 1, "decoder_layers": 1} if "Seq2Seq" in architecture else {}
-    tokenizer = saved(tmp_path / "model", architecture, **layers, **WIDTHS)
+    tokenizer = save_model(tmp_path / "model", architecture, **layers, **WIDTHS)
     tokens = range(len(tokenizer) // 2, len(tokenizer))
     settings = {"target": "cpu", "dtype": "int8", "shortlist": tokens, "calibrate": text}
     manifest = export(tmp_path / "model", tmp_path / "out", cases=1, **settings)
     for file in default_graphs(manifest).values():
-        _, counts = opened(tmp_path / "out" / file)
+        _, counts = load_graph(tmp_path / "out" / file)
         assert counts["MatMulIntegerToFloat"] > 4 and counts["MatMul"] == counts["ReduceMax"] == 0
     ids = np.array([tokenizer(line)["input_ids"][:4] for line in MANY])
     runtime = Runtime(tmp_path / "out")
     together = runtime.generate(ids, max_new_tokens=8)
     with torch.no_grad():
-        # What a shortlist leaves out cannot be generated, with torch neither.
+        # Tokens outside the shortlist cannot be generated, so torch suppresses them too.
         left_out = sorted(set(range(len(tokenizer))) - set(manifest["shortlist"]))
         settings = {"max_new_tokens": 8, "do_sample": False, "suppress_tokens": left_out}
         expected = (
@@ -177,9 +177,9 @@ def test_the_graphs_of_a_generator_have_no_scale_of_a_row_left(tmp_path, text, a
         assert alone.tolist() == reference[: len(alone)].tolist()
 
 
-def test_features_of_unlike_size_are_made_alike():
-    """One feature is a hundred times as large as the others, which have a level or two each with
-    one scale for all."""
+def test_features_of_different_sizes_are_smoothed():
+    """One feature is 100 times as large as the others, so that a common scale leaves one or two
+    levels to each of the others."""
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((400, 64)).astype(np.float32)
     matrix = rng.standard_normal((64, 32)).astype(np.float32)
@@ -188,14 +188,14 @@ def test_features_of_unlike_size_are_made_alike():
         seen, unseen = rows[:200], rows[200:].astype(np.float64)
         step = (seen.max() - seen.min()) / 255
         plain = np.abs((np.rint(unseen / step) * step - unseen) @ matrix).std()
-        result, is_smoothed = product_by_calibration(seen, rows[200:], matrix)
+        result, is_smoothed = multiply_calibrated(seen, rows[200:], matrix)
         assert is_smoothed == (size == 100)
         assert np.abs(result - unseen @ matrix).std() < plain * (0.5 if is_smoothed else 2)
 
 
-def product_by_calibration(seen, rows, matrix, kept=0):
-    """`rows` x `matrix` in integers, with the scales that `seen` has led to; whether features were
-    made alike. Of the product, `kept` keep a scale for each row."""
+def multiply_calibrated(seen, rows, matrix, kept=0):
+    """Return `rows` x `matrix` in integers with scales calibrated on `seen`, and whether features
+    were smoothed. Check that `kept` matmuls keep row scales."""
     calibration = Calibration()
     for rows_of_batch in (seen[:100], seen[100:]):
         calibration.observe(
@@ -214,7 +214,7 @@ def product_by_calibration(seen, rows, matrix, kept=0):
 
 
 def relative_errors(products, exact):
-    """Return ||lost||^2 / ||value||^2 of each row."""
+    """Return the squared error of each row relative to its squared norm."""
     return np.square(products - exact).sum(axis=1) / np.square(exact).sum(axis=1)
 
 
@@ -230,12 +230,12 @@ def rows_with_special_tokens():
     return rows.astype(np.float32), matrix.astype(np.float32)
 
 
-def test_rows_keep_their_scales_where_a_few_large_ones_would_ruin_the_others():
+def test_row_scales_are_kept_if_outlier_rows_would_ruin_others():
     rows, matrix = rows_with_special_tokens()
     exact = rows.astype(np.float64) @ matrix
     step = (rows.max() - rows.min()) / 255
     lost_with_one_scale = np.median(relative_errors(np.rint(rows / step) * step @ matrix, exact))
-    result, _ = product_by_calibration(rows[:200], rows, matrix, kept=1)
+    result, _ = multiply_calibrated(rows[:200], rows, matrix, kept=1)
     assert np.median(relative_errors(result, exact)) < 0.001 < 0.01 < lost_with_one_scale
     choice = choose(InputStatistics.sample(rows, np.random.default_rng(0)), [matrix])
     # smoothing helps, and not enough
@@ -245,8 +245,8 @@ def test_rows_keep_their_scales_where_a_few_large_ones_would_ruin_the_others():
     assert choose(InputStatistics.sample(usual, np.random.default_rng(0)), [matrix]).error < 0.001
 
 
-def test_the_matrix_that_loses_the_most_decides_for_all_that_read_the_same_rows():
-    """The first reads a feature that is large in all rows, the second reads the others, and no
+def test_worst_matrix_decides_for_all_matrices_with_same_input():
+    """The first matrix reads a feature that is large in all rows, the second the other features. No
     smoothing suits both."""
     rows, second = rows_with_special_tokens()
     rows[:, 0] = np.where(rows[:, 0] == 100, 100, 20)
@@ -267,9 +267,9 @@ def test_the_matrix_that_loses_the_most_decides_for_all_that_read_the_same_rows(
         )
 
 
-def test_features_that_a_short_text_does_not_show_are_not_smoothed():
-    """Each feature is 30 in one of 100 rows. Of 20 rows most show it as at most 1, and smoothing
-    would clip it in others."""
+def test_features_rarely_large_in_short_text_are_not_smoothed():
+    """Each feature is 30 in one of 100 rows. In a text of 20 rows most features are at most 1, and
+    smoothing would clip them in other rows."""
     rng = np.random.default_rng(0)
     rows = rng.uniform(-1, 1, (6000, 64)).astype(np.float32)
     rows[rng.random(rows.shape) < 0.01] = 30
@@ -284,7 +284,7 @@ def test_features_that_a_short_text_does_not_show_are_not_smoothed():
     )
 
 
-def test_rows_of_zeros_have_no_error():
+def test_zero_rows_do_not_change_errors():
     rows, matrix = rows_with_special_tokens()
     usual = np.delete(rows, np.s_[::10], axis=0)[:80]
     padded = np.concatenate([usual, np.zeros_like(usual), np.zeros_like(usual)])
@@ -301,9 +301,9 @@ def test_rows_of_zeros_have_no_error():
 
 
 @pytest.mark.parametrize("batch", [1, 8, 16])
-def test_errors_are_measured_on_rows_of_all_positions_and_texts(batch):
-    """Row i of 6400 holds the number i. Of 256, 25.6 are of each of ten positions and 128 of the
-    first half of the texts."""
+def test_sampled_rows_cover_all_positions_and_texts(batch):
+    """Row i of 6400 holds the number i. Of 256 sampled rows, 25.6 are expected at each of ten
+    positions and 128 in the first half of the texts."""
     rows = np.arange(6400, dtype=np.float32)[:, None]
     generator = np.random.default_rng(0)
     first, *others = (
@@ -314,16 +314,14 @@ def test_errors_are_measured_on_rows_of_all_positions_and_texts(batch):
     kept = first.rows[:, 0]
     assert len(set(kept.tolist())) == len(kept) == SAMPLED
     per_position = np.bincount(kept.astype(int) % 10, minlength=10)
-    # four deviations of the binomial distribution
+    # four standard deviations of the binomial distribution
     assert per_position.min() >= 8 and per_position.max() <= 45
     assert 96 <= (kept < 3200).sum() <= 160
     assert (first.lowest.min(), first.highest.max()) == (0, 6399)
 
 
-def test_decoders_are_calibrated_on_what_they_read_when_each_line_is_translated_alone(
-    tmp_path, text
-):
-    tokenizer = saved(tmp_path / "model", GENERATORS[0], encoder_layers=1, decoder_layers=1)
+def test_decoder_calibration_matches_inputs_of_single_line_generation(tmp_path, text):
+    tokenizer = save_model(tmp_path / "model", GENERATORS[0], encoder_layers=1, decoder_layers=1)
     model = load_checkpoint(tmp_path / "model")
     calibration = calibrate(model, tokenizer, text)
     read = collections.defaultdict(list)
@@ -343,14 +341,14 @@ def test_decoders_are_calibrated_on_what_they_read_when_each_line_is_translated_
         assert len(inputs.rows) == min(len(rows), SAMPLED)
 
 
-def save_with_a_large_feature(directory):
-    """An encoder in whose first layer one feature is 1e5 in the row of the first token, and 0 in
-    others."""
-    tokenizer = saved(directory, tokenizer="pieces")
+def save_with_large_feature(directory):
+    """Save an encoder with a feature in the first layer that is 1e5 for the first token and 0 for
+    others. Return its model and tokenizer."""
+    tokenizer = save_model(directory, tokenizer="pieces")
     model = load_checkpoint(directory)
     up = model.model.layers[0].feed_forward.up_proj
     with torch.no_grad():
-        # unlike all other tokens
+        # makes the first token unlike all others
         model.get_input_embeddings().weight[tokenizer.cls_token_id, 0] = 10
     states = []
     hook = up.register_forward_pre_hook(lambda layer, inputs: states.append(inputs[0][0]))
@@ -371,10 +369,8 @@ def save_with_a_large_feature(directory):
     return model, tokenizer
 
 
-def test_export_ends_with_both_errors_and_the_number_of_products_with_a_scale_of_a_row(
-    tmp_path, text, capsys
-):
-    model, tokenizer = save_with_a_large_feature(tmp_path / "model")
+def test_export_reports_calibration_errors_and_number_of_row_scales(tmp_path, text, capsys):
+    model, tokenizer = save_with_large_feature(tmp_path / "model")
     arguments = [
         str(tmp_path / "model"),
         str(tmp_path / "out"),
@@ -392,7 +388,7 @@ def test_export_ends_with_both_errors_and_the_number_of_products_with_a_scale_of
         name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)
     }
     assert reported["matmuls"] == 6  # queries, keys, values, output, two of feed-forward
-    _, counts = opened(tmp_path / "out/onnx/model.onnx")
+    _, counts = load_graph(tmp_path / "out/onnx/model.onnx")
     assert (
         reported["row_scales"] == counts["ReduceMax"] == 1 and counts["MatMulIntegerToFloat"] == 6
     )
@@ -427,8 +423,8 @@ def test_export_ends_with_both_errors_and_the_number_of_products_with_a_scale_of
         (b"the man\n\xff\n", 2),
     ],
 )
-def test_text_that_says_nothing_is_refused_before_anything_is_written(tmp_path, content, seen):
-    saved(tmp_path / "model", tokenizer="pieces")
+def test_unusable_text_is_rejected_before_files_are_written(tmp_path, content, seen):
+    save_model(tmp_path / "model", tokenizer="pieces")
     (tmp_path / "text").write_bytes(content)
     with raises(ValueError, seen=seen):
         export(
@@ -441,8 +437,8 @@ def test_text_that_says_nothing_is_refused_before_anything_is_written(tmp_path, 
     assert not (tmp_path / "out").exists()
 
 
-def test_a_tokenizer_of_another_model_is_refused(tmp_path, text):
-    saved(tmp_path / "model", vocab_size=12)
+def test_tokenizer_beyond_vocab_size_is_rejected(tmp_path, text):
+    save_model(tmp_path / "model", vocab_size=12)
     with raises(ValueError, expected=12):
         export(tmp_path / "model", tmp_path / "out", target="cpu", dtype="int8", calibrate=text)
 
@@ -455,6 +451,6 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path, text):
         {"target": "cpu", "dtype": "int4"},
     ],
 )
-def test_other_products_have_no_use_for_it(tmp_path, text, settings):
+def test_calibrate_is_rejected_for_other_targets_and_dtypes(tmp_path, text, settings):
     with raises(UsageError, seen="calibrate", expected=("cpu", "int8")):
         export(tmp_path / "model", tmp_path / "out", calibrate=text, **settings)

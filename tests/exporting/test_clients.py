@@ -1,5 +1,5 @@
-"""Tests of the files beside the graphs, which other programs read, by their sources and
-documentation."""
+"""Tests of the files beside the graphs that other programs read, by the sources and documentation
+of these programs."""
 
 import json
 import shutil
@@ -42,16 +42,16 @@ KINDS = {"bpe": 80, "byte-bpe": 300, "word": 20, "character": None}
 
 @pytest.fixture
 def unchecked(monkeypatch):
-    """`export` without comparing, which these tests are not about."""
+    """Replace the comparison with torch, which these tests do not need."""
     monkeypatch.setattr(parity, "verify", lambda *_, **options: Report(cases=1))
 
 
-def read(path):
+def read_json(path):
     return json.loads(path.read_text())
 
 
-def decoder(path, kind="byte-bpe", **fields):
-    """A checkpoint with a tokenizer."""
+def save_decoder(path, kind="byte-bpe", **fields):
+    """Save a decoder checkpoint with a tokenizer, and return its path."""
     tokenizer = train_tokenizer(TEXT, KINDS[kind], kind)
     config = VanillaDecoderConfig(vocab_size=len(tokenizer), num_hidden_layers=1, **SHAPE | fields)
     VanillaDecoderForCausalLM(config).save_pretrained(path)
@@ -61,8 +61,8 @@ def decoder(path, kind="byte-bpe", **fields):
 
 # ---------------------------------------------------------------------------------- Transformers.js
 
-SUFFIXES = {"fp32": "", "int8": "_int8"}  # of files, in its src/utils/dtypes.js
-# of its model types
+SUFFIXES = {"fp32": "", "int8": "_int8"}  # of graph files, from its src/utils/dtypes.js
+# graphs that its model types load
 SESSIONS = {
     "bert": ["model"],
     "opt": ["model"],
@@ -87,7 +87,7 @@ SIZES = {"vocab_size": 30, "hidden_size": 24, "num_attention_heads": 3}
         ),
     ],
 )
-def test_config_json_names_a_model_type_that_runs_these_graphs(
+def test_config_json_has_model_type_that_runs_the_graphs(
     config_class, roles, model_type, names, width
 ):
     config = config_class(**SIZES, **width).to_dict()
@@ -101,7 +101,7 @@ def test_config_json_names_a_model_type_that_runs_these_graphs(
     assert client_config(config, roles, []) == {**config, **names, "model_type": model_type}
 
 
-def test_labels_have_their_numbers_too():
+def test_config_json_has_label2id():
     config = VanillaEncoderConfig(**SIZES, id2label={0: "bad", 1: "good"}).to_dict()
     assert config["label2id"] is None
     assert client_config(config, ["encoder"], [])["label2id"] == {"bad": 0, "good": 1}
@@ -117,7 +117,7 @@ def test_labels_have_their_numbers_too():
     ],
     ids=str,
 )
-def test_config_json_says_which_precision_is_loaded_without_options(dtypes, expected):
+def test_config_json_has_default_dtype(dtypes, expected):
     config = VanillaEncoderConfig(**SIZES).to_dict()
     assert client_config(config, ["encoder"], dtypes)["transformers.js_config"] == expected
     external = client_config(config, ["encoder"], dtypes, ["model.onnx"])["transformers.js_config"]
@@ -127,9 +127,9 @@ def test_config_json_says_which_precision_is_loaded_without_options(dtypes, expe
 @pytest.mark.parametrize(
     "name", ["encoder", "causal", "seq2seq", "causal-learned", "seq2seq-rotary", "classification"]
 )
-def test_an_export_has_the_files_that_are_loaded_without_options(exported, name):
+def test_export_has_files_that_are_loaded_by_default(exported, name):
     directory = exported(name).directory
-    config = read(directory / "config.json")
+    config = read_json(directory / "config.json")
     suffix = SUFFIXES[config["transformers.js_config"]["dtype"]]
     files = {f"{session}{suffix}.onnx" for session in SESSIONS[config["model_type"]]}
     assert {path.name for path in (directory / "onnx").iterdir()} == files
@@ -138,42 +138,42 @@ def test_an_export_has_the_files_that_are_loaded_without_options(exported, name)
 @pytest.mark.parametrize(
     "dtype, target, expected", [("int8", "portable", {"dtype": "int8"}), ("int8", "cpu", None)]
 )
-def test_only_portable_exports_say_how_they_are_loaded(
+def test_only_portable_exports_have_transformers_js_config(
     unchecked, tmp_path, dtype, target, expected
 ):
     classifier(tmp_path / "checkpoint")
     export(tmp_path / "checkpoint", tmp_path / "out", target=target, dtype=dtype)
-    assert read(tmp_path / "out/config.json").get("transformers.js_config") == expected
+    assert read_json(tmp_path / "out/config.json").get("transformers.js_config") == expected
 
 
-def test_a_file_of_weights_beside_a_graph_is_announced(unchecked, tmp_path, monkeypatch):
+def test_config_json_declares_external_data(unchecked, tmp_path, monkeypatch):
     monkeypatch.setattr(saving, "PROTOBUF_LIMIT", 10_000)  # in place of 2 GB
     translator(tmp_path / "checkpoint")
     export(tmp_path / "checkpoint", tmp_path / "out")
-    announced = read(tmp_path / "out/config.json")["transformers.js_config"][
+    announced = read_json(tmp_path / "out/config.json")["transformers.js_config"][
         "use_external_data_format"
     ]
     assert announced == {"encoder_model.onnx": True, "decoder_model_merged.onnx": True}
 
 
-# Of the classes that give token types in its src/models/*/tokenization_*.js.
+# Classes that return token types in its src/models/*/tokenization_*.js.
 TYPED = {"BertTokenizer", "ConvBertTokenizer"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "TokenizersBackend"])
-def test_a_class_that_gives_token_types_there_changes_nothing_in_transformers(kind, name, tmp_path):
+def test_tokenizer_class_with_token_types_keeps_transformers_ids(kind, name, tmp_path):
     train_tokenizer(TEXT, KINDS[kind], kind, "encoder", token_types=True).save_pretrained(
         tmp_path / "trained"
     )
-    config = read(tmp_path / "trained/tokenizer_config.json")
+    config = read_json(tmp_path / "trained/tokenizer_config.json")
     shutil.copytree(tmp_path / "trained", tmp_path / "out")
     (tmp_path / "out/tokenizer_config.json").write_text(
         json.dumps({**config, "tokenizer_class": name})
     )
     (tmp_path / "out/config.json").write_text('{"model_type": "bert"}')
     give_token_types(tmp_path / "out/tokenizer_config.json")
-    actual = read(tmp_path / "out/tokenizer_config.json")
+    actual = read_json(tmp_path / "out/tokenizer_config.json")
     assert actual["tokenizer_class"] in TYPED
     assert {**actual, "tokenizer_class": None} == {**config, "tokenizer_class": None}
     trained, out = (
@@ -189,14 +189,14 @@ def test_a_class_that_gives_token_types_there_changes_nothing_in_transformers(ki
 
 
 @pytest.mark.parametrize("name", ["BertTokenizer", "RobertaTokenizer", "XLMRobertaTokenizer"])
-def test_a_class_of_a_family_stays(tmp_path, name):
+def test_family_tokenizer_class_is_kept(tmp_path, name):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
     give_token_types(tmp_path / "tokenizer_config.json")
-    assert read(tmp_path / "tokenizer_config.json") == {"tokenizer_class": name}
+    assert read_json(tmp_path / "tokenizer_config.json") == {"tokenizer_class": name}
 
 
 @pytest.mark.parametrize("types, expected", [(0, "unchanged"), (2, "typed")])
-def test_only_models_with_token_types_get_a_class_that_gives_them(
+def test_tokenizer_class_changes_only_for_models_with_token_types(
     unchecked, tmp_path, types, expected
 ):
     tokenizer = train_tokenizer(TEXT, 20, "word", "encoder", token_types=types > 0)
@@ -207,7 +207,7 @@ def test_only_models_with_token_types_get_a_class_that_gives_them(
     save_tokenizer(tokenizer, tmp_path / "checkpoint")
     export(tmp_path / "checkpoint", tmp_path / "out")
     before, after = (
-        read(tmp_path / place / "tokenizer_config.json") for place in ("checkpoint", "out")
+        read_json(tmp_path / place / "tokenizer_config.json") for place in ("checkpoint", "out")
     )
     assert after["tokenizer_class"] in TYPED if expected == "typed" else after == before
 
@@ -217,11 +217,11 @@ def test_only_models_with_token_types_get_a_class_that_gives_them(
     [("<s> $A", True), ("$A", None), ("$A </s>", None), ("<s> $A </s>", None), (None, None)],
 )
 @pytest.mark.parametrize("in_sequence", [False, True])
-def test_a_token_in_front_of_prompts_is_announced(
+def test_add_bos_token_is_set_if_template_only_adds_bos(
     unchecked, tmp_path, template, expected, in_sequence
 ):
-    """Its src/pipelines/text-generation.js adds special tokens only by `add_bos_token`."""
-    decoder(tmp_path / "checkpoint")
+    """Only `add_bos_token` adds special tokens in its src/pipelines/text-generation.js."""
+    save_decoder(tmp_path / "checkpoint")
     tokenizer = Tokenizer.from_file(str(tmp_path / "checkpoint/tokenizer.json"))
     if template is None:
         tokenizer.post_processor = processors.ByteLevel()
@@ -234,7 +234,7 @@ def test_a_token_in_front_of_prompts_is_announced(
         )
     tokenizer.save(str(tmp_path / "checkpoint/tokenizer.json"))
     export(tmp_path / "checkpoint", tmp_path / "out")
-    assert read(tmp_path / "out/tokenizer_config.json").get("add_bos_token") == expected
+    assert read_json(tmp_path / "out/tokenizer_config.json").get("add_bos_token") == expected
     before, after = (
         AutoTokenizer.from_pretrained(tmp_path / place) for place in ("checkpoint", "out")
     )
@@ -244,11 +244,11 @@ def test_a_token_in_front_of_prompts_is_announced(
 # -------------------------------------------------------------------------------- onnxruntime-genai
 
 
-def test_genai_is_told_of_the_graph_the_lengths_and_the_special_tokens(unchecked, tmp_path):
-    decoder(tmp_path / "checkpoint", num_attention_heads=4, max_position_embeddings=40)
+def test_genai_config_has_graph_lengths_and_special_tokens(unchecked, tmp_path):
+    save_decoder(tmp_path / "checkpoint", num_attention_heads=4, max_position_embeddings=40)
     manifest = export(tmp_path / "checkpoint", tmp_path / "out", dtype="int8")
     assert manifest["genai"] == {"config": True, "tokenizer": True}
-    assert read(tmp_path / "out/genai_config.json") == {
+    assert read_json(tmp_path / "out/genai_config.json") == {
         "model": {
             "type": "decoder",
             "vocab_size": 300,
@@ -281,7 +281,7 @@ def test_genai_is_told_of_the_graph_the_lengths_and_the_special_tokens(unchecked
     }
 
 
-def test_genai_takes_sampling_and_several_ends_from_the_generation_config(unchecked, tmp_path):
+def test_genai_config_has_sampling_and_eos_tokens_of_generation_config(unchecked, tmp_path):
     model = VanillaDecoderForCausalLM(
         VanillaDecoderConfig(vocab_size=20, num_hidden_layers=1, **SHAPE)
     )
@@ -290,23 +290,23 @@ def test_genai_takes_sampling_and_several_ends_from_the_generation_config(unchec
     )
     model.save_pretrained(tmp_path / "checkpoint")
     export(tmp_path / "checkpoint", tmp_path / "out")
-    result = read(tmp_path / "out/genai_config.json")
+    result = read_json(tmp_path / "out/genai_config.json")
     assert (result["model"]["eos_token_id"], result["model"]["pad_token_id"]) == ([2, 5], 2)
     sampled = {"do_sample": True, "top_k": 7, "temperature": 0.5}
     assert result["search"] == {"max_length": 512, "past_present_share_buffer": False, **sampled}
 
 
-def test_values_of_another_width_than_keys_have_no_genai_config_and_the_manifest_says_why(exported):
+def test_manifest_says_why_value_head_dim_has_no_genai_config(exported):
     assert not (exported("causal").directory / "genai_config.json").exists()
-    because = read(exported("causal").directory / "manifest.json")["genai"]
-    assert because["config"] is False and "value_head_dim" in because["because"]
+    genai = read_json(exported("causal").directory / "manifest.json")["genai"]
+    assert genai["config"] is False and "value_head_dim" in genai["because"]
 
 
 @pytest.mark.parametrize(
     "name, target", [("seq2seq", "portable"), ("encoder", "portable"), ("decoder", "cpu")]
 )
-def test_what_genai_cannot_run_has_no_genai_config(unchecked, tmp_path, name, target):
-    make = {"seq2seq": translator, "encoder": classifier, "decoder": decoder}[name]
+def test_genai_config_is_not_written_for_unsupported_exports(unchecked, tmp_path, name, target):
+    make = {"seq2seq": translator, "encoder": classifier, "decoder": save_decoder}[name]
     make(tmp_path / "checkpoint")
     manifest = export(tmp_path / "checkpoint", tmp_path / "out", target=target)
     assert "genai" not in manifest and not (tmp_path / "out/genai_config.json").exists()
@@ -315,14 +315,14 @@ def test_what_genai_cannot_run_has_no_genai_config(unchecked, tmp_path, name, ta
 @pytest.mark.parametrize(
     "kind, word", [("bpe", "Sequence"), ("word", "WordLevel"), ("character", "WordLevel")]
 )
-def test_a_tokenizer_that_genai_would_read_wrongly_is_kept_from_it(unchecked, tmp_path, kind, word):
-    manifest = export(decoder(tmp_path / "checkpoint", kind), tmp_path / "out")
+def test_unsupported_tokenizer_is_hidden_from_genai(unchecked, tmp_path, kind, word):
+    manifest = export(save_decoder(tmp_path / "checkpoint", kind), tmp_path / "out")
     assert manifest["genai"]["tokenizer"] is False and word in manifest["genai"]["because"]
-    folder = read(tmp_path / "out/genai_config.json")["model"]["tokenizer_dir"]
+    folder = read_json(tmp_path / "out/genai_config.json")["model"]["tokenizer_dir"]
     assert not (tmp_path / "out" / folder).exists()
 
 
-def test_why_genai_does_not_read_a_tokenizer():
+def test_unread_by_genai_returns_reason_for_unsupported_tokenizers():
     def content(**parts):
         tokenizer = Tokenizer(parts.pop("model", models.BPE()))
         for name, part in parts.items():
@@ -337,11 +337,11 @@ def test_why_genai_does_not_read_a_tokenizer():
     assert "no tokenizer.json" in unread_by_genai(None)
     front = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     behind = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
-    whole = processors.Sequence([processors.ByteLevel(), front])
+    sequence = processors.Sequence([processors.ByteLevel(), front])
     assert unread_by_genai(content(**level, post_processor=behind)) is None
     assert all(
-        "in front" in unread_by_genai(content(**level, post_processor=each))
-        for each in (front, whole)
+        "in front" in unread_by_genai(content(**level, post_processor=processor))
+        for processor in (front, sequence)
     )
     for change in (
         {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)},
@@ -356,7 +356,7 @@ def test_why_genai_does_not_read_a_tokenizer():
 # --------------------------------------------------------------------------------------------- card
 
 
-def test_the_card_names_the_base_and_keeps_its_terms(unchecked, tmp_path):
+def test_card_names_base_model_and_keeps_license(unchecked, tmp_path):
     translator(tmp_path / "my-model")
     terms = (
         "license: other\nlicense_name: of-multi30k\nlanguage: [en, de]\npipeline_tag: "
@@ -380,8 +380,8 @@ def test_the_card_names_the_base_and_keeps_its_terms(unchecked, tmp_path):
 @pytest.mark.parametrize(
     "readme", [None, "no metadata", "---\na: [\n---\n", "---\n- a\n---\n", b"\xff"]
 )
-def test_a_card_needs_none_of_the_base(unchecked, tmp_path, readme):
-    classifier(tmp_path / "a model")  # which no repository can be called
+def test_card_is_written_if_base_has_no_valid_card(unchecked, tmp_path, readme):
+    classifier(tmp_path / "a model")  # not a valid name of a repository
     if readme is not None:
         (tmp_path / "a model/README.md").write_bytes(
             readme if isinstance(readme, bytes) else readme.encode()
@@ -396,18 +396,18 @@ def test_a_card_needs_none_of_the_base(unchecked, tmp_path, readme):
     }
 
 
-def test_the_card_of_another_target_shows_no_javascript(unchecked, tmp_path):
+def test_card_of_cpu_target_has_no_javascript(unchecked, tmp_path):
     classifier(tmp_path / "model")
     export(tmp_path / "model", tmp_path / "out", target="cpu")
     card = ModelCard.load(tmp_path / "out/README.md")
     assert card.data.library_name == "onnxruntime" and "```" not in card.content
 
 
-def test_a_card_without_a_tokenizer_shows_no_javascript(exported):
+def test_card_without_tokenizer_has_no_javascript(exported):
     assert "```" not in (exported("classification").directory / "README.md").read_text()
 
 
-def test_base_names_are_hub_ids_and_names_of_directories(tmp_path, monkeypatch):
+def test_base_name_is_hub_id_or_directory_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     assert (base_name("org/model"), base_name(tmp_path / "model"), base_name("model/")) == (
@@ -419,7 +419,7 @@ def test_base_names_are_hub_ids_and_names_of_directories(tmp_path, monkeypatch):
     assert base_name(tmp_path / "two words") is None
 
 
-def test_a_card_may_be_edited_and_goes_with_the_export_that_is_replaced(unchecked, tmp_path):
+def test_card_is_editable_and_replaced_with_export(unchecked, tmp_path):
     classifier(tmp_path / "model")
     export(tmp_path / "model", tmp_path / "out")
     (tmp_path / "out/README.md").write_text("mine")

@@ -1,4 +1,4 @@
-"""Task metrics are those of their definitions, and the same in torch and in onnxruntime."""
+"""Task metrics match their definitions, and torch and onnxruntime give the same values."""
 
 import functools
 import gzip
@@ -44,15 +44,15 @@ MODELS = {
 TEXTS = [text for text, _ in toy_corpus(24, seed=5)]
 
 
-def tokenizer():
-    made = train_tokenizer([text for pair in toy_corpus(50, seed=0) for text in pair], 59)
-    made.add_special_tokens({"mask_token": "<mask>"})
-    return made
+def train_toy_tokenizer():
+    tokenizer = train_tokenizer([text for pair in toy_corpus(50, seed=0) for text in pair], 59)
+    tokenizer.add_special_tokens({"mask_token": "<mask>"})
+    return tokenizer
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A name of `MODELS` and a target -> the checkpoint with its tokenizer, and the export."""
+    """Return a function from a name of `MODELS` and a target to the checkpoint and the export."""
     root = tmp_path_factory.mktemp("evaluate")
 
     @functools.cache
@@ -62,7 +62,7 @@ def exported(tmp_path_factory):
             if not directory.exists():
                 architecture, fields = MODELS[name]
                 perturbed(architecture, {**SIZES, **fields}).save_pretrained(checkpoint)
-                tokenizer().save_pretrained(checkpoint)
+                train_toy_tokenizer().save_pretrained(checkpoint)
                 export(checkpoint, directory, cases=2, target=target)
         return checkpoint, directory
 
@@ -71,7 +71,7 @@ def exported(tmp_path_factory):
 
 @pytest.fixture
 def files(tmp_path):
-    """One text a line, and a label for each: names and ids."""
+    """Paths of a file with one text per line, and of a file with the name or id of its label."""
     (tmp_path / "text").write_text("\n".join(TEXTS) + "\n")
     (tmp_path / "labels").write_text("\n".join(["good", "1", "neither", "bad"] * 6) + "\n")
     return {"text": tmp_path / "text", "labels": tmp_path / "labels"}
@@ -83,7 +83,7 @@ def load(checkpoint):
     return load_checkpoint(checkpoint), transformers.AutoTokenizer.from_pretrained(checkpoint)
 
 
-def both(exported, name, target="portable", **settings):
+def evaluate_both(exported, name, target="portable", **settings):
     """Evaluate with torch and onnxruntime, check that the results are equal, and return them."""
     checkpoint, directory = exported(name, target)
     expected, actual = evaluate(checkpoint, **settings), evaluate(directory, **settings)
@@ -94,13 +94,11 @@ def both(exported, name, target="portable", **settings):
 
 @pytest.mark.parametrize("target", ["portable", "cpu"])
 @torch.no_grad()
-def test_perplexity_is_that_of_each_token_given_those_before_it_in_its_window(
-    exported, files, monkeypatch, target
-):
+def test_perplexity_matches_torch_loss_within_windows(exported, files, monkeypatch, target):
     monkeypatch.setattr(module, "WINDOW", 10)
-    result = both(exported, "causal", target, text=files["text"], batch_size=4)
-    model, made = load(exported("causal")[0])
-    ids = made(files["text"].read_text(), add_special_tokens=False, return_tensors="pt")[
+    result = evaluate_both(exported, "causal", target, text=files["text"], batch_size=4)
+    model, tokenizer = load(exported("causal")[0])
+    ids = tokenizer(files["text"].read_text(), add_special_tokens=False, return_tensors="pt")[
         "input_ids"
     ][0]
     windows = [window for window in ids.split(10) if len(window) > 1]
@@ -115,20 +113,20 @@ def test_perplexity_is_that_of_each_token_given_those_before_it_in_its_window(
 
 @pytest.mark.parametrize("target", ["portable", "cpu"])
 @torch.no_grad()
-def test_a_last_window_of_one_token_predicts_nothing(exported, files, monkeypatch, target):
-    model, made = load(exported("causal")[0])
-    ids = made(files["text"].read_text(), add_special_tokens=False, return_tensors="pt")[
+def test_last_window_of_one_token_is_ignored(exported, files, monkeypatch, target):
+    model, tokenizer = load(exported("causal")[0])
+    ids = tokenizer(files["text"].read_text(), add_special_tokens=False, return_tensors="pt")[
         "input_ids"
     ]
     monkeypatch.setattr(module, "WINDOW", ids.shape[1] - 1)
-    result = both(exported, "causal", target, text=files["text"])
+    result = evaluate_both(exported, "causal", target, text=files["text"])
     assert result["tokens"] == ids.shape[1] - 2
     assert result["perplexity"] == pytest.approx(
         math.exp(model(ids[:, :-1], labels=ids[:, :-1]).loss), rel=1e-4
     )
 
 
-def test_perplexity_does_not_depend_on_how_much_is_held_at_once(exported, files, monkeypatch):
+def test_perplexity_does_not_depend_on_max_logits(exported, files, monkeypatch):
     monkeypatch.setattr(module, "WINDOW", 20)
     expected = evaluate(exported("causal")[0], text=files["text"])["perplexity"]
     monkeypatch.setattr(module, "MAX_LOGITS", 1)
@@ -140,20 +138,20 @@ def test_perplexity_does_not_depend_on_how_much_is_held_at_once(exported, files,
 def test_text_may_be_compressed_and_have_empty_lines(exported, tmp_path):
     with gzip.open(tmp_path / "text.gz", "wt") as file:
         file.write("the old dog\n\nsees a man.\n")
-    assert both(exported, "causal", text=tmp_path / "text.gz")["tokens"] > 3
+    assert evaluate_both(exported, "causal", text=tmp_path / "text.gz")["tokens"] > 3
 
 
 @torch.no_grad()
 def test_pseudo_perplexity_masks_each_token_in_turn(exported, files):
-    result = both(exported, "masked-lm", text=files["text"], batch_size=7)
-    model, made = load(exported("masked-lm")[0])
+    result = evaluate_both(exported, "masked-lm", text=files["text"], batch_size=7)
+    model, tokenizer = load(exported("masked-lm")[0])
     total = count = 0
     for text in TEXTS:
-        encoded = made(text, return_special_tokens_mask=True)
+        encoded = tokenizer(text, return_special_tokens_mask=True)
         for place, special in enumerate(encoded["special_tokens_mask"]):
             if not special:
                 ids = torch.tensor([encoded["input_ids"]])
-                ids[0, place] = made.mask_token_id
+                ids[0, place] = tokenizer.mask_token_id
                 total -= (
                     model(ids).logits[0, place].log_softmax(-1)[encoded["input_ids"][place]].item()
                 )
@@ -163,10 +161,8 @@ def test_pseudo_perplexity_masks_each_token_in_turn(exported, files):
     )
 
 
-def test_every_reader_takes_a_text_file_of_windows_and_other_spaces_for_the_same_tokens(
-    exported, files, tmp_path
-):
-    clean = both(exported, "masked-lm", text=files["text"])
+def test_windows_lines_and_other_spaces_give_same_tokens(exported, files, tmp_path):
+    clean = evaluate_both(exported, "masked-lm", text=files["text"])
     lines = [
         text.replace(" ", space)
         for text, space in zip(TEXTS, ["\t", "\u00a0", "  ", " \u3000"] * 6)
@@ -174,9 +170,9 @@ def test_every_reader_takes_a_text_file_of_windows_and_other_spaces_for_the_same
     (tmp_path / "text").write_bytes(
         ("\ufeff" + "".join(f" {line} \r\n" for line in lines)).encode()
     )
-    assert both(exported, "masked-lm", text=tmp_path / "text") == pytest.approx(clean)
+    assert evaluate_both(exported, "masked-lm", text=tmp_path / "text") == pytest.approx(clean)
     checkpoint, directory = exported("masked-lm")
-    expected = tokenizer()(TEXTS)["input_ids"]
+    expected = train_toy_tokenizer()(TEXTS)["input_ids"]
     for encode in (
         module.TorchEngine(checkpoint).encode,
         module.OnnxEngine(directory, None).encode,
@@ -195,12 +191,12 @@ def test_every_reader_takes_a_text_file_of_windows_and_other_spaces_for_the_same
     ],
 )
 @torch.no_grad()
-def test_accuracy_is_the_share_of_right_labels_by_name_or_id(exported, files, name):
-    actual = both(exported, name, text=files["text"], labels=files["labels"], batch_size=5)
-    model, made = load(exported(name)[0])
+def test_accuracy_is_share_of_correct_labels_by_name_or_id(exported, files, name):
+    actual = evaluate_both(exported, name, text=files["text"], labels=files["labels"], batch_size=5)
+    model, tokenizer = load(exported(name)[0])
     expected = [0, 1, 2, 1] * 6
     right = [
-        model(**made(text, return_tensors="pt", return_token_type_ids=False)).logits.argmax()
+        model(**tokenizer(text, return_tensors="pt", return_token_type_ids=False)).logits.argmax()
         for text in TEXTS
     ]
     right = sum(int(got) == label for got, label in zip(right, expected))
@@ -208,7 +204,7 @@ def test_accuracy_is_the_share_of_right_labels_by_name_or_id(exported, files, na
     assert 0 < right < 24
 
 
-def test_compare_gives_both_figures_and_their_difference(exported, files):
+def test_compare_returns_both_metrics_and_difference(exported, files):
     checkpoint, directory = exported("classifier")
     result = compare(directory, checkpoint, text=files["text"], labels=files["labels"])
     accuracy = evaluate(checkpoint, text=files["text"], labels=files["labels"])["accuracy"]
@@ -220,7 +216,7 @@ def test_compare_gives_both_figures_and_their_difference(exported, files):
     }
 
 
-def test_verify_prints_the_metric_of_both_where_it_has_text(exported, files, capsys):
+def test_verify_with_text_prints_metric_of_both_engines(exported, files, capsys):
     checkpoint, directory = exported("causal", "cpu")
     main(["verify", str(directory), str(checkpoint), "--cases", "2", "--text", str(files["text"])])
     report, metric = capsys.readouterr().out.splitlines()
@@ -231,7 +227,7 @@ def test_verify_prints_the_metric_of_both_where_it_has_text(exported, files, cap
     assert abs(metric["difference"]) < 1e-3 * metric["torch"]
 
 
-def test_verify_compares_the_translations_of_both(exported, tmp_path, capsys):
+def test_verify_with_references_compares_bleu(exported, tmp_path, capsys):
     for side, lines in zip(("en", "de"), zip(*toy_corpus(6, seed=1))):
         (tmp_path / side).write_text("\n".join(lines) + "\n")
     checkpoint, directory = exported("seq2seq", "cpu")
@@ -248,15 +244,15 @@ def test_verify_compares_the_translations_of_both(exported, tmp_path, capsys):
     assert (result["metric"], result["difference"]) == ("bleu", 0)
 
 
-def test_bleu_of_text_that_is_in_tokens_takes_them_as_they_are(exported, tmp_path, capsys):
+def test_bleu_uses_requested_tokenization(exported, tmp_path, capsys):
     checkpoint, _ = exported("seq2seq", "cpu")
     sources = [source for source, _ in toy_corpus(6, seed=1)]
-    model, made = load(checkpoint)
+    model, tokenizer = load(checkpoint)
     outputs = [
-        made.decode(model.generate(**made(source, return_tensors="pt"))[0], True)
+        tokenizer.decode(model.generate(**tokenizer(source, return_tensors="pt"))[0], True)
         for source in sources
     ]
-    # a token of its own for 13a, the end of a word for none
+    # the comma is a token for 13a, and the end of a word for none
     references = [f"{output}, {output}" for output in outputs]
     for name, lines in (("en", sources), ("de", references)):
         (tmp_path / name).write_text("\n".join(lines) + "\n")
@@ -270,7 +266,7 @@ def test_bleu_of_text_that_is_in_tokens_takes_them_as_they_are(exported, tmp_pat
         assert f"tok:{tokenize}" in result["signature"]
 
 
-# -------------------------------------------------------------------------------------- wrong input
+# ------------------------------------------------------------------------------------ invalid input
 
 
 @pytest.mark.parametrize(
@@ -283,21 +279,19 @@ def test_bleu_of_text_that_is_in_tokens_takes_them_as_they_are(exported, tmp_pat
         ("seq2seq", ["text"], ("--source", "--text"), "--references"),
     ],
 )
-def test_files_that_the_metric_does_not_take_are_refused_by_name(
-    exported, files, name, given, seen, expected
-):
+def test_error_names_unexpected_or_missing_files(exported, files, name, given, seen, expected):
     for directory in exported(name):
         with raises(ValueError, seen=seen, expected=expected):
             evaluate(directory, **{file: files[file] for file in given})
 
 
-def test_a_label_that_the_model_does_not_have_is_named(exported, files):
+def test_error_names_unknown_labels(exported, files):
     files["labels"].write_text("\n".join(["good", "ugly", "7"] * 8) + "\n")
     with raises(ValueError, seen=(7, "ugly"), expected=(0, 1, 2, "bad", "good")):
         evaluate(exported("classifier")[1], **files)
 
 
-def test_texts_and_labels_of_different_numbers_are_refused(exported, files):
+def test_different_numbers_of_texts_and_labels_are_rejected(exported, files):
     files["labels"].write_text("good\n")
     with raises(ValueError, seen="text"):
         evaluate(exported("classifier")[1], **files)
@@ -305,28 +299,26 @@ def test_texts_and_labels_of_different_numbers_are_refused(exported, files):
 
 @pytest.fixture
 def pair(tmp_path):
-    """Two files of sentences and their translations."""
+    """Paths of a file of sentences and of a file of their translations."""
     for side, lines in zip(("source", "references"), zip(*toy_corpus(4, seed=1))):
         (tmp_path / side).write_text("\n".join(lines) + "\n")
     return {side: tmp_path / side for side in ("source", "references")}
 
 
-def test_a_tokenization_that_sacrebleu_does_not_have_is_refused_with_the_nearest(
-    exported, pair, monkeypatch
-):
-    monkeypatch.setattr(module, "read_parallel", None)  # before anything is read
+def test_unknown_bleu_tokenize_is_rejected_with_suggestion(exported, pair, monkeypatch):
+    monkeypatch.setattr(module, "read_parallel", None)  # files are not read
     for directory in exported("seq2seq"):
         with raises(UsageError, seen=("bleu_tokenize", "nope", "none")):
             evaluate(directory, **pair, bleu_tokenize="nope")
 
 
 @pytest.mark.parametrize("name", ["engine", "self", "texts", "input_ids", "num_beam"])
-def test_options_under_the_names_of_arguments_are_unknown_ones(exported, pair, name):
+def test_options_named_like_arguments_are_rejected_as_unknown(exported, pair, name):
     with raises(UsageError, seen=name):
         evaluate(exported("seq2seq")[1], **pair, **{name: 1})
 
 
-def test_tokens_outside_the_vocabulary_have_no_perplexity(exported, files, tmp_path):
+def test_perplexity_of_tokens_outside_vocabulary_is_rejected(exported, files, tmp_path):
     directory = copy_folder(exported("causal")[1], tmp_path)
     larger = json.loads((directory / "tokenizer.json").read_text())
     vocabulary = larger["model"]["vocab"]
@@ -339,23 +331,24 @@ def test_tokens_outside_the_vocabulary_have_no_perplexity(exported, files, tmp_p
         evaluate(directory, text=files["text"])
 
 
-def test_a_checkpoint_that_is_missing_is_named_before_its_tokenizer(tmp_path, files):
+def test_error_names_missing_checkpoint(tmp_path, files):
     with raises(FileNotFoundError, seen="nowhere"):
         evaluate(tmp_path / "nowhere", text=files["text"])
 
 
-def test_generation_options_are_for_generated_text_only(exported, files):
+def test_generation_options_are_rejected_for_perplexity(exported, files):
     with raises(ValueError, seen="num_beams"):
         evaluate(exported("causal")[1], text=files["text"], num_beams=2)
 
 
-def test_text_of_one_token_has_no_perplexity(exported, tmp_path):
-    (tmp_path / "text").write_text("")
-    with raises(ValueError, seen=0, expected=2):
+@pytest.mark.parametrize("text, count", [("", 0), ("a", 1)])
+def test_perplexity_of_fewer_than_2_tokens_is_rejected(exported, tmp_path, text, count):
+    (tmp_path / "text").write_text(text)
+    with raises(ValueError, seen=f"{count} tokens", expected=2):
         evaluate(exported("causal")[1], text=tmp_path / "text")
 
 
-def test_a_tokenizer_without_a_mask_token_is_an_error(exported, files, tmp_path):
+def test_tokenizer_without_mask_token_is_rejected(exported, files, tmp_path):
     directory = copy_folder(exported("masked-lm")[1], tmp_path)
     edit_json(directory / "tokenizer_config.json", mask_token=None)
     seal(directory)
@@ -364,9 +357,7 @@ def test_a_tokenizer_without_a_mask_token_is_an_error(exported, files, tmp_path)
 
 
 @pytest.mark.parametrize("content, seen, expected", [("[1]", (), "JSON"), ("{", ("JSON",), ())])
-def test_a_tokenizer_config_that_is_no_object_is_refused_by_name(
-    exported, files, tmp_path, content, seen, expected
-):
+def test_error_names_invalid_tokenizer_config(exported, files, tmp_path, content, seen, expected):
     directory = copy_folder(exported("masked-lm")[1], tmp_path)
     (directory / "tokenizer_config.json").write_text(content)
     seal(directory)
@@ -374,6 +365,6 @@ def test_a_tokenizer_config_that_is_no_object_is_refused_by_name(
         evaluate(directory, text=files["text"])
 
 
-def test_rows_of_similar_length_are_evaluated_together():
+def test_rows_of_similar_length_are_batched_together():
     rows = ["x" * length for length in (9, 2, 7, 1, 8)]
     assert module.batches(rows, 2) == [[3, 1], [2, 4], [0]]

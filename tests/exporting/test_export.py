@@ -1,5 +1,4 @@
-"""The exported graphs keep their contract, and an export that cannot be right leaves nothing
-behind."""
+"""Exported graphs keep their contract, and a failed export leaves nothing behind."""
 
 import json
 import re
@@ -44,7 +43,7 @@ from vanilla_transformer_export.exporting.parity import Report
 from vanilla_transformer_export.graphs import saving
 
 B, S, T, P = "batch_size", "source_length", "target_length", "past_length"
-PS, WHOLE = "past_source_length", "past_length + target_length"
+PS, TOTAL = "past_source_length", "past_length + target_length"
 INT, FLOAT = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
 TOKENS = {"input_ids": (INT, [B, S]), "attention_mask": (INT, [B, S])}
 HIDDEN = {"last_hidden_state": (FLOAT, [B, S, WIDTH])}
@@ -61,13 +60,13 @@ def value(length):
 def causal(layers):
     inputs = {
         "input_ids": (INT, [B, T]),
-        "attention_mask": (INT, [B, WHOLE]),
+        "attention_mask": (INT, [B, TOTAL]),
         "position_ids": (INT, [B, T]),
     }
     outputs = {"logits": (FLOAT, [B, T, VOCABULARY])}
     for n in range(layers):
         inputs |= {f"past_key_values.{n}.key": key(P), f"past_key_values.{n}.value": value(P)}
-        outputs |= {f"present.{n}.key": key(WHOLE), f"present.{n}.value": value(WHOLE)}
+        outputs |= {f"present.{n}.key": key(TOTAL), f"present.{n}.value": value(TOTAL)}
     return inputs, outputs
 
 
@@ -86,8 +85,8 @@ def seq2seq(layers):
             f"past_key_values.{n}.encoder.value": value(PS),
         }
         outputs |= {
-            f"present.{n}.decoder.key": key(WHOLE),
-            f"present.{n}.decoder.value": value(WHOLE),
+            f"present.{n}.decoder.key": key(TOTAL),
+            f"present.{n}.decoder.value": value(TOTAL),
             f"present.{n}.encoder.key": key(S),
             f"present.{n}.encoder.value": value(S),
         }
@@ -137,7 +136,7 @@ every_graph = pytest.mark.parametrize(
 
 
 def tensors(values):
-    """name -> (type, axes), in order."""
+    """Return {name: (type, axes)} of `values`, in order."""
     types = {value.name: value.type.tensor_type for value in values}
     return {
         name: (kind.elem_type, [dim.dim_param or dim.dim_value for dim in kind.shape.dim])
@@ -146,7 +145,7 @@ def tensors(values):
 
 
 @every_checkpoint
-def test_an_export_holds_the_graphs_of_its_variant_and_no_other_onnx_file(exported, name):
+def test_export_has_exactly_the_graphs_of_its_variant(exported, name):
     result = {
         path.relative_to(exported(name).directory).as_posix()
         for path in exported(name).directory.rglob("*.onnx*")
@@ -155,7 +154,7 @@ def test_an_export_holds_the_graphs_of_its_variant_and_no_other_onnx_file(export
 
 
 @every_graph
-def test_inputs_and_outputs_have_the_names_types_and_axes_of_the_contract(exported, name, file):
+def test_inputs_and_outputs_match_contract(exported, name, file):
     graph = onnx.load(exported(name).directory / file).graph
     inputs, outputs = CONTRACT[name][file]
     assert list(tensors(graph.input).items()) == list(inputs.items())
@@ -163,7 +162,7 @@ def test_inputs_and_outputs_have_the_names_types_and_axes_of_the_contract(export
 
 
 @every_graph
-def test_a_graph_is_plain_onnx_without_branches(exported, name, file):
+def test_graph_is_plain_onnx_without_branches(exported, name, file):
     model = onnx.load(exported(name).directory / file)
     assert [(opset.domain, opset.version <= 21) for opset in model.opset_import] == [("", True)]
     assert {node.domain for node in model.graph.node} <= {"", "ai.onnx"}
@@ -172,9 +171,7 @@ def test_a_graph_is_plain_onnx_without_branches(exported, name, file):
 
 
 @every_graph
-def test_a_file_says_nothing_of_the_machine_that_wrote_it_and_holds_all_its_weights(
-    exported, name, file
-):
+def test_graph_file_has_all_weights_and_no_local_paths(exported, name, file):
     path = exported(name).directory / file
     data = path.read_bytes()
     for trace in (
@@ -204,16 +201,16 @@ def test_each_weight_is_stored_once(exported, name):
     actual = sum(numpy_helper.to_array(weight).nbytes for weight in weights)
     if name == "seq2seq":  # the encoder's file and the decoder's each hold the tied embedding
         expected += VOCABULARY * WIDTH * 4
-    if name == "causal-relative":  # what each of 257 distances adds, instead of each of 32 buckets
+    if name == "causal-relative":  # biases of 257 distances instead of 32 buckets
         expected += (257 - 32) * HEADS * 4
-    # constants of the graph, but not one matrix more
+    # constants of the graph, but no additional matrix
     assert 0 <= actual - expected < WIDTH * KEY_WIDTH * 4
 
 
 @pytest.mark.parametrize(
     "name, is_tied", [("causal", True), ("causal-learned", False), ("masked-lm", True)]
 )
-def test_only_a_tied_head_is_computed_from_the_embedding(exported, name, is_tied):
+def test_only_tied_head_shares_embedding_matrix(exported, name, is_tied):
     graph = onnx.load(exported(name).directory / "onnx/model.onnx").graph
     shapes = [tuple(weight.dims) for weight in graph.initializer]
     width = exported(name).model.config.embedding_size
@@ -222,21 +219,21 @@ def test_only_a_tied_head_is_computed_from_the_embedding(exported, name, is_tied
     )
 
 
-# --------------------------------------------------------------------------------- the graphs alone
+# ---------------------------------------------------------------------------- graphs in onnxruntime
 
 
 def session(exported, name, file="onnx/model.onnx"):
     return onnxruntime.InferenceSession(exported(name).directory / file)
 
 
-def assert_close(found, expected):
-    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-4)
+def assert_close(computed, expected):
+    np.testing.assert_allclose(computed, expected.numpy(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 9), (2, 2), (5, 30)], ids=str)
 @pytest.mark.parametrize("name", ["encoder", "masked-lm", "classification"])
 @torch.no_grad()
-def test_an_encoder_graph_takes_every_batch_size_and_length(exported, name, shape):
+def test_encoder_graph_supports_all_batch_sizes_and_lengths(exported, name, shape):
     ids = torch.randint(VOCABULARY, shape)
     mask = torch.ones_like(ids)
     mask[-1, shape[1] // 2 + 1 :] = 0
@@ -253,7 +250,7 @@ def test_an_encoder_graph_takes_every_batch_size_and_length(exported, name, shap
 )
 @pytest.mark.parametrize("name", ["causal", "causal-learned"])
 @torch.no_grad()
-def test_one_decoder_graph_takes_the_first_step_and_every_later_one(exported, name, batch, lengths):
+def test_decoder_graph_matches_torch_at_first_and_later_steps(exported, name, batch, lengths):
     model, layers = exported(name).model, exported(name).model.config.num_hidden_layers
     decoder, cache, start = session(exported, name), DynamicCache(), 0
     past = {
@@ -284,7 +281,7 @@ def test_one_decoder_graph_takes_the_first_step_and_every_later_one(exported, na
 )
 @pytest.mark.parametrize("name", ["seq2seq", "seq2seq-untied"])
 @torch.no_grad()
-def test_one_seq2seq_decoder_graph_takes_the_first_step_and_every_later_one(
+def test_seq2seq_decoder_graph_matches_torch_at_first_and_later_steps(
     exported, name, batch, source, lengths
 ):
     model = exported(name).model
@@ -317,7 +314,7 @@ def test_one_seq2seq_decoder_graph_takes_the_first_step_and_every_later_one(
 # ----------------------------------------------------------------------------- the export directory
 
 
-def test_the_manifest_says_what_was_exported(exported):
+def test_manifest_describes_export(exported):
     manifest = json.loads((exported("seq2seq").directory / "manifest.json").read_text())
     assert manifest["model_type"] == "vanilla-seq2seq"
     assert manifest["architecture"] == "VanillaSeq2SeqForConditionalGeneration"
@@ -340,11 +337,11 @@ def test_the_manifest_says_what_was_exported(exported):
 
 
 @every_checkpoint
-def test_the_config_beside_the_graphs_needs_no_code_and_keeps_every_field(exported, name):
+def test_exported_config_keeps_fields_and_has_no_auto_map(exported, name):
     config = json.loads((exported(name).directory / "config.json").read_text())
     assert "auto_map" not in config
     saved = json.loads((exported(name).checkpoint / "config.json").read_text())
-    kept = saved.keys() - {"auto_map", "model_type"}  # the type is one that clients know
+    kept = saved.keys() - {"auto_map", "model_type"}  # the model type is one that clients know
     assert {field: config[field] for field in kept} == {field: saved[field] for field in kept}
     assert (exported(name).directory / "generation_config.json").exists() == exported(
         name
@@ -353,19 +350,19 @@ def test_the_config_beside_the_graphs_needs_no_code_and_keeps_every_field(export
 
 @pytest.fixture
 def quick(exported, monkeypatch):
-    """Replaces the comparison with torch, which some tests are not about."""
-    exported("encoder")  # which all tests share, so not with what is replaced here
+    """Replace the comparison with torch, which some tests do not need, and return `monkeypatch`."""
+    exported("encoder")  # shared by all tests, so made before the replacement
     monkeypatch.setattr(parity, "verify", lambda *_, **options: Report(cases=1))
     return monkeypatch
 
 
 @pytest.fixture
 def checkpoint(exported, tmp_path):
-    """A copy of the encoder's checkpoint, to be damaged."""
+    """A copy of the encoder checkpoint that tests may damage."""
     return shutil.copytree(exported("encoder").checkpoint, tmp_path / "checkpoint")
 
 
-def test_the_tokenizer_goes_with_the_graphs(quick, checkpoint, tmp_path):
+def test_tokenizer_is_copied_to_export(quick, checkpoint, tmp_path):
     Tokenizer(WordLevel({"a": 0}, unk_token="a")).save(str(checkpoint / "tokenizer.json"))
     (checkpoint / "tokenizer_config.json").write_text('{"b": 2}')
     manifest = export(checkpoint, tmp_path / "out")
@@ -382,7 +379,7 @@ def test_the_tokenizer_goes_with_the_graphs(quick, checkpoint, tmp_path):
 
 @pytest.mark.parametrize("content", ["", "[]", '{"a": 1}', '{"added_tokens": 5}'])
 @pytest.mark.parametrize("name", ["tokenizer.json", "target_tokenizer.json"])
-def test_a_damaged_tokenizer_is_named_before_graphs_are_written(
+def test_error_names_damaged_tokenizer_and_no_files_are_written(
     quick, checkpoint, tmp_path, name, content
 ):
     (checkpoint / name).write_text(content)
@@ -391,7 +388,7 @@ def test_a_damaged_tokenizer_is_named_before_graphs_are_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_damaged_tokenizer_config_is_named(quick, checkpoint, tmp_path):
+def test_error_names_damaged_tokenizer_config(quick, checkpoint, tmp_path):
     path = checkpoint / "tokenizer_config.json"
     path.write_text("{")
     with pytest.raises(ValueError, match=re.escape(str(path))):
@@ -401,7 +398,7 @@ def test_a_damaged_tokenizer_config_is_named(quick, checkpoint, tmp_path):
 @pytest.mark.parametrize(
     "name, value", [("eos_token_id", []), ("bad_words_ids", 5), ("suppress_tokens", "x")]
 )
-def test_a_setting_of_generation_that_is_wrong_is_named_with_its_file(
+def test_error_names_invalid_generation_setting_and_its_file(
     exported, quick, tmp_path, name, value
 ):
     checkpoint = shutil.copytree(exported("causal").checkpoint, tmp_path / "checkpoint")
@@ -411,7 +408,7 @@ def test_a_setting_of_generation_that_is_wrong_is_named_with_its_file(
         export(checkpoint, tmp_path / "out")
 
 
-def test_an_existing_directory_is_replaced_only_by_force(quick, checkpoint, tmp_path):
+def test_existing_directory_is_replaced_only_with_force(quick, checkpoint, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine").write_text("kept")
@@ -433,9 +430,7 @@ def test_an_existing_directory_is_replaced_only_by_force(quick, checkpoint, tmp_
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_an_export_that_differs_from_torch_leaves_nothing_behind(
-    quick, checkpoint, tmp_path, force
-):
+def test_export_that_differs_from_torch_leaves_nothing_behind(quick, checkpoint, tmp_path, force):
     quick.setattr(parity, "verify", lambda *_, **options: Report(failures=["case 0: error 7e-01"]))
     if force:
         (tmp_path / "out").mkdir()
@@ -449,7 +444,7 @@ def test_an_export_that_differs_from_torch_leaves_nothing_behind(
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["config.json"]
 
 
-def test_an_interrupted_export_leaves_nothing_behind(quick, checkpoint, tmp_path):
+def test_interrupted_export_leaves_nothing_behind(quick, checkpoint, tmp_path):
     def interrupt(*_):
         raise KeyboardInterrupt
 
@@ -459,8 +454,8 @@ def test_an_interrupted_export_leaves_nothing_behind(quick, checkpoint, tmp_path
     assert not (tmp_path / "deep").exists()
 
 
-def assert_refused(checkpoint, tmp_path, error, *words):
-    """The message has all of `words`, and nothing is written."""
+def assert_rejected(checkpoint, tmp_path, error, *words):
+    """Check that export raises `error` with all of `words`, and writes nothing."""
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(error) as caught:
         export(checkpoint, tmp_path / "out")
@@ -469,8 +464,8 @@ def assert_refused(checkpoint, tmp_path, error, *words):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_missing_checkpoint_directory_is_named(tmp_path):
-    assert_refused(
+def test_error_names_missing_checkpoint_directory(tmp_path):
+    assert_rejected(
         tmp_path / "nowhere",
         tmp_path,
         FileNotFoundError,
@@ -480,41 +475,41 @@ def test_a_missing_checkpoint_directory_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["nowhere", "checkpoints/nowhere", "./nowhere"])
-def test_a_misspelt_relative_path_is_an_error_that_names_it(tmp_path, monkeypatch, place):
+def test_error_names_misspelt_relative_path(tmp_path, monkeypatch, place):
     monkeypatch.chdir(tmp_path)
-    assert_refused(place, tmp_path, OSError, "nowhere")
+    assert_rejected(place, tmp_path, OSError, "nowhere")
 
 
-def test_a_checkpoint_without_config_is_refused(checkpoint, tmp_path):
+def test_checkpoint_without_config_is_rejected(checkpoint, tmp_path):
     (checkpoint / "config.json").unlink()
-    assert_refused(checkpoint, tmp_path, FileNotFoundError, str(checkpoint), "no config.json")
+    assert_rejected(checkpoint, tmp_path, FileNotFoundError, str(checkpoint), "no config.json")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]"])
-def test_a_config_that_is_not_a_json_object_is_refused(checkpoint, tmp_path, text):
+def test_config_that_is_not_a_json_object_is_rejected(checkpoint, tmp_path, text):
     (checkpoint / "config.json").write_text(text)
-    assert_refused(checkpoint, tmp_path, (ValueError, OSError), "config.json")
+    assert_rejected(checkpoint, tmp_path, (ValueError, OSError), "config.json")
 
 
-def test_a_checkpoint_without_weights_is_refused_and_what_is_there_is_listed(checkpoint, tmp_path):
+def test_error_for_missing_weights_lists_existing_files(checkpoint, tmp_path):
     (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
-    assert_refused(
+    assert_rejected(
         checkpoint, tmp_path, FileNotFoundError, "model.safetensors", "pytorch_model.bin"
     )
 
 
 @pytest.mark.parametrize("kept", [0, 4, 200, -1])
-def test_truncated_weights_are_refused(checkpoint, tmp_path, kept):
+def test_truncated_weights_are_rejected(checkpoint, tmp_path, kept):
     path = checkpoint / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
-    assert_refused(checkpoint, tmp_path, ValueError, str(path), f"{path.stat().st_size} bytes")
+    assert_rejected(checkpoint, tmp_path, ValueError, str(path), f"{path.stat().st_size} bytes")
 
 
-def test_a_missing_weight_is_named(checkpoint, tmp_path):
+def test_error_names_missing_weight(checkpoint, tmp_path):
     weights = load_file(checkpoint / "model.safetensors")
     del weights["layers.1.self_attn.v_proj.weight"]
     save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
-    assert_refused(
+    assert_rejected(
         checkpoint,
         tmp_path,
         ValueError,
@@ -524,32 +519,30 @@ def test_a_missing_weight_is_named(checkpoint, tmp_path):
     )
 
 
-def test_a_weight_too_many_is_named(checkpoint, tmp_path):
+def test_error_names_unexpected_weight(checkpoint, tmp_path):
     weights = load_file(checkpoint / "model.safetensors")
     weights["layers.7.extra"] = torch.zeros(2)
     save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
-    assert_refused(
+    assert_rejected(
         checkpoint, tmp_path, ValueError, "VanillaEncoderModel", "unexpected", "layers.7.extra"
     )
 
 
-def test_a_weight_of_another_shape_is_named_with_both_shapes(checkpoint, tmp_path):
+def test_error_names_mismatched_weight_with_both_shapes(checkpoint, tmp_path):
     name = "layers.0.feed_forward.up_proj.weight"
     weights = load_file(checkpoint / "model.safetensors")
     weights[name] = torch.zeros(41, 32)
     save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
-    assert_refused(checkpoint, tmp_path, ValueError, name, "41, 32", "40, 32")
+    assert_rejected(checkpoint, tmp_path, ValueError, name, "41, 32", "40, 32")
 
 
 @pytest.mark.parametrize("value, count", [(float("nan"), 1), (float("inf"), 3), (-float("inf"), 2)])
-def test_a_weight_that_is_not_finite_is_named_with_how_many_values(
-    checkpoint, tmp_path, value, count
-):
+def test_error_counts_nonfinite_values_of_weight(checkpoint, tmp_path, value, count):
     name = "layers.0.feed_forward.up_proj.weight"
     weights = load_file(checkpoint / "model.safetensors")
     weights[name][:count, 5] = value
     save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
-    assert_refused(
+    assert_rejected(
         checkpoint,
         tmp_path,
         ValueError,
@@ -561,7 +554,7 @@ def test_a_weight_that_is_not_finite_is_named_with_how_many_values(
 @pytest.mark.parametrize(
     "target, dtype", [("portable", "int4"), ("portable", "fp16"), ("cpu", "fp16"), ("gpu", "fp32")]
 )
-def test_a_target_or_precision_that_there_is_not_is_refused_with_those_there_are(
+def test_unknown_target_or_dtype_is_rejected_with_supported_ones(
     checkpoint, tmp_path, target, dtype
 ):
     with raises(ValueError, expected=("portable", "fp32", "int8", "cpu", "int4")):
@@ -582,15 +575,13 @@ def test_a_target_or_precision_that_there_is_not_is_refused_with_those_there_are
         ("force", "no", "True or False"),
     ],
 )
-def test_an_option_of_another_type_is_refused_with_the_type_expected(
-    option, value, expected, tmp_path
-):
+def test_option_of_wrong_type_is_rejected_with_expected_type(option, value, expected, tmp_path):
     with raises(UsageError, seen=(option, repr(value)), expected=expected):
         export(tmp_path / "checkpoint", tmp_path / "out", **{option: value})
 
 
 @pytest.mark.slow
-def test_weights_that_a_message_cannot_hold_go_to_a_file_beside_it(
+def test_weights_beyond_protobuf_limit_are_stored_externally(
     exported, checkpoint, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(saving, "PROTOBUF_LIMIT", 10_000)  # in place of 2 GB, which take minutes
@@ -616,7 +607,7 @@ def test_weights_that_a_message_cannot_hold_go_to_a_file_beside_it(
         Runtime(tmp_path / "out")
 
 
-def test_weights_of_no_more_than_a_message_holds_stay_in_it(tmp_path, monkeypatch):
+def test_external_data_is_written_only_beyond_protobuf_limit(tmp_path, monkeypatch):
     # two tables of 12 numbers each
     for limit, files in ((96, {"model.onnx"}), (95, {"model.onnx", "model.onnx_data"})):
         monkeypatch.setattr(saving, "PROTOBUF_LIMIT", limit)
@@ -636,7 +627,7 @@ TABLE = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
 def two_tables():
-    """A look-up and a projection, with a table each."""
+    """Return a model of a lookup and a projection, with a matrix each."""
     graph = onnx.parser.parse_graph(
         "g (int64[n] ids) => (float[n, 4] y) { x = Gather(table, ids) y = MatMul(x, head) }"
     )
@@ -650,11 +641,11 @@ def two_tables():
     )
 
 
-def test_a_config_of_an_unknown_model_type_is_refused_by_name(checkpoint, tmp_path):
+def test_error_names_unknown_model_type(checkpoint, tmp_path):
     config = json.loads((checkpoint / "config.json").read_text())
     del config["auto_map"]
     (checkpoint / "config.json").write_text(json.dumps({**config, "model_type": "unheard-of"}))
-    assert_refused(checkpoint, tmp_path, ValueError, "unheard-of")
+    assert_rejected(checkpoint, tmp_path, ValueError, "unheard-of")
 
 
 def test_half_precision_weights_are_loaded_in_float32_and_evaluation_mode(tmp_path):
@@ -672,12 +663,12 @@ def test_half_precision_weights_are_loaded_in_float32_and_evaluation_mode(tmp_pa
     assert not any(module.training for module in model.modules())
 
 
-def test_the_special_tokens_of_the_test_checkpoints_are_those_of_the_configs(exported):
+def test_constants_match_special_tokens_of_test_checkpoints(exported):
     config = exported("seq2seq").model.config
     assert (config.pad_token_id, config.eos_token_id) == (PAD, EOS)
 
 
-def test_a_decoder_with_cross_attention_of_its_own_is_refused(tmp_path):
+def test_decoder_with_cross_attention_is_rejected(tmp_path):
     small = dict(
         hidden_size=16,
         intermediate_size=16,
@@ -688,4 +679,4 @@ def test_a_decoder_with_cross_attention_of_its_own_is_refused(tmp_path):
     VanillaDecoderForCausalLM(
         VanillaDecoderConfig(**small, add_cross_attention=True)
     ).save_pretrained(tmp_path / "checkpoint")
-    assert_refused(tmp_path / "checkpoint", tmp_path, ValueError, "add_cross_attention=True")
+    assert_rejected(tmp_path / "checkpoint", tmp_path, ValueError, "add_cross_attention=True")

@@ -26,8 +26,7 @@ FORMATS = [
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """The directory of a translator in each dtype, in several files, with three matrices of the
-    vocabulary."""
+    """The folder of a sharded translator in each dtype, with three matrices of vocabulary size."""
     fields = dict(
         vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=WIDTH, num_attention_heads=4
     )
@@ -41,7 +40,7 @@ def checkpoints(tmp_path_factory):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("target, weights", FORMATS)
-def test_an_export_needs_three_times_the_largest_matrix(
+def test_export_peak_memory_is_below_three_times_largest_matrix(
     checkpoints, target, weights, dtype, tmp_path
 ):
     checkpoint = checkpoints / str(dtype)

@@ -1,5 +1,4 @@
-"""A graph keeps its tensors in itself and in files beside it that the manifest lists, wherever in
-the graph they are named."""
+"""Tests of external data: a graph reads only files in its folder that the manifest lists."""
 
 import os
 import shutil
@@ -16,8 +15,8 @@ from vanilla_transformer_export.inference.session import Sessions
 from vanilla_transformer_export.specs.graph_spec import GraphSpec, TensorSpec
 
 
-def external(name, location, size=2):
-    """A tensor whose data is at `location`."""
+def make_external_tensor(name, location, size=2):
+    """Return a tensor whose data is in the file `location`."""
     tensor = TensorProto(
         name=name, data_type=TensorProto.FLOAT, dims=[size], data_location=TensorProto.EXTERNAL
     )
@@ -26,9 +25,8 @@ def external(name, location, size=2):
     return tensor
 
 
-def moved(directory, location, change=None):
-    """Moves the largest weight of the graph to `location`, which is written, and seals the export
-    again."""
+def move_weight(directory, location, change=None):
+    """Move the largest weight of the graph to the file `location`, and seal the export again."""
     path = directory / "onnx/model.onnx"
     model = onnx.load(path)
     weight = max(model.graph.initializer, key=lambda weight: len(weight.raw_data))
@@ -47,14 +45,14 @@ def moved(directory, location, change=None):
 @pytest.mark.parametrize(
     "place", ["../weights", "../../weights", "absolute", "link", "folder/weights"]
 )
-def test_weights_outside_the_folder_of_the_graph_are_refused(exported, tmp_path, place):
-    """onnxruntime rejects them, even if the manifest lists them."""
+def test_weights_outside_graph_folder_are_rejected(exported, tmp_path, place):
+    """Such weights are rejected by onnxruntime, even if the manifest lists them."""
     directory = copy_folder(exported("encoder").directory, tmp_path)
     if place in ("link", "folder/weights"):
         (tmp_path / "weights").touch()
         name = place.split("/")[0]
         (directory / "onnx" / name).symlink_to(tmp_path / "weights" if name == "link" else tmp_path)
-    moved(directory, str(tmp_path / "weights") if place == "absolute" else place)
+    move_weight(directory, str(tmp_path / "weights") if place == "absolute" else place)
     if place in ("../weights", "link"):
         list_file(directory, "weights" if place == "../weights" else "onnx/link")
     elif place == "folder/weights":
@@ -64,25 +62,23 @@ def test_weights_outside_the_folder_of_the_graph_are_refused(exported, tmp_path,
 
 
 @pytest.mark.parametrize("place", ["unlisted", "./unlisted", "../onnx/unlisted", "folder/unlisted"])
-def test_weights_in_the_folder_of_the_graph_that_the_manifest_does_not_list_are_refused(
-    exported, tmp_path, place
-):
+def test_weights_missing_from_manifest_are_rejected(exported, tmp_path, place):
     directory = copy_folder(exported("encoder").directory, tmp_path)
     (directory / "onnx/folder").mkdir()
-    moved(directory, place)
+    move_weight(directory, place)
     name = "onnx/folder/unlisted" if "folder" in place else "onnx/unlisted"
     with raises(ValueError, seen=(name, "manifest.json")):
         Runtime(directory)
 
 
-def test_a_subgraph_may_not_name_a_file_outside_either(exported, tmp_path):
+def test_subgraph_weights_outside_export_are_rejected(exported, tmp_path):
     def hide(graph_of_model):
         node = helper.make_node(
-            "Constant", [], ["made"], value=external("hidden", "../../secret", size=1)
+            "Constant", [], ["made"], value=make_external_tensor("hidden", "../../secret", size=1)
         )
-        made = helper.make_tensor_value_info("made", TensorProto.FLOAT, [1])
+        output = helper.make_tensor_value_info("made", TensorProto.FLOAT, [1])
         branches = dict.fromkeys(
-            ("then_branch", "else_branch"), helper.make_graph([node], "branch", [], [made])
+            ("then_branch", "else_branch"), helper.make_graph([node], "branch", [], [output])
         )
         graph_of_model.initializer.append(helper.make_tensor("yes", TensorProto.BOOL, [], [True]))
         graph_of_model.node.append(helper.make_node("If", ["yes"], ["hidden"], **branches))
@@ -90,22 +86,22 @@ def test_a_subgraph_may_not_name_a_file_outside_either(exported, tmp_path):
 
     directory = copy_folder(exported("encoder").directory, tmp_path)
     (tmp_path / "secret").write_bytes(b"12345678")
-    moved(directory, "inside", hide)
+    move_weight(directory, "inside", hide)
     list_file(directory, "onnx/inside")
     with raises(ValueError, seen=("model.onnx", "points outside the directory")):
         Runtime(directory)
 
 
-def test_a_graph_in_memory_names_files_of_its_folder_only(tmp_path, monkeypatch):
-    """A graph that is opened on demand is not opened by its path, so that places would be relative
-    to the working directory."""
+def test_graph_in_memory_reads_weights_of_its_folder_only(tmp_path, monkeypatch):
+    """Graphs that are opened on demand have no path, so that locations would be relative to the
+    working directory."""
     (tmp_path / "onnx").mkdir()
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     (tmp_path / "work/weights").write_bytes(np.array([1, 2], np.float32).tobytes())
     sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("x", "y")]
     indices = helper.make_tensor("indices", TensorProto.INT64, [2], [0, 1])
-    weights = helper.make_sparse_tensor(external("w", "weights"), indices, [2])
+    weights = helper.make_sparse_tensor(make_external_tensor("w", "weights"), indices, [2])
     add = helper.make_node("Add", ["x", "w"], ["y"])
     graph = helper.make_graph([add], "graph", sides[:1], sides[1:], sparse_initializer=[weights])
     content = helper.make_model(
@@ -129,9 +125,9 @@ def test_a_graph_in_memory_names_files_of_its_folder_only(tmp_path, monkeypatch)
     assert result.tolist() == [1, 2]
 
 
-def test_weights_that_the_manifest_lists_are_read(exported, tmp_path):
+def test_weights_listed_in_manifest_are_read(exported, tmp_path):
     directory = copy_folder(exported("encoder").directory, tmp_path)
-    moved(directory, "inside")
+    move_weight(directory, "inside")
     list_file(directory, "onnx/inside")
     ids = np.array([[5, 6, 7]])
     np.testing.assert_array_equal(
@@ -139,9 +135,9 @@ def test_weights_that_the_manifest_lists_are_read(exported, tmp_path):
     )
 
 
-def test_an_export_in_the_hub_s_cache_is_read_through_its_links(exported_for, tmp_path):
-    """Every file of a snapshot is a link to a blob that is named after its content; weights beside
-    the graphs too."""
+def test_export_in_hub_cache_is_read_through_symlinks(exported_for, tmp_path):
+    """Every file of a snapshot is a link to a blob named after its content, external weights
+    included."""
     _, directory = exported_for("seq2seq", "cpu")
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots/0123abcd"
     blobs.mkdir()

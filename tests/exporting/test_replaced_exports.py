@@ -1,4 +1,4 @@
-"""While an export is replaced, whoever opens it gets the old one, the new one or an error, never a
+"""Opening an export while it is replaced gives the old export, the new one or an error, never a
 mix."""
 
 import builtins
@@ -21,23 +21,22 @@ TEXT = "w5 w9 w20 w7"
 
 
 @pytest.fixture(scope="module")
-def two(exported_for, tmp_path_factory):
-    """Two exports of one architecture that differ in their weights and in what their tokenizers
-    call a token."""
+def exports(exported_for, tmp_path_factory):
+    """Two exports of one architecture with different weights and different vocabularies."""
     _, directory = exported_for("seq2seq", "cpu")
     result = []
     for number in range(2):
-        made = copy_folder(directory, tmp_path_factory.mktemp(f"export-{number}"))
+        export = copy_folder(directory, tmp_path_factory.mktemp(f"export-{number}"))
         if number:  # the weights are float32
-            path = made / "onnx/model.onnx_data"
+            path = export / "onnx/model.onnx_data"
             path.write_bytes(np.frombuffer(path.read_bytes(), np.float32)[::-1].tobytes())
         tokens = range(48) if number == 0 else [*range(4), *range(47, 3, -1)]
         vocabulary = {f"w{place}": token for place, token in enumerate(tokens)}
         tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        tokenizer.save(str(made / "tokenizer.json"))
-        list_file(made, "tokenizer.json")
-        result.append(made)
+        tokenizer.save(str(export / "tokenizer.json"))
+        list_file(export, "tokenizer.json")
+        result.append(export)
     return result
 
 
@@ -57,12 +56,12 @@ def tokens(directory):
 
 
 @pytest.fixture
-def place(two, tmp_path):
-    """A directory with the first export, and a function that replaces it with the second, by
+def place(exports, tmp_path):
+    """The directory of the first export, and a function that replaces it with the second export by
     renaming."""
     out, new = tmp_path / "out", tmp_path / "new"
-    shutil.copytree(two[0], out)
-    shutil.copytree(two[1], new)
+    shutil.copytree(exports[0], out)
+    shutil.copytree(exports[1], new)
 
     def replace():
         out.rename(tmp_path / "old")
@@ -71,9 +70,9 @@ def place(two, tmp_path):
     return out, replace
 
 
-class Steps:
-    """Counts what is opened, by Python and by onnxruntime, and calls `act` before (or after) number
-    `at`."""
+class OpenCounter:
+    """A counter of the files that Python and onnxruntime open. It calls `act` before (or after)
+    opening number `at`."""
 
     def __init__(self, monkeypatch, at=None, after=False, act=None):
         self.count, self.at, self.after, self.act = 0, at, after, act
@@ -98,13 +97,13 @@ class Steps:
         return call
 
 
-def test_the_two_exports_and_their_mixes_differ(two, tmp_path):
-    """Or the tests below would show nothing."""
-    old, new = map(answer, two)
+def test_exports_and_their_mixes_give_different_answers(exports, tmp_path):
+    """The tests below rely on this."""
+    old, new = map(answer, exports)
     mixed = []
     for name in ("tokenizer.json", "onnx/model.onnx_data"):
-        directory = copy_folder(two[0], tmp_path / name.replace("/", "-"))
-        shutil.copy(two[1] / name, directory / name)
+        directory = copy_folder(exports[0], tmp_path / name.replace("/", "-"))
+        shutil.copy(exports[1] / name, directory / name)
         seal(directory)
         mixed.append(answer(directory))
     answers = [old, new, *mixed]
@@ -112,19 +111,19 @@ def test_the_two_exports_and_their_mixes_differ(two, tmp_path):
 
 
 @pytest.mark.parametrize("opened", [answer, tokens])
-def test_an_export_replaced_at_any_step_of_its_opening_is_old_or_new_or_an_error(
-    two, place, monkeypatch, tmp_path, opened
+def test_export_replaced_while_opening_is_old_or_new_or_an_error(
+    exports, place, monkeypatch, tmp_path, opened
 ):
     out, replace = place
-    old, new = map(opened, two)
+    old, new = map(opened, exports)
     with monkeypatch.context() as patch:
-        counting = Steps(patch)
+        counting = OpenCounter(patch)
         assert opened(out) == old
     assert counting.count >= 8  # the manifest, its files, both graphs twice
     seen = []
     for at, after in itertools.product(range(counting.count), (False, True)):
         with monkeypatch.context() as patch:
-            Steps(patch, at, after, replace)
+            OpenCounter(patch, at, after, replace)
             try:
                 seen.append(opened(out))
             except (ValueError, FileNotFoundError) as error:
@@ -134,19 +133,21 @@ def test_an_export_replaced_at_any_step_of_its_opening_is_old_or_new_or_an_error
         out.rename(tmp_path / "new")
         (tmp_path / "old").rename(out)
     assert all(result in (old, new, "error") for result in seen), seen
-    # what is read last is checked by itself
+    # the tokenizer, which TextRuntime reads last, is checked by its hash alone
     assert "error" in seen and (seen[-1] == old) == (opened is answer)
 
 
-def test_an_export_replaced_after_it_was_opened_is_the_old_one(two, place):
+def test_export_replaced_after_opening_keeps_old_answers(exports, place):
     out, replace = place
     runtime = TextRuntime(out, threads=1)
     replace()
-    assert runtime.generate([TEXT], max_new_tokens=6, suppress_tokens=[0, 1, 2]) == answer(two[0])
+    assert runtime.generate([TEXT], max_new_tokens=6, suppress_tokens=[0, 1, 2]) == answer(
+        exports[0]
+    )
 
 
-def test_a_session_made_on_demand_is_of_the_export_that_was_opened(exported_for, tmp_path):
-    """Beam search of the cuda target has one for each number of beams."""
+def test_session_created_on_demand_uses_opened_export(exported_for, tmp_path):
+    """Beam search of the cuda target has a session for each number of beams."""
     _, directory = exported_for("seq2seq", "cuda")
     out, ids = copy_folder(directory, tmp_path), np.array([[5, 9, 20, 7]])
     runtime = Runtime(out, threads=1, device="cpu")
@@ -157,8 +158,10 @@ def test_a_session_made_on_demand_is_of_the_export_that_was_opened(exported_for,
     assert runtime.generate(ids, num_beams=3, max_new_tokens=4).tolist() == expected.tolist()
 
 
-def test_an_export_that_was_away_while_it_was_opened_is_an_error(two, place, monkeypatch, tmp_path):
-    """The second export is opened in between, and the first is back at the end."""
+def test_export_replaced_and_restored_while_opening_is_rejected(
+    exports, place, monkeypatch, tmp_path
+):
+    """The second export is opened in between, and the first is restored at the end."""
     out, replace = place
     opened, lock = onnxruntime.InferenceSession, threading.Lock()
 
@@ -176,23 +179,23 @@ def test_an_export_that_was_away_while_it_was_opened_is_an_error(two, place, mon
         Runtime(out, threads=1)
 
 
-def test_a_file_changed_in_place_while_it_is_opened_is_an_error(two, tmp_path, monkeypatch):
-    out = copy_folder(two[0], tmp_path)
+def test_file_changed_in_place_while_opening_is_rejected(exports, tmp_path, monkeypatch):
+    out = copy_folder(exports[0], tmp_path)
 
     def change():
-        shutil.copyfile(two[1] / "onnx/model.onnx_data", out / "onnx/model.onnx_data")
+        shutil.copyfile(exports[1] / "onnx/model.onnx_data", out / "onnx/model.onnx_data")
         os.utime(out / "onnx/model.onnx_data", ns=(0, 0))
 
     with monkeypatch.context() as patch:
-        steps = Steps(patch)
+        steps = OpenCounter(patch)
         Runtime(out, threads=1)
-    Steps(monkeypatch, steps.count - 1, False, change)  # just before the last session
+    OpenCounter(monkeypatch, steps.count - 1, False, change)  # just before the last session
     with raises(ValueError, seen="model.onnx_data"):
         Runtime(out, threads=1)
 
 
-def test_weights_are_compared_with_their_hash_while_the_graphs_open(two, monkeypatch):
-    expected, opens, check = tokens(two[0]), threading.Event(), info.check_hash
+def test_weight_hashes_are_checked_while_graphs_open(exports, monkeypatch):
+    expected, opens, check = tokens(exports[0]), threading.Event(), info.check_hash
 
     def late(file, facts, path):
         assert path.suffix != ".onnx_data" or opens.wait(60)
@@ -204,15 +207,13 @@ def test_weights_are_compared_with_their_hash_while_the_graphs_open(two, monkeyp
 
     monkeypatch.setattr(info, "check_hash", late)
     monkeypatch.setattr(onnxruntime, "InferenceSession", session)
-    assert tokens(two[0]) == expected
+    assert tokens(exports[0]) == expected
 
 
-def test_other_weights_are_refused_and_named_whatever_becomes_of_the_graphs(
-    two, tmp_path, monkeypatch
-):
-    out = copy_folder(two[0], tmp_path)
-    # of the same size
-    shutil.copyfile(two[1] / "onnx/model.onnx_data", out / "onnx/model.onnx_data")
+def test_error_names_changed_weights_even_if_graphs_fail_to_open(exports, tmp_path, monkeypatch):
+    out = copy_folder(exports[0], tmp_path)
+    # weights of the same size
+    shutil.copyfile(exports[1] / "onnx/model.onnx_data", out / "onnx/model.onnx_data")
     with raises(ValueError, seen=("model.onnx_data", "SHA-256")):
         Runtime(out, threads=1)
     monkeypatch.setattr(onnxruntime, "InferenceSession", None)  # opening a graph fails
@@ -220,27 +221,28 @@ def test_other_weights_are_refused_and_named_whatever_becomes_of_the_graphs(
         Runtime(out, threads=1)
 
 
-def test_a_directory_that_is_being_filled_is_refused_until_its_manifest_is_there(two, tmp_path):
+def test_directory_is_rejected_until_manifest_is_written(exports, tmp_path):
     """An export to a mount point fills it in place, and writes the manifest last."""
     out = tmp_path / "mounted"
-    names = sorted(path.relative_to(two[0]) for path in two[0].rglob("*") if path.is_file())
+    names = sorted(path.relative_to(exports[0]) for path in exports[0].rglob("*") if path.is_file())
     names.sort(key=lambda name: str(name) == "manifest.json")
     for name in names:
         if out.exists():
             with raises(FileNotFoundError, seen="manifest.json"):
                 Runtime(out, threads=1)
         (out / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(two[0] / name, out / name)
-    assert answer(out) == answer(two[0])
+        shutil.copyfile(exports[0] / name, out / name)
+    assert answer(out) == answer(exports[0])
 
 
 @pytest.mark.slow
-def test_many_readers_of_an_export_that_is_always_replaced(two, tmp_path):
-    """One thread renames the two exports in turn; the others open what is there."""
-    expected = [answer(directory) for directory in two]
+def test_concurrent_readers_of_replaced_export_never_see_a_mix(exports, tmp_path):
+    """One thread swaps the two exports repeatedly, while the others open the current one."""
+    expected = [answer(directory) for directory in exports]
     out, ends = tmp_path / "out", threading.Event()
     spare = [
-        shutil.copytree(directory, tmp_path / str(number)) for number, directory in enumerate(two)
+        shutil.copytree(directory, tmp_path / str(number))
+        for number, directory in enumerate(exports)
     ]
     spare[0].rename(out)
     seen, wrong = {"old": 0, "new": 0, "error": 0}, []

@@ -37,7 +37,7 @@ LONGEST = 12  # tokens: the last text has more
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A model's files by its class, with the tokenizer."""
+    """Return a function that saves a model with a tokenizer and returns its directory and width."""
     tokenizer = train_tokenizer([*TEXTS, "the book :"] * 2, 60, variant="encoder", token_types=True)
 
     def make(architecture="BertModel", family="bert", **fields):
@@ -51,9 +51,9 @@ def base(tmp_path_factory):
     return make
 
 
-def embedder(made, pooling="mean", rest=("dense", "normalize"), **settings):
+def embedder(model_files, pooling="mean", rest=("dense", "normalize"), **settings):
     """Return a model of sentence-transformers over the encoder of the fixture `base`."""
-    directory, width = made
+    directory, width = model_files
     transformers.set_seed(1)
     modules = [
         Transformer(directory, max_seq_length=LONGEST),
@@ -83,7 +83,7 @@ def saved(base, tmp_path):
     "rest", [(), ("dense",), ("normalize",), ("dense", "normalize")], ids=" and ".join
 )
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
-def test_embeddings_are_the_same_after_converting(base, pooling, rest, tmp_path):
+def test_conversion_keeps_embeddings(base, pooling, rest, tmp_path):
     model = embedder(base(), pooling, rest)
     model.save(str(tmp_path / "theirs"))
     expected = np.stack([model.encode(TEXTS, prompt_name=name) for name in ("query", "document")])
@@ -105,8 +105,10 @@ def test_embeddings_are_the_same_after_converting(base, pooling, rest, tmp_path)
         ("mpnet", "MPNetModel"),
     ],
 )
-def test_other_families_and_a_pooling_that_leaves_the_prompt_out(base, family, name, tmp_path):
-    # as the tokenizer has it
+def test_other_families_with_prompt_excluded_from_pooling_keep_embeddings(
+    base, family, name, tmp_path
+):
+    # pad_token_id is that of the tokenizer
     model = embedder(base(name, family, pad_token_id=0), include_prompt=False)
     model.save(str(tmp_path / "theirs"))
     convert(tmp_path / "theirs", tmp_path / "ours")
@@ -115,7 +117,7 @@ def test_other_families_and_a_pooling_that_leaves_the_prompt_out(base, family, n
     np.testing.assert_allclose(embeddings(tmp_path / "ours"), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_layout_of_older_versions(saved, tmp_path):
+def test_layout_of_older_versions_is_converted(saved, tmp_path):
     """Most checkpoints on the Hub have this layout.
 
     Classes, poolings and the length have other names, Dense is a pickle, and modules without
@@ -154,7 +156,7 @@ def test_the_layout_of_older_versions(saved, tmp_path):
 @pytest.mark.parametrize(
     "place", ["config_sentence_transformers.json", "config.json", "config.json of old"]
 )
-def test_a_cross_encoder_keeps_its_activation(base, activation, place, tmp_path):
+def test_cross_encoder_keeps_activation(base, activation, place, tmp_path):
     directory, _ = base(
         "BertForSequenceClassification",
         type_vocab_size=2,
@@ -185,8 +187,8 @@ def test_a_cross_encoder_keeps_its_activation(base, activation, place, tmp_path)
 # ------------------------------------------------------------------------------- export and average
 
 
-def by_manifest(directory, ids, mask):
-    """The modules that the manifest names, in numpy, over what onnxruntime says of the tokens."""
+def embed_by_manifest(directory, ids, mask):
+    """Return embeddings: onnxruntime's outputs after the modules of the manifest, in numpy."""
     result = Runtime(directory).encode(ids, mask)
     for module in json.loads((directory / "manifest.json").read_text())["sentence_modules"]:
         if module["type"] == "Pooling":
@@ -212,7 +214,7 @@ OTHERS = [pytest.param(pooling, marks=pytest.mark.slow) for pooling in ("cls", "
 
 
 @pytest.mark.parametrize("pooling", ["mean", *OTHERS])
-def test_an_export_says_and_carries_what_follows_its_graph(base, pooling, tmp_path):
+def test_export_lists_and_copies_sentence_modules(base, pooling, tmp_path):
     model = embedder(base(), pooling)
     model.save(str(tmp_path / "theirs"))
     convert(tmp_path / "theirs", tmp_path / "ours")
@@ -233,16 +235,16 @@ def test_an_export_says_and_carries_what_follows_its_graph(base, pooling, tmp_pa
     encoded = [
         model.tokenizer(text, truncation=True, max_length=LONGEST)["input_ids"] for text in TEXTS
     ]
-    result = by_manifest(tmp_path / "onnx", *pad_sequences(encoded, 0))
+    result = embed_by_manifest(tmp_path / "onnx", *pad_sequences(encoded, 0))
     np.testing.assert_allclose(result, model.encode(TEXTS), rtol=1e-4, atol=1e-5)
 
 
-def test_a_checkpoint_without_modules_has_an_export_without(base, tmp_path):
+def test_export_of_checkpoint_without_modules_lists_none(base, tmp_path):
     convert(base()[0], tmp_path / "ours")
     assert export(tmp_path / "ours", tmp_path / "onnx", cases=2)["sentence_modules"] == []
 
 
-def test_the_weights_of_modules_are_averaged_too(saved, tmp_path):
+def test_module_weights_are_averaged(saved, tmp_path):
     convert(saved, tmp_path / "first")
     shutil.copytree(tmp_path / "first", tmp_path / "second")
     dense = load_file(tmp_path / "first" / "2_Dense" / "model.safetensors")
@@ -259,7 +261,7 @@ def test_the_weights_of_modules_are_averaged_too(saved, tmp_path):
     np.testing.assert_array_equal(embeddings(tmp_path / "same"), embeddings(tmp_path / "first"))
 
 
-def test_checkpoints_with_other_modules_have_no_average(saved, tmp_path):
+def test_average_of_different_modules_is_rejected(saved, tmp_path):
     convert(saved, tmp_path / "first")
     for name, change, seen, expected in (
         (
@@ -285,12 +287,12 @@ def test_checkpoints_with_other_modules_have_no_average(saved, tmp_path):
 
 
 def pickle_dense(checkpoint):
-    """Make the weights of the Dense module a pickle, by name."""
+    """Rename the weights of the Dense module as if they were pickled."""
     weights = checkpoint / "2_Dense" / "model.safetensors"
     weights.rename(weights.with_name("pytorch_model.bin"))
 
 
-def test_pickled_modules_have_no_average(saved, tmp_path):
+def test_average_of_pickled_modules_is_rejected(saved, tmp_path):
     convert(saved, tmp_path / "first")
     pickle_dense(tmp_path / "first")
     shutil.copytree(tmp_path / "first", tmp_path / "second")
@@ -301,7 +303,7 @@ def test_pickled_modules_have_no_average(saved, tmp_path):
 @pytest.mark.parametrize(
     "tensors", [{"other": (8, 8)}, {"linear.weight": (3, 3), "linear.bias": (8,)}], ids=str
 )
-def test_modules_with_other_tensors_have_no_average(saved, tmp_path, tensors):
+def test_average_of_modules_with_different_tensors_is_rejected(saved, tmp_path, tensors):
     convert(saved, tmp_path / "first")
     shutil.copytree(tmp_path / "first", tmp_path / "second")
     weights = tmp_path / "second" / "2_Dense" / "model.safetensors"
@@ -314,11 +316,11 @@ def test_modules_with_other_tensors_have_no_average(saved, tmp_path, tensors):
     assert not (tmp_path / "mean").exists()
 
 
-# --------------------------------------------------------------------------- what cannot come along
+# -------------------------------------------------------------------- unsupported modules and files
 
 
 @pytest.mark.parametrize("kind", ["sentence_transformers.models.WordWeights", "my_package.Pooling"])
-def test_a_module_that_is_not_known_is_refused_by_its_name(saved, kind, tmp_path):
+def test_error_names_unknown_module(saved, kind, tmp_path):
     modules = json.loads((saved / "modules.json").read_text())
     modules[2]["type"] = kind
     (saved / "modules.json").write_text(json.dumps(modules))
@@ -342,7 +344,7 @@ def test_a_module_that_is_not_known_is_refused_by_its_name(saved, kind, tmp_path
         ('[{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]', "Pooling"),
     ],
 )
-def test_a_list_of_modules_that_is_damaged_is_one_line(saved, content, seen, tmp_path):
+def test_invalid_modules_json_is_rejected(saved, content, seen, tmp_path):
     (saved / "modules.json").write_text(content)
     with raises(ValueError, seen=seen):
         convert(saved, tmp_path / "ours")
@@ -351,13 +353,13 @@ def test_a_list_of_modules_that_is_damaged_is_one_line(saved, content, seen, tmp
 @pytest.mark.parametrize(
     "name", ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
 )
-def test_a_file_that_a_module_lacks_is_named(saved, name, tmp_path):
+def test_error_names_missing_module_file(saved, name, tmp_path):
     (saved / name).unlink()
     with raises(FileNotFoundError, seen=(name, "modules.json")):
         convert(saved, tmp_path / "ours")
 
 
-def test_adapters_and_code_are_said_to_be_left_out(base, tmp_path):
+def test_adapters_and_code_are_reported_as_left_out(base, tmp_path):
     theirs = tmp_path / "theirs"
     shutil.copytree(base()[0], theirs)
     for name in (
@@ -377,7 +379,7 @@ def test_adapters_and_code_are_said_to_be_left_out(base, tmp_path):
     assert convert(theirs, tmp_path / "ours")["left_out"] == expected
 
 
-def test_what_we_wrote_is_replaced_and_a_folder_of_somebody_else_s_is_not(saved, tmp_path):
+def test_force_replaces_our_files_but_not_foreign_folders(saved, tmp_path):
     convert(saved, tmp_path / "ours")
     convert(saved, tmp_path / "ours", force=True)
     export(tmp_path / "ours", tmp_path / "onnx", cases=2)

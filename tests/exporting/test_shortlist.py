@@ -1,9 +1,10 @@
-"""An export with a vocabulary shortlist generates what the whole model does when all other tokens
-are suppressed."""
+"""An export with a vocabulary shortlist generates the tokens of the full model with all other
+tokens suppressed."""
 
 import json
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from checkpoints import perturbed
@@ -33,7 +34,7 @@ def build(name):
 
 @pytest.mark.parametrize("target", [pytest.param("portable", marks=pytest.mark.slow), "cpu"])
 @pytest.mark.parametrize("name", MODELS)
-def test_it_generates_as_the_whole_model_with_all_others_suppressed(name, target, tmp_path):
+def test_shortlist_matches_full_model_with_other_tokens_suppressed(name, target, tmp_path):
     model = build(name)
     model.save_pretrained(tmp_path / "checkpoint")
     manifest = export(
@@ -51,10 +52,10 @@ def test_it_generates_as_the_whole_model_with_all_others_suppressed(name, target
     ids = np.random.default_rng(0).integers(4, 48, (3, 6))
     for beams in (1, 3):
         settings = dict(max_new_tokens=9, num_beams=beams)
-        # What is left of the vocabulary is all there is, so its probabilities sum to 1.
-        given = dict(do_sample=False, suppress_tokens=suppressed, renormalize_logits=True)
+        # The probabilities of the shortlist sum to 1, so those of torch are renormalized.
+        options = dict(do_sample=False, suppress_tokens=suppressed, renormalize_logits=True)
         with torch.no_grad():
-            expected = model.generate(torch.from_numpy(ids), **given, **settings)
+            expected = model.generate(torch.from_numpy(ids), **options, **settings)
         actual = Runtime(tmp_path / "out").generate(ids, np.ones_like(ids), **settings)
         assert actual.tolist() == expected.tolist()
     report = verify(tmp_path / "out", model, cases=6)
@@ -62,9 +63,9 @@ def test_it_generates_as_the_whole_model_with_all_others_suppressed(name, target
     assert type(model.lm_head) is torch.nn.Linear
 
 
-def test_quantized_it_is_a_smaller_product(tmp_path):
+def test_quantized_shortlist_shrinks_output_matrix_and_generates_only_its_tokens(tmp_path):
     build("causal").save_pretrained(tmp_path / "checkpoint")
-    export(
+    manifest = export(
         tmp_path / "checkpoint",
         tmp_path / "out",
         cases=2,
@@ -74,24 +75,28 @@ def test_quantized_it_is_a_smaller_product(tmp_path):
     )
     tokens = Runtime(tmp_path / "out").generate(np.array([[5, 6, 7]]), max_new_tokens=12)[0, 3:]
     assert set(tokens.tolist()) <= {*TOKENS, 0, 1, 2, 3}
+    graph = onnx.load(tmp_path / "out" / "onnx" / "model.onnx").graph
+    shapes = [tuple(weight.dims) for weight in graph.initializer]
+    # (D, V) of the narrow embeddings; the input embeddings are (V, D)
+    assert (24, len(manifest["shortlist"])) in shapes and (24, 48) not in shapes
 
 
 @pytest.mark.parametrize("tokens, seen", [([], ()), ([5, 48], (5, 48)), ([-1, 3], (-1, 3))])
-def test_tokens_outside_the_vocabulary_are_refused(tokens, seen, tmp_path):
+def test_tokens_outside_vocabulary_are_rejected(tokens, seen, tmp_path):
     build("causal").save_pretrained(tmp_path / "checkpoint")
     with raises(ValueError, seen=(0, 47, *seen)):
         export(tmp_path / "checkpoint", tmp_path / "out", shortlist=tokens)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_that_does_not_generate_is_refused(tmp_path):
+def test_model_that_does_not_generate_is_rejected(tmp_path):
     config = vanilla_transformer.VanillaEncoderConfig(**SIZES, num_hidden_layers=1)
     vanilla_transformer.VanillaEncoderModel(config).save_pretrained(tmp_path / "checkpoint")
     with raises(ValueError, seen=("VanillaEncoderModel", "shortlist"), expected=None):
         export(tmp_path / "checkpoint", tmp_path / "out", shortlist=TOKENS)
 
 
-def test_the_tokens_of_a_text_are_those_of_its_lines_as_they_end_elsewhere_too(tmp_path):
+def test_shortlist_from_text_reads_windows_lines_and_rejects_invalid_files(tmp_path):
     words = {
         name: index
         for index, name in enumerate(["<unk>", "<s>", "w2", "w3", "w4", "\u2028", "\x85"])
@@ -99,7 +104,7 @@ def test_the_tokens_of_a_text_are_those_of_its_lines_as_they_end_elsewhere_too(t
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
     tokenizer.add_special_tokens(["<s>"])
-    tokenizer.enable_truncation(1)  # a text may be longer
+    tokenizer.enable_truncation(1)  # not applied to the text
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "words.txt").write_bytes("\ufeffw2 \u2028\r\n\r\nw4 \x85 w2\r\n".encode())
     assert shortlist_from_text(tmp_path / "words.txt", tmp_path) == [1, 2, 4, 5, 6]
@@ -111,7 +116,7 @@ def test_the_tokens_of_a_text_are_those_of_its_lines_as_they_end_elsewhere_too(t
 
 
 @pytest.mark.slow
-def test_the_command_reads_the_tokens_of_a_text(tmp_path, capsys):
+def test_export_command_reads_shortlist_from_text(tmp_path, capsys):
     build("seq2seq").save_pretrained(tmp_path / "checkpoint")
     words = {"<s>": 0, "</s>": 1, "<pad>": 2, **{f"w{i}": i for i in range(3, 48)}}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<s>"))

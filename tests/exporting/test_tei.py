@@ -1,5 +1,5 @@
-"""An export is a folder that text-embeddings-inference serves: what its router/src/lib.rs and
-backends/ort/src/lib.rs read, and how they use it."""
+"""Text-embeddings-inference can serve exports: they have the files that its router/src/lib.rs and
+backends/ort/src/lib.rs read, and the outputs of torch."""
 
 import json
 
@@ -43,7 +43,7 @@ def is_index(value):
     return type(value) is int and value >= 0
 
 
-def test_config_json_has_what_is_read_in_the_types_it_is_read_in(served):
+def test_config_json_has_fields_and_types_that_tei_reads(served):
     model, _, directory = served
     config = json.loads((directory / "config.json").read_text())
     assert all(isinstance(name, str) for name in config["architectures"]) and isinstance(
@@ -61,9 +61,9 @@ def test_config_json_has_what_is_read_in_the_types_it_is_read_in(served):
     assert all(is_index(number) for number in config["label2id"].values())
     is_classifier = any(name.endswith("Classification") for name in config["architectures"])
     assert is_classifier == hasattr(model, "classifier")
-    # else it starts only with --pooling or 1_Pooling/config.json
+    # other types start only with --pooling or 1_Pooling/config.json
     assert "bert" in config["model_type"]
-    # whose positions start elsewhere
+    # position ids of these types start elsewhere
     assert not any(name in config["model_type"] for name in ("roberta", "camembert"))
     side = json.loads((directory / "tokenizer_config.json").read_text()).get(
         "padding_side", "right"
@@ -87,17 +87,17 @@ def outputs(directory, texts):
         "attention_mask": [[1] * len(row.ids) + [0] * count for row, count in zip(rows, pad)],
         "token_type_ids": [row.type_ids + [0] * count for row, count in zip(rows, pad)],
     }
-    names = [each.name for each in session.get_inputs()]
+    names = [tensor.name for tensor in session.get_inputs()]
     assert set(names) <= inputs.keys()
     result = session.run(None, {name: np.array(inputs[name]) for name in names})
-    return dict(zip([each.name for each in session.get_outputs()], result)), np.array(
+    return dict(zip([tensor.name for tensor in session.get_outputs()], result)), np.array(
         inputs["attention_mask"]
     )[..., None]
 
 
 @pytest.mark.parametrize("count", [1, 3])
 @torch.no_grad()
-def test_a_batch_gives_what_torch_gives(served, count):
+def test_batch_outputs_match_torch(served, count):
     model, tokenizer, directory = served
     actual, mask = outputs(directory, TEXTS[:count])
     expected = [model(**tokenizer(text, return_tensors="pt"))[0] for text in TEXTS[:count]]
@@ -107,8 +107,8 @@ def test_a_batch_gives_what_torch_gives(served, count):
     states = actual["last_hidden_state"]
     first, mean = states[:, 0], (states * mask).sum(1) / mask.sum(1)
     np.testing.assert_allclose(
-        first, torch.stack([each[0, 0] for each in expected]), rtol=1e-4, atol=1e-5
+        first, torch.stack([tensor[0, 0] for tensor in expected]), rtol=1e-4, atol=1e-5
     )
     np.testing.assert_allclose(
-        mean, torch.stack([each[0].mean(0) for each in expected]), rtol=1e-4, atol=1e-5
+        mean, torch.stack([tensor[0].mean(0) for tensor in expected]), rtol=1e-4, atol=1e-5
     )

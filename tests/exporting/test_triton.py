@@ -1,5 +1,7 @@
-"""`export --triton`: a folder of Triton's model repository. Its configuration is read with Triton's
-own message, by which requests then are fed to the graph, as Triton does it."""
+"""Tests of `export --triton`, which writes a model of a Triton model repository.
+
+The configuration is parsed with Triton's protobuf message, and requests are run as Triton does.
+"""
 
 import importlib.util
 import json
@@ -46,11 +48,11 @@ def model_config_pb2():
 MESSAGES = model_config_pb2()
 
 
-def config_of(directory):
+def read_config(directory):
     return text_format.Parse((directory / "config.pbtxt").read_text(), MESSAGES.ModelConfig())
 
 
-def sizes_of(value):
+def list_sizes(value):
     """Return the sizes of a tensor of the graph without the batch, -1 where they are free."""
     first, *rest = value.type.tensor_type.shape.dim
     assert first.dim_param == "batch_size"
@@ -58,8 +60,8 @@ def sizes_of(value):
 
 
 def check_config(directory, graph):
-    """Types and shapes of the configuration are those of the graph, in its order."""
-    config = config_of(directory)
+    """Check that the configuration has the types and shapes of the graph, and return it."""
+    config = read_config(directory)
     assert (config.backend, config.max_batch_size > 1, config.HasField("dynamic_batching")) == (
         "onnxruntime",
         True,
@@ -71,15 +73,15 @@ def check_config(directory, graph):
             for tensor in tensors
         ]
         assert result == [
-            (value.name, value.type.tensor_type.elem_type, sizes_of(value)) for value in values
+            (value.name, value.type.tensor_type.elem_type, list_sizes(value)) for value in values
         ]
     return config
 
 
 @pytest.fixture(scope="module")
 def repository(exported, tmp_path_factory):
-    """The checkpoint of an encoder with types as a model of Triton, made by the command; and the
-    export beside it."""
+    """The folder of an encoder export and of a Triton model repository, both written by the export
+    command."""
     root = tmp_path_factory.mktemp("triton")
     checkpoint = str(exported("pretraining").checkpoint)
     cli.main(
@@ -88,7 +90,7 @@ def repository(exported, tmp_path_factory):
     return root
 
 
-def test_the_configuration_is_that_of_the_graph(repository):
+def test_configuration_matches_graph(repository):
     folder = repository / "repository/reader"
     assert sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.*")) == [
         "1/model.onnx",
@@ -104,13 +106,11 @@ def test_the_configuration_is_that_of_the_graph(repository):
         "token_type_ids",
     ]
     assert [list(tensor.dims) for tensor in config.output] == [[-1, 48], [2]]
-    # a GPU where there is one; the name of the folder
+    # the defaults: a GPU if there is one, and the name of the folder
     assert not config.instance_group and not config.name
 
 
-def test_requests_that_are_padded_to_multiples_of_16_run_together_and_alone_give_the_same(
-    repository, exported
-):
+def test_batch_of_padded_requests_matches_torch(repository, exported):
     folder = repository / "repository/reader"
     session = onnxruntime.InferenceSession(folder / "1/model.onnx")
     model = exported("pretraining").model
@@ -124,7 +124,7 @@ def test_requests_that_are_padded_to_multiples_of_16_run_together_and_alone_give
         requests.append(
             {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
         )
-    names = [tensor.name for tensor in config_of(folder).output]
+    names = [tensor.name for tensor in read_config(folder).output]
     together = {
         name: np.concatenate([request[name] for request in requests]) for name in requests[0]
     }
@@ -144,7 +144,9 @@ def test_requests_that_are_padded_to_multiples_of_16_run_together_and_alone_give
         )
 
 
-def test_the_folder_is_replaced_if_it_is_ours_alone(repository, exported, tmp_path, monkeypatch):
+def test_force_replaces_folder_only_if_all_files_are_ours(
+    repository, exported, tmp_path, monkeypatch
+):
     folder, checkpoint = tmp_path / "reader", str(exported("pretraining").checkpoint)
 
     def run(*flags):
@@ -153,7 +155,7 @@ def test_the_folder_is_replaced_if_it_is_ours_alone(repository, exported, tmp_pa
     def fails(*args, **settings):
         raise ValueError("planned")
 
-    # nothing is written here
+    # the export fails after the checks of the folder
     monkeypatch.setattr("vanilla_transformer_export.exporting.export.Graphs.plan", fails)
     for name in ("config.pbtxt", "1/model.onnx"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +174,7 @@ def test_the_folder_is_replaced_if_it_is_ours_alone(repository, exported, tmp_pa
     assert sorted(path.name for path in folder.rglob("*")) == ["1", "config.pbtxt", "model.onnx"]
 
 
-def test_what_triton_cannot_run_is_said_before_anything_is_written(exported, tmp_path):
+def test_unsupported_model_or_folder_raises_before_files_are_written(exported, tmp_path):
     with raises(ValueError, seen="VanillaDecoderForCausalLM"):
         export(exported("causal").checkpoint, tmp_path / "export", triton=tmp_path / "model")
     for triton in ("export", "export/model", ""):
@@ -181,9 +183,9 @@ def test_what_triton_cannot_run_is_said_before_anything_is_written(exported, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_encoder_decoder_generates_in_one_graph(exported, tmp_path):
-    """Requests of one shape run together, each with its own number of tokens, padded to the
-    longest."""
+def test_encoder_decoder_generates_in_one_graph(exported, tmp_path):
+    """Requests of one shape run in one batch, each with its own max_new_tokens. Results are padded
+    to the longest."""
     settings = ["--generate", "greedy", "--triton", str(tmp_path / "repository/translator")]
     cli.main(["export", str(exported("seq2seq").checkpoint), str(tmp_path / "export"), *settings])
     folder = tmp_path / "repository/translator"
@@ -198,18 +200,20 @@ def test_an_encoder_decoder_generates_in_one_graph(exported, tmp_path):
         None, {"input_ids": ids, "attention_mask": np.ones_like(ids), "max_new_tokens": steps}
     )
     for row, (source, count) in enumerate(zip(ids, steps)):
-        given = {
+        generation = {
             "attention_mask": torch.ones((1, 16), dtype=torch.long),
             "max_new_tokens": int(count[0]),
         }
         expected = (
-            exported("seq2seq").model.generate(torch.from_numpy(source[None]), **given)[0].tolist()
+            exported("seq2seq")
+            .model.generate(torch.from_numpy(source[None]), **generation)[0]
+            .tolist()
         )
         assert together[row].tolist() == expected + [0] * (together.shape[1] - len(expected))
 
 
-def test_a_decoder_generates_in_one_graph(exported, tmp_path):
-    """Requests of one shape run together; padding on either side gives the same."""
+def test_decoder_generates_in_one_graph(exported, tmp_path):
+    """Requests of one shape run in one batch, and padding on either side gives the same tokens."""
     export(
         exported("causal").checkpoint,
         tmp_path / "export",
@@ -236,8 +240,8 @@ def test_a_decoder_generates_in_one_graph(exported, tmp_path):
     assert actual.tolist() == [[0] * 11 + expected] * 2
 
 
-def test_weights_in_a_file_of_their_own_stand_beside_the_graph(exported, tmp_path):
-    """Triton expects a folder with the name that the graph has otherwise."""
+def test_external_weights_are_copied_beside_graph(exported, tmp_path):
+    """Triton then expects a folder model.onnx in place of the file."""
     (tmp_path / "export/onnx").mkdir(parents=True)
     graph = onnx.load(exported("encoder").directory / "onnx/model.onnx")
     place = {"location": "model.onnx_data", "save_as_external_data": True}  # as for the cpu target
@@ -267,7 +271,7 @@ def test_weights_in_a_file_of_their_own_stand_beside_the_graph(exported, tmp_pat
 @pytest.mark.parametrize(
     "target, kind", [("portable", None), ("cpu", "KIND_CPU"), ("cuda", "KIND_GPU")]
 )
-def test_instances_run_where_the_target_does(target, kind):
+def test_instance_kind_matches_target(target, kind):
     assert instance_kind(get_target(target), ("encoder",), "fp32") == kind
     assert kind is None or MESSAGES.ModelInstanceGroup.Kind.Value(kind)
 
@@ -280,7 +284,7 @@ def test_instances_run_where_the_target_does(target, kind):
         (TensorSpec("x", "float16", ("batch_size", 4)), "float16", "int64"),
     ],
 )
-def test_tensors_that_triton_cannot_batch_are_refused(tensor, seen, expected):
+def test_tensors_that_cannot_be_batched_are_rejected(tensor, seen, expected):
     with raises(ValueError, seen=seen, expected=expected):
         config_text(GraphSpec("onnx/model.onnx", (tensor,), ()))
 
@@ -289,15 +293,15 @@ TARGETS = [("portable", "int8"), ("cpu", "fp32"), ("cpu", "int8")]
 KINDS = [
     (name, *target) for name in ("encoder", "masked-lm", "classification") for target in TARGETS
 ]
-KINDS += [("answers", "portable", "int8")]  # whose window no graph of the cpu target has
+KINDS += [("answers", "portable", "int8")]  # the cpu target has no graph with its attention window
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, target, dtype", KINDS)
-def test_every_kind_of_graph(exported, tmp_path, name, target, dtype):
-    made = exported(name)
+def test_every_kind_of_graph_runs(exported, tmp_path, name, target, dtype):
+    original = exported(name)
     manifest = export(
-        made.checkpoint,
+        original.checkpoint,
         tmp_path / "export",
         target=target,
         dtype=dtype,
@@ -317,5 +321,5 @@ def test_every_kind_of_graph(exported, tmp_path, name, target, dtype):
     [actual] = onnxruntime.InferenceSession(path).run([config.output[0].name], feeds)
     if dtype == "fp32":
         with torch.no_grad():
-            expected = made.model(input_ids=torch.from_numpy(ids))[0].numpy()
+            expected = original.model(input_ids=torch.from_numpy(ids))[0].numpy()
         np.testing.assert_allclose(actual, expected, atol=1e-4)

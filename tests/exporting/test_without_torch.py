@@ -1,5 +1,5 @@
-"""Exports where torch and transformers are not installed: the same files as with them, and one line
-where they are needed."""
+"""Exports without torch and transformers: the same files as with them, and one-line errors where
+they are needed."""
 
 import json
 import os
@@ -27,8 +27,7 @@ from vanilla_transformer_export.graphs.expected_weights import expected_weights
 from vanilla_transformer_export.graphs.weights import tied_names
 from vanilla_transformer_export.heads import HEADS
 
-# Each line of standard input is the arguments of a command; of each, the error, or None, and what
-# it printed and warned.
+# Reads the arguments of one command per line, and prints its error (or None), output and warnings.
 COMMANDS = """
 import contextlib, io, json, sys
 for name in ("torch", "transformers"):
@@ -109,8 +108,8 @@ def without_torch(*commands):
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    """`MODELS` by name, with the words w0 to w47, and one of them in shards and in half
-    precision."""
+    """Checkpoints of `MODELS` with a tokenizer of the words w0 to w47; seq2seq also in shards and
+    in half precision."""
     folder = tmp_path_factory.mktemp("checkpoints")
     for name, (architecture, fields) in MODELS.items():
         common = {
@@ -131,7 +130,7 @@ def checkpoints(tmp_path_factory):
     return folder
 
 
-def files_of(directory):
+def read_files(directory):
     return {
         path.relative_to(directory).as_posix(): path.read_bytes()
         for path in directory.rglob("*")
@@ -146,7 +145,7 @@ def without_parity(manifest):
     return {**kept, "variants": graphs}
 
 
-def test_the_files_are_those_of_an_export_with_torch(checkpoints, tmp_path):
+def test_files_match_export_with_torch(checkpoints, tmp_path):
     assert len(list((checkpoints / "seq2seq in shards").glob("*.safetensors"))) > 1
     commands = []
     for name, options in EXPORTS.items():
@@ -175,7 +174,7 @@ def test_the_files_are_those_of_an_export_with_torch(checkpoints, tmp_path):
         expected = export(
             checkpoints / name.strip(), tmp_path / f"{name}-with", cases=1, **arguments
         )
-        actual, others = (files_of(tmp_path / f"{name}-{how}") for how in ("without", "with"))
+        actual, others = (read_files(tmp_path / f"{name}-{how}") for how in ("without", "with"))
         manifest = json.loads(actual.pop("manifest.json"))
         assert others.pop("manifest.json")
         assert (others.pop("reference.npz", None) is None) == ("--generate" in options)
@@ -186,7 +185,7 @@ def test_the_files_are_those_of_an_export_with_torch(checkpoints, tmp_path):
         assert "parity_reason" not in expected or default_parity(expected) is None
 
 
-def test_an_export_without_torch_is_verified_and_run_later(checkpoints, tmp_path):
+def test_export_without_torch_can_be_verified_and_run(checkpoints, tmp_path):
     from vanilla_transformer_export import load_checkpoint
 
     [[error, *_]] = without_torch(
@@ -204,7 +203,7 @@ def test_an_export_without_torch_is_verified_and_run_later(checkpoints, tmp_path
     assert Runtime(tmp_path / "out").generate(ids, max_new_tokens=7).tolist() == expected.tolist()
 
 
-def test_versions_are_those_of_what_is_installed(checkpoints, tmp_path, monkeypatch):
+def test_manifest_has_versions_of_installed_packages_only(checkpoints, tmp_path, monkeypatch):
     from importlib import metadata
 
     from vanilla_transformer_export.exporting import export as exporting
@@ -223,7 +222,7 @@ def test_versions_are_those_of_what_is_installed(checkpoints, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("architecture", HEADS)
-def test_the_weights_are_those_of_the_model_in_torch(architecture):
+def test_expected_weights_match_torch_model(architecture):
     for fields in variants(architecture).values():
         model = perturbed(architecture, {**sizes(architecture), **fields})
         config = Config(model.config, architecture)
@@ -234,7 +233,7 @@ def test_the_weights_are_those_of_the_model_in_torch(architecture):
         assert tied <= {*tied_names(config)}
 
 
-def test_configs_have_the_fields_that_transformers_gives_them(tmp_path):
+def test_config_fields_match_transformers(tmp_path):
     """Some of the files have all fields, others only the fields without a default."""
     expected = {}
     for model_type, config_class in CONFIGS.items():
@@ -279,7 +278,7 @@ def without(content, names):
 @pytest.mark.parametrize(
     "settings", [None, {"max_length": 30, "num_beams": 4, "temperature": 0.5}, {"eos_token_id": -1}]
 )
-def test_generation_settings_are_those_of_transformers(settings, checkpoints, tmp_path):
+def test_generation_config_matches_transformers(settings, checkpoints, tmp_path):
     checkpoint = copy_folder(checkpoints / "seq2seq", tmp_path)
     if settings is None:
         (checkpoint / "generation_config.json").unlink()
@@ -307,21 +306,21 @@ def change_weights(checkpoint, change):
     save_file(weights, path, metadata={"format": "pt"})
 
 
-def cut(path):
+def truncate(path):
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def pickled(checkpoint):
+def pickle_weights(checkpoint):
     (checkpoint / "model.safetensors").unlink()
     torch.save({}, checkpoint / "pytorch_model.bin")
 
 
-def with_infinity(weights):
+def add_infinity(weights):
     weights["model.layers.0.feed_forward.up_proj.bias"][3] = torch.inf
 
 
 FAULTS = {
-    "no weights": (pickled, "has no weights: expected model.safetensors, found config.json"),
+    "no weights": (pickle_weights, "has no weights: expected model.safetensors, found config.json"),
     "a missing tensor": (
         lambda path: change_weights(
             path, lambda weights: weights.pop("model.norm.weight", weights.pop("classifier.bias"))
@@ -346,11 +345,11 @@ FAULTS = {
         "1 are not floating point: classifier.bias",
     ),
     "infinity": (
-        lambda path: change_weights(path, with_infinity),
+        lambda path: change_weights(path, add_infinity),
         "has 1 of 40 values that are NaN or infinite",
     ),
     "a file that is cut": (
-        lambda path: cut(path / "model.safetensors"),
+        lambda path: truncate(path / "model.safetensors"),
         "is not a complete safetensors file",
     ),
     "a later option": (
@@ -376,7 +375,7 @@ FAULTS = {
 }
 
 
-def test_a_damaged_checkpoint_is_an_error_in_one_line_with_and_without_torch(checkpoints, tmp_path):
+def test_damaged_checkpoint_is_one_line_error_with_and_without_torch(checkpoints, tmp_path):
     commands = []
     for name, (damage, _) in FAULTS.items():
         damage(shutil.copytree(checkpoints / "encoder", tmp_path / name))
@@ -390,10 +389,10 @@ def test_a_damaged_checkpoint_is_an_error_in_one_line_with_and_without_torch(che
     assert not (tmp_path / "out").exists()
 
 
-def test_a_shard_that_is_cut_is_named(checkpoints, tmp_path):
+def test_error_names_truncated_shard(checkpoints, tmp_path):
     checkpoint = copy_folder(checkpoints / "seq2seq in shards", tmp_path)
     shard = sorted(checkpoint.glob("*.safetensors"))[1]
-    cut(shard)
+    truncate(shard)
     [[error, *_]] = without_torch(["export", checkpoint, tmp_path / "out"])
     assert f"{shard} is not a complete safetensors file" in error and os.listdir(tmp_path) == [
         checkpoint.name
@@ -403,7 +402,7 @@ def test_a_shard_that_is_cut_is_named(checkpoints, tmp_path):
 @pytest.mark.parametrize(
     "options", [["--target", "cpu"], ["--dtype", "fp32,int8"], ["--generate", "greedy"]]
 )
-def test_a_full_disk_leaves_nothing(options, checkpoints, tmp_path):
+def test_full_disk_leaves_nothing_behind(options, checkpoints, tmp_path):
     lines = json.dumps(["export", str(checkpoints / "seq2seq"), str(tmp_path / "out"), *options])
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # noqa: E731
     [[error, *_]] = run(COMMANDS, [lines], preexec_fn=limit)
@@ -414,7 +413,7 @@ def test_a_full_disk_leaves_nothing(options, checkpoints, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_what_needs_torch_is_named_with_its_extra(checkpoints, tmp_path):
+def test_error_names_extra_for_features_that_need_torch(checkpoints, tmp_path):
     bert, gpt2 = tmp_path / "bert", tmp_path / "gpt2"
     shape = {
         "hidden_size": 16,
@@ -453,7 +452,7 @@ def test_what_needs_torch_is_named_with_its_extra(checkpoints, tmp_path):
     assert not (tmp_path / "out").exists() and not (tmp_path / "kept").exists()
 
 
-def test_models_are_named_with_the_extra_that_they_need():
+def test_import_error_of_model_names_torch_extra():
     code = (
         "import sys; sys.modules['torch'] = None; from vanilla_transformer import "
         "VanillaEncoderModel"

@@ -1,4 +1,4 @@
-"""Tests of predictions for whole files, in shards: every line once, in order, bad lines apart."""
+"""Tests of predictions for files in shards: every line once and in order, bad lines reported."""
 
 import bz2
 import gzip
@@ -21,14 +21,14 @@ from vanilla_transformer_export.files.run import Runner
 pytestmark = pytest.mark.filterwarnings("ignore:.* was cut after")
 
 
-def bad_lines(path):
+def read_bad_lines(path):
     return [
         (result["line"], result["reason"])
         for result in map(json.loads, path.read_text().splitlines())
     ]
 
 
-# ---------------------------------------------------------------------------------- what is written
+# ------------------------------------------------------------------------------------------ outputs
 
 
 def test_each_line_is_translated_once_and_in_order(bulk, runtime_of, tmp_path):
@@ -72,8 +72,10 @@ def test_predictions_of_text_are_json_lines(bulk, runtime_of, tmp_path):
     lines = [line or "w5" for line in some_lines(10)]
     bulk(None, ["classification"]).to_directory([write(tmp_path / "a", lines)], tmp_path / "out")
     actual = [json.loads(line) for line in (tmp_path / "out" / "a.jsonl").read_text().splitlines()]
-    for own, [expected] in zip(actual, runtime_of("classification").classify(lines), strict=True):
-        assert own[0]["label"] == expected["label"] and own[0]["score"] == pytest.approx(
+    for labels, [expected] in zip(
+        actual, runtime_of("classification").classify(lines), strict=True
+    ):
+        assert labels[0]["label"] == expected["label"] and labels[0]["score"] == pytest.approx(
             expected["score"], abs=1e-6
         )
 
@@ -96,13 +98,13 @@ def test_embeddings(bulk, runtime_of, tmp_path, kind):
     np.testing.assert_allclose(result, runtime_of("encoder").embed(lines), rtol=0, atol=1e-6)
 
 
-def test_an_input_without_lines_gives_an_output_without_lines(bulk, tmp_path):
+def test_empty_input_gives_empty_output(bulk, tmp_path):
     assert bulk().to_directory([write(tmp_path / "a", [])], tmp_path / "out")["lines"] == 0
     assert (tmp_path / "out" / "a").read_bytes() == b""
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_a_nested_field_is_read_and_the_results_get_another_name(bulk, runtime_of, tmp_path, kind):
+def test_nested_field_is_read_and_results_use_output_field(bulk, runtime_of, tmp_path, kind):
     """Translation data sets of the Hub look like this: the field `translation` holds both
     languages."""
     lines = [line or "w5" for line in some_lines(6)]
@@ -157,7 +159,7 @@ def test_compressed_files_are_read_as_plain_ones(bulk, tmp_path, compressed, nam
         ("a.parquet", b"version https://git-lfs.github.com/spec/v1\n", "git-lfs", ()),
     ],
 )
-def test_files_that_hold_no_lines_are_refused_before_anything_is_written(
+def test_unsupported_file_raises_before_output_is_written(
     bulk, tmp_path, name, content, seen, expected
 ):
     (tmp_path / name).write_bytes(content)
@@ -169,7 +171,7 @@ def test_files_that_hold_no_lines_are_refused_before_anything_is_written(
 # ---------------------------------------------------------------------------------------- bad lines
 
 
-def test_bad_lines_of_text_are_set_aside_and_leave_their_place(bulk, runtime_of, tmp_path):
+def test_bad_text_lines_are_reported_and_leave_an_empty_line(bulk, runtime_of, tmp_path):
     lines = [line.encode() for line in some_lines(20)]
     lines[3], lines[17] = b"caf\xe9", b"w5 " * 400_000
     (tmp_path / "a").write_bytes(b"\n".join(lines))
@@ -177,13 +179,13 @@ def test_bad_lines_of_text_are_set_aside_and_leave_their_place(bulk, runtime_of,
     lines[3] = lines[17] = b""
     expected = translated(runtime_of("seq2seq"), [line.decode() for line in lines])
     assert (tmp_path / "out" / "a").read_text().split("\n") == [*expected, ""]
-    first, second = bad_lines(tmp_path / "out" / "a.bad.jsonl")
+    first, second = read_bad_lines(tmp_path / "out" / "a.bad.jsonl")
     assert first[0] == 4 and "UTF-8" in first[1]
     assert second[0] == 18 and "1,000,000" in second[1]
     assert (report["lines"], report["bad"]) == (20, 2)
 
 
-def test_bad_json_lines(bulk, tmp_path):
+def test_bad_json_lines_are_reported(bulk, tmp_path):
     lines = [
         '{"text": "w5"}',
         "{",
@@ -209,7 +211,7 @@ def test_bad_json_lines(bulk, tmp_path):
         {"text": None, "translation": 0},
     ]
     assert result[6]["text"] == "\ud800"
-    numbers, reasons = zip(*bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl"))
+    numbers, reasons = zip(*read_bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl"))
     assert numbers == (2, 3, 4, 5, 7)
     for reason, words in zip(
         reasons,
@@ -227,18 +229,18 @@ def test_bad_json_lines(bulk, tmp_path):
 @pytest.mark.parametrize(
     "line", ['{"text": "w5", "text": "w6"}', '{"text": "w5", "a": [{"b": 1, "b": 1}]}']
 )
-def test_a_line_with_two_fields_of_one_name_is_set_aside(bulk, tmp_path, line):
+def test_json_line_with_duplicate_field_is_reported(bulk, tmp_path, line):
     report = bulk().to_directory(
         [write(tmp_path / "a.jsonl", [line, '{"text": "w5"}'])], tmp_path / "out"
     )
     first, second = (tmp_path / "out" / "a.jsonl").read_text().splitlines()
     assert first == "null" and "translation" in json.loads(second) and report["bad"] == 1
-    [(place, reason)] = bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl")
+    [(place, reason)] = read_bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl")
     assert place == 1 and ("'text'" in reason or "'b'" in reason)
 
 
 @pytest.mark.parametrize("number", ["1e400", "-1e999", "NaN", "Infinity", '[{"a": 1E+400}]'])
-def test_numbers_that_json_cannot_hold_are_set_aside(bulk, tmp_path, number):
+def test_json_line_with_nonfinite_number_is_reported(bulk, tmp_path, number):
     lines = [
         f'{{"text": "w5", "score": {number}}}',
         '{"text": "w5", "score": 1e300, "id": 123456789012345678901234567890}',
@@ -250,33 +252,32 @@ def test_numbers_that_json_cannot_hold_are_set_aside(bulk, tmp_path, number):
         and json.loads(second)["id"] == 123456789012345678901234567890
         and report["bad"] == 1
     )
-    [(place, reason)] = bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl")
+    [(place, reason)] = read_bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl")
     assert place == 1 and number.strip('[{}]"a: ') in reason
 
 
-def test_an_escaped_name_of_the_output_field_is_set_aside(bulk, tmp_path):
+def test_json_line_with_escaped_output_field_is_reported(bulk, tmp_path):
     lines = ['{"text": "w5", "\\u0074ranslation": 1}', '{"text": "w5"}']
     bulk().to_directory([write(tmp_path / "a.jsonl", lines)], tmp_path / "out")
-    [(place, reason)] = bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl")
+    [(place, reason)] = read_bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl")
     assert place == 1 and "translation" in reason
 
 
-def test_what_is_too_long_for_the_model_is_bad_and_its_neighbours_are_not(
-    bulk, runtime_of, tmp_path
-):
+def test_too_long_line_is_reported_and_neighbours_are_kept(bulk, runtime_of, tmp_path):
     lines = ["w5 w1 w6"] * 20
-    lines[2] = lines[13] = "w5 " * 60  # of 40 positions
+    lines[2] = lines[13] = "w5 " * 60  # more than the 40 positions
     predictions = Predictions(runtime_of("causal-learned"), None, OPTIONS)
     Runner(predictions).to_directory([write(tmp_path / "a", lines)], tmp_path / "out")
-    result = (tmp_path / "out" / "a").read_text().split("\n")
-    assert [place for place, text in enumerate(result) if not text] == [2, 13, 20]
-    assert [number for number, _ in bad_lines(tmp_path / "out" / "a.bad.jsonl")] == [3, 14]
+    [text] = runtime_of("causal-learned").generate(lines[:1], **OPTIONS)
+    expected = ["" if number in (2, 13) else text for number in range(20)]
+    assert text and (tmp_path / "out" / "a").read_text().split("\n") == [*expected, ""]
+    assert [number for number, _ in read_bad_lines(tmp_path / "out" / "a.bad.jsonl")] == [3, 14]
 
 
 # ----------------------------------------------------------------------------------------- progress
 
 
-def test_what_is_told_without_a_terminal(bulk, tmp_path, monkeypatch, capsys):
+def test_progress_is_printed_without_terminal(bulk, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(progress_bar, "SECONDS", 0)
     bulk().to_directory([write(tmp_path / "a", some_lines(16))], tmp_path / "out")
     message = capsys.readouterr().err.splitlines()
@@ -285,8 +286,8 @@ def test_what_is_told_without_a_terminal(bulk, tmp_path, monkeypatch, capsys):
     )
 
 
-def test_the_benchmark_runs(runtime_of, tmp_path, monkeypatch, capsys):
-    """Here in one process, where its memory is of no interest."""
+def test_benchmark_runs(runtime_of, tmp_path, monkeypatch, capsys):
+    """The benchmark runs in one process here, because memory is not measured."""
     monkeypatch.setattr(benchmark, "isolated", lambda function, *arguments: function(*arguments))
     source = write(tmp_path / "a", ["w5 w6", "", "w7"])
     export = str(runtime_of("seq2seq").path.parent)

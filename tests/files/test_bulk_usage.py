@@ -1,4 +1,4 @@
-"""Tests of errors: wrong calls of predictions for whole files."""
+"""Tests of usage errors of bulk prediction over files."""
 
 import pyarrow
 import pyarrow.parquet
@@ -16,7 +16,7 @@ from vanilla_transformer_export.heads import CHOICES, PAIR, QUESTION, TEXT
 pytestmark = pytest.mark.filterwarnings("ignore:.* was cut after")
 
 
-def test_what_is_not_ours_is_refused_and_stays(bulk, runtime_of, tmp_path):
+def test_unusable_paths_are_rejected_and_existing_files_kept(bulk, runtime_of, tmp_path):
     source = write(tmp_path / "a", ["w5"])
     (tmp_path / "mine").mkdir()
     write(tmp_path / "mine" / "notes", ["mine"])
@@ -36,7 +36,7 @@ def test_what_is_not_ours_is_refused_and_stays(bulk, runtime_of, tmp_path):
     assert names(tmp_path) == ["a", "mine", "other"] and names(tmp_path / "mine") == ["notes"]
 
 
-def test_wrong_usage_is_refused_before_anything_is_written(bulk, runtime_of, tmp_path):
+def test_invalid_arguments_raise_before_output_is_written(bulk, runtime_of, tmp_path):
     text = write(tmp_path / "a", ["w5"])
     pyarrow.parquet.write_table(
         pyarrow.table({"translation": ["w5"], "text": ["w5"]}), tmp_path / "b.parquet"
@@ -71,14 +71,14 @@ def test_wrong_usage_is_refused_before_anything_is_written(bulk, runtime_of, tmp
         RecordFields([QUESTION], "a")
 
 
-def test_a_cluster_without_ray_names_the_extra(bulk, tmp_path, monkeypatch):
+def test_missing_ray_error_names_extra(bulk, tmp_path, monkeypatch):
     monkeypatch.setattr(on_ray, "ray", None)
     with raises(ImportError, seen="vanilla-transformer[cpu,ray]"):
         bulk().to_directory([write(tmp_path / "a", ["w5"])], tmp_path / "out", ray="auto")
     assert names(tmp_path) == ["a"]
 
 
-def test_what_a_task_reads_of_an_object():
+def test_record_fields_read_named_and_nested_fields():
     pair = {"text": "a", "text_pair": "b", "id": 1}
     assert RecordFields([TEXT, PAIR]).parse_record(pair).example == {"text": "a", "text_pair": "b"}
     assert RecordFields([TEXT, PAIR]).parse_record({"text": "a", "id": 1}).example == {"text": "a"}

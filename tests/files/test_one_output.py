@@ -1,5 +1,4 @@
-"""Generation over lines of text: results in order, one output file that a killed run resumes, bad
-lines, and what is rejected."""
+"""Tests of generation over lines of text into one file: order, bad lines, resuming, errors."""
 
 import gzip
 import json
@@ -47,7 +46,7 @@ def runner(runtime, options=BEAMS, shard_lines=8, skips=True, field=None, prefix
     return Runner(predictions, field, None, prefix, shard_lines, skips)
 
 
-def partial_of(out):
+def partial_path(out):
     return out.with_name(f".{out.name}.partial")
 
 
@@ -55,10 +54,10 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-# ---------------------------------------------------------------------------------- what is written
+# ------------------------------------------------------------------------------------------- output
 
 
-def test_each_line_gives_what_it_gives_alone(runtime, tmp_path):
+def test_output_lines_equal_single_line_generation(runtime, tmp_path):
     lines = some_lines(50)
     report = runner(runtime, batch_size=4).to_file(write(tmp_path / "in", lines), tmp_path / "out")
     alone = [runtime.generate([line], **BEAMS)[0] if line else "" for line in lines]
@@ -67,7 +66,7 @@ def test_each_line_gives_what_it_gives_alone(runtime, tmp_path):
     assert names(tmp_path) == ["in", "out"]
 
 
-def test_scores_stand_behind_a_tab_and_n_best_lists_are_those_of_moses(runtime, tmp_path):
+def test_scores_follow_tab_and_n_best_uses_moses_format(runtime, tmp_path):
     lines = ["w5 w6", "", "w7", "w8 w9 w10"]
     source = write(tmp_path / "in", lines)
     runner(runtime, scores=True).to_file(source, tmp_path / "scores")
@@ -90,7 +89,7 @@ def test_scores_stand_behind_a_tab_and_n_best_lists_are_those_of_moses(runtime, 
     assert float(actual[0][2]) > float(actual[1][2])
 
 
-def test_records_have_the_texts_with_their_scores(runtime, tmp_path):
+def test_records_contain_texts_and_scores(runtime, tmp_path):
     rows = [{"text": "w5 w6"}, {"text": ""}, {"text": "w8 w9 w10"}]
     source = write(tmp_path / "in.jsonl", map(json.dumps, rows))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "in.parquet")
@@ -108,7 +107,7 @@ def test_records_have_the_texts_with_their_scores(runtime, tmp_path):
     assert pairs[0]["text"] == texts[2] and pairs[0]["score"] > pairs[1]["score"]
 
 
-def test_samples_come_with_the_likeliest_first(runtime):
+def test_samples_are_sorted_by_score(runtime):
     [printed] = runner(runtime, SAMPLING, n_best=5).lines([b"w5 w6", b"w7"], "line {}")
     scores = [float(line.split(" ||| ")[2]) for line in printed.splitlines()]
     scores = np.array(scores).reshape(2, 5)
@@ -117,7 +116,7 @@ def test_samples_come_with_the_likeliest_first(runtime):
 
 @pytest.mark.parametrize("task", ["generate", "translate"])
 def test_each_line_is_sampled_with_its_own_seed(runtime, task):
-    """Whatever lines run beside it."""
+    """Batch size and shard size do not change the samples."""
     lines = [line or "w5" for line in some_lines(12)]
     method = getattr(runtime, task)
     options = {name: value for name, value in SAMPLING.items() if name != "seed"}
@@ -132,7 +131,7 @@ def test_each_line_is_sampled_with_its_own_seed(runtime, task):
     assert len(set(expected)) > 5
 
 
-def test_seeds_are_one_for_each_text(runtime):
+def test_number_of_seeds_must_match_number_of_texts(runtime):
     for call in (runtime.generate, runtime.translate, runtime.generate_with_scores):
         with raises(UsageError, seen=("seeds", 2), expected=1):
             call(["w5"], seeds=[1, 2], do_sample=True)
@@ -141,13 +140,13 @@ def test_seeds_are_one_for_each_text(runtime):
         runtime.runtime.generate(ids, seeds=[1, 2], do_sample=True)
 
 
-def test_translations_begin_with_their_prefixes(runtime, tmp_path):
+def test_translations_start_with_target_prefixes(runtime, tmp_path):
     lines, rng = some_lines(30, seed=3), np.random.default_rng(5)
     prefixes = [
         " ".join(f"w{token}" for token in rng.integers(4, 48, rng.integers(0, 4))) for _ in lines
     ]
-    source, beginnings = write(tmp_path / "in", lines), write(tmp_path / "prefixes", prefixes)
-    job = runner(runtime, batch_size=4, prefix=beginnings)
+    source, prefix_file = write(tmp_path / "in", lines), write(tmp_path / "prefixes", prefixes)
+    job = runner(runtime, batch_size=4, prefix=prefix_file)
     job.to_file(source, tmp_path / "out")
     actual = (tmp_path / "out").read_text()
     for line, prefix, text in zip(lines, prefixes, actual.splitlines(), strict=True):
@@ -158,7 +157,7 @@ def test_translations_begin_with_their_prefixes(runtime, tmp_path):
     assert (tmp_path / "outs" / "in").read_text() == actual
 
 
-def test_packed_text_and_carriage_returns_are_read_as_plain_text_is(runtime, tmp_path):
+def test_gzip_and_carriage_returns_give_same_output_as_plain_text(runtime, tmp_path):
     lines = some_lines(9)
     (tmp_path / "in.gz").write_bytes(gzip.compress("\r\n".join(lines).encode("utf-8-sig")))
     for source in (tmp_path / "in.gz", write(tmp_path / "in", lines)):
@@ -171,7 +170,7 @@ def test_line_breaks_within_a_result_become_spaces():
     assert generated_text(0, "one\r\n\ntwo\n", None, False) == "one two "
 
 
-def test_an_input_without_lines_gives_an_output_without_lines(runtime, tmp_path):
+def test_empty_input_gives_empty_output(runtime, tmp_path):
     (tmp_path / "new").mkdir()
     runner(runtime).to_file(write(tmp_path / "in", []), tmp_path / "new" / "out")
     assert (tmp_path / "new" / "out").read_bytes() == b"" and names(tmp_path / "new") == ["out"]
@@ -180,7 +179,7 @@ def test_an_input_without_lines_gives_an_output_without_lines(runtime, tmp_path)
 # --------------------------------------------------------------------------------------- bad lines
 
 
-def test_bad_lines_of_a_file_are_set_aside_beside_the_output(runtime, tmp_path):
+def test_bad_lines_are_written_to_file_next_to_output(runtime, tmp_path):
     lines = [b"w5", b"w6 \xff", b"w7"]
     (tmp_path / "in").write_bytes(b"\n".join(lines))
     report = runner(runtime).to_file(tmp_path / "in", tmp_path / "out")
@@ -198,20 +197,18 @@ def test_bad_lines_of_a_file_are_set_aside_beside_the_output(runtime, tmp_path):
 
 
 @pytest.mark.parametrize("bad", ["w6 \udcff", "w6 " * 60], ids=["bytes", "too long"])
-def test_a_bad_line_stops_a_run_that_resumes_with_skip_or_once_it_is_repaired(
-    exported, tmp_path, bad
-):
-    folder = with_words(exported("causal-learned").directory, tmp_path)  # of 40 positions
+def test_bad_line_stops_run_and_skipping_resumes(exported, tmp_path, bad):
+    folder = with_words(exported("causal-learned").directory, tmp_path)  # 40 positions
     job = Predictions(TextRuntime(folder, threads=1), "generate", dict(max_new_tokens=4))
     (tmp_path / "in").write_bytes(
         "\n".join(["w5"] * 5 + [bad, "w7"]).encode(errors="surrogateescape")
     )
     for output in (Runner.to_file, Runner.to_directory):
         source, out = tmp_path / "in", tmp_path / output.__name__
-        given = source if output is Runner.to_file else [source]
+        paths = source if output is Runner.to_file else [source]
         with raises(ValueError, seen=6):
-            output(Runner(job, shard_lines=4, skips_bad_lines=False), given, out)
-        report = output(Runner(job, shard_lines=4), given, out)
+            output(Runner(job, shard_lines=4, skips_bad_lines=False), paths, out)
+        report = output(Runner(job, shard_lines=4), paths, out)
         assert report["bad"] == 1
     with raises(ValueError, seen=6):
         [*Runner(job, shard_lines=4, skips_bad_lines=False).file(tmp_path / "in")]
@@ -219,6 +216,18 @@ def test_a_bad_line_stops_a_run_that_resumes_with_skip_or_once_it_is_repaired(
         printed = "".join(Runner(job, shard_lines=4).file(tmp_path / "in"))
     assert printed == (tmp_path / "to_file").read_text()
     assert [not text for text in printed.splitlines()] == [False] * 5 + [True, False]
+
+
+def test_run_stopped_by_bad_line_resumes_after_repair(runtime, tmp_path, monkeypatch):
+    source, job = tmp_path / "in", runner(runtime, shard_lines=2, skips=False)
+    source.write_bytes(b"w5\nw6\nw7 \xff\n")
+    with raises(ValueError, seen=3):
+        job.to_file(source, tmp_path / "out")
+    computed, lines = stop_after(monkeypatch, 9), ["w5", "w6", "w7"]
+    job.to_file(write(source, lines), tmp_path / "out")
+    assert computed == [2]  # the first line of the second shard
+    alone = [runtime.generate([line], **BEAMS)[0] for line in lines]
+    assert (tmp_path / "out").read_text().splitlines() == alone
 
 
 # ----------------------------------------------------------------------------------------- resuming
@@ -232,26 +241,26 @@ def stopped(job, source, out, count):
 
 
 @pytest.mark.parametrize("options", [BEAMS, SAMPLING], ids=["beams", "sampled"])
-def test_wherever_a_run_is_cut_off_the_result_is_the_same(runtime, tmp_path, options):
-    """Shards may be half written, and their facts too."""
+def test_interrupted_runs_resume_to_same_result(runtime, tmp_path, options):
+    """Shards and their facts files may be half written."""
     job = runner(runtime, options, shard_lines=6, n_best=2)
     source, out = write(tmp_path / "in", some_lines(40)), tmp_path / "out"
     job.to_file(source, out)
-    whole, rng = out.read_bytes(), random.Random(0)
+    complete, rng = out.read_bytes(), random.Random(0)
     for count in range(1, 7):
         out.unlink()
         stopped(job, source, out, count)
-        parts = partial_of(out) / "out.parts"
+        parts = partial_path(out) / "out.parts"
         for path in rng.sample(sorted(parts.iterdir()), min(count, 2)):
             path.write_bytes(path.read_bytes()[: rng.randint(0, path.stat().st_size - 1)])
         (parts / f".{count:06}.new").write_text("half")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("warnings.warn", lambda *args, **settings: None)
             job.to_file(source, out)
-        assert out.read_bytes() == whole and names(tmp_path) == ["in", "out"]
+        assert out.read_bytes() == complete and names(tmp_path) == ["in", "out"]
 
 
-def test_a_killed_command_goes_on_to_the_same_result(export, tmp_path):
+def test_killed_command_resumes_to_same_result(export, tmp_path):
     """SIGKILL ends the command at random moments."""
     source, out, expected = (
         write(tmp_path / "in", some_lines(400)),
@@ -267,9 +276,9 @@ def test_a_killed_command_goes_on_to_the_same_result(export, tmp_path):
             [*COMMAND, str(export), "--input", str(source), "--output", str(out), *options],
             stdout=subprocess.DEVNULL,
         )
-        before = len([*partial_of(out).rglob("*.facts")])
+        before = len([*partial_path(out).rglob("*.facts")])
         while process.poll() is None and kills < 4:
-            if len([*partial_of(out).rglob("*.facts")]) >= before + 5:
+            if len([*partial_path(out).rglob("*.facts")]) >= before + 5:
                 time.sleep(rng.uniform(0, 0.02))
                 process.kill()
                 process.wait()
@@ -280,8 +289,8 @@ def test_a_killed_command_goes_on_to_the_same_result(export, tmp_path):
 
 
 @pytest.fixture
-def begun(runtime, tmp_path):
-    """The files of a run that was stopped after its first shard."""
+def interrupted_run(runtime, tmp_path):
+    """Return the input and the output path of a run that stopped after its first shard."""
     files = write(tmp_path / "in", some_lines(20)), tmp_path / "out"
     stopped(runner(runtime), *files, 1)
     return files
@@ -299,67 +308,78 @@ def begun(runtime, tmp_path):
     ],
     ids=str,
 )
-def test_a_call_with_other_options_is_refused_and_what_was_begun_stays(
-    runtime, begun, change, seen
+def test_resuming_with_other_options_is_rejected_and_partial_output_kept(
+    runtime, interrupted_run, change, seen
 ):
-    before = sorted(partial_of(begun[1]).rglob("*"))
+    before = sorted(partial_path(interrupted_run[1]).rglob("*"))
     with raises(FileExistsError, seen=seen):
-        runner(runtime, **change).to_file(*begun)
-    assert sorted(partial_of(begun[1]).rglob("*")) == before
-    runner(runtime).to_file(*begun)
+        runner(runtime, **change).to_file(*interrupted_run)
+    assert sorted(partial_path(interrupted_run[1]).rglob("*")) == before
+    runner(runtime).to_file(*interrupted_run)
 
 
-def test_a_call_with_another_export_or_prefixes_is_refused_by_name(
-    exported, runtime, begun, tmp_path
+def test_resuming_with_other_export_prefixes_or_threads_is_rejected(
+    exported, runtime, interrupted_run, tmp_path
 ):
     (tmp_path / "other").mkdir()
     other = TextRuntime(
         with_words(exported("seq2seq-untied").directory, tmp_path / "other"), threads=1
     )
     with raises(FileExistsError, seen=".out.partial"):
-        runner(other).to_file(*begun)
+        runner(other).to_file(*interrupted_run)
     with raises(FileExistsError, seen=("target_prefix", None)):
-        runner(runtime, prefix=begun[0]).to_file(*begun)
+        runner(runtime, prefix=interrupted_run[0]).to_file(*interrupted_run)
     with raises(FileExistsError, seen=("threads", 1, 2)):
-        runner(TextRuntime(runtime.path.parent, threads=2)).to_file(*begun)
+        runner(TextRuntime(runtime.path.parent, threads=2)).to_file(*interrupted_run)
 
 
-def test_lines_and_prefixes_that_were_repaired_are_run_again(runtime, begun, monkeypatch):
+def test_changed_lines_are_recomputed(runtime, interrupted_run):
     lines = some_lines(20)
-    write(begun[0], ["w9", *lines[1:]])
-    runner(runtime).to_file(*begun)
-    assert begun[1].read_text().startswith(runtime.generate(["w9"], **BEAMS)[0])
+    write(interrupted_run[0], ["w9", *lines[1:]])
+    runner(runtime).to_file(*interrupted_run)
+    assert interrupted_run[1].read_text().startswith(runtime.generate(["w9"], **BEAMS)[0])
 
 
-def test_a_run_that_ends_before_its_first_shard_leaves_nothing(runtime, tmp_path):
+def test_shard_of_changed_prefix_is_recomputed(runtime, tmp_path):
+    source, prefixes = write(tmp_path / "in", ["w5", "w6"]), tmp_path / "prefixes"
+    job = runner(runtime, shard_lines=1, prefix=write(prefixes, ["w7", "w8"]))
+    stopped(job, source, tmp_path / "out", 1)
+    write(prefixes, ["w9", "w8"])
+    job.to_file(source, tmp_path / "out")
+    first, second = (tmp_path / "out").read_text().splitlines()
+    assert first == runtime.generate(["w5"], target_prefix=["w9"], **BEAMS)[0]
+    assert second == runtime.generate(["w6"], target_prefix=["w8"], **BEAMS)[0]
+
+
+def test_run_stopped_before_first_shard_leaves_no_files(runtime, tmp_path):
     source = write(tmp_path / "in", some_lines(5))
     stopped(runner(runtime), source, tmp_path / "out", 0)
     assert names(tmp_path) == ["in"]
     runner(runtime, {}).to_file(source, tmp_path / "out")
 
 
-def test_two_processes_do_not_write_one_file(runtime, begun):
-    before = sorted(partial_of(begun[1]).rglob("*"))
+def test_output_locked_by_another_process_is_rejected(runtime, interrupted_run):
+    before = sorted(partial_path(interrupted_run[1]).rglob("*"))
     hold = (
         "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX); "
         "print(flush=True); input()"
     )
     other = subprocess.Popen(
-        [sys.executable, "-c", hold, partial_of(begun[1])],
+        [sys.executable, "-c", hold, partial_path(interrupted_run[1])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
     other.stdout.readline()
     with raises(FileExistsError, seen=".out.partial"):
-        runner(runtime).to_file(*begun)
+        runner(runtime).to_file(*interrupted_run)
     other.communicate(b"\n")
-    assert sorted(partial_of(begun[1]).rglob("*")) == before
+    assert sorted(partial_path(interrupted_run[1]).rglob("*")) == before
 
 
-# ----------------------------------------------------------------------------------------- rejected
+# ------------------------------------------------------------------------------------------- errors
 
 
-def test_an_output_that_may_not_be_written_is_refused(runtime, export, tmp_path):
+def test_invalid_output_path_is_rejected_and_force_overwrites(runtime, export, tmp_path):
     source, job = write(tmp_path / "in", ["w5"]), runner(runtime)
     for out, kind, seen, expected in (
         (source, UsageError, "in", ()),
@@ -378,7 +398,7 @@ def test_an_output_that_may_not_be_written_is_refused(runtime, export, tmp_path)
     assert names(tmp_path) == ["in", "there"]
 
 
-def test_a_table_has_a_table_as_its_output(runtime, tmp_path):
+def test_parquet_input_requires_parquet_output(runtime, tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"text": ["w5"]}), tmp_path / "a.parquet")
     with raises(UsageError, seen="Parquet", expected=".parquet"):
         runner(runtime).to_file(tmp_path / "a.parquet", tmp_path / "out.jsonl")
@@ -386,7 +406,7 @@ def test_a_table_has_a_table_as_its_output(runtime, tmp_path):
         [*runner(runtime).file(tmp_path / "a.parquet")]
 
 
-def test_input_that_is_no_text_is_refused_and_nothing_stays(runtime, tmp_path):
+def test_invalid_input_is_rejected_and_leaves_no_output(runtime, tmp_path):
     for name, content, seen in (
         ("bad.gz", b"w5\n", "gzip"),
         ("bad.gz", gzip.compress(b"w5 " * 999)[:-9], "gzip"),
@@ -402,28 +422,28 @@ def test_input_that_is_no_text_is_refused_and_nothing_stays(runtime, tmp_path):
     assert not [path for path in tmp_path.iterdir() if "out" in path.name]
 
 
-def test_a_pipe_has_no_parts(runtime, tmp_path):
+def test_named_pipe_input_is_rejected(runtime, tmp_path):
     os.mkfifo(tmp_path / "in")
-    for write_results, given in (("to_file", tmp_path / "in"), ("to_directory", [tmp_path / "in"])):
+    for write_results, paths in (("to_file", tmp_path / "in"), ("to_directory", [tmp_path / "in"])):
         with raises(UsageError, seen="in"):
-            getattr(runner(runtime), write_results)(given, tmp_path / "out")
+            getattr(runner(runtime), write_results)(paths, tmp_path / "out")
     assert names(tmp_path) == ["in"]
 
 
-def test_what_changes_while_it_is_read_is_an_error(runtime, tmp_path, monkeypatch):
+def test_input_changed_during_run_raises(runtime, tmp_path, monkeypatch):
     source, compute = write(tmp_path / "in", ["w5", "w6"]), run.compute
 
-    def changing(*args):
+    def change_and_compute(*args):
         write(source, ["w7", "w6", "w5"])
         return compute(*args)
 
-    monkeypatch.setattr(run, "compute", changing)
+    monkeypatch.setattr(run, "compute", change_and_compute)
     with raises(ValueError, seen="in"):
         runner(runtime).to_file(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_options_that_cannot_be_are_refused_at_once(runtime, exported, tmp_path):
+def test_unsupported_options_are_rejected(runtime, exported, tmp_path):
     for name, value in {"num_return_sequences": 1, "seeds": [1], "target_prefix": ["w5"]}.items():
         with raises(UsageError, seen=name):
             runner(runtime, {name: value})
@@ -433,18 +453,21 @@ def test_options_that_cannot_be_are_refused_at_once(runtime, exported, tmp_path)
         runner(runtime, dict(beams=2))
     with raises(UsageError, seen="n_best"):
         Predictions(runtime, "translate", n_best=2)
-    reader = TextRuntime(with_words(exported("classification").directory, tmp_path), threads=1)
+    encoder = TextRuntime(with_words(exported("classification").directory, tmp_path), threads=1)
     with raises(
         UsageError,
         seen=("generate", "VanillaEncoderForSequenceClassification"),
         expected=("classify", "zero-shot"),
     ):
-        runner(reader, {})
+        runner(encoder, {})
     with raises(UsageError, seen="num_beams"):
-        Predictions(reader, None, {"num_beams": 2})
+        Predictions(encoder, None, {"num_beams": 2})
     (tmp_path / "decoder").mkdir()
     decoder = TextRuntime(with_words(exported("causal").directory, tmp_path / "decoder"), threads=1)
-    assert [Predictions(each).field for each in (runtime, decoder)] == ["translation", "prediction"]
+    assert [Predictions(model).field for model in (runtime, decoder)] == [
+        "translation",
+        "prediction",
+    ]
     source = write(tmp_path / "in", ["w5"])
     with raises(UsageError, expected="decoder"):
         runner(decoder, {}, prefix=source)
@@ -476,14 +499,14 @@ def test_options_that_cannot_be_are_refused_at_once(runtime, exported, tmp_path)
         (["--n-best", "2", "--scores"], (), ()),
     ],
 )
-def test_arguments_that_do_not_go_together_are_refused(arguments, seen, expected, capsys):
+def test_conflicting_arguments_exit_with_code_2(arguments, seen, expected, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["generate", "anywhere", *arguments])
     assert stopped.value.code == 2
     check_message(capsys.readouterr().err, seen=seen, expected=expected)
 
 
-def test_too_many_results_per_line_name_the_flag(export, capsys):
+def test_n_best_above_num_beams_error_names_flag(export, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["generate", str(export), "--num-beams", "2", "--n-best", "3"])
     assert stopped.value.code == 2
@@ -492,7 +515,7 @@ def test_too_many_results_per_line_name_the_flag(export, capsys):
 
 # ------------------------------------------------------------------------------------------- memory
 
-# Not `ru_maxrss`, which begins with what the process that started this one has.
+# `ru_maxrss` is not used, because a child process starts with the peak of its parent.
 PEAK = """
 import re, sys
 from vanilla_transformer_export.cli.main import main
@@ -502,9 +525,8 @@ print(re.search(r"VmHWM:\\s*(\\d+) kB", open("/proc/self/status").read())[1])
 
 
 @pytest.mark.slow
-def test_ten_times_the_lines_take_no_more_memory(export, tmp_path):
-    """10,000 lines of 8 MB in all beside 1,000 of 0.8 MB, which are more than one window of
-    them."""
+def test_memory_is_constant_for_ten_times_more_lines(export, tmp_path):
+    """Compare 10,000 lines (8 MB) with 1,000 lines (0.8 MB, which is more than one window)."""
     peaks = []
     for count in (1000, 10_000):
         lines = [f"{line} {'  ' * 400}w7" for line in some_lines(count)]

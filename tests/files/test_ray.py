@@ -1,5 +1,4 @@
-"""Tests of our application in a replica of Ray Serve and behind its proxy, without Ray.
-tests/clients/ray has the cluster."""
+"""Tests of the Ray Serve application without Ray. tests/clients/ray runs it on a cluster."""
 
 import asyncio
 import json
@@ -15,7 +14,7 @@ from vanilla_transformer_export.serving.service import Service
 from vanilla_transformer_export.serving.settings import Settings
 
 
-def test_the_application_answers_below_any_path_with_one_request_id():
+def test_application_serves_below_root_path_without_own_request_id():
     async def ask():
         service = Service([], Settings(log_level="error"), None, print, (PROTOCOL,))
         await service.start()
@@ -33,7 +32,7 @@ def test_the_application_answers_below_any_path_with_one_request_id():
     assert "x-request-id" not in right.headers  # Ray's proxy adds it
 
 
-def test_arguments_are_the_settings_of_serve_and_a_few_more(tmp_path, monkeypatch):
+def test_arguments_set_serve_settings_and_exports(tmp_path, monkeypatch):
     directory = tmp_path / "export"
     directory.mkdir()
     (directory / "manifest.json").write_text(
@@ -53,7 +52,7 @@ def test_arguments_are_the_settings_of_serve_and_a_few_more(tmp_path, monkeypatc
         (("b", "en", "de"), ("b", "de", "en")),
     )
     result = ray.parse_exports(args, settings)
-    assert [(each.name, each.directory) for each in result] == [
+    assert [(export.name, export.directory) for export in result] == [
         ("export", directory),
         ("b", directory),
     ]
@@ -61,12 +60,12 @@ def test_arguments_are_the_settings_of_serve_and_a_few_more(tmp_path, monkeypatc
     assert ray.settings_from({"token_file": "token"}, {}).token_file == tmp_path / "token"
 
 
-def test_a_replica_has_the_gpus_that_it_asks_for():
+def test_replica_resources_include_requested_gpus():
     assert ray.resources({}, 2) == {"num_cpus": 2}
     assert ray.resources({"gpus": "1"}, 2) == {"num_cpus": 2, "num_gpus": 1}
 
 
-def test_replicas_are_a_number_or_scale_with_requests():
+def test_replicas_are_fixed_or_autoscaled():
     assert ray.scale("3", 1) == {"num_replicas": 3}
     expected = {"min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 32}
     assert ray.scale("1-4", 2) == {"autoscaling_config": expected}
@@ -85,6 +84,6 @@ def test_replicas_are_a_number_or_scale_with_requests():
         (lambda: ray.resources({"gpus": "all"}, 1), ("gpus", "all"), 1),
     ],
 )
-def test_a_wrong_argument_is_an_error_before_anything_starts(call, seen, expected):
+def test_invalid_arguments_raise_usage_error(call, seen, expected):
     with raises(UsageError, seen=seen, expected=expected):
         call()

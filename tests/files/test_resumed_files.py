@@ -1,4 +1,4 @@
-"""Tests of predictions for whole files that stop and resume."""
+"""Tests of bulk prediction over files that stops and resumes."""
 
 import gzip
 import json
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.* was cut after")
 COMMAND = [sys.executable, "-m", "vanilla_transformer_export.cli.main"]
 
 
-# ----------------------------------------------------------------------------------------- going on
+# ----------------------------------------------------------------------------------------- resuming
 
 
-def begun(bulk, inputs, out, count, error=Stopped):
-    """A run that stopped after so many shards."""
+def interrupt_run(bulk, inputs, out, count, error=Stopped):
+    """Start a run that stops after `count` shards, and return its exception info."""
     with pytest.MonkeyPatch.context() as patch:
         stop_after(patch, count, error)
         with pytest.raises(Exception) as caught:
@@ -34,26 +34,26 @@ def begun(bulk, inputs, out, count, error=Stopped):
     return caught
 
 
-def test_only_what_is_left_is_computed_and_the_result_is_the_same(bulk, tmp_path, monkeypatch):
+def test_resumed_run_computes_only_missing_shards(bulk, tmp_path, monkeypatch):
     inputs = [write(tmp_path / "a", some_lines(30)), write(tmp_path / "b", some_lines(30, seed=1))]
     report = bulk().to_directory(inputs, tmp_path / "out")
-    whole = contents(tmp_path / "out")
+    complete = contents(tmp_path / "out")
     for count in (0, 3, 4, 6):
         out = tmp_path / f"out-{count}"
-        begun(bulk(), inputs, out, count)
+        interrupt_run(bulk(), inputs, out, count)
         with pytest.MonkeyPatch.context() as patch:
             done = stop_after(patch, 100)
             again = bulk().to_directory(inputs, out)
         assert len(done) == 8 - count and again["lines"] == report["lines"] == 60
-        assert contents(out) == whole
+        assert contents(out) == complete
     done = stop_after(monkeypatch, 0)
     assert bulk().to_directory(inputs, tmp_path / "out") == report and done == []
 
 
-def test_a_truncated_shard_is_made_again(bulk, tmp_path):
+def test_truncated_shard_is_recomputed(bulk, tmp_path):
     source = write(tmp_path / "a", some_lines(30))
     bulk().to_directory([source], tmp_path / "whole")
-    begun(bulk(), [source], tmp_path / "out", 3)
+    interrupt_run(bulk(), [source], tmp_path / "out", 3)
     part = tmp_path / "out" / "a.parts" / "000001"
     part.write_bytes(part.read_bytes()[:-3])
     (tmp_path / "out" / "a.parts" / "000002.facts").write_text('{"input": ')
@@ -64,28 +64,28 @@ def test_a_truncated_shard_is_made_again(bulk, tmp_path):
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_bad_lines_of_earlier_shards_stop_a_call_that_stops_at_bad_lines(bulk, tmp_path):
+def test_bad_line_of_finished_shard_raises_if_not_skipped(bulk, tmp_path):
     source = tmp_path / "a"
     source.write_bytes(b"w5\n\xff\n" + b"w6\n" * 28)
-    begun(bulk(), [source], tmp_path / "out", 2)
+    interrupt_run(bulk(), [source], tmp_path / "out", 2)
     with raises(ValueError, seen=("line 2", "a")):
         bulk(skips_bad_lines=False).to_directory([source], tmp_path / "out")
 
 
-def test_shards_of_lines_that_were_repaired_are_made_again(bulk, tmp_path):
+def test_shards_of_changed_lines_are_recomputed(bulk, tmp_path):
     lines, source = some_lines(30), tmp_path / "a"
-    begun(bulk(), [write(source, lines)], tmp_path / "out", 3)
+    interrupt_run(bulk(), [write(source, lines)], tmp_path / "out", 3)
     write(source, ["w9 w8 w7", *lines[1:]])
     with pytest.MonkeyPatch.context() as patch:
         done = stop_after(patch, 100)
         bulk().to_directory([source], tmp_path / "out")
-    assert len(done) == 2  # the first and the last
+    assert len(done) == 2  # the changed shard and the missing shard
     bulk().to_directory([source], tmp_path / "whole")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("kind", ["gz", "parquet"])
-def test_a_truncated_input_is_an_error_that_goes_on_when_it_is_repaired(bulk, tmp_path, kind):
+def test_truncated_input_raises_and_repaired_input_resumes(bulk, tmp_path, kind):
     lines, source = some_lines(400), tmp_path / f"a.{kind}"
     source.write_bytes(gzip.compress("\n".join(lines).encode()))
     if kind == "parquet":
@@ -107,16 +107,16 @@ def test_a_truncated_input_is_an_error_that_goes_on_when_it_is_repaired(bulk, tm
     "error, seen",
     [(MemoryError("12 GB"), (12, "GB")), (OSError(28, "full"), "full")],
 )
-def test_what_stops_a_run_says_what_is_kept(bulk, tmp_path, error, seen):
+def test_error_reports_that_finished_shards_are_kept(bulk, tmp_path, error, seen):
     source = write(tmp_path / "a", some_lines(30))
-    caught = begun(bulk(), [source], tmp_path / "out", 2, error)
+    caught = interrupt_run(bulk(), [source], tmp_path / "out", 2, error)
     assert isinstance(caught.value, OSError)
     check_message(str(caught.value), seen=seen)
     assert "the finished shards stay in" in str(caught.value)
     assert bulk().to_directory([source], tmp_path / "out")["lines"] == 30
 
 
-def call_of(runtime_of, source, **flags):
+def command_arguments(runtime_of, source, **flags):
     """Return the arguments of the command for `source`, without the output."""
     words = [
         str(word)
@@ -130,7 +130,7 @@ def call_of(runtime_of, source, **flags):
 def test_lines_without_letters_are_copied(runtime_of, tmp_path, capsys):
     lines = ["w5 w6", "12345", "***", "w7. 7.", "12:30"]
     source = write(tmp_path / "a", lines)
-    call = call_of(runtime_of, source, max_new_tokens=4)
+    call = command_arguments(runtime_of, source, max_new_tokens=4)
     runtime = runtime_of("seq2seq")
     for flags, copies in ([], True), (["--set", "copy_letterless=false"], False):
         main([*call, *flags, "--output-dir", str(tmp_path / str(copies))])
@@ -154,15 +154,14 @@ def test_lines_without_letters_are_copied(runtime_of, tmp_path, capsys):
         assert (actual[1] == "12345") == copies
 
 
-def test_a_full_disk_leaves_whole_shards(runtime_of, tmp_path):
-    """A process that may write no file of more than 2000 bytes; the results of the third shard are
-    longer."""
+def test_full_disk_keeps_finished_shards_and_run_resumes(runtime_of, tmp_path):
+    """Limit files to 2000 bytes, which the results of the third shard exceed."""
     rows = [
         {"text": f"w{5 + number} w6 w7", "more": "x" * 3000 * (number == 25)}
         for number in range(40)
     ]
     source = write(tmp_path / "a.jsonl", map(json.dumps, rows))
-    call = call_of(runtime_of, source, shard_lines=10, max_new_tokens=2)
+    call = command_arguments(runtime_of, source, shard_lines=10, max_new_tokens=2)
     main([*call, "--output-dir", str(tmp_path / "whole")])
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # noqa: E731
     again = [*COMMAND, *call, "--output-dir", str(tmp_path / "out")]
@@ -183,17 +182,17 @@ def test_a_full_disk_leaves_whole_shards(runtime_of, tmp_path):
     }
 
 
-def test_a_killed_command_goes_on_to_the_same_result(runtime_of, tmp_path):
+def test_killed_command_resumes_to_same_result(runtime_of, tmp_path):
     """SIGKILL ends the command at random moments."""
     source = write(tmp_path / "a", some_lines(300))
-    call = call_of(runtime_of, source, shard_lines=2, max_new_tokens=8)
+    call = command_arguments(runtime_of, source, shard_lines=2, max_new_tokens=8)
     main([*call, "--output-dir", str(tmp_path / "whole")])
-    killed(call, tmp_path / "out", kills=3, shards=20)
+    run_with_kills(call, tmp_path / "out", kills=3, shards=20)
     assert (tmp_path / "out" / "a").read_bytes() == (tmp_path / "whole" / "a").read_bytes()
     assert names(tmp_path / "out") == ["a", "manifest.json"]
 
 
-def killed(call, out, kills, shards):
+def run_with_kills(call, out, kills, shards):
     """Run the command and kill it `kills` times, each time after about `shards` more shards.
 
     Return the peak memory of its last run.
@@ -209,11 +208,11 @@ def killed(call, out, kills, shards):
         time.sleep(rng.uniform(0, 0.02))
         process.kill()
         assert process.wait() == -signal.SIGKILL
-    return peak(call, out)
+    return measure_peak_memory(call, out)
 
 
-def peak(call, out):
-    """Runs the command to its end: the most memory that it had, in KiB."""
+def measure_peak_memory(call, out):
+    """Run the command to its end and return its peak memory in KiB."""
     process = subprocess.Popen(
         [*COMMAND, *call, "--output-dir", str(out)], stdout=subprocess.DEVNULL
     )
@@ -222,29 +221,29 @@ def peak(call, out):
     return usage.ru_maxrss
 
 
-# ------------------------------------------------------------------------------------------ refused
+# ------------------------------------------------------------------------------------------- errors
 
 
-def test_a_call_with_other_arguments_is_refused_by_name(bulk, tmp_path):
+def test_resuming_with_other_arguments_is_rejected(bulk, tmp_path):
     inputs = [write(tmp_path / "a", some_lines(30)), write(tmp_path / "b", ["w5"])]
-    begun(bulk(), inputs, tmp_path / "out", 2)
-    for other, given, seen in (
+    interrupt_run(bulk(), inputs, tmp_path / "out", 2)
+    for other, new_inputs, seen in (
         (bulk(shard_lines=9), inputs, ("shard_lines", 8, 9)),
         (bulk(options={"max_new_tokens": 9}), inputs, ("max_new_tokens", 8, 9)),
         (bulk(), inputs[:1], "out"),
         (bulk(model=("seq2seq", "another")), inputs, "out"),
     ):
         with raises(FileExistsError, seen=seen):
-            other.to_directory(given, tmp_path / "out")
+            other.to_directory(new_inputs, tmp_path / "out")
     bulk().to_directory(inputs, tmp_path / "out")
     write(tmp_path / "a", some_lines(29))
     with raises(FileExistsError, seen="out/a"):
         bulk().to_directory(inputs, tmp_path / "out")
 
 
-def test_two_processes_do_not_write_one_directory(bulk, tmp_path):
+def test_directory_locked_by_another_process_is_rejected(bulk, tmp_path):
     source = write(tmp_path / "a", some_lines(30))
-    begun(bulk(), [source], tmp_path / "out", 2)
+    interrupt_run(bulk(), [source], tmp_path / "out", 2)
     hold = (
         "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX); "
         "print(flush=True); input()"
@@ -262,18 +261,19 @@ def test_two_processes_do_not_write_one_directory(bulk, tmp_path):
 
 
 @pytest.mark.slow
-def test_fifty_thousand_lines_in_constant_memory(runtime_of, tmp_path):
-    """Killed twice. What is left takes as much memory as a tenth of the lines does."""
+def test_fifty_thousand_lines_run_in_constant_memory(runtime_of, tmp_path):
+    """The command is killed twice. The last run needs as much memory as a tenth of the lines."""
     lines = [
         f"w{4 + number % 44} w{4 + number // 44 % 44} w{4 + number // 1936 % 44}"
         for number in range(50_000)
     ]
     source = write(tmp_path / "a", lines)
-    call = call_of(runtime_of, source, shard_lines=500, max_new_tokens=4)
-    most = killed(call, tmp_path / "out", kills=2, shards=20)
-    few = write(tmp_path / "few", lines[:5000])
-    assert most < 1.1 * peak(
-        call_of(runtime_of, few, shard_lines=500, max_new_tokens=4), tmp_path / "out-of-few"
+    call = command_arguments(runtime_of, source, shard_lines=500, max_new_tokens=4)
+    peak_memory = run_with_kills(call, tmp_path / "out", kills=2, shards=20)
+    small_source = write(tmp_path / "few", lines[:5000])
+    assert peak_memory < 1.1 * measure_peak_memory(
+        command_arguments(runtime_of, small_source, shard_lines=500, max_new_tokens=4),
+        tmp_path / "out-of-few",
     )
     actual = (tmp_path / "out" / "a").read_text().splitlines()
     expected = dict(zip(lines, actual))

@@ -1,4 +1,4 @@
-"""Tests of the texts of `generate`: arguments, or the lines of standard input."""
+"""Tests of the texts of `generate`, from arguments or from standard input."""
 
 import io
 import os
@@ -11,7 +11,7 @@ from vanilla_transformer_export.cli import main as cli
 
 
 class Echo:
-    """A runtime that gives back its texts."""
+    """A runtime that returns the repr of each text."""
 
     architecture = "VanillaDecoderForCausalLM"
 
@@ -33,7 +33,7 @@ class Echo:
 
 @pytest.fixture
 def generate(monkeypatch, capsys):
-    """Runs the verb with these bytes on standard input, `None` if it is closed."""
+    """Return a function that runs `generate` with bytes on standard input, or None if closed."""
     monkeypatch.setattr(text, "TextRuntime", Echo)
 
     def run(given, *arguments):
@@ -49,16 +49,16 @@ def generate(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "given", ["one \ntw\u00f6\n", "one \r\ntw\u00f6\r\n", "\ufeffone \r\ntw\u00f6"], ids=ascii
 )
-def test_lines_lose_their_ends_and_the_first_a_byte_order_mark(generate, given):
+def test_line_ends_and_byte_order_mark_are_removed(generate, given):
     assert generate(given.encode()) == [repr("one "), repr("tw\u00f6")]
 
 
-def test_only_a_line_feed_ends_a_line_and_what_is_in_it_stays(generate):
+def test_only_line_feed_ends_a_line(generate):
     lines = ["a\rb\x0b\x0c\x85\u2028c \ufeff", "\ufeff\u00a0d\r"]
     assert generate("\r\n".join(lines).encode()) == [*map(repr, lines)]
 
 
-def test_arguments_stay_as_they_are_and_standard_input_is_not_read(generate):
+def test_arguments_are_unchanged_and_standard_input_is_not_read(generate):
     assert generate(None, "\ufeffone\r\n", "two ") == [repr("\ufeffone\r\n"), repr("two ")]
 
 
@@ -72,13 +72,13 @@ def test_arguments_stay_as_they_are_and_standard_input_is_not_read(generate):
     ],
     ids=["closed", "latin-1", "UTF-16", "long"],
 )
-def test_what_is_no_text_is_refused_in_one_line(generate, given, seen):
+def test_invalid_input_exits_with_one_line_message(generate, given, seen):
     with raises(SystemExit, seen=seen) as stopped:
         generate(given)
-    assert len(str(stopped.value).splitlines()) == 1  # and code 1, as for any exit with a message
+    assert len(str(stopped.value).splitlines()) == 1  # an exit with a message has code 1
 
 
-def test_a_line_may_have_a_megabyte(generate):
+def test_line_of_one_megabyte_is_accepted(generate):
     longest = "\u00e9" * 500_000
     assert generate(f"\ufeff{longest}\r\n{longest}".encode()) == [repr(longest)] * 2
 
@@ -92,8 +92,8 @@ def test_a_line_may_have_a_megabyte(generate):
         (["attention", "anywhere", "text", "caf\udce9", "--output", "a.png"], "TARGET"),
     ],
 )
-def test_an_argument_that_is_not_utf_8_is_named(arguments, name, capsys):
-    assert os.fsdecode(b"caf\xe9") == "caf\udce9"  # as Python hands it over
+def test_non_utf8_argument_error_names_argument(arguments, name, capsys):
+    assert os.fsdecode(b"caf\xe9") == "caf\udce9"  # as Python passes it in sys.argv
     with pytest.raises(SystemExit) as stopped:
         cli.main(arguments)
     assert stopped.value.code == 2
@@ -101,19 +101,19 @@ def test_an_argument_that_is_not_utf_8_is_named(arguments, name, capsys):
     assert f"argument {name}" in message and "UTF-8" in message and "\\xe9" in message
 
 
-def test_an_empty_line_gives_an_empty_line(generate):
+def test_empty_lines_give_empty_lines(generate):
     assert generate(b"\none\n\n \ntwo\n") == ["", repr("one"), "", "", repr("two")]
     assert generate(b"") == []
 
 
-def test_lines_are_answered_in_order_shard_by_shard(generate):
-    """However long they are, and more than fit into one shard."""
+def test_output_keeps_order_of_lines_across_shards(generate):
+    """The lines differ in length and fill several shards."""
     lines = ["x" * (length % 7 + 1) + str(length) for length in range(23)]
     given = "\n".join(lines).encode()
     assert generate(given, "--batch-size", "3", "--shard-lines", "6") == [*map(repr, lines)]
 
 
-def test_bad_lines_may_be_skipped_and_are_named(generate):
+def test_bad_lines_are_skipped_with_warning(generate):
     with pytest.warns(UserWarning, match="line 2 .*UTF-8"):
         result = generate(b"one\n\xff\nthree", "--on-bad-line", "skip")
     assert result == [repr("one"), "", repr("three")]

@@ -1,4 +1,4 @@
-"""Tests of text files: their lines, errors, and bad rows that may be skipped."""
+"""Tests of reading text files: lines, errors, and bad rows that are skipped."""
 
 import bz2
 import gzip
@@ -19,7 +19,7 @@ from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.tasks import TASKS
 from vanilla_transformer_export.files import text_lines as export_lines
 
-SEPARATORS = "\x0b \x0c \x1c \x85 \u2028 \u2029 \r"  # all of which `str.splitlines` ends a line at
+SEPARATORS = "\x0b \x0c \x1c \x85 \u2028 \u2029 \r"  # line boundaries of `str.splitlines`
 
 
 PACKED = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
@@ -27,52 +27,52 @@ PACKED = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.com
 
 @pytest.fixture(params=PACKED)
 def write(tmp_path, request):
-    """Bytes -> a file of them, plain or compressed."""
+    """Return a function that writes bytes to a file, plain or compressed."""
 
-    def made(content):
+    def write_file(content):
         path = tmp_path / f"a.txt{request.param}"
         path.write_bytes(PACKED[request.param](content))
         return path
 
-    return made
+    return write_file
 
 
-# --------------------------------------------------------------------------- what belongs to a line
+# -------------------------------------------------------------------------------------------- lines
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("last", [True, False])
-def test_lines_lose_their_ends_and_a_file_its_byte_order_mark(write, mark, end, last):
+def test_line_ends_and_byte_order_mark_are_removed(write, mark, end, last):
     path = write(f"{mark}one {end}\ttwo\ufeff{end if last else ''}".encode())
     assert read_lines(path) == ["one ", "\ttwo\ufeff"]
     assert read_text(path) == "one \n\ttwo\ufeff" + "\n" * last
 
 
-def test_only_a_line_feed_ends_a_line(write):
+def test_only_line_feed_ends_a_line(write):
     path = write(f"one{SEPARATORS}one\r\r\n two \rtwo\r".encode())
     assert read_lines(path) == [f"one{SEPARATORS}one\r", " two \rtwo\r"]
     assert read_text(path) == f"one{SEPARATORS}one\r\n two \rtwo\r"
 
 
-def test_a_file_with_only_a_byte_order_mark_is_empty(write):
+def test_file_with_only_byte_order_mark_is_empty(write):
     with raises(ValueError, seen=1):
         read_lines(write(b"\xef\xbb\xbf"))
     assert read_text(write(b"\xef\xbb\xbf")) == ""
 
 
-def test_only_the_byte_order_mark_of_the_first_line_goes():
+def test_only_byte_order_mark_of_first_line_is_removed():
     file = io.BytesIO("\ufeffone\n\ufefftwo".encode())
     assert [*export_lines.decode_lines(file, "a")] == ["one", "\ufefftwo"]
 
 
-def test_the_rest_of_a_line_that_is_too_long_is_not_another_line():
+def test_too_long_line_is_read_as_one_line():
     content = b"x" * (3 * export_lines.LONGEST) + b"\ntwo\n"
     first, second = export_lines.raw_lines(io.BytesIO(content), "a")
     assert len(first) > export_lines.LONGEST and second == b"two"
 
 
-def test_other_encodings_are_read_as_they_are(write):
+def test_other_encodings_are_decoded(write):
     assert read_lines(write("caf\u00e9\r\nth\u00e9".encode("latin-1")), "latin-1") == [
         "caf\u00e9",
         "th\u00e9",
@@ -87,34 +87,34 @@ def test_other_encodings_are_read_as_they_are(write):
         read_lines(write(b"a"), "hex")
 
 
-def test_a_byte_that_is_no_text_is_named_with_its_line(write):
+def test_invalid_byte_error_names_line(write):
     path = write(b"one\ntwo \xff\nthree\n")
     for read in (read_text, read_lines):
         with raises(ValueError, seen=("a.txt", 2, "0xff")):
             read(path)
 
 
-# --------------------------------------------------------------------------------- what is too much
+# --------------------------------------------------------------------------- limits and compression
 
 
 @pytest.mark.parametrize("character", ["a", "\u00e9", "\u4e0a"])
-def test_a_line_may_have_a_megabyte(write, character):
-    most = module.LONGEST // len(character.encode())
-    longest = character * most
+def test_line_limit_is_one_megabyte(write, character):
+    max_characters = module.LONGEST // len(character.encode())
+    longest = character * max_characters
     path = write(f"\ufeff{longest}\r\n{longest}".encode())
     assert read_lines(path) == [longest, longest]
     for longer in (longest + character, 5 * longest):
         path = write(f"one\n{longer}\r\ntwo\n".encode())
         with raises(ValueError, seen=("a.txt", 2, 1, "000")):
             read_lines(path)
-        # the fault in place of the line, then the next one
+        # the fault replaces the line, then the next line follows
         assert [len(line) < 100 for line in lines(path)] == [True] * 3
-        # a text without line breaks is one, as long as it is
+        # read_text has no limit per line
         assert read_text(path) == f"one\n{longer}\ntwo\n"
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
-def test_a_compressed_file_that_is_cut_short_or_damaged_is_named(tmp_path, suffix):
+def test_truncated_or_damaged_compressed_file_error_names_file(tmp_path, suffix):
     path, content = (
         tmp_path / f"a{suffix}",
         PACKED[suffix]("".join(f"{number}\n" for number in range(9999)).encode()),
@@ -127,7 +127,7 @@ def test_a_compressed_file_that_is_cut_short_or_damaged_is_named(tmp_path, suffi
 
 
 @pytest.mark.parametrize("suffix", [".zst", ".Z", ".lzma", ".lzo", ".rar"])
-def test_a_compression_that_is_not_read_is_named(suffix, tmp_path):
+def test_unsupported_compression_is_rejected(suffix, tmp_path):
     path = tmp_path / f"a{suffix}"
     path.write_bytes(b"w5")
     for read in (read_text, read_lines, lambda path: [*export_lines.read_lines(path)]):
@@ -136,14 +136,14 @@ def test_a_compression_that_is_not_read_is_named(suffix, tmp_path):
 
 
 @pytest.mark.parametrize("name", [".gz", "gz", "a.gz.txt"])
-def test_a_name_without_the_ending_of_a_compression_is_plain_text(name, tmp_path):
+def test_file_without_compression_suffix_is_plain_text(name, tmp_path):
     path = tmp_path / name
     path.write_bytes(b"w5\n")
     assert [*export_lines.read_lines(path)] == read_lines(path) == ["w5"]
 
 
 def bomb(path, line, megabytes):
-    """A megabyte of `line`, again and again, in a thousandth of the room."""
+    """Write `megabytes` MB of `line` into a gzip file of less than 1% of that size."""
     member = gzip.compress(line * (1_000_000 // len(line)))
     path.write_bytes(member * megabytes)
     assert path.stat().st_size < megabytes * 10_000
@@ -161,7 +161,7 @@ SKIPPED = BadRows({"skip_bad_rows": True})
 @pytest.mark.parametrize(
     "line", [b"a" * 1_000_000, b"a" * 499_999 + b"\n"], ids=["one line", "many"]
 )
-def test_a_gz_bomb_is_refused_without_being_unpacked(tmp_path, monkeypatch, line, read):
+def test_gzip_bomb_is_rejected_without_unpacking(tmp_path, monkeypatch, line, read):
     monkeypatch.setattr(module, "ALWAYS_READ", 4_000_000)
     path = bomb(tmp_path / "bomb.gz", line, megabytes=200)
     values = dict(expected=100)
@@ -176,7 +176,7 @@ def test_a_gz_bomb_is_refused_without_being_unpacked(tmp_path, monkeypatch, line
         tracemalloc.stop()
 
 
-def test_a_gz_bomb_of_bad_rows_is_not_read_to_its_end(tmp_path, monkeypatch):
+def test_gzip_bomb_of_bad_rows_is_not_read_to_end(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ALWAYS_READ", 100_000)
     path, bad = bomb(tmp_path / "bomb.gz", b"\n", megabytes=2), BadRows({"skip_bad_rows": True})
     with raises(ValueError, seen="bomb.gz"):
@@ -184,7 +184,7 @@ def test_a_gz_bomb_of_bad_rows_is_not_read_to_its_end(tmp_path, monkeypatch):
     assert 100_000 <= bad.count < 400_000 and len(bad.first) == 3
 
 
-def test_text_is_no_bomb(tmp_path, monkeypatch):
+def test_compressible_text_is_not_rejected_as_gzip_bomb(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ALWAYS_READ", 0)
     text = "".join(
         f"{number} is a number and {number + 1} is the next.\n" for number in range(30_000)
@@ -198,7 +198,7 @@ def test_text_is_no_bomb(tmp_path, monkeypatch):
 
 LONG = "x" * 1_000_001
 BAD = ["", "", b"caf\xe9\n", LONG]
-FAULTS = ["empty", "empty", "0xe9", "1,000,000"]  # what the messages about them name
+FAULTS = ["empty", "empty", "0xe9", "1,000,000"]  # words of the messages about BAD
 
 
 def fill(path, *rows):
@@ -209,11 +209,12 @@ def fill(path, *rows):
 
 
 def read(task, split="train", **data):
-    """Return the rows that a task reads of a split, without bad ones."""
+    """Return the rows that `task` reads from `split`, without bad rows."""
     return TASKS[task].read({"skip_bad_rows": True, **data}, split).to_dict()
 
 
-def told(capsys, count, rows, *faults):
+def check_report(capsys, count, rows, *faults):
+    """Check the line printed about `count` skipped rows of `rows`, and its `faults`."""
     [printed] = capsys.readouterr().out.splitlines()
     check_message(printed, seen=(count, rows))
     assert "data.skip_bad_rows" in printed
@@ -223,7 +224,7 @@ def told(capsys, count, rows, *faults):
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_pairs_stay_pairs_where_one_side_is_bad(tmp_path, capsys, place):
+def test_bad_row_is_skipped_on_both_sides_of_pair(tmp_path, capsys, place):
     names = ("source", "target")
     sides = [[f"{name}{number}" for number in range(6)] for name in names]
     files = [fill(tmp_path / name, *side) for name, side in zip(names, sides)]
@@ -231,7 +232,7 @@ def test_pairs_stay_pairs_where_one_side_is_bad(tmp_path, capsys, place):
     assert read("translation", train=files) == {
         name: [side[0], side[4]] for name, side in zip(names, sides)
     }
-    told(
+    check_report(
         capsys,
         4,
         6,
@@ -242,60 +243,58 @@ def test_pairs_stay_pairs_where_one_side_is_bad(tmp_path, capsys, place):
 
 
 @pytest.mark.parametrize("split, skips", [("train", False), ("validation", True), ("test", True)])
-def test_elsewhere_than_in_training_text_and_without_the_key_the_first_bad_row_is_an_error(
-    tmp_path, split, skips
-):
+def test_bad_row_raises_outside_training_or_without_skip_bad_rows(tmp_path, split, skips):
     for row, fault in zip(BAD, FAULTS):
         file = fill(tmp_path / "lines", "one", row, "three")
         with raises(ValueError, seen=("lines", "line 2", fault)):
             read("masked-lm", split, **{split: file, "skip_bad_rows": skips})
 
 
-def test_files_of_different_lengths_are_no_rows_to_skip(tmp_path):
+def test_files_of_different_lengths_raise(tmp_path):
     files = [fill(tmp_path / "source", "one", "", "three"), fill(tmp_path / "target", "one", "two")]
     with raises(ValueError, seen=("source", 3, 2)):
         read("translation", train=files)
 
 
-def test_a_text_of_which_nothing_is_left_is_an_error(tmp_path):
+def test_file_with_only_bad_rows_raises(tmp_path):
     with raises(ValueError, seen=3):
         read("masked-lm", train=fill(tmp_path / "lines", "", " ", b"\xff\n"))
 
 
-def test_another_value_than_true_and_false_is_refused(tmp_path):
+def test_skip_bad_rows_must_be_boolean(tmp_path):
     with raises(UsageError, seen=("data.skip_bad_rows", "yes")):
         read("masked-lm", train=fill(tmp_path / "lines", "one"), skip_bad_rows="yes")
 
 
-def test_lines_of_a_language_model(tmp_path, capsys):
+def test_bad_lines_of_language_model_text_are_skipped(tmp_path, capsys):
     lines = [f"line {number}" for number in range(8)]
     file = fill(tmp_path / "lines", *lines[:2], "", *BAD[2:], *lines[2:])
     for documents in ("line", "file"):
-        given = dict(train=file, documents=documents, validation_fraction=0.5)
+        settings = dict(train=file, documents=documents, validation_fraction=0.5)
         first, last = (
-            read("causal-lm", **given)["text"],
-            read("causal-lm", "validation", **given)["text"],
+            read("causal-lm", **settings)["text"],
+            read("causal-lm", "validation", **settings)["text"],
         )
         assert "".join(first + last).replace("\n", "") == "".join(lines)
-        told(capsys, 2, 10, *FAULTS[2:])
+        check_report(capsys, 2, 10, *FAULTS[2:])
     assert read("causal-lm", train=fill(tmp_path / "lines", "one", "", "two"), documents="file")[
         "text"
     ] == ["one\n\ntwo\n"]
 
 
-def test_sentences_of_documents(tmp_path, capsys):
+def test_bad_sentences_of_documents_are_skipped(tmp_path, capsys):
     file = fill(tmp_path / "lines", "a", "b", "", "c", BAD[2], "d", LONG, "", "e")
     assert read("pretraining", train=file)["first"] == ["a", "c"]
-    told(capsys, 2, 7, *FAULTS[2:])
+    check_report(capsys, 2, 7, *FAULTS[2:])
 
 
 @pytest.mark.parametrize(
     "task, more", [("sequence-classification", {}), ("masked-lm", {"labelled": True})]
 )
-def test_labels(tmp_path, capsys, task, more):
+def test_rows_with_bad_labels_are_skipped(tmp_path, capsys, task, more):
     file = fill(tmp_path / "lines", "good one", "alone", " unnamed", *BAD[1:], "bad two")
     assert read(task, train=file, **more)["text"] == ["one", "two"]
-    told(
+    check_report(
         capsys,
         5,
         7,
@@ -304,17 +303,18 @@ def test_labels(tmp_path, capsys, task, more):
     )
 
 
-def test_labels_of_folds_are_told_of_once(tmp_path, capsys):
+def test_bad_labels_of_folds_are_reported_once(tmp_path, capsys):
     file = fill(tmp_path / "lines", "good one", "alone", "bad two", "bad three")
-    given = dict(train=file, folds=3, fold=0)
+    settings = dict(train=file, folds=3, fold=0)
     result = [
-        read("sequence-classification", split, **given)["text"] for split in ("train", "validation")
+        read("sequence-classification", split, **settings)["text"]
+        for split in ("train", "validation")
     ]
     assert sorted(result[0] + result[1]) == ["one", "three", "two"]
-    told(capsys, 1, 4, "line 2 is 'alone'")
+    check_report(capsys, 1, 4, "line 2 is 'alone'")
 
 
-def test_sentences_of_tags(tmp_path, capsys):
+def test_bad_sentences_of_token_tags_are_skipped(tmp_path, capsys):
     lines = [
         "Ann PER",
         "ran O",
@@ -336,7 +336,7 @@ def test_sentences_of_tags(tmp_path, capsys):
         ["Ann", "ran"],
         ["he"],
     ]
-    told(
+    check_report(
         capsys,
         3,
         5,
@@ -348,16 +348,16 @@ def test_sentences_of_tags(tmp_path, capsys):
 
 def questions(*answers):
     """Return a data set like SQuAD: one context, and a question with each of `answers`."""
-    asked = [
+    entries = [
         {"id": f"q{number}", "question": "who?", "answers": result}
         for number, result in enumerate(answers)
     ]
-    return {"data": [{"paragraphs": [{"context": "Ann ran", "qas": asked}]}]}
+    return {"data": [{"paragraphs": [{"context": "Ann ran", "qas": entries}]}]}
 
 
-def test_questions(tmp_path, capsys):
+def test_bad_questions_are_skipped_or_raise(tmp_path, capsys):
     right = [{"text": "Ann", "answer_start": 0}]
-    # where the last one would be, from the end
+    # the last two would be right if counted from the end
     pairs = [("Ann", 1), ("Ann", "0"), (None, 0), ("n", -1), ("Ann", -7)]
     wrong = [[], *([{"text": text, "answer_start": start}] for text, start in pairs)]
     file = fill(tmp_path / "squad.json", json.dumps(questions(right, *wrong)))
@@ -367,7 +367,7 @@ def test_questions(tmp_path, capsys):
         "q2: its context has 'nn ' at 1, expected the answer 'Ann'",
         "q3 has the answer 'Ann' at '0'",
     ]
-    told(capsys, 6, 7, *faults)
+    check_report(capsys, 6, 7, *faults)
     for answers in wrong:
         with raises(ValueError, seen="q0"):
             read(
@@ -377,28 +377,31 @@ def test_questions(tmp_path, capsys):
             )
 
 
-def test_rows_of_a_data_set(tmp_path, capsys):
+def test_bad_rows_of_dataset_are_skipped(tmp_path, capsys):
     rows = {"en": ["one", None, "three", " ", "five"], "de": ["eins", "zwei", "", "vier", "fünf"]}
     DatasetDict(train=Dataset.from_dict(rows)).save_to_disk(tmp_path / "set")
-    given = dict(dataset=str(tmp_path / "set"), columns=["en", "de"])
-    assert read("translation", **given) == {"source": ["one", "five"], "target": ["eins", "fünf"]}
-    told(capsys, 3, 5, "row 1: no source", "row 2: no target", "row 3: no source")
+    settings = dict(dataset=str(tmp_path / "set"), columns=["en", "de"])
+    assert read("translation", **settings) == {
+        "source": ["one", "five"],
+        "target": ["eins", "fünf"],
+    }
+    check_report(capsys, 3, 5, "row 1: no source", "row 2: no target", "row 3: no source")
     with raises(UsageError, seen="skip_bad_rows", expected="data.streaming"):
-        read("translation", **given, streaming=True)
+        read("translation", **settings, streaming=True)
 
 
-def test_rows_of_a_data_set_with_tags(tmp_path, capsys):
+def test_bad_rows_of_tagged_dataset_are_skipped(tmp_path, capsys):
     rows = {
         "tokens": [["Ann", "ran"], ["Bob"], None, []],
         "ner_tags": [["PER", "O"], ["PER", "O"], ["O"], []],
     }
     DatasetDict(train=Dataset.from_dict(rows)).save_to_disk(tmp_path / "set")
-    given = dict(dataset=str(tmp_path / "set"))
-    assert read("token-classification", **given) == {
+    settings = dict(dataset=str(tmp_path / "set"))
+    assert read("token-classification", **settings) == {
         "words": [["Ann", "ran"], []],
         "tags": [["PER", "O"], []],
     }
-    told(
+    check_report(
         capsys,
         2,
         4,
@@ -406,10 +409,10 @@ def test_rows_of_a_data_set_with_tags(tmp_path, capsys):
         "row 2: 0 words and 1 tags",
     )
     with raises(ValueError, seen=(1, 2, "tags")):
-        read("token-classification", **given, skip_bad_rows=False)
+        read("token-classification", **settings, skip_bad_rows=False)
 
 
-def test_a_recipe_with_texts_too_long_for_its_blocks(tmp_path, capsys):
+def test_texts_longer_than_block_size_are_skipped_or_raise(tmp_path, capsys):
     data = {
         "train": fill(tmp_path / "lines", *["the cat"] * 9, "the cat " * 9),
         "block_size": 8,
@@ -420,7 +423,7 @@ def test_a_recipe_with_texts_too_long_for_its_blocks(tmp_path, capsys):
     tokenizer, _, rows = prepare(recipe)
     ids = [token for row in rows["train"]["input_ids"] for token in row]
     assert tokenizer.decode(ids, skip_special_tokens=True).split() == ["the", "cat"] * 9
-    told(capsys, 1, 10, "block_size=8")
+    check_report(capsys, 1, 10, "block_size=8")
     recipe.data["skip_bad_rows"] = False
     with raises(ValueError, expected=("block_size", 8)):
         prepare(recipe)

@@ -1,5 +1,6 @@
-"""Tests of the number of each operator in graphs of common shapes, so that a lost fusion is
-noticed. The shapes are those of the paper's base model, BERT-base and GPT-2."""
+"""Tests of operator counts in graphs, which reveal a lost fusion.
+
+The layers are those of the paper's base model, BERT-base and GPT-2."""
 
 import collections
 
@@ -21,7 +22,7 @@ from vanilla_transformer_export.graphs.ops import IR_VERSION
 from vanilla_transformer_export.graphs.weights import CheckpointWeights
 from vanilla_transformer_export.targets.registry import get_target
 
-# do not change the counts
+# small sizes, which do not change the counts
 SIZES = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
 LEARNED = {
     "position_embedding_type": "learned",
@@ -46,7 +47,7 @@ MODELS = {
         {**LEARNED, "num_hidden_layers": 12, "norm_first": True, "hidden_act": "gelu_new"},
     ),
 }
-# Model, target, dtype and role, then the counts.
+# Model, target, dtype and role, then the operator counts.
 TABLE = """
 base portable fp32 encoder
   Add 55 Cast 2 Cos 1 Gather 1 LayerNormalization 12 MatMul 48 Mul 8 Range 1 Relu 6 Reshape 24
@@ -184,14 +185,12 @@ def checkpoints(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name, target, dtype, role", EXPECTED)
-def test_graphs_have_the_operators_that_they_are_known_for(
-    checkpoints, name, target, dtype, role, tmp_path
-):
-    result = written(checkpoints / name, target, dtype, role, tmp_path)
+def test_graphs_have_expected_operator_counts(checkpoints, name, target, dtype, role, tmp_path):
+    result = write_and_count_operators(checkpoints / name, target, dtype, role, tmp_path)
     assert result == EXPECTED[name, target, dtype, role]
 
 
-def written(checkpoint, target, dtype, role, folder):
+def write_and_count_operators(checkpoint, target, dtype, role, folder):
     config, kind = Config(*read_config(checkpoint)), get_target(target)
     activations = "fp16" if target == "cuda" else "fp32"
     spec = kind.graph_specs(config.to_dict(), config.architecture, dtype, activations)[role]
@@ -202,7 +201,7 @@ def written(checkpoint, target, dtype, role, folder):
     return histogram(folder / spec.file)
 
 
-def test_an_operator_of_onnxruntime_is_not_standard():
+def test_onnxruntime_operator_in_standard_graph_raises():
     node = ir.node("SimplifiedLayerNormalization", [], domain="com.microsoft")
     imports = {"": 18, "com.microsoft": 1}
     graph = ir.Graph([], [], nodes=[node], opset_imports=imports, name="encoder")

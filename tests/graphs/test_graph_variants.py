@@ -1,5 +1,4 @@
-"""Each class of model with each option of its config, for each target and dtype: the graphs give
-what torch gives."""
+"""Tests of exported graphs against torch, for each model class, config option, target and dtype."""
 
 import json
 import shutil
@@ -20,25 +19,30 @@ from vanilla_transformer_export.heads import GENERATORS, HEADS
 from vanilla_transformer_export.inference.export_info import write_manifest
 from vanilla_transformer_export.targets.registry import get_target
 
-# Every activation, also as that of a pooler, whose weights have another prefix.
+# Every activation, in the layers and in a pooler, whose weights have another prefix.
 ACTIVATIONS = {
     f"{act} activation": {"hidden_act": act, "gated": act in ("prelu", "silu"), "pooler_act": act}
     for act in ACT2FN
 }
-# Classes with all bodies are compared for all targets and dtypes, other classes for one. The CPU
-# has no operators for bfloat16.
+# Classes in BODIES are compared for all targets and dtypes, other classes for one. bfloat16 is left
+# out, because the CPU has no operators for it.
 BODIES = ("VanillaEncoderModel", "VanillaVisionModel", *GENERATORS)
 OTHERS = [name for name in HEADS if name not in BODIES]
-FIRST = [("portable", "fp32", 18)]
+PORTABLE_FP32 = [("portable", "fp32", 18)]
 FORMATS = [
-    *FIRST,
+    *PORTABLE_FP32,
     ("portable", "int8", 18),
     *(("cpu", dtype, 21) for dtype in ("fp32", "int8", "int4")),
 ]
 FORMATS += [("cuda", dtype, 24) for dtype in ("fp32", "fp16", "int8")]
-# Activations are alike in all dtypes but int8, which looks for ReLU. Some have an operator of their
-# own from opset 20 on.
-OF_ACTIVATIONS = [*FIRST, ("portable", "fp32", 20), ("cpu", "int8", 21), ("cuda", "fp32", 24)]
+# Activations are the same in all dtypes except int8, which looks for ReLU. Some have their own
+# operator from opset 20 on.
+ACTIVATION_FORMATS = [
+    *PORTABLE_FP32,
+    ("portable", "fp32", 20),
+    ("cpu", "int8", 21),
+    ("cuda", "fp32", 24),
+]
 OPSETS = [
     ("portable", dtype, opset)
     for opset in get_target("portable").opsets
@@ -47,8 +51,8 @@ OPSETS = [
 MAX_MEAN_ERROR = {"int8": 0.1, "int4": 0.3, "fp16": 1.5e-3}  # relative to values of about 1
 
 
-def problem(checkpoint, directory, options):
-    """Return the differences between the graphs and torch, or an empty text."""
+def find_difference(checkpoint, directory, options):
+    """Return the differences between the graphs and torch, or an empty string."""
     graphs = Graphs.plan(checkpoint, options)
     directory.mkdir()
     graphs.write(directory)
@@ -56,18 +60,18 @@ def problem(checkpoint, directory, options):
     write_manifest(directory, **manifest_facts(checkpoint, graphs), **graphs.facts({}))
     report = verify(directory, checkpoint.model, cases=3, device="cpu")
     shutil.rmtree(directory)
-    most = MAX_MEAN_ERROR.get(options.dtype)
-    is_near = most is None or 0 < report.mean_error < most
+    max_mean_error = MAX_MEAN_ERROR.get(options.dtype)
+    is_near = max_mean_error is None or 0 < report.mean_error < max_mean_error
     return "" if is_near and not report.failures else f"{report}, {report.failures[:1]}"
 
 
-def problems(architecture, table, formats, folder):
+def find_differences(architecture, table, formats, folder):
     """Return the differences between graphs and torch, by variant and format."""
     result = {}
     for name, fields in table.items():
         fields = {**sizes(architecture), **fields}
         shortlist = fields.pop("shortlist", None)
-        model = perturbed(architecture, fields).float()  # xIELU begins in bfloat16
+        model = perturbed(architecture, fields).float()  # xIELU is initialized in bfloat16
         model.save_pretrained(folder / name)
         config = Config(model.config, architecture)
         weights = CheckpointWeights(folder / name, config)
@@ -76,39 +80,37 @@ def problems(architecture, table, formats, folder):
             if uses_target(config) and get_target(target).unsupported_fields(config):
                 continue
             options = ExportOptions(target, dtype, opset, shortlist=shortlist)
-            if difference := problem(checkpoint, folder / "out", options):
+            if difference := find_difference(checkpoint, folder / "out", options):
                 result[name, target, dtype, opset] = difference
     return result
 
 
 @pytest.mark.parametrize("architecture", BODIES)
-def test_every_variant_of_a_body_gives_what_torch_gives_in_every_format(architecture, tmp_path):
-    assert problems(architecture, variants(architecture), FORMATS, tmp_path) == {}
+def test_body_variants_match_torch_in_all_formats(architecture, tmp_path):
+    assert find_differences(architecture, variants(architecture), FORMATS, tmp_path) == {}
 
 
 @pytest.mark.parametrize("architecture", OTHERS)
-def test_every_variant_of_every_class_gives_what_torch_gives(architecture, tmp_path):
-    assert problems(architecture, variants(architecture), FIRST, tmp_path) == {}
+def test_head_variants_match_torch(architecture, tmp_path):
+    assert find_differences(architecture, variants(architecture), PORTABLE_FP32, tmp_path) == {}
 
 
-def test_every_activation_gives_what_torch_gives(tmp_path):
-    assert problems("VanillaEncoderModel", ACTIVATIONS, OF_ACTIVATIONS, tmp_path) == {}
+def test_activations_match_torch(tmp_path):
+    assert find_differences("VanillaEncoderModel", ACTIVATIONS, ACTIVATION_FORMATS, tmp_path) == {}
 
 
 @pytest.mark.parametrize("architecture", BODIES)
-def test_every_opset_gives_what_torch_gives(architecture, tmp_path):
-    assert problems(architecture, {"gelu": {"hidden_act": "gelu"}}, OPSETS, tmp_path) == {}
+def test_opsets_match_torch(architecture, tmp_path):
+    assert find_differences(architecture, {"gelu": {"hidden_act": "gelu"}}, OPSETS, tmp_path) == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", OTHERS)
-def test_every_variant_of_every_class_gives_what_torch_gives_in_every_format(
-    architecture, tmp_path
-):
-    assert problems(architecture, variants(architecture), FORMATS[1:], tmp_path) == {}
+def test_head_variants_match_torch_in_all_formats(architecture, tmp_path):
+    assert find_differences(architecture, variants(architecture), FORMATS[1:], tmp_path) == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", BODIES)
-def test_every_variant_of_a_body_gives_what_torch_gives_in_every_opset(architecture, tmp_path):
-    assert problems(architecture, variants(architecture), OPSETS[2:], tmp_path) == {}
+def test_body_variants_match_torch_in_all_opsets(architecture, tmp_path):
+    assert find_differences(architecture, variants(architecture), OPSETS[2:], tmp_path) == {}

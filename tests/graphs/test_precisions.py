@@ -1,4 +1,4 @@
-"""Several precisions in one directory, and the opsets of portable graphs."""
+"""Tests of several dtypes in one export directory, and of the opsets of portable graphs."""
 
 import json
 
@@ -31,17 +31,17 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def both(checkpoint):
+def both_dtypes(checkpoint):
     """Return the directory of `export --dtype int8,fp32`, with weights in separate files."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "vanilla_transformer_export.graphs.saving.PROTOBUF_LIMIT", 10_000
-        )  # in place of 2 GB, which take minutes
+        )  # instead of 2 GB, which take minutes
         main(["export", str(checkpoint), str(checkpoint.with_name("both")), "--dtype", "int8,fp32"])
     return checkpoint.with_name("both")
 
 
-def products(file):
+def count_integer_matmuls(file):
     """Return the number of integer matrix multiplications in a graph."""
     return sum(
         node.op_type == "MatMulInteger"
@@ -49,9 +49,9 @@ def products(file):
     )
 
 
-def test_each_precision_has_the_files_of_the_hub_and_a_parity_of_its_own(both):
-    manifest = json.loads((both / "manifest.json").read_text())
-    result = {path.relative_to(both).as_posix() for path in both.glob("onnx/*")}
+def test_each_dtype_has_hub_file_names_and_own_parity(both_dtypes):
+    manifest = json.loads((both_dtypes / "manifest.json").read_text())
+    result = {path.relative_to(both_dtypes).as_posix() for path in both_dtypes.glob("onnx/*")}
     assert (
         result
         == {f"{file}{end}" for file in (*FILES, *INT8_FILES) for end in ("", "_data")}
@@ -73,17 +73,20 @@ def test_each_precision_has_the_files_of_the_hub_and_a_parity_of_its_own(both):
         == other["parity"]["failures"]
     )
     for file in FILES:
-        counts = [products(both / name) for name in (file, file.replace(".onnx", "_int8.onnx"))]
+        counts = [
+            count_integer_matmuls(both_dtypes / name)
+            for name in (file, file.replace(".onnx", "_int8.onnx"))
+        ]
         assert counts[0] == 0 and counts[1] > 5
 
 
 @pytest.mark.slow
-def test_the_first_runs_unless_another_is_asked_for(exported_for, both):
+def test_first_dtype_is_default_and_dtype_selects_another(exported_for, both_dtypes):
     ids, mask = prompts("seq2seq")
     for dtype in ("fp32", "int8"):
         alone, result = (
             Runtime(exported_for("seq2seq", "portable", dtype)[1]),
-            Runtime(both, dtype=dtype),
+            Runtime(both_dtypes, dtype=dtype),
         )
         assert result.dtype == dtype and {spec.file for spec in result.specs.values()} == {
             *(FILES if dtype == "fp32" else INT8_FILES)
@@ -92,13 +95,15 @@ def test_the_first_runs_unless_another_is_asked_for(exported_for, both):
         np.testing.assert_array_equal(
             result.generate(ids, mask, num_beams=2), alone.generate(ids, mask, num_beams=2)
         )
-    assert Runtime(both).dtype == "int8"
+    assert Runtime(both_dtypes).dtype == "int8"
     with raises(UsageError, seen="int4", expected=("int8", "fp32")):
-        Runtime(both, dtype="int4")
+        Runtime(both_dtypes, dtype="int4")
 
 
-def test_commands_take_either_and_verify_compares_both(both, checkpoint, tmp_path, capsys):
-    main(["verify", str(both), str(checkpoint), "--cases", "3"])
+def test_commands_accept_each_dtype_and_verify_checks_all(
+    both_dtypes, checkpoint, tmp_path, capsys
+):
+    main(["verify", str(both_dtypes), str(checkpoint), "--cases", "3"])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(": ")[0] for line in lines] == ["int8", "fp32"]
     assert (
@@ -109,12 +114,22 @@ def test_commands_take_either_and_verify_compares_both(both, checkpoint, tmp_pat
     (tmp_path / "in").write_text("w5 w6 w7\nw9\n")
     result = {}
     for dtype in ("fp32", "int8"):
-        main(["generate", str(both), "--input", str(tmp_path / "in"), "--scores", "--dtype", dtype])
+        main(
+            [
+                "generate",
+                str(both_dtypes),
+                "--input",
+                str(tmp_path / "in"),
+                "--scores",
+                "--dtype",
+                dtype,
+            ]
+        )
         result[dtype] = capsys.readouterr().out
         main(
             [
                 "evaluate",
-                str(both),
+                str(both_dtypes),
                 "--source",
                 str(tmp_path / "in"),
                 "--references",
@@ -126,8 +141,8 @@ def test_commands_take_either_and_verify_compares_both(both, checkpoint, tmp_pat
         assert json.loads(capsys.readouterr().out)["sentences"] == 2
     assert result["fp32"] != result["int8"]
     for arguments in (
-        ["generate", both, "w5"],
-        ["evaluate", both, "--source", tmp_path / "in", "--references", tmp_path / "in"],
+        ["generate", both_dtypes, "w5"],
+        ["evaluate", both_dtypes, "--source", tmp_path / "in", "--references", tmp_path / "in"],
     ):
         with pytest.raises(SystemExit) as stopped:
             main([*map(str, arguments), "--dtype", "fp16"])
@@ -137,8 +152,8 @@ def test_commands_take_either_and_verify_compares_both(both, checkpoint, tmp_pat
 @pytest.mark.parametrize(
     "file", [FILES[0], INT8_FILES[0], f"{FILES[0]}_data", f"{INT8_FILES[0]}_data"]
 )
-def test_a_changed_file_of_either_is_refused_whichever_is_opened(both, tmp_path, file):
-    damaged = copy_folder(both, tmp_path)
+def test_changed_file_of_any_dtype_is_rejected_for_every_dtype(both_dtypes, tmp_path, file):
+    damaged = copy_folder(both_dtypes, tmp_path)
     (damaged / file).write_bytes((damaged / file).read_bytes()[:-1] + b"x")
     for dtype in ("fp32", "int8"):
         with raises(ValueError, seen=(file, "SHA-256")):
@@ -146,10 +161,10 @@ def test_a_changed_file_of_either_is_refused_whichever_is_opened(both, tmp_path,
 
 
 @pytest.mark.parametrize("file", [FILES[0], INT8_FILES[0]])
-def test_data_outside_the_export_is_refused(both, tmp_path, file):
-    damaged = copy_folder(both, tmp_path)
+def test_external_data_outside_export_is_rejected(both_dtypes, tmp_path, file):
+    damaged = copy_folder(both_dtypes, tmp_path)
 
-    def lead_out(graph):
+    def add_outside_tensor(graph):
         tensor = TensorProto(
             name="out", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL
         )
@@ -158,7 +173,7 @@ def test_data_outside_the_export_is_refused(both, tmp_path, file):
         add_to_output(graph, "out")
 
     model = onnx.load(damaged / file, load_external_data=False)
-    lead_out(model.graph)
+    add_outside_tensor(model.graph)
     (damaged / file).write_bytes(model.SerializeToString())
     seal(damaged)
     with raises(ValueError, seen=file):
@@ -183,9 +198,7 @@ def test_data_outside_the_export_is_refused(both, tmp_path, file):
     ],
     ids=str,
 )
-def test_what_cannot_stand_together_is_refused_before_anything_is_read(
-    tmp_path, options, seen, expected
-):
+def test_invalid_export_options_raise_before_checkpoint_is_read(tmp_path, options, seen, expected):
     with raises(UsageError, seen=seen, expected=expected):
         export(tmp_path / "nothing", tmp_path / "out", **options)
     assert list(tmp_path.iterdir()) == []
@@ -199,7 +212,7 @@ def test_what_cannot_stand_together_is_refused_before_anything_is_read(
         for opset in range(18, 24)
     ],
 )
-def test_each_opset_gives_what_torch_gives(tmp_path, name, opset):
+def test_each_opset_matches_torch(tmp_path, name, opset):
     build(name).save_pretrained(tmp_path / "checkpoint")
     manifest = export(
         tmp_path / "checkpoint", tmp_path / "out", cases=6, dtype=["fp32", "int8"], opset=opset
@@ -209,13 +222,15 @@ def test_each_opset_gives_what_torch_gives(tmp_path, name, opset):
         *manifest["variants"]["int8"]["graphs"].values(),
     ]
     imports = [onnx.load(tmp_path / "out" / file).opset_import for file in files]
-    assert [[(result.domain, result.version) for result in each] for each in imports] == [
-        [("", opset)]
-    ] * len(files)
+    assert [
+        [(result.domain, result.version) for result in opset_imports] for opset_imports in imports
+    ] == [[("", opset)]] * len(files)
     assert (
         manifest["opset"] == opset
         and default_parity(manifest)["failures"] == 0 < default_parity(manifest)["cases"]
     )
     int8 = manifest["variants"]["int8"]
     assert int8["parity"]["mean_error"] < 0.1
-    assert min(products(tmp_path / "out" / file) for file in int8["graphs"].values()) > 3
+    assert (
+        min(count_integer_matmuls(tmp_path / "out" / file) for file in int8["graphs"].values()) > 3
+    )

@@ -1,13 +1,13 @@
-"""A row's outputs are the same bits whatever stands beside it: other rows, longer rows that it is
-padded for, more threads.
+"""Tests of batch invariance: a row has the same outputs, bit by bit, alone and in a batch, with and
+without padding, and for any number of threads.
 
-Whole graphs of the cpu target, each row alone and in company; and single products and attentions of
-the sizes that models have, because kernels choose their way by size. A failure names the first
-operator whose output differs.
+Whole graphs of the cpu target run each row alone and in batches. Single matrix multiplications and
+attentions have the sizes of real models, because kernels select their method by size. A failure
+names the first operator whose output differs.
 
-In int4, onnxruntime has another kernel for a single row on processors without AVX-512. So a row
-alone is two copies of the row here, and a test of products compares one row with two copies of the
-row: they differ by the rounding of float32."""
+In int4, onnxruntime has another kernel for a single row on CPUs without AVX-512. So a row alone
+runs as two copies of the row here, and one test compares a single row with two copies: they differ
+by the rounding of float32."""
 
 import numpy as np
 import onnx
@@ -24,15 +24,15 @@ from vanilla_transformer_export.inference.decoder import GenerationRequest
 
 exported = exports_for("cpu")
 
-COMPANY = (1, 2, 3, 4, 5, 7, 8, 12, 13, 16, 24, 31, 32, 33, 48, 63, 64)  # numbers of rows
-FEW = (1, 2, 3, 8, 13)
+BATCH_SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 13, 16, 24, 31, 32, 33, 48, 63, 64)
+FEW_BATCH_SIZES = (1, 2, 3, 8, 13)
 DTYPES = ("fp32", "int8", "int4")
-ROOM = 24  # positions of each cache
-COPIES = {"fp32": 1, "int8": 1, "int4": 2}  # of a row that is alone
+CACHE_LENGTH = 24  # positions per cache
+COPIES = {"fp32": 1, "int8": 1, "int4": 2}  # copies of a row that runs alone
 
 
-def opened(graph, threads):
-    """A session of a file, or of a file's content."""
+def open_session(graph, threads):
+    """Return a session of a file, or of a serialized model."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
@@ -40,21 +40,24 @@ def opened(graph, threads):
 
 
 def check(path, dtype, make_feeds, cut, rows, threads=(1, 2)):
-    """`make_feeds` of some rows are what the graph at `path` takes; `cut` of its outputs is what is
-    of the row at a place."""
+    """Check that each row has the same outputs alone and in batches of all sizes in `rows`.
+
+    `make_feeds` returns the inputs of the graph at `path` for a list of rows. `cut` returns the
+    part of its outputs that belongs to one row of the batch.
+    """
     copies = COPIES[dtype]
     for count in threads:
-        session = opened(str(path), count)
+        session = open_session(str(path), count)
         alone = [
             cut(session.run(None, make_feeds([row] * copies)), 0, row) for row in range(max(rows))
         ]
         for number in (number for number in rows if number >= copies):
             result = session.run(None, make_feeds(range(number)))
             for row in range(number):
-                for name, one, other in zip(
+                for name, single, batched in zip(
                     session.get_outputs(), alone[row], cut(result, row, row), strict=True
                 ):
-                    if not np.array_equal(one, other):
+                    if not np.array_equal(single, batched):
                         where = first_difference(path, make_feeds, [row] * copies, number, count)
                         pytest.fail(
                             f"{name.name} of row {row} of {number} differs, {count} threads; "
@@ -63,8 +66,10 @@ def check(path, dtype, make_feeds, cut, rows, threads=(1, 2)):
 
 
 def first_difference(path, make_feeds, copies, number, threads):
-    """The first node whose output for a row differs between its `copies` and `number` rows, where
-    all outputs are kept."""
+    """Return the first operator whose output for a row differs between `copies` and a batch.
+
+    The batch has `number` rows. All intermediate outputs are kept.
+    """
     row = copies[0]
     model = onnx.load(path)
     names = {value.name for value in model.graph.output}
@@ -72,20 +77,20 @@ def first_difference(path, make_feeds, copies, number, threads):
         value for node in model.graph.node for value in node.output if value and value not in names
     ]
     model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in kept)
-    session = opened(model.SerializeToString(), threads)
+    session = open_session(model.SerializeToString(), threads)
     alone, together = (
         session.run(kept, make_feeds(copies)),
         session.run(kept, make_feeds(range(number))),
     )
     makers = {value: node.op_type for node in model.graph.node for value in node.output}
-    for name, one, other in zip(kept, alone, together, strict=True):
+    for name, single, batched in zip(kept, alone, together, strict=True):
         if (
-            one.shape[:1] == (len(copies),)
-            and other.shape[:1] == (number,)
-            and one.dtype == np.float32
+            single.shape[:1] == (len(copies),)
+            and batched.shape[:1] == (number,)
+            and single.dtype == np.float32
         ):
-            inside = tuple(slice(size) for size in one.shape[1:])
-            if not np.array_equal(one[0], other[row][inside]):
+            inside = tuple(slice(size) for size in single.shape[1:])
+            if not np.array_equal(single[0], batched[row][inside]):
                 return f"{makers[name]} ({name})"
     return "no operator with all outputs kept: in what onnxruntime fuses"
 
@@ -94,11 +99,11 @@ def first_difference(path, make_feeds, copies, number, threads):
 
 
 def sequence_feeds(session_inputs, vocabulary):
-    """Rows of 1 to 17 tokens, padded on the right to the longest."""
+    """Return a function that makes rows of 1 to 17 tokens, padded on the right."""
     names = [value.name for value in session_inputs]
 
     def make(rows):
-        lengths = [length_of(row) for row in rows]
+        lengths = [row_length(row) for row in rows]
         ids, mask = np.zeros((2, len(lengths), max(lengths)), np.int64)
         for place, (row, length) in enumerate(zip(rows, lengths)):
             ids[place, :length], mask[place, :length] = (
@@ -115,12 +120,12 @@ def sequence_feeds(session_inputs, vocabulary):
     return make
 
 
-def length_of(row):
+def row_length(row):
     return 1 + row * 7 % 17
 
 
 def check_sequences(path, dtype, vocabulary, rows):
-    session = opened(str(path), 1)
+    session = open_session(str(path), 1)
     axes = [
         [axis for axis, size in enumerate(value.shape) if size == "source_length"]
         for value in session.get_outputs()
@@ -128,7 +133,7 @@ def check_sequences(path, dtype, vocabulary, rows):
 
     def cut(outputs, place, row):
         return [
-            np.take(output[place], range(length_of(row)), axis[0] - 1) if axis else output[place]
+            np.take(output[place], range(row_length(row)), axis[0] - 1) if axis else output[place]
             for output, axis in zip(outputs, axes)
         ]
 
@@ -136,15 +141,17 @@ def check_sequences(path, dtype, vocabulary, rows):
 
 
 def step_feeds(session_inputs, vocabulary):
-    """One new token of each row, after `length_of` tokens of its own, over a source of another
-    length."""
+    """Return a function that makes the inputs of a decode step.
+
+    Each row has `row_length` earlier tokens, and a source of another length.
+    """
     rng = np.random.default_rng(0)
-    lengths = np.array([length_of(row) for row in range(max(COMPANY))], np.int32)
-    sources = np.array([length_of(row + 3) for row in range(max(COMPANY))], np.int32)
-    tokens = rng.integers(4, vocabulary, (max(COMPANY), 1))
+    lengths = np.array([row_length(row) for row in range(max(BATCH_SIZES))], np.int32)
+    sources = np.array([row_length(row + 3) for row in range(max(BATCH_SIZES))], np.int32)
+    tokens = rng.integers(4, vocabulary, (max(BATCH_SIZES), 1))
     shapes = {value.name: value.shape for value in session_inputs}
     caches = {
-        name: rng.standard_normal((max(COMPANY), shape[1], ROOM, shape[3]), np.float32)
+        name: rng.standard_normal((max(BATCH_SIZES), shape[1], CACHE_LENGTH, shape[3]), np.float32)
         for name, shape in shapes.items()
         if name.startswith("past")
     }
@@ -166,12 +173,14 @@ def step_feeds(session_inputs, vocabulary):
 
 
 def check_steps(path, dtype, vocabulary, rows):
-    session = opened(str(path), 1)
+    session = open_session(str(path), 1)
     names = [value.name for value in session.get_outputs()]
 
     def cut(outputs, place, row):
-        """Logits, and of caches what is in use."""
-        used = [length_of(row + 3) if ".encoder." in name else length_of(row) + 1 for name in names]
+        """Return the logits, and the part of each cache that is in use."""
+        used = [
+            row_length(row + 3) if ".encoder." in name else row_length(row) + 1 for name in names
+        ]
         return [
             output[place] if output.ndim == 2 else output[place][:, :end]
             for output, end in zip(outputs, used)
@@ -190,52 +199,51 @@ def cases(*names):
 
 
 @cases("seq2seq", "encoder", "seq2seq-t5", "encoder-relative")
-def test_what_reads_whole_sequences(exported, name, dtype, request):
+def test_full_sequence_graphs_are_batch_invariant(exported, name, dtype, request):
     _, directory = exported(name, dtype)
     check_sequences(
         directory / default_graphs(Runtime(directory).info.manifest)["encoder"],
         dtype,
         48,
-        company(request),
+        select_batch_sizes(request),
     )
 
 
 @cases("seq2seq", "causal", "causal-window", "causal-relative")
-def test_steps_that_rows_join_and_leave(exported, name, dtype, request):
-    """The next token of each row, after any number of its own."""
+def test_decode_step_graphs_are_batch_invariant(exported, name, dtype, request):
+    """The rows have different numbers of earlier tokens."""
     _, directory = exported(name, dtype)
     manifest = Runtime(directory).info.manifest
     check_steps(
         directory / default_graphs(manifest)[manifest["step"]],
         dtype,
         48,
-        company(request),
+        select_batch_sizes(request),
     )
 
 
-def company(request):
-    return COMPANY if request.node.get_closest_marker("slow") else FEW
+def select_batch_sizes(request):
+    return BATCH_SIZES if request.node.get_closest_marker("slow") else FEW_BATCH_SIZES
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_steps_with_relative_positions_over_a_source(tmp_path, dtype):
+def test_decode_steps_with_relative_positions_and_source_are_batch_invariant(tmp_path, dtype):
     architecture, fields = MODELS["seq2seq-t5"]
-    manifest = saved_and_exported(tmp_path, dtype, architecture, {**fields, "head_dim": 8})
-    check_steps(tmp_path / "out" / default_graphs(manifest)["step"], dtype, 48, COMPANY)
+    manifest = save_and_export(tmp_path, dtype, architecture, {**fields, "head_dim": 8})
+    check_steps(tmp_path / "out" / default_graphs(manifest)["step"], dtype, 48, BATCH_SIZES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_mean_over_tokens(tmp_path, dtype):
-    """`ReduceSum` over tokens adds in another order for one row than for several, and again with
-    padding."""
+def test_mean_pooling_is_batch_invariant(tmp_path, dtype):
+    """`ReduceSum` adds tokens in another order for one row than for several, and with padding."""
     fields = dict(num_hidden_layers=1, classifier_pooling="mean")
-    saved_and_exported(tmp_path, dtype, "VanillaEncoderForSequenceClassification", fields)
-    check_sequences(tmp_path / "out/onnx/model.onnx", dtype, 48, COMPANY)
+    save_and_export(tmp_path, dtype, "VanillaEncoderForSequenceClassification", fields)
+    check_sequences(tmp_path / "out/onnx/model.onnx", dtype, 48, BATCH_SIZES)
 
 
-def saved_and_exported(directory, dtype, architecture, fields):
+def save_and_export(directory, dtype, architecture, fields):
     perturbed(architecture, {**SIZES, **fields}).save_pretrained(directory / "in")
     return export(directory / "in", directory / "out", target="cpu", dtype=dtype, cases=3)
 
@@ -243,8 +251,8 @@ def saved_and_exported(directory, dtype, architecture, fields):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["seq2seq", "causal"])
-def test_batches_of_the_runtime(exported, name, dtype):
-    """Prompts and sources of several lengths, and the steps after them."""
+def test_runtime_logits_are_batch_invariant(exported, name, dtype):
+    """Prompts and sources have several lengths, and decode steps follow."""
     _, directory = exported(name, dtype)
     for threads in (1, 2):
         runtime = Runtime(directory, threads=threads)
@@ -256,9 +264,9 @@ def test_batches_of_the_runtime(exported, name, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "int8"])
-def test_sources_beside_a_longer_one(exported, dtype):
-    """The lengths are 1 to 17: kernels add the values of several keys at once, and some keys of a
-    source are left over."""
+def test_logits_do_not_depend_on_padding_of_source(exported, dtype):
+    """The lengths are 1 to 17, because kernels add the values of several keys at once and the
+    remaining keys separately."""
     _, directory = exported("seq2seq", dtype)
     runtime, lengths = Runtime(directory, threads=1), range(1, 18)
     ids = np.random.default_rng(0).integers(4, 48, (len(lengths), max(lengths)))
@@ -272,7 +280,7 @@ def test_sources_beside_a_longer_one(exported, dtype):
 
 
 def logits_after_source(runtime, ids, mask):
-    """After the first token of the translation, and after one more: (rows, 2, V)."""
+    """Return the logits (rows, 2, V) after the start token and after one decode step."""
     first = np.ones((len(ids), 1), np.int64)
     decoder = runtime.model.decoders.start(
         GenerationRequest(Options(max_new_tokens=8), first, first, (ids, mask))
@@ -283,7 +291,7 @@ def logits_after_source(runtime, ids, mask):
 
 
 def logits(runtime, name, rows):
-    """After the prompt, and after three more tokens: (rows, 4, V)."""
+    """Return the logits (rows, 4, V) after the prompt and after three decode steps."""
     ids, mask = (array[list(rows)] for array in prompts(name))
     longest = mask.sum(axis=1).max()
     used = slice(longest) if name == "seq2seq" else slice(-longest, None)
@@ -302,13 +310,13 @@ def logits(runtime, name, rows):
     result += [
         decoder.step(np.array([[5 + row + step] for row in rows])).copy() for step in range(3)
     ]
-    return np.stack([each[:, -1] for each in result], axis=1)
+    return np.stack([tensor[:, -1] for tensor in result], axis=1)
 
 
-# --------------------------------------------------------------------------- sizes that models have
+# ----------------------------------------------------------------------------- sizes of real models
 
-# The shipped models, the paper's base model, and GPT-2 or BERT: (K, N).
-PRODUCTS = [
+# (K, N) of the shipped models, the paper's base model, GPT-2 and BERT
+MATMUL_SIZES = [
     (128, 128),
     (128, 384),
     (256, 128),
@@ -318,8 +326,8 @@ PRODUCTS = [
     (2048, 512),
     (512, 8000),
 ]
-PRODUCTS += [(768, 2304), (768, 3072), (3072, 768), (768, 2)]
-ATTENTIONS = [(4, 32), (8, 64), (12, 64)]  # heads, and the width of each
+MATMUL_SIZES += [(768, 2304), (768, 3072), (3072, 768), (768, 2)]
+ATTENTION_SIZES = [(4, 32), (8, 64), (12, 64)]  # number of heads, head size
 IMPORTS = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("com.microsoft", 1)]
 
 
@@ -330,34 +338,39 @@ def value(name, shape, dtype=np.float32):
 
 
 def alone_and_together(model, make_feeds, copies=1):
-    """The outputs of each row alone, as rows, and of all numbers of rows: pairs to compare, at one
-    thread and at two."""
+    """Yield pairs to compare: the outputs of rows alone, and of the same rows in a batch.
+
+    All batch sizes run with one thread and with two.
+    """
     for threads in (1, 2):
-        session = opened(model, threads)
+        session = open_session(model, threads)
         alone = np.concatenate(
-            [session.run(None, make_feeds([row] * copies))[0][:1] for row in range(max(COMPANY))]
+            [
+                session.run(None, make_feeds([row] * copies))[0][:1]
+                for row in range(max(BATCH_SIZES))
+            ]
         )
-        for number in (number for number in COMPANY if number >= copies):
+        for number in (number for number in BATCH_SIZES if number >= copies):
             yield alone[:number], session.run(None, make_feeds(slice(number)))[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", PRODUCTS)
-def test_products(size, dtype):
-    """One token of each row, and several of each; in fp32 also without an axis of tokens, as the
-    last product of a head."""
+@pytest.mark.parametrize("size", MATMUL_SIZES)
+def test_matmuls_are_batch_invariant(size, dtype):
+    """Rows have one token or several. In fp32, rows also have no token axis, as in the last matmul
+    of a head."""
     rng = np.random.default_rng(0)
     matrix = rng.standard_normal(size, np.float32)
     x = rng.standard_normal((64, 3, size[0]), np.float32) * rng.uniform(0.1, 10, (64, 1, 1)).astype(
         np.float32
     )
-    model = product(matrix, dtype)
+    model = matmul_model(matrix, dtype)
     for tokens in (x[:, :1], x):
-        for one, other in alone_and_together(
+        for single, batched in alone_and_together(
             model, lambda rows, tokens=tokens: {"x": tokens[rows]}, COPIES[dtype]
         ):
-            np.testing.assert_array_equal(one, other)
+            np.testing.assert_array_equal(single, batched)
     if dtype == "fp32":
         node = onnx.helper.make_node("Gemm", ["x", "w"], ["y"])
         weights = [onnx.numpy_helper.from_array(matrix, "w")]
@@ -367,17 +380,19 @@ def test_products(size, dtype):
         model = onnx.helper.make_model(
             graph, opset_imports=IMPORTS, ir_version=10
         ).SerializeToString()
-        for one, other in alone_and_together(model, lambda rows: {"x": x[rows, 0]}):
-            np.testing.assert_array_equal(one, other)
+        for single, batched in alone_and_together(model, lambda rows: {"x": x[rows, 0]}):
+            np.testing.assert_array_equal(single, batched)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", PRODUCTS)
-def test_a_single_row_in_int4_differs_by_rounding(size):
-    """Both kernels add a term for each block, and 8 partial sums. One of them multiplies by
-    unsigned integers, and subtracts 8 times the sums of blocks of x. n roundings of a sum of
-    magnitudes m lose about sqrt(n) * u * m, where u is half of float32's epsilon (Higham and Mary
-    2019). A value of x that is rounded to another integer would be more."""
+@pytest.mark.parametrize("size", MATMUL_SIZES)
+def test_single_int4_row_differs_only_by_rounding(size):
+    """Both kernels add a term for each block, and 8 partial sums.
+
+    One of them multiplies by unsigned integers, and subtracts 8 times the sums of blocks of x. n
+    roundings of a sum of magnitudes m lose about sqrt(n) * u * m, where u is half of float32's
+    epsilon (Higham and Mary 2019). A value of x rounded to another integer would exceed the bound.
+    """
     rng = np.random.default_rng(0)
     matrix, x = (
         rng.standard_normal(size, np.float32),
@@ -390,15 +405,15 @@ def test_a_single_row_in_int4_differs_by_rounding(size):
     magnitudes = np.abs(x[:, 0]) @ (unsigned + offsets).T
     unit, roundings = np.finfo(np.float32).eps / 2, 2 * scales.shape[1] + 16
     bound = 2 * np.sqrt(roundings) * unit * magnitudes
-    session = opened(product(matrix, "int4"), 1)
+    session = open_session(matmul_model(matrix, "int4"), 1)
     alone = np.stack([session.run(None, {"x": row[None]})[0][0, 0] for row in x])
     pairs = np.stack([session.run(None, {"x": np.stack([row, row])})[0][0, 0] for row in x])
     assert (np.abs(alone - pairs) <= bound).all()
     assert (bound.mean(axis=1) < np.abs(x[:, 0]).max(axis=1) / 127 * np.abs(matrix).mean()).all()
 
 
-def product(matrix, dtype):
-    """x (rows, tokens, K) times `matrix`, as the cpu target writes it."""
+def matmul_model(matrix, dtype):
+    """Return the serialized model of x (rows, tokens, K) times `matrix` for the cpu target."""
     inputs = {"x": np.zeros((1, 1, len(matrix)), np.float32)}
     model = write(
         lambda g, x: [linear(g, x, "w")], {"w.weight": matrix.T.copy()}, inputs, dtype=dtype
@@ -408,17 +423,17 @@ def product(matrix, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heads, width", ATTENTIONS)
+@pytest.mark.parametrize("heads, width", ATTENTION_SIZES)
 @pytest.mark.parametrize("source", [False, True])
-def test_attention_of_one_token_over_rows_of_any_length(heads, width, source):
-    """The step's: over the tokens so far with a new one, or over a source without."""
-    rng, room = np.random.default_rng(0), 300
+def test_decode_step_attention_is_batch_invariant(heads, width, source):
+    """The query attends to the cache and a new token, or to the cache of a source."""
+    rng, cache_length = np.random.default_rng(0), 300
     names = ["q", "k", "v", "past_key", "past_value"]
     node = onnx.helper.make_node(
         "GroupQueryAttention", [*names, "last", "total"], ["y", "key", "value"],
         domain="com.microsoft", num_heads=heads, kv_num_heads=heads,
     )  # fmt: skip
-    new, cache = ["rows", "new", heads * width], ["rows", heads, room, width]
+    new, cache = ["rows", "new", heads * width], ["rows", heads, cache_length, width]
     inputs = [
         value(name, shape)
         for name, shape in zip(names, [["rows", 1, heads * width], new, new, cache, cache])
@@ -429,25 +444,25 @@ def test_attention_of_one_token_over_rows_of_any_length(heads, width, source):
     )
     model = onnx.helper.make_model(graph, opset_imports=IMPORTS, ir_version=10).SerializeToString()
     states = rng.standard_normal((3, 64, 1, heads * width), np.float32)
-    caches = rng.standard_normal((2, 64, heads, room, width), np.float32)
-    lengths = rng.permutation(np.geomspace(1, room, 64).astype(np.int32))
+    caches = rng.standard_normal((2, 64, heads, cache_length, width), np.float32)
+    lengths = rng.permutation(np.geomspace(1, cache_length, 64).astype(np.int32))
 
     def make(rows):
         q, *kv = states[:, rows]
-        kv = [each[:, :0] for each in kv] if source else kv
+        kv = [tensor[:, :0] for tensor in kv] if source else kv
         last = lengths[rows] - 1
         return dict(zip(names, [q, *kv, *caches[:, rows]])) | {
             "last": last,
             "total": last.max(keepdims=True) + 1,
         }
 
-    for one, other in alone_and_together(model, make):
-        np.testing.assert_array_equal(one, other)
+    for single, batched in alone_and_together(model, make):
+        np.testing.assert_array_equal(single, batched)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heads, width", ATTENTIONS)
-def test_attention_of_whole_sequences_over_padding(heads, width):
+@pytest.mark.parametrize("heads, width", ATTENTION_SIZES)
+def test_full_sequence_attention_is_batch_and_padding_invariant(heads, width):
     rng = np.random.default_rng(0)
     node = onnx.helper.make_node(
         "MultiHeadAttention",
@@ -470,7 +485,7 @@ def test_attention_of_whole_sequences_over_padding(heads, width):
         return dict(zip("qkv", states[:, rows, :longest])) | {"mask": mask}
 
     for threads in (1, 2):
-        session = opened(model, threads)
+        session = open_session(model, threads)
         alone = [session.run(None, make([row], length))[0][0] for row, length in enumerate(lengths)]
         for number in range(1, len(lengths) + 1):
             for longest in (lengths[number - 1], max(lengths)):

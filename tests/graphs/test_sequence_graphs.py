@@ -1,5 +1,4 @@
-"""Heads that read whole sequences: choices, decoders without a language model, bare seq2seq models,
-and ragged batches."""
+"""Tests of full-sequence graphs: choices, decoder heads, bare seq2seq models, ragged batches."""
 
 import functools
 
@@ -73,7 +72,7 @@ MODELS = {
     "causal": ("VanillaDecoderForCausalLM", dict(num_hidden_layers=1)),
     "seq2seq": ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=1)),
 }
-READERS = [
+FULL_SEQUENCE = [
     "choices",
     "decoder",
     "decoder-labels",
@@ -83,10 +82,10 @@ READERS = [
     "pair-labels",
     "pair-answers",
 ]
-READERS += ["pair"]
-# others have the same graphs but for the last layer
+FULL_SEQUENCE += ["pair"]
+# the other models have the same graphs except for the last layer
 SLOW = ["decoder", "decoder-tokens", "pair-answers"]
-CHOOSE = {
+WITH_LOGITS = {
     "choices",
     "means",
     "decoder-labels",
@@ -104,7 +103,7 @@ def build(name):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A name of `MODELS`, a target and a dtype -> the model, and the directory of its export."""
+    """Return a function that exports a model of `MODELS`, and returns it and the directory."""
     root = tmp_path_factory.mktemp("sequence-graphs")
 
     @functools.cache
@@ -160,9 +159,10 @@ CONTRACT = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in READERS]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in FULL_SEQUENCE],
 )
-def test_one_graph_takes_whole_sequences_as_optimum_has_it(exported, name):
+def test_graph_has_inputs_and_outputs_of_optimum(exported, name):
     graph = onnx.load(exported(name)[1] / "onnx/model.onnx").graph
     assert (axes(graph.input), axes(graph.output)) == CONTRACT[name]
     assert {node.domain for node in graph.node} == {""}
@@ -170,13 +170,14 @@ def test_one_graph_takes_whole_sequences_as_optimum_has_it(exported, name):
 
 @pytest.mark.parametrize("target", ["portable", pytest.param("cpu", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in READERS]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in FULL_SEQUENCE],
 )
 def test_40_cases_agree_with_torch(exported, name, target):
     model, directory = exported(name, target)
     report = verify(directory, model, cases=40, seed=1)
     assert report.failures == [] and report.agreeing == report.tokens
-    assert (report.tokens > 30) == (name in CHOOSE)
+    assert (report.tokens > 30) == (name in WITH_LOGITS)
     assert 0 < report.mean_error <= report.max_error < 1e-4
 
 
@@ -188,10 +189,14 @@ def test_40_cases_agree_with_torch(exported, name, target):
     "name",
     [
         "decoder",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in READERS if name != "decoder"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in FULL_SEQUENCE
+            if name != "decoder"
+        ),
     ],
 )
-def test_the_cpu_target_quantizes_them(exported, name, dtype, operator):
+def test_cpu_target_quantizes_matmuls(exported, name, dtype, operator):
     model, directory = exported(name, "cpu", dtype)
     count = sum(
         node.op_type == operator for node in onnx.load(directory / "onnx/model.onnx").graph.node
@@ -202,9 +207,9 @@ def test_the_cpu_target_quantizes_them(exported, name, dtype, operator):
 
 
 @pytest.mark.parametrize(
-    "name", ["pair", *(pytest.param(name, marks=pytest.mark.slow) for name in READERS[:-1])]
+    "name", ["pair", *(pytest.param(name, marks=pytest.mark.slow) for name in FULL_SEQUENCE[:-1])]
 )
-def test_the_cuda_target_gives_their_values_with_fewer_operators(exported, name):
+def test_cuda_target_matches_torch_with_fused_operators(exported, name):
     model, directory = exported(name, "cuda")
     assert verify(directory, model, cases=9, device="cpu").failures == []
     result = [node.op_type for node in onnx.load(directory / "onnx/model.onnx").graph.node]
@@ -215,14 +220,14 @@ def test_the_cuda_target_gives_their_values_with_fewer_operators(exported, name)
     layers, norms = (
         (encoder + decoder, 2 * encoder + 3 * decoder) if encoder else (single, 2 * single)
     )
-    # Of a pair also the keys and values of each layer's cross-attention, together.
+    # A pair has one more Split, for the keys and values of cross-attention in all layers.
     assert (result.count("Split"), result.count("SkipLayerNormalization")) == (
         layers + (encoder > 0),
         norms,
     )
 
 
-def test_every_model_of_the_family_can_be_exported():
+def test_every_model_class_has_an_export_head():
     names = [name for name in vars(vanilla_transformer) if name.startswith("Vanilla")]
     models = {name for name in names if name.endswith("Model") or "For" in name} - {
         "VanillaPreTrainedModel"
@@ -230,7 +235,7 @@ def test_every_model_of_the_family_can_be_exported():
     assert models - {name for name in models if name.endswith("Config")} == set(HEADS)
 
 
-def test_a_decoder_s_rows_may_be_padded_on_either_side(exported):
+def test_decoder_rows_can_be_padded_on_either_side(exported):
     runtime = Runtime(exported("decoder-labels")[1])
     rows = [[5, 6, 7], [8, 9, 10, 11, 12]]
     alone = [runtime.encode(np.array([row]))[0] for row in rows]
@@ -245,31 +250,29 @@ def test_a_decoder_s_rows_may_be_padded_on_either_side(exported):
 @pytest.mark.parametrize(
     "name", ["encoder", "causal", pytest.param("seq2seq", marks=pytest.mark.slow)]
 )
-def test_int8_of_the_portable_target_is_standard_operators_and_nearly_the_same_choices(
-    exported, name
-):
+def test_portable_int8_uses_standard_operators_and_agrees_with_torch(exported, name):
     model, directory = exported(name, "portable", "int8")
     manifest = Runtime(directory).info.manifest
     for file in default_graphs(manifest).values():
         assert file.endswith("_int8.onnx")
         graph = onnx.load(directory / file).graph
         assert {node.domain for node in graph.node} == {""}
-        products = [node for node in graph.node if node.op_type == "MatMulInteger"]
-        assert len(products) >= 6
+        matmuls = [node for node in graph.node if node.op_type == "MatMulInteger"]
+        assert len(matmuls) >= 6
         weights = {weight.name: weight for weight in graph.initializer}
-        assert {weights[node.input[1]].data_type for node in products} == {onnx.TensorProto.INT8}
+        assert {weights[node.input[1]].data_type for node in matmuls} == {onnx.TensorProto.INT8}
         assert not [
             node for node in graph.node if node.op_type == "MatMul" and node.input[1] in weights
         ]
         rounded = [node.input[0] for node in graph.node if node.op_type == "DynamicQuantizeLinear"]
-        # what several products read is rounded once
-        assert len(rounded) == len(set(rounded)) < len(products)
+        # an input of several matmuls is quantized once
+        assert len(rounded) == len(set(rounded)) < len(matmuls)
     report = verify(directory, model, cases=20, seed=1)
     assert report.failures == [] and report.mean_error > 1e-4
     assert report.agreeing >= 0.9 * report.tokens > 100
 
 
-def test_a_product_in_int8_is_that_of_the_rounded_factors():
+def test_int8_matmul_multiplies_quantized_factors():
     """The expected values follow the definition.
 
     The input has 256 steps between its extremes, and each column of weights has 127. More error is
@@ -302,10 +305,10 @@ def test_a_product_in_int8_is_that_of_the_rounded_factors():
     assert 1e-3 < np.abs(result - x @ weight).max() < 0.5 and not result[:, 7].any()
 
 
-# -------------------------------------------------------------------------------------- wrong input
+# ------------------------------------------------------------------------------------ invalid input
 
 
-def test_choices_come_in_three_axes(exported):
+def test_multiple_choice_input_must_have_three_axes(exported):
     runtime = Runtime(exported("choices")[1])
     with raises(ValueError, seen=("batch_size", 2, 3), expected=("num_choices", "source_length")):
         runtime.outputs(np.ones((2, 3), int))
@@ -317,7 +320,7 @@ def test_choices_come_in_three_axes(exported):
         runtime.generate(np.ones((2, 3, 4), int))
 
 
-def test_a_classifier_of_both_stacks_needs_an_end_token_in_each_row(exported):
+def test_seq2seq_classifier_needs_end_token_in_each_row(exported):
     model, directory = exported("pair-labels")
     runtime, ids = Runtime(directory), np.array([[5, 2, 6, 2], [5, 2, 7, 8], [4, 9, 2, 2]])
     with torch.no_grad():
@@ -325,12 +328,12 @@ def test_a_classifier_of_both_stacks_needs_an_end_token_in_each_row(exported):
             runtime.encode(ids), model(torch.from_numpy(ids)).logits, atol=1e-5
         )
     mask = np.array([[1] * 4, [1, 0, 0, 0], [0] * 4])
-    for given, seen in ((np.full((2, 3), 5), (0,)), (ids, (1,))):
+    for bad_ids, seen in ((np.full((2, 3), 5), (0,)), (ids, (1,))):
         with raises(ValueError, seen=("input_ids", *seen), expected=2):
-            runtime.encode(given, mask[: len(given), : given.shape[1]])
+            runtime.encode(bad_ids, mask[: len(bad_ids), : bad_ids.shape[1]])
 
 
-def test_tokens_of_a_decoder_are_checked_as_all_others(exported):
+def test_decoder_input_ids_are_checked(exported):
     runtime, ids = Runtime(exported("pair")[1]), np.full((2, 3), 5)
     with raises(ValueError, seen=("VanillaSeq2SeqModel", "decoder_input_ids")):
         runtime.outputs(ids)
@@ -346,9 +349,7 @@ def test_tokens_of_a_decoder_are_checked_as_all_others(exported):
         Runtime(exported("encoder")[1]).outputs(ids, decoder_input_ids=ids)
 
 
-def test_a_decoder_that_reads_sequences_has_as_many_learned_positions_as_its_config_says(
-    exported, tmp_path
-):
+def test_decoder_input_longer_than_learned_positions_is_rejected(exported, tmp_path):
     directory = copy_folder(exported("pair")[1], tmp_path)
     edit_json(
         directory / "config.json", position_embedding_type="learned", max_position_embeddings=6
@@ -375,7 +376,7 @@ LENGTHS = [40, 3, 17, 9, 38, 2, 21, 5, 30, 12, 7, 33, 0, 25, 4, 19] * 3
 @pytest.mark.parametrize(
     "name, target",
     [
-        *((name, "portable") for name in ("encoder", *READERS) if name not in SLOW),
+        *((name, "portable") for name in ("encoder", *FULL_SEQUENCE) if name not in SLOW),
         *(
             pytest.param(name, "portable", marks=pytest.mark.slow)
             for name in ("tokens", "sentences", *SLOW)
@@ -384,7 +385,7 @@ LENGTHS = [40, 3, 17, 9, 38, 2, 21, 5, 30, 12, 7, 33, 0, 25, 4, 19] * 3
         pytest.param("seq2seq", "cpu", marks=pytest.mark.slow),
     ],
 )
-def test_a_ragged_batch_gives_the_values_of_one_run(exported, monkeypatch, name, target):
+def test_bucketed_ragged_batch_matches_single_run(exported, monkeypatch, name, target):
     runtime = Runtime(exported(name, target)[1])
     ids, mask = ragged(LENGTHS)
     feeds = {}
@@ -416,8 +417,8 @@ def test_a_ragged_batch_gives_the_values_of_one_run(exported, monkeypatch, name,
 @pytest.mark.parametrize(
     "threads, runs", [(1, [(6, 40), (6, 40), (12, 4)]), (2, [(12, 40), (12, 4)])]
 )
-def test_an_encoder_runs_short_rows_apart_from_long_ones(exported, monkeypatch, threads, runs):
-    """At most 256 tokens at once for each thread. The session is a spy here."""
+def test_encoder_runs_short_rows_apart_from_long_rows(exported, monkeypatch, threads, runs):
+    """A run has at most 256 tokens per thread. A spy replaces the session."""
     runtime, sizes = Runtime(exported("encoder")[1], threads=threads), []
     session = runtime.model.sessions["encoder"]
 
@@ -452,7 +453,7 @@ def test_rows_of_similar_length_run_together(lengths, groups):
     ]
 
 
-def test_padding_is_a_small_part_of_what_runs_and_rows_padded_on_the_left_stay_together(
+def test_buckets_limit_padding_and_keep_left_padded_rows_together(
     monkeypatch,
 ):
     monkeypatch.setattr(inputs_module, "MIN_TOKENS", 1)

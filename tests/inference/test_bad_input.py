@@ -1,4 +1,4 @@
-"""Tests of errors: ids, masks and calls that a model does not accept."""
+"""Tests of invalid ids, masks and calls."""
 
 import numpy as np
 import pytest
@@ -38,14 +38,14 @@ IDS, MASK = prompts()
     ],
 )
 @pytest.mark.parametrize("name", ["seq2seq", "causal"])
-def test_bad_input_is_refused_with_the_value_seen(
+def test_invalid_generate_input_error_names_value(
     runtimes, name, ids, mask, options, seen, expected
 ):
     with raises(ValueError, seen=seen, expected=expected):
         runtimes(name).generate(ids, mask, **options)
 
 
-def test_a_mask_of_other_numbers_is_refused_with_the_number_seen(runtimes):
+def test_mask_with_other_numbers_error_names_number(runtimes):
     mask = MASK.copy()
     mask[0, 0] = 2
     with raises(ValueError, seen=2, expected=("0s", "1s")):
@@ -56,13 +56,13 @@ def test_a_mask_of_other_numbers_is_refused_with_the_number_seen(runtimes):
     "mask, found",
     [(IDS.astype(str), "<U21"), (np.full(IDS.shape, None), "object"), (IDS * 1j, "complex128")],
 )
-def test_a_mask_that_is_no_numbers_is_refused_with_its_type(runtimes, mask, found):
+def test_non_numeric_mask_error_names_dtype(runtimes, mask, found):
     with raises(ValueError, seen=("attention_mask", found), expected=("0s", "1s")):
         runtimes("encoder").encode(IDS, mask)
 
 
 @pytest.mark.parametrize("types", [IDS * 0.5, IDS.astype(str)])
-def test_token_types_that_are_no_integers_are_refused(runtimes, types):
+def test_non_integer_token_type_ids_are_rejected(runtimes, types):
     with raises(ValueError, seen="token_type_ids"):
         runtimes("pretraining").outputs(IDS, MASK, types)
 
@@ -70,14 +70,14 @@ def test_token_types_that_are_no_integers_are_refused(runtimes, types):
 @pytest.mark.parametrize(
     "ids, seen", [(np.zeros((0, 4), np.int64), (0, 4)), (np.full((1, 1), 48), 48)]
 )
-def test_encode_refuses_bad_input_too(runtimes, ids, seen):
+def test_encode_rejects_invalid_ids(runtimes, ids, seen):
     with raises(ValueError, seen=seen):
         runtimes("encoder").encode(ids)
 
 
-def test_a_learned_position_table_has_an_end(runtimes):
-    """Its 40 rows: 40 tokens are encoded; 30 tokens of a prompt and 11 new ones are fed but for the
-    last."""
+def test_input_longer_than_learned_positions_is_rejected(runtimes):
+    """Both models have 40 positions. A prompt of 30 tokens leaves room for 11 new tokens, because
+    the last token is not read."""
     row = np.full((1, 41), 5)
     assert runtimes("masked-lm").encode(row[:, :40]).shape == (1, 40, VOCABULARY)
     with raises(ValueError, seen=41, expected=40):
@@ -87,7 +87,7 @@ def test_a_learned_position_table_has_an_end(runtimes):
         runtimes("causal-learned").generate(row[:, :30], max_new_tokens=12)
 
 
-def test_the_padding_of_a_prompt_takes_no_learned_positions(runtimes):
+def test_prompt_padding_takes_no_learned_positions(runtimes):
     ids, mask = np.full((1, 50), 5), np.zeros((1, 50), np.int64)
     mask[0, :3] = 1
     result = runtimes("causal-learned").generate(ids, mask, max_new_tokens=4)[0, 50:]
@@ -95,7 +95,7 @@ def test_the_padding_of_a_prompt_takes_no_learned_positions(runtimes):
     np.testing.assert_array_equal(result, alone)
 
 
-def test_sinusoidal_positions_have_no_end(exported, runtimes):
+def test_long_input_with_sinusoidal_positions_matches_torch(exported, runtimes):
     ids, mask = prompts((200, 150))
     result = runtimes("seq2seq").generate(ids, mask, max_new_tokens=2)
     np.testing.assert_array_equal(
@@ -103,14 +103,14 @@ def test_sinusoidal_positions_have_no_end(exported, runtimes):
     )
 
 
-def test_a_model_is_asked_only_for_what_it_can_do(runtimes):
+def test_unsupported_method_error_names_model_class(runtimes):
     with raises(ValueError, seen="VanillaDecoderForCausalLM"):
         runtimes("causal").encode(IDS, MASK)
     with raises(ValueError, seen="VanillaEncoderForMaskedLM"):
         runtimes("masked-lm").generate(IDS, MASK)
 
 
-def test_a_missing_start_token_is_an_error(exported, tmp_path):
+def test_missing_decoder_start_token_raises(exported, tmp_path):
     directory = copy_folder(exported("seq2seq").directory, tmp_path)
     for file in ("config.json", "generation_config.json"):
         edit_json(directory / file, decoder_start_token_id=None)

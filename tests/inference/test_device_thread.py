@@ -1,4 +1,4 @@
-"""Tests of the thread that uses devices."""
+"""Tests of the thread that runs all work on devices."""
 
 import functools
 import os
@@ -13,28 +13,28 @@ from vanilla_transformer_export.inference.device_thread import DEVICE_THREAD, in
 
 
 @in_device_thread
-def thread():
+def get_thread():
     return threading.current_thread()
 
 
 @in_device_thread
-def nested():
-    return thread()
+def get_thread_nested():
+    return get_thread()
 
 
-def test_callers_of_all_threads_share_the_thread():
+def test_callers_of_all_threads_share_device_thread():
     with ThreadPoolExecutor(4) as pool:
-        threads = {future.result() for future in [pool.submit(thread) for _ in range(20)]}
-    assert threads == {DEVICE_THREAD.thread, nested()} != {threading.current_thread()}
+        threads = {future.result() for future in [pool.submit(get_thread) for _ in range(20)]}
+    assert threads == {DEVICE_THREAD.thread, get_thread_nested()} != {threading.current_thread()}
 
 
-def test_a_caller_gets_the_error_and_the_thread_goes_on():
+def test_error_reaches_caller_and_device_thread_keeps_running():
     with pytest.raises(ZeroDivisionError):
         DEVICE_THREAD.call(lambda: 1 // 0)
     assert DEVICE_THREAD.call(lambda: 1) == 1
 
 
-def test_the_thread_keeps_nothing_of_a_call():
+def test_device_thread_keeps_no_reference_to_arguments():
     class Array:
         pass
 
@@ -42,18 +42,18 @@ def test_the_thread_keeps_nothing_of_a_call():
     reference = weakref.ref(array)
     assert DEVICE_THREAD.call(functools.partial(isinstance, array, Array))
     del array
-    thread()
+    get_thread()
     assert reference() is None
 
 
-def test_a_forked_process_has_a_thread_of_its_own():
-    thread()
+def test_forked_process_has_own_device_thread():
+    get_thread()
     if not (pid := os.fork()):
-        os._exit(7 if thread().is_alive() else 1)
+        os._exit(7 if get_thread().is_alive() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
-def test_a_session_on_a_device_runs_there(exported, monkeypatch):
+def test_device_session_runs_in_device_thread(exported, monkeypatch):
     runtime = Runtime(exported("encoder").directory)
     session = runtime.model.session("encoder")
     threads = []

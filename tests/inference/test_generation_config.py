@@ -10,8 +10,7 @@ from vanilla_transformer_export import Runtime
 
 
 def with_settings(exported, tmp_path, name, **settings):
-    """A runtime, and the model in torch, of a checkpoint whose generation_config.json has
-    `settings`."""
+    """Return a runtime and transformers' config, from a generation_config.json with `settings`."""
     directory = copy_folder(exported(name).directory, tmp_path)
     edit_json(directory / "generation_config.json", **settings)
     seal(directory)
@@ -38,7 +37,7 @@ def with_settings(exported, tmp_path, name, **settings):
     ids=str,
 )
 @pytest.mark.parametrize("name", ["seq2seq", "causal-learned"])
-def test_the_checkpoints_generation_config_is_honoured(exported, tmp_path, name, settings):
+def test_generation_config_of_checkpoint_is_applied(exported, tmp_path, name, settings):
     runtime, config = with_settings(exported, tmp_path, name, **settings)
     ids, mask = prompts_for(exported, name)
     actual, expected = (
@@ -55,11 +54,11 @@ def test_the_checkpoints_generation_config_is_honoured(exported, tmp_path, name,
 @pytest.mark.parametrize("eos", [EOS, [11, 20, EOS]], ids=str)
 @pytest.mark.parametrize("pad", [0, None, 5])
 @pytest.mark.parametrize("name", ["seq2seq", "causal"])
-def test_rows_that_have_ended_are_filled_as_in_transformers(
+def test_finished_rows_are_padded_as_in_transformers(
     exported, tmp_path, monkeypatch, name, pad, eos, beams
 ):
-    """Its beam search takes a pad token of 0 for none, and fills with the first end token; its
-    greedy search does not."""
+    """Beam search of transformers treats pad token 0 as none, and pads with the first end token.
+    Its greedy search does not."""
     runtime, config = with_settings(exported, tmp_path, name, pad_token_id=pad, eos_token_id=eos)
     monkeypatch.setattr(exported(name).model, "generation_config", config)
     ids, mask = prompts_for(exported, name, lengths=4 * LENGTHS)
@@ -77,8 +76,8 @@ def test_rows_that_have_ended_are_filled_as_in_transformers(
 
 
 @pytest.mark.parametrize("pad", [0, 5])
-def test_sampled_rows_that_have_ended_are_filled_with_the_pad_token(exported, tmp_path, pad):
-    """transformers fills them too. Both draw the only token that is left at each step."""
+def test_finished_sampled_rows_are_filled_with_pad_token(exported, tmp_path, pad):
+    """transformers pads them too. With top_k=1 both draw the only token that is left."""
     runtime, config = with_settings(exported, tmp_path, "seq2seq", pad_token_id=pad)
     ids, mask = prompts_for(exported, "seq2seq", seed=3)
     options = dict(max_new_tokens=12, do_sample=True, top_k=1)
@@ -87,7 +86,7 @@ def test_sampled_rows_that_have_ended_are_filled_with_the_pad_token(exported, tm
     assert (expected[:, -1] == pad).any()
 
 
-def test_options_go_over_the_generation_config(exported, tmp_path, runtimes):
+def test_options_override_generation_config(exported, tmp_path, runtimes):
     runtime, _ = with_settings(
         exported, tmp_path, "seq2seq", max_new_tokens=3, num_beams=4, length_penalty=0.5
     )
@@ -109,9 +108,7 @@ def test_options_go_over_the_generation_config(exported, tmp_path, runtimes):
         ("num_beam_groups", 2),
     ],
 )
-def test_a_generation_config_field_that_is_not_applied_is_refused_by_name(
-    exported, tmp_path, field, value
-):
+def test_unsupported_generation_config_field_error_names_field(exported, tmp_path, field, value):
     runtime, _ = with_settings(exported, tmp_path, "seq2seq", **{field: value})
     with raises(ValueError, seen=field) as caught:
         runtime.generate(*prompts())

@@ -15,9 +15,7 @@ from vanilla_transformer_export.inference.top_k import top_k_tokens
 
 @pytest.mark.parametrize("width", [3, 48, 40_001])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_they_are_those_of_a_full_sort_ties_by_index_and_log_p_is_torchs(
-    width, threads, monkeypatch
-):
+def test_top_k_matches_full_sort_and_torch_log_softmax(width, threads, monkeypatch):
     monkeypatch.setattr(likeliest, "CHUNK", 3 * width)  # seven rows are three chunks
     rng = np.random.default_rng(0)
     for logits in (
@@ -35,7 +33,7 @@ def test_they_are_those_of_a_full_sort_ties_by_index_and_log_p_is_torchs(
         np.testing.assert_allclose(log_p, np.take_along_axis(exact, expected, axis=1), atol=1e-5)
 
 
-def test_rows_may_be_a_view_and_stay_as_they_are():
+def test_logits_view_is_accepted_and_unchanged():
     logits = np.random.default_rng(0).standard_normal((4, 3, 50), dtype=np.float32)
     before = logits.copy()
     result = top_k_tokens(logits[:, -1], 5, 1)
@@ -45,14 +43,14 @@ def test_rows_may_be_a_view_and_stay_as_they_are():
     np.testing.assert_array_equal(logits, before)
 
 
-def test_the_packaged_graph_is_that_of_its_script():
+def test_packaged_graph_matches_its_script():
     graph = onnx.load(likeliest.GRAPH)
     onnx.checker.check_model(graph, full_check=True)
     assert graph == top_k_graph()
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])
-def test_logits_without_a_log_softmax_are_an_error(number):
+def test_nan_and_infinite_logits_raise_in_beam_search(number):
     logits = np.zeros((2, 9), np.float32)
     logits[1, 3] = number
     is_nan = np.isnan(top_k_tokens(logits, 2, 1)[0])

@@ -1,5 +1,4 @@
-"""Prompt lookup decoding: the tokens of greedy search, in fewer steps; the logits of each step; and
-where it is refused."""
+"""Tests of prompt lookup decoding: tokens, number of steps, logits and errors."""
 
 import json
 
@@ -36,8 +35,8 @@ each_export = pytest.mark.parametrize("name, target", CASES)
 
 
 @pytest.fixture
-def opened(exported, exported_for):
-    """A name and a target -> the model, and its export, loaded."""
+def load_pair(exported, exported_for):
+    """Return a function that returns a model in torch and the runtime of its export."""
 
     def load(name, target):
         model, directory = exported_for(name, target)
@@ -47,19 +46,19 @@ def opened(exported, exported_for):
 
 
 def prompt(seed=0, length=12):
-    """A row that repeats itself, as greedy search of these models does."""
+    """Return a prompt (1, length) that repeats tokens, as greedy search of these models does."""
     return np.random.default_rng(seed).integers(4, 9, (1, length))
 
 
 @pytest.fixture
 def step_sizes(monkeypatch):
-    """The number of tokens that each step of prompt lookup has read; it grows during a test."""
+    """Return a list that collects the number of tokens of each step of prompt lookup."""
     sizes = []
     for module, name in ((cpu.LookupGraph, "run"), (portable.PortableDecoder, "run")):
         original = getattr(module, name)
 
         def counted(self, *args, original=original):
-            tokens = next(each for each in args if isinstance(each, np.ndarray))
+            tokens = next(argument for argument in args if isinstance(argument, np.ndarray))
             sizes.append(tokens.shape[1])
             return original(self, *args)
 
@@ -67,7 +66,7 @@ def step_sizes(monkeypatch):
     return sizes
 
 
-# --------------------------------------------------------------------------------------- the tokens
+# ------------------------------------------------------------------------------------------- tokens
 
 SETTINGS = [
     dict(),
@@ -84,8 +83,8 @@ SETTINGS = [
 
 
 @each_export
-def test_tokens_are_those_of_greedy_search_in_torch(opened, name, target, step_sizes):
-    model, runtime = opened(name, target)
+def test_tokens_match_greedy_search_in_torch(load_pair, name, target, step_sizes):
+    model, runtime = load_pair(name, target)
     for settings in SETTINGS:
         options = dict(max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD) | settings
         greedy = {
@@ -99,14 +98,14 @@ def test_tokens_are_those_of_greedy_search_in_torch(opened, name, target, step_s
             assert runtime.generate(ids, **LOOKUP | options).tolist() == expected, (settings, seed)
             streamed = [int(token[0]) for token in runtime.stream(ids, **LOOKUP | options)]
             assert streamed == expected[0][-len(streamed) :]
-    assert max(step_sizes) > 4  # several were checked at once
+    assert max(step_sizes) > 4  # some steps check several candidates
 
 
 @pytest.mark.parametrize(
     "name, target", [("causal-relative", "portable"), ("causal-window", "cpu")]
 )
-def test_tokens_are_those_of_prompt_lookup_in_transformers(opened, name, target):
-    model, runtime = opened(name, target)
+def test_tokens_match_prompt_lookup_in_transformers(load_pair, name, target):
+    model, runtime = load_pair(name, target)
     ids = prompt(length=9)
     options = dict(
         **LOOKUP,
@@ -120,8 +119,7 @@ def test_tokens_are_those_of_prompt_lookup_in_transformers(opened, name, target)
 
 
 class KnownText:
-    """A `CandidateDecoder` whose next token is that of `text` while it was given the beginning of
-    that, else 0."""
+    """A `CandidateDecoder` that predicts the next token of `text` after a prefix of it, else 0."""
 
     max_step_tokens = None
 
@@ -131,7 +129,7 @@ class KnownText:
         self.steps = []
 
     def after(self, count):
-        """(1, count, V): the logits after each of the last `count` tokens."""
+        """Return the logits (1, count, V) after each of the last `count` tokens."""
         logits = np.zeros((1, count, 30), np.float32)
         for place, length in enumerate(range(len(self.given) - count + 1, len(self.given) + 1)):
             is_right = self.given[:length] == self.text[:length]
@@ -148,9 +146,9 @@ class KnownText:
         self.given = self.given[: len(self.given) - count]
 
 
-def looked_up(source, text, **options):
-    """The tokens found for one row that reads `source` and writes `text`, and the steps that this
-    took."""
+def run_prompt_lookup(source, text, **options):
+    """Return the tokens and the steps of prompt lookup for a row that reads `source` and writes
+    `text`."""
     options = Options(
         **{"prompt_lookup_num_tokens": 4, "eos_token_id": 2, "max_new_tokens": 50} | options
     )
@@ -163,36 +161,36 @@ def looked_up(source, text, **options):
     return result, decoder.steps
 
 
-def test_a_copy_with_an_error_takes_few_steps():
+def test_copy_with_one_difference_takes_few_steps():
     source, text = [*range(10, 22), 2], [*range(10, 16), 25, *range(17, 22), 2]
-    result, steps = looked_up(source, text)
+    result, steps = run_prompt_lookup(source, text)
     assert result == text
-    # 11 is looked up together with 10; 17 alone, as what was copied before it was right.
+    # 11 needs the bigram (10, 11). 17 is looked up alone, because earlier candidates were correct.
     assert steps == [[10], [11, 12, 13, 14, 15], [25], [17, 18, 19, 20, 21]]
 
 
 def test_without_a_match_each_step_reads_one_token():
     source, text = [10, 11, 12, 2], [13, 10, 14, 12, 15, 11, 2]
-    result, steps = looked_up(source, text)
+    result, steps = run_prompt_lookup(source, text)
     assert result == text and steps == [[token] for token in text[:-1]]
 
 
 @pytest.mark.parametrize("most", range(1, 13))
-def test_max_new_tokens_in_the_middle_of_a_copy(most):
+def test_max_new_tokens_ends_a_copy(most):
     source = [*range(10, 22), 2]
-    result, steps = looked_up(source, source, max_new_tokens=most)
+    result, steps = run_prompt_lookup(source, source, max_new_tokens=most)
     assert result == source[:most] and sum(map(len, steps)) <= most
 
 
-def test_an_end_token_in_the_middle_of_a_copy():
-    """21 and 14 end a text too; no step checks an end token, nor what is behind it."""
+def test_end_token_ends_a_copy():
+    """21 and 14 are end tokens too. No step checks an end token or the tokens after it."""
     source = [*range(10, 20), 21, 11, 2]
-    result, steps = looked_up(source, source, eos_token_id=[2, 21])
+    result, steps = run_prompt_lookup(source, source, eos_token_id=[2, 21])
     assert result == source[:11] and {2, 21}.isdisjoint(token for step in steps for token in step)
-    assert looked_up(source, source, eos_token_id=[2, 14])[0] == source[:5]
+    assert run_prompt_lookup(source, source, eos_token_id=[2, 14])[0] == source[:5]
 
 
-def test_the_index_knows_the_last_place_of_the_longest_ngram():
+def test_index_returns_followers_of_last_longest_ngram():
     index = NgramIndex(3)
     assert index.followers_of_last(1) == []
     for token in (5, 6, 7, 8, 5, 6, 9, 7, 5, 6):
@@ -206,16 +204,16 @@ def test_the_index_knows_the_last_place_of_the_longest_ngram():
     assert until_end([5, 6, 2, 7], (2, 3)) == [5, 6]
 
 
-# --------------------------------------------------------------------------------------- the logits
+# ------------------------------------------------------------------------------------------- logits
 
 
 @each_export
 @torch.no_grad()
-def test_logits_after_tokens_that_were_taken_back(opened, name, target, monkeypatch):
-    """Caches have little room, so that they grow, or lose what is before the window."""
+def test_logits_after_cropped_tokens_match_torch(load_pair, name, target, monkeypatch):
+    """Caches start small, so that they grow, or drop tokens before the window."""
     for module in (cpu, portable):
         monkeypatch.setattr(module, "INITIAL_CAPACITY", 8)
-    model, runtime = opened(name, target)
+    model, runtime = load_pair(name, target)
     ids, rng = prompt(), np.random.default_rng(0)
     request = runtime.request(
         ids, None, None, LOOKUP | dict(max_new_tokens=45, eos_token_id=EOS, pad_token_id=PAD)
@@ -238,27 +236,27 @@ def test_logits_after_tokens_that_were_taken_back(opened, name, target, monkeypa
     ]:
         tokens = rng.integers(4, 48, (1, count))
         logits = decoder.step(tokens).copy()
-        whole = torch.from_numpy(np.concatenate([history, tokens], axis=1))
-        given = {"decoder_input_ids": whole} if request.source else {}
-        expected = model(torch.from_numpy(ids) if request.source else whole, **given).logits[
-            :, -count:
-        ]
+        all_tokens = torch.from_numpy(np.concatenate([history, tokens], axis=1))
+        decoder_inputs = {"decoder_input_ids": all_tokens} if request.source else {}
+        expected = model(
+            torch.from_numpy(ids) if request.source else all_tokens, **decoder_inputs
+        ).logits[:, -count:]
         np.testing.assert_allclose(logits, expected, atol=1e-5)
         decoder.crop(wrong)
-        history = whole.numpy()[:, : whole.shape[1] - wrong]
+        history = all_tokens.numpy()[:, : all_tokens.shape[1] - wrong]
 
 
-# ------------------------------------------------------------------------------------- the refusals
+# ------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize("name", ["prompt_lookup_num_tokens", "max_matching_ngram_size"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])
-def test_values_that_are_no_count(name, value):
+def test_invalid_lookup_settings_are_rejected(name, value):
     with raises(UsageError, seen=(name, value), expected=1):
         Options(**{name: value})
 
 
-def test_sampling_and_beams():
+def test_prompt_lookup_with_sampling_or_beams_is_rejected():
     with raises(UsageError, seen=("prompt_lookup_num_tokens", 4, "num_beams", 2), expected=1):
         Options(**LOOKUP, num_beams=2)
     with raises(
@@ -267,10 +265,9 @@ def test_sampling_and_beams():
         Options(**LOOKUP, do_sample=True)
 
 
-def test_rows_and_servers(opened, tmp_path):
-    """Prompt lookup is for one row, not where rows share a batch, and its graph is part of the
-    export."""
-    _, runtime = opened("seq2seq", "cpu")
+def test_prompt_lookup_is_rejected_for_batches_and_servers(load_pair, tmp_path):
+    """Prompt lookup needs a single row, and its graph must be in the export."""
+    _, runtime = load_pair("seq2seq", "cpu")
     with raises(UsageError, seen=("prompt_lookup_num_tokens", 2), expected=4):
         runtime.generate(np.array([[5, 6], [7, 8]]), **LOOKUP)
     assert runtime.rows_together(100, 16, LOOKUP) == 1

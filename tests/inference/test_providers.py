@@ -22,19 +22,21 @@ from vanilla_transformer_export.requests import generation_request
 @pytest.mark.parametrize(
     "device, engine_cache", [("cuda", None), ("tensorrt", None), ("tensorrt", "engines")]
 )
-def test_providers_are_asked_for_in_order_and_each_must_run(
+def test_providers_are_requested_in_order_and_each_must_run(
     exported, monkeypatch, tmp_path, device, engine_cache
 ):
-    """The encoder on TensorRT, what that cannot run and the decoder on CUDA. onnxruntime is a spy
-    here."""
-    directory, asked = exported("seq2seq").directory, {}
+    """The encoder runs on TensorRT, with CUDA for the rest. The decoder runs on CUDA.
+
+    A spy replaces onnxruntime.
+    """
+    directory, requested = exported("seq2seq").directory, {}
     running = [devices.CUDA, "CPUExecutionProvider"]
 
     class Session:
         def __init__(self, path, options, providers, disabled_optimizers, enable_fallback):
-            assert not enable_fallback  # one that fails is not replaced without a word
+            assert not enable_fallback  # a failing provider is not replaced silently
             assert not disabled_optimizers  # GPUs have fast kernels for all fusions
-            asked[path.rpartition("/")[2]] = providers
+            requested[path.rpartition("/")[2]] = providers
 
         def get_providers(self):
             return running
@@ -44,21 +46,21 @@ def test_providers_are_asked_for_in_order_and_each_must_run(
     )
     monkeypatch.setattr(devices, "facts", lambda: {"cuda_problem": None, "tensorrt_problem": None})
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
-    given = dict(device=device, engine_cache=engine_cache and tmp_path / engine_cache)
+    settings = dict(device=device, engine_cache=engine_cache and tmp_path / engine_cache)
     before = []
     if device == "tensorrt":
         with raises(OSError, expected="TensorrtExecutionProvider"):
-            Runtime(directory, **given)
+            Runtime(directory, **settings)
         before = [devices.TENSORRT]
         running = [*before, *running]
-    Runtime(directory, **given)
-    names = {file: [name for name, _ in providers] for file, providers in asked.items()}
+    Runtime(directory, **settings)
+    names = {file: [name for name, _ in providers] for file, providers in requested.items()}
     on_cuda = [devices.CUDA, "CPUExecutionProvider"]
     assert names == {"encoder_model.onnx": before + on_cuda, "decoder_model_merged.onnx": on_cuda}
-    options = asked["decoder_model_merged.onnx"][0][1]
+    options = requested["decoder_model_merged.onnx"][0][1]
     assert options == {"enable_cuda_graph": "0", "use_tf32": "0"}
     if device == "tensorrt":
-        engines = asked["encoder_model.onnx"][0][1]
+        engines = requested["encoder_model.onnx"][0][1]
         assert engines.keys() == (
             {"trt_engine_cache_enable", "trt_engine_cache_path"} if engine_cache else set()
         )
@@ -67,7 +69,7 @@ def test_providers_are_asked_for_in_order_and_each_must_run(
         )
 
 
-def test_engines_of_other_weights_are_kept_elsewhere(exported, tmp_path):
+def test_engine_cache_path_depends_on_weights(exported, tmp_path):
     runtimes = [Runtime(exported(name).directory) for name in ("encoder", "encoder", "masked-lm")]
     for runtime in runtimes:
         runtime.model.engine_cache = tmp_path
@@ -77,9 +79,7 @@ def test_engines_of_other_weights_are_kept_elsewhere(exported, tmp_path):
     assert first == again != other
 
 
-def test_tensorrt_is_refused_where_it_has_nothing_to_compile_or_is_not_there(
-    exported, monkeypatch, tmp_path
-):
+def test_tensorrt_is_rejected_if_unsupported_or_unavailable(exported, monkeypatch, tmp_path):
     with raises(ValueError, seen=("tensorrt", "VanillaDecoderForCausalLM", "portable")):
         Runtime(exported("causal").directory, device="tensorrt")
     directory = exported("encoder").directory
@@ -104,11 +104,11 @@ def test_tensorrt_is_refused_where_it_has_nothing_to_compile_or_is_not_there(
         Runtime(directory, device="tensorrt")
 
 
-def test_what_another_process_runs_is_checked_without_graphs(exported):
+def test_generation_request_is_checked_without_loading_graphs(exported):
     directory = exported("seq2seq").directory
-    whole, info = Runtime(directory, threads=1), open_export(directory)
+    full_runtime, info = Runtime(directory, threads=1), open_export(directory)
     ids, options = np.array([[5, 6, 7]]), {"max_new_tokens": 3}
-    reference = whole.request(ids, None, None, options)
+    reference = full_runtime.request(ids, None, None, options)
     actual = generation_request(info, ids, None, None, options)
     assert (
         actual.options == reference.options
@@ -116,12 +116,12 @@ def test_what_another_process_runs_is_checked_without_graphs(exported):
     )
     for wrong in ({"max_new_tokens": 0}, {"nope": 1}):
         with pytest.raises(ValueError) as expected:
-            whole.request(ids, None, None, wrong)
+            full_runtime.request(ids, None, None, wrong)
         with pytest.raises(type(expected.value), match=f"^{re.escape(str(expected.value))}$"):
             generation_request(info, ids, None, None, wrong)
 
 
-def test_onnxruntime_is_imported_when_graphs_are_loaded(exported):
+def test_onnxruntime_is_imported_only_when_graphs_are_loaded(exported):
     code = (
         "import sys; from vanilla_transformer_export.model import OnnxModel, open_export\n"
         "info = open_export(sys.argv[1])\nmodel = OnnxModel(info, threads=1)\n"
@@ -134,7 +134,7 @@ def test_onnxruntime_is_imported_when_graphs_are_loaded(exported):
     assert done.stdout.split() == ["False", "True"], done.stderr
 
 
-def test_cpus_run_sums_and_layer_norms_that_are_vectorized(exported_for, tmp_path):
+def test_cpu_session_does_not_fuse_skip_layer_norm(exported_for, tmp_path):
     """The fused operator of onnxruntime takes 5 times as long."""
     info = open_export(exported_for("seq2seq", "cpu")[1])
     path = info.directory / info.specs["step"].file

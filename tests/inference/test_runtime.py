@@ -20,7 +20,7 @@ every_generator = pytest.mark.parametrize("name", GENERATORS)
 
 @every_generator
 @pytest.mark.parametrize("seed", range(3))
-def test_greedy_search_gives_the_tokens_of_transformers(exported, runtimes, name, seed):
+def test_greedy_search_matches_transformers(exported, runtimes, name, seed):
     ids, mask = prompts_for(exported, name, seed=seed)
     result = runtimes(name).generate(ids, mask, max_new_tokens=16)
     np.testing.assert_array_equal(
@@ -29,7 +29,7 @@ def test_greedy_search_gives_the_tokens_of_transformers(exported, runtimes, name
 
 
 @every_generator
-def test_the_rows_of_these_tests_end_at_different_times(exported, runtimes, name):
+def test_prompts_of_these_tests_end_after_different_lengths(exported, runtimes, name):
     lengths = set()
     for seed, beams in itertools.product(range(3), (1, 4)):
         ids, mask = prompts_for(exported, name, seed=seed)
@@ -43,9 +43,7 @@ def test_the_rows_of_these_tests_end_at_different_times(exported, runtimes, name
 @every_generator
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 0.6, 1.0, 2.0])
-def test_beam_search_gives_the_tokens_of_transformers(
-    exported, runtimes, name, early_stopping, length_penalty
-):
+def test_beam_search_matches_transformers(exported, runtimes, name, early_stopping, length_penalty):
     for num_beams in (2, 3, 5):
         options = dict(
             num_beams=num_beams,
@@ -60,7 +58,7 @@ def test_beam_search_gives_the_tokens_of_transformers(
 
 @every_generator
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_every_length_gives_the_tokens_of_transformers(exported, runtimes, name, num_beams):
+def test_short_and_long_prompts_match_transformers(exported, runtimes, name, num_beams):
     for length, new in ((1, 1), (1, 5), (2, 1), (13, 3), (30, 7)):
         ids, mask = prompts_for(exported, name, lengths=(length, 1, (length + 1) // 2))
         options = dict(num_beams=num_beams, max_new_tokens=new)
@@ -74,7 +72,7 @@ def test_every_length_gives_the_tokens_of_transformers(exported, runtimes, name,
 @pytest.mark.slow
 @every_generator
 @pytest.mark.parametrize("num_beams", [1, 2, 3, 4, 5])
-def test_many_batches_give_the_tokens_of_transformers(exported, runtimes, name, num_beams):
+def test_random_batches_match_transformers(exported, runtimes, name, num_beams):
     for seed in range(40):
         rng = np.random.default_rng(seed)
         ids, mask = prompts_for(
@@ -96,9 +94,7 @@ def test_many_batches_give_the_tokens_of_transformers(exported, runtimes, name, 
 @every_generator
 @pytest.mark.parametrize("num_beams", [1, 3])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_on_either_side_does_not_change_the_new_tokens_of_a_row(
-    runtimes, name, num_beams, side
-):
+def test_padding_on_either_side_does_not_change_new_tokens(runtimes, name, num_beams, side):
     ids, mask = prompts(side=side)
     options = dict(num_beams=num_beams, max_new_tokens=8)
     together = runtimes(name).generate(ids, mask, **options)[:, new_from(name, ids) :]
@@ -112,14 +108,14 @@ def test_padding_on_either_side_does_not_change_the_new_tokens_of_a_row(
         assert EOS in alone[:width] or len(alone) == together.shape[1] == 8
 
 
-def test_a_prompt_comes_back_padded_on_the_left(runtimes):
+def test_returned_prompt_is_padded_on_left(runtimes):
     ids, mask = prompts((2, 3))
     result = runtimes("causal").generate(ids, mask, max_new_tokens=1)
     np.testing.assert_array_equal(result[:, :3], [[PAD, *ids[0, :2]], ids[1]])
 
 
-def test_padding_moves_to_either_side_and_the_row_stays_as_it_is():
-    """A hole in a row is part of it; a row of padding stays where it is."""
+def test_move_padding_keeps_rows_intact():
+    """Masked tokens inside a row stay in place. A row of padding remains a row of padding."""
     ids = np.array([[5, 9, 6, 9], [9, 9, 9, 7], [9, 5, 9, 6], [9, 9, 9, 9]])
     mask = np.array([[1, 0, 1, 0], [0, 0, 0, 1], [0, 1, 0, 1], [0, 0, 0, 0]])
     result = [
@@ -131,8 +127,8 @@ def test_padding_moves_to_either_side_and_the_row_stays_as_it_is():
     assert result[1][1] == [[1, 0, 1, 0], [1, 0, 0, 0], [1, 0, 1, 0], [0] * 4]
 
 
-def with_holes(seed=0, lengths=(9, 6, 3, 7), side="right"):
-    """Rows of several lengths in which tokens between the first and the last are masked."""
+def prompts_with_holes(seed=0, lengths=(9, 6, 3, 7), side="right"):
+    """Return rows of several lengths in which some inner tokens are masked."""
     ids, mask = prompts(lengths, side=side, seed=seed)
     rng = np.random.default_rng(seed)
     for row in mask:
@@ -143,23 +139,21 @@ def with_holes(seed=0, lengths=(9, 6, 3, 7), side="right"):
 
 @pytest.mark.parametrize("num_beams", [1, 3])
 @pytest.mark.parametrize("name", ["seq2seq", "seq2seq-untied", "seq2seq-rotary"])
-def test_tokens_that_are_masked_within_a_source_count_as_positions(
-    exported, runtimes, name, num_beams
-):
-    """transformers does the same: the tokens behind a masked one keep their positions."""
+def test_masked_inner_source_tokens_count_as_positions(exported, runtimes, name, num_beams):
+    """Tokens after a masked token keep their positions, as in transformers."""
     for seed in range(2):
-        ids, mask = with_holes(seed)
+        ids, mask = prompts_with_holes(seed)
         options = dict(max_new_tokens=8, num_beams=num_beams)
         actual, expected = (
             runtimes(name).generate(ids, mask, **options),
             in_torch(exported, name, ids, mask, **options),
         )
         np.testing.assert_array_equal(actual, expected)
-        together = runtimes(name).generate(*with_no_holes(ids, mask), **options)
+        together = runtimes(name).generate(*remove_holes(ids, mask), **options)
         assert actual.tolist() != together.tolist()
 
 
-def with_no_holes(ids, mask):
+def remove_holes(ids, mask):
     order = np.argsort(1 - mask, axis=1, kind="stable")
     return np.take_along_axis(ids, order, axis=1), np.take_along_axis(mask, order, axis=1)
 
@@ -168,12 +162,13 @@ def with_no_holes(ids, mask):
     "name", ["encoder", "masked-lm", "classification", "pretraining", "answers", "seq2seq"]
 )
 @torch.no_grad()
-def test_tokens_that_are_masked_within_a_text_are_not_read(exported, runtimes, name):
-    """Sinusoidal, learned, rotary and no positions, a window, heads for tokens and for texts."""
+def test_masked_inner_tokens_are_ignored_as_in_torch(exported, runtimes, name):
+    """The models have sinusoidal, learned, rotary or no positions, a window, and heads for tokens
+    or for texts."""
     model = exported(name).model
     model = model.get_encoder() if name.startswith("seq2seq") else model
     for side in ("right", "left"):
-        ids, mask = with_holes(side=side)
+        ids, mask = prompts_with_holes(side=side)
         expected = model(torch.from_numpy(ids), torch.from_numpy(mask))
         for key, actual in runtimes(name).outputs(ids, mask).items():
             reference = expected[key].numpy()
@@ -182,7 +177,7 @@ def test_tokens_that_are_masked_within_a_text_are_not_read(exported, runtimes, n
 
 
 @pytest.mark.parametrize("name", ["causal", "causal-relative", "causal-learned"])
-def test_a_hole_in_the_prompt_of_a_decoder_is_refused_with_its_place(runtimes, name):
+def test_masked_inner_token_of_decoder_prompt_is_rejected(runtimes, name):
     ids, mask = prompts(side="left", pad=3)
     mask[0] = [0, 0, 1, 1, 0, 0, 1, 1, 1]
     with raises(ValueError, seen=(0, "attention_mask", 6)):
@@ -202,7 +197,7 @@ def test_pad_tokens_are_masked_when_no_mask_is_given(exported, runtimes, name):
     "name", ["encoder", "masked-lm", "classification", "seq2seq", "seq2seq-untied"]
 )
 @torch.no_grad()
-def test_encode_gives_the_values_of_torch(exported, runtimes, name):
+def test_encode_matches_torch(exported, runtimes, name):
     ids, mask = prompts()
     model = exported(name).model
     model = model.get_encoder() if name.startswith("seq2seq") else model
@@ -216,7 +211,7 @@ def test_encode_gives_the_values_of_torch(exported, runtimes, name):
 
 
 @pytest.mark.parametrize("name", ["encoder", "masked-lm", "classification", "seq2seq"])
-def test_a_row_of_padding_stays_finite_and_leaves_the_others_unchanged(runtimes, name):
+def test_row_of_padding_is_finite_and_does_not_affect_other_rows(runtimes, name):
     ids, mask = prompts((5, 3, 5))
     before = runtimes(name).encode(ids, mask)
     mask[1] = 0
@@ -225,7 +220,7 @@ def test_a_row_of_padding_stays_finite_and_leaves_the_others_unchanged(runtimes,
     np.testing.assert_allclose(after[[0, 2]], before[[0, 2]], rtol=1e-5, atol=1e-5)
 
 
-def test_lists_small_integers_and_boolean_masks_are_taken(runtimes):
+def test_lists_small_integers_and_boolean_masks_are_accepted(runtimes):
     ids, mask = prompts()
     expected = runtimes("seq2seq").generate(ids, mask, max_new_tokens=5)
     for same_ids, same_mask in ((ids.tolist(), mask.tolist()), (ids.astype(np.uint8), mask == 1)):
@@ -240,7 +235,7 @@ def test_one_thread_gives_the_same_tokens(exported, runtimes):
     np.testing.assert_array_equal(result, runtimes("seq2seq").generate(ids, mask, max_new_tokens=5))
 
 
-def test_without_an_arena_the_tokens_are_the_same(exported, runtimes):
+def test_disabled_arena_gives_the_same_tokens(exported, runtimes):
     ids, mask = prompts()
     runtime = Runtime(exported("seq2seq").directory, arena=False)
     assert [
@@ -253,7 +248,7 @@ def test_without_an_arena_the_tokens_are_the_same(exported, runtimes):
     np.testing.assert_array_equal(runtime.generate(ids, mask, max_new_tokens=5), expected)
 
 
-def test_a_fresh_process_generates_without_torch_and_transformers(exported):
+def test_runtime_generates_without_importing_torch_or_transformers(exported):
     code = """
 import sys
 import numpy as np

@@ -10,7 +10,7 @@ from vanilla_transformer_export.inference.search import BeamSearch, TokenSearch
 
 
 class Language:
-    """p(token | prefix) for every prefix over a small vocabulary, as a look-up table per input."""
+    """A toy language model: one table per input with the logits after every prefix."""
 
     def __init__(self, inputs, vocabulary, length, seed):
         rng = np.random.default_rng(seed)
@@ -30,8 +30,7 @@ class Language:
         )
 
     def start(self, rows_per_input):
-        """The logits of the first token, one row for each input; from here on `step` follows the
-        rows."""
+        """Return the logits of the first token, one row per input, and reset the rows of `step`."""
         self.rows = [(table, ()) for table in self.tables for _ in range(rows_per_input)]
         return np.stack([table[()] for table in self.tables])
 
@@ -53,7 +52,7 @@ class Language:
             logits = self.step(*following)
 
     def best(self, table, options):
-        """The sequence with the largest sum(log p) / length^penalty of all, by trying each."""
+        """Return the sequence with the largest sum(log p) / length^penalty by exhaustive search."""
         scores = {}
         for sequence in itertools.product(range(self.vocabulary), repeat=self.length):
             ends = [
@@ -73,9 +72,7 @@ class Language:
     "vocabulary, length, eos",
     [(4, 3, (2,)), (4, 4, (2,)), (3, 4, (0,)), (4, 3, (1, 2)), (3, 3, ())],
 )
-def test_an_exhaustive_beam_search_finds_the_best_of_all_sequences(
-    vocabulary, length, eos, length_penalty
-):
+def test_wide_beam_search_finds_best_of_all_sequences(vocabulary, length, eos, length_penalty):
     options = Options(
         max_new_tokens=length,
         num_beams=64,
@@ -94,7 +91,7 @@ def test_an_exhaustive_beam_search_finds_the_best_of_all_sequences(
         assert actual.tolist() == [list(sequence) for sequence in padded]
 
 
-def test_greedy_search_takes_the_best_token_each_time_and_pads_behind_the_end():
+def test_greedy_search_takes_best_tokens_and_pads_after_end():
     language = Language(8, 4, 5, seed=1)
     options = Options(max_new_tokens=5, eos_token_id=(2,), pad_token_id=3)
     actual = language.drive(TokenSearch(8, options))
@@ -108,14 +105,14 @@ def test_greedy_search_takes_the_best_token_each_time_and_pads_behind_the_end():
     assert actual.tolist() == expected
 
 
-def test_one_beam_and_greedy_search_agree():
+def test_beam_search_with_one_beam_matches_greedy_search():
     language = Language(6, 4, 4, seed=2)
     options = Options(max_new_tokens=4, num_beams=1, eos_token_id=())
     beams = language.drive(BeamSearch(6, options))
     np.testing.assert_array_equal(beams, language.drive(TokenSearch(6, options)))
 
 
-def test_every_beam_may_end_at_the_first_token():
+def test_every_beam_can_end_at_first_token():
     language = Language(2, 3, 3, seed=0)
     for table in language.tables:
         table[()] = np.array([-30, 30, -30], np.float32)

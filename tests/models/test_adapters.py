@@ -1,4 +1,4 @@
-"""Tests of PEFT's dictionaries, by which each of its methods finds the modules of a model type."""
+"""Tests of the PEFT dictionaries that map a model type to its target modules."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ PREFIX = "TRANSFORMERS_MODELS_TO"
 
 @pytest.fixture
 def constants(monkeypatch):
-    """A stand-in for the module peft.utils.constants, with the same names."""
+    """Return a stand-in for the module peft.utils.constants, with the same names."""
     module = ModuleType("peft.utils.constants")
     for name in ("LORA_TARGET", "VERA_TARGET", "IA3_TARGET", "IA3_FEEDFORWARD", "LNTUNING_TARGET"):
         setattr(module, f"{PREFIX}_{name}_MODULES_MAPPING", {"bert": ["query", "value"]})
@@ -31,7 +31,7 @@ def constants(monkeypatch):
     return module
 
 
-def test_every_method_gets_modules_that_the_models_have(constants):
+def test_registered_target_modules_exist_in_models(constants):
     constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["vanilla-decoder"] = ["mine"]
     for model_type in TYPES:
         register_adapters(model_type)
@@ -76,7 +76,7 @@ def test_peft_is_never_imported(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["encoder", "masked-lm", "classification"])
-def test_an_encoder_refuses_a_prefix(name):
+def test_encoder_rejects_past_key_values(name):
     model, ids = build(name), torch.randint(4, 40, (2, 5))
     with raises(ValueError, seen=("past_key_values", "encoder")):
         model(ids, past_key_values=[(torch.zeros(2, 4, 3, 6), torch.zeros(2, 4, 3, 10))] * 2)

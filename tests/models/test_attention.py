@@ -40,9 +40,8 @@ from vanilla_transformer import (
     VanillaSeq2SeqModel,
 )
 
-STRONG = dict(initializer_range=0.3)  # attention is not nearly uniform
-# What each kind of positions does is tested in test_reference.py; here are two that act in
-# different places.
+STRONG = dict(initializer_range=0.3)  # makes attention far from uniform
+# test_reference.py tests each kind of positions. These two act in different places.
 FEW = ["learned", "relative, window"]
 few_positions = pytest.mark.parametrize("changes", [POSITIONS[name] for name in FEW], ids=FEW)
 
@@ -53,7 +52,7 @@ few_positions = pytest.mark.parametrize("changes", [POSITIONS[name] for name in 
 @few_positions
 @over([VanillaEncoderForMaskedLM, VanillaDecoderForCausalLM])
 @attentions
-def test_a_padded_row_equals_the_row_alone(model_class, side, changes, attention):
+def test_padded_row_equals_row_alone(model_class, side, changes, attention):
     model = build(model_class, attention, **STRONG, **changes)
     rows = [tokens(1, length)[0] for length in LENGTHS]
     ids, mask, position_ids = padded(rows, side)
@@ -65,7 +64,7 @@ def test_a_padded_row_equals_the_row_alone(model_class, side, changes, attention
 @pytest.mark.parametrize("side", ["left", "right"])
 @few_positions
 @attentions
-def test_a_padded_target_equals_the_target_alone(side, changes, attention):
+def test_padded_target_equals_target_alone(side, changes, attention):
     model = build(VanillaSeq2SeqForConditionalGeneration, attention, **STRONG, **changes)
     sources, targets = (
         [tokens(1, length)[0] for length in lengths] for lengths in (LENGTHS, LENGTHS[::-1])
@@ -81,7 +80,7 @@ def test_a_padded_target_equals_the_target_alone(side, changes, attention):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @over(ALL)
 @attentions
-def test_a_row_of_padding_is_finite_and_leaves_the_others_alone(model_class, attention, dtype):
+def test_row_of_padding_is_finite_and_does_not_affect_other_rows(model_class, attention, dtype):
     model = build(model_class, attention).to(dtype)
     given = inputs(model)
     mask = torch.ones_like(given["input_ids"])
@@ -99,9 +98,7 @@ def test_a_row_of_padding_is_finite_and_leaves_the_others_alone(model_class, att
 @few_positions
 @over(BASE)
 @attentions
-def test_a_row_of_padding_is_finite_in_float16_wherever_positions_act(
-    model_class, attention, changes
-):
+def test_row_of_padding_is_finite_in_float16(model_class, attention, changes):
     model = build(model_class, attention, **STRONG, **changes).half()
     mask = torch.ones(3, LENGTH, dtype=int)
     mask[1] = 0
@@ -112,7 +109,7 @@ def test_a_row_of_padding_is_finite_in_float16_wherever_positions_act(
 
 
 @attentions
-def test_a_row_of_padding_with_very_negative_scores_is_finite_in_float16(attention):
+def test_row_of_padding_with_very_negative_scores_is_finite_in_float16(attention):
     model = build(VanillaEncoderModel, attention)
     for layer in model.layers:
         layer.self_attn.q_proj.bias.data.fill_(8)
@@ -133,7 +130,7 @@ def packed(rows):
 @pytest.mark.parametrize("add_cross_attention", [False, True], ids=["decoder", "with a source"])
 @positions
 @attentions
-def test_packed_sequences_equal_the_sequences_alone(attention, changes, add_cross_attention):
+def test_packed_sequences_equal_sequences_alone(attention, changes, add_cross_attention):
     model = build(
         VanillaDecoderForCausalLM,
         attention,
@@ -145,9 +142,9 @@ def test_packed_sequences_equal_the_sequences_alone(attention, changes, add_cros
     source = dict(encoder_hidden_states=torch.randn(1, 4, D)) if add_cross_attention else {}
     ids, position_ids = packed(rows)
     for given in (ids, ids.expand(2, -1)):  # one row, or a batch of such rows
-        here = {name: states.expand(len(given), -1, -1) for name, states in source.items()}
+        expanded = {name: states.expand(len(given), -1, -1) for name, states in source.items()}
         logits = model(
-            given, position_ids=position_ids.expand(len(given), -1), use_cache=False, **here
+            given, position_ids=position_ids.expand(len(given), -1), use_cache=False, **expanded
         ).logits
         for got in logits:
             alone = [model(row[None], use_cache=False, **source).logits[0] for row in rows]
@@ -155,7 +152,7 @@ def test_packed_sequences_equal_the_sequences_alone(attention, changes, add_cros
 
 
 @positions
-def test_packed_targets_equal_the_targets_alone(changes):
+def test_packed_targets_equal_targets_alone(changes):
     model = build(VanillaSeq2SeqForConditionalGeneration, **STRONG, **changes)
     source, rows = tokens(1), [tokens(1, length)[0] for length in (5, 1, 7, 2)]
     ids, position_ids = packed(rows)
@@ -167,15 +164,14 @@ def test_packed_targets_equal_the_targets_alone(changes):
     )
 
 
-# ----------------------------------------------------------------- what attention functions receive
+# ----------------------------------------------------------------- arguments of attention functions
 
 
 @pytest.fixture
 def spy(monkeypatch):
-    """A name of an attention function -> what each call of it will receive, in order, in place of
-    the function."""
+    """Return a function that replaces an attention function and returns the list of its calls."""
 
-    def put_in_place_of(name):
+    def replace_function(name):
         seen = []
 
         def attend(module, query, key, value, attention_mask, **given):
@@ -189,20 +185,20 @@ def spy(monkeypatch):
         monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, name, attend)
         return seen
 
-    # masks of flex attention are not compiled for this
+    # flex attention masks are not compiled here
     with torch.compiler.set_stance("force_eager"):
-        yield put_in_place_of
+        yield replace_function
 
 
-def use(model, name):
-    """Without the check that the function's package is installed."""
+def use_attention(model, name):
+    """Set the attention function of `model` without the check that its package is installed."""
     for module in model.modules():
         if hasattr(module, "config"):
             module.config._attn_implementation = name
     return model
 
 
-# FlashAttention wants values as wide as keys, and like flex attention no position bias.
+# FlashAttention needs values as wide as keys. Like flex attention, it takes no position bias.
 FLASH = dict(d_v=D_K, **STRONG)
 FLASH_POSITIONS = {name: changes for name, changes in POSITIONS.items() if "relative" not in name}
 flash_positions = pytest.mark.parametrize(
@@ -220,11 +216,12 @@ def shapes(call):
 @pytest.mark.parametrize(
     "name, d_v", [("flash_attention_2", D_K), ("flash_attention_3", D_K), ("sdpa", D_V)]
 )
-def test_an_attention_function_receives_queries_keys_and_values_by_head(spy, name, d_v, window):
-    """(B, H, T, d_k), the scale of equation 1, no dropout in evaluation, and whether and how far it
-    looks back or ahead: windows as these functions count them, one more than the keys before the
-    query."""
-    model = use(
+def test_attention_function_receives_heads_scale_dropout_and_window(spy, name, d_v, window):
+    """Shapes are (B, H, T, d_k), the scale is that of equation 1, and evaluation has no dropout.
+
+    These functions count a window as one more than the keys before the query.
+    """
+    model = use_attention(
         build(VanillaSeq2SeqModel, d_v=d_v, attention_dropout=0.25, sliding_window=window), name
     )
     seen = spy(name)
@@ -251,18 +248,17 @@ def test_an_attention_function_receives_queries_keys_and_values_by_head(spy, nam
     assert {call["dropout"] for call in seen} == {0.25}
 
 
-def test_a_flash_kernel_receives_the_padding_in_two_dimensions_and_none_where_there_is_none(spy):
-    model = use(build(VanillaSeq2SeqModel, **FLASH), "flash_attention_2")
+def test_flash_attention_receives_2d_mask_or_none_without_padding(spy):
+    model = use_attention(build(VanillaSeq2SeqModel, **FLASH), "flash_attention_2")
     seen = spy("flash_attention_2")
     source, target = tokens(), tokens(3, 5)
-    elsewhere = spy("sdpa")
+    sdpa_calls = spy("sdpa")
     model(source, SOURCE_MASK, target, TARGET_MASK)
     masks = [call["mask"].tolist() for call in seen]
     assert masks[:LAYERS] == [SOURCE_MASK.bool().tolist()] * LAYERS
     assert masks[LAYERS:] == [TARGET_MASK.bool().tolist()] * LAYERS
-    # transformers drops queries by the mask of the keys, so cross-attention with a mask goes
-    # another way.
-    assert [call["mask"].tolist() for call in elsewhere] == [
+    # transformers drops queries by the mask of the keys, so cross-attention with a mask uses sdpa.
+    assert [call["mask"].tolist() for call in sdpa_calls] == [
         SOURCE_MASK[:, None, None].bool().tolist()
     ] * LAYERS
     seen.clear()
@@ -271,9 +267,9 @@ def test_a_flash_kernel_receives_the_padding_in_two_dimensions_and_none_where_th
 
 
 @pytest.mark.parametrize("name", ["flash_attention_2", "sdpa"])
-def test_only_self_attention_receives_the_positions(spy, name):
-    """They say where packed sequences start, of which the source has none."""
-    model = use(build(VanillaSeq2SeqModel, **FLASH), name)
+def test_only_decoder_self_attention_receives_position_ids(spy, name):
+    """Position ids mark the start of packed sequences, which a source does not have."""
+    model = use_attention(build(VanillaSeq2SeqModel, **FLASH), name)
     seen = spy(name)
     where = torch.tensor([[0, 1, 2, 0, 1]])
     model(tokens(1), decoder_input_ids=tokens(1, 5), decoder_position_ids=where, use_cache=False)
@@ -284,8 +280,8 @@ def test_only_self_attention_receives_the_positions(spy, name):
 
 @pytest.mark.parametrize("name", ["flash_attention_2", "sdpa"])
 @pytest.mark.parametrize("window", [None, 3])
-def test_a_step_with_the_cache_receives_one_query_and_all_keys_it_may_see(spy, name, window):
-    model = use(build(VanillaDecoderModel, **FLASH, sliding_window=window), name)
+def test_cached_step_receives_one_query_and_visible_keys(spy, name, window):
+    model = use_attention(build(VanillaDecoderModel, **FLASH, sliding_window=window), name)
     seen = spy(name)
     cache = model(tokens(3, 5), use_cache=True).past_key_values
     seen.clear()
@@ -297,11 +293,11 @@ def test_a_step_with_the_cache_receives_one_query_and_all_keys_it_may_see(spy, n
 
 
 @over(BASE)
-def test_a_position_bias_is_given_to_self_attention_where_positions_are_relative(spy, model_class):
+def test_only_self_attention_with_relative_positions_receives_position_bias(spy, model_class):
     name = "sdpa"
     seen = spy(name)
     for changes in (RELATIVE, POSITIONS["rotary"]):
-        model = use(build(model_class, **changes), name)
+        model = use_attention(build(model_class, **changes), name)
         seen.clear()
         model(**inputs(model))
         cross = [
@@ -322,7 +318,7 @@ def test_a_position_bias_is_given_to_self_attention_where_positions_are_relative
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("window", [None, 2])
 def test_flex_attention_receives_block_masks(spy, window, padded):
-    model = use(build(VanillaSeq2SeqModel, sliding_window=window), "flex_attention")
+    model = use_attention(build(VanillaSeq2SeqModel, sliding_window=window), "flex_attention")
     seen = spy("flex_attention")
     masks = dict(attention_mask=SOURCE_MASK, decoder_attention_mask=TARGET_MASK) if padded else {}
     model(tokens(), decoder_input_ids=tokens(3, 5), **masks)
@@ -342,8 +338,8 @@ FLASH_NAMES = [
 
 @pytest.mark.parametrize("name", FLASH_NAMES)
 @over(BASE)
-def test_flash_attention_is_refused_for_values_wider_than_keys(model_class, name):
-    model = use(build(model_class), name)
+def test_flash_attention_rejects_values_wider_than_keys(model_class, name):
+    model = use_attention(build(model_class), name)
     with raises(ValueError, seen=("head_dim", D_K, "value_head_dim", D_V)) as error:
         model(**inputs(model))
     assert str(error.value).startswith(name)
@@ -351,14 +347,14 @@ def test_flash_attention_is_refused_for_values_wider_than_keys(model_class, name
 
 @pytest.mark.parametrize("name", [*FLASH_NAMES, "flex_attention"])
 @over(BASE)
-def test_flash_and_flex_attention_are_refused_for_relative_positions(model_class, name):
-    model = use(build(model_class, **FLASH, **RELATIVE), name)
+def test_flash_and_flex_attention_reject_relative_positions(model_class, name):
+    model = use_attention(build(model_class, **FLASH, **RELATIVE), name)
     with raises(ValueError, seen=("position_embedding_type", "relative")) as error:
         model(**inputs(model))
     assert str(error.value).startswith(name)
 
 
-# ---------------------------------------------------------------------------- FlashAttention's sums
+# --------------------------------------------------------------------------- FlashAttention results
 
 
 def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1)):
@@ -380,7 +376,7 @@ def flash_attn_varlen_func(
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
     softmax_scale=None, causal=False, window_size=(-1, -1),
 ):  # fmt: skip
-    """Rows of different lengths one behind the other, (total, H, d); row n is from cu_seqlens[n] to
+    """Compute attention of concatenated rows (total, H, d). Row n is from cu_seqlens[n] to
     cu_seqlens[n + 1]."""
     rows = []
     for first_q, last_q, first_k, last_k in zip(
@@ -398,8 +394,10 @@ def flash_attn_varlen_func(
 
 @pytest.fixture
 def flash(monkeypatch):
-    """transformers' FlashAttention with the kernels above. -> a model that uses it, and the same in
-    eager attention."""
+    """Return a function that builds a model with FlashAttention and its copy with eager attention.
+
+    FlashAttention of transformers uses the kernels above.
+    """
     kernels = (
         flash_attn_func,
         flash_attn_varlen_func,
@@ -413,7 +411,7 @@ def flash(monkeypatch):
 
     def pair(model_class, **changes):
         model = build(model_class, "eager", **FLASH, **changes)
-        return use(build_like(model), "flash_attention_2"), model
+        return use_attention(build_like(model), "flash_attention_2"), model
 
     return pair
 
@@ -427,7 +425,7 @@ def build_like(model):
 @pytest.mark.parametrize("padding", [None, "right", "left"])
 @flash_positions
 @over([VanillaEncoderModel, VanillaDecoderModel])
-def test_flash_attention_gives_what_eager_attention_gives(flash, model_class, changes, padding):
+def test_flash_attention_matches_eager_attention(flash, model_class, changes, padding):
     model, eager = flash(model_class, **changes)
     rows = [tokens(1, length)[0] for length in (LENGTHS if padding else [LENGTH] * 3)]
     ids, mask, position_ids = padded(rows, padding or "right")
@@ -438,20 +436,20 @@ def test_flash_attention_gives_what_eager_attention_gives(flash, model_class, ch
     assert_same(got[mask.bool()], expected[mask.bool()])
 
 
-# the source has 6
+# the source has 6 tokens
 @pytest.mark.parametrize("length", [1, 5, 6], ids=lambda length: f"target of {length}")
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "padded source"])
 @pytest.mark.parametrize(
     "changes", [{}, POSITIONS["rotary, window"]], ids=["sinusoidal", "rotary, window"]
 )
-def test_flash_attention_of_a_pair_gives_what_eager_attention_gives(flash, changes, masked, length):
+def test_seq2seq_flash_attention_matches_eager_attention(flash, changes, masked, length):
     model, eager = flash(VanillaSeq2SeqModel, **changes)
     given = dict(input_ids=tokens(), decoder_input_ids=tokens(3, length))
     given |= dict(attention_mask=SOURCE_MASK) if masked else {}
     assert_same(model(**given).last_hidden_state, eager(**given).last_hidden_state)
 
 
-def test_flash_attention_of_a_pair_with_a_padded_target_gives_what_eager_attention_gives(flash):
+def test_seq2seq_flash_attention_with_padded_target_matches_eager_attention(flash):
     model, eager = flash(VanillaSeq2SeqModel)
     given = dict(
         input_ids=tokens(), decoder_input_ids=tokens(3, 5), decoder_attention_mask=TARGET_MASK
@@ -471,7 +469,7 @@ def test_flash_attention_keeps_packed_sequences_apart(flash, changes):
 
 @pytest.mark.parametrize("padding", [None, "left"])
 @flash_positions
-def test_flash_attention_decodes_with_the_cache(flash, changes, padding):
+def test_flash_attention_decodes_with_cache(flash, changes, padding):
     model, eager = flash(VanillaDecoderForCausalLM, **changes)
     rows = [tokens(1, length)[0] for length in (LENGTHS if padding else [LENGTH] * 3)]
     ids, mask, position_ids = padded(rows, "left")
@@ -493,7 +491,7 @@ def test_flash_attention_decodes_with_the_cache(flash, changes, padding):
 
 
 def flex_and_eager(model_class, changes):
-    """The states of padded rows."""
+    """Return the hidden states of padded rows with flex attention and with eager attention."""
     model = build(model_class, "eager", **STRONG, **changes)
     given, real = inputs(model) | dict(attention_mask=SOURCE_MASK), SOURCE_MASK.bool()
     if is_pair(model):
@@ -508,16 +506,15 @@ def flex_and_eager(model_class, changes):
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @flash_positions
 @over(BASE)
-def test_flex_attention_as_it_is_defined_gives_what_eager_attention_gives(model_class, changes):
-    """Its definition in torch operators, which the compiled kernels are made from; values are wider
-    than keys."""
+def test_uncompiled_flex_attention_matches_eager_attention(model_class, changes):
+    """Flex attention runs its torch operators without compilation. Values are wider than keys."""
     with torch.compiler.set_stance("force_eager"):
         assert_same(*flex_and_eager(model_class, changes))
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @flash_positions
-def test_flex_attention_decodes_with_the_cache_and_packed(changes):
+def test_flex_attention_decodes_with_cache_and_packed_sequences(changes):
     model = build(VanillaDecoderForCausalLM, "eager", **STRONG, **changes)
     ids, rows = tokens(), [tokens(1, length)[0] for length in (5, 1, 7, 2)]
     packed_ids, position_ids = packed(rows)
@@ -542,6 +539,6 @@ COMPILED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_class, name", COMPILED)
-def test_compiled_flex_attention_gives_what_eager_attention_gives(model_class, name):
+def test_compiled_flex_attention_matches_eager_attention(model_class, name):
     torch.compiler.reset()
     assert_same(*flex_and_eager(model_class, POSITIONS[name]))

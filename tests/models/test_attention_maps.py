@@ -1,5 +1,4 @@
-"""Attention maps are softmax(Q K^T / sqrt(d_k)) of the checkpoint's weights, and figures that
-appear whole or not at all."""
+"""Tests of attention maps, softmax(Q K^T / sqrt(d_k)), and of their figures."""
 
 import numpy as np
 import pytest
@@ -38,7 +37,7 @@ DEPTH = {ENCODER: {"num_hidden_layers": 2}, DECODER: {"num_hidden_layers": 2}}
 DEPTH[PAIR] = {"encoder_layers": 2, "decoder_layers": 2}
 
 
-def made(architecture, **fields):
+def build_model(architecture, **fields):
     tokenizer = train_tokenizer(
         LINES, 60, variant="encoder" if architecture == ENCODER else "seq2seq"
     )
@@ -46,16 +45,16 @@ def made(architecture, **fields):
 
 
 @pytest.fixture
-def by_hand(monkeypatch):
-    """A function that runs one of the reference and gives the weights (T, S) of its heads, in the
-    order they are computed."""
+def reference_weights(monkeypatch):
+    """Return a function that runs a reference model and returns the weights (T, S) of its heads, in
+    the order of computation."""
     attention, result = reference.attention, []
 
     def recorded(q, k, v, visible, bias=None):
         result.append(attention(q, k, np.eye(len(k)), visible, bias))
         return attention(q, k, v, visible, bias)
 
-    def run(computed, model, *arguments):
+    def run(reference_model, model, *arguments):
         monkeypatch.setattr(reference, "attention", recorded)
         config = model.config
         positions = {"relative": dict(buckets=8, max_distance=16)}.get(
@@ -64,7 +63,7 @@ def by_hand(monkeypatch):
         paper = reference.Paper(
             24, 3, 6, 5, 2, positions=config.position_embedding_type, **positions
         )
-        computed(
+        reference_model(
             {name: weight.numpy() for name, weight in model.state_dict().items()}, paper, *arguments
         )
         return result
@@ -78,45 +77,49 @@ def check(maps, expected):
         maps.weights, np.array(expected).reshape(maps.weights.shape), rtol=0, atol=1e-12
     )
     np.testing.assert_allclose(maps.weights.sum(-1), 1, rtol=0, atol=1e-12)
-    assert maps.weights.std(axis=-1).max() > 0.05  # heads that look somewhere
+    assert maps.weights.std(axis=-1).max() > 0.05  # attention is not uniform
 
 
 @pytest.mark.parametrize("positions", [{}, {"position_embedding_type": "rotary"}])
-def test_an_encoder_s_maps_are_those_of_the_formula(by_hand, positions):
-    model, tokenizer = made(ENCODER, **positions)
+def test_encoder_maps_match_reference(reference_weights, positions):
+    model, tokenizer = build_model(ENCODER, **positions)
     maps = attention_maps(model, tokenizer, SOURCE)
     ids = tokenizer(SOURCE)["input_ids"]
-    check(maps, by_hand(reference.encoder_lm, model, ids, [1] * len(ids), range(len(ids))))
+    check(
+        maps, reference_weights(reference.encoder_lm, model, ids, [1] * len(ids), range(len(ids)))
+    )
     assert (maps.kind, maps.queries) == ("encoder", maps.keys)
     assert maps.keys == tokenizer.convert_ids_to_tokens(ids)
 
 
-def test_a_decoder_s_maps_are_causal_and_its_text_goes_on(by_hand):
+def test_decoder_maps_are_causal_and_have_no_end_token(reference_weights):
     fields = dict(
         position_embedding_type="relative",
         relative_attention_num_buckets=8,
         relative_attention_max_distance=16,
     )
-    model, tokenizer = made(DECODER, **fields)
+    model, tokenizer = build_model(DECODER, **fields)
     maps = attention_maps(model, tokenizer, SOURCE)
     ids = tokenizer(SOURCE, add_special_tokens=False)["input_ids"]
-    check(maps, by_hand(reference.decoder_lm, model, ids, [1] * len(ids), range(len(ids))))
+    check(
+        maps, reference_weights(reference.decoder_lm, model, ids, [1] * len(ids), range(len(ids)))
+    )
     assert (np.triu(maps.weights, 1) == 0).all()
     assert "</s>" not in maps.keys
 
 
-def test_seq2seq_has_three_kinds_of_maps(by_hand):
-    model, tokenizer = made(PAIR)
+def test_seq2seq_has_three_kinds_of_maps(reference_weights):
+    model, tokenizer = build_model(PAIR)
     source, target = tokenizer(SOURCE)["input_ids"], [1, *tokenizer(TARGET)["input_ids"][:-1]]
     actual = {
         kind: attention_maps(model, tokenizer, SOURCE, TARGET, kind)
         for kind in ("encoder", "decoder", "cross")
     }
     ones = [1] * len(source), [1] * len(target)
-    expected = by_hand(
+    expected = reference_weights(
         reference.seq2seq_lm, model, source, ones[0], target, ones[1], range(len(target))
     )
-    # three heads look at the target, then three at the source
+    # in each layer, three heads attend to the target, then three to the source
     decoder = [expected[6 + 6 * layer :][:6] for layer in range(2)]
     check(actual["encoder"], expected[:6])
     check(actual["decoder"], decoder[0][:3] + decoder[1][:3])
@@ -130,15 +133,15 @@ def test_seq2seq_has_three_kinds_of_maps(by_hand):
     )
 
 
-def test_without_a_target_it_is_the_model_s_own_translation():
-    model, tokenizer = made(PAIR)
+def test_missing_target_is_translated_by_model():
+    model, tokenizer = build_model(PAIR)
     model.generation_config.update(max_length=9, num_beams=3)
-    own = model.generate(**tokenizer(SOURCE, return_tensors="pt"))[0]
+    translation = model.generate(**tokenizer(SOURCE, return_tensors="pt"))[0]
     maps = attention_maps(model, tokenizer, SOURCE)
-    assert maps.queries == tokenizer.convert_ids_to_tokens(own[:-1])
+    assert maps.queries == tokenizer.convert_ids_to_tokens(translation[:-1])
     outputs = model(
         torch.tensor([tokenizer(SOURCE)["input_ids"]]),
-        decoder_input_ids=own[None, :-1],
+        decoder_input_ids=translation[None, :-1],
         output_attentions=True,
     )
     np.testing.assert_allclose(
@@ -156,16 +159,16 @@ def test_without_a_target_it_is_the_model_s_own_translation():
         (PAIR, dict(source="a", kind="self"), "self"),
     ],
 )
-def test_what_a_model_does_not_read_or_have_is_refused(architecture, arguments, seen):
+def test_unsupported_text_or_kind_is_rejected(architecture, arguments, seen):
     with raises(ValueError, seen=seen):
-        attention_maps(*made(architecture), **arguments)
+        attention_maps(*build_model(architecture), **arguments)
 
 
 # ------------------------------------------------------------------------------------------ figures
 
 
-def shown(figure):
-    """The arrays of a figure, without its colorbar."""
+def figure_arrays(figure):
+    """Return the arrays of a figure, without its colorbar."""
     return [axes.images[0].get_array() for axes in figure.axes if axes.images]
 
 
@@ -178,11 +181,11 @@ MAPS = AttentionMaps(
 
 
 @pytest.mark.parametrize("layer, head", [(None, None), (1, None), (None, 2), (1, 2)])
-def test_the_figure_has_the_maps_asked_for(layer, head):
+def test_figure_shows_selected_layers_and_heads(layer, head):
     layers, heads = (range(2) if layer is None else [layer]), (range(3) if head is None else [head])
     figure = plot(MAPS, layer, head)
     for actual, expected in zip(
-        shown(figure), [MAPS.weights[i, j] for i in layers for j in heads], strict=True
+        figure_arrays(figure), [MAPS.weights[i, j] for i in layers for j in heads], strict=True
     ):
         np.testing.assert_array_equal(actual, expected)
     labels = [
@@ -199,7 +202,7 @@ def test_the_figure_has_the_maps_asked_for(layer, head):
         ((0, -1), -1, (0, 2)),
     ],
 )
-def test_a_layer_or_a_head_that_does_not_exist_is_refused(arguments, seen, expected):
+def test_missing_layer_or_head_is_rejected(arguments, seen, expected):
     with raises(ValueError, seen=seen, expected=expected):
         plot(MAPS, *arguments)
 
@@ -207,13 +210,13 @@ def test_a_layer_or_a_head_that_does_not_exist_is_refused(arguments, seen, expec
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     directory = tmp_path_factory.mktemp("checkpoint")
-    model, tokenizer = made(PAIR)
+    model, tokenizer = build_model(PAIR)
     model.float().save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
 
 
-def test_the_verb_writes_a_figure_and_replaces_it_with_force_only(checkpoint, tmp_path):
+def test_attention_command_writes_figure_and_overwrites_only_with_force(checkpoint, tmp_path):
     out = tmp_path / "new" / "map.png"
     command = ["attention", str(checkpoint), SOURCE, TARGET, "--output", str(out)]
     main(command)
@@ -243,7 +246,7 @@ def test_the_verb_writes_a_figure_and_replaces_it_with_force_only(checkpoint, tm
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_the_verb_writes_nothing_when_it_is_asked_for_what_is_not_there(
+def test_attention_command_with_invalid_options_writes_nothing(
     checkpoint, tmp_path, options, seen, expected, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -254,29 +257,33 @@ def test_the_verb_writes_nothing_when_it_is_asked_for_what_is_not_there(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", ["PNG", "pdf", "svg", "jpg", "webp"])
-def test_the_name_of_a_figure_tells_its_format(checkpoint, tmp_path, kind):
+@pytest.mark.parametrize(
+    "kind, signature",
+    [("PNG", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<svg"), ("jpg", b"JFIF"), ("webp", b"WEBP")],
+)
+def test_figure_is_saved_in_format_of_suffix(checkpoint, tmp_path, kind, signature):
     save_attention_maps(checkpoint, tmp_path / f"map.{kind}", SOURCE, TARGET, layer=0, head=0)
-    assert (tmp_path / f"map.{kind}").stat().st_size > 1000
+    content = (tmp_path / f"map.{kind}").read_bytes()
+    assert signature in content[:1000] and len(content) > 1000
 
 
-def test_a_text_with_more_tokens_than_maps_can_show_is_refused(checkpoint, tmp_path):
+def test_text_with_too_many_tokens_for_maps_is_rejected(checkpoint, tmp_path):
     with raises(ValueError, expected=(4729, 6)):
         save_attention_maps(checkpoint, tmp_path / "map.png", "dog " * 5000)
 
 
-def test_a_tokenizer_that_is_larger_than_the_vocabulary_is_refused():
-    model, _ = made(PAIR)
+def test_tokenizer_larger_than_vocabulary_is_rejected():
+    model, _ = build_model(PAIR)
     with raises(ValueError, expected=60):
         attention_maps(model, train_tokenizer(LINES, 80), LINES[0] + LINES[1])
 
 
-def test_no_room_on_the_disk_leaves_no_half_figure(checkpoint, tmp_path, monkeypatch):
-    def full(figure, file, **options):
+def test_full_disk_leaves_no_partial_figure(checkpoint, tmp_path, monkeypatch):
+    def save_half(figure, file, **options):
         file.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Figure, "savefig", full)
+    monkeypatch.setattr(Figure, "savefig", save_half)
     with raises(OSError, seen="map.png"):
         save_attention_maps(checkpoint, tmp_path / "map.png", SOURCE, TARGET)
     assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,8 @@
-"""A checkpoint that translates carries the pipeline that transformers 5 removed, for where this
-package is not installed."""
+"""Tests of the translation pipeline code that checkpoints carry.
+
+Transformers 5 removed this pipeline. A checkpoint has its code, so that the pipeline also works
+where this package is not installed.
+"""
 
 import json
 import subprocess
@@ -28,9 +31,9 @@ NAME, TEXT = "someone/translator", "the old dog sees a bird."
 CODE = "pipelines_vanilla_transformer.py"
 CARDS = sorted((Path(__file__).parents[2] / "model_cards").glob("vanilla-seq2seq-*"))
 
-# Prints, as JSON, what happens where the package is not there. Arguments: a directory or id,
-# another directory, and a new one.
-WITHOUT = """
+# Print the results of several ways to load the pipeline as JSON, without the package. Arguments: a
+# Hub id, a directory, and an output directory.
+CODE_WITHOUT_PACKAGE = """
 import json, sys
 sys.modules["vanilla_transformer"] = None  # as if it were not installed
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
@@ -61,8 +64,9 @@ for key, source in (("id", name), ("directory", directory)):
     say(f"saved from the {key}", lambda: pipeline(model=f"{out}/{key}", trust_remote_code=True))
 print(json.dumps(found))
 """
-# And where it is: without trust, and with.
-WITH = """
+# The same with the package, without and with trust_remote_code. Arguments: a Hub id and an output
+# directory.
+CODE_WITH_PACKAGE = """
 import json, sys
 import vanilla_transformer
 from transformers import pipeline
@@ -95,16 +99,18 @@ def expected(checkpoint):
 
 
 @pytest.mark.slow
-def test_where_the_package_is_not_installed(checkpoint, expected, tmp_path):
-    """Over a Hub, from a directory, and from what is saved again."""
+def test_pipeline_works_without_package(checkpoint, expected, tmp_path):
+    """Load from a Hub, from a directory and from copies saved from both."""
     with running() as hub:
         hub.add(NAME, checkpoint)
-        process = hub.run(tmp_path / "home", "-c", WITHOUT, NAME, str(checkpoint), str(tmp_path))
+        process = hub.run(
+            tmp_path / "home", "-c", CODE_WITHOUT_PACKAGE, NAME, str(checkpoint), str(tmp_path)
+        )
     assert process.returncode == 0, process.stderr[-3000:]
-    found = json.loads(process.stdout.splitlines()[-1])
-    untrusted, pair = found.pop("untrusted"), found.pop("pair")
-    assert found.keys() > {"named", "inferred"}
-    assert found == dict.fromkeys(found, ["translation", CODE.removesuffix(".py"), expected])
+    results = json.loads(process.stdout.splitlines()[-1])
+    untrusted, pair = results.pop("untrusted"), results.pop("pair")
+    assert results.keys() > {"named", "inferred"}
+    assert results == dict.fromkeys(results, ["translation", CODE.removesuffix(".py"), expected])
     assert untrusted[0] == "ValueError" and "trust_remote_code" in untrusted[1]
     assert pair[0] == "KeyError" and "removed" in pair[1]  # as the cards say
     for folder in ("pipeline", "id", "directory"):
@@ -115,23 +121,31 @@ def test_where_the_package_is_not_installed(checkpoint, expected, tmp_path):
         )
 
 
-def test_where_the_package_is_installed_nothing_asks_for_trust(checkpoint, expected, tmp_path):
+def test_installed_package_needs_no_trust_remote_code(checkpoint, expected, tmp_path):
     with running() as hub:
         hub.add(NAME, checkpoint)
         process = hub.run(
-            tmp_path / "home", "-c", WITH, NAME, str(tmp_path / "saved"), stdin=subprocess.DEVNULL
+            tmp_path / "home",
+            "-c",
+            CODE_WITH_PACKAGE,
+            NAME,
+            str(tmp_path / "saved"),
+            stdin=subprocess.DEVNULL,
         )
     assert process.returncode == 0, process.stderr[-3000:]
-    found = json.loads(process.stdout.splitlines()[-1])
-    assert len(found) == 8
-    for key, (task, module, result) in found.items():
-        named = key.partition(",")[0].replace("None", "translation")
-        assert (task, module) == (named, "vanilla_transformer.pipelines_vanilla_transformer")
+    results = json.loads(process.stdout.splitlines()[-1])
+    assert len(results) == 8
+    for key, (task, module, result) in results.items():
+        expected_task = key.partition(",")[0].replace("None", "translation")
+        assert (task, module) == (
+            expected_task,
+            "vanilla_transformer.pipelines_vanilla_transformer",
+        )
         assert list(result[0].values()) == list(expected[0].values())
     assert (tmp_path / "saved" / CODE).read_bytes() == (checkpoint / CODE).read_bytes()
 
 
-def test_the_config_forgets_the_key_and_writes_it_again(checkpoint, tmp_path):
+def test_custom_pipelines_key_is_dropped_on_load_and_written_on_save(checkpoint, tmp_path):
     config = VanillaSeq2SeqConfig.from_pretrained(checkpoint)
     assert not hasattr(config, "custom_pipelines")
     assert config.to_dict()["custom_pipelines"] == TRANSLATION
@@ -146,22 +160,24 @@ def test_the_config_forgets_the_key_and_writes_it_again(checkpoint, tmp_path):
     assert type(pipeline("translation", model=str(checkpoint))) is TranslationPipeline
 
 
-def test_a_checkpoint_without_the_key_gets_none_and_one_of_somebody_else_stays(
-    checkpoint, tmp_path
-):
+def test_custom_pipelines_key_is_not_added_and_foreign_value_is_kept(checkpoint, tmp_path):
     model = VanillaSeq2SeqForConditionalGeneration.from_pretrained(checkpoint)
-    bare = {
+    fields_without_key = {
         key: value for key, value in model.config.to_dict().items() if key != "custom_pipelines"
     }
-    VanillaSeq2SeqConfig.from_dict(bare).save_pretrained(tmp_path)
+    VanillaSeq2SeqConfig.from_dict(fields_without_key).save_pretrained(tmp_path)
     assert "custom_pipelines" not in json.loads((tmp_path / "config.json").read_text())
     assert not (tmp_path / CODE).exists()
-    theirs = {"summarization": {"impl": "theirs.Pipeline", "pt": ["AutoModelForSeq2SeqLM"]}}
-    config = VanillaSeq2SeqConfig.from_dict({**bare, "custom_pipelines": theirs})
-    assert config.custom_pipelines == config.to_dict()["custom_pipelines"] == theirs
+    foreign_pipelines = {
+        "summarization": {"impl": "theirs.Pipeline", "pt": ["AutoModelForSeq2SeqLM"]}
+    }
+    config = VanillaSeq2SeqConfig.from_dict(
+        {**fields_without_key, "custom_pipelines": foreign_pipelines}
+    )
+    assert config.custom_pipelines == config.to_dict()["custom_pipelines"] == foreign_pipelines
 
 
-def test_an_average_keeps_it_and_an_export_has_no_code(checkpoint, tmp_path):
+def test_average_keeps_custom_pipelines_and_export_drops_it(checkpoint, tmp_path):
     average([checkpoint, checkpoint], tmp_path / "mean")
     assert (
         json.loads((tmp_path / "mean" / "config.json").read_text())["custom_pipelines"]
@@ -173,7 +189,7 @@ def test_an_average_keeps_it_and_an_export_has_no_code(checkpoint, tmp_path):
     assert "custom_pipelines" not in json.loads((tmp_path / "onnx" / "config.json").read_text())
 
 
-def test_what_train_writes_for_translation_carries_it(tmp_path):
+def test_train_writes_custom_pipelines_for_translation(tmp_path):
     write_corpus(tmp_path, "train", 20, 0)
     data = {"directory": str(tmp_path), "train": ["train.en", "train.de"]}
     shape = {**standins.SHAPE, "encoder_layers": 1, "decoder_layers": 1}
@@ -207,7 +223,7 @@ def test_what_train_writes_for_translation_carries_it(tmp_path):
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda path: path.name)
-def test_the_cards_that_translate_carry_it_and_say_what_it_cannot(card):
+def test_translation_cards_have_custom_pipelines_and_document_limits(card):
     assert json.loads((card / "config.json").read_text())["custom_pipelines"] == TRANSLATION
     text = (card / "README.md").read_text()
     assert (

@@ -1,5 +1,5 @@
-"""Tests of a checkpoint's files: every verb rejects damaged ones in one line, and runs none of
-their code."""
+"""Tests of checkpoint files: every command rejects damaged files in one line and never runs code
+from a checkpoint."""
 
 import io
 import json
@@ -28,7 +28,7 @@ INDEX, SHARD = "model.safetensors.index.json", "model-00001-of-00001.safetensors
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A seq2seq checkpoint with its tokenizer; of equal shares, so that it can become Marian's."""
+    """A seq2seq checkpoint with its tokenizer. Its head dims allow a conversion to Marian."""
     directory = tmp_path_factory.mktemp("saved") / "seq2seq"
     fields = SIZES | dict(encoder_layers=1, decoder_layers=2, head_dim=8, value_head_dim=8)
     perturbed("VanillaSeq2SeqForConditionalGeneration", fields).save_pretrained(directory)
@@ -40,12 +40,12 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def checkpoint(saved, tmp_path):
-    """A copy to be damaged."""
+    """A copy of the saved checkpoint that the test may damage."""
     return copy_folder(saved, tmp_path)
 
 
 def verbs(checkpoint, out):
-    """The arguments of every verb that reads weights, on one checkpoint."""
+    """Return the arguments of every command that reads weights, by command."""
     return {
         "average": ["average", checkpoint, checkpoint, "--output", out],
         "attention": ["attention", checkpoint, "the dog", "--output", f"{out}.png"],
@@ -58,8 +58,8 @@ def verbs(checkpoint, out):
 VERBS = list(verbs("", ""))
 
 
-def error_of(arguments, capsys, code=1):
-    """The one line that the command ends with."""
+def exit_message(arguments, capsys, code=1):
+    """Run a command that fails and return its error, which must be a single line."""
     with pytest.raises(SystemExit) as caught:
         main([str(argument) for argument in arguments])
     if code == 1:
@@ -71,11 +71,11 @@ def error_of(arguments, capsys, code=1):
     return line
 
 
-def assert_refused(checkpoint, words, capsys, chosen=VERBS):
-    """Check that each verb of `chosen` prints one line with all `words`, and writes nothing."""
+def assert_rejected(checkpoint, words, capsys, commands=VERBS):
+    """Check that each command fails with one line that has all `words`, and writes nothing."""
     before = sorted(checkpoint.parent.rglob("*"))
-    for verb in chosen:
-        line = error_of(verbs(checkpoint, checkpoint.parent / "out")[verb], capsys)
+    for verb in commands:
+        line = exit_message(verbs(checkpoint, checkpoint.parent / "out")[verb], capsys)
         assert [word for word in words if word not in line] == [], line
     assert sorted(checkpoint.parent.rglob("*")) == before
 
@@ -90,7 +90,7 @@ def edit_tensors(directory, change):
 
 
 def edit_header(directory, change):
-    """Replace the header of the weights by the result of `change`, which need not be valid."""
+    """Replace the header of the weights by the result of `change`, valid or not."""
     data = (directory / "model.safetensors").read_bytes()
     end = 8 + struct.unpack("<Q", data[:8])[0]
     header = json.dumps(change(json.loads(data[8:end]))).encode()
@@ -99,12 +99,12 @@ def edit_header(directory, change):
     )
 
 
-def first(tensors):
+def first_name(tensors):
     return next(name for name in tensors if name != "__metadata__")
 
 
 Q_PROJ = "model.decoder.layers.1.self_attn.q_proj.weight"
-OF_WEIGHTS = ["average", "attention", "export", "evaluate"]
+WEIGHT_VERBS = ["average", "attention", "export", "evaluate"]
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ OF_WEIGHTS = ["average", "attention", "export", "evaluate"]
     ],
     ids=["missing", "NaN", "shape", "integers", "unexpected", "no axes"],
 )
-def test_weights_that_are_not_those_of_the_model_are_refused(checkpoint, change, words, capsys):
+def test_invalid_weights_are_rejected(checkpoint, change, words, capsys):
     edit_tensors(checkpoint, change)
-    assert_refused(checkpoint, words, capsys, OF_WEIGHTS)
+    assert_rejected(checkpoint, words, capsys, WEIGHT_VERBS)
 
 
 @pytest.mark.parametrize(
@@ -150,10 +150,10 @@ def test_weights_that_are_not_those_of_the_model_are_refused(checkpoint, change,
         "junk",
     ],
 )
-def test_a_file_that_is_no_safetensors_file_is_refused(checkpoint, change, capsys):
+def test_damaged_safetensors_file_is_rejected(checkpoint, change, capsys):
     path = checkpoint / "model.safetensors"
     path.write_bytes(change(path.read_bytes()))
-    assert_refused(
+    assert_rejected(
         checkpoint,
         [str(path), "is not a complete safetensors file", f"({path.stat().st_size} bytes)"],
         capsys,
@@ -165,23 +165,24 @@ def test_a_file_that_is_no_safetensors_file_is_refused(checkpoint, change, capsy
     [
         lambda header: [],
         lambda header: 5,
-        lambda header: header | {first(header): {**header[first(header)], "shape": "x"}},
-        lambda header: header | {first(header): {**header[first(header)], "shape": [-1]}},
+        lambda header: header | {first_name(header): {**header[first_name(header)], "shape": "x"}},
+        lambda header: header | {first_name(header): {**header[first_name(header)], "shape": [-1]}},
         lambda header: (
-            header | {first(header): {**header[first(header)], "data_offsets": [0, 10**15]}}
+            header
+            | {first_name(header): {**header[first_name(header)], "data_offsets": [0, 10**15]}}
         ),
-        lambda header: header | {first(header): {**header[first(header)], "dtype": "Q8"}},
+        lambda header: header | {first_name(header): {**header[first_name(header)], "dtype": "Q8"}},
     ],
     ids=["a list", "a number", "shape x", "shape -1", "offsets behind the end", "unknown type"],
 )
-def test_a_header_of_wrong_types_is_refused(checkpoint, change, capsys):
+def test_invalid_safetensors_header_is_rejected(checkpoint, change, capsys):
     edit_header(checkpoint, change)
-    assert_refused(checkpoint, ["model.safetensors is not a complete safetensors file"], capsys)
+    assert_rejected(checkpoint, ["model.safetensors is not a complete safetensors file"], capsys)
 
 
-def test_a_type_of_tensors_that_has_no_place_here_is_refused(checkpoint, capsys):
+def test_unsupported_tensor_dtype_is_rejected(checkpoint, capsys):
     edit_tensors(checkpoint, lambda t: t.update({Q_PROJ: t[Q_PROJ].to(torch.float8_e4m3fn)}))
-    assert_refused(
+    assert_rejected(
         checkpoint, [Q_PROJ, "is of type F8_E4M3, expected one of ['F64', 'F32',"], capsys
     )
 
@@ -213,13 +214,13 @@ def test_a_type_of_tensors_that_has_no_place_here_is_refused(checkpoint, capsys)
     ],
     ids=lambda value: str(value)[:40] if not isinstance(value, list) else "",
 )
-def test_an_index_of_wrong_types_is_refused(checkpoint, content, words, capsys):
+def test_invalid_shard_index_is_rejected(checkpoint, content, words, capsys):
     (checkpoint / "model.safetensors").rename(checkpoint / SHARD)
     (checkpoint / INDEX).write_text(content if isinstance(content, str) else json.dumps(content))
-    assert_refused(checkpoint, words, capsys)
+    assert_rejected(checkpoint, words, capsys)
 
 
-def test_a_checkpoint_in_shards_loads(checkpoint):
+def test_sharded_checkpoint_loads(checkpoint):
     expected = load_checkpoint(checkpoint)
     (checkpoint / "model.safetensors").unlink()
     expected.save_pretrained(checkpoint, max_shard_size=4000)
@@ -229,20 +230,20 @@ def test_a_checkpoint_in_shards_loads(checkpoint):
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_what_a_model_of_ours_saves_loads_whole(name, tmp_path):
+def test_saved_model_loads_with_equal_parameters(name, tmp_path):
     model = build(name)
     model.save_pretrained(tmp_path)
     loaded = load_checkpoint(tmp_path)
     assert type(loaded) is type(model) and not loaded.training
-    for (expected_name, expected), (found_name, actual) in zip(
+    for (expected_name, expected), (actual_name, actual) in zip(
         model.named_parameters(), loaded.named_parameters(), strict=True
     ):
-        assert (expected_name, expected.dtype) == (found_name, actual.dtype) and torch.equal(
+        assert (expected_name, expected.dtype) == (actual_name, actual.dtype) and torch.equal(
             expected, actual
         )
 
 
-def test_a_matrix_that_is_tied_may_be_in_the_file_twice(tmp_path):
+def test_tied_matrix_may_be_stored_twice(tmp_path):
     build("causal").save_pretrained(tmp_path)
     edit_tensors(
         tmp_path,
@@ -252,8 +253,8 @@ def test_a_matrix_that_is_tied_may_be_in_the_file_twice(tmp_path):
     assert model.lm_head.weight is model.model.embeddings.embed_tokens.weight
 
 
-def test_a_matrix_that_is_tied_has_to_be_there_under_the_name_it_is_saved_by(tmp_path):
-    """Transformers would draw a new one."""
+def test_tied_matrix_stored_under_other_name_only_raises(tmp_path):
+    """Transformers would initialize the matrix at random."""
     build("causal").save_pretrained(tmp_path)
     edit_tensors(
         tmp_path,
@@ -282,10 +283,10 @@ def test_a_matrix_that_is_tied_has_to_be_there_under_the_name_it_is_saved_by(tmp
     ],
     ids=lambda value: str(value)[:30] if isinstance(value, bytes) else "",
 )
-def test_a_config_that_is_none_is_refused(checkpoint, content, words, capsys):
+def test_invalid_config_json_is_rejected(checkpoint, content, words, capsys):
     (checkpoint / "config.json").write_bytes(content)
-    assert_refused(checkpoint, words, capsys)
-    line = error_of(["info", checkpoint], capsys)
+    assert_rejected(checkpoint, words, capsys)
+    line = exit_message(["info", checkpoint], capsys)
     assert [word for word in words if word not in line] == [], line
 
 
@@ -325,29 +326,28 @@ FIELDS = [
 
 
 @pytest.mark.parametrize("fields, word", FIELDS, ids=[str(fields) for fields, _ in FIELDS])
-def test_a_field_of_a_wrong_type_or_an_absurd_value_is_refused(checkpoint, fields, word, capsys):
+def test_invalid_config_field_is_rejected(checkpoint, fields, word, capsys):
     edit_json(checkpoint / "config.json", **fields)
     for arguments in (
         ["info", checkpoint],
         verbs(checkpoint, checkpoint.parent / "out")["average"],
     ):
-        line = error_of(arguments, capsys)
+        line = exit_message(arguments, capsys)
         assert word in line and str(checkpoint) in line
 
 
 @pytest.mark.parametrize("field", ["encoder_layers", "decoder_layers"])
-def test_layers_that_the_file_does_not_hold_are_refused_before_any_is_built(
-    checkpoint, field, capsys
-):
+def test_config_with_more_layers_than_weights_is_rejected(checkpoint, field, capsys):
+    """Layers are counted before the model is built, which 10**9 layers would make impossible."""
     edit_json(checkpoint / "config.json", **{field: 10**9})
-    assert_refused(
+    assert_rejected(
         checkpoint,
         [f"{field} is 1000000000 in the config of {checkpoint}, expected at most 2"],
         capsys,
     )
 
 
-def test_a_foreign_config_with_layers_that_the_file_does_not_hold_is_refused(tmp_path):
+def test_foreign_config_with_more_layers_than_weights_is_rejected(tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -382,9 +382,11 @@ TOKENIZER_VERBS = ["attention", "evaluate", "convert"]
         ("generation_config.json", '"x"', "holds 'x', expected a JSON object"),
     ],
 )
-def test_a_damaged_companion_is_refused(checkpoint, file, content, word, capsys):
+def test_damaged_tokenizer_or_generation_config_is_rejected(
+    checkpoint, file, content, word, capsys
+):
     (checkpoint / file).write_text(content)
-    assert_refused(checkpoint, [str(checkpoint), word], capsys, TOKENIZER_VERBS)
+    assert_rejected(checkpoint, [str(checkpoint), word], capsys, TOKENIZER_VERBS)
 
 
 @pytest.mark.parametrize(
@@ -403,14 +405,14 @@ def test_a_damaged_companion_is_refused(checkpoint, file, content, word, capsys)
     ],
     ids=str,
 )
-def test_a_generation_config_of_wrong_types_is_refused(checkpoint, content, seen, expected):
+def test_invalid_generation_config_field_raises(checkpoint, content, seen, expected):
     edit_json(checkpoint / "generation_config.json", **content)
     with raises(ValueError, seen=("generation_config.json", *seen), expected=expected):
         load_checkpoint(checkpoint)
 
 
-def test_a_tokenizer_whose_expression_is_past_the_engine_s_limit_is_refused(checkpoint, capsys):
-    """It panics in Rust, which is no Exception, and only when it reads a text."""
+def test_tokenizer_regex_beyond_backtracking_limit_is_rejected(checkpoint, capsys):
+    """The regex panics in Rust when a text is tokenized. A PanicException is no Exception."""
     edit_json(
         checkpoint / "tokenizer.json",
         normalizer=None,
@@ -422,14 +424,14 @@ def test_a_tokenizer_whose_expression_is_past_the_engine_s_limit_is_refused(chec
         },
     )
     arguments = verbs(checkpoint, checkpoint.parent / "out")["attention"]
-    line = error_of([*arguments[:2], "a" * 40 + "b", *arguments[3:]], capsys)
+    line = exit_message([*arguments[:2], "a" * 40 + "b", *arguments[3:]], capsys)
     assert "PanicException" in line and str(checkpoint) in line
 
 
-def test_a_checkpoint_without_a_tokenizer_says_so(tmp_path, capsys):
+def test_checkpoint_without_tokenizer_is_rejected(tmp_path, capsys):
     build("seq2seq").save_pretrained(tmp_path / "copy")
     for verb in ("attention", "evaluate"):
-        assert_refused(
+        assert_rejected(
             tmp_path / "copy", ["has no tokenizer, expected one of tokenizer.json"], capsys, [verb]
         )
 
@@ -442,7 +444,10 @@ MARK = "open({mark!r}, 'w').write('ran')\n"
 
 @pytest.fixture
 def foreign_code(checkpoint, tmp_path, monkeypatch):
-    """`checkpoint` with code that leaves a file when it runs, and a user who would say yes."""
+    """Add code to `checkpoint` that creates a file when it runs, and let stdin answer yes.
+
+    Return the path of that file.
+    """
     mark = tmp_path / "ran"
     (checkpoint / "theirs.py").write_text(MARK.format(mark=str(mark)) + "class Theirs: pass\n")
     autos = ("AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM")
@@ -455,13 +460,11 @@ def foreign_code(checkpoint, tmp_path, monkeypatch):
     return mark
 
 
-def test_no_verb_runs_the_code_of_a_checkpoint_of_ours_or_asks_whether_to(
-    checkpoint, foreign_code, tmp_path, capsys
-):
+def test_commands_neither_run_remote_code_nor_ask_to(checkpoint, foreign_code, tmp_path, capsys):
     for side, text in zip(("en", "de"), ("the dog", "der Hund"), strict=True):
         (tmp_path / f"a.{side}").write_text(f"{text}\n")
-    chosen = verbs(checkpoint, tmp_path / "out") | {"info": ["info", checkpoint]}
-    chosen["evaluate"] = [
+    commands = verbs(checkpoint, tmp_path / "out") | {"info": ["info", checkpoint]}
+    commands["evaluate"] = [
         "evaluate",
         checkpoint,
         "--source",
@@ -470,24 +473,24 @@ def test_no_verb_runs_the_code_of_a_checkpoint_of_ours_or_asks_whether_to(
         tmp_path / "a.de",
     ]
     for verb in ("info", "average", "attention", "evaluate"):
-        main([str(argument) for argument in chosen[verb]])
+        main([str(argument) for argument in commands[verb]])
     assert sys.stdin.read(2) == "y\n"
     assert not foreign_code.exists()
 
 
 @pytest.mark.parametrize("verb", ["info", "average", "attention", "evaluate", "export", "convert"])
-def test_a_checkpoint_that_is_nothing_but_code_is_refused(checkpoint, foreign_code, verb, capsys):
+def test_checkpoint_with_only_remote_code_is_rejected(checkpoint, foreign_code, verb, capsys):
     edit_json(checkpoint / "config.json", model_type="theirs")
     edit_json(checkpoint / "tokenizer_config.json", tokenizer_class="Theirs")
     arguments = (verbs(checkpoint, checkpoint.parent / "out") | {"info": ["info", checkpoint]})[
         verb
     ]
-    line = error_of(arguments, capsys)
+    line = exit_message(arguments, capsys)
     assert "trust_remote_code" not in line
     assert sys.stdin.read(2) == "y\n" and not foreign_code.exists()
 
 
-def test_a_tokenizer_that_is_nothing_but_code_is_refused(checkpoint, foreign_code):
+def test_tokenizer_with_only_remote_code_raises(checkpoint, foreign_code):
     edit_json(checkpoint / "config.json", model_type="theirs")
     edit_json(checkpoint / "tokenizer_config.json", tokenizer_class="Theirs")
     with raises(ValueError, seen="copy"):
@@ -495,7 +498,7 @@ def test_a_tokenizer_that_is_nothing_but_code_is_refused(checkpoint, foreign_cod
     assert not foreign_code.exists()
 
 
-def test_an_average_has_our_code_and_not_that_of_a_file(checkpoint, foreign_code, tmp_path):
+def test_average_writes_package_code_and_not_code_of_inputs(checkpoint, foreign_code, tmp_path):
     average([checkpoint, checkpoint], tmp_path / "out")
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["auto_map"] == VANILLA_SEQ2SEQ_MAP
@@ -524,9 +527,7 @@ VANILLA_SEQ2SEQ_MAP = {
         (dict(id2label={"0": "A", "1": "B"}), ("id2label.0", "A"), "LABEL_0"),
     ],
 )
-def test_models_of_equal_shapes_that_are_not_the_same_have_no_average(
-    checkpoint, tmp_path, fields, seen, expected
-):
+def test_average_of_different_configs_raises(checkpoint, tmp_path, fields, seen, expected):
     (tmp_path / "more").mkdir()
     other = copy_folder(checkpoint, tmp_path / "more")
     edit_json(other / "config.json", use_cache=False, dtype="float16", transformers_version="5")
@@ -537,7 +538,7 @@ def test_models_of_equal_shapes_that_are_not_the_same_have_no_average(
     assert not (tmp_path / "refused").exists()
 
 
-def test_models_of_other_tokenizers_have_no_average(checkpoint, tmp_path):
+def test_average_of_different_tokenizers_raises(checkpoint, tmp_path):
     (tmp_path / "more").mkdir()
     other = copy_folder(checkpoint, tmp_path / "more")
     content = json.loads((other / "tokenizer.json").read_text())
@@ -555,7 +556,7 @@ def test_models_of_other_tokenizers_have_no_average(checkpoint, tmp_path):
     assert not (tmp_path / "refused").exists()
 
 
-def test_an_average_has_all_files_of_a_tokenizer(checkpoint, tmp_path):
+def test_average_copies_all_tokenizer_files(checkpoint, tmp_path):
     for name in ("source.spm", "vocab.txt", "target_vocab.json", "special_tokens_map.json"):
         (checkpoint / name).write_text("{}")
     average([checkpoint], tmp_path / "out")
@@ -582,16 +583,16 @@ def test_an_average_has_all_files_of_a_tokenizer(checkpoint, tmp_path):
 
 @pytest.mark.parametrize("verb", ["info", *VERBS])
 @pytest.mark.parametrize("source", ["/no/where", "a/b/c", "./x", "..x", "x..y", "a b", "~/x"])
-def test_a_path_that_does_not_exist_is_told_as_that(source, verb, tmp_path, monkeypatch, capsys):
+def test_error_names_path_that_does_not_exist(source, verb, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    line = error_of((verbs(source, "out") | {"info": ["info", source]})[verb], capsys)
+    line = exit_message((verbs(source, "out") | {"info": ["info", source]})[verb], capsys)
     check_message(line, seen=source)
 
 
 @pytest.mark.parametrize("verb", ["info", *VERBS])
-def test_a_hub_id_that_cannot_be_reached_is_one_short_line(verb, tmp_path, monkeypatch, capsys):
+def test_unreachable_hub_id_is_reported_in_one_line(verb, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    line = error_of(
+    line = exit_message(
         (verbs("someone/nothing", "out") | {"info": ["info", "someone/nothing"]})[verb], capsys
     )
     reason = "it is not in the cache and the Hub cannot be reached"
@@ -602,49 +603,52 @@ def test_a_hub_id_that_cannot_be_reached_is_one_short_line(verb, tmp_path, monke
 
 
 @pytest.mark.parametrize("verb", ["info", *VERBS])
-def test_a_file_or_a_link_to_nothing_in_place_of_a_directory(verb, tmp_path, capsys):
+def test_file_or_broken_link_instead_of_directory_is_rejected(verb, tmp_path, capsys):
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("nowhere")
     for name in ("file", "link"):
-        if (verb, name) != ("convert", "file"):  # which it reads as a state dict
+        if (verb, name) != ("convert", "file"):  # convert reads a file as a state dict
             arguments = (
                 verbs(tmp_path / name, tmp_path / "out") | {"info": ["info", tmp_path / name]}
             )[verb]
-            assert "is not a directory, expected a checkpoint directory or a Hub id" in error_of(
-                arguments, capsys
+            assert (
+                "is not a directory, expected a checkpoint directory or a Hub id"
+                in exit_message(arguments, capsys)
             )
 
 
-def test_of_a_hub_repository_what_lies_in_folders_is_left_there(saved, monkeypatch):
-    calls = []
+def test_subfolders_of_hub_repository_are_not_downloaded(saved, monkeypatch):
+    downloads = []
 
     def download(hub_id, allow_patterns, ignore_patterns):
-        calls.append((hub_id, "*.safetensors" in allow_patterns, ignore_patterns))
+        downloads.append((hub_id, "*.safetensors" in allow_patterns, ignore_patterns))
         return str(saved)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert isinstance(load_checkpoint("someone/model"), torch.nn.Module)
-    assert calls == [("someone/model", True, ["*/*"])]
+    assert downloads == [("someone/model", True, ["*/*"])]
 
 
-def test_what_the_hub_says_is_not_repeated(monkeypatch):
+def test_failed_hub_download_error_names_hub_id_without_text_of_hub_client(monkeypatch):
     def download(*_, **__):
         raise LocalEntryNotFoundError("many\nlines about a Repo id")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with raises(FileNotFoundError, seen="someone/model"):
+    with raises(FileNotFoundError, seen="someone/model") as raised:
         checkpoint_directory("someone/model")
+    assert type(raised.value) is FileNotFoundError
+    assert "Repo id" not in str(raised.value)
 
 
-def test_an_empty_name_is_not_the_working_directory(saved, monkeypatch, capsys):
+def test_empty_name_is_not_working_directory(saved, monkeypatch, capsys):
     monkeypatch.chdir(saved)
     with raises(FileNotFoundError, seen="''"):
         load_checkpoint("")
-    assert "''" in error_of(["info", ""], capsys, code=2)
+    assert "''" in exit_message(["info", ""], capsys, code=2)
     assert isinstance(load_checkpoint("."), torch.nn.Module)
 
 
-def test_a_decoder_with_the_config_of_an_encoder_is_refused(tmp_path):
+def test_model_type_that_contradicts_architecture_raises(tmp_path):
     model = build("causal")
     assert isinstance(model, VanillaDecoderForCausalLM)
     model.save_pretrained(tmp_path)

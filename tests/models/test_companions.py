@@ -1,6 +1,6 @@
-"""Tests of the files beside weights that `train`, `average`, `convert` and `export` write.
+"""Tests of the tokenizer_config.json and generation_config.json that are written beside weights.
 
-These are the tokenizer's config and generation_config.json.
+The commands `train`, `average`, `convert` and `export` write these files.
 """
 
 import json
@@ -31,9 +31,11 @@ STEPS = dict(per_device_train_batch_size=4, max_steps=2, save_steps=2, learning_
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A function of fields of the model and of the generation -> the checkpoint of a short run of
-    characters."""
+def train_checkpoint(tmp_path_factory):
+    """A function that trains a small character model and returns its checkpoint directory.
+
+    Its arguments are a name, generation settings and config fields.
+    """
     root = tmp_path_factory.mktemp("companions")
     (root / "text").write_text(TEXT)
 
@@ -55,8 +57,11 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def short(made):
-    return made("short", position_embedding_type="learned", max_position_embeddings=POSITIONS)
+def short(train_checkpoint):
+    """A checkpoint with learned positions for 16 tokens."""
+    return train_checkpoint(
+        "short", position_embedding_type="learned", max_position_embeddings=POSITIONS
+    )
 
 
 def read(directory, name):
@@ -66,33 +71,35 @@ def read(directory, name):
 # ----------------------------------------------------------------------------------- short contexts
 
 
-def test_learned_positions_bound_what_is_read_and_what_is_generated(short, made):
+def test_learned_positions_set_max_length_and_model_max_length(short, train_checkpoint):
     tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     result = read(short, "generation_config.json")
     assert result.pop("transformers_version")
     assert result == {**tokens, "max_length": POSITIONS, "use_cache": True}
     assert read(short, "tokenizer_config.json")["model_max_length"] == POSITIONS
-    unbounded = made("unbounded")  # sinusoidal positions
+    unbounded = train_checkpoint("unbounded")  # sinusoidal positions
     assert "max_length" not in read(unbounded, "generation_config.json")
     assert read(unbounded, "generation_config.json")["use_cache"] is True
     assert read(unbounded, "tokenizer_config.json")["model_max_length"] > 10**9
 
 
-def test_a_length_that_the_recipe_names_stays(made):
+def test_generation_length_of_recipe_is_kept(train_checkpoint):
     fields = dict(position_embedding_type="learned", max_position_embeddings=POSITIONS)
-    result = read(made("named", {"max_new_tokens": 3}, **fields), "generation_config.json")
+    result = read(
+        train_checkpoint("named", {"max_new_tokens": 3}, **fields), "generation_config.json"
+    )
     assert result["max_new_tokens"] == 3 and "max_length" not in result
 
 
-def test_the_default_pipeline_ends_where_the_table_does(short):
-    write = pipeline("text-generation", str(short))
-    [result] = write("the old", do_sample=False, eos_token_id=None)
+def test_default_pipeline_stops_at_last_position(short):
+    generator = pipeline("text-generation", str(short))
+    [result] = generator("the old", do_sample=False, eos_token_id=None)
     assert len(result["generated_text"]) == POSITIONS
     with raises(ValueError, seen=("input_ids", POSITIONS, "max_length")):
-        write(TEXT[:POSITIONS])
+        generator(TEXT[:POSITIONS])
 
 
-def test_the_pipeline_makes_a_hole_in_a_long_prompt(short):
+def test_pipeline_shortens_long_prompt_with_hole_strategy(short):
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(short),
         AutoTokenizer.from_pretrained(short),
@@ -101,14 +108,14 @@ def test_the_pipeline_makes_a_hole_in_a_long_prompt(short):
     expected = tokenizer.decode(
         model.generate(kept, max_new_tokens=4, do_sample=False)[0, -4:], skip_special_tokens=True
     )
-    write = pipeline("text-generation", str(short))
+    generator = pipeline("text-generation", str(short))
     options = dict(max_new_tokens=4, do_sample=False, return_full_text=False)
-    assert write(TEXT[:30], handle_long_generation="hole", **options) == [
+    assert generator(TEXT[:30], handle_long_generation="hole", **options) == [
         {"generated_text": expected}
     ]
 
 
-def test_the_runtime_ends_where_the_table_does_and_names_both_lengths(short, tmp_path):
+def test_runtime_stops_at_last_position_and_error_names_both_lengths(short, tmp_path):
     export(short, tmp_path / "onnx", cases=2)
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(short),
@@ -126,7 +133,7 @@ def test_the_runtime_ends_where_the_table_does_and_names_both_lengths(short, tmp
 
 @pytest.fixture
 def gpt2(tmp_path):
-    """A function of the tokenizer's longest text -> a checkpoint of 24 positions."""
+    """A function: model_max_length of the tokenizer -> GPT-2 checkpoint with 24 positions."""
 
     def make(longest):
         config = GPT2Config(
@@ -143,9 +150,9 @@ def gpt2(tmp_path):
             models.WordLevel({f"w{token}": token for token in range(20)}, unk_token="w0")
         )
         words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        given = {} if longest is None else {"model_max_length": longest}
+        tokenizer_kwargs = {} if longest is None else {"model_max_length": longest}
         fast = PreTrainedTokenizerFast(
-            tokenizer_object=words, extra_special_tokens=["w3"], eos_token="w1", **given
+            tokenizer_object=words, extra_special_tokens=["w3"], eos_token="w1", **tokenizer_kwargs
         )
         fast.save_pretrained(tmp_path / "gpt2")
         return tmp_path / "gpt2"
@@ -154,14 +161,14 @@ def gpt2(tmp_path):
 
 
 @pytest.mark.parametrize("longest, expected", [(None, 24), (1024, 24), (10, 10)])
-def test_a_converted_table_bounds_them_too(gpt2, tmp_path, longest, expected):
+def test_converted_positions_set_max_length_and_model_max_length(gpt2, tmp_path, longest, expected):
     convert(gpt2(longest), tmp_path / "ours")
     actual = read(tmp_path / "ours", "generation_config.json")
     assert (actual["max_length"], actual["use_cache"]) == (24, True)
     assert read(tmp_path / "ours", "tokenizer_config.json")["model_max_length"] == expected
 
 
-def test_a_length_of_the_source_stays(gpt2, tmp_path):
+def test_convert_keeps_generation_length_of_source(gpt2, tmp_path):
     model = GPT2LMHeadModel.from_pretrained(gpt2(None))
     model.generation_config.max_new_tokens = 7
     model.save_pretrained(tmp_path / "gpt2")
@@ -170,11 +177,11 @@ def test_a_length_of_the_source_stays(gpt2, tmp_path):
     assert result["max_new_tokens"] == 7 and "max_length" not in result
 
 
-# -------------------------------------------------------------- names that transformers 4 knows too
+# -------------------------------------------------------------------------- names of transformers 4
 
 
 def check_tokenizer(directory, source):
-    """Names of transformers 4, and the ids of `source`."""
+    """Check that the config uses names of transformers 4 and ids equal those of `source`."""
     config = read(directory, "tokenizer_config.json")
     assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert not config.keys() & {"extra_special_tokens", "is_local", "local_files_only"}
@@ -188,7 +195,7 @@ def check_tokenizer(directory, source):
     assert actual.extra_special_tokens == expected.extra_special_tokens
 
 
-def test_every_verb_names_a_class_of_tokenizers_that_transformers_4_knows(short, tmp_path):
+def test_train_average_and_export_write_tokenizer_class_of_transformers_4(short, tmp_path):
     steps = sorted(short.parent.glob("short-run/checkpoint-*"))
     before = tmp_path / "before"  # as a user of transformers 5 saves it
     shutil.copytree(short, before)
@@ -201,7 +208,7 @@ def test_every_verb_names_a_class_of_tokenizers_that_transformers_4_knows(short,
         check_tokenizer(directory, before)
 
 
-def test_conversion_does_so_there_and_back(gpt2, tmp_path):
+def test_convert_both_ways_writes_tokenizer_class_of_transformers_4(gpt2, tmp_path):
     source = gpt2(None)
     assert read(source, "tokenizer_config.json")["extra_special_tokens"] == ["w3"]
     convert(source, tmp_path / "ours")

@@ -1,5 +1,4 @@
-"""The configurations: the paper's Table 3, names, defaults, files, and errors that say what was
-wrong."""
+"""Tests of configurations: the paper's Table 3, names, defaults, files and errors."""
 
 import json
 import logging
@@ -21,9 +20,9 @@ from vanilla_transformer import (
 CONFIGS = [VanillaEncoderConfig, VanillaDecoderConfig, VanillaSeq2SeqConfig]
 every_config = pytest.mark.parametrize("config_class", CONFIGS, ids=lambda c: c.model_type)
 
-# Table 3: row, preset, what differs, parameters in millions. The paper's figures are rounded and
-# its two vocabularies are not said to the token: 37,000 is within 2.5 million, and 6 where a row is
-# 1024 wide.
+# Table 3: row, preset, changed fields, parameters in millions. The paper rounds its figures and
+# does not give the exact sizes of its two vocabularies. With 37,000 tokens the counts agree within
+# 2.5 million, or 6 million for hidden_size 1024.
 TABLE_3 = [
     ("base", "base", {}, 65),
     ("A, h 1", "base", dict(h=1), 65),
@@ -47,7 +46,7 @@ TABLE_3 = [
 @pytest.mark.parametrize(
     "preset, changes, millions", [row[1:] for row in TABLE_3], ids=[row[0] for row in TABLE_3]
 )
-def test_parameter_counts_are_those_of_table_3(preset, changes, millions):
+def test_parameter_counts_match_table_3(preset, changes, millions):
     config = VanillaSeq2SeqConfig.preset(preset, vocab_size=37_000, **changes)
     with torch.device("meta"):
         model = VanillaSeq2SeqForConditionalGeneration(config)
@@ -82,14 +81,14 @@ DEFAULTS = {
 
 
 @every_config
-def test_what_came_after_the_paper_is_off_by_default(config_class):
+def test_features_newer_than_paper_are_off_by_default(config_class):
     config, expected = config_class(), COMMON_DEFAULTS | DEFAULTS[config_class]
     assert {name: getattr(config, name) for name in expected} == expected
 
 
 @every_config
-def test_every_field_has_a_default_that_is_tested_here(config_class):
-    """And what a field does is tested where it does it; a new one has to come by here first."""
+def test_every_field_has_tested_default(config_class):
+    """A new field fails here until its default is listed above. Effects are tested elsewhere."""
     paper = {
         "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim",
         "value_head_dim", "hidden_act", "embedding_size", "position_embedding_type",
@@ -100,24 +99,24 @@ def test_every_field_has_a_default_that_is_tested_here(config_class):
         if config_class is VanillaSeq2SeqConfig
         else {"num_hidden_layers"}
     )
-    ours = {field.name for field in fields(config_class)} - {
+    names = {field.name for field in fields(config_class)} - {
         field.name for field in fields(PreTrainedConfig)
     }
     assert (
-        ours - {"auto_map"}
+        names - {"auto_map"}
         <= paper | depth | COMMON_DEFAULTS.keys() | DEFAULTS[config_class].keys()
     )
 
 
 @every_config
-def test_embeddings_are_as_wide_as_the_layers_unless_said_otherwise(config_class):
+def test_embedding_size_defaults_to_hidden_size(config_class):
     assert config_class(d_model=24, h=3).embedding_size == 24
     assert config_class(d_model=24, h=3, embedding_size=7).embedding_size == 7
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
 @every_config
-def test_a_final_norm_belongs_to_pre_norm_unless_said_otherwise(config_class, norm_first):
+def test_final_norm_defaults_to_norm_first(config_class, norm_first):
     assert config_class(norm_first=norm_first).final_norm is norm_first
     assert (
         config_class(norm_first=norm_first, final_norm=not norm_first).final_norm is not norm_first
@@ -125,7 +124,7 @@ def test_a_final_norm_belongs_to_pre_norm_unless_said_otherwise(config_class, no
 
 
 @every_config
-def test_defaults_are_the_base_model(config_class):
+def test_defaults_match_base_model(config_class):
     config = config_class()
     depth = (
         ("encoder_layers", "decoder_layers")
@@ -146,7 +145,7 @@ def test_defaults_are_the_base_model(config_class):
     )
 
 
-def test_presets_are_the_models_of_the_papers():
+def test_presets_match_papers():
     big = VanillaSeq2SeqConfig.preset("big")
     assert (big.d_model, big.d_ff, big.h, big.dropout, big.embedding_dropout) == (
         1024,
@@ -178,7 +177,7 @@ SYMBOLS = dict(
 
 @pytest.mark.parametrize("symbol, field", SYMBOLS.items(), ids=list(SYMBOLS))
 @every_config
-def test_symbols_of_the_paper_are_the_fields(config_class, symbol, field):
+def test_paper_symbols_are_aliases_of_fields(config_class, symbol, field):
     config = config_class(**{symbol: 64})
     assert getattr(config, field) == getattr(config, symbol) == 64
     setattr(config, symbol, 32)
@@ -189,11 +188,11 @@ def test_symbols_of_the_paper_are_the_fields(config_class, symbol, field):
 @pytest.mark.parametrize(
     "config_class", [VanillaEncoderConfig, VanillaDecoderConfig], ids=lambda c: c.model_type
 )
-def test_n_is_the_depth_of_a_single_stack(config_class):
+def test_n_is_alias_of_num_hidden_layers(config_class):
     assert config_class(N=3).num_hidden_layers == config_class(N=3).N == 3
 
 
-def test_num_hidden_layers_of_a_pair_of_stacks():
+def test_num_hidden_layers_of_seq2seq_config():
     config = VanillaSeq2SeqConfig(encoder_layers=3, decoder_layers=2)
     assert config.num_hidden_layers == 3
     assert config.get_text_config(decoder=True).num_hidden_layers == 2
@@ -204,7 +203,7 @@ def depths(config):
 
 
 @pytest.mark.parametrize("name", ["N", "num_hidden_layers"])
-def test_one_depth_given_to_a_pair_of_stacks_is_that_of_both(name, tmp_path):
+def test_single_depth_sets_both_stacks_of_seq2seq_config(name, tmp_path):
     assert depths(VanillaSeq2SeqConfig(**{name: 1})) == (1, 1)
     assert depths(VanillaSeq2SeqConfig(**{name: 2}, encoder_layers=2, decoder_layers=2)) == (2, 2)
     assert depths(VanillaSeq2SeqConfig.preset("tiny", **{name: 3})) == (3, 3)
@@ -222,12 +221,12 @@ def test_one_depth_given_to_a_pair_of_stacks_is_that_of_both(name, tmp_path):
     ],
     ids=str,
 )
-def test_one_depth_beside_another_is_refused_and_both_are_named(given):
+def test_conflicting_depths_raise_and_error_names_both(given):
     with raises(ValueError, seen=tuple(f"{name}={value}" for name, value in given.items())):
         VanillaSeq2SeqConfig(**given)
 
 
-def test_a_file_that_was_saved_when_n_had_no_effect_loads_as_before(tmp_path):
+def test_old_config_file_with_n_keeps_its_depths(tmp_path):
     saved = VanillaSeq2SeqConfig(encoder_layers=3, decoder_layers=2).to_dict() | {"N": 1}
     (tmp_path / "config.json").write_text(json.dumps(saved))
     assert depths(AutoConfig.from_pretrained(tmp_path)) == (3, 2)
@@ -244,12 +243,12 @@ def test_a_file_that_was_saved_when_n_had_no_effect_loads_as_before(tmp_path):
     ],
     ids=str,
 )
-def test_head_widths_default_to_an_equal_share(given, d_k, d_v):
+def test_head_dims_default_to_hidden_size_divided_by_heads(given, d_k, d_v):
     config = VanillaEncoderConfig(**given)
     assert (config.head_dim, config.value_head_dim) == (d_k, d_v)
 
 
-OTHER = {
+NON_DEFAULTS = {
     VanillaEncoderConfig: dict(
         type_vocab_size=2,
         pooler_act="tanh",
@@ -268,13 +267,13 @@ OTHER = {
     "positions", ["sinusoidal", "learned", "rotary", "relative", "learned_relative", "none"]
 )
 @every_config
-def test_the_fields_that_came_after_the_paper_come_back_the_same(config_class, positions, tmp_path):
+def test_fields_newer_than_paper_round_trip(config_class, positions, tmp_path):
     changes = dict(
         position_embedding_type=positions, rope_theta=500, relative_attention_num_buckets=16,
         sliding_window=4, relative_attention_max_distance=20, final_norm=True, linear_bias=False,
         norm_type="rms_norm", gated=True, embedding_size=10,
     )  # fmt: skip
-    changes |= OTHER[config_class]
+    changes |= NON_DEFAULTS[config_class]
     config_class(vocab_size=50, d_model=24, h=3, **changes).save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
     assert {name: saved[name] for name in changes} == changes
@@ -283,13 +282,13 @@ def test_the_fields_that_came_after_the_paper_come_back_the_same(config_class, p
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_a_final_norm_that_is_not_the_default_comes_back(norm_first, tmp_path):
+def test_non_default_final_norm_round_trips(norm_first, tmp_path):
     VanillaEncoderConfig(norm_first=norm_first, final_norm=not norm_first).save_pretrained(tmp_path)
     assert AutoConfig.from_pretrained(tmp_path).final_norm is not norm_first
 
 
 @every_config
-def test_a_saved_config_comes_back_the_same(config_class, tmp_path):
+def test_saved_config_round_trips(config_class, tmp_path):
     config = config_class(
         vocab_size=50, d_model=24, d_ff=40, h=3, d_k=5, d_v=7, hidden_act="gelu",
         position_embedding_type="learned", max_position_embeddings=33, scale_embedding=False,
@@ -301,8 +300,11 @@ def test_a_saved_config_comes_back_the_same(config_class, tmp_path):
     config.save_pretrained(tmp_path)
     loaded = AutoConfig.from_pretrained(tmp_path)
     assert type(loaded) is config_class
-    where = {"transformers_version": loaded.transformers_version, "_name_or_path": str(tmp_path)}
-    assert loaded.to_dict() == config.to_dict() | where
+    added_fields = {
+        "transformers_version": loaded.transformers_version,
+        "_name_or_path": str(tmp_path),
+    }
+    assert loaded.to_dict() == config.to_dict() | added_fields
     assert (loaded.h, loaded.d_k, loaded.d_v, loaded.num_labels, loaded.something_of_the_users) == (
         3,
         5,
@@ -313,7 +315,7 @@ def test_a_saved_config_comes_back_the_same(config_class, tmp_path):
 
 
 @every_config
-def test_the_auto_map_names_every_class_of_the_variant_and_is_saved(config_class, tmp_path):
+def test_saved_config_has_default_auto_map(config_class, tmp_path):
     config_class().save_pretrained(tmp_path)
     auto_map = AutoConfig.from_pretrained(tmp_path).auto_map
     assert auto_map == config_class.default_auto_map
@@ -418,9 +420,8 @@ ERRORS["one of two eos_token_id"] = (
 
 @pytest.mark.parametrize("given, said", ERRORS.values(), ids=list(ERRORS))
 @every_config
-def test_a_wrong_value_is_an_error_that_names_it_and_what_is_expected(config_class, given, said):
-    # A value of a type that the field does not have is transformers' own error, which is no
-    # ValueError.
+def test_invalid_value_error_names_value_and_expected_values(config_class, given, said):
+    # Transformers checks the types of fields and raises an error that is no ValueError.
     kind = Exception if "position_embedding_type" in given or "3" in given.values() else ValueError
     with pytest.raises(kind) as error:
         config_class(**given)
@@ -428,7 +429,7 @@ def test_a_wrong_value_is_an_error_that_names_it_and_what_is_expected(config_cla
 
 
 @pytest.mark.parametrize("config_class", [VanillaDecoderConfig, VanillaSeq2SeqConfig])
-def test_a_window_of_one_token_is_for_encoders_only(config_class):
+def test_sliding_window_of_one_is_for_encoders_only(config_class):
     with raises(ValueError, seen=("sliding_window", 1), expected=2):
         config_class(sliding_window=1)
     assert config_class(sliding_window=2).sliding_window == 2
@@ -436,12 +437,12 @@ def test_a_window_of_one_token_is_for_encoders_only(config_class):
 
 
 @pytest.mark.parametrize("name", ["pooler_act", "lm_transform_act", "token_transform_act"])
-def test_an_unknown_activation_of_an_encoder_is_an_error(name):
+def test_unknown_encoder_activation_raises(name):
     with raises(ValueError, seen=(name, "tahn")):
         VanillaEncoderConfig(**{name: "tahn"})
 
 
-def test_fewer_than_no_token_types_are_an_error():
+def test_negative_type_vocab_size_raises():
     with raises(ValueError, seen=("type_vocab_size", -1), expected=0):
         VanillaEncoderConfig(type_vocab_size=-1)
 
@@ -470,7 +471,7 @@ def test_fewer_than_no_token_types_are_an_error():
     ],
     ids=lambda x: getattr(x, "model_type", None) or "-".join(f"{n}={v}" for n, v in x.items()),
 )
-def test_a_value_of_the_wrong_type_is_an_error_that_names_the_field(config_class, given):
+def test_wrong_type_error_names_field(config_class, given):
     (name,) = given
     field = (
         "encoder_layers"
@@ -491,23 +492,23 @@ def test_a_value_of_the_wrong_type_is_an_error_that_names_the_field(config_class
         (VanillaSeq2SeqConfig, "decoder_layers"),
     ],
 )
-def test_a_stack_without_layers_is_an_error(config_class, name, value):
+def test_stack_without_layers_raises(config_class, name, value):
     with raises(ValueError, seen=(name, value), expected=1):
         config_class(**{name: value})
 
 
 @pytest.mark.parametrize("value", [-1, 50])
-def test_a_start_token_outside_the_vocabulary_is_an_error(value):
+def test_start_token_outside_vocabulary_raises(value):
     with raises(ValueError, seen=("decoder_start_token_id", value), expected=(0, 49)):
         VanillaSeq2SeqConfig(vocab_size=50, decoder_start_token_id=value)
 
 
-def test_an_unknown_preset_is_an_error_that_lists_the_known():
+def test_unknown_preset_error_lists_presets():
     with raises(ValueError, seen="huge", expected=("base", "big", "tiny")):
         VanillaSeq2SeqConfig.preset("huge")
 
 
-def test_a_wrong_value_set_later_is_not_saved(tmp_path):
+def test_invalid_value_set_later_is_not_saved(tmp_path):
     config = VanillaEncoderConfig()
     config.dropout = 2.0
     with raises(Exception, seen="2.0", expected=(0, 1)):
@@ -538,7 +539,7 @@ def test_a_wrong_value_set_later_is_not_saved(tmp_path):
     ],
 )
 @every_config
-def test_a_near_miss_of_a_field_warns_and_names_the_field(config_class, misspelt, field, caplog):
+def test_misspelt_field_warns_and_names_field(config_class, misspelt, field, caplog):
     with caplog.at_level(logging.WARNING):
         config = config_class(**{misspelt: 16})
     assert len(caplog.messages) == 1
@@ -563,9 +564,7 @@ def test_a_near_miss_of_a_field_warns_and_names_the_field(config_class, misspelt
         (VanillaSeq2SeqConfig, "decoder_start_token", "decoder_start_token_id"),
     ],
 )
-def test_a_near_miss_of_a_field_of_one_variant_warns_and_names_the_field(
-    config_class, misspelt, field, caplog
-):
+def test_misspelt_field_of_one_variant_warns_and_names_field(config_class, misspelt, field, caplog):
     with caplog.at_level(logging.WARNING):
         config_class(**{misspelt: 1})
     assert (
@@ -576,14 +575,14 @@ def test_a_near_miss_of_a_field_of_one_variant_warns_and_names_the_field(
 
 
 @every_config
-def test_an_unrelated_name_is_kept_silently(config_class, caplog):
+def test_unrelated_name_is_kept_without_warning(config_class, caplog):
     with caplog.at_level(logging.WARNING):
         assert config_class(training_corpus="multi30k").training_corpus == "multi30k"
     assert caplog.messages == []
 
 
 @every_config
-def test_names_that_work_do_not_warn(config_class, caplog, tmp_path):
+def test_valid_names_do_not_warn(config_class, caplog, tmp_path):
     with caplog.at_level(logging.WARNING):
         config = config_class(
             d_model=16,

@@ -1,5 +1,4 @@
-"""transformers' `EncoderDecoderModel` made of an encoder and a decoder of ours, each a checkpoint
-of its own."""
+"""Tests of transformers' `EncoderDecoderModel` with our encoder and decoder."""
 
 import pytest
 import torch
@@ -37,25 +36,25 @@ def model(tmp_path):
     return model.eval()
 
 
-def test_it_is_built_from_two_checkpoints_and_trains(model):
+def test_model_from_two_checkpoints_trains(model):
     loss = model(input_ids=SOURCE, attention_mask=MASK, labels=SOURCE).loss
     loss.backward()
     assert model.decoder.model.layers[0].cross_attn.k_proj.weight.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_it_generates_the_same_with_and_without_caches(model, beams):
+def test_generation_is_equal_with_and_without_cache(model, beams):
     settings = dict(
         max_new_tokens=6, num_beams=beams, do_sample=False, decoder_start_token_id=1, pad_token_id=0
     )
     result = [
-        model.generate(SOURCE, attention_mask=MASK, use_cache=use, **settings).tolist()
-        for use in (True, False)
+        model.generate(SOURCE, attention_mask=MASK, use_cache=use_cache, **settings).tolist()
+        for use_cache in (True, False)
     ]
     assert result[0] == result[1]
 
 
-def test_the_decoder_reads_the_source_and_not_what_its_mask_hides(model):
+def test_decoder_reads_source_but_not_masked_tokens(model):
     states = torch.randn(2, 5, 16)
     hidden = states.clone()
     hidden[1, 3:] = 1e6
@@ -69,14 +68,14 @@ def test_the_decoder_reads_the_source_and_not_what_its_mask_hides(model):
     assert not torch.allclose(logits(states), logits(-states), atol=1e-3)
 
 
-def test_a_saved_pair_comes_back(model, tmp_path):
+def test_saved_model_loads_with_equal_logits(model, tmp_path):
     model.save_pretrained(tmp_path / "pair")
-    again = EncoderDecoderModel.from_pretrained(tmp_path / "pair").eval()
-    given = dict(input_ids=SOURCE, attention_mask=MASK, decoder_input_ids=SOURCE)
-    torch.testing.assert_close(again(**given).logits, model(**given).logits)
+    loaded = EncoderDecoderModel.from_pretrained(tmp_path / "pair").eval()
+    batch = dict(input_ids=SOURCE, attention_mask=MASK, decoder_input_ids=SOURCE)
+    torch.testing.assert_close(loaded(**batch).logits, model(**batch).logits)
 
 
-def test_an_encoder_cannot_be_the_decoder(tmp_path):
+def test_encoder_as_decoder_raises(tmp_path):
     config = VanillaEncoderConfig(**SIZES)
     VanillaEncoderModel(config).save_pretrained(tmp_path)
     for make in (

@@ -1,5 +1,7 @@
-"""Outputs appear whole or not at all, and nothing that is not ours is ever removed, wherever a run
-is stopped."""
+"""Tests of output files and directories.
+
+Wherever a run stops, outputs appear complete or not at all, and foreign files are never removed.
+"""
 
 import json
 import os
@@ -19,7 +21,7 @@ from messages import raises
 from vanilla_transformer import files
 from vanilla_transformer.files import new_directory, new_file
 
-# What file operations are announced to Python's audit hooks as.
+# Names of Python's audit events for file operations.
 OPERATIONS = (
     "open",
     "os.mkdir",
@@ -68,9 +70,9 @@ def save(out: Path, contents: dict[str, str], **options):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The directory in which a test works.
+    """An empty directory for outputs.
 
-    The working directory and the home directory are others, and hold other files.
+    The working directory and the home directory are two other directories.
     """
     for name in ("work", "home", "place"):
         (tmp_path / name).mkdir()
@@ -79,10 +81,10 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "place"
 
 
-# ---------------------------------------------------------------------------------- what is written
+# ------------------------------------------------------------------------------------------ writing
 
 
-def test_a_new_directory_appears_when_the_block_ends(folder):
+def test_new_directory_appears_when_block_ends(folder):
     with new_directory(folder / "deep/out") as directory:
         (directory / "file").write_text("text")
         assert not (folder / "deep/out").exists()
@@ -91,7 +93,7 @@ def test_a_new_directory_appears_when_the_block_ends(folder):
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("force", [False, True])
-def test_an_error_in_the_block_changes_nothing(folder, error, force):
+def test_error_in_block_changes_nothing(folder, error, force):
     if force:
         write(folder / "deep/out", CHECKPOINT)
     before = sorted(folder.rglob("*"))
@@ -102,7 +104,7 @@ def test_an_error_in_the_block_changes_nothing(folder, error, force):
 
 
 @pytest.mark.parametrize("umask, mode", [(0o022, 0o755), (0o077, 0o700), (0o002, 0o775)])
-def test_modes_follow_the_umask_whoever_wrote_the_files(folder, umask, mode):
+def test_file_modes_follow_umask(folder, umask, mode):
     before = os.umask(umask)
     try:
         with new_directory(folder / "out") as directory:
@@ -117,7 +119,7 @@ def test_modes_follow_the_umask_whoever_wrote_the_files(folder, umask, mode):
     assert modes == {"out": mode, "deep": mode, "file": mode & 0o666}
 
 
-def test_a_new_file_has_the_name_it_will_have_while_it_is_written(folder):
+def test_new_file_appears_when_block_ends_and_is_replaced_only_with_force(folder):
     with new_file(folder / "deep/map.png") as file:
         assert file.name == "map.png" and not (folder / "deep/map.png").exists()
         file.write_text("new")
@@ -135,50 +137,50 @@ def test_a_new_file_has_the_name_it_will_have_while_it_is_written(folder):
         pytest.fail("the block must not run")
 
 
-# --------------------------------------------------------------------------------- what is replaced
+# ---------------------------------------------------------------------------------------- replacing
 
 
-def refused(error, seen, out, expected=(), **options):
+def assert_rejected(error, seen, out, expected=(), **options):
     with raises(error, seen=seen, expected=expected), new_directory(out, **options):
         pytest.fail("the block must not run")
 
 
 @pytest.mark.parametrize("out", [".", "./", "..", "sub/..", "", "../..", "/", "~", "../home"])
-def test_the_working_directory_the_home_directory_and_those_above_are_never_replaced(folder, out):
-    write(Path.cwd(), CHECKPOINT)  # ours alone, so that nothing else keeps it
+def test_working_directory_home_and_their_parents_are_never_replaced(folder, out):
+    write(Path.cwd(), CHECKPOINT)  # only own files, so that nothing else forbids it
     Path("sub").mkdir()
     before = sorted(folder.parent.rglob("*"))
-    refused(ValueError, os.path.expanduser(out), os.path.expanduser(out), force=True)
+    assert_rejected(ValueError, os.path.expanduser(out), os.path.expanduser(out), force=True)
     assert sorted(folder.parent.rglob("*")) == before
 
 
 @pytest.mark.parametrize("out", ["model", "link", "model/../model", "above"])
-def test_inputs_and_what_holds_them_are_never_replaced(folder, out):
+def test_inputs_and_their_parents_are_never_replaced(folder, out):
     write(folder / "model", CHECKPOINT)
     write(folder / "above", CHECKPOINT | {"vocab.txt": "a"})
     (folder / "link").symlink_to(folder / "model")
     inputs = [folder / "model", folder / "above/vocab.txt", "org/name-on-the-hub"]
-    refused(ValueError, folder / out, folder / out, force=True, inputs=inputs)
-    # inside one is a place as any other
+    assert_rejected(ValueError, folder / out, folder / out, force=True, inputs=inputs)
+    # an output inside an input is allowed
     save(folder / "model/onnx", {"graph": "new"}, inputs=inputs)
     assert read(folder / "model") == CHECKPOINT | {"onnx/graph": "new"}
 
 
-def test_a_file_is_not_replaced_by_a_directory(folder):
+def test_file_is_not_replaced_by_directory(folder):
     (folder / "out").write_text("notes")
-    refused(NotADirectoryError, folder / "out", folder / "out", force=True)
+    assert_rejected(NotADirectoryError, folder / "out", folder / "out", force=True)
 
 
-def test_a_link_stays_and_what_it_leads_to_is_replaced(folder):
+def test_symlink_is_kept_and_its_target_is_replaced(folder):
     write(folder / "real", CHECKPOINT)
     (folder / "out").symlink_to(folder / "real")
     save(folder / "out", {"config.json": "new"}, force=True)
     assert (folder / "out").is_symlink() and read(folder / "real") == {"config.json": "new"}
     (folder / "nowhere").symlink_to(folder / "missing")
-    refused(FileNotFoundError, ("nowhere", folder / "missing"), folder / "nowhere")
+    assert_rejected(FileNotFoundError, ("nowhere", folder / "missing"), folder / "nowhere")
 
 
-def test_an_empty_directory_is_taken(folder):
+def test_empty_directory_is_used(folder):
     (folder / "out").mkdir()
     save(folder / "out", {"file": "new"})
     assert read(folder) == {"out/file": "new"}
@@ -201,9 +203,9 @@ def test_an_empty_directory_is_taken(folder):
     ],
     ids=["checkpoint", "converted", "export", "with what systems leave"],
 )
-def test_what_we_wrote_is_replaced_by_force_only(folder, contents):
+def test_own_files_are_replaced_only_with_force(folder, contents):
     write(folder / "out", contents)
-    refused(FileExistsError, "out", folder / "out", expected="--force")
+    assert_rejected(FileExistsError, "out", folder / "out", expected="--force")
     assert read(folder / "out") == contents
     for text in ("new", "newer"):
         save(folder / "out", CHECKPOINT | {"README.md": text}, force=True)
@@ -238,21 +240,21 @@ def test_what_we_wrote_is_replaced_by_force_only(folder, contents):
         ),
     ],
 )
-def test_nothing_of_others_is_replaced(folder, contents, seen):
+def test_foreign_files_are_never_replaced(folder, contents, seen):
     write(folder / "out", contents)
-    refused(FileExistsError, seen, folder / "out", force=True)
+    assert_rejected(FileExistsError, seen, folder / "out", force=True)
     assert read(folder / "out") == contents
 
 
-def test_neither_an_empty_folder_nor_a_link_of_others_is_replaced(folder):
+def test_foreign_empty_folder_and_symlink_are_never_replaced(folder):
     write(folder / "out", CHECKPOINT)
     (folder / "out/empty").mkdir()
     (folder / "out/vocab").symlink_to(folder)
-    refused(FileExistsError, "empty, vocab", folder / "out", force=True)
+    assert_rejected(FileExistsError, "empty, vocab", folder / "out", force=True)
 
 
 @pytest.mark.parametrize("change", ["appeared", "changed", "grew", "replaced"])
-def test_what_others_put_there_meanwhile_stays_and_the_result_is_kept_beside_it(folder, change):
+def test_concurrent_foreign_change_is_kept_and_result_is_saved_beside_it(folder, change):
     out = folder / "out"
     if change != "appeared":
         write(out, CHECKPOINT)
@@ -272,7 +274,7 @@ def test_what_others_put_there_meanwhile_stays_and_the_result_is_kept_beside_it(
     assert not (folder / ".out.partial").exists()
 
 
-def test_a_file_that_appeared_meanwhile_stays(folder):
+def test_concurrent_foreign_file_is_kept_and_result_is_saved_beside_it(folder):
     with (
         raises(FileExistsError, seen="map.png.kept-1"),
         new_file(folder / "map.png") as file,
@@ -282,13 +284,13 @@ def test_a_file_that_appeared_meanwhile_stays(folder):
     assert read(folder) == {"map.png": "theirs", "map.png.kept-1": "new"}
 
 
-def test_files_are_placed_without_links_too(folder, monkeypatch):
+def test_new_files_work_without_hard_links(folder, monkeypatch):
     def link(*_):
         raise PermissionError("no links here")
 
     monkeypatch.setattr(os, "link", link)
-    test_a_new_file_has_the_name_it_will_have_while_it_is_written(folder)
-    test_a_file_that_appeared_meanwhile_stays(folder / "other")
+    test_new_file_appears_when_block_ends_and_is_replaced_only_with_force(folder)
+    test_concurrent_foreign_file_is_kept_and_result_is_saved_beside_it(folder / "other")
 
 
 CONTENTS = st.dictionaries(
@@ -337,10 +339,10 @@ SEGMENTS = st.sampled_from([["one"], ["link"]]) | st.lists(
     inputs=st.lists(SEGMENTS, max_size=2),
     force=st.booleans(),
 )
-def test_whatever_the_path_only_what_we_wrote_is_ever_gone(
+def test_only_own_files_are_removed_for_any_path(
     folder, monkeypatch, one, two, segments, work, inputs, force
 ):
-    """Two directories have any contents; the working directory and the inputs are any too."""
+    """The contents of two directories, the working directory and the inputs are random."""
     top = Path(tempfile.mkdtemp(dir=folder))
     for name, contents in (("one", one), ("two", two)):
         (top / name).mkdir()
@@ -369,36 +371,36 @@ def test_whatever_the_path_only_what_we_wrote_is_ever_gone(
     shutil.rmtree(top)
 
 
-# ------------------------------------------------------------------------------------ one at a time
+# ---------------------------------------------------------------------------------- concurrent runs
 
 
-def test_a_second_run_is_refused_at_its_start(folder):
+def test_second_concurrent_run_is_rejected_at_start(folder):
     with new_directory(folder / "out"):
-        refused(FileExistsError, folder / "out", folder / "out")
+        assert_rejected(FileExistsError, folder / "out", folder / "out")
     save(folder / "out", {"file": "new"})
 
 
-def test_what_a_dead_process_left_is_removed(folder):
+def test_leftovers_of_dead_process_are_removed(folder):
     write(folder / ".out.partial/new", {"half": ""})
     save(folder / "out", {"file": "new"})
     assert read(folder) == {"out/file": "new"}
 
 
-def test_what_a_dead_process_left_and_cannot_be_removed_is_named(folder, monkeypatch):
+def test_error_names_leftovers_that_cannot_be_removed(folder, monkeypatch):
     write(folder / ".out.partial/new", {"half": ""})
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **options: None)
-    refused(FileExistsError, ".out.partial/new", folder / "out")
+    assert_rejected(FileExistsError, ".out.partial/new", folder / "out")
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])
-def test_what_is_in_the_place_of_claims_and_no_directory_is_named(folder, kind):
+def test_error_names_file_or_link_in_place_of_partial_directory(folder, kind):
     (folder / ".out.partial").symlink_to("nowhere") if kind == "link" else (
         folder / ".out.partial"
     ).touch()
-    refused(FileExistsError, ".out.partial", folder / "out")
+    assert_rejected(FileExistsError, ".out.partial", folder / "out")
 
 
-def test_a_killed_process_that_nobody_has_waited_for_has_no_lock(folder):
+def test_zombie_process_holds_no_lock(folder):
     code = "import os, sys; from vanilla_transformer.files import new_directory\n"
     code += "with new_directory(sys.argv[1]): os._exit(9)"
     child = subprocess.Popen([sys.executable, "-c", code, folder / "out"])
@@ -409,13 +411,13 @@ def test_a_killed_process_that_nobody_has_waited_for_has_no_lock(folder):
 
 
 @pytest.mark.parametrize("name", ["notes", "a-b-c"])
-def test_what_is_no_part_of_a_claim_is_named_and_stays(folder, name):
+def test_error_names_foreign_file_in_partial_directory_and_file_is_kept(folder, name):
     write(folder / ".out.partial", {name: "mine"})
-    refused(FileExistsError, f".out.partial/{name}", folder / "out")
+    assert_rejected(FileExistsError, f".out.partial/{name}", folder / "out")
     assert read(folder) == {f".out.partial/{name}": "mine"}
 
 
-def test_a_claim_that_is_removed_before_it_is_locked_is_made_again(folder, monkeypatch):
+def test_partial_directory_removed_before_lock_is_created_again(folder, monkeypatch):
     lock, removed = files.lock, []
 
     def slow(handle, out):
@@ -428,15 +430,15 @@ def test_a_claim_that_is_removed_before_it_is_locked_is_made_again(folder, monke
     assert read(folder) == {"out/file": "new"} and removed
 
 
-def test_a_system_without_locks_writes_too(folder, monkeypatch):
+def test_writing_works_without_fcntl(folder, monkeypatch):
     monkeypatch.setattr(files, "fcntl", None)
     write(folder / ".out.partial/new", {"half": ""})
     save(folder / "out", {"file": "new"})
     assert read(folder) == {"out/file": "new"}
 
 
-def test_of_many_that_begin_at_once_one_goes_on(folder):
-    """Also where the one before them was killed, so that each of them has its claim to settle."""
+def test_exactly_one_of_many_concurrent_runs_succeeds(folder):
+    """A killed run left its partial directory, so every run first tries to clean up."""
     write(folder / ".out.partial/new", {"half": ""})
     begin, done = os.pipe(), os.pipe()
     children = []
@@ -464,10 +466,10 @@ def test_of_many_that_begin_at_once_one_goes_on(folder):
     assert len(read(folder)) == 1 and not (folder / ".out.partial").exists()
 
 
-# ---------------------------------------------------------------------------- stopped at every step
+# ----------------------------------------------------------------------------- killed at every step
 
 
-def stopped(step: int, work) -> bool:
+def kill_at_step(step: int, work) -> bool:
     """Run `work` in a process that is killed before its file operation number `step`.
 
     Return whether it was killed.
@@ -500,18 +502,18 @@ NEW = {"config.json": '{"model_type": "vanilla-decoder"}', "onnx/model.onnx": "g
 
 
 @pytest.mark.parametrize("before", [None, {}, CHECKPOINT], ids=["new", "empty", "replaced"])
-def test_killed_at_any_step_a_directory_is_old_or_new_and_the_same_call_goes_on(folder, before):
+def test_directory_is_old_or_new_after_kill_and_next_call_succeeds(folder, before):
     for step in count():
         out = folder / str(step) / "out"
         out.parent.mkdir()
         if before is not None:
             out.mkdir()
             write(out, before)
-        was_killed = stopped(step, lambda out=out: save(out, NEW, force=True))
+        was_killed = kill_at_step(step, lambda out=out: save(out, NEW, force=True))
         [old] = [*out.parent.glob(".out.partial/old")] or [None]
         result = read(out) if out.exists() else read(old) if old else None
         assert result in (before, NEW) if was_killed else result == NEW, step
-        # the old one is there again for whoever comes next, also without --force
+        # the next call restores the old directory, even if its own block fails
         if result == before and was_killed:
             with pytest.raises(KeyError), new_directory(out, force=True):
                 raise KeyError
@@ -528,13 +530,13 @@ def test_killed_at_any_step_a_directory_is_old_or_new_and_the_same_call_goes_on(
 
 
 @pytest.mark.parametrize("before", [None, "old"])
-def test_killed_at_any_step_a_file_is_old_or_new_and_the_same_call_goes_on(folder, before):
+def test_file_is_old_or_new_after_kill_and_next_call_succeeds(folder, before):
     for step in count():
         out = folder / str(step) / "map.png"
         out.parent.mkdir()
         if before:
             out.write_text(before)
-        was_killed = stopped(step, lambda out=out: save_file(out, "new", force=True))
+        was_killed = kill_at_step(step, lambda out=out: save_file(out, "new", force=True))
         [old] = [*out.parent.glob(".map.png.partial/old")] or [None]
         result = out.read_text() if out.exists() else old.read_text() if old else None
         assert result in (before, "new") if was_killed else result == "new", step
@@ -546,8 +548,8 @@ def test_killed_at_any_step_a_file_is_old_or_new_and_the_same_call_goes_on(folde
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_interrupted_at_any_step_nothing_is_lost_or_left(folder, monkeypatch, error):
-    """Unlike a killed process, Python still runs the handlers that an exception passes."""
+def test_exception_at_any_rename_loses_and_leaves_nothing(folder, monkeypatch, error):
+    """Python still runs exception handlers, unlike in a killed process."""
     rename = Path.rename
     for step in count():
         out = folder / str(step) / "out"
@@ -566,7 +568,7 @@ def test_interrupted_at_any_step_nothing_is_lost_or_left(folder, monkeypatch, er
         except error:
             assert read(out) in (CHECKPOINT, NEW), step
             left = [path.name for path in out.parent.glob(".out.partial/*")]
-            assert left in ([], ["trash"]), step  # what was about to be removed
+            assert left in ([], ["trash"]), step  # files that were about to be removed
         else:
             assert step >= 3
             return
@@ -577,8 +579,10 @@ def test_interrupted_at_any_step_nothing_is_lost_or_left(folder, monkeypatch, er
 
 @pytest.fixture
 def mount(folder, monkeypatch):
-    """A directory that cannot be renamed or removed and is said to be a mount point, which only
-    root may make."""
+    """A directory that acts as a mount point: it cannot be renamed or removed.
+
+    Only root can create a real mount point.
+    """
     place = folder / "mount"
     place.mkdir()
     rename, ismount = Path.rename, os.path.ismount
@@ -593,7 +597,7 @@ def mount(folder, monkeypatch):
     return place
 
 
-def test_an_empty_mount_point_is_filled_in_place_what_says_it_is_whole_last(mount, monkeypatch):
+def test_empty_mount_point_is_filled_in_place_with_manifest_last(mount, monkeypatch):
     (mount / "lost+found").mkdir()
     placed, place = [], files.place
     monkeypatch.setattr(
@@ -608,10 +612,10 @@ def test_an_empty_mount_point_is_filled_in_place_what_says_it_is_whole_last(moun
         "onnx",
         "tokenizer.json",
     ]
-    refused(ValueError, ("mount", "config.json", "manifest.json"), mount, force=True)
+    assert_rejected(ValueError, ("mount", "config.json", "manifest.json"), mount, force=True)
 
 
-def test_what_appeared_in_a_mount_point_stays(mount):
+def test_concurrent_foreign_file_in_mount_point_is_kept(mount):
     with raises(FileExistsError, seen="mount") as caught, new_directory(mount) as directory:
         write(directory, NEW)
         write(mount, {"notes": "mine"})
@@ -621,12 +625,12 @@ def test_what_appeared_in_a_mount_point_stays(mount):
     }
 
 
-def test_killed_at_any_step_a_mount_point_is_filled_by_the_next_call(mount):
+def test_mount_point_is_filled_by_next_call_after_kill(mount):
     for step in count():
-        was_killed = stopped(step, lambda: save(mount, NEW))
+        was_killed = kill_at_step(step, lambda: save(mount, NEW))
         try:
             save(mount, NEW)
-        except ValueError as error:  # the first had all it needed
+        except ValueError as error:  # the killed call had already written everything
             assert str(mount) in str(error)
         assert read(mount) == NEW and not (mount / ".partial").exists(), step
         for name in ("config.json", "onnx/model.onnx"):

@@ -1,4 +1,4 @@
-"""Caches, generation, and decoding in a compiled graph."""
+"""Tests of caches, generation, and decoding in a compiled graph."""
 
 import itertools
 
@@ -53,13 +53,13 @@ def layer_shapes(cache):
     return [(tuple(layer.keys.shape), tuple(layer.values.shape)) for layer in cache.layers]
 
 
-def test_a_decoder_caches_keys_of_width_d_k_and_values_of_width_d_v():
+def test_decoder_caches_keys_of_width_d_k_and_values_of_width_d_v():
     cache = build(VanillaDecoderForCausalLM)(tokens(), use_cache=True).past_key_values
     assert type(cache) is DynamicCache
     assert layer_shapes(cache) == [((3, HEADS, LENGTH, D_K), (3, HEADS, LENGTH, D_V))] * LAYERS
 
 
-def test_a_pair_of_stacks_caches_the_target_and_the_source():
+def test_seq2seq_model_caches_target_and_source():
     model = build(VanillaSeq2SeqForConditionalGeneration, encoder_layers=3)
     source = tokens(length=4)
     cache = model(source, decoder_input_ids=tokens(length=5), use_cache=True).past_key_values
@@ -78,26 +78,28 @@ def test_a_pair_of_stacks_caches_the_target_and_the_source():
         assert layer.keys is keys, "computed once"
 
 
-def test_a_cache_of_one_kind_does_not_mix_target_and_source():
+def test_dynamic_cache_does_not_mix_target_and_source():
     model = build(VanillaSeq2SeqForConditionalGeneration)
-    given, cache = inputs(model), DynamicCache()
-    assert_same(model(**given, past_key_values=cache, use_cache=True).logits, model(**given).logits)
-
-
-@over(GENERATIVE)
-def test_the_cache_is_taken_by_the_name_that_generate_gives_it_from_5_24_on(model_class):
-    model = build(model_class)
-    name = "decoder_input_ids" if "decoder_input_ids" in inputs(model) else "input_ids"
-    given = inputs(model)
-    expected = model(**given).logits[:, -1:]
-    cache = model(**given | {name: given[name][:, :-1]}, use_cache=True).past_key_values
+    kwargs, cache = inputs(model), DynamicCache()
     assert_same(
-        model(**given | {name: given[name][:, -1:]}, cache=cache, use_cache=True).logits, expected
+        model(**kwargs, past_key_values=cache, use_cache=True).logits, model(**kwargs).logits
     )
 
 
 @over(GENERATIVE)
-def test_no_cache_unless_asked_for(model_class):
+def test_forward_accepts_cache_argument_of_transformers_5_24(model_class):
+    model = build(model_class)
+    name = "decoder_input_ids" if "decoder_input_ids" in inputs(model) else "input_ids"
+    kwargs = inputs(model)
+    expected = model(**kwargs).logits[:, -1:]
+    cache = model(**kwargs | {name: kwargs[name][:, :-1]}, use_cache=True).past_key_values
+    assert_same(
+        model(**kwargs | {name: kwargs[name][:, -1:]}, cache=cache, use_cache=True).logits, expected
+    )
+
+
+@over(GENERATIVE)
+def test_no_cache_without_use_cache(model_class):
     model = build(model_class, use_cache=False)
     assert model(**inputs(model)).past_key_values is None
     assert model(**inputs(model), use_cache=True).past_key_values is not None
@@ -115,7 +117,7 @@ CACHES = {
 
 @over(GENERATIVE)
 @positions
-def test_greedy_generation_takes_the_largest_logit_whatever_the_cache(model_class, changes):
+def test_greedy_generation_picks_largest_logit_with_any_cache(model_class, changes):
     model, prompt = build(model_class, initializer_range=0.3, **changes), tokens()
     expected, logits = torch.empty(3, 0, dtype=int), []
     seen = torch.full((3, 1), START) if is_pair(model) else prompt
@@ -143,7 +145,7 @@ def test_greedy_generation_takes_the_largest_logit_whatever_the_cache(model_clas
 
 
 @over(GENERATIVE)
-def test_generation_from_embeddings_is_that_from_their_tokens(model_class):
+def test_generation_from_embeddings_matches_generation_from_tokens(model_class):
     model, prompt = build(model_class), tokens()
     settings = dict(max_new_tokens=8, do_sample=False, pad_token_id=0, decoder_start_token_id=START)
     settings |= dict(output_logits=True, return_dict_in_generate=True)
@@ -154,7 +156,7 @@ def test_generation_from_embeddings_is_that_from_their_tokens(model_class):
 
 
 @over(GENERATIVE)
-def test_beams_that_keep_everything_find_the_most_probable_sequence(model_class):
+def test_exhaustive_beam_search_finds_most_probable_sequence(model_class):
     model = build(model_class, vocab_size=6)
     prompt = torch.tensor([[3, 4, 5], [5, 3, 3]])
     best = []
@@ -174,7 +176,7 @@ def test_beams_that_keep_everything_find_the_most_probable_sequence(model_class)
 
 @over(GENERATIVE)
 @positions
-def test_beams_find_the_same_whatever_the_cache(model_class, changes):
+def test_beam_search_is_equal_with_any_cache(model_class, changes):
     model, prompt = build(model_class, initializer_range=0.3, **changes), tokens()
     result = [
         generated(model, prompt, num_beams=4, eos_token_id=7, **settings).tolist()
@@ -184,7 +186,7 @@ def test_beams_find_the_same_whatever_the_cache(model_class, changes):
 
 
 @over(GENERATIVE)
-def test_sampling_follows_the_seed_and_the_distribution(model_class):
+def test_sampling_follows_seed_and_distribution(model_class):
     model, prompt = build(model_class, vocab_size=6), torch.tensor([[3, 4, 5]])
     runs = []
     for seed in (1, 1, 2):
@@ -197,8 +199,8 @@ def test_sampling_follows_the_seed_and_the_distribution(model_class):
     assert_same(frequencies, probabilities, 0.04)  # four standard deviations
 
 
-# A random model would repeat one token and prove little. The padding is a token like any other,
-# which one row has seen and another has not.
+# Without this a random model repeats one token, which proves little. The padding token is banned
+# because some rows contain it and others do not.
 NO_REPETITION = dict(no_repeat_ngram_size=1, bad_words_ids=[[PADDING]])
 
 
@@ -207,7 +209,7 @@ NO_REPETITION = dict(no_repeat_ngram_size=1, bad_words_ids=[[PADDING]])
 @pytest.mark.parametrize(
     "implementation", [None, "static"], ids=["growing cache", "cache of fixed size"]
 )
-def test_generation_from_padded_rows_equals_the_rows_alone(model_class, changes, implementation):
+def test_generation_from_padded_batch_matches_single_rows(model_class, changes, implementation):
     model = build(model_class, initializer_range=0.3, **changes)
     rows = [tokens(1, length)[0] for length in LENGTHS]
     ids, mask, _ = padded(rows, "right" if is_pair(model) else "left")
@@ -218,15 +220,15 @@ def test_generation_from_padded_rows_equals_the_rows_alone(model_class, changes,
         do_sample=False,
         **NO_REPETITION,
     )
-    given = dict(attention_mask=mask, cache_implementation=implementation, disable_compile=True)
-    batch = model.generate(ids, generation_config=settings, **given)[:, -8:]
+    kwargs = dict(attention_mask=mask, cache_implementation=implementation, disable_compile=True)
+    batch = model.generate(ids, generation_config=settings, **kwargs)[:, -8:]
     alone = [model.generate(row[None], generation_config=settings)[0, -8:].tolist() for row in rows]
     assert batch.tolist() == alone
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_a_decoder_with_cross_attention_generates_from_the_states_it_is_given(beams):
-    """The encoder-decoder model with the same weights gives the expected tokens."""
+def test_decoder_with_cross_attention_generates_from_encoder_states(beams):
+    """An encoder-decoder model with the same weights generates the expected tokens."""
     pair = build(VanillaSeq2SeqForConditionalGeneration, initializer_range=0.3)
     decoder = decoder_half(pair, VanillaDecoderForCausalLM)
     source, mask = tokens(), torch.tensor([[1] * LENGTH, [1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0]])
@@ -236,19 +238,18 @@ def test_a_decoder_with_cross_attention_generates_from_the_states_it_is_given(be
     )
     expected = pair.generate(source, attention_mask=mask, decoder_start_token_id=START, **settings)
     start = torch.full((3, 1), START)
-    got = decoder.generate(
+    actual = decoder.generate(
         start, encoder_hidden_states=states, encoder_attention_mask=mask, **settings
     )
-    assert got.tolist() == expected.tolist()
+    assert actual.tolist() == expected.tolist()
     assert (
-        got.tolist()
+        actual.tolist()
         != decoder.generate(start, encoder_hidden_states=states.flip(0), **settings).tolist()
     )
 
 
-def test_an_encoder_and_a_decoder_make_a_pair_of_transformers():
-    """`EncoderDecoderModel`, which is what a decoder with cross-attention is for, gives what our
-    pair gives."""
+def test_encoder_decoder_model_matches_seq2seq_model():
+    """Decoders with cross-attention exist for transformers' `EncoderDecoderModel`."""
     pair = build(VanillaSeq2SeqForConditionalGeneration, initializer_range=0.3)
     encoder = build(VanillaEncoderModel)
     encoder.load_state_dict(pair.model.encoder.state_dict())
@@ -271,14 +272,14 @@ def test_an_encoder_and_a_decoder_make_a_pair_of_transformers():
         decoder_start_token_id=START,
         no_repeat_ngram_size=1,
     )
-    got, expected = (
+    actual, expected = (
         m.generate(source, attention_mask=mask, **settings).tolist() for m in (model, pair)
     )
-    assert got == expected
+    assert actual == expected
 
 
 @positions
-def test_generation_goes_on_from_left_padded_targets(changes):
+def test_generation_continues_left_padded_targets(changes):
     model, source = (
         build(VanillaSeq2SeqForConditionalGeneration, initializer_range=0.3, **changes),
         tokens(),
@@ -299,18 +300,21 @@ def test_generation_goes_on_from_left_padded_targets(changes):
 
 # ---------------------------------------------------------------------------------------- compiling
 
-# Without a mark: traced in one graph, which is run as it was traced. Slow: more kinds of models,
-# and compiled to kernels.
+# Unmarked cases trace one graph and run it eagerly. Slow cases cover more models, or compile to
+# kernels.
 slow = pytest.mark.slow
-EACH = [(model_class, name) for model_class in BASE for name in POSITIONS]
+ALL_CASES = [(model_class, name) for model_class in BASE for name in POSITIONS]
 FORWARD = [(VanillaEncoderModel, "relative"), (VanillaSeq2SeqModel, "sinusoidal")]
 FORWARD_KERNELS = [*FORWARD, (VanillaDecoderModel, "rotary, window")]
 DECODING = [(VanillaDecoderModel, "rotary")]
 DECODING_KERNELS = [(VanillaDecoderModel, "rotary"), (VanillaSeq2SeqModel, "relative")]
 
 
-def with_backends(quick, every, kernels):
-    """Tracing takes seconds, compiling to kernels many."""
+def parametrize_backends(quick, every, kernels):
+    """Parametrize a test by model class, positions and backend.
+
+    Only eager cases in `quick` are not slow. Compiling to kernels takes longer than tracing.
+    """
     cases = [pytest.param(*case, "eager", marks=[] if case in quick else slow) for case in every]
     cases += [pytest.param(*case, "inductor", marks=slow) for case in kernels]
     return pytest.mark.parametrize("model_class, name, backend", cases)
@@ -324,23 +328,23 @@ def compiling():
     torch.compiler.reset()
 
 
-@with_backends(FORWARD, EACH, FORWARD_KERNELS)
-def test_the_forward_pass_compiles_into_one_graph(compiling, model_class, name, backend):
+@parametrize_backends(FORWARD, ALL_CASES, FORWARD_KERNELS)
+def test_forward_compiles_into_one_graph(compiling, model_class, name, backend):
     model = build(model_class, initializer_range=0.3, **POSITIONS[name])
-    given = inputs(model)
+    kwargs = inputs(model)
     mask = torch.tensor([[1] * LENGTH, [1, 1, 1, 0, 0, 0], [1] * LENGTH])
-    given |= (
+    kwargs |= (
         dict(attention_mask=mask) if is_pair(model) or model_class is VanillaEncoderModel else {}
     )
-    expected = model(**given).last_hidden_state
-    got = torch.compile(model, fullgraph=True, backend=backend)(**given).last_hidden_state
-    assert_same(got, expected)
+    expected = model(**kwargs).last_hidden_state
+    actual = torch.compile(model, fullgraph=True, backend=backend)(**kwargs).last_hidden_state
+    assert_same(actual, expected)
 
 
-@with_backends(
-    DECODING, [case for case in EACH if case[0] is not VanillaEncoderModel], DECODING_KERNELS
+@parametrize_backends(
+    DECODING, [case for case in ALL_CASES if case[0] is not VanillaEncoderModel], DECODING_KERNELS
 )
-def test_decoding_with_a_cache_of_fixed_size_compiles_once(compiling, model_class, name, backend):
+def test_decoding_with_static_cache_compiles_once(compiling, model_class, name, backend):
     model = build(model_class, initializer_range=0.3, **POSITIONS[name])
     source = dict(encoder_outputs=model.get_encoder()(tokens())) if is_pair(model) else {}
     ids_name, ids = "decoder_input_ids" if source else "input_ids", tokens(3, 9)
@@ -359,6 +363,5 @@ def test_decoding_with_a_cache_of_fixed_size_compiles_once(compiling, model_clas
         )
         graphs.append(counters["stats"]["unique_graphs"])
     assert_same(torch.cat(states, 1), expected)
-    # transformers counts the tokens of a window as a Python number, which is a constant until it
-    # changes.
+    # Transformers counts the tokens of a window in a Python int, so the second step recompiles.
     assert graphs == ([1] + [2] * 5 if "window" in name else [1] * 6)

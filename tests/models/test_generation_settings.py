@@ -1,5 +1,7 @@
-"""Settings of generation_config.json that its mode does not use: transformers loads them and
-generates, and so do we."""
+"""Tests of settings in generation_config.json that have no effect in its generation mode.
+
+Transformers loads such files and generates, and so does this package.
+"""
 
 import json
 import logging
@@ -15,7 +17,7 @@ from vanilla_transformer.checkpoint import load_checkpoint
 from vanilla_transformer.conversion import convert
 from vanilla_transformer_export import Runtime, export
 
-# Each with the reason; None where the setting has an effect.
+# Settings and the reason why they have no effect, or None if they have one.
 SETTINGS = [
     (dict(temperature=0.0, do_sample=False), "do_sample"),
     (dict(top_p=0.6, top_k=7, min_p=0.1), "do_sample"),
@@ -35,18 +37,18 @@ settings = pytest.mark.parametrize("settings, reason", SETTINGS, ids=str)
 
 
 @pytest.fixture
-def theirs(tmp_path):
+def bart(tmp_path):
     model = random_model("BartForConditionalGeneration", random_config("bart", "", 0))
     model.save_pretrained(tmp_path / "theirs")
     return model
 
 
-def written(directory):
+def read_generation_config(directory):
     return json.loads((directory / "generation_config.json").read_text())
 
 
 @settings
-def test_conversion_drops_what_has_no_effect_and_says_so(settings, reason, theirs, tmp_path):
+def test_convert_drops_settings_without_effect_and_notes_them(settings, reason, bart, tmp_path):
     edit_json(tmp_path / "theirs" / "generation_config.json", **settings)
     facts = convert(tmp_path / "theirs", tmp_path / "ours")
     unused = settings.keys() - FLAGS if reason else set()
@@ -55,13 +57,15 @@ def test_conversion_drops_what_has_no_effect_and_says_so(settings, reason, their
         any(f"{name}={settings[name]!r}" in note and reason in note for note in facts["notes"])
         for name in unused
     )
-    assert {name: written(tmp_path / "ours").get(name) for name in unused} == dict.fromkeys(unused)
+    assert {
+        name: read_generation_config(tmp_path / "ours").get(name) for name in unused
+    } == dict.fromkeys(unused)
     GenerationConfig.from_pretrained(tmp_path / "ours").validate(strict=True)
     if not reason:
-        assert written(tmp_path / "ours").items() >= settings.items()
+        assert read_generation_config(tmp_path / "ours").items() >= settings.items()
 
 
-def test_an_error_about_a_converted_file_names_the_source(theirs, tmp_path):
+def test_export_error_names_generation_config_of_source(bart, tmp_path):
     edit_json(tmp_path / "theirs" / "generation_config.json", forced_bos_token_id=-1)
     with raises(
         ValueError, seen=(f"{tmp_path}/theirs/generation_config.json", "forced_bos_token_id", -1)
@@ -69,31 +73,31 @@ def test_an_error_about_a_converted_file_names_the_source(theirs, tmp_path):
         export(tmp_path / "theirs", tmp_path / "out")
 
 
-def test_the_same_settings_in_an_old_config_json(theirs, tmp_path):
+def test_settings_without_effect_in_config_json_are_dropped(bart, tmp_path):
     (tmp_path / "theirs" / "generation_config.json").unlink()
     edit_json(tmp_path / "theirs" / "config.json", length_penalty=2.0, top_k=7)
     notes = convert(tmp_path / "theirs", tmp_path / "ours")["notes"]
     assert [note.split()[1] for note in notes] == ["top_k=7", "length_penalty=2.0"]
-    assert not written(tmp_path / "ours").keys() & {"length_penalty", "top_k"}
+    assert not read_generation_config(tmp_path / "ours").keys() & {"length_penalty", "top_k"}
 
 
 @settings
-def test_a_converted_model_generates_the_source_s_tokens(settings, reason, theirs, tmp_path):
+def test_converted_model_generates_tokens_of_source(settings, reason, bart, tmp_path):
     edit_json(tmp_path / "theirs" / "generation_config.json", **settings)
-    source = type(theirs).from_pretrained(tmp_path / "theirs").eval()
+    source = type(bart).from_pretrained(tmp_path / "theirs").eval()
     ours = getattr(
         vanilla_transformer, convert(tmp_path / "theirs", tmp_path / "ours")["architecture"]
     )
     ours = ours.from_pretrained(tmp_path / "ours").eval()
-    given = dict(
-        input_ids=make_arguments(theirs)["input_ids"], attention_mask=RIGHT, max_new_tokens=8
+    kwargs = dict(
+        input_ids=make_arguments(bart)["input_ids"], attention_mask=RIGHT, max_new_tokens=8
     )
     if settings.get("do_sample"):
-        given["do_sample"] = False  # the draws of two models differ
-    assert ours.generate(**given).tolist() == source.generate(**given).tolist()
+        kwargs["do_sample"] = False  # two models sample different tokens
+    assert ours.generate(**kwargs).tolist() == source.generate(**kwargs).tolist()
 
 
-def test_a_value_that_is_the_default_is_not_reported(theirs, tmp_path):
+def test_default_values_are_not_reported(bart, tmp_path):
     neutral = dict(
         temperature=1.0, top_p=1.0, top_k=50, length_penalty=1.0, early_stopping=False, num_beams=1
     )
@@ -106,7 +110,7 @@ def test_a_value_that_is_the_default_is_not_reported(theirs, tmp_path):
     [dict(temperature=0.0, do_sample=False), dict(pad_token_id=-1), dict(top_k=7)],
     ids=str,
 )
-def test_an_export_of_our_own_checkpoint_generates_the_model_s_tokens(
+def test_load_logs_and_export_ignores_settings_without_effect(
     settings, tmp_path, caplog, monkeypatch
 ):
     model = perturbed(
@@ -115,9 +119,9 @@ def test_an_export_of_our_own_checkpoint_generates_the_model_s_tokens(
     )
     model.save_pretrained(tmp_path / "ours")
     edit_json(tmp_path / "ours" / "generation_config.json", **settings)
-    given = dict(input_ids=make_arguments(model)["input_ids"], attention_mask=RIGHT)
+    kwargs = dict(input_ids=make_arguments(model)["input_ids"], attention_mask=RIGHT)
     expected = (
-        type(model).from_pretrained(tmp_path / "ours").eval().generate(**given, max_new_tokens=8)
+        type(model).from_pretrained(tmp_path / "ours").eval().generate(**kwargs, max_new_tokens=8)
     )
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     caplog.clear()
@@ -126,9 +130,9 @@ def test_an_export_of_our_own_checkpoint_generates_the_model_s_tokens(
         name: value for name, value in settings.items() if name != "do_sample"
     }.items()
     assert f"{name}={value!r}" in caplog.text
-    assert loaded.generate(**given, max_new_tokens=8).tolist() == expected.tolist()
+    assert loaded.generate(**kwargs, max_new_tokens=8).tolist() == expected.tolist()
     export(tmp_path / "ours", tmp_path / "export", target="cpu", cases=3)
     actual = Runtime(tmp_path / "export").generate(
-        *(tensor.numpy() for tensor in given.values()), max_new_tokens=8
+        *(tensor.numpy() for tensor in kwargs.values()), max_new_tokens=8
     )
     assert actual.tolist() == expected.tolist()

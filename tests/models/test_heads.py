@@ -1,5 +1,4 @@
-"""The heads: their logits by hand in float64 from the states in front of them, and their losses as
-formulas."""
+"""Tests of heads: logits against float64 computations by hand, and losses against formulas."""
 
 import numpy as np
 import pytest
@@ -42,10 +41,10 @@ from vanilla_transformer import (
 )
 
 PAPER = Paper(d_model=D, h=2, d_k=6, d_v=10, N=LAYERS, lm_transform="gelu")
-STRONG = dict(initializer_range=0.3)
+LARGE_INIT = dict(initializer_range=0.3)
 MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]])
 TOKEN_CLASSIFIERS = [VanillaEncoderForTokenClassification, VanillaDecoderForTokenClassification]
-READERS = [
+QA_MODELS = [
     VanillaEncoderForQuestionAnswering,
     VanillaDecoderForQuestionAnswering,
     VanillaSeq2SeqForQuestionAnswering,
@@ -53,21 +52,20 @@ READERS = [
 poolers = pytest.mark.parametrize("act", [None, "tanh", "gelu"])
 
 
-def double(model_class, **changes):
-    model = build(model_class, **STRONG | changes).double()
+def build_double(model_class, **changes):
+    model = build(model_class, **LARGE_INIT | changes).double()
     return model, list_weights(model)
 
 
-def close(got, expected):
-    np.testing.assert_allclose(numpy(got), expected, atol=1e-10, rtol=0)
+def assert_close(actual, expected):
+    np.testing.assert_allclose(numpy(actual), expected, atol=1e-10, rtol=0)
 
 
 # ------------------------------------------------------------------------------------------- logits
 
 
 def sentence_states(model, weights, act, **given):
-    """Return the states that a sentence head reads: the first of each row, through the pooler if
-    there is one."""
+    """Return the first state of each row, through the pooler if there is one."""
     states = numpy(model.model(**given).last_hidden_state)
     return np.stack(
         [pooled(weights, "model.pooler", act, row) if act else row[0] for row in states]
@@ -76,21 +74,21 @@ def sentence_states(model, weights, act, **given):
 
 @poolers
 @over([VanillaEncoderForNextSentencePrediction, VanillaEncoderForSequenceClassification])
-def test_a_sentence_head_is_a_linear_map_of_the_first_state_or_of_the_pooler(model_class, act):
+def test_sentence_head_is_linear_map_of_first_state_or_pooler(model_class, act):
     labels = {} if model_class is VanillaEncoderForNextSentencePrediction else dict(num_labels=3)
-    model, weights = double(model_class, pooler_act=act, type_vocab_size=2, **labels)
+    model, weights = build_double(model_class, pooler_act=act, type_vocab_size=2, **labels)
     given = dict(
         input_ids=tokens(), attention_mask=MASK, token_type_ids=torch.randint(0, 2, (3, LENGTH))
     )
     name = "classifier" if labels else "next_sentence"
     logits = model(**given).logits
     assert logits.shape == (3, 3 if labels else 2)
-    close(logits, linear(weights, name, sentence_states(model, weights, act, **given)))
+    assert_close(logits, linear(weights, name, sentence_states(model, weights, act, **given)))
 
 
 @poolers
-def test_a_classifier_may_read_the_mean_of_the_real_tokens(act):
-    model, weights = double(
+def test_mean_pooling_classifier_averages_real_tokens(act):
+    model, weights = build_double(
         VanillaEncoderForSequenceClassification,
         pooler_act=act,
         num_labels=3,
@@ -102,12 +100,14 @@ def test_a_classifier_may_read_the_mean_of_the_real_tokens(act):
         states = numpy(model.model(**given).last_hidden_state)
         seen = np.ones((3, LENGTH)) if mask is None else mask.numpy()
         means = np.stack([row[real == 1].mean(0) for row, real in zip(states, seen, strict=True)])
-        close(model(**given).logits, linear(weights, "classifier", means))
+        assert_close(model(**given).logits, linear(weights, "classifier", means))
 
 
 @poolers
-def test_multiple_choice_gives_each_choice_a_score_of_its_own(act):
-    model, weights = double(VanillaEncoderForMultipleChoice, pooler_act=act, type_vocab_size=2)
+def test_multiple_choice_scores_each_choice_separately(act):
+    model, weights = build_double(
+        VanillaEncoderForMultipleChoice, pooler_act=act, type_vocab_size=2
+    )
     ids, types, mask = (
         torch.randint(low, high, (3, 4, LENGTH)) for low, high in ((3, V), (0, 2), (0, 2))
     )
@@ -121,14 +121,14 @@ def test_multiple_choice_gives_each_choice_a_score_of_its_own(act):
             token_type_ids=types[:, choice],
         )
         (name,) = {name.removesuffix(".weight") for name, w in weights.items() if w.shape == (1, D)}
-        close(
+        assert_close(
             logits[:, choice],
             linear(weights, name, sentence_states(model, weights, act, **given))[:, 0],
         )
 
 
-def test_multiple_choice_takes_embeddings_and_positions():
-    model = build(VanillaEncoderForMultipleChoice, **STRONG)
+def test_multiple_choice_accepts_embeddings_and_positions():
+    model = build(VanillaEncoderForMultipleChoice, **LARGE_INIT)
     ids, positions = inputs(model)["input_ids"], torch.arange(2, 2 + LENGTH).expand(3, 2, -1)
     expected = model(ids, position_ids=positions).logits
     assert torch.equal(
@@ -140,13 +140,13 @@ def test_multiple_choice_takes_embeddings_and_positions():
 
 @pytest.mark.parametrize("transform", [None, "gelu"])
 @poolers
-def test_pretraining_is_a_masked_language_model_and_a_sentence_head(act, transform):
-    model, weights = double(
+def test_pretraining_model_has_masked_lm_and_next_sentence_logits(act, transform):
+    model, weights = build_double(
         VanillaEncoderForPreTraining, pooler_act=act, lm_transform_act=transform
     )
     given = dict(input_ids=tokens(), attention_mask=MASK)
     outputs = model(**given)
-    close(
+    assert_close(
         outputs.seq_relationship_logits,
         linear(weights, "next_sentence", sentence_states(model, weights, act, **given)),
     )
@@ -154,97 +154,104 @@ def test_pretraining_is_a_masked_language_model_and_a_sentence_head(act, transfo
     if transform:
         states = lm_transform(weights, "transform", PAPER, states)
     table = weights["model.embeddings.embed_tokens.weight"]
-    close(outputs.prediction_logits, states @ table.T + weights["lm_head.bias"])
+    assert_close(outputs.prediction_logits, states @ table.T + weights["lm_head.bias"])
     assert outputs.loss is None
 
 
 @pytest.mark.parametrize("transform", [None, "gelu"])
-def test_token_classification_is_a_linear_map_of_each_state(transform):
-    model, weights = double(
+def test_encoder_token_classification_is_linear_map_of_each_state(transform):
+    model, weights = build_double(
         VanillaEncoderForTokenClassification, token_transform_act=transform, num_labels=3
     )
     given = dict(input_ids=tokens(), attention_mask=MASK)
     states = numpy(model.model(**given).last_hidden_state)
     if transform:
         states = activation(transform, linear(weights, "transform.0", states))
-    close(model(**given).logits, linear(weights, "classifier", states))
+    assert_close(model(**given).logits, linear(weights, "classifier", states))
 
 
-def test_a_decoder_s_token_classification_is_a_linear_map_of_each_state():
-    model, weights = double(VanillaDecoderForTokenClassification, num_labels=3)
+def test_decoder_token_classification_is_linear_map_of_each_state():
+    model, weights = build_double(VanillaDecoderForTokenClassification, num_labels=3)
     given = dict(input_ids=tokens(), attention_mask=MASK)
-    close(
+    assert_close(
         model(**given).logits,
         linear(weights, "classifier", numpy(model.model(**given).last_hidden_state)),
     )
 
 
-@over(READERS)
-def test_question_answering_scores_each_token_as_start_and_as_end(model_class):
-    model, weights = double(model_class)
+@over(QA_MODELS)
+def test_question_answering_scores_each_token_as_start_and_end(model_class):
+    model, weights = build_double(model_class)
     given = dict(input_ids=tokens(), attention_mask=MASK)
     read = given | (
-        dict(decoder_input_ids=behind_start(given["input_ids"]))
+        dict(decoder_input_ids=shift_right(given["input_ids"]))
         if "Seq2Seq" in model_class.__name__
         else {}
     )
     expected = linear(weights, "qa_outputs", numpy(model.model(**read).last_hidden_state))
     outputs = model(**given)
-    close(outputs.start_logits, expected[..., 0])
-    close(outputs.end_logits, expected[..., 1])
+    assert_close(outputs.start_logits, expected[..., 0])
+    assert_close(outputs.end_logits, expected[..., 1])
 
 
-def behind_start(ids):
+def shift_right(ids):
     return torch.cat([torch.full((len(ids), 1), START), ids[:, :-1]], 1)
 
 
 # --------------------------------------------------------------------------- seq2seq classification
 
 
-def with_ends(*places):
-    """A row for each of `places`: the places of its end tokens."""
-    ids = tokens(len(places))
-    for row, ends in zip(ids, places, strict=True):
+def tokens_with_ends(*eos_positions):
+    """Return a row for each of `eos_positions`, which are the positions of its end tokens."""
+    ids = tokens(len(eos_positions))
+    for row, ends in zip(ids, eos_positions, strict=True):
         row[list(ends)] = END
     return ids
 
 
 @pytest.mark.parametrize("mask", [None, MASK], ids=["no mask", "mask"])
-def test_a_pair_of_stacks_classifies_by_the_decoder_s_state_at_the_last_end_token(mask):
-    """The decoder has not read that token yet, because its input is the source shifted right."""
-    model, weights = double(VanillaSeq2SeqForSequenceClassification, num_labels=3)
-    ids, last = with_ends([5], [1, 3], [0, 1, 4]), [5, 3, 1 if mask is not None else 4]
-    states = numpy(model.model(ids, mask, behind_start(ids)).last_hidden_state)[range(3), last]
+def test_seq2seq_model_classifies_by_decoder_state_at_last_end_token(mask):
+    """The decoder input is the source shifted right: this state has not seen the end token."""
+    model, weights = build_double(VanillaSeq2SeqForSequenceClassification, num_labels=3)
+    ids, last = tokens_with_ends([5], [1, 3], [0, 1, 4]), [5, 3, 1 if mask is not None else 4]
+    states = numpy(model.model(ids, mask, shift_right(ids)).last_hidden_state)[range(3), last]
     expected = linear(weights, "classifier", np.tanh(linear(weights, "dense", states)))
-    close(model(ids, mask).logits, expected)
-    close(model(ids, mask, decoder_input_ids=behind_start(ids)).logits, expected)
+    assert_close(model(ids, mask).logits, expected)
+    assert_close(model(ids, mask, decoder_input_ids=shift_right(ids)).logits, expected)
 
 
-def test_a_pair_of_stacks_classifies_each_row_as_if_it_were_alone():
-    model, _ = double(VanillaSeq2SeqForSequenceClassification, num_labels=3)
-    rows = [torch.cat([row, torch.tensor([END])]) for row in rows_of([5, 2, 4])]
+def test_seq2seq_classification_of_padded_batch_matches_single_rows():
+    model, _ = build_double(VanillaSeq2SeqForSequenceClassification, num_labels=3)
+    rows = [torch.cat([row, torch.tensor([END])]) for row in random_rows([5, 2, 4])]
     ids, mask, _ = padded(rows, "right")
-    close(model(ids, mask).logits, np.concatenate([numpy(model(row[None]).logits) for row in rows]))
+    assert_close(
+        model(ids, mask).logits, np.concatenate([numpy(model(row[None]).logits) for row in rows])
+    )
 
 
-def test_any_of_several_end_tokens_ends_a_row():
-    model, _ = double(VanillaSeq2SeqForSequenceClassification, num_labels=3)
-    ids = with_ends([5], [4], [3])
+def test_seq2seq_classification_accepts_several_end_tokens():
+    model, _ = build_double(VanillaSeq2SeqForSequenceClassification, num_labels=3)
+    ids = tokens_with_ends([5], [4], [3])
     expected = numpy(model(ids).logits)
     model.config.eos_token_id = [END, V + 5]
-    close(model(ids).logits, expected)
+    assert_close(model(ids).logits, expected)
 
 
 @pytest.mark.parametrize(
     "given, changes, seen, expected",
     [
-        (dict(input_ids=with_ends([5], [], [1])), {}, (1, "input_ids"), 2),
-        (dict(input_ids=with_ends([5], [5], [3]), attention_mask=MASK), {}, (1, "input_ids"), ()),
+        (dict(input_ids=tokens_with_ends([5], [], [1])), {}, (1, "input_ids"), 2),
+        (
+            dict(input_ids=tokens_with_ends([5], [5], [3]), attention_mask=MASK),
+            {},
+            (1, "input_ids"),
+            (),
+        ),
         (dict(inputs_embeds=torch.zeros(1, 3, D)), {}, ("input_ids", None), ()),
         (dict(input_ids=tokens()), dict(eos_token_id=None), ("eos_token_id", None), ()),
     ],
 )
-def test_a_row_without_an_end_token_has_no_class(given, changes, seen, expected):
+def test_seq2seq_classification_without_end_token_raises(given, changes, seen, expected):
     with raises(ValueError, seen=seen, expected=expected):
         build(VanillaSeq2SeqForSequenceClassification, **changes)(**given)
 
@@ -252,10 +259,12 @@ def test_a_row_without_an_end_token_has_no_class(given, changes, seen, expected)
 # --------------------------------------------------------------------------- decoder classification
 
 
-def classifier(**changes):
-    """A model, and what it should say of rows without padding: a linear map of the last state of
-    each."""
-    model, weights = double(VanillaDecoderForSequenceClassification, num_labels=3, **changes)
+def build_classifier(**changes):
+    """Return a model and a function that computes the expected logits of rows without padding.
+
+    Expected logits are a linear map of the last state of each row.
+    """
+    model, weights = build_double(VanillaDecoderForSequenceClassification, num_labels=3, **changes)
 
     def expected(rows):
         last = [numpy(model.model(row[None]).last_hidden_state)[0, -1] for row in rows]
@@ -264,65 +273,69 @@ def classifier(**changes):
     return model, expected
 
 
-def rows_of(lengths=LENGTHS):
+def random_rows(lengths=LENGTHS):
     return [tokens(1, length)[0] for length in lengths]
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_a_decoder_classifies_by_the_last_real_token_of_padded_rows(side):
-    model, expected = classifier()
-    rows = rows_of()
+def test_decoder_classifies_padded_rows_by_last_real_token(side):
+    model, expected = build_classifier()
+    rows = random_rows()
     ids, mask, positions = padded(rows, side)
-    close(
+    assert_close(
         model(ids, mask, **dict(position_ids=positions) if side == "left" else {}).logits,
         expected(rows),
     )
 
 
-def test_a_decoder_finds_the_last_real_token_by_the_padding_s_id_where_there_is_no_mask():
-    model, expected = classifier(pad_token_id=0)
-    rows = rows_of()
+def test_decoder_classification_without_mask_finds_padding_by_id():
+    model, expected = build_classifier(pad_token_id=0)
+    rows = random_rows()
     ids, mask, _ = padded(rows, "right")
-    close(model(ids.masked_fill(mask == 0, 0)).logits, expected(rows))
+    assert_close(model(ids.masked_fill(mask == 0, 0)).logits, expected(rows))
 
 
 @pytest.mark.parametrize("pad", [None, 0])
-def test_a_decoder_classifies_by_the_last_token_where_there_is_no_padding(pad):
-    model, expected = classifier(pad_token_id=pad)
+def test_decoder_classifies_unpadded_rows_by_last_token(pad):
+    model, expected = build_classifier(pad_token_id=pad)
     ids = tokens()
     ids[:, 2] = 0  # a token like any other, or padding that is not at the end
-    close(model(ids).logits, expected(ids))
+    assert_close(model(ids).logits, expected(ids))
     if pad is None:
         ids[:, -1] = 0
-        close(model(ids).logits, expected(ids))
+        assert_close(model(ids).logits, expected(ids))
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_a_decoder_classifies_embeddings_by_their_mask(side):
-    model, expected = classifier()
-    rows = rows_of()
+def test_decoder_classifies_embeddings_by_mask(side):
+    model, expected = build_classifier()
+    rows = random_rows()
     ids, mask, positions = padded(rows, side)
     given = dict(attention_mask=mask, **dict(position_ids=positions) if side == "left" else {})
-    close(model(inputs_embeds=model.get_input_embeddings()(ids), **given).logits, expected(rows))
+    assert_close(
+        model(inputs_embeds=model.get_input_embeddings()(ids), **given).logits, expected(rows)
+    )
     ids = tokens()
-    close(model(inputs_embeds=model.get_input_embeddings()(ids)).logits, expected(ids))
+    assert_close(model(inputs_embeds=model.get_input_embeddings()(ids)).logits, expected(ids))
 
 
-def test_a_decoder_classifies_a_row_of_padding_without_an_error():
-    model, expected = classifier()
+def test_decoder_classification_of_padding_only_row_is_finite():
+    model, expected = build_classifier()
     ids = torch.cat([tokens(2), torch.zeros(1, LENGTH, dtype=int)])
     logits = model(ids).logits
-    close(logits[:2], expected(ids[:2]))
+    assert_close(logits[:2], expected(ids[:2]))
     assert logits.isfinite().all()
 
 
 @pytest.mark.parametrize("masked", [True, False], ids=["mask", "no mask"])
-def test_a_decoder_classifies_by_the_new_tokens_behind_a_cache(masked):
-    model, expected = classifier()
+def test_decoder_classifies_by_new_tokens_after_cache(masked):
+    model, expected = build_classifier()
     ids = tokens()
     first = model(ids[:, :3], use_cache=True)
     mask = dict(attention_mask=torch.ones(3, LENGTH, dtype=int)) if masked else {}
-    close(model(ids[:, 3:], **mask, past_key_values=first.past_key_values).logits, expected(ids))
+    assert_close(
+        model(ids[:, 3:], **mask, past_key_values=first.past_key_values).logits, expected(ids)
+    )
 
 
 CLASSIFIERS = [
@@ -340,29 +353,29 @@ LOSS_KWARGS = pytest.mark.parametrize(
 )
 
 
-def loss_of(model, divisor, **given):
+def compute_loss(model, divisor, **given):
     return model(**given, **{} if divisor is None else dict(num_items_in_batch=divisor)).loss.item()
 
 
 @LOSS_KWARGS
-def test_masked_language_model_loss_is_the_cross_entropy_of_the_labelled_tokens(divisor):
+def test_masked_lm_loss_is_cross_entropy_of_labelled_tokens(divisor):
     model, given = build(VanillaEncoderForMaskedLM), dict(input_ids=tokens())
     labels = tokens().masked_fill(torch.rand(3, LENGTH) < 0.6, -100)
     expected = cross_entropy(model(**given).logits, labels, divisor)
-    assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
+    assert compute_loss(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
 
 
 @LOSS_KWARGS
-def test_causal_loss_is_the_cross_entropy_of_the_next_token(divisor):
+def test_causal_lm_loss_is_cross_entropy_of_next_token(divisor):
     model, given = build(VanillaDecoderForCausalLM), dict(input_ids=tokens())
     labels = given["input_ids"].clone()
     labels[1, 3:] = -100
     expected = cross_entropy(model(**given).logits[:, :-1], labels[:, 1:], divisor)
-    assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
+    assert compute_loss(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
 
 
 @LOSS_KWARGS
-def test_seq2seq_loss_is_the_cross_entropy_of_the_labels_where_they_stand(divisor):
+def test_seq2seq_loss_is_cross_entropy_of_unshifted_labels(divisor):
     model, source, labels = build(VanillaSeq2SeqForConditionalGeneration), tokens(), tokens(3, 4)
     labels[1, 2:] = -100
     shifted = torch.tensor([[START, *row[:-1]] for row in labels.tolist()]).masked_fill(
@@ -370,51 +383,53 @@ def test_seq2seq_loss_is_the_cross_entropy_of_the_labels_where_they_stand(diviso
     )
     shifted[:, 0] = START
     expected = cross_entropy(model(source, decoder_input_ids=shifted).logits, labels, divisor)
-    assert loss_of(model, divisor, input_ids=source, labels=labels) == pytest.approx(
+    assert compute_loss(model, divisor, input_ids=source, labels=labels) == pytest.approx(
         expected, rel=1e-5
     )
     given = dict(input_ids=source, decoder_input_ids=shifted, labels=labels)
-    assert loss_of(model, divisor, **given) == pytest.approx(expected, rel=1e-5)
+    assert compute_loss(model, divisor, **given) == pytest.approx(expected, rel=1e-5)
 
 
 @LOSS_KWARGS
 @over(CLASSIFIERS)
-def test_classification_loss_is_the_cross_entropy_of_the_class(model_class, divisor):
+def test_classification_loss_is_cross_entropy_of_class(model_class, divisor):
     model, given = (
-        build(model_class, **STRONG, num_labels=3),
-        dict(input_ids=with_ends([5], [3], [4])),
+        build(model_class, **LARGE_INIT, num_labels=3),
+        dict(input_ids=tokens_with_ends([5], [3], [4])),
     )
     labels = torch.tensor([2, 0, 1])
     expected = cross_entropy(model(**given).logits, labels, divisor)
-    assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
+    assert compute_loss(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("divisor", [None, 17], ids=["mean", "num_items_in_batch"])
 @over(CLASSIFIERS)
 @pytest.mark.parametrize("num_labels", [1, 3])
-def test_regression_loss_is_the_mean_square(model_class, num_labels, divisor):
-    model = build(model_class, **STRONG, num_labels=num_labels, problem_type="regression")
-    given, labels = dict(input_ids=with_ends([5], [3], [4])), torch.randn(3, num_labels)
+def test_regression_loss_is_mean_squared_error(model_class, num_labels, divisor):
+    model = build(model_class, **LARGE_INIT, num_labels=num_labels, problem_type="regression")
+    given, labels = dict(input_ids=tokens_with_ends([5], [3], [4])), torch.randn(3, num_labels)
     logits = model(**given).logits
     assert logits.shape == (3, num_labels)
     expected = np.mean((logits.detach().numpy() - labels.numpy()) ** 2)
-    assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
+    assert compute_loss(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("divisor", [None, 17], ids=["mean", "num_items_in_batch"])
 @over(CLASSIFIERS)
-def test_multi_label_loss_is_the_mean_binary_cross_entropy(model_class, divisor):
-    model = build(model_class, **STRONG, num_labels=3, problem_type="multi_label_classification")
+def test_multi_label_loss_is_mean_binary_cross_entropy(model_class, divisor):
+    model = build(
+        model_class, **LARGE_INIT, num_labels=3, problem_type="multi_label_classification"
+    )
     given, labels = (
-        dict(input_ids=with_ends([5], [3], [4])),
+        dict(input_ids=tokens_with_ends([5], [3], [4])),
         torch.tensor([[1.0, 0, 1], [0, 0, 0], [1, 1, 1]]),
     )
     p = 1 / (1 + np.exp(-model(**given).logits.detach().double().numpy()))
     expected = -np.mean(np.log(np.where(labels.numpy() == 1, p, 1 - p)))
-    assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
+    assert compute_loss(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
 
 
-def test_labels_become_decoder_inputs_behind_the_start_token_with_padding_for_ignored_ones():
+def test_labels_are_shifted_behind_start_token_and_ignored_labels_become_padding():
     model = build(VanillaSeq2SeqForConditionalGeneration, pad_token_id=0, decoder_start_token_id=9)
     labels = torch.tensor([[5, 6, 7, 2], [5, 2, -100, -100]])
     assert model.prepare_decoder_input_ids_from_labels(labels).tolist() == [
@@ -424,7 +439,7 @@ def test_labels_become_decoder_inputs_behind_the_start_token_with_padding_for_ig
     assert labels.tolist() == [[5, 6, 7, 2], [5, 2, -100, -100]], "left as they were"
 
 
-def test_labels_become_decoder_inputs_behind_their_own_last_token_where_that_is_wrapped():
+def test_wrap_last_token_shifts_labels_behind_their_last_token():
     changes = dict(wrap_last_token=True, decoder_start_token_id=None, pad_token_id=0)
     model = build(VanillaSeq2SeqForConditionalGeneration, **changes)
     labels = torch.tensor([[5, 6, 2, 9], [5, 2, 8, -100], [-100, -100, -100, -100]])
@@ -436,7 +451,7 @@ def test_labels_become_decoder_inputs_behind_their_own_last_token_where_that_is_
 
 
 @pytest.mark.parametrize("missing", ["pad_token_id", "decoder_start_token_id"])
-def test_labels_cannot_be_shifted_without_padding_and_start_tokens(missing):
+def test_shifting_labels_without_pad_or_start_token_raises(missing):
     model = build(VanillaSeq2SeqForConditionalGeneration, **{missing: None})
     with raises(ValueError, seen=(f"config.{missing}", None)):
         model.prepare_decoder_input_ids_from_labels(torch.tensor([[5, 6]]))
@@ -446,40 +461,42 @@ def test_labels_cannot_be_shifted_without_padding_and_start_tokens(missing):
 
 @LOSS_KWARGS
 @over(TOKEN_CLASSIFIERS)
-def test_token_classification_loss_is_the_cross_entropy_of_the_labelled_tokens(
-    model_class, divisor
-):
-    model, given = build(model_class, **STRONG, num_labels=3), dict(input_ids=tokens())
+def test_token_classification_loss_is_cross_entropy_of_labelled_tokens(model_class, divisor):
+    model, given = build(model_class, **LARGE_INIT, num_labels=3), dict(input_ids=tokens())
     labels = torch.randint(0, 3, (3, LENGTH)).masked_fill(torch.rand(3, LENGTH) < 0.4, -100)
     expected = cross_entropy(model(**given).logits, labels, divisor)
-    assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
+    assert compute_loss(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
 
 
 @LOSS_KWARGS
-def test_next_sentence_loss_is_the_cross_entropy_of_whether_it_follows(divisor):
+def test_next_sentence_loss_is_cross_entropy_of_sentence_label(divisor):
     model, given = (
-        build(VanillaEncoderForNextSentencePrediction, **STRONG),
+        build(VanillaEncoderForNextSentencePrediction, **LARGE_INIT),
         dict(input_ids=tokens()),
     )
     for labels in (torch.tensor([0, 1, 1]), torch.tensor([[0], [1], [1]])):
         expected = cross_entropy(model(**given).logits, labels, divisor)
-        assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
+        assert compute_loss(model, divisor, **given, labels=labels) == pytest.approx(
+            expected, rel=1e-5
+        )
 
 
 @LOSS_KWARGS
-def test_multiple_choice_loss_is_the_cross_entropy_of_the_right_choice(divisor):
-    model = build(VanillaEncoderForMultipleChoice, **STRONG)
+def test_multiple_choice_loss_is_cross_entropy_of_right_choice(divisor):
+    model = build(VanillaEncoderForMultipleChoice, **LARGE_INIT)
     given, labels = inputs(model), torch.tensor([0, 1, 1])
     expected = cross_entropy(model(**given).logits, labels, divisor)
-    assert loss_of(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
+    assert compute_loss(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
 
 
 @LOSS_KWARGS
 @pytest.mark.parametrize("parts", ["both", "masked tokens", "next sentence"])
-def test_pretraining_loss_is_the_sum_of_the_cross_entropies_given(parts, divisor):
-    """`num_items_in_batch` counts masked tokens, of which this batch has a share; so has its mean
-    over sentences."""
-    model, given = build(VanillaEncoderForPreTraining, **STRONG), dict(input_ids=tokens())
+def test_pretraining_loss_is_sum_of_cross_entropies(parts, divisor):
+    """`num_items_in_batch` counts masked tokens.
+
+    The next sentence loss is weighted by the share of masked tokens in this batch.
+    """
+    model, given = build(VanillaEncoderForPreTraining, **LARGE_INIT), dict(input_ids=tokens())
     outputs, expected, labels = model(**given), 0.0, {}
     if parts != "next sentence":
         labels["labels"] = tokens().masked_fill(torch.rand(3, LENGTH) < 0.6, -100)
@@ -494,26 +511,28 @@ def test_pretraining_loss_is_the_sum_of_the_cross_entropies_given(parts, divisor
         expected += share * cross_entropy(
             outputs.seq_relationship_logits, labels["next_sentence_label"]
         )
-    assert loss_of(model, divisor, **given, **labels) == pytest.approx(expected, rel=1e-5)
+    assert compute_loss(model, divisor, **given, **labels) == pytest.approx(expected, rel=1e-5)
 
 
 @LOSS_KWARGS
-@over(READERS)
-def test_question_answering_loss_is_the_mean_of_start_and_end(model_class, divisor):
-    model, given = build(model_class, **STRONG), dict(input_ids=tokens())
+@over(QA_MODELS)
+def test_question_answering_loss_is_mean_of_start_and_end(model_class, divisor):
+    model, given = build(model_class, **LARGE_INIT), dict(input_ids=tokens())
     outputs, starts, ends = model(**given), torch.tensor([0, 2, 5]), torch.tensor([1, 2, 5])
     expected = cross_entropy(outputs.start_logits, starts, divisor) + cross_entropy(
         outputs.end_logits, ends, divisor
     )
     for shape in ((3,), (3, 1)):
         labels = dict(start_positions=starts.view(shape), end_positions=ends.view(shape))
-        assert loss_of(model, divisor, **given, **labels) == pytest.approx(expected / 2, rel=1e-5)
+        assert compute_loss(model, divisor, **given, **labels) == pytest.approx(
+            expected / 2, rel=1e-5
+        )
 
 
 @LOSS_KWARGS
-@over(READERS)
-def test_answers_beyond_the_sequence_are_left_out_of_the_loss(model_class, divisor):
-    model, given = build(model_class, **STRONG), dict(input_ids=tokens())
+@over(QA_MODELS)
+def test_question_answering_loss_ignores_answers_beyond_sequence(model_class, divisor):
+    model, given = build(model_class, **LARGE_INIT), dict(input_ids=tokens())
     outputs = model(**given)
     starts, ends = torch.tensor([LENGTH, 2, 5]), torch.tensor([40, 2, LENGTH])
     in_starts, in_ends = (
@@ -522,22 +541,24 @@ def test_answers_beyond_the_sequence_are_left_out_of_the_loss(model_class, divis
     expected = cross_entropy(outputs.start_logits, in_starts, divisor) + cross_entropy(
         outputs.end_logits, in_ends, divisor
     )
-    assert loss_of(
+    assert compute_loss(
         model, divisor, **given, start_positions=starts, end_positions=ends
     ) == pytest.approx(expected / 2, rel=1e-5)
 
 
 @pytest.mark.parametrize("given", ["start_positions", "end_positions"])
-@over(READERS)
-def test_half_an_answer_has_no_loss(model_class, given):
+@over(QA_MODELS)
+def test_question_answering_with_only_start_or_end_has_no_loss(model_class, given):
     model = build(model_class)
     assert model(tokens(), **{given: torch.tensor([0, 1, 2])}).loss is None
 
 
 @over(CLASSIFIERS)
-def test_the_kind_of_labels_says_the_problem_where_the_config_does_not(model_class):
-    """transformers has the same rule: whole numbers are classes, a single label is a number, others
-    are yes or no."""
+def test_problem_type_is_inferred_from_labels(model_class):
+    """Transformers has the same rule.
+
+    A single label is regression, integers are classes, and several floats are multi-label.
+    """
     kinds = {
         "single_label_classification": (3, torch.tensor([2, 0, 1])),
         "multi_label_classification": (3, torch.tensor([[1.0, 0, 1], [0, 0, 0], [1, 1, 1]])),
@@ -546,7 +567,7 @@ def test_the_kind_of_labels_says_the_problem_where_the_config_does_not(model_cla
     for kind, (num_labels, labels) in kinds.items():
         model, given = (
             build(model_class, num_labels=num_labels),
-            dict(input_ids=with_ends([5], [3], [4]), labels=labels),
+            dict(input_ids=tokens_with_ends([5], [3], [4]), labels=labels),
         )
         loss = model(**given).loss
         stated = build(model_class, num_labels=num_labels, problem_type=kind)

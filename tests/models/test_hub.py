@@ -1,5 +1,7 @@
-"""A Hub over HTTP: models are pushed there and come back the same, and every verb takes an id where
-it takes a directory."""
+"""Tests with a local Hub over HTTP.
+
+Pushed models load again unchanged, and commands accept a Hub id in place of a directory.
+"""
 
 import filecmp
 import json
@@ -23,10 +25,10 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 from vanilla_transformer import VanillaSeq2SeqForConditionalGeneration
 from vanilla_transformer_export.cli.main import main
 
-pytestmark = pytest.mark.slow  # a minute, most of it for what is pushed
+pytestmark = pytest.mark.slow  # a minute, mostly for the pushed model
 
-# Calls the command once for each line of JSON, in one process, and answers with a line: its exit
-# code and what it printed.
+# Call the command for each line of JSON, in one process. For each print a line with the exit code
+# and the output.
 CALLS = """
 import contextlib, io, json, sys
 from vanilla_transformer_export.cli.main import main
@@ -49,7 +51,7 @@ TRANSLATOR, CLASSIFIER, BERT, PICKLED = (
     "someone/pickled",
 )
 CONVERTED, EMBEDDER = "someone/converted", "someone/embedder"
-# Of a folder of sources and one for results, the calls that only print.
+# Commands that only print, from the folder of sources and the folder of data.
 PRINTED = {
     "info": lambda source, data: ["info", source / TRANSLATOR, "--json"],
     "evaluate": lambda source, data: [
@@ -63,7 +65,7 @@ PRINTED = {
     "verify": lambda source, data: ["verify", data / "export", source / TRANSLATOR, "--cases", 3],
     "dry run": lambda source, data: ["convert", source / BERT, data / "nowhere", "--dry-run"],
 }
-# And those that write: the results by name.
+# Commands that write, from the folder of sources and the output.
 WRITTEN = {
     "export": lambda source, out: ["export", source / TRANSLATOR, out],
     "shortlist": lambda source, out: [
@@ -96,38 +98,38 @@ WRITTEN = {
         out.parents[1] / "recipe.toml",
         "--output",
         out,
-        *start(source),
+        *training_overrides(source),
     ],
 }
 
 
 class Ids:
-    """A stand-in for the folder with the repositories, which gives ids of the Hub."""
+    """A stand-in for the folder of repositories: joining a name returns the Hub id."""
 
     def __truediv__(self, name):
         return name
 
 
-def start(source):
+def training_overrides(source):
     keys = {"model.path": str(source / CLASSIFIER), "tokenizer.path": str(source / CLASSIFIER)}
     keys["training.teachers"] = [str(source / CLASSIFIER)]
     return [part for key, value in keys.items() for part in ("--set", f"{key}={json.dumps(value)}")]
 
 
-def bert(directory, tokenizer_of):
+def save_bert(directory, tokenizer_directory):
     torch.manual_seed(0)
     config = BertConfig(vocab_size=15, num_hidden_layers=1, max_position_embeddings=32, **SHAPE)
     BertForMaskedLM(config).save_pretrained(directory)
-    AutoTokenizer.from_pretrained(tokenizer_of).save_pretrained(directory)
+    AutoTokenizer.from_pretrained(tokenizer_directory).save_pretrained(directory)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Repositories as directories, and the text that verbs read."""
+    """A folder with the repositories and with the texts that commands read."""
     root = tmp_path_factory.mktemp("data")
     torch.manual_seed(0)
     translator(root / TRANSLATOR), classifier(root / CLASSIFIER)
-    bert(root / BERT, root / CLASSIFIER), bert(root / PICKLED, root / CLASSIFIER)
+    save_bert(root / BERT, root / CLASSIFIER), save_bert(root / PICKLED, root / CLASSIFIER)
     torch.save(
         load_file(root / PICKLED / "model.safetensors"), root / PICKLED / "pytorch_model.bin"
     )
@@ -166,8 +168,8 @@ def hub(data):
 
 
 @pytest.fixture(scope="module")
-def ran(hub, data, tmp_path_factory):
-    """Return the result of each call with ids of the Hub, by its name."""
+def results(hub, data, tmp_path_factory):
+    """Results of all commands run with Hub ids, by name."""
     calls = [make(Ids(), data) for make in PRINTED.values()]
     calls += [make(Ids(), data / "ids" / name) for name, make in WRITTEN.items()]
     lines = "".join(json.dumps([str(part) for part in call]) + "\n" for call in calls)
@@ -178,18 +180,18 @@ def ran(hub, data, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_a_verb_prints_the_same_of_an_id_and_of_its_directory(name, ran, data, capsys):
-    assert ran[name]["code"] == 0, ran[name]
+def test_command_prints_the_same_for_hub_id_and_directory(name, results, data, capsys):
+    assert results[name]["code"] == 0, results[name]
     main([str(part) for part in PRINTED[name](data, data)])
     expected = capsys.readouterr().out
     if name == "dry run":
         assert len(expected.splitlines()) > 10
-    assert ran[name]["out"] == expected
+    assert results[name]["out"] == expected
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_a_verb_writes_the_same_of_an_id_and_of_its_directory(name, ran, data):
-    assert ran[name]["code"] == 0, ran[name]
+def test_command_writes_the_same_for_hub_id_and_directory(name, results, data):
+    assert results[name]["code"] == 0, results[name]
     actual, expected = data / "ids" / name, data / "directories" / name
     main([str(part) for part in WRITTEN[name](data, expected)])
     files = sorted(
@@ -200,36 +202,38 @@ def test_a_verb_writes_the_same_of_an_id_and_of_its_directory(name, ran, data):
     )
     assert ("tokenizer.json" in files) == (name != "attention")
     assert ("2_Dense/model.safetensors" in files) == (name == "convert modules")
-    # These say where it came from, or how long it took.
-    named = {"training.json", "curves.png"} if name == "train" else {"tokenizer_config.json"}
-    assert filecmp.cmpfiles(actual, expected, set(files) - named - {"README.md"}, shallow=False)[
-        1:
-    ] == ([], [])
+    # These files contain the source of the model, or times.
+    varying_files = (
+        {"training.json", "curves.png"} if name == "train" else {"tokenizer_config.json"}
+    )
+    assert filecmp.cmpfiles(
+        actual, expected, set(files) - varying_files - {"README.md"}, shallow=False
+    )[1:] == ([], [])
     if name != "attention":
-        one, other = (
+        actual_config, expected_config = (
             json.loads((path / "tokenizer_config.json").read_text()) for path in (actual, expected)
         )
-        offline = {"local_files_only"}  # as the process was that wrote it
-        assert {key: one[key] for key in one.keys() - offline} == {
-            key: other[key] for key in other.keys() - offline
+        offline = {"local_files_only"}  # depends on the process that wrote the file
+        assert {key: actual_config[key] for key in actual_config.keys() - offline} == {
+            key: expected_config[key] for key in expected_config.keys() - offline
         }
 
 
-def test_an_export_of_an_id_generates_from_text(ran, data, capsys):
-    assert ran["export"]["code"] == 0
-    main(
-        [
-            "generate",
-            str(data / "ids" / "export"),
-            "the old dog sees a bird.",
-            "--max-new-tokens",
-            "5",
-        ]
-    )
-    assert capsys.readouterr().out.endswith("\n")
+def test_export_of_hub_id_generates_text_of_model(results, data, capsys):
+    assert results["export"]["code"] == 0
+    text = "the old dog sees a bird."
+    # an untrained model repeats its start token
+    settings = dict(max_new_tokens=5, no_repeat_ngram_size=1, suppress_tokens=[0, 1, 2, 3])
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    main(["generate", str(data / "ids" / "export"), text, *flags])
+    model = VanillaSeq2SeqForConditionalGeneration.from_pretrained(data / TRANSLATOR)
+    tokenizer = AutoTokenizer.from_pretrained(data / TRANSLATOR)
+    ids = model.generate(**tokenizer(text, return_tensors="pt"), **settings)
+    expected = tokenizer.decode(ids[0], skip_special_tokens=True)
+    assert expected and capsys.readouterr().out == f"{expected}\n"
 
 
-def test_only_what_is_read_is_downloaded(ran, hub):
+def test_only_required_files_are_downloaded(results, hub):
     downloads = [
         line.partition("/resolve/")[2].split("/", 1)[1]
         for line in hub.requests
@@ -259,9 +263,7 @@ def command(hub, home, *arguments, **changes):
 
 
 @pytest.mark.slow
-def test_a_cache_that_from_pretrained_filled_does_not_pass_for_a_repository_without_a_tokenizer(
-    hub, tmp_path
-):
+def test_offline_export_is_rejected_until_cache_has_tokenizer(hub, tmp_path):
     code = (
         f"import vanilla_transformer, transformers; "
         f"transformers.AutoModelForSeq2SeqLM.from_pretrained({TRANSLATOR!r})"
@@ -274,7 +276,7 @@ def test_a_cache_that_from_pretrained_filled_does_not_pass_for_a_repository_with
     )
     assert offline.returncode == 1 and f"vanilla-transformer: {expected}" in offline.stderr
     assert not (tmp_path / "out").exists()
-    # which fills the cache
+    # an export with the Hub fills the cache
     assert command(hub, tmp_path, "export", TRANSLATOR, tmp_path / "out").returncode == 0
     again = command(hub, tmp_path, "export", TRANSLATOR, tmp_path / "again", HF_HUB_OFFLINE="1")
     assert again.returncode == 0, again.stderr
@@ -284,7 +286,7 @@ def test_a_cache_that_from_pretrained_filled_does_not_pass_for_a_repository_with
 
 
 @pytest.mark.slow
-def test_a_repository_that_is_not_there_or_only_in_part_in_the_cache_is_one_line(hub, tmp_path):
+def test_missing_or_partly_cached_repository_is_reported_in_one_line(hub, tmp_path):
     for changes, reason in (
         ({}, "the Hub has no repository of this name, or none that this login may read"),
         ({"HF_HUB_OFFLINE": "1"}, "it is not in the cache and the Hub cannot be reached"),
@@ -295,7 +297,7 @@ def test_a_repository_that_is_not_there_or_only_in_part_in_the_cache_is_one_line
             f"Hub: {reason}"
         )
         assert (process.returncode, process.stderr.splitlines()[-1]) == (1, expected)
-    assert command(hub, tmp_path, "info", TRANSLATOR).returncode == 0  # which reads the config only
+    assert command(hub, tmp_path, "info", TRANSLATOR).returncode == 0  # info reads only the config
     process = command(hub, tmp_path, "export", TRANSLATOR, tmp_path / "out", HF_HUB_OFFLINE="1")
     assert (
         "the cache has only a part of it and the Hub cannot be reached"
@@ -335,7 +337,7 @@ print(tokenizer("the old dog sees a bird.")["input_ids"])
 
 
 @pytest.mark.slow
-def test_what_is_pushed_comes_back_by_its_revision(hub, data, tmp_path):
+def test_pushed_revisions_load_without_package(hub, data, tmp_path):
     process = hub.run(tmp_path, "-c", PUSH, str(data / TRANSLATOR), "someone/pushed")
     assert process.returncode == 0, process.stderr[-3000:]
     files = hub.files("someone/pushed")

@@ -1,4 +1,4 @@
-"""`vanilla-transformer info`: counts against torch's own counters and sums by hand."""
+"""Tests of `vanilla-transformer info` against torch's counters and sums by hand."""
 
 import json
 
@@ -20,7 +20,7 @@ def model(request, tmp_path):
     return model
 
 
-def test_parameters_add_up_to_those_of_the_model(model, tmp_path):
+def test_parameters_add_up_to_num_parameters(model, tmp_path):
     facts = info(tmp_path)
     assert facts["architecture"] == type(model).__name__
     assert facts["total_parameters"] == sum(facts["parameters"].values()) == model.num_parameters()
@@ -29,29 +29,32 @@ def test_parameters_add_up_to_those_of_the_model(model, tmp_path):
 
 
 @pytest.mark.parametrize("lengths", [(5, 3), (9, 6)])
-def test_flops_are_those_torch_counts(model, lengths, tmp_path):
+def test_flops_match_torch_counter(model, lengths, tmp_path):
     source, target = lengths
     config = model.config
     flops = info(tmp_path)["flops"]
     is_encoder_decoder = config.is_encoder_decoder
     is_decoder = "Decoder" in type(model).__name__
-    given = dict(input_ids=torch.zeros(1, source, dtype=int))
-    given |= dict(decoder_input_ids=torch.zeros(1, target, dtype=int)) if is_encoder_decoder else {}
+    kwargs = dict(input_ids=torch.zeros(1, source, dtype=int))
+    kwargs |= (
+        dict(decoder_input_ids=torch.zeros(1, target, dtype=int)) if is_encoder_decoder else {}
+    )
     model.set_attn_implementation("eager")
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(**given)
+        model(**kwargs)
     if is_encoder_decoder:
-        looks = config.encoder_layers * source**2 + config.decoder_layers * (
+        attended_pairs = config.encoder_layers * source**2 + config.decoder_layers * (
             target**2 + source * target
         )
     else:
-        looks = config.num_hidden_layers * source**2
+        attended_pairs = config.num_hidden_layers * source**2
     expected = flops.get("source token", 0) * source + flops.get("sequence", 0)
     expected += flops.get("target token", 0) * (
         target if is_encoder_decoder else source if is_decoder else 0
     )
     assert (
-        counter.get_total_flops() == expected + looks * flops["attention to one token, per layer"]
+        counter.get_total_flops()
+        == expected + attended_pairs * flops["attention to one token, per layer"]
     )
 
 
@@ -59,7 +62,7 @@ def test_flops_are_those_torch_counts(model, lengths, tmp_path):
     "architecture",
     ["VanillaSeq2SeqForSequenceClassification", "VanillaSeq2SeqForQuestionAnswering"],
 )
-def test_flops_of_heads_whose_decoder_reads_the_source(architecture, tmp_path):
+def test_flops_of_seq2seq_heads_match_torch_counter(architecture, tmp_path):
     model, length = (
         perturbed(architecture, SIZES | dict(encoder_layers=2, decoder_layers=3, num_labels=2)),
         7,
@@ -87,7 +90,9 @@ def test_flops_of_heads_whose_decoder_reads_the_source(architecture, tmp_path):
         ("VanillaDecoderForTokenClassification", (1,)),
     ],
 )
-def test_flops_of_heads_on_one_stack(architecture, shape, length, tmp_path):
+def test_flops_of_encoder_and_decoder_heads_match_torch_counter(
+    architecture, shape, length, tmp_path
+):
     kind = dict(pooler_act="tanh", token_transform_act="gelu") if "Encoder" in architecture else {}
     model = perturbed(architecture, SIZES | dict(num_hidden_layers=2, num_labels=3, **kind))
     model.save_pretrained(tmp_path)
@@ -102,7 +107,7 @@ def test_flops_of_heads_on_one_stack(architecture, shape, length, tmp_path):
     )
 
 
-def test_the_paper_s_base_model_by_hand(tmp_path):
+def test_base_model_matches_counts_by_hand(tmp_path):
     config = VanillaSeq2SeqConfig.preset("base")
     with torch.device("meta"):
         model = VanillaSeq2SeqForConditionalGeneration(config)
@@ -127,7 +132,7 @@ def test_the_paper_s_base_model_by_hand(tmp_path):
     )
 
 
-def test_the_command_prints_text_or_json(tmp_path, capsys):
+def test_info_prints_text_or_json(tmp_path, capsys):
     build("causal").save_pretrained(tmp_path)
     main(["info", str(tmp_path)])
     text = capsys.readouterr().out
@@ -142,7 +147,7 @@ def test_the_command_prints_text_or_json(tmp_path, capsys):
     ]
 
 
-def test_a_checkpoint_that_does_not_convert_is_refused(tmp_path):
+def test_foreign_config_without_weights_is_rejected(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     with raises(SystemExit, expected=("model.safetensors", "pytorch_model.bin")):
         main(["info", str(tmp_path)])

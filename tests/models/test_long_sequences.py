@@ -1,5 +1,8 @@
-"""Encoders of the cpu target over long rows: what they give is what torch gives, the same bits
-beside other rows, and attention takes memory as the length, not as its square."""
+"""Tests of encoders exported for the cpu target, with long rows.
+
+Outputs match torch and do not depend on the other rows of a batch. The memory of attention does not
+grow with the square of the length.
+"""
 
 import subprocess
 import sys
@@ -20,7 +23,7 @@ LONGEST = 4096
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
-    """The model, and its export."""
+    """The model and the directory of its export."""
     directory = tmp_path_factory.mktemp("long")
     model = perturbed(
         "VanillaEncoderModel", SIZES | dict(num_hidden_layers=2, max_position_embeddings=LONGEST)
@@ -30,28 +33,30 @@ def encoder(tmp_path_factory):
     return model, directory / "export"
 
 
-def test_each_attention_is_in_both_branches_of_one_flag(encoder):
+def test_every_attention_has_branch_with_and_without_mask(encoder):
     _, directory = encoder
-    result = onnx.load(directory / "onnx/model.onnx").graph.node
-    choices = [node for node in result if node.op_type == "If"]
-    assert len(choices) == 2 and len({node.input[0] for node in choices}) == 1
+    nodes = onnx.load(directory / "onnx/model.onnx").graph.node
+    if_nodes = [node for node in nodes if node.op_type == "If"]
+    assert len(if_nodes) == 2 and len({node.input[0] for node in if_nodes}) == 1
     inputs = [
-        [len(each.g.node[0].input) for each in sorted(node.attribute, key=lambda one: one.name)]
-        for node in choices
+        [
+            len(branch.g.node[0].input)
+            for branch in sorted(node.attribute, key=lambda attribute: attribute.name)
+        ]
+        for node in if_nodes
     ]
-    # with the mask otherwise, without it where there is no padding
+    # else_branch with the mask, then_branch without it for rows without padding
     assert inputs == [[5, 3], [5, 3]]
 
 
-def test_long_rows_are_those_of_torch_and_the_same_bits_beside_others(encoder):
-    """Just below and from `LONG` on, with what stands between tokens masked, and padded for no
-    reason."""
+def test_long_rows_match_torch_and_are_bitwise_equal_in_any_batch(encoder):
+    """Row lengths are around `LONG`, with masked tokens inside and extra padding."""
     model, directory = encoder
     lengths = np.array([LONG + 90, LONG + 90, LONG, LONG, LONG - 1, 20])
     ids = np.random.default_rng(0).integers(4, 48, (len(lengths), lengths.max() + 3))
     mask = (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64)
     mask[1, 100] = mask[3, 7] = 0
-    for threads in (1, 8):  # of which the second lets many rows run together
+    for threads in (1, 8):  # 8 threads compute several rows at once
         runtime = Runtime(directory, threads=threads)
         together = runtime.encode(ids, mask)
         with torch.no_grad():
@@ -65,7 +70,7 @@ def test_long_rows_are_those_of_torch_and_the_same_bits_beside_others(encoder):
                 np.testing.assert_array_equal(alone[:length], together[row, :length])
 
 
-def test_a_long_row_is_a_group_of_its_own():
+def test_bucket_by_length_puts_each_long_row_in_its_own_group():
     mask = (np.arange(LONG) < np.array([[LONG], [LONG - 1], [LONG], [LONG - 2]])).astype(np.int64)
     groups = [(rows.tolist(), length) for rows, length in bucket_by_length(mask, 10 * LONG)]
     assert groups == [([0], LONG), ([2], LONG), ([1, 3], LONG - 1)]
@@ -90,8 +95,8 @@ print(most() - before)
 @pytest.mark.skipif(
     sys.platform != "linux", reason="the most memory that a process had is read from /proc"
 )
-def test_memory_is_that_of_the_length_where_nothing_is_padding(encoder):
-    """A mask costs the scores of all pairs of tokens."""
+def test_attention_memory_without_padding_is_not_quadratic(encoder):
+    """A mask makes the graph store the scores of all pairs of tokens."""
     _, directory = encoder
     growth = {}
     for real in (LONGEST, LONGEST - 1):

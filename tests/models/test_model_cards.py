@@ -1,5 +1,7 @@
-"""Every model of model_cards/ does what its card says, and `make cards` makes it a repository that
-is ready for the Hub."""
+"""Tests of model_cards/: every model behaves as its card says.
+
+`make cards` turns the cards into repositories for the Hub.
+"""
 
 import functools
 import json
@@ -35,7 +37,7 @@ PACKAGE = Path(vanilla_transformer.__file__).parent
 
 
 def metadata(card):
-    """Numbers are strings, as they are written."""
+    """Return the metadata of the card, with numbers as strings."""
     return yaml.load((card / "README.md").read_text().split("---")[1], yaml.BaseLoader)
 
 
@@ -46,38 +48,38 @@ def task(card):
 def cards(*tasks, slow=()):
     """Parametrize a test by the cards of `tasks`, or all.
 
-    Cards of `slow` run with the slow tests; another card has their task.
+    Cards whose name ends with one of `slow` are slow, because another card has their task.
     """
-    chosen = [card for card in CARDS if not tasks or task(card) in tasks]
-    chosen = [
+    params = [card for card in CARDS if not tasks or task(card) in tasks]
+    params = [
         pytest.param(card, marks=[pytest.mark.slow] * card.name.endswith(tuple(slow)))
-        for card in chosen
+        for card in params
     ]
-    return pytest.mark.parametrize("card", chosen, ids=lambda path: path.name)
+    return pytest.mark.parametrize("card", params, ids=lambda path: path.name)
 
 
 @cards()
-def test_the_tokenizer_s_config_is_for_transformers_4_too_and_says_how_long_a_text_may_be(card):
+def test_tokenizer_config_has_transformers_4_class_and_model_max_length(card):
     config, tokenizer = (
         json.loads((card / f"{name}config.json").read_text()) for name in ("", "tokenizer_")
     )
     assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
-    longest = (
+    max_length = (
         config["max_position_embeddings"]
         if config["position_embedding_type"] == "learned"
         else None
     )
-    assert tokenizer["model_max_length"] == (longest or int(1e30))
+    assert tokenizer["model_max_length"] == (max_length or int(1e30))
     if task(card) != "text-classification":
         generation = json.loads((card / "generation_config.json").read_text())
-        assert generation["use_cache"] is True and generation.get("max_length") == longest
+        assert generation["use_cache"] is True and generation.get("max_length") == max_length
 
 
 @cards("text-generation", slow=["gpu-shape"])
-def test_the_default_pipeline_ends_where_the_positions_do(card):
-    longest = json.loads((card / "config.json").read_text())["max_position_embeddings"]
+def test_default_pipeline_stops_at_last_position(card):
+    max_length = json.loads((card / "config.json").read_text())["max_position_embeddings"]
     [result] = transformers.pipeline("text-generation", str(card))("ROMEO:", do_sample=False)
-    assert len(result["generated_text"]) == longest
+    assert len(result["generated_text"]) == max_length
 
 
 def load(card):
@@ -85,7 +87,7 @@ def load(card):
 
 
 @cards()
-def test_a_card_has_no_code(card):
+def test_card_folder_has_exactly_the_expected_files(card):
     names = {
         "README.md",
         "config.json",
@@ -105,7 +107,7 @@ def test_a_card_has_no_code(card):
 
 @pytest.fixture(scope="module")
 def repositories(tmp_path_factory):
-    """The directory of what `make cards` writes."""
+    """The directory that `make cards` writes."""
     root = tmp_path_factory.mktemp("root")
     shutil.copy(ROOT / "Makefile", root)
     shutil.copytree(
@@ -117,12 +119,12 @@ def repositories(tmp_path_factory):
 
 
 @cards()
-def test_make_cards_adds_the_code_that_the_config_names(card, repositories):
+def test_make_cards_adds_code_named_in_config(card, repositories):
     repository = repositories / card.name
     config = json.loads((card / "config.json").read_text())
     references = [
         *config["auto_map"].values(),
-        *(each["impl"] for each in config.get("custom_pipelines", {}).values()),
+        *(entry["impl"] for entry in config.get("custom_pipelines", {}).values()),
     ]
     imported = {reference.partition(".")[0] for reference in references}
     added = {path.name for path in repository.iterdir()} - {path.name for path in card.iterdir()}
@@ -130,9 +132,9 @@ def test_make_cards_adds_the_code_that_the_config_names(card, repositories):
     assert all((repository / name).read_text() == (PACKAGE / name).read_text() for name in added)
 
 
-# Prints the logits of a repository, as JSON, where the package is not installed. Arguments: an Auto
-# class, a directory.
-ELSEWHERE = """
+# Print the logits of a repository as JSON, without the package. Arguments: an Auto class and a
+# directory.
+CODE_WITHOUT_PACKAGE = """
 import json, sys
 sys.modules["vanilla_transformer"] = None
 import torch, transformers
@@ -148,9 +150,15 @@ print(json.dumps(model(tokens, **target).logits.tolist()))
 @pytest.mark.parametrize(
     "name", ["decoder-tiny-shakespeare", "encoder-tiny-sst2", "seq2seq-tiny-multi30k-en-de"]
 )
-def test_a_repository_loads_where_the_package_is_not_installed(name, repositories, tmp_path):
+def test_repository_loads_without_package(name, repositories, tmp_path):
     card = FOLDER / f"vanilla-{name}"
-    command = [sys.executable, "-c", ELSEWHERE, AUTO[task(card)].__name__, repositories / card.name]
+    command = [
+        sys.executable,
+        "-c",
+        CODE_WITHOUT_PACKAGE,
+        AUTO[task(card)].__name__,
+        repositories / card.name,
+    ]
     environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path)}
     process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr[-3000:]
@@ -177,12 +185,12 @@ def test_tensors_are_float16_stored_once_and_load_as_float32(card):
     )
 
 
-def test_all_of_them_stay_small():
+def test_all_cards_together_stay_below_40_mb():
     assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < 40e6
 
 
 @cards()
-def test_the_card_has_the_metadata_of_the_hub_and_says_the_score_it_lists(card):
+def test_card_has_hub_metadata_and_text_states_each_score(card):
     facts = metadata(card)
     assert {
         "language",
@@ -201,7 +209,7 @@ def test_the_card_has_the_metadata_of_the_hub_and_says_the_score_it_lists(card):
 
 
 @cards()
-def test_each_score_has_its_interval_and_its_seeds_in_the_metadata_and_in_the_text(card):
+def test_each_score_has_seed_and_confidence_interval(card):
     text = " ".join((card / "README.md").read_text().split("---", 2)[2].split())
     report = json.loads((card / "training.json").read_text())
     for result in metadata(card)["model-index"][0]["results"]:
@@ -210,7 +218,7 @@ def test_each_score_has_its_interval_and_its_seeds_in_the_metadata_and_in_the_te
         low, high, seed = map(float, match.groups())
         assert low < float(metric["value"]) < high and seed == report["recipe"]["training"]["seed"]
         assert f"{match[1]} to {match[2]}" in text
-        if metric["type"] == "accuracy":  # the others need the text; benchmarks/scores.py says them
+        if metric["type"] == "accuracy":  # benchmarks/scores.py computes the others
             count = round(
                 report["metrics"]["validation_samples_per_second"]
                 * report["metrics"]["validation_runtime"]
@@ -220,8 +228,8 @@ def test_each_score_has_its_interval_and_its_seeds_in_the_metadata_and_in_the_te
             assert (low, high) == pytest.approx((100 * wilson.low, 100 * wilson.high), abs=0.005)
 
 
-def outside(card):
-    """Texts outside the domain of a card, and what it says the model makes of each."""
+def read_out_of_domain_examples(card):
+    """Return the texts in "Outside its domain" of a card, and the answers stated there."""
     section = (
         (card / "README.md").read_text().split("\n## Outside its domain\n")[1].split("\n## ")[0]
     )
@@ -235,14 +243,14 @@ def outside(card):
     return texts, answers
 
 
-def rows(card):
+def read_examples(card):
     """Return the rows of the card's examples.tsv."""
     return [line.split("\t") for line in (card / "examples.tsv").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A card -> the directory of its export."""
+    """A function: card -> directory of its export."""
     root = tmp_path_factory.mktemp("exports")
 
     @functools.cache
@@ -253,12 +261,11 @@ def exported(tmp_path_factory):
     return make
 
 
-def generated(card, texts, directory):
-    """Return what torch generates for each of `texts`, and check that the export in `directory`
-    generates the same."""
+def generate_with_torch_and_export(card, texts, directory):
+    """Return the texts that torch generates, after checking that the export generates the same."""
     model, tokenizer = load(card), AutoTokenizer.from_pretrained(card)
     is_decoder = not model.config.is_encoder_decoder
-    # a decoder of one long text never ends by itself
+    # a decoder trained on one long text generates no end token
     options = {"max_new_tokens": 40} if is_decoder else {}
     inputs = tokenizer(
         texts,
@@ -274,14 +281,14 @@ def generated(card, texts, directory):
     return result
 
 
-# What six examples say is little, but a model that is broken in any way is far below.
+# Six examples are a rough check, but a broken model is far below these bounds.
 
 
 @cards("translation", slow=["en-fr"])
-def test_both_engines_translate_the_examples_alike_and_well(card, exported):
-    sources, references = zip(*rows(card), strict=True)
-    others, answers = outside(card)
-    outputs = generated(card, [*sources, *others], exported(card))
+def test_torch_and_export_translations_are_equal_and_good(card, exported):
+    sources, references = zip(*read_examples(card), strict=True)
+    others, answers = read_out_of_domain_examples(card)
+    outputs = generate_with_torch_and_export(card, [*sources, *others], exported(card))
     assert outputs[len(sources) :] == answers
     outputs = outputs[: len(sources)]
     assert sacrebleu.corpus_bleu(outputs, [references]).score > 25
@@ -296,11 +303,14 @@ NAMES = {
 
 
 @cards("text-classification")
-def test_labels_have_the_names_of_their_task_and_those_are_said(card):
+def test_pipeline_returns_task_labels_and_classifies_most_examples_right(card):
     config, names = json.loads((card / "config.json").read_text()), NAMES[card.name]
     assert config["id2label"] == {str(index): name for index, name in enumerate(names)}
     assert config["label2id"] == {name: index for index, name in enumerate(names)}
-    classify, examples = transformers.pipeline("text-classification", str(card)), rows(card)
+    classify, examples = (
+        transformers.pipeline("text-classification", str(card)),
+        read_examples(card),
+    )
     result = [classify(text)[0]["label"] for _, text in examples]
     assert (
         sum(
@@ -311,19 +321,21 @@ def test_labels_have_the_names_of_their_task_and_those_are_said(card):
 
 
 @cards("text-classification")
-def test_pairs_of_texts_are_read(card):
+def test_classifier_reads_text_pairs(card):
     classify = transformers.pipeline("text-classification", str(card))
     assert "token_type_ids" not in classify.tokenizer("one", "other")
-    [one], [other] = (
+    [first_scores], [second_scores] = (
         classify([{"text": "A film .", "text_pair": text}], top_k=None)
         for text in ("Bad .", "What a joy !")
     )
-    assert {result["label"] for result in one} == set(NAMES[card.name]) and one != other
+    assert {result["label"] for result in first_scores} == set(
+        NAMES[card.name]
+    ) and first_scores != second_scores
 
 
 @cards("text-classification", slow=["trec"])
-def test_both_engines_label_the_examples_alike_and_well(card, exported, tmp_path):
-    labels, texts = zip(*rows(card), strict=True)
+def test_torch_and_export_accuracies_are_equal_and_good(card, exported, tmp_path):
+    labels, texts = zip(*read_examples(card), strict=True)
     (tmp_path / "labels").write_text("\n".join(labels) + "\n")
     (tmp_path / "texts").write_text("\n".join(texts) + "\n")
     (tmp_path / "names").write_text(
@@ -339,7 +351,7 @@ def test_both_engines_label_the_examples_alike_and_well(card, exported, tmp_path
 
 @cards("text-generation", slow=["gpu-shape"])
 @torch.no_grad()
-def test_a_prompt_is_its_characters_and_nothing_else_for_every_client(card, exported):
+def test_prompt_is_only_its_characters_in_tokenizer_pipeline_and_runtime(card, exported):
     model, tokenizer = load(card), AutoTokenizer.from_pretrained(card)
     context, rest = "ROMEO:", " I am"
     ids = [tokenizer.convert_tokens_to_ids(character) for character in context + rest]
@@ -362,19 +374,19 @@ def test_a_prompt_is_its_characters_and_nothing_else_for_every_client(card, expo
 
 
 @cards("text-classification")
-def test_texts_outside_the_domain_get_the_labels_that_the_card_says(card):
-    texts, answers = outside(card)
+def test_out_of_domain_labels_match_card(card):
+    texts, answers = read_out_of_domain_examples(card)
     result = transformers.pipeline("text-classification", str(card))(texts)
-    assert [f"{each['label']}, {each['score']:.2f}" for each in result] == answers
+    assert [f"{entry['label']}, {entry['score']:.2f}" for entry in result] == answers
 
 
 @cards("text-generation", slow=["gpu-shape"])
-def test_both_engines_continue_the_examples_alike_and_know_their_language(card, exported, tmp_path):
-    texts = [text.replace("\\n", "\n") for [text] in rows(card)]
-    others, answers = outside(card)
-    result = generated(card, [*texts, *others], exported(card))
+def test_torch_and_export_continuations_are_equal_with_low_perplexity(card, exported, tmp_path):
+    texts = [text.replace("\\n", "\n") for [text] in read_examples(card)]
+    others, answers = read_out_of_domain_examples(card)
+    result = generate_with_torch_and_export(card, [*texts, *others], exported(card))
     assert all(result) and [text.replace("\n", "\\n") for text in result[len(texts) :]] == answers
     (tmp_path / "texts").write_text("\n".join(texts))
     for path in (card, exported(card)):
-        # of one character; 65 by chance
+        # per character; a uniform distribution has 65
         assert evaluate(path, text=tmp_path / "texts")["perplexity"] < 9

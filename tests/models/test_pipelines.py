@@ -1,7 +1,6 @@
-"""The text-to-text pipelines give what they gave under transformers 4, for any encoder-decoder
-model.
+"""Tests of the text-to-text pipelines of transformers 4, with any encoder-decoder model.
 
-Question answering has a file of its own; its registration is tested here.
+Question answering has its own file, but its registration is tested here.
 """
 
 import json
@@ -82,13 +81,13 @@ def translate(checkpoint):
 
 
 def expected(translate, text, **options):
-    """`model.generate` and `decode`, one text alone."""
+    """Return the decoded output of `model.generate` for a single text."""
     ids = translate.tokenizer(text, return_tensors="pt")["input_ids"]
     outputs = translate.model.generate(ids, **{"max_new_tokens": 6, "num_beams": 1, **options})
     return [translate.tokenizer.decode(row, skip_special_tokens=True) for row in outputs]
 
 
-def test_the_task_loads_our_pipeline_and_the_model_of_the_checkpoint(translate, checkpoint):
+def test_task_loads_our_pipeline_and_model_of_checkpoint(translate, checkpoint):
     assert type(translate) is TranslationPipeline
     assert type(translate.model).__name__ in (
         "VanillaSeq2SeqForConditionalGeneration",
@@ -97,41 +96,41 @@ def test_the_task_loads_our_pipeline_and_the_model_of_the_checkpoint(translate, 
     assert translate.task == "translation"
 
 
-def test_a_string_gives_a_list_of_one_dict(translate):
+def test_string_returns_list_of_one_dict(translate):
     assert translate(TEXTS[0]) == [{"translation_text": expected(translate, TEXTS[0])[0]}]
 
 
-def test_the_random_models_of_these_tests_say_something(translate):
+def test_random_test_models_generate_some_text(translate):
     assert any(expected(translate, text)[0] for text in TEXTS)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 8])
-def test_a_list_gives_one_dict_per_text_whatever_the_batch(translate, batch_size):
+def test_list_returns_one_dict_per_text_for_any_batch_size(translate, batch_size):
     results = translate(TEXTS, batch_size=batch_size)
     assert results == [{"translation_text": expected(translate, text)[0]} for text in TEXTS]
 
 
-def test_a_list_of_one_text_gives_a_list_of_one_dict(translate):
+def test_list_of_one_text_returns_list_of_one_dict(translate):
     assert translate(TEXTS[:1]) == [{"translation_text": expected(translate, TEXTS[0])[0]}]
 
 
-def test_a_generator_gives_one_list_of_dicts_per_text(translate):
+def test_generator_returns_one_list_of_dicts_per_text(translate):
     results = list(translate(text for text in TEXTS))
     assert results == [[{"translation_text": expected(translate, text)[0]}] for text in TEXTS]
 
 
-def test_several_sequences_of_each_text_are_a_list_each(translate):
+def test_num_return_sequences_returns_one_list_per_text(translate):
     options = dict(num_beams=3, num_return_sequences=2)
-    reference = [
+    expected_results = [
         [{"translation_text": actual} for actual in expected(translate, text, **options)]
         for text in TEXTS
     ]
-    assert [len(actual) for actual in reference] == [2, 2, 2]
-    assert translate(TEXTS[0], **options) == reference[0]
-    assert translate(TEXTS, **options) == reference
+    assert [len(actual) for actual in expected_results] == [2, 2, 2]
+    assert translate(TEXTS[0], **options) == expected_results[0]
+    assert translate(TEXTS, **options) == expected_results
 
 
-def test_token_ids_come_in_place_of_the_text(translate):
+def test_return_tensors_returns_token_ids_instead_of_text(translate):
     ids = translate.tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
     expected = translate.model.generate(ids, max_new_tokens=6, num_beams=1)[0]
     for arguments in (dict(return_tensors=True), dict(return_text=False)):
@@ -151,47 +150,45 @@ def test_generation_arguments_reach_generate(translate, options):
     ]
 
 
-def test_arguments_of_the_pipeline_hold_for_each_call(checkpoint):
+def test_pipeline_arguments_apply_to_each_call(checkpoint):
     translate = pipeline("translation", model=str(checkpoint), num_beams=2, max_new_tokens=3)
     assert translate(TEXTS[0]) == [
         {"translation_text": expected(translate, TEXTS[0], num_beams=2, max_new_tokens=3)[0]}
     ]
 
 
-def test_models_and_tokenizers_in_memory_are_taken(translate):
-    again = pipeline(
+def test_pipeline_accepts_model_and_tokenizer_objects(translate):
+    second_pipeline = pipeline(
         "translation",
         model=translate.model,
         tokenizer=translate.tokenizer,
         max_new_tokens=6,
         num_beams=1,
     )
-    assert again(TEXTS) == translate(TEXTS)
+    assert second_pipeline(TEXTS) == translate(TEXTS)
 
 
 @pytest.mark.parametrize("text", ["", "  \n", None, 7, ["nested"]])
-def test_what_is_not_a_text_is_refused_with_the_value(translate, text):
+def test_invalid_text_raises_and_error_names_value(translate, text):
     error = ValueError if isinstance(text, str) else TypeError
     with raises(error, seen=repr(text), expected="string"):
         translate([TEXTS[0], text])
 
 
-def test_one_empty_text_alone_is_refused(translate):
+def test_single_empty_text_raises(translate):
     with raises(ValueError, seen="''", expected="string"):
         translate("")
 
 
-def test_languages_have_no_effect_where_the_tokenizer_has_none_and_that_is_said(
-    translate, monkeypatch
-):
-    said = []
-    monkeypatch.setattr(pipelines_module.logger, "warning_once", said.append)
+def test_languages_are_ignored_with_warning_if_tokenizer_has_none(translate, monkeypatch):
+    logged = []
+    monkeypatch.setattr(pipelines_module.logger, "warning_once", logged.append)
     assert translate(TEXTS[0], src_lang="en", tgt_lang="de") == translate(TEXTS[0])
-    assert len(said) == 1
-    assert "src_lang='en' and tgt_lang='de' have no effect" in said[0]
+    assert len(logged) == 1
+    assert "src_lang='en' and tgt_lang='de' have no effect" in logged[0]
 
 
-def test_a_tokenizer_larger_than_the_model_is_refused_with_both_sizes(tokenizer):
+def test_token_id_beyond_model_vocabulary_raises_and_error_names_both(tokenizer):
     translate = pipeline("translation", model=ours(len(tokenizer) - 20), tokenizer=tokenizer)
     largest = max(tokenizer(TEXTS[0])["input_ids"])
     assert largest >= len(tokenizer) - 20
@@ -199,7 +196,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused_with_both_sizes(tokenizer)
         translate(TEXTS[0])
 
 
-def test_a_text_too_long_is_cut_only_when_asked(translate, tokenizer):
+def test_long_text_is_truncated_only_on_request(translate, tokenizer):
     long = " ".join(["two dogs run"] * 5)
     translate.tokenizer.model_max_length, before = 8, translate.tokenizer.model_max_length
     try:
@@ -212,7 +209,7 @@ def test_a_text_too_long_is_cut_only_when_asked(translate, tokenizer):
     assert translate(long, truncation=True) == translate(long)
 
 
-# ----------------------------------------------------------------------- the tasks and what differs
+# ---------------------------------------------------------------------- tasks and their differences
 
 RETURN_NAMES = {
     "text2text-generation": "generated",
@@ -227,7 +224,7 @@ CLASSES = {
 
 
 @pytest.mark.parametrize("task", RETURN_NAMES)
-def test_each_task_names_its_results(task, checkpoint, translate):
+def test_each_task_has_its_own_result_keys(task, checkpoint, translate):
     generate = pipeline(task, model=str(checkpoint), max_new_tokens=6, num_beams=1)
     assert type(generate) is CLASSES[task]
     name = RETURN_NAMES[task]
@@ -238,23 +235,23 @@ def test_each_task_names_its_results(task, checkpoint, translate):
 
 
 @pytest.mark.parametrize("task", RETURN_NAMES)
-def test_the_defaults_of_a_task_are_four_beams_and_256_tokens(task, translate, monkeypatch):
+def test_task_defaults_are_four_beams_and_256_tokens(task, translate, monkeypatch):
     generate = pipeline(task, model=translate.model, tokenizer=translate.tokenizer)
-    asked = []
+    calls = []
     monkeypatch.setattr(
         translate.model,
         "generate",
-        lambda input_ids, **kwargs: asked.append(kwargs) or torch.zeros(1, 2, dtype=torch.long),
+        lambda input_ids, **kwargs: calls.append(kwargs) or torch.zeros(1, 2, dtype=torch.long),
     )
     generate(TEXTS[0])
-    assert (asked[0]["num_beams"], asked[0]["max_new_tokens"]) == (4, 256)
+    assert (calls[0]["num_beams"], calls[0]["max_new_tokens"]) == (4, 256)
 
 
-def test_an_empty_list_gives_an_empty_list(translate):
+def test_empty_list_returns_empty_list(translate):
     assert translate([]) == []
 
 
-def test_generation_ends_with_the_token_of_the_stop_sequence(translate, monkeypatch):
+def test_generation_stops_at_token_of_stop_sequence(translate, monkeypatch):
     plain = translate(TEXTS[0], return_tensors=True)[0]["translation_token_ids"].tolist()
     # after the start token
     monkeypatch.setattr(translate.tokenizer, "encode", lambda text, add_special_tokens: [plain[1]])
@@ -262,12 +259,12 @@ def test_generation_ends_with_the_token_of_the_stop_sequence(translate, monkeypa
     assert stopped["translation_token_ids"].tolist() == plain[:2]
 
 
-def test_a_stop_sequence_of_several_tokens_is_warned_about(translate):
+def test_stop_sequence_of_several_tokens_warns(translate):
     with pytest.warns(UserWarning, match="stop_sequence"):
         translate(TEXTS[0], stop_sequence="zwei Hunde laufen")
 
 
-def test_a_stop_sequence_without_tokens_is_refused(translate):
+def test_empty_stop_sequence_raises(translate):
     with raises(ValueError, seen=("stop_sequence", "''")):
         translate(TEXTS[0], stop_sequence="")
 
@@ -275,16 +272,16 @@ def test_a_stop_sequence_without_tokens_is_refused(translate):
 @pytest.mark.parametrize(
     "given, wanted", [({}, False), ({"clean_up_tokenization_spaces": True}, True)]
 )
-def test_spaces_are_cleaned_up_when_asked(translate, monkeypatch, given, wanted):
-    asked = []
+def test_clean_up_tokenization_spaces_is_passed_to_tokenizer(translate, monkeypatch, given, wanted):
+    calls = []
     monkeypatch.setattr(
-        translate.tokenizer, "batch_decode", lambda ids, **kwargs: asked.append(kwargs) or ["text"]
+        translate.tokenizer, "batch_decode", lambda ids, **kwargs: calls.append(kwargs) or ["text"]
     )
     assert translate(TEXTS[0], **given) == [{"translation_text": "text"}]
-    assert asked == [{"skip_special_tokens": True, "clean_up_tokenization_spaces": wanted}]
+    assert calls == [{"skip_special_tokens": True, "clean_up_tokenization_spaces": wanted}]
 
 
-def test_a_generation_config_in_a_call_replaces_what_the_pipeline_has(checkpoint, translate):
+def test_generation_config_of_call_replaces_settings_of_pipeline(checkpoint, translate):
     generate = pipeline("translation", model=str(checkpoint), num_beams=3, max_new_tokens=6)
     actual = generate(TEXTS[2], generation_config=GenerationConfig(max_new_tokens=4))
     assert actual == [
@@ -292,7 +289,7 @@ def test_a_generation_config_in_a_call_replaces_what_the_pipeline_has(checkpoint
     ]
 
 
-def test_a_max_length_takes_the_place_of_the_default_number_of_tokens(checkpoint, translate):
+def test_max_length_replaces_default_max_new_tokens(checkpoint, translate):
     generate = pipeline("translation", model=str(checkpoint), num_beams=1)
     [result] = generate(TEXTS[0], max_length=5, return_tensors=True)
     ids = translate.tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
@@ -302,7 +299,7 @@ def test_a_max_length_takes_the_place_of_the_default_number_of_tokens(checkpoint
     assert len(result["translation_token_ids"]) <= 5
 
 
-def test_a_number_of_tokens_takes_the_place_of_the_max_length_of_the_pipeline_and_the_reverse(
+def test_max_new_tokens_of_call_replaces_max_length_of_pipeline_and_vice_versa(
     checkpoint,
 ):
     shorter = pipeline("translation", model=str(checkpoint), num_beams=1, max_length=3)
@@ -315,7 +312,7 @@ def test_a_number_of_tokens_takes_the_place_of_the_max_length_of_the_pipeline_an
     )
 
 
-def test_an_encoder_is_refused_by_its_class(tokenizer):
+def test_encoder_model_raises_and_error_names_class(tokenizer):
     model = BertModel(
         BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     )
@@ -323,17 +320,17 @@ def test_an_encoder_is_refused_by_its_class(tokenizer):
         pipeline("summarization", model=model, tokenizer=tokenizer)
 
 
-def test_a_missing_tokenizer_is_refused(translate):
+def test_missing_tokenizer_raises(translate):
     with raises(ValueError, seen=None):
         Text2TextGenerationPipeline(translate.model)
 
 
-# ----------------------------------------------------------- what the model's config has for a task
+# ----------------------------------------------------------------------------- task_specific_params
 
 
 @pytest.fixture(scope="module")
-def told(checkpoint, tokenizer, tmp_path_factory):
-    """The checkpoint with a config as published for transformers 4."""
+def params_checkpoint(checkpoint, tokenizer, tmp_path_factory):
+    """The checkpoint with `task_specific_params`, which configs of transformers 4 have."""
     directory = tmp_path_factory.mktemp("told")
     config = transformers.AutoConfig.from_pretrained(checkpoint)
     config.task_specific_params = {
@@ -347,43 +344,49 @@ def told(checkpoint, tokenizer, tmp_path_factory):
     return str(directory)
 
 
-def test_the_parameters_of_the_task_are_used(told, translate):
-    [result] = pipeline("summarization", model=told)(TEXTS[0], return_tensors=True)
+def test_task_specific_params_are_used(params_checkpoint, translate):
+    [result] = pipeline("summarization", model=params_checkpoint)(TEXTS[0], return_tensors=True)
     ids = translate.tokenizer("the woman " + TEXTS[0], return_tensors="pt")["input_ids"]
     assert torch.equal(
         result["summary_token_ids"], translate.model.generate(ids, num_beams=3, max_length=5)[0]
     )
 
 
-def test_the_parameters_of_another_task_are_not_used(told, translate):
-    generate = pipeline("translation", model=told, num_beams=1, max_new_tokens=6)
+def test_task_specific_params_of_other_task_are_not_used(params_checkpoint, translate):
+    generate = pipeline("translation", model=params_checkpoint, num_beams=1, max_new_tokens=6)
     assert generate(TEXTS[0]) == [{"translation_text": expected(translate, TEXTS[0])[0]}]
 
 
-def test_arguments_win_over_the_parameters_of_the_task(told, translate):
-    reference = expected(translate, "the woman " + TEXTS[0], num_beams=2, max_new_tokens=7)
-    assert pipeline("summarization", model=told)(TEXTS[0], num_beams=2, max_new_tokens=7) == [
-        {"summary_text": reference[0]}
-    ]
-    assert pipeline("summarization", model=told, num_beams=2, max_new_tokens=7)(TEXTS[0]) == [
-        {"summary_text": reference[0]}
-    ]
+def test_arguments_take_precedence_over_task_specific_params(params_checkpoint, translate):
+    expected_results = expected(translate, "the woman " + TEXTS[0], num_beams=2, max_new_tokens=7)
+    assert pipeline("summarization", model=params_checkpoint)(
+        TEXTS[0], num_beams=2, max_new_tokens=7
+    ) == [{"summary_text": expected_results[0]}]
+    assert pipeline("summarization", model=params_checkpoint, num_beams=2, max_new_tokens=7)(
+        TEXTS[0]
+    ) == [{"summary_text": expected_results[0]}]
 
 
-def test_the_config_is_left_as_it_was(told):
-    summarize = pipeline("summarization", model=told)
-    again = pipeline("summarization", model=summarize.model, tokenizer=summarize.tokenizer)
-    assert again.prefix == summarize.prefix == "the woman "
-    assert again(TEXTS[0]) == summarize(TEXTS[0])
+def test_task_specific_params_apply_again_to_same_model_and_stay_in_config(params_checkpoint):
+    summarize = pipeline("summarization", model=params_checkpoint)
+    second_pipeline = pipeline(
+        "summarization", model=summarize.model, tokenizer=summarize.tokenizer
+    )
+    assert second_pipeline.prefix == summarize.prefix == "the woman "
+    assert second_pipeline(TEXTS[0]) == summarize(TEXTS[0])
+    saved_config = transformers.AutoConfig.from_pretrained(params_checkpoint)
+    assert summarize.model.config.task_specific_params == saved_config.task_specific_params
 
 
-def test_a_language_pair_has_parameters_of_its_own(told, translate):
-    generate = pipeline("translation_en_to_de", model=told, num_beams=1, max_new_tokens=6)
-    reference = expected(translate, "two dogs " + TEXTS[0], min_new_tokens=4)
-    assert generate(TEXTS[0]) == [{"translation_text": reference[0]}]
+def test_language_pair_uses_its_own_task_specific_params(params_checkpoint, translate):
+    generate = pipeline(
+        "translation_en_to_de", model=params_checkpoint, num_beams=1, max_new_tokens=6
+    )
+    expected_results = expected(translate, "two dogs " + TEXTS[0], min_new_tokens=4)
+    assert generate(TEXTS[0]) == [{"translation_text": expected_results[0]}]
 
 
-def test_a_prefix_of_the_whole_config_is_put_in_front_of_the_text(translate, monkeypatch):
+def test_prefix_of_config_is_prepended_to_text(translate, monkeypatch):
     monkeypatch.setattr(translate.model.config, "prefix", "zwei ", raising=False)
     generate = pipeline(
         "translation",
@@ -395,42 +398,42 @@ def test_a_prefix_of_the_whole_config_is_put_in_front_of_the_text(translate, mon
     assert generate(TEXTS[0]) == [{"translation_text": expected(translate, "zwei " + TEXTS[0])[0]}]
 
 
-# -------------------------------------------------------------------------- lengths worth a warning
+# ---------------------------------------------------------------------------------- length warnings
 
 
-def warnings_of(generate, monkeypatch, *args, **kwargs):
-    said = []
-    monkeypatch.setattr(pipelines_module.logger, "warning", said.append)
+def collect_warnings(generate, monkeypatch, *args, **kwargs):
+    logged = []
+    monkeypatch.setattr(pipelines_module.logger, "warning", logged.append)
     generate(*args, **kwargs)
-    return said
+    return logged
 
 
-def test_a_summary_that_may_be_longer_than_its_text_is_warned_about(translate, monkeypatch):
+def test_summary_limit_longer_than_text_warns(translate, monkeypatch):
     length = len(translate.tokenizer(TEXTS[0])["input_ids"])
     summarize = pipeline(
         "summarization", model=translate.model, tokenizer=translate.tokenizer, num_beams=1
     )
-    [said] = warnings_of(summarize, monkeypatch, TEXTS[0], max_new_tokens=length + 1)
+    [logged] = collect_warnings(summarize, monkeypatch, TEXTS[0], max_new_tokens=length + 1)
     assert (
-        f"{length} tokens" in said
-        and f"may have {length + 1}" in said
-        and f"max_length={length // 2}" in said
+        f"{length} tokens" in logged
+        and f"may have {length + 1}" in logged
+        and f"max_length={length // 2}" in logged
     )
-    assert warnings_of(summarize, monkeypatch, TEXTS[0], max_length=length) == []
+    assert collect_warnings(summarize, monkeypatch, TEXTS[0], max_length=length) == []
 
 
-def test_a_text_longer_than_its_translation_may_be_is_warned_about(translate, monkeypatch):
+def test_text_as_long_as_translation_limit_warns(translate, monkeypatch):
     length = len(translate.tokenizer(TEXTS[0])["input_ids"])
-    [said] = warnings_of(translate, monkeypatch, TEXTS[0], max_new_tokens=length)
-    assert f"{length} tokens" in said and f"may have {length} only" in said
-    assert warnings_of(translate, monkeypatch, TEXTS[0], max_length=2 * length) == []
+    [logged] = collect_warnings(translate, monkeypatch, TEXTS[0], max_new_tokens=length)
+    assert f"{length} tokens" in logged and f"may have {length} only" in logged
+    assert collect_warnings(translate, monkeypatch, TEXTS[0], max_length=2 * length) == []
 
 
 @pytest.mark.parametrize("task", RETURN_NAMES)
-def test_the_default_length_is_nothing_to_warn_about(task, translate, monkeypatch):
+def test_default_length_does_not_warn(task, translate, monkeypatch):
     generate = pipeline(task, model=translate.model, tokenizer=translate.tokenizer)
     monkeypatch.setattr(translate.model, "generate", lambda input_ids, **_: input_ids)
-    assert warnings_of(generate, monkeypatch, [TEXTS[0], "two dogs " * 150]) == []
+    assert collect_warnings(generate, monkeypatch, [TEXTS[0], "two dogs " * 150]) == []
 
 
 # ----------------------------------------------------------------------------------- language pairs
@@ -439,7 +442,7 @@ def test_the_default_length_is_nothing_to_warn_about(task, translate, monkeypatc
 @pytest.mark.parametrize(
     "task", ["translation_en_to_de", "translation_gsw_to_ja", "translation_eng_Latn_to_deu_Latn"]
 )
-def test_every_language_pair_is_a_task(task, checkpoint, translate):
+def test_language_pairs_are_tasks(task, checkpoint, translate):
     generate = pipeline(task, model=str(checkpoint), max_new_tokens=6, num_beams=1)
     assert (type(generate), generate.task) == (TranslationPipeline, task)
     assert generate(TEXTS) == translate(TEXTS)
@@ -455,7 +458,7 @@ def test_every_language_pair_is_a_task(task, checkpoint, translate):
         "summarization_a_to_b",
     ],
 )
-def test_other_names_stay_unknown(task):
+def test_other_task_names_raise_key_error(task):
     with raises(KeyError, seen=task):
         pipeline(task, model="unused", config=BartConfig())
 
@@ -473,7 +476,7 @@ def multilingual():
     return bart(len(tokenizer)), tokenizer
 
 
-def test_a_multilingual_tokenizer_is_told_the_languages(multilingual):
+def test_multilingual_tokenizer_receives_languages(multilingual):
     model, tokenizer = multilingual
     english, german, french = tokenizer.convert_tokens_to_ids(["en_XX", "de_DE", "fr_XX"])
     by_argument = pipeline(
@@ -493,7 +496,7 @@ def test_a_multilingual_tokenizer_is_told_the_languages(multilingual):
         assert [result["translation_token_ids"][1] for result in batched] == [german, german]
 
 
-def test_a_language_that_the_tokenizer_does_not_have_is_an_error(multilingual):
+def test_unknown_or_missing_language_raises(multilingual):
     model, tokenizer = multilingual
     translate = pipeline(
         "translation", model=model, tokenizer=tokenizer, src_lang="en_XX", tgt_lang="de_DE"
@@ -505,9 +508,11 @@ def test_a_language_that_the_tokenizer_does_not_have_is_an_error(multilingual):
         pipeline("translation", model=model, tokenizer=tokenizer, src_lang="en_XX")("a man")
 
 
-def test_mbart_starts_with_the_target_language_where_its_settings_name_no_other_start():
-    """https://huggingface.co/docs/transformers/model_doc/mbart generates so:
-    `decoder_start_token_id` is the language."""
+def test_mbart_without_start_token_starts_with_target_language():
+    """The language is the `decoder_start_token_id`, as documented for mBART.
+
+    See https://huggingface.co/docs/transformers/model_doc/mbart
+    """
     tokenizer = MBartTokenizer(
         vocab=[
             ("<s>", 0.0),
@@ -536,7 +541,7 @@ def test_mbart_starts_with_the_target_language_where_its_settings_name_no_other_
 # ------------------------------------------------------------------------------------- registration
 
 
-def in_a_fresh_process(code):
+def run_in_fresh_process(code):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120
     )
@@ -547,8 +552,8 @@ def in_a_fresh_process(code):
 TASKS = ["question-answering", "summarization", "text2text-generation", "translation"]
 
 
-def test_importing_the_package_frees_the_names_of_its_tasks_and_no_other():
-    before, after, registered = in_a_fresh_process("""
+def test_import_registers_our_removed_tasks_and_no_others():
+    before, after, registered = run_in_fresh_process("""
 import json
 import transformers.pipelines as pipelines
 before = sorted(pipelines.REMOVED_TASKS)
@@ -563,8 +568,8 @@ print(json.dumps([before, sorted(pipelines.REMOVED_TASKS), sorted(added)]))
 
 
 @pytest.mark.slow
-def test_registering_again_changes_nothing_and_does_not_warn():
-    assert in_a_fresh_process("""
+def test_registering_twice_changes_nothing_and_does_not_warn():
+    assert run_in_fresh_process("""
 import importlib, json
 import transformers.pipelines as pipelines
 import vanilla_transformer
@@ -578,7 +583,7 @@ print(json.dumps(same and check is registry.check_task))
 """)
 
 
-def test_registering_works_where_transformers_removed_no_tasks(monkeypatch):
+def test_registering_works_without_removed_tasks(monkeypatch):
     monkeypatch.delattr(transformers.pipelines, "REMOVED_TASKS")
     register_pipelines()
     assert (
@@ -587,7 +592,7 @@ def test_registering_works_where_transformers_removed_no_tasks(monkeypatch):
     )
 
 
-def test_a_task_that_stays_removed_says_so():
+def test_task_that_stays_removed_raises_key_error():
     with raises(KeyError, seen="visual-question-answering"):
         pipeline("visual-question-answering")
 
@@ -601,7 +606,7 @@ def test_a_task_that_stays_removed_says_so():
         ("question-answering", "distilbert/distilbert-base-cased-distilled-squad"),
     ],
 )
-def test_a_task_without_a_model_takes_the_one_it_had(task, seen, monkeypatch):
+def test_task_without_model_loads_its_former_default(task, seen, monkeypatch):
     def load(name, *_, **__):
         raise InterruptedError(name)
 
@@ -610,18 +615,18 @@ def test_a_task_without_a_model_takes_the_one_it_had(task, seen, monkeypatch):
         pipeline(task)
 
 
-def test_a_language_pair_without_a_model_of_its_own_says_so():
+def test_language_pair_without_default_model_raises():
     with raises(ValueError, seen=("en", "ja")):
         pipeline("translation_en_to_ja")
 
 
-def test_a_saved_pipeline_loads_again_without_remote_code(translate, tmp_path):
+def test_saved_pipeline_loads_without_remote_code(translate, tmp_path):
     translate.save_pretrained(tmp_path)
-    again = pipeline("translation", model=str(tmp_path), max_new_tokens=6, num_beams=1)
-    assert again(TEXTS) == translate(TEXTS)
+    second_pipeline = pipeline("translation", model=str(tmp_path), max_new_tokens=6, num_beams=1)
+    assert second_pipeline(TEXTS) == translate(TEXTS)
 
 
-def test_the_tokenizer_of_a_checkpoint_loads_alone(checkpoint, tokenizer):
+def test_tokenizer_of_checkpoint_loads_alone(checkpoint, tokenizer):
     assert (
         AutoTokenizer.from_pretrained(checkpoint)(TEXTS)["input_ids"]
         == tokenizer(TEXTS)["input_ids"]

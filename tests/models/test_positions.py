@@ -1,4 +1,4 @@
-"""Tests of positions of OPT and RoBERTa, for rows padded on any side, against transformers."""
+"""Tests of OPT and RoBERTa positions against transformers, with rows padded on any side."""
 
 import numpy as np
 import pytest
@@ -41,8 +41,10 @@ def source(family, architecture, dtype=torch.float32, **changes):
 
 
 def padded(config, side, rows=4):
-    """Random rows (B, S) with random padding on `side`, at least one token in each, and their
-    mask."""
+    """Return random token ids (B, S) and their mask (B, S).
+
+    Rows have random padding on `side` and at least one token.
+    """
     ids, mask = (
         torch.randint(3, config.vocab_size, (rows, WIDTH)),
         torch.ones(rows, WIDTH, dtype=torch.long),
@@ -59,10 +61,10 @@ def states(outputs):
     return outputs[0] if "last_hidden_state" in outputs else outputs.logits
 
 
-def assert_same(got, expected, mask, dtype=torch.float32):
+def assert_same(actual, expected, mask, dtype=torch.float32):
     """Check that states of real tokens are equal, or whole rows where there is no mask."""
     real = mask.bool() if mask is not None and expected.ndim == 3 else slice(None)
-    assert_exact(got[real], expected[real], dtype)
+    assert_exact(actual[real], expected[real], dtype)
 
 
 # ----------------------------------------------------------------------------------------- in torch
@@ -71,9 +73,7 @@ def assert_same(got, expected, mask, dtype=torch.float32):
 @torch.no_grad()
 @sides
 @models
-def test_padded_rows_give_the_source_s_outputs_with_and_without_a_mask(
-    family, architecture, side, tmp_path
-):
+def test_padded_rows_match_transformers_with_and_without_mask(family, architecture, side, tmp_path):
     theirs = source(family, architecture, torch.float64)
     ours = converted(theirs, tmp_path, torch.float64)
     ids, mask = padded(theirs.config, side)
@@ -86,11 +86,11 @@ def test_padded_rows_give_the_source_s_outputs_with_and_without_a_mask(
 @torch.no_grad()
 @sides
 @models
-def test_embeddings_in_place_of_ids_give_the_source_s_outputs(family, architecture, side, tmp_path):
+def test_inputs_embeds_match_transformers(family, architecture, side, tmp_path):
     theirs = source(family, architecture)
     ours = converted(theirs, tmp_path)
     ids, mask = padded(theirs.config, side)
-    # which finds its last token by the padding's id
+    # OPT finds the last token by the padding id, which embeddings do not show.
     if "SequenceClassification" in architecture and family == "opt":
         ids, mask = ids[:, :5], None
     embeds = theirs.get_input_embeddings()(ids)
@@ -100,8 +100,8 @@ def test_embeddings_in_place_of_ids_give_the_source_s_outputs(family, architectu
 
 @torch.no_grad()
 @models
-def test_positions_that_are_given_are_the_ones_that_count(family, architecture, tmp_path):
-    """Ours begin with 0; RoBERTa's begin behind the padding id."""
+def test_explicit_position_ids_match_transformers(family, architecture, tmp_path):
+    """Our positions begin at 0, those of RoBERTa after the padding id."""
     theirs = source(family, architecture)
     ours = converted(theirs, tmp_path)
     ids, mask = padded(theirs.config, "right")
@@ -115,27 +115,27 @@ def test_positions_that_are_given_are_the_ones_that_count(family, architecture, 
 @torch.no_grad()
 @sides
 @pytest.mark.parametrize("architecture", ["OPTModel", "OPTForCausalLM"])
-def test_caches_count_on_as_the_source_s(architecture, side, tmp_path):
+def test_positions_after_cache_match_transformers(architecture, side, tmp_path):
     theirs = source("opt", architecture, torch.float64)
     ours = converted(theirs, tmp_path, torch.float64)
     ids, mask = padded(theirs.config, side)
-    for given in (dict(attention_mask=mask), {}):
+    for kwargs in (dict(attention_mask=mask), {}):
         caches = [
-            model(ids[:, :4], **{n: m[:, :4] for n, m in given.items()}).past_key_values
+            model(ids[:, :4], **{n: m[:, :4] for n, m in kwargs.items()}).past_key_values
             for model in (ours, theirs)
         ]
-        got, expected = (
-            model(ids[:, 4:], past_key_values=cache, **given)
+        actual, expected = (
+            model(ids[:, 4:], past_key_values=cache, **kwargs)
             for model, cache in zip((ours, theirs), caches)
         )
         # A query that sees no token at all has no defined output.
-        seen = mask[:, 4:] if given else None
-        assert_same(states(got), states(expected), seen, torch.float64)
+        seen = mask[:, 4:] if kwargs else None
+        assert_same(states(actual), states(expected), seen, torch.float64)
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize("settings", [dict(), dict(num_beams=3)], ids=["greedy", "beams"])
-def test_left_padded_prompts_are_continued_as_by_the_source(settings, use_cache, tmp_path):
+def test_generation_from_left_padded_prompts_matches_transformers(settings, use_cache, tmp_path):
     theirs = source("opt", "OPTForCausalLM", eos_token_id=2)
     ours = converted(theirs, tmp_path)
     ids, mask = padded(theirs.config, "left")
@@ -153,7 +153,7 @@ def test_left_padded_prompts_are_continued_as_by_the_source(settings, use_cache,
 )
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned", "rotary"])
 @pytest.mark.parametrize("counts", ["mask", "ids"])
-def test_a_padded_row_equals_the_row_alone_in_every_stack(model_class, kind, counts):
+def test_padded_row_matches_single_row_in_every_stack(model_class, kind, counts):
     model = build(
         model_class,
         position_embedding_type=kind,
@@ -166,17 +166,17 @@ def test_a_padded_row_equals_the_row_alone_in_every_stack(model_class, kind, cou
     )
     mask[ids == 0] = 0
     row = ids[1:, :5]
-    given = [dict(input_ids=ids, attention_mask=mask), dict(input_ids=row)]
+    kwargs = [dict(input_ids=ids, attention_mask=mask), dict(input_ids=row)]
     if model_class is VanillaSeq2SeqModel:
-        given[0] |= dict(decoder_input_ids=ids, decoder_attention_mask=mask)
-        given[1] |= dict(decoder_input_ids=row)
-    padded, alone = (model(**tensors).last_hidden_state for tensors in given)
+        kwargs[0] |= dict(decoder_input_ids=ids, decoder_attention_mask=mask)
+        kwargs[1] |= dict(decoder_input_ids=row)
+    padded, alone = (model(**tensors).last_hidden_state for tensors in kwargs)
     torch.testing.assert_close(
         padded[mask.bool()].view(2, 5, -1), alone.expand(2, -1, -1), atol=1e-5, rtol=1e-5
     )
 
 
-def test_a_row_may_be_padded_beyond_the_table_but_not_have_more_tokens_than_it():
+def test_padding_does_not_count_toward_max_position_embeddings():
     model = build(
         VanillaEncoderModel,
         position_embedding_type="learned",
@@ -189,7 +189,7 @@ def test_a_row_may_be_padded_beyond_the_table_but_not_have_more_tokens_than_it()
         model(torch.tensor([[5] * 7]))
 
 
-def test_a_torch_module_s_table_has_the_padding_s_row_in_front():
+def test_from_torch_reads_position_table_with_padding_row_first():
     module = nn.TransformerEncoder(
         nn.TransformerEncoderLayer(8, 2, 12, batch_first=True), 1, enable_nested_tensor=False
     )
@@ -214,13 +214,13 @@ def test_a_torch_module_s_table_has_the_padding_s_row_in_front():
 @pytest.mark.parametrize(
     "config_class", [VanillaEncoderConfig, VanillaDecoderConfig, VanillaSeq2SeqConfig]
 )
-def test_places_count_by_default_and_in_configs_of_before(config_class):
+def test_position_ids_from_defaults_to_place_in_new_and_old_configs(config_class):
     old = config_class().to_dict()
     assert old.pop("position_ids_from") == "place"
     assert config_class.from_dict(old).position_ids_from == "place"
 
 
-def test_counting_ids_needs_to_know_the_padding_s():
+def test_position_ids_from_ids_requires_pad_token_id():
     with raises(ValueError, seen=("position_ids_from", None), expected=("ids", "pad_token_id")):
         VanillaEncoderConfig(position_ids_from="ids", pad_token_id=None)
 
@@ -235,7 +235,7 @@ def test_counting_ids_needs_to_know_the_padding_s():
     ],
 )
 @pytest.mark.parametrize("counts", ["mask", "ids"])
-def test_families_that_count_places_refuse_another_count(
+def test_convert_rejects_position_ids_from_that_family_does_not_support(
     to, architecture, fields, counts, tmp_path
 ):
     sizes = dict(vocab_size=20, hidden_size=16, intermediate_size=20, num_attention_heads=2)
@@ -258,10 +258,10 @@ def exported(theirs, tmp_path, target, **options):
     return Runtime(tmp_path / "export", device="cpu")
 
 
-OTHERS = [("portable", {}), ("cuda", dict(dtype="fp32"))]
+SLOW_TARGETS = [("portable", {}), ("cuda", dict(dtype="fp32"))]
 TARGETS = pytest.mark.parametrize(
     "target, options",
-    [("cpu", {}), *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)],
+    [("cpu", {}), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_TARGETS)],
 )
 
 
@@ -270,7 +270,7 @@ TARGETS = pytest.mark.parametrize(
 @pytest.mark.parametrize(
     "family, architecture", [("roberta", "RobertaModel"), ("opt", "OPTForSequenceClassification")]
 )
-def test_exports_give_the_source_s_outputs(family, architecture, target, options, tmp_path):
+def test_exports_match_transformers(family, architecture, target, options, tmp_path):
     theirs = source(family, architecture)
     runtime = exported(theirs, tmp_path, target, **options)
     assert {"position_ids", "positions"}.isdisjoint(
@@ -280,15 +280,15 @@ def test_exports_give_the_source_s_outputs(family, architecture, target, options
         ids, mask = padded(theirs.config, side, rows=8)
         expected = states(theirs(ids, attention_mask=mask))
         assert_same(torch.from_numpy(runtime.encode(ids.numpy(), mask.numpy())), expected, mask)
-        got = torch.from_numpy(runtime.encode(ids.numpy()))
-        # OPT's classifier finds the last token by its id too, ours by the mask
+        actual = torch.from_numpy(runtime.encode(ids.numpy()))
+        # OPT's classifier finds the last token by its id, ours by the mask
         if family == "roberta" or side == "left":
-            assert_same(got, states(theirs(ids)), None)
+            assert_same(actual, states(theirs(ids)), None)
 
 
 @TARGETS
 @pytest.mark.parametrize("beams", [1, 3])
-def test_exported_decoders_continue_left_padded_prompts_as_the_source(
+def test_exported_generation_from_left_padded_prompts_matches_transformers(
     beams, target, options, tmp_path
 ):
     theirs = source(
@@ -317,7 +317,7 @@ def test_exported_decoders_continue_left_padded_prompts_as_the_source(
         pytest.param("portable", "mask", marks=pytest.mark.slow),
     ],
 )
-def test_an_exported_seq2seq_model_counts_in_its_encoder(counts, target, tmp_path):
+def test_exported_seq2seq_encoder_does_not_count_padding(counts, target, tmp_path):
     fields = dict(
         vocab_size=48, hidden_size=32, intermediate_size=40, num_attention_heads=4, encoder_layers=1
     )
@@ -338,7 +338,7 @@ def test_an_exported_seq2seq_model_counts_in_its_encoder(counts, target, tmp_pat
     )
 
 
-def test_the_runtime_refuses_more_tokens_than_positions_whatever_the_padding(tmp_path):
+def test_runtime_rejects_too_many_tokens_and_unknown_position_ids_from(tmp_path):
     model = perturbed(
         "VanillaEncoderModel",
         dict(

@@ -1,4 +1,4 @@
-"""Tests of the names that users import: they are lazy and typed."""
+"""Tests of the public names of the package: lazy imports, annotations and types."""
 
 import inspect
 import subprocess
@@ -25,7 +25,7 @@ def run(code, *flags):
     return done.stdout.split(), done.stderr
 
 
-def test_the_public_names_are_listed_and_others_are_no_attributes():
+def test_public_names_are_listed_and_unknown_name_raises():
     assert sorted(package.__all__) == NAMES and set(NAMES) <= set(dir(package))
     assert package.__version__ == version("vanilla-transformer")
     for name in NAMES:
@@ -34,7 +34,7 @@ def test_the_public_names_are_listed_and_others_are_no_attributes():
         _ = package.runtimes
 
 
-def test_importing_the_package_imports_nothing_but_python_s_own():
+def test_package_import_loads_only_standard_library():
     code = (
         "import sys; before = set(sys.modules); import vanilla_transformer_export; "
         "print(*sorted(set(sys.modules) - before))"
@@ -52,7 +52,7 @@ def test_importing_the_package_imports_nothing_but_python_s_own():
         ("onnxruntime", "Runtime", "cpu"),
     ],
 )
-def test_where_a_package_is_missing_the_error_names_the_extra(missing, name, extra):
+def test_missing_package_error_names_extra(missing, name, extra):
     code = (
         f"import sys; sys.modules[{missing!r}] = None; import vanilla_transformer_export as p; "
         f"p.{name}"
@@ -67,9 +67,9 @@ def public_callables():
         value = getattr(package, name)
         if inspect.isclass(value):
             yield from (
-                (f"{name}.{key}", each)
-                for key, each in vars(value).items()
-                if is_public(key) and callable(each)
+                (f"{name}.{key}", member)
+                for key, member in vars(value).items()
+                if is_public(key) and callable(member)
             )
         elif callable(value):
             yield name, value
@@ -98,14 +98,13 @@ def test_public_signatures_are_annotated(name, function):
 # ------------------------------------------------------------------------------------------ options
 
 
-def test_docstrings_list_the_fields_of_options():
+def test_docstrings_list_option_fields():
     assert option_fields.options_text(" " * 12) in inspect.getsource(package.Runtime.generate)
     assert export_options.options_text(" " * 8) in inspect.getsource(package.export)
 
 
-def test_options_have_their_names_meaning_and_defaults_from_transformers():
-    """But for `seed`, which transformers has none of, and for special tokens, which are the model's
-    here."""
+def test_options_have_names_and_defaults_of_transformers():
+    """`seed` exists only here, and special tokens default to those of the model."""
     from transformers import GenerationConfig
 
     theirs = GenerationConfig()
@@ -125,7 +124,7 @@ def test_options_have_their_names_meaning_and_defaults_from_transformers():
         assert documented.get(name, field.default) == field.default
 
 
-def test_every_option_is_checked_by_its_kind_and_a_wrong_name_is_recognized():
+def test_option_values_are_validated_and_misspelled_name_suggests_option():
     for name, field in option_fields.FIELDS.items():
         with raises(ValueError, seen=(name, "object"), expected=field.metadata["kind"].expected):
             package.Options(**{name: object()})
@@ -134,7 +133,7 @@ def test_every_option_is_checked_by_its_kind_and_a_wrong_name_is_recognized():
     assert package.Options(pad_token_id=PAD).pad_token_id == PAD
 
 
-def test_the_table_has_a_row_for_each_field_of_generation_config_that_may_stand_there():
+def test_options_table_has_row_for_each_generation_config_field():
     rows = [
         line.split("|")[1].strip(" `") for line in option_fields.options_table().splitlines()[2:]
     ]
@@ -148,7 +147,7 @@ def test_the_table_has_a_row_for_each_field_of_generation_config_that_may_stand_
 PROBE = "import vanilla_transformer_export as package\n" + "".join(
     f"reveal_type(package.{name})\n" for name in NAMES
 )
-# Of the large libraries no types are read, which takes most of the time.
+# Types of the large libraries are skipped, since reading them takes most of the time.
 SETTINGS = """
 [mypy]
 follow_imports = silent
@@ -160,8 +159,8 @@ follow_imports = skip
 
 @pytest.mark.slow
 def test_lazy_names_have_types(tmp_path):
-    """A checker of types does not follow the editable install to a folder of another name, so it
-    gets a link."""
+    """mypy does not follow the editable install to a folder of another name, so the test adds a
+    link."""
     pytest.importorskip("mypy", reason="comes with the extra test")
     (tmp_path / "vanilla_transformer_export").symlink_to(Path(package.__file__).parent)
     (tmp_path / "probe.py").write_text(PROBE)

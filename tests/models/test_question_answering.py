@@ -1,8 +1,7 @@
-"""`pipeline("question-answering")` gives what it gave under transformers 4, for our encoder and for
-BERT.
+"""Tests of `pipeline("question-answering")` for our models and BERT.
 
-The expected answers come from `answers_by_hand`, which loops over windows and spans and computes in
-float64.
+The pipeline returns what it returned in transformers 4. The expected answers come from
+`answers_by_hand`, which loops over windows and spans and computes in float64.
 """
 
 import functools
@@ -51,7 +50,7 @@ EXAMPLES = [
 
 
 def pair_encoding():
-    """question </s> context </s>, with words that keep their space."""
+    """Return a tokenizer of question </s> context </s>, whose words keep their leading space."""
     return train_tokenizer([QUESTION, *CONTEXTS] * 2, 60)
 
 
@@ -126,7 +125,7 @@ def answers_by_hand(
     impossible=False,
     align=True,
 ):
-    """Every answer in order, as a list."""
+    """Return the best `top_k` answers, best first, from loops over windows and spans."""
     tokenizer = answer.tokenizer
     cls = [tokenizer.cls_token_id] if tokenizer.cls_token_id is not None else []
     sep = [tokenizer.sep_token_id if cls else tokenizer.eos_token_id]
@@ -135,34 +134,36 @@ def answers_by_hand(
     tokens = tokenizer(context, add_special_tokens=False, return_offsets_mapping=True)
     ids, offsets = tokens["input_ids"], tokens["offset_mapping"]
     head = cls + question_ids + sep
-    room = max_seq_len - len(head) - 1
+    max_context_tokens = max_seq_len - len(head) - 1
     result, null_scores = {}, []
-    for window in range(0, max(1, len(ids) - doc_stride), room - doc_stride):
-        here = range(window, min(window + room, len(ids)))
-        inputs = {"input_ids": torch.tensor([head + [ids[i] for i in here] + sep])}
+    for window in range(0, max(1, len(ids) - doc_stride), max_context_tokens - doc_stride):
+        window_tokens = range(window, min(window + max_context_tokens, len(ids)))
+        inputs = {"input_ids": torch.tensor([head + [ids[i] for i in window_tokens] + sep])}
         if cls:
-            inputs["token_type_ids"] = torch.tensor([[0] * len(head) + [1] * (len(here) + 1)])
+            inputs["token_type_ids"] = torch.tensor(
+                [[0] * len(head) + [1] * (len(window_tokens) + 1)]
+            )
         with torch.no_grad():
             logits = answer.model(**inputs)
         starts, ends = (
             scores[0].double().tolist() for scores in (logits.start_logits, logits.end_logits)
         )
-        candidates = [len(head) + i for i in range(len(here))] + [0] * len(cls)
+        candidates = [len(head) + i for i in range(len(window_tokens))] + [0] * len(cls)
         start, end = (
             softmax([starts[i] for i in candidates]),
             softmax([ends[i] for i in candidates]),
         )
         null_scores.append(start[-1] * end[-1] if cls else 0)
         spans = [
-            (start[i] * end[j], here[i], here[j])
-            for i in range(len(here))
-            for j in range(i, min(i + max_answer_len, len(here)))
+            (start[i] * end[j], window_tokens[i], window_tokens[j])
+            for i in range(len(window_tokens))
+            for j in range(i, min(i + max_answer_len, len(window_tokens)))
         ]
         for score, first, last in sorted(spans, reverse=True)[: 2 * top_k + 10 if align else top_k]:
             begin, stop = offsets[first][0], offsets[last][1]
             if align:
-                # A word that is cut by a window's edge is as long as its part within the window.
-                low, high = offsets[here[0]][0], offsets[here[-1]][1]
+                # A word cut by the edge of a window keeps only its part within the window.
+                low, high = offsets[window_tokens[0]][0], offsets[window_tokens[-1]][1]
                 spans_of_words = [match.span() for match in re.finditer(words, context)]
                 begin = max(low, next(a for a, b in spans_of_words if a <= begin < b))
                 stop = min(high, next(b for a, b in spans_of_words if a < stop <= b))
@@ -177,13 +178,13 @@ def answers_by_hand(
     return sorted(answers, key=lambda entry: -entry["score"])[:top_k]
 
 
-def close(found, wanted):
-    found = [found] if isinstance(found, dict) else found
-    assert [{**entry, "score": None} for entry in found] == [
-        {**entry, "score": None} for entry in wanted
+def close(actual_answers, expected_answers):
+    actual_answers = [actual_answers] if isinstance(actual_answers, dict) else actual_answers
+    assert [{**entry, "score": None} for entry in actual_answers] == [
+        {**entry, "score": None} for entry in expected_answers
     ]
-    assert [entry["score"] for entry in found] == pytest.approx(
-        [entry["score"] for entry in wanted], rel=1e-5
+    assert [entry["score"] for entry in actual_answers] == pytest.approx(
+        [entry["score"] for entry in expected_answers], rel=1e-5
     )
     return True
 
@@ -197,7 +198,7 @@ def three_answers(answer):
 # ------------------------------------------------------------------------------------------ results
 
 
-def test_the_task_loads_our_pipeline_and_the_model_of_the_checkpoint(answer):
+def test_task_loads_our_pipeline_and_checkpoint_model(answer):
     assert type(answer) is QuestionAnsweringPipeline
     classes = ("VanillaEncoder", "VanillaDecoder", "VanillaSeq2Seq", "Bert")
     assert type(answer.model).__name__ in [f"{name}ForQuestionAnswering" for name in classes]
@@ -205,7 +206,7 @@ def test_the_task_loads_our_pipeline_and_the_model_of_the_checkpoint(answer):
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=["long", "short", "repeated"])
-def test_the_answer_is_a_dict_of_a_span_of_the_context(answer, example):
+def test_answer_is_span_of_context(answer, example):
     result = answer(**example)
     assert list(result) == ["score", "start", "end", "answer"]
     assert [type(value) for value in result.values()] == [float, int, int, str]
@@ -233,7 +234,7 @@ WINDOWS = dict(max_seq_len=40, doc_stride=9)
     ids=str,
 )
 @pytest.mark.parametrize("example", [EXAMPLES[0], EXAMPLES[2]], ids=["long", "repeated"])
-def test_answers_are_those_computed_by_hand(answer, example, options):
+def test_answers_match_reference(answer, example, options):
     names = {"handle_impossible_answer": "impossible", "align_to_words": "align"}
     expected = answers_by_hand(
         answer, **example, **{names.get(name, name): value for name, value in options.items()}
@@ -243,7 +244,7 @@ def test_answers_are_those_computed_by_hand(answer, example, options):
     close(answer(**example, **options, padding="max_length"), expected)
 
 
-def test_a_context_has_no_more_answers_than_spans(answer):
+def test_number_of_answers_is_limited_by_spans_of_context(answer):
     result = answer(question=QUESTION, context="two dogs", top_k=50)
     assert [
         entry["answer"].strip()
@@ -255,11 +256,11 @@ def test_a_context_has_no_more_answers_than_spans(answer):
     ]
 
 
-def test_one_answer_alone_is_a_dict_whatever_was_asked_for(answer):
+def test_single_answer_is_dict_despite_top_k(answer):
     assert answer(question=QUESTION, context="dogs", top_k=5)["answer"] == "dogs"
 
 
-def test_arguments_of_the_pipeline_hold_for_each_call(answer):
+def test_pipeline_arguments_are_defaults_of_calls(answer):
     again = pipeline(
         "question-answering", model=answer.model, tokenizer=answer.tokenizer, top_k=3, **WINDOWS
     )
@@ -267,14 +268,14 @@ def test_arguments_of_the_pipeline_hold_for_each_call(answer):
     close(again(**EXAMPLES[0], top_k=1), answers_by_hand(answer, **EXAMPLES[0], top_k=1, **WINDOWS))
 
 
-def test_the_limits_follow_from_the_length_of_the_model(answer, monkeypatch):
+def test_window_sizes_follow_model_max_length(answer, monkeypatch):
     monkeypatch.setattr(answer.tokenizer, "model_max_length", 40)
     close(
         answer(**EXAMPLES[2]), answers_by_hand(answer, **EXAMPLES[2], max_seq_len=40, doc_stride=20)
     )
 
 
-def test_a_question_is_cut_when_asked(answer):
+def test_max_question_len_truncates_question(answer):
     tokens = answer.tokenizer(QUESTION, add_special_tokens=False, return_offsets_mapping=True)[
         "offset_mapping"
     ]
@@ -286,7 +287,7 @@ def test_a_question_is_cut_when_asked(answer):
     )
 
 
-def test_half_precision_gives_scores_too(answer):
+def test_half_precision_model_gives_scores(answer):
     half = build(ours if "Vanilla" in type(answer.model).__name__ else bert, answer.tokenizer).to(
         torch.bfloat16
     )
@@ -295,7 +296,7 @@ def test_half_precision_gives_scores_too(answer):
 
 
 @pytest.mark.parametrize("make_model", [ours, bert])
-def test_padding_on_the_left_puts_the_context_in_front(make_model):
+def test_left_padding_puts_context_before_question(make_model):
     tokenizer = word_pieces(padding_side="left")
     answer = pipeline("question-answering", model=build(make_model, tokenizer), tokenizer=tokenizer)
     ids = tokenizer(CONTEXT, QUESTION, return_tensors="pt")
@@ -324,9 +325,9 @@ def test_padding_on_the_left_puts_the_context_in_front(make_model):
     assert impossible["score"] == pytest.approx((start[0] * end[0]).item(), rel=1e-5)
 
 
-def test_batches_padded_on_the_left_give_the_same_answers():
+def test_left_padded_batches_give_same_answers():
     tokenizer = word_pieces(padding_side="left")
-    # Absolute positions would be others after padding.
+    # Padding would shift absolute positions.
     model = build(functools.partial(ours, position_embedding_type="relative"), tokenizer)
     answer = pipeline(
         "question-answering",
@@ -343,7 +344,7 @@ def test_batches_padded_on_the_left_give_the_same_answers():
         close(actual, expected)
 
 
-# ---------------------------------------------------------------------------------- forms of a call
+# --------------------------------------------------------------------------------------- call forms
 
 
 class Rows(Dataset):
@@ -413,7 +414,7 @@ def test_several_questions_may_share_a_context(answer):
     close(result, [answers_by_hand(answer, question, CONTEXT)[0] for question in QUESTIONS])
 
 
-def test_no_examples_give_no_answers(answer):
+def test_empty_list_gives_no_answers(answer):
     assert answer([]) == []
 
 
@@ -447,29 +448,29 @@ def test_no_examples_give_no_answers(answer):
         (dict(**EXAMPLES[0], doc_stride=-1), ("doc_stride", -1), 0),
     ],
 )
-def test_what_cannot_be_answered_is_refused_with_the_value(answer, arguments, seen, expected):
+def test_invalid_arguments_raise_and_error_names_value(answer, arguments, seen, expected):
     with raises(ValueError, seen=seen, expected=expected):
         answer(**arguments)
 
 
-def test_examples_come_in_one_way_only(answer):
+def test_positional_and_keyword_examples_together_raise(answer):
     with raises(ValueError, seen=QUESTION):
         answer(EXAMPLES[0], question=QUESTION)
 
 
-def test_a_misspelt_argument_is_refused(answer):
+def test_misspelled_argument_raises_type_error(answer):
     with raises(TypeError, seen="max_anser_len"):
         answer(**EXAMPLES[0], max_anser_len=3)
 
 
 @pytest.mark.parametrize("max_seq_len, doc_stride", [(4, 1), (30, 29), (40, 40)])
-def test_windows_that_do_not_advance_are_refused_with_the_numbers(answer, max_seq_len, doc_stride):
+def test_windows_that_do_not_advance_raise_and_error_names_sizes(answer, max_seq_len, doc_stride):
     expected = ("doc_stride", doc_stride)
     with raises(ValueError, seen=("max_seq_len", max_seq_len), expected=expected):
         answer(**EXAMPLES[2], max_seq_len=max_seq_len, doc_stride=doc_stride)
 
 
-def test_a_short_context_needs_no_windows(answer):
+def test_short_context_ignores_doc_stride(answer):
     example = EXAMPLES[1]
     close(answer(**example, max_seq_len=60, doc_stride=60), answers_by_hand(answer, **example))
 
@@ -477,12 +478,12 @@ def test_a_short_context_needs_no_windows(answer):
 @pytest.mark.parametrize(
     "tokenizer, name", [(CanineTokenizer(), "CanineTokenizer"), (None, "None")]
 )
-def test_a_fast_tokenizer_is_needed(answer, tokenizer, name):
+def test_slow_or_missing_tokenizer_raises(answer, tokenizer, name):
     with raises(ValueError, seen=name):
         QuestionAnsweringPipeline(answer.model, tokenizer)
 
 
-def test_a_model_without_start_and_end_logits_is_refused_by_its_class():
+def test_model_without_start_and_end_logits_raises():
     tokenizer = word_pieces()
     config = BertConfig(
         vocab_size=len(tokenizer),
@@ -496,8 +497,9 @@ def test_a_model_without_start_and_end_logits_is_refused_by_its_class():
         answer(**EXAMPLES[0])
 
 
-def test_a_tokenizer_larger_than_the_model_is_refused_with_both_sizes():
+def test_tokenizer_larger_than_model_vocabulary_raises():
     tokenizer = word_pieces()
     answer = pipeline("question-answering", model=build(ours, range(20)), tokenizer=tokenizer)
-    with raises(ValueError, seen=20):
+    largest = max(tokenizer(QUESTION, CONTEXT)["input_ids"])
+    with raises(ValueError, seen=(largest, 20)):
         answer(**EXAMPLES[0])

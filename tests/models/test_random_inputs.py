@@ -1,5 +1,4 @@
-"""Whatever is asked of a runtime, the answer is that of transformers or an error of one line that
-says what was expected."""
+"""Property tests of runtimes: results match transformers, or a one-line error is raised."""
 
 import itertools
 
@@ -16,7 +15,8 @@ from vanilla_transformer_export.inference.inputs import check_contiguous, move_p
 from vanilla_transformer_export.inference.options import FIELDS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Unfeasible length")
-few = settings(max_examples=settings.default.max_examples // 5)  # where torch generates too
+# for tests that also run torch
+few_examples = settings(max_examples=settings.default.max_examples // 5)
 
 VOCABULARY, EOS = 48, 2
 GENERATORS = [
@@ -25,8 +25,11 @@ GENERATORS = [
 
 
 @pytest.fixture(scope="module")
-def opened(exported_for):
-    """A name of `targets.MODELS` and a target -> the model in torch and its runtime, on the CPU."""
+def open_model(exported_for):
+    """Return a function from a name of `targets.MODELS` and a target to model and runtime.
+
+    Both the torch model and the runtime run on the CPU.
+    """
     result = {}
 
     def load(kind, target):
@@ -40,7 +43,7 @@ def opened(exported_for):
 
 @st.composite
 def batches(draw, rows=3, length=8):
-    """Ids and a mask with holes anywhere, (B, S); each row has at least one token."""
+    """Draw ids and a mask with holes, both (B, S). Each row has at least one token."""
     shape = draw(st.integers(1, rows)), draw(st.integers(1, length))
     ids = np.array(
         draw(
@@ -60,7 +63,7 @@ def has_hole(mask):
 
 
 @given(batches())
-def test_holes_are_found_where_they_are(batch):
+def test_check_contiguous_reports_row_and_position_of_hole(batch):
     _, mask = batch
     if has_hole(mask):
         with raises(ValueError, seen="mask") as caught:
@@ -74,7 +77,7 @@ def test_holes_are_found_where_they_are(batch):
 
 
 @given(batches(), st.sampled_from(["left", "right"]))
-def test_padding_moves_and_rows_stay_as_they_are(batch, side):
+def test_move_padding_keeps_row_contents(batch, side):
     ids, mask = batch
     moved_ids, moved_mask = move_padding(ids, mask, side, 0)
     for row in range(len(ids)):
@@ -86,10 +89,10 @@ def test_padding_moves_and_rows_stay_as_they_are(batch, side):
 
 
 @pytest.mark.parametrize("target", ["portable", "cpu"])
-@few
+@few_examples
 @given(batch=batches())
-def test_an_encoder_gives_the_numbers_of_torch_for_any_mask(opened, target, batch):
-    model, runtime = opened("encoder", target)
+def test_encoder_outputs_match_torch_for_any_mask(open_model, target, batch):
+    model, runtime = open_model("encoder", target)
     ids, mask = batch
     with torch.no_grad():
         expected = model(torch.from_numpy(ids), torch.from_numpy(mask))
@@ -104,11 +107,13 @@ def test_an_encoder_gives_the_numbers_of_torch_for_any_mask(opened, target, batc
 
 
 @pytest.mark.parametrize("target", ["portable", "cpu", "cuda"])
-@few
+@few_examples
 @given(batch=batches(), num_beams=st.integers(1, 3))
-def test_any_mask_of_a_source_gives_the_tokens_of_transformers(opened, target, batch, num_beams):
-    """But for padding on the left, which moves to the right before anything is counted."""
-    model, runtime = opened("seq2seq", target)
+def test_seq2seq_tokens_match_transformers_for_any_source_mask(
+    open_model, target, batch, num_beams
+):
+    """transformers gets left padding moved to the right, as the runtime moves it."""
+    model, runtime = open_model("seq2seq", target)
     ids, mask = move_padding(*batch, "right", 5)
     options = dict(max_new_tokens=6, num_beams=num_beams, pad_token_id=3)
     with torch.no_grad():
@@ -119,12 +124,12 @@ def test_any_mask_of_a_source_gives_the_tokens_of_transformers(opened, target, b
 
 
 @pytest.mark.parametrize("target", ["portable", "cpu", "cuda"])
-@few
+@few_examples
 @given(batch=batches(), num_beams=st.integers(1, 3))
-def test_any_mask_of_a_prompt_gives_the_tokens_of_transformers_or_is_refused(
-    opened, target, batch, num_beams
+def test_decoder_tokens_match_transformers_and_mask_with_hole_raises(
+    open_model, target, batch, num_beams
 ):
-    model, runtime = opened("causal", target)
+    model, runtime = open_model("causal", target)
     ids, mask = batch
     options = dict(max_new_tokens=6, num_beams=num_beams, pad_token_id=3)
     if has_hole(mask):
@@ -163,14 +168,14 @@ as_numpy = st.sampled_from(
 
 
 @pytest.mark.parametrize("kind, target", GENERATORS)
-@few
+@few_examples
 @given(
     options=st.fixed_dictionaries({}, optional=VALID),
     kinds=st.lists(as_numpy, min_size=len(VALID), max_size=len(VALID)),
 )
-def test_any_settings_give_the_tokens_of_transformers(opened, kind, target, options, kinds):
-    """Settings are numbers of Python and of NumPy."""
-    model, runtime = opened(kind, target)
+def test_tokens_match_transformers_for_any_valid_options(open_model, kind, target, options, kinds):
+    """Option values are Python and NumPy numbers."""
+    model, runtime = open_model(kind, target)
     ids, options = (
         np.array([[5, 9, 20, 7], [8, 30, 31, 6]]),
         {"max_new_tokens": 8, "pad_token_id": 3, **options},
@@ -180,20 +185,20 @@ def test_any_settings_give_the_tokens_of_transformers(opened, kind, target, opti
             expected = model.generate(
                 torch.from_numpy(ids), attention_mask=torch.ones(2, 4, dtype=int), **options
             ).numpy()
-    except ValueError:  # what transformers refuses
+    except ValueError:  # transformers rejects these options
         with pytest.raises(UsageError):
             runtime.generate(ids, **options)
         return
     ragged = ("bad_words_ids", "early_stopping")
-    given_as = {
+    converted_options = {
         name: value if name in ragged else kind(value)
         for (name, value), kind in zip(options.items(), kinds)
     }
     assert runtime.generate(ids, **options).tolist() == expected.tolist()
-    assert runtime.generate(ids, **{**options, **given_as}).tolist() == expected.tolist()
+    assert runtime.generate(ids, **{**options, **converted_options}).tolist() == expected.tolist()
 
 
-# What no option should be, and what some may: absurd numbers, other types, numpy's.
+# Values that are valid for few or no options: absurd numbers, other types, NumPy scalars.
 values = st.sampled_from(
     [
         -(2**63),
@@ -230,10 +235,10 @@ names = st.sampled_from([*FIELDS, "num_beam", "typical_p", ""])
 
 
 @pytest.mark.parametrize("kind, target", GENERATORS)
-@few
+@few_examples
 @given(options=st.dictionaries(names, values, max_size=3))
-def test_any_options_are_taken_or_refused_in_one_line(opened, kind, target, options):
-    _, runtime = opened(kind, target)
+def test_arbitrary_options_are_accepted_or_raise_one_line_error(open_model, kind, target, options):
+    _, runtime = open_model(kind, target)
     ids = np.array([[5, 9, 20, 7]])
     try:
         if options.get("num_beams") in (None, 1):

@@ -1,4 +1,4 @@
-"""Every variant and switch against the papers' formulas in numpy."""
+"""Tests of every variant and switch against the formulas of the papers in NumPy."""
 
 import numpy as np
 import pytest
@@ -29,9 +29,9 @@ from vanilla_transformer import (
 
 VOCABULARY, LENGTH, SOURCE_LENGTH = 23, 7, 5
 
-# What differs from the paper: fields of our config, and the same said to the reference.
+# Changes to the model of the paper: fields of our config, and the same for the reference.
 PRE_NORM = dict(norm_first=True), dict(norm_first=True, final_norm=True)
-# Few buckets, so that seven tokens reach the logarithmic ones and what is beyond them.
+# Few buckets, so that seven tokens reach the logarithmic buckets and the distances beyond.
 RELATIVE = (
     dict(
         position_embedding_type="relative",
@@ -129,7 +129,7 @@ CHANGES = {
             final_norm=True
         ),
     ),
-    # Of one variant only.
+    # Changes of one variant only.
     "token types": (dict(type_vocab_size=3), {}),
     "token types and a norm": (
         dict(type_vocab_size=3, embedding_norm=True), dict(embedding_norm=True)
@@ -173,8 +173,10 @@ attentions = pytest.mark.parametrize("attention", ["eager", "sdpa"])
 
 
 def build(variant, change="paper", attention="eager"):
-    """A model with every parameter random, norms and biases included, and what the reference needs
-    of it. In float64, but of numbers that float32 has too."""
+    """Return a float64 model with random parameters, its weights and the settings of the reference.
+
+    Norms and biases are random too. float32 represents all weights exactly.
+    """
     config_class, model_class, depth = VARIANTS[variant]
     ours, theirs = CHANGES[change]
     sizes = (
@@ -212,8 +214,10 @@ SOURCE_MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 1, 0]])
 
 
 def assert_close(logits, expected, mask=None):
-    """1e-10 in float64; 1e-5, relative beyond 1, in float32. Padded positions are nobody's
-    business."""
+    """Check that logits are within 1e-10 in float64, or 1e-5 (relative beyond 1) in float32.
+
+    Padded positions are ignored.
+    """
     real = np.ones(expected.shape[:2], bool) if mask is None else mask.bool().numpy()
     got, expected = logits.detach().double().numpy()[real], expected[real]
     allowed = 1e-10 if logits.dtype == torch.float64 else 1e-5 * np.maximum(1, np.abs(expected))
@@ -223,7 +227,7 @@ def assert_close(logits, expected, mask=None):
 
 
 def expected_logits(variant, weights, paper, batch):
-    """The reference, sentence by sentence."""
+    """Return the logits of the reference, computed row by row."""
     columns = [batch[name].numpy() for name in ("tokens", "mask", "positions")]
     if variant == "seq2seq":
         rows = zip(batch["source"].numpy(), batch["source_mask"].numpy(), *columns, strict=True)
@@ -237,9 +241,7 @@ def expected_logits(variant, weights, paper, batch):
 @attentions
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("variant, change", ALL)
-def test_logits_are_those_of_the_formulas_in_double_and_single_precision(
-    variant, change, padded, attention
-):
+def test_logits_match_formulas_in_double_and_single_precision(variant, change, padded, attention):
     model, weights, paper = build(variant, change, attention)
     mask = MASK if padded else torch.ones_like(MASK)
     source_mask = SOURCE_MASK if padded else torch.ones_like(SOURCE_MASK)
@@ -248,25 +250,25 @@ def test_logits_are_those_of_the_formulas_in_double_and_single_precision(
     batch |= dict(source=token_rows(SOURCE_LENGTH), source_mask=source_mask)
 
     if variant == "seq2seq":
-        given = dict(input_ids=batch["source"], decoder_input_ids=batch["tokens"])
+        inputs = dict(input_ids=batch["source"], decoder_input_ids=batch["tokens"])
         if padded:
-            given |= dict(
+            inputs |= dict(
                 attention_mask=source_mask,
                 decoder_attention_mask=mask,
                 decoder_position_ids=positions,
             )
     else:
-        given = dict(input_ids=batch["tokens"])
+        inputs = dict(input_ids=batch["tokens"])
         if padded:
-            given |= dict(attention_mask=mask, position_ids=positions)
+            inputs |= dict(attention_mask=mask, position_ids=positions)
     if "type_vocab_size" in CHANGES[change][0]:
-        batch["types"] = given["token_type_ids"] = torch.randint(0, 3, (3, LENGTH))
+        batch["types"] = inputs["token_type_ids"] = torch.randint(0, 3, (3, LENGTH))
     expected = expected_logits(variant, weights, paper, batch)
-    assert_close(model(**given).logits, expected, mask)
-    assert_close(model.float()(**given).logits, expected, mask)
+    assert_close(model(**inputs).logits, expected, mask)
+    assert_close(model.float()(**inputs).logits, expected, mask)
 
 
-def test_tokens_are_of_type_0_by_default():
+def test_token_type_defaults_to_0():
     model, weights, paper = build("encoder", "token types")
     batch = dict(
         tokens=token_rows(LENGTH),
@@ -279,7 +281,7 @@ def test_tokens_are_of_type_0_by_default():
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("act", ["tanh", "gelu"])
-def test_the_pooler_is_a_linear_map_and_an_activation_of_the_first_state(act, padded):
+def test_pooler_applies_linear_map_and_activation_to_first_state(act, padded):
     config = VanillaEncoderConfig(
         vocab_size=VOCABULARY, d_model=12, d_ff=20, h=2, N=2, pooler_act=act
     )
@@ -306,7 +308,7 @@ CACHED = [
 
 
 def cache_for(model, kind):
-    """None lets the model make one; a static cache has room for more than there will be."""
+    """Return a static cache with spare positions, or None to let the model make a dynamic cache."""
     if kind == "dynamic":
         return None
     static = StaticCache(config=model.config, max_cache_len=LENGTH + 2)
@@ -320,7 +322,7 @@ def cache_for(model, kind):
 @pytest.mark.parametrize("chunks", [[1] * 7, [3, 1, 3]], ids=str)
 @pytest.mark.parametrize("change", CACHED)
 @pytest.mark.parametrize("variant", ["decoder", "seq2seq"])
-def test_decoding_with_the_cache_is_one_full_pass(variant, change, chunks, kind, attention):
+def test_cached_decoding_matches_full_pass(variant, change, chunks, kind, attention):
     model, weights, paper = build(variant, change, attention)
     batch = dict(
         tokens=token_rows(LENGTH),
@@ -332,16 +334,16 @@ def test_decoding_with_the_cache_is_one_full_pass(variant, change, chunks, kind,
     cache, logits = cache_for(model, kind), []
     for chunk in batch["tokens"].split(chunks, dim=1):
         if variant == "seq2seq":
-            given = dict(
+            inputs = dict(
                 input_ids=batch["source"], attention_mask=SOURCE_MASK, decoder_input_ids=chunk
             )
         else:
-            given = dict(input_ids=chunk)
-        outputs = model(**given, past_key_values=cache, use_cache=True)
+            inputs = dict(input_ids=chunk)
+        outputs = model(**inputs, past_key_values=cache, use_cache=True)
         cache = outputs.past_key_values
         logits.append(outputs.logits)
-    own = StaticCache if kind == "static" else DynamicCache
-    assert isinstance(cache, EncoderDecoderCache if variant == "seq2seq" else own)
+    cache_class = StaticCache if kind == "static" else DynamicCache
+    assert isinstance(cache, EncoderDecoderCache if variant == "seq2seq" else cache_class)
     assert_close(torch.cat(logits, dim=1), expected_logits(variant, weights, paper, batch))
 
 
@@ -349,17 +351,17 @@ def test_decoding_with_the_cache_is_one_full_pass(variant, change, chunks, kind,
 @pytest.mark.parametrize("chunks", [[1] * 7, [4, 3]], ids=str)
 @pytest.mark.parametrize("change", CACHED)
 @attentions
-def test_decoding_padded_rows_with_the_cache_is_one_full_pass(attention, change, chunks, kind):
+def test_cached_decoding_of_padded_rows_matches_full_pass(attention, change, chunks, kind):
     model, weights, paper = build("decoder", change, attention)
     batch = dict(tokens=token_rows(LENGTH), mask=MASK, positions=POSITIONS)
     cache, logits, seen = cache_for(model, kind), [], 0
     for length in chunks:
         seen += length
-        now = slice(seen - length, seen)
+        chunk_slice = slice(seen - length, seen)
         outputs = model(
-            batch["tokens"][:, now],
+            batch["tokens"][:, chunk_slice],
             MASK[:, :seen],
-            POSITIONS[:, now],
+            POSITIONS[:, chunk_slice],
             past_key_values=cache,
             use_cache=True,
         )
@@ -372,7 +374,7 @@ def test_decoding_padded_rows_with_the_cache_is_one_full_pass(attention, change,
 
 
 @pytest.mark.parametrize("first", [0, 4990, 100_000])
-def test_sinusoids_are_the_formula_at_any_position(first):
+def test_sinusoids_match_formula_at_any_position(first):
     """The first hidden state is the scaled token plus its position."""
     model, weights, _ = build("decoder")
     positions = torch.arange(first, first + 10)
@@ -387,7 +389,7 @@ def test_sinusoids_are_the_formula_at_any_position(first):
 
 
 @pytest.mark.parametrize("positions", ["rotary", "relative", "none"])
-def test_positions_that_are_not_added_leave_the_embeddings_alone(positions):
+def test_rotary_relative_or_no_positions_leave_embeddings_unchanged(positions):
     model, weights, _ = build(
         "decoder", {"none": "no positions"}.get(positions, f"{positions} positions")
     )
@@ -399,7 +401,7 @@ def test_positions_that_are_not_added_leave_the_embeddings_alone(positions):
 
 
 @pytest.mark.parametrize("first", [0, 4990, 100_000])
-def test_rotary_positions_have_no_last_position_and_only_distances_count(first):
+def test_rotary_positions_depend_on_distances_only_and_have_no_limit(first):
     model, weights, paper = build("decoder", "rotary positions")
     tokens, positions = token_rows(LENGTH), (first + torch.arange(LENGTH)).expand(3, -1)
     batch = dict(tokens=tokens, mask=torch.ones_like(MASK), positions=positions)
@@ -412,21 +414,19 @@ def test_rotary_positions_have_no_last_position_and_only_distances_count(first):
     )
 
 
-def test_the_rotation_of_the_reference_is_the_complex_product_of_equation_12():
+def test_reference_rotation_matches_complex_product_of_equation_12():
     """RoFormer, section 3.2.1: a pair of components is a complex number, times e^(i m theta)."""
     x = np.random.default_rng(0).normal(size=8)
     pairs = (x[0::2] + 1j * x[1::2]) * np.exp(1j * 5 * 10000.0 ** (-np.arange(4) / 4))
-    turned = rotation(5, 8, 10000.0) @ x
-    np.testing.assert_allclose(turned[0::2] + 1j * turned[1::2], pairs)
+    rotated = rotation(5, 8, 10000.0) @ x
+    np.testing.assert_allclose(rotated[0::2] + 1j * rotated[1::2], pairs)
 
 
 @pytest.mark.parametrize(
     "buckets, max_distance", [(32, 128), (8, 5), (4, 3), (64, 33), (32, 1000), (10, 17)]
 )
 @pytest.mark.parametrize("is_causal", [False, True], ids=["both sides", "causal"])
-def test_buckets_of_relative_positions_are_the_definition_and_those_of_t5(
-    is_causal, buckets, max_distance
-):
+def test_relative_position_buckets_match_definition_and_t5(is_causal, buckets, max_distance):
     model, _, _ = build("decoder" if is_causal else "encoder", "relative positions")
     positions = model.model.relative_positions
     positions.buckets, positions.max_distance = buckets, max_distance

@@ -1,4 +1,4 @@
-"""A saved checkpoint carries its code: every Auto class loads it where the package is not
+"""Tests of the code in saved checkpoints: Auto classes load it where the package is not
 installed."""
 
 import json
@@ -41,10 +41,10 @@ MODELS = [
 every_model = pytest.mark.parametrize("variant, auto_name", MODELS)
 saved = pytest.mark.parametrize("again", ["", "again"], ids=["saved here", "saved again elsewhere"])
 
-# Runs in one fresh process, in a directory with the checkpoints `variant/AutoClass`. Loads each,
-# keeps what it computes, saves it under `again/`, and loads that. What goes wrong with one is kept
-# with it. transformers keeps the code of checkpoints apart by the name of their folder, so one with
-# code of its own is `variant/AutoClass-which`.
+# Runs in a fresh process, in a directory with the checkpoints `variant/AutoClass`. Loads each,
+# writes its results, saves it under `again/`, and loads that copy. Errors are written beside the
+# checkpoint. transformers separates the code of checkpoints by folder name, so a checkpoint with
+# other code is `variant/AutoClass-which`.
 ELSEWHERE = """
 import json
 import sys
@@ -121,7 +121,7 @@ for directory in map(Path, sys.argv[1:]):
 """
 
 
-CHANGES = {  # each kind of positions, and all that a checkpoint of the variant may have
+CHANGES = {  # together all kinds of positions and all optional parts of each variant
     "encoder": dict(
         N=2, position_embedding_type="relative", type_vocab_size=2, pooler_act="tanh",
         lm_transform_act="gelu", token_transform_act="gelu"
@@ -140,9 +140,8 @@ CHANGES = {  # each kind of positions, and all that a checkpoint of the variant 
 }  # fmt: skip
 
 
-def code_as_before(directory):
-    """Puts the stacks back into modeling_, where they stand in the checkpoints of the versions
-    before."""
+def write_older_code(directory):
+    """Move the stacks back into modeling_, as in checkpoints of earlier versions."""
     layers, modeling = (
         directory / f"{part}_vanilla_transformer.py" for part in ("layers", "modeling")
     )
@@ -162,7 +161,7 @@ def code_as_before(directory):
     )
 
 
-def code_of(directory):
+def read_code(directory):
     return {
         path.relative_to(directory).as_posix(): path.read_text() for path in directory.rglob("*.py")
     }
@@ -170,8 +169,10 @@ def code_of(directory):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """The directory in which `ELSEWHERE` ran on a checkpoint of each model class, and on base
-    models with older code."""
+    """Run `ELSEWHERE` on a checkpoint of each model class and on base models with older code.
+
+    Return its directory.
+    """
     root = tmp_path_factory.mktemp("elsewhere")
     torch.manual_seed(0)
     for variant, auto_name in MODELS:
@@ -184,21 +185,20 @@ def root(tmp_path_factory):
     for variant in CONFIGS:
         directories.append(f"{variant}/AutoModel-before")
         shutil.copytree(root / variant / "AutoModel", root / directories[-1])
-        code_as_before(root / directories[-1])
-    places = dict(
+        write_older_code(root / directories[-1])
+    cache_variables = dict(
         HF_HOME=str(root / "home"), HF_MODULES_CACHE=str(root / "modules"), HF_HUB_OFFLINE="1"
     )
     command = [sys.executable, "-c", ELSEWHERE, *directories]
     process = subprocess.run(
-        command, cwd=root, env=os.environ | places, capture_output=True, text=True
+        command, cwd=root, env=os.environ | cache_variables, capture_output=True, text=True
     )
     assert process.returncode == 0, process.stderr[-3000:]
     return root
 
 
-def here_and_elsewhere(root, variant, auto_name, again=""):
-    """The model as it was saved, its inputs, and what a process without the package made of
-    them."""
+def load_model_and_results(root, variant, auto_name, again=""):
+    """Return the saved model, its inputs, and the results of the process without the package."""
     error = root / variant / auto_name / "error.txt"
     assert not error.exists(), error.read_text()
     model = AUTO_CLASSES[variant][auto_name].from_pretrained(root / variant / auto_name)
@@ -208,8 +208,8 @@ def here_and_elsewhere(root, variant, auto_name, again=""):
 
 @every_model
 @saved
-def test_the_classes_are_those_of_the_checkpoint(root, variant, auto_name, again):
-    here_and_elsewhere(root, variant, auto_name)
+def test_loaded_classes_and_code_are_those_of_checkpoint(root, variant, auto_name, again):
+    load_model_and_results(root, variant, auto_name)
     directory = root / again / variant / auto_name
     names = {name: item.__name__ for name, item in AUTO_CLASSES[variant].items()}
     classes = json.loads((directory / "classes.json").read_text())
@@ -222,12 +222,12 @@ def test_the_classes_are_those_of_the_checkpoint(root, variant, auto_name, again
     code = {
         f"{module}_vanilla_transformer.py" for module in ("configuration", "layers", "modeling")
     }
-    assert code_of(directory) == {name: (PACKAGE / name).read_text() for name in code}
+    assert read_code(directory) == {name: (PACKAGE / name).read_text() for name in code}
 
 
 @every_model
-def test_every_auto_class_of_the_variant_loads_the_checkpoint(root, variant, auto_name):
-    here_and_elsewhere(root, variant, auto_name)
+def test_every_auto_class_of_variant_loads_checkpoint(root, variant, auto_name):
+    load_model_and_results(root, variant, auto_name)
     check_auto_classes(root / variant / auto_name, variant)
 
 
@@ -240,24 +240,22 @@ def check_auto_classes(directory, variant):
 
 
 @pytest.mark.parametrize("variant", CONFIGS)
-def test_a_checkpoint_whose_stacks_stand_in_modeling_loads_and_keeps_its_code(root, variant):
+def test_checkpoint_with_older_code_loads_and_keeps_its_code(root, variant):
     here, before = (root / variant / name for name in ("AutoModel", "AutoModel-before"))
     again = root / "again" / variant / "AutoModel-before"
     assert not (before / "error.txt").exists(), (before / "error.txt").read_text()
     check_auto_classes(before, variant)
-    assert code_of(again) == code_of(before) != code_of(here)
+    assert read_code(again) == read_code(before) != read_code(here)
     expected = load_file(here / "results.safetensors")["model"]
     for directory in (before, again):
         assert torch.equal(load_file(directory / "results.safetensors")["model"], expected)
 
 
 @pytest.mark.parametrize("variant", CONFIGS)
-def test_a_checkpoint_whose_stacks_stand_in_modeling_gets_the_package_s_code_when_saved_here(
-    root, variant, tmp_path
-):
+def test_checkpoint_with_older_code_gets_package_code_when_saved(root, variant, tmp_path):
     shutil.copytree(root / variant / "AutoModel-before", tmp_path, dirs_exist_ok=True)
     transformers.AutoModel.from_pretrained(tmp_path).save_pretrained(tmp_path)
-    assert code_of(tmp_path) == code_of(root / variant / "AutoModel")
+    assert read_code(tmp_path) == read_code(root / variant / "AutoModel")
     written, expected = (
         (path / "config.json").read_text() for path in (tmp_path, root / variant / "AutoModel")
     )
@@ -266,13 +264,13 @@ def test_a_checkpoint_whose_stacks_stand_in_modeling_gets_the_package_s_code_whe
 
 @every_model
 @saved
-def test_outputs_are_the_same(root, variant, auto_name, again):
-    model, given, results = here_and_elsewhere(root, variant, auto_name, again)
+def test_outputs_match_installed_package(root, variant, auto_name, again):
+    model, inputs, results = load_model_and_results(root, variant, auto_name, again)
     with torch.no_grad():
-        expected = models.result(model(**given))
+        expected = models.result(model(**inputs))
         flat = {
             name: values.flatten(0, -2) if name.endswith("ids") else values
-            for name, values in given.items()
+            for name, values in inputs.items()
         }
         body = getattr(model, "model", model)(**flat).last_hidden_state
     torch.testing.assert_close(results["model"].view_as(expected), expected)
@@ -285,9 +283,9 @@ def test_outputs_are_the_same(root, variant, auto_name, again):
     [("decoder", "AutoModelForCausalLM"), ("seq2seq", "AutoModelForSeq2SeqLM")],
 )
 @saved
-def test_generated_tokens_are_the_same(root, variant, auto_name, again, beams):
-    model, given, results = here_and_elsewhere(root, variant, auto_name, again)
+def test_generated_tokens_match_installed_package(root, variant, auto_name, again, beams):
+    model, inputs, results = load_model_and_results(root, variant, auto_name, again)
     expected = model.generate(
-        given["input_ids"], num_beams=beams, max_new_tokens=6, do_sample=False
+        inputs["input_ids"], num_beams=beams, max_new_tokens=6, do_sample=False
     )
     assert results[f"{beams} beams"].tolist() == expected.tolist()

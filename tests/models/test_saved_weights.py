@@ -1,4 +1,4 @@
-"""Tests of saved weights: every tensor once, tied or not, and vocabularies of another size."""
+"""Tests of saved weights: tied and untied tensors, older pickles, and resized vocabularies."""
 
 import pickle
 import re
@@ -62,11 +62,11 @@ NARROW = dict(embedding_size=10)
     ids=["plain", "pooler, transform", "narrow", "narrow, norm"],
 )
 @pytest.mark.parametrize("auto_name, model_class", AUTO, ids=[short_name(c) for c in ALL])
-def test_auto_classes_load_what_was_saved(auto_name, model_class, changes, tmp_path):
+def test_auto_classes_load_saved_model(auto_name, model_class, changes, tmp_path):
     model = build(
         model_class, **changes if model_class in ENCODERS or "embedding_size" in changes else {}
     )
-    given = inputs(model)
+    model_inputs = inputs(model)
     model.save_pretrained(tmp_path)
     loaded = getattr(transformers, auto_name).from_pretrained(tmp_path)
     assert type(loaded) is model_class
@@ -74,11 +74,13 @@ def test_auto_classes_load_what_was_saved(auto_name, model_class, changes, tmp_p
     assert got.keys() == expected.keys() and all(
         torch.equal(got[name], expected[name]) for name in expected
     )
-    # Not bit by bit: where a matrix lies in memory changes the last bit of a product with a vector.
-    torch.testing.assert_close(result(loaded(**given)), result(model(**given)), rtol=0, atol=1e-6)
+    # Not bit by bit: the memory address of a matrix changes the last bit of a product.
+    torch.testing.assert_close(
+        result(loaded(**model_inputs)), result(model(**model_inputs)), rtol=0, atol=1e-6
+    )
 
 
-# Where the classes of our modules stood in the versions whose models may have been pickled.
+# The classes of each module in the versions whose models may have been pickled.
 PICKLED = {
     "configuration": ("Vanilla(Encoder|Decoder|Seq2Seq)Config",),
     "layers": (
@@ -98,13 +100,13 @@ EVERYTHING = dict(position_embedding_type="relative", pooler_act="tanh", lm_tran
 
 
 @over(ALL)
-def test_a_model_that_an_earlier_version_pickled_unpickles(model_class):
+def test_model_pickled_by_earlier_version_loads(model_class):
     model = build(
         model_class,
         **EVERYTHING if model_class in ENCODERS else dict(position_embedding_type="relative"),
     )
-    given = inputs(model)
-    # which names a class in text: "c", module, line feed, name, line feed
+    model_inputs = inputs(model)
+    # protocol 2 names a class in text: "c", module, line feed, name, line feed
     stream = pickle.dumps(model, protocol=2)
     ours = rb"c(vanilla_transformer\.\w+\n)"
     actual = len(re.findall(ours, stream))
@@ -115,20 +117,20 @@ def test_a_model_that_an_earlier_version_pickled_unpickles(model_class):
         replaced += count
     assert replaced == actual > 4
     torch.testing.assert_close(
-        result(pickle.loads(stream)(**given)), result(model(**given)), rtol=0, atol=0
+        result(pickle.loads(stream)(**model_inputs)), result(model(**model_inputs)), rtol=0, atol=0
     )
 
 
 def parts(model):
-    """The state dict with the names that all classes of a variant share."""
+    """Return the state dict with the names that all classes of a variant share."""
     return {name.removeprefix("model."): tensor for name, tensor in model.state_dict().items()}
 
 
 @pytest.mark.parametrize("saved", ALL, ids=short_name)
-def test_every_auto_class_of_a_variant_loads_every_checkpoint_of_the_variant(saved, tmp_path):
-    """Tensors that both classes have come from the file, which is the whole body.
+def test_every_auto_class_loads_every_checkpoint_of_its_variant(saved, tmp_path):
+    """Tensors of both classes come from the file, which has the whole body.
 
-    Tensors of the loaded class alone are new.
+    Tensors of the loaded class alone are newly initialized.
     """
     changes = dict(tie_word_embeddings=False)
     if saved in ENCODERS:
@@ -156,7 +158,7 @@ def test_every_auto_class_of_a_variant_loads_every_checkpoint_of_the_variant(sav
 
 
 @over(ENCODERS)
-def test_only_classes_that_read_the_pooler_have_one(model_class):
+def test_only_classes_that_use_pooler_have_pooler_weights(model_class):
     uses = {
         "Model",
         "ForPreTraining",
@@ -170,19 +172,19 @@ def test_only_classes_that_read_the_pooler_have_one(model_class):
             for name, _ in build(model_class, pooler_act=act).named_parameters()
             if "pooler" in name
         }
-        has = act is not None and short_name(model_class).removeprefix("Encoder") in uses
+        has_pooler = act is not None and short_name(model_class).removeprefix("Encoder") in uses
         prefix = "" if model_class is VanillaEncoderModel else "model."
         assert names == (
-            {f"{prefix}pooler.dense.weight", f"{prefix}pooler.dense.bias"} if has else set()
+            {f"{prefix}pooler.dense.weight", f"{prefix}pooler.dense.bias"} if has_pooler else set()
         )
 
 
-def test_every_model_class_is_covered_here():
+def test_list_of_model_classes_is_complete():
     public = [getattr(vanilla_transformer, name) for name in vanilla_transformer.__all__]
     models = {item for item in public if isinstance(item, type) and issubclass(item, nn.Module)}
-    # in the folder vision
-    of_images = {model for model in models if model.__name__.startswith("VanillaVision")}
-    assert models - {vanilla_transformer.VanillaPreTrainedModel} - of_images == set(ALL)
+    # tested in the folder vision
+    vision_models = {model for model in models if model.__name__.startswith("VanillaVision")}
+    assert models - {vanilla_transformer.VanillaPreTrainedModel} - vision_models == set(ALL)
 
 
 @pytest.mark.parametrize(
@@ -190,21 +192,25 @@ def test_every_model_class_is_covered_here():
     list(zip(LANGUAGE_MODELS, BASE, strict=True)),
     ids=["encoder", "decoder", "seq2seq"],
 )
-def test_a_base_model_loads_from_the_checkpoint_of_a_head(head, base, tmp_path):
+def test_base_model_loads_from_checkpoint_with_head(head, base, tmp_path):
     model = build(head)
-    given = inputs(model)
+    model_inputs = inputs(model)
     model.save_pretrained(tmp_path)
     loaded = transformers.AutoModel.from_pretrained(tmp_path)
     assert type(loaded) is base
-    assert torch.equal(loaded(**given).last_hidden_state, model.model(**given).last_hidden_state)
+    assert torch.equal(
+        loaded(**model_inputs).last_hidden_state, model.model(**model_inputs).last_hidden_state
+    )
 
 
-def test_a_new_head_on_a_loaded_body_starts_as_initialised(tmp_path):
+def test_new_head_on_loaded_body_is_initialized(tmp_path):
     body = build(VanillaEncoderModel)
     body.save_pretrained(tmp_path)
     classifier = VanillaEncoderForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
-    given = dict(input_ids=tokens())
-    assert torch.equal(classifier.model(**given).last_hidden_state, body(**given).last_hidden_state)
+    model_inputs = dict(input_ids=tokens())
+    assert torch.equal(
+        classifier.model(**model_inputs).last_hidden_state, body(**model_inputs).last_hidden_state
+    )
     assert classifier.classifier.weight.std().item() == pytest.approx(0.02, rel=0.4)
     assert not classifier.classifier.bias.any()
 
@@ -213,7 +219,7 @@ def test_a_new_head_on_a_loaded_body_starts_as_initialised(tmp_path):
 
 
 def matrices(model):
-    """All that may be tied: token embeddings, and the projection to the vocabulary."""
+    """Return the matrices that may be tied: token embeddings and the output projection."""
     result = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
     return result + ([model.lm_head.weight] if hasattr(model, "lm_head") else [])
 
@@ -225,7 +231,7 @@ def saved_matrices(directory):
 
 
 @over([*LANGUAGE_MODELS, VanillaEncoderForPreTraining, VanillaSeq2SeqModel])
-def test_tied_matrices_are_one_parameter_and_one_tensor_in_the_file(model_class, tmp_path):
+def test_tied_matrices_are_one_parameter_and_one_saved_tensor(model_class, tmp_path):
     model = build(model_class)
     assert len(matrices(model)) > 1 and len({id(matrix) for matrix in matrices(model)}) == 1
     model.save_pretrained(tmp_path)
@@ -234,7 +240,7 @@ def test_tied_matrices_are_one_parameter_and_one_tensor_in_the_file(model_class,
 
 
 @over([*LANGUAGE_MODELS, VanillaEncoderForPreTraining, VanillaSeq2SeqModel])
-def test_untied_matrices_are_separate_and_come_back_as_they_were(model_class, tmp_path):
+def test_untied_matrices_are_separate_and_restored(model_class, tmp_path):
     model = build(model_class, tie_word_embeddings=False)
     count = len(matrices(model))
     assert count > 1 and len({id(matrix) for matrix in matrices(model)}) == count
@@ -250,8 +256,8 @@ def test_untied_matrices_are_separate_and_come_back_as_they_were(model_class, tm
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "not shared"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @over([VanillaSeq2SeqModel, VanillaSeq2SeqForConditionalGeneration])
-def test_which_matrices_of_a_pair_are_one_and_which_are_saved(model_class, tied, shared, tmp_path):
-    """Tied, the target's embeddings are the projection's; shared too, they are the source's."""
+def test_seq2seq_matrices_are_tied_and_saved_as_configured(model_class, tied, shared, tmp_path):
+    """If tied, the projection is the target embedding; if shared too, the source embedding."""
     model = build(model_class, tie_word_embeddings=tied, share_encoder_decoder_embeddings=shared)
     has_head = model_class is VanillaSeq2SeqForConditionalGeneration
     count = {(True, True): 1, (True, False): 2}.get((tied, shared), 3 if has_head else 2)
@@ -259,41 +265,39 @@ def test_which_matrices_of_a_pair_are_one_and_which_are_saved(model_class, tied,
     source, target, *head = matrices(model)
     assert (source is target) == (tied and shared)
     assert [matrix is target for matrix in head] == [tied] * has_head
-    given = inputs(model)
+    model_inputs = inputs(model)
     model.save_pretrained(tmp_path)
     assert len(saved_matrices(tmp_path)) == count
     loaded = model_class.from_pretrained(tmp_path)
     assert len({id(matrix) for matrix in matrices(loaded)}) == count
     for ours, theirs in zip(matrices(loaded), matrices(model), strict=True):
         assert torch.equal(ours, theirs)
-    assert torch.equal(result(loaded(**given)), result(model(**given)))
+    assert torch.equal(result(loaded(**model_inputs)), result(model(**model_inputs)))
 
 
 @pytest.mark.parametrize("size", [V + 7, V - 7], ids=["larger", "smaller"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @over([VanillaSeq2SeqModel, VanillaSeq2SeqForConditionalGeneration])
-def test_embeddings_that_are_not_shared_are_resized_on_both_sides(
-    model_class, tied, size, tmp_path
-):
+def test_unshared_embeddings_are_resized_on_both_sides(model_class, tied, size, tmp_path):
     model = build(model_class, share_encoder_decoder_embeddings=False, tie_word_embeddings=tied)
-    given = {name: ids.clamp(max=V - 8) for name, ids in inputs(model).items()}
-    old, before = result(model(**given)), [matrix.clone() for matrix in matrices(model)]
-    ones = len({id(matrix) for matrix in matrices(model)})
+    model_inputs = {name: ids.clamp(max=V - 8) for name, ids in inputs(model).items()}
+    old, before = result(model(**model_inputs)), [matrix.clone() for matrix in matrices(model)]
+    num_matrices = len({id(matrix) for matrix in matrices(model)})
     model.resize_token_embeddings(size)
     common = min(size, V)
-    assert len({id(matrix) for matrix in matrices(model)}) == ones
+    assert len({id(matrix) for matrix in matrices(model)}) == num_matrices
     for matrix, kept in zip(matrices(model), before, strict=True):
         assert len(matrix) == size and torch.equal(matrix[:common], kept[:common])
-    got = result(model(**given))
+    got = result(model(**model_inputs))
     width = common if hasattr(model, "lm_head") else D
     assert_same(got[..., :width], old[..., :width])
-    newest = {name: torch.full_like(ids, size - 1) for name, ids in given.items()}
+    newest = {name: torch.full_like(ids, size - 1) for name, ids in model_inputs.items()}
     assert result(model(**newest)).isfinite().all()
     model.save_pretrained(tmp_path)
-    assert torch.equal(result(model_class.from_pretrained(tmp_path)(**given)), got)
+    assert torch.equal(result(model_class.from_pretrained(tmp_path)(**model_inputs)), got)
 
 
-def test_a_source_embedding_learns_from_its_own_side_only_where_it_is_not_shared():
+def test_unshared_source_embedding_gets_gradients_from_source_only():
     model = build(VanillaSeq2SeqForConditionalGeneration, share_encoder_decoder_embeddings=False)
     source, labels = torch.full((3, LENGTH), 5), torch.full((3, 4), 7)
     model(source, labels=labels).loss.backward()
@@ -313,40 +317,40 @@ def test_a_source_embedding_learns_from_its_own_side_only_where_it_is_not_shared
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("changes", [{}, NARROW], ids=["", "narrow"])
 @over(LANGUAGE_MODELS)
-def test_a_resized_vocabulary_keeps_the_old_logits_and_still_generates(
+def test_resized_vocabulary_keeps_old_logits_and_generates(
     model_class, changes, bias, tied, size, tmp_path
 ):
     model = build(model_class, tie_word_embeddings=tied, lm_head_bias=bias, **changes)
-    given = {name: ids.clamp(max=V - 8) for name, ids in inputs(model).items()}
-    old, common = model(**given).logits, min(size, V)
+    model_inputs = {name: ids.clamp(max=V - 8) for name, ids in inputs(model).items()}
+    old, common = model(**model_inputs).logits, min(size, V)
     model.resize_token_embeddings(size)
-    logits = model(**given).logits
+    logits = model(**model_inputs).logits
     assert logits.shape[-1] == model.config.vocab_size == size
     assert_same(logits[..., :common], old[..., :common])
     assert {len(matrix) for matrix in matrices(model)} == {size}
     assert len({id(matrix) for matrix in matrices(model)}) == (1 if tied else len(matrices(model)))
 
-    with_newest = {name: torch.full_like(ids, size - 1) for name, ids in given.items()}
+    with_newest = {name: torch.full_like(ids, size - 1) for name, ids in model_inputs.items()}
     labels = with_newest["decoder_input_ids" if is_pair(model) else "input_ids"]
     assert model(**with_newest, labels=labels).loss.isfinite()
     if model.can_generate():
-        assert generated(model, given["input_ids"]).shape == (3, 8)
+        assert generated(model, model_inputs["input_ids"]).shape == (3, 8)
     model.save_pretrained(tmp_path)
-    assert torch.equal(model_class.from_pretrained(tmp_path)(**given).logits, logits)
+    assert torch.equal(model_class.from_pretrained(tmp_path)(**model_inputs).logits, logits)
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("changes", [{}, NARROW], ids=["", "narrow"])
 @over(BASE)
-def test_a_base_model_with_a_resized_vocabulary(model_class, changes, tied):
+def test_base_model_with_resized_vocabulary_keeps_outputs(model_class, changes, tied):
     model = build(model_class, tie_word_embeddings=tied, **changes)
-    given = inputs(model)
-    expected = result(model(**given))
+    model_inputs = inputs(model)
+    expected = result(model(**model_inputs))
     model.resize_token_embeddings(V + 7)
-    assert torch.equal(result(model(**given)), expected)
+    assert torch.equal(result(model(**model_inputs)), expected)
     assert {len(matrix) for matrix in matrices(model)} == {V + 7}
     assert (
-        result(model(**{name: torch.full_like(ids, V + 6) for name, ids in given.items()}))
+        result(model(**{name: torch.full_like(ids, V + 6) for name, ids in model_inputs.items()}))
         .isfinite()
         .all()
     )

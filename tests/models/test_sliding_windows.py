@@ -1,6 +1,6 @@
-"""Tests of sliding windows: cost grows with the length of a text, not with its square.
+"""Tests of sliding windows: cost is linear in the length of a text.
 
-Tokens and logits stay those of the model in torch, which keeps all keys and masks them.
+Tokens and logits equal those of the torch model, which keeps all keys and masks them.
 """
 
 import numpy as np
@@ -16,20 +16,20 @@ from vanilla_transformer_export.graphs import attention
 from vanilla_transformer_export.targets.cpu import decoder as cpu
 from vanilla_transformer_export.targets.portable import decoder as portable
 
-ROOM = 4
-LENGTHS = (23, 2, 17, 9)  # with the window and the room, shorter, and longer
+CAPACITY = 4
+LENGTHS = (23, 2, 17, 9)  # shorter and longer than the window plus CAPACITY
 NEW_TOKENS = 30
 
 
 @pytest.fixture(autouse=True)
-def little_room(monkeypatch):
+def small_capacity(monkeypatch):
     for module in (cpu, portable):
-        monkeypatch.setattr(module, "INITIAL_CAPACITY", ROOM)
+        monkeypatch.setattr(module, "INITIAL_CAPACITY", CAPACITY)
 
 
 @pytest.fixture
-def opened(exported, exported_for):
-    """A name and a target -> the model, and its export, loaded."""
+def open_model(exported, exported_for):
+    """Return a function from a name and a target to the torch model and its runtime."""
 
     def load(name, target):
         if target == "portable":
@@ -41,7 +41,7 @@ def opened(exported, exported_for):
 
 
 def prompts(lengths=LENGTHS):
-    """Padded on the left."""
+    """Return ids and mask of prompts, padded on the left."""
     rng = np.random.default_rng(0)
     ids, mask = (
         np.full((len(lengths), max(lengths)), PAD),
@@ -54,14 +54,14 @@ def prompts(lengths=LENGTHS):
 
 def expected_tokens(model, ids, mask, **options):
     """Generate in torch with a cache that keeps all keys."""
-    given = {"attention_mask": torch.from_numpy(mask), "past_key_values": DynamicCache()}
+    cache_inputs = {"attention_mask": torch.from_numpy(mask), "past_key_values": DynamicCache()}
     options |= dict(do_sample=False, eos_token_id=EOS, pad_token_id=PAD, max_new_tokens=NEW_TOKENS)
-    return model.generate(torch.from_numpy(ids), **given, **options).numpy()
+    return model.generate(torch.from_numpy(ids), **cache_inputs, **options).numpy()
 
 
 CASES = [
     ("causal-window", "cpu"),
-    # its caches grow, since biases know distances by places
+    # its caches grow, since relative biases depend on cache positions
     pytest.param("causal-relative", "cpu", marks=pytest.mark.slow),
     ("causal-relative", "portable"),
 ]
@@ -69,8 +69,8 @@ CASES = [
 
 @pytest.mark.parametrize("name, target", CASES)
 @pytest.mark.parametrize("beams", [1, 3])
-def test_tokens_are_those_of_transformers_long_after_the_window(opened, name, target, beams):
-    model, runtime = opened(name, target)
+def test_tokens_match_transformers_far_beyond_window(open_model, name, target, beams):
+    model, runtime = open_model(name, target)
     ids, mask = prompts()
     settings = dict(num_beams=beams, min_new_tokens=NEW_TOKENS)
     result = runtime.generate(
@@ -80,8 +80,8 @@ def test_tokens_are_those_of_transformers_long_after_the_window(opened, name, ta
 
 
 @pytest.mark.parametrize("name, target", CASES)
-def test_logits_are_those_of_the_whole_sequence_at_every_step(opened, name, target):
-    model, runtime = opened(name, target)
+def test_logits_of_every_step_match_full_sequence(open_model, name, target):
+    model, runtime = open_model(name, target)
     ids, mask = prompts()
     new = np.random.default_rng(1).integers(4, 48, (len(ids), NEW_TOKENS))
     request = runtime.request(
@@ -90,25 +90,27 @@ def test_logits_are_those_of_the_whole_sequence_at_every_step(opened, name, targ
     decoder = runtime.model.decoders.start(request)
     result = [decoder.prefill(ids, mask)[:, -1].copy()]
     result += [decoder.step(new[:, place : place + 1])[:, -1].copy() for place in range(NEW_TOKENS)]
-    whole, seen = (
+    all_ids, all_mask = (
         np.concatenate([ids, new], axis=1),
         np.concatenate([mask, np.ones_like(new)], axis=1),
     )
-    positions = torch.from_numpy(np.maximum(seen.cumsum(axis=1) - 1, 0))
+    positions = torch.from_numpy(np.maximum(all_mask.cumsum(axis=1) - 1, 0))
     with torch.no_grad():
         logits = model(
-            torch.from_numpy(whole), torch.from_numpy(seen), positions, use_cache=False
+            torch.from_numpy(all_ids), torch.from_numpy(all_mask), positions, use_cache=False
         ).logits.numpy()
     np.testing.assert_allclose(np.stack(result, axis=1), logits[:, ids.shape[1] - 1 :], atol=2e-5)
 
 
-def test_caches_stay_as_large_as_the_window_and_the_room(opened):
-    """The sizes are those of the bound inputs and of the outputs: the last step reads no more than
-    the first."""
+def test_cache_size_is_constant_and_follows_window(open_model):
+    """Sizes are those of bound inputs (cpu) and of outputs (portable).
+
+    The last step reads no more keys than the first.
+    """
     ids, mask = prompts()
     options = dict(max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD)
     for name, target in (("causal-window", "cpu"), ("causal-relative", "portable")):
-        model, runtime = opened(name, target)
+        model, runtime = open_model(name, target)
         window = model.config.sliding_window
         decoder = runtime.model.decoders.start(runtime.request(ids, mask, None, options))
         decoder.prefill(ids, mask)
@@ -121,23 +123,23 @@ def test_caches_stay_as_large_as_the_window_and_the_room(opened):
                 else decoder.past.values()
             )
             sizes |= {cache.shape[2] for cache in caches}
-        assert sizes == {window + ROOM if target == "cpu" else window - 1}
+        assert sizes == {window + CAPACITY if target == "cpu" else window - 1}
 
 
 # ----------------------------------------------------------------------------------------- encoders
 
 
 def sources(length):
-    """A row without padding, one with padding on the right, and one of a token."""
+    """Return three rows: without padding, with padding on the right, and of one token."""
     ids = np.random.default_rng(length).integers(4, 48, (3, length))
     ends = np.array([length, max(1, length // 2), 1])
     return ids, (np.arange(length) < ends[:, None]).astype(np.int64)
 
 
 @pytest.mark.parametrize("window", [1, 3, 6])
-def test_attention_in_blocks_is_attention_with_a_mask_of_the_window(window, monkeypatch, tmp_path):
-    """The window is smaller than a block, or is one; the length is below, at and above a multiple
-    of it."""
+def test_block_attention_matches_masked_attention(window, monkeypatch, tmp_path):
+    """Windows are smaller than a block or equal to it. Lengths are below, at and above multiples of
+    the block."""
     monkeypatch.setattr(attention, "MIN_BLOCK", 4)
     model = perturbed(
         "VanillaEncoderModel", SIZES | dict(num_hidden_layers=2, sliding_window=window)
@@ -156,8 +158,8 @@ def test_attention_in_blocks_is_attention_with_a_mask_of_the_window(window, monk
         assert np.isfinite(actual).all()
 
 
-def test_attention_in_blocks_costs_as_the_length_grows(exported):
-    """Scores of queries and keys, counted."""
+def test_block_attention_cost_is_linear_in_length(exported):
+    """Count the scores of queries and keys."""
     graph = onnx.load(exported("answers").directory / "onnx/model.onnx")
     scores = [node.input[0] for node in graph.graph.node if node.op_type == "Softmax"]
     graph.graph.output.extend(onnx.ValueInfoProto(name=name) for name in scores)
@@ -177,7 +179,7 @@ def test_attention_in_blocks_costs_as_the_length_grows(exported):
 
 
 @pytest.mark.parametrize("length", [3, attention.MIN_BLOCK, 3 * attention.MIN_BLOCK + 5])
-def test_an_export_of_an_encoder_gives_what_torch_gives_whatever_the_length(exported, length):
+def test_encoder_export_matches_torch_at_any_length(exported, length):
     model, runtime = exported("answers").model, Runtime(exported("answers").directory, threads=1)
     ids, mask = sources(length)
     with torch.no_grad():

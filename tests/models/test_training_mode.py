@@ -1,5 +1,4 @@
-"""Tests of training mode: dropout where the paper has it, and gradient checkpointing, which changes
-nothing."""
+"""Tests of training mode: dropout, gradient checkpointing and torch.compile."""
 
 import pytest
 import torch
@@ -35,7 +34,7 @@ NO_DROPOUT = dict(
 )
 
 
-def fields_of(model_class):
+def dropout_fields(model_class):
     heads = (
         "EncoderForSequenceClassification",
         "ForTokenClassification",
@@ -49,19 +48,19 @@ def fields_of(model_class):
 
 @pytest.mark.parametrize(
     "model_class, field",
-    [(c, f) for c in ALL for f in fields_of(c)],
+    [(c, f) for c in ALL for f in dropout_fields(c)],
     ids=lambda x: getattr(x, "__name__", x),
 )
 @attentions
-def test_each_dropout_alone_changes_training_and_never_evaluation(model_class, field, attention):
+def test_each_dropout_changes_training_but_not_evaluation(model_class, field, attention):
     plain = build(model_class, attention, initializer_range=0.1, **NO_DROPOUT)
     dropping = build(model_class, attention, **NO_DROPOUT | {field: 0.5})
     dropping.load_state_dict(plain.state_dict())
-    given = inputs(plain)
-    expected = result(plain(**given))
-    assert torch.equal(result(dropping(**given)), expected)
-    assert_same(result(plain.train()(**given)), expected)
-    assert not torch.allclose(result(dropping.train()(**given)), expected, atol=1e-3)
+    arguments = inputs(plain)
+    expected = result(plain(**arguments))
+    assert torch.equal(result(dropping(**arguments)), expected)
+    assert_same(result(plain.train()(**arguments)), expected)
+    assert not torch.allclose(result(dropping.train()(**arguments)), expected, atol=1e-3)
 
 
 def record(module):
@@ -69,9 +68,9 @@ def record(module):
     runs."""
     seen = {}
 
-    def keep(_, given, output):
+    def keep(_, arguments, output):
         seen["in"], seen["out"] = (
-            given[0].detach(),
+            arguments[0].detach(),
             (output[0] if isinstance(output, tuple) else output).detach(),
         )
 
@@ -80,7 +79,7 @@ def record(module):
 
 
 def assert_dropped(got, kept, p=0.5):
-    """Every entry is 0, or what it was divided by 1 - p, and there are both."""
+    """Check that entries of `got` are 0 or `kept` / (1 - p), and that both occur."""
     zero, scaled = got.abs() < 1e-6, (got - kept / (1 - p)).abs() < 1e-5
     real = kept.abs() > 1e-4
     assert torch.all(zero | scaled)
@@ -88,20 +87,20 @@ def assert_dropped(got, kept, p=0.5):
 
 
 @pytest.mark.parametrize("norm", [False, True], ids=["no norm", "behind the embedding norm"])
-def test_embedding_dropout_acts_on_the_sum_of_embeddings_and_positions(norm):
+def test_embedding_dropout_applies_to_sum_of_embeddings_and_positions(norm):
     model = build(
         VanillaEncoderModel, **NO_DROPOUT | dict(embedding_dropout=0.5, embedding_norm=norm)
     )
-    given = inputs(model)
+    arguments = inputs(model)
     seen = record(model.embeddings)
-    model(**given)
+    model(**arguments)
     kept = seen["out"]
-    model.train()(**given)
+    model.train()(**arguments)
     assert_dropped(seen["out"], kept)
 
 
 @pytest.mark.parametrize("sublayer", ["self_attn", "cross_attn", "feed_forward"])
-def test_dropout_acts_on_the_output_of_each_sublayer_before_the_residual_sum(sublayer):
+def test_dropout_applies_to_sublayer_outputs_before_residual_sum(sublayer):
     model = build(VanillaSeq2SeqModel, **NO_DROPOUT | dict(dropout=0.5))
     layer = model.decoder.layers[0]
     inside, norm = record(getattr(layer, sublayer)), record(getattr(layer, sublayer + "_norm"))
@@ -109,31 +108,31 @@ def test_dropout_acts_on_the_output_of_each_sublayer_before_the_residual_sum(sub
     assert_dropped(norm["in"] - inside["in"], inside["out"])
 
 
-def test_dropout_acts_on_the_output_of_each_sublayer_before_the_residual_sum_of_pre_norm():
+def test_pre_norm_dropout_applies_to_sublayer_outputs_before_residual_sum():
     model = build(VanillaSeq2SeqModel, **NO_DROPOUT | dict(dropout=0.5, norm_first=True))
     layer, names = model.decoder.layers[0], ["self_attn", "cross_attn", "feed_forward"]
     inside = [record(getattr(layer, name)) for name in names]
     stream = [record(getattr(layer, name + "_norm")) for name in names]
-    whole = record(layer)
+    layer_record = record(layer)
     model.train()(**inputs(model))
-    states = [norm["in"] for norm in stream] + [whole["out"]]
+    states = [norm["in"] for norm in stream] + [layer_record["out"]]
     for before, after, sublayer in zip(states, states[1:], inside, strict=False):
         assert_dropped(after - before, sublayer["out"])
 
 
 @pytest.mark.parametrize("kind", ["encoder_attentions", "decoder_attentions", "cross_attentions"])
-def test_attention_dropout_acts_on_the_attention_weights(kind):
+def test_attention_dropout_applies_to_attention_weights(kind):
     model = build(VanillaSeq2SeqModel, "eager", **NO_DROPOUT | dict(attention_dropout=0.5))
-    # what an attention sees must not depend on what those in front of it drop
+    # the input of an attention must not depend on dropout in earlier attentions
     for module in model.modules():
         if type(module).__name__ == "VanillaAttention":
             module.o_proj.weight.data.zero_()
-    given = inputs(model) | dict(output_attentions=True)
-    kept = model(**given)[kind][0]
-    assert_dropped(model.train()(**given)[kind][0], kept)
+    arguments = inputs(model) | dict(output_attentions=True)
+    kept = model(**arguments)[kind][0]
+    assert_dropped(model.train()(**arguments)[kind][0], kept)
 
 
-def test_activation_dropout_acts_on_the_activation():
+def test_activation_dropout_applies_to_activation():
     model = build(VanillaEncoderModel, **NO_DROPOUT | dict(activation_dropout=0.5))
     up, down = (
         record(getattr(model.layers[0].feed_forward, name)) for name in ("up_proj", "down_proj")
@@ -142,18 +141,18 @@ def test_activation_dropout_acts_on_the_activation():
     assert_dropped(down["in"], up["out"].clamp(min=0))
 
 
-def test_classifier_dropout_acts_in_front_of_the_classifier():
+def test_classifier_dropout_applies_before_classifier():
     model = build(
         VanillaEncoderForSequenceClassification, **NO_DROPOUT | dict(classifier_dropout=0.5)
     )
     seen = record(model.classifier)
-    given = inputs(model)
-    first = model.model(**given).last_hidden_state[:, 0]
-    model.train()(**given)
+    arguments = inputs(model)
+    first = model.model(**arguments).last_hidden_state[:, 0]
+    model.train()(**arguments)
     assert_dropped(seen["in"], first)
 
 
-def test_no_dropout_acts_on_relative_positions():
+def test_dropout_does_not_apply_to_relative_positions():
     model = build(
         VanillaEncoderModel,
         "eager",
@@ -172,11 +171,11 @@ DROPPING = dict(dropout=0.2, embedding_dropout=0.2, attention_dropout=0.2, activ
 
 
 def with_labels(model):
-    given = inputs(model)
+    arguments = inputs(model)
     if isinstance(model, VanillaEncoderForSequenceClassification):
-        return given | dict(labels=torch.tensor([0, 1, 0]))
-    like = given["decoder_input_ids" if is_pair(model) else "input_ids"]
-    return given | dict(labels=tokens(*like.shape))
+        return arguments | dict(labels=torch.tensor([0, 1, 0]))
+    like = arguments["decoder_input_ids" if is_pair(model) else "input_ids"]
+    return arguments | dict(labels=tokens(*like.shape))
 
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
@@ -186,12 +185,12 @@ def with_labels(model):
 @over([*LANGUAGE_MODELS, VanillaEncoderForSequenceClassification])
 def test_gradient_checkpointing_changes_neither_loss_nor_gradients(model_class, changes, reentrant):
     model = build(model_class, initializer_range=0.3, **changes, **DROPPING).train()
-    given = with_labels(model)
+    arguments = with_labels(model)
 
     def loss_and_gradients():
-        set_seed(1)  # the same dropout, which checkpointing has to draw again
+        set_seed(1)  # checkpointing must draw the same dropout again
         model.zero_grad()
-        loss = model(**given).loss
+        loss = model(**arguments).loss
         loss.backward()
         return [loss.detach()] + [parameter.grad.clone() for parameter in model.parameters()]
 
@@ -219,7 +218,7 @@ def test_gradient_checkpointing_changes_neither_loss_nor_gradients(model_class, 
 
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
-def test_gradient_checkpointing_keeps_the_gradients_of_the_source(reentrant):
+def test_gradient_checkpointing_keeps_source_gradients(reentrant):
     model = build(
         VanillaDecoderForCausalLM, initializer_range=0.3, add_cross_attention=True, **RELATIVE
     ).train()
@@ -242,8 +241,8 @@ def test_gradient_checkpointing_keeps_the_gradients_of_the_source(reentrant):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_class", LANGUAGE_MODELS, ids=lambda x: x.__name__)
-def test_a_compiled_model_is_traced_for_one_shape_and_for_all_shapes_whole_each_time(model_class):
-    """Batches by token count have many shapes, of which only the second may compile again."""
+def test_torch_compile_needs_only_two_full_graphs_for_all_shapes(model_class):
+    """Batches by token count have many shapes. Only the second shape may compile again."""
     model, graphs = build(model_class).train(), []
 
     def keep(graph, example_inputs):

@@ -1,4 +1,4 @@
-"""Weights with a variant in their names, against `from_pretrained(variant=)` of transformers."""
+"""Tests of weight files with a variant in their names, against transformers."""
 
 import pytest
 import torch
@@ -25,14 +25,14 @@ def bert():
 
 
 @pytest.fixture(scope="module")
-def other(bert):
-    """Other weights of the same config."""
+def other_bert(bert):
+    """A model with the config of `bert` and other weights."""
     model = transformers.BertForMaskedLM(bert.config).eval()
     model.tie_weights()
     return model
 
 
-def pickled(model, directory, name):
+def save_pickled(model, directory, name):
     model.config.save_pretrained(directory)
     torch.save(model.state_dict(), directory / name)
 
@@ -40,10 +40,10 @@ def pickled(model, directory, name):
 def assert_converted(source, model, out, **settings):
     facts = convert(source, out, **settings)
     ours = getattr(vanilla_transformer, facts["architecture"]).from_pretrained(out).eval()
-    given = make_arguments(model)
+    arguments = make_arguments(model)
     assert_exact(
-        compute_outputs(ours, given)["logits"],
-        compute_outputs(model, given)["logits"],
+        compute_outputs(ours, arguments)["logits"],
+        compute_outputs(model, arguments)["logits"],
         torch.float32,
     )
 
@@ -51,32 +51,30 @@ def assert_converted(source, model, out, **settings):
 @pytest.mark.parametrize("variant", ["fp16", "bf16", "non_ema", "v1.5"])
 @pytest.mark.parametrize("options", [{}, SHARDED], ids=["whole", "shards"])
 @pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "beside others"])
-def test_the_weights_of_a_variant_are_those_of_transformers(
-    bert, other, tmp_path, variant, options, is_alone
-):
+def test_variant_weights_match_transformers(bert, other_bert, tmp_path, variant, options, is_alone):
     source = tmp_path / "source"
     if not is_alone:
-        other.save_pretrained(source)
+        other_bert.save_pretrained(source)
     bert.save_pretrained(source, variant=variant, **options)
     theirs = transformers.BertForMaskedLM.from_pretrained(source, variant=variant).eval()
     assert_converted(source, theirs, tmp_path / "out", variant=variant)
 
 
-def test_the_index_may_be_named_like_the_shards(bert, tmp_path):
+def test_index_may_be_named_like_shards(bert, tmp_path):
     bert.save_pretrained(tmp_path / "source", variant="fp16", **SHARDED)
     index = tmp_path / "source" / "model.safetensors.index.fp16.json"
     index.rename(index.with_name("model.fp16.safetensors.index.json"))
     assert_converted(tmp_path / "source", bert, tmp_path / "out", variant="fp16")
 
 
-def test_pickles_have_variants_too(bert, other, tmp_path):
-    """Safetensors without the variant do not stand before them."""
-    other.save_pretrained(tmp_path / "source")
-    pickled(bert, tmp_path / "source", "pytorch_model.fp16.bin")
+def test_pickled_variant_is_converted(bert, other_bert, tmp_path):
+    """Safetensors without the variant do not take precedence over the pickle."""
+    other_bert.save_pretrained(tmp_path / "source")
+    save_pickled(bert, tmp_path / "source", "pytorch_model.fp16.bin")
     assert_converted(tmp_path / "source", bert, tmp_path / "out", variant="fp16")
 
 
-def test_fields_are_replaced_beside_a_variant(bert, tmp_path):
+def test_config_changes_apply_to_variant(bert, tmp_path):
     bert.save_pretrained(tmp_path / "source", variant="fp16")
     plan = plan_conversion(
         tmp_path / "source", config={"architectures": "BertModel"}, variant="fp16"
@@ -84,7 +82,7 @@ def test_fields_are_replaced_beside_a_variant(bert, tmp_path):
     assert type(plan.model).__name__ == "VanillaEncoderModel"
 
 
-def test_without_a_flag_the_file_and_its_flag_are_named(bert, tmp_path):
+def test_missing_variant_flag_error_names_files_and_flags(bert, tmp_path):
     bert.save_pretrained(tmp_path / "source", variant="fp16")
     bert.save_pretrained(tmp_path / "source", variant="bf16", **SHARDED)
     for words in (["convert"], ["convert", "--dry-run"], ["export"], ["info"]):
@@ -99,7 +97,7 @@ def test_without_a_flag_the_file_and_its_flag_are_named(bert, tmp_path):
 @pytest.mark.parametrize(
     "verb", ["convert", "export", "info", "verify", "evaluate", "average", "attention"]
 )
-def test_a_variant_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path, verb):
+def test_unknown_variant_error_names_existing_variant(tmp_path, verb):
     source = tmp_path / "source"
     model = perturbed("VanillaEncoderModel", SIZES)
     model.save_pretrained(source, variant="fp16")
@@ -118,7 +116,7 @@ def test_a_variant_that_is_not_there_is_an_error_that_names_those_that_are(tmp_p
     assert message.endswith(" fp16") and not (tmp_path / "out").exists()
 
 
-def test_shards_that_are_missing_are_named_by_the_directory(bert, tmp_path):
+def test_missing_shard_error_names_directory_and_shard(bert, tmp_path):
     bert.save_pretrained(tmp_path / "source", variant="fp16", **SHARDED)
     [first, *_] = sorted((tmp_path / "source").glob("*-00001-of-*"))
     first.unlink()
@@ -131,14 +129,14 @@ def test_shards_that_are_missing_are_named_by_the_directory(bert, tmp_path):
 
 @pytest.fixture
 def ours(tmp_path):
-    """A checkpoint of ours with the weights of a variant, beside others."""
+    """Our checkpoint with the weights of a variant beside other weights, and its model."""
     model = perturbed("VanillaEncoderForMaskedLM", SIZES)
     perturbed("VanillaEncoderForMaskedLM", SIZES, scale=0.1).save_pretrained(tmp_path / "ours")
     model.save_pretrained(tmp_path / "ours", variant="fp16", **SHARDED)
     return tmp_path / "ours", model
 
 
-def test_our_checkpoints_have_variants(ours, tmp_path):
+def test_load_average_and_info_read_variant(ours, tmp_path):
     source, model = ours
     loaded = load_checkpoint(source, variant="fp16")
     assert all(
@@ -151,7 +149,7 @@ def test_our_checkpoints_have_variants(ours, tmp_path):
     assert info(source, variant="fp16") == info(source)
 
 
-def test_export_and_verify_read_a_variant(ours, tmp_path, capsys):
+def test_export_and_verify_read_variant(ours, tmp_path, capsys):
     source, model = ours
     main(["export", str(source), str(tmp_path / "export"), "--variant", "fp16"])
     ids = torch.randint(4, SIZES["vocab_size"], (2, 5))
@@ -160,5 +158,5 @@ def test_export_and_verify_read_a_variant(ours, tmp_path, capsys):
     )
     assert_exact(torch.from_numpy(result["logits"]), model(ids).logits.detach(), torch.float32)
     main(["verify", str(tmp_path / "export"), str(source), "--cases", "2", "--variant", "fp16"])
-    with raises(SystemExit, seen="logits"):  # the weights without a variant are others
+    with raises(SystemExit, seen="logits"):  # the weights without a variant differ
         main(["verify", str(tmp_path / "export"), str(source), "--cases", "2"])

@@ -1,9 +1,9 @@
 """Tests of the contract of vLLM's Transformers backend (its page "Supported models", and its
 base.py).
 
-It registers an attention function, gives it all requests as one row of tokens whose positions start
-anew with each request, and passes objects of its own down to that function, which returns (tokens,
-heads * width), without the batch.
+The backend registers an attention function and passes all requests as one row of tokens, whose
+positions restart with each request. The function gets attention objects of vLLM and returns
+(tokens, heads * width), without a batch dimension.
 """
 
 import json
@@ -20,14 +20,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from vanilla_transformer import VanillaDecoderModel, VanillaEncoderModel
 
 LENGTHS = (5, 1, 7)
-READERS = [VanillaEncoderModel, VanillaDecoderModel]
-readers = pytest.mark.parametrize("model_class", READERS, ids=short_name)
+MODELS = [VanillaEncoderModel, VanillaDecoderModel]
+every_model = pytest.mark.parametrize("model_class", MODELS, ids=short_name)
 
 
 class Instance:
     """A stand-in for vLLM's attention of one layer.
 
-    Each request sees itself alone, and only earlier tokens if `is_causal`.
+    Each request attends only to itself, and only to earlier tokens if `is_causal`.
     """
 
     def __init__(self, is_causal):
@@ -60,10 +60,10 @@ def vllm():
     del ALL_ATTENTION_FUNCTIONS._global_mapping["vllm"]
 
 
-@readers
+@every_model
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "none"])
 @torch.no_grad()
-def test_requests_in_one_row_give_what_each_gives_alone(vllm, model_class, positions):
+def test_requests_in_one_row_match_separate_requests(vllm, model_class, positions):
     # vLLM pads values to the width of keys
     model = build(model_class, position_embedding_type=positions, d_v=4)
     requests = [tokens(1, length) for length in LENGTHS]
@@ -90,8 +90,8 @@ def test_requests_in_one_row_give_what_each_gives_alone(vllm, model_class, posit
     ],
     ids=["bias", "wide values"],
 )
-@readers
-def test_what_vllm_would_leave_out_is_refused(vllm, model_class, changes, seen):
+@every_model
+def test_model_features_that_vllm_ignores_raise(vllm, model_class, changes, seen):
     model = build(model_class, **changes)
     model.set_attn_implementation("vllm")
     with raises(ValueError, seen=("vllm", *seen)):
@@ -99,32 +99,32 @@ def test_what_vllm_would_leave_out_is_refused(vllm, model_class, changes, seen):
 
 
 @pytest.mark.parametrize("model_class", [*BASE[:2], *GENERATIVE], ids=short_name)
-def test_a_checkpoint_names_its_base_model_and_supports_an_attention_backend(model_class, tmp_path):
+def test_checkpoint_names_base_model_and_supports_attention_backend(model_class, tmp_path):
     build(model_class).save_pretrained(tmp_path)
     assert "AutoModel" in json.loads((tmp_path / "config.json").read_text())["auto_map"]
     assert type(AutoModel.from_pretrained(tmp_path)).is_backend_compatible()
 
 
-def test_an_encoder_is_told_from_a_decoder_by_is_causal():
-    """vLLM takes a model for an encoder if any module says False."""
+def test_is_causal_distinguishes_encoder_from_decoder():
+    """vLLM treats a model as an encoder if `is_causal` of any module is False."""
     result = {
         short_name(kind): {getattr(module, "is_causal", True) for module in build(kind).modules()}
-        for kind in READERS
+        for kind in MODELS
     }
     assert False in result["EncoderModel"] and result["DecoderModel"] == {True}
 
 
-def test_an_encoder_s_window_which_vllm_counts_otherwise_is_refused(vllm):
+def test_encoder_sliding_window_raises(vllm):
     model = build(VanillaEncoderModel, sliding_window=3, d_v=4)
     model.set_attn_implementation("vllm")
     with raises(ValueError, seen=("sliding_window", 3), expected="vllm"):
         model(tokens(1))
 
 
-@readers
-def test_embeddings_can_be_replaced_and_the_plan_shards_every_linear_map_of_a_layer(model_class):
+@every_model
+def test_embeddings_are_replaceable_and_tp_plan_shards_every_linear_layer(model_class):
     model = build(model_class)
-    assert model.get_decoder() is model  # what vLLM compiles
+    assert model.get_decoder() is model  # vLLM compiles this module
     model.set_input_embeddings(
         new := nn.Embedding(model.config.vocab_size, model.config.hidden_size)
     )

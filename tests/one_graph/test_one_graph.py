@@ -1,5 +1,5 @@
-"""`export --generate`: one graph that generates, whose sequences are those of the runtime, which
-searches on the host."""
+"""Tests of `export --generate`: sequences of one graph match the runtime, which searches on the
+host."""
 
 import json
 
@@ -31,7 +31,7 @@ BEFORE_1 = np.nextafter(np.float32(1), np.float32(0))
 
 
 def source(rows, seed=0, length=9):
-    """Ids and mask, rows of different lengths."""
+    """Return ids and mask of rows of different lengths, padded on the right."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(3, VOCABULARY, (rows, length))
     mask = (np.arange(length) < rng.integers(2, length + 1, (rows, 1))).astype(np.int64)
@@ -39,7 +39,7 @@ def source(rows, seed=0, length=9):
 
 
 def prompts(rows, seed=0, length=7):
-    """Ids and mask of prompts for a decoder: of different lengths, padded on the left."""
+    """Return ids and mask of decoder prompts of different lengths, padded on the left."""
     ids, mask = source(rows, seed, length)
     return np.take_along_axis(ids, np.argsort(mask, axis=1, kind="stable"), axis=1), np.sort(
         mask, axis=1
@@ -47,7 +47,7 @@ def prompts(rows, seed=0, length=7):
 
 
 class Generator:
-    """The one graph of a checkpoint, and the export of the same checkpoint that a runtime opens."""
+    """A graph that generates, and the usual export of the same checkpoint for the runtime."""
 
     def __init__(self, directory, parts, mode):
         self.directory = directory
@@ -60,7 +60,7 @@ class Generator:
         self.mode = mode
 
     def run(self, ids, mask, **inputs):
-        """`inputs` of one number are given to all rows."""
+        """Run the graph. A single number in `inputs` applies to all rows."""
         feeds = {"input_ids": ids, "attention_mask": mask}
         for each in self.session.get_inputs()[2:]:
             value = np.asarray(inputs[each.name], np.float32 if "float" in each.type else np.int64)
@@ -83,8 +83,8 @@ def generator(exported, tmp_path_factory):
 
 
 @pytest.fixture
-def square(exported_for, tmp_path):
-    """A checkpoint that the cpu target can hold, and its export."""
+def cpu_model_and_export(exported_for, tmp_path):
+    """A torch model that the cpu target supports, and the directory of its export."""
     return exported_for("seq2seq", "cpu")
 
 
@@ -92,7 +92,7 @@ def square(exported_for, tmp_path):
 
 
 @pytest.mark.parametrize("rows", [1, 8, 32])
-def test_greedy_sequences_are_the_runtime_s_and_torch_s(generator, exported, rows):
+def test_greedy_sequences_match_runtime_and_torch(generator, exported, rows):
     greedy, (ids, mask) = generator("greedy"), source(rows)
     [actual] = greedy.run(ids, mask, max_new_tokens=12)
     np.testing.assert_array_equal(
@@ -108,54 +108,54 @@ def test_greedy_sequences_are_the_runtime_s_and_torch_s(generator, exported, row
 
 
 @pytest.mark.parametrize("rows", [1, 8, 32])
-def test_a_decoder_continues_its_prompts_as_the_runtime_and_torch_do(generator, exported, rows):
-    """Whichever side their padding is on."""
+def test_decoder_continuations_match_runtime_and_torch(generator, exported, rows):
+    """Prompts may be padded on either side."""
     greedy, (ids, mask) = generator("greedy", name="causal"), prompts(rows)
     [actual] = greedy.run(ids, mask, max_new_tokens=12)
     np.testing.assert_array_equal(
         actual, Runtime(greedy.parts).generate(ids, mask, max_new_tokens=12, num_beams=1)
     )
-    given = torch.from_numpy(ids), torch.from_numpy(mask)
+    torch_inputs = torch.from_numpy(ids), torch.from_numpy(mask)
     expected = exported("causal").model.generate(
-        given[0], attention_mask=given[1], max_new_tokens=12
+        torch_inputs[0], attention_mask=torch_inputs[1], max_new_tokens=12
     )
     np.testing.assert_array_equal(actual, expected)
     ends = (actual[:, ids.shape[1] :] == EOS).argmax(axis=1)
     assert (actual[:, : ids.shape[1]] == ids).all() and (rows < 32 or len(set(ends)) > 1)
-    others = source(rows, length=7)
-    assert (others[1] == mask[:, ::-1]).all() and greedy.run(*others, max_new_tokens=12)[
-        0
-    ].tolist() == actual.tolist()
+    right_padded = source(rows, length=7)
+    assert (right_padded[1] == mask[:, ::-1]).all() and greedy.run(
+        *right_padded, max_new_tokens=12
+    )[0].tolist() == actual.tolist()
 
 
 @pytest.mark.parametrize("rows", [1, 8, 32])
-def test_beams_of_a_decoder_and_their_scores_are_the_runtime_s(generator, rows):
+def test_decoder_beams_and_scores_match_runtime(generator, rows):
     beam, (ids, mask) = generator("beam", name="causal"), prompts(rows)
     actual, scores = beam.run(ids, mask, **BEAMS, max_new_tokens=9)
-    expected, wanted_scores = Runtime(beam.parts).generate_with_scores(
+    expected, expected_scores = Runtime(beam.parts).generate_with_scores(
         ids, mask, **BEAMS, max_new_tokens=9
     )
     np.testing.assert_array_equal(actual, expected)
-    np.testing.assert_allclose(scores[:, 0], wanted_scores, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(scores[:, 0], expected_scores, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("length_penalty", [-0.5, 0.0, 1.3])
-def test_beams_and_their_scores_are_the_runtime_s(generator, early_stopping, length_penalty):
+def test_beams_and_scores_match_runtime(generator, early_stopping, length_penalty):
     beam, (ids, mask) = generator("beam"), source(8)
     options = dict(num_beams=4, length_penalty=length_penalty, max_new_tokens=9)
     number = {False: 0, True: 1, "never": 2}[early_stopping]
     actual, scores = beam.run(ids, mask, **options, early_stopping=number)
-    expected, wanted_scores = Runtime(beam.parts).generate_with_scores(
+    expected, expected_scores = Runtime(beam.parts).generate_with_scores(
         ids, mask, **options, early_stopping=early_stopping
     )
     np.testing.assert_array_equal(actual, expected)
-    np.testing.assert_allclose(scores[:, 0], wanted_scores, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(scores[:, 0], expected_scores, rtol=1e-4, atol=1e-5)
 
 
-def test_each_row_has_settings_of_its_own(generator):
-    """The runtime runs each row alone with its settings, in greedy search and with beams."""
+def test_each_row_may_have_its_own_options(generator):
+    """The runtime runs each row alone with its options, in greedy and in beam search."""
     ids, mask = source(5)
     steps = np.array([[12], [1], [0], [-3], [5]])
     [actual] = generator("greedy").run(ids, mask, max_new_tokens=steps)
@@ -182,7 +182,7 @@ def test_each_row_has_settings_of_its_own(generator):
     )
     actual, scores = generator("beam").run(ids, mask, **inputs)
     for row in range(5):
-        # the runtime has greedy search for one beam, which has no fill but the pad token
+        # with one beam the runtime searches greedily and fills rows with the pad token
         if beams[row, 0] == 1:
             continue
         one = slice(row, row + 1)
@@ -199,8 +199,8 @@ def test_each_row_has_settings_of_its_own(generator):
 # ----------------------------------------------------------------------------------------- sampling
 
 
-def sampled(logits, temperature, top_k, top_p, uniform):
-    """One token of `logits` (V,), in float64, by transformers' filters in their order."""
+def sample_token(logits, temperature, top_k, top_p, uniform):
+    """Return a token of `logits` (V,), sampled in float64 with transformers' filters in order."""
     scores = logits.astype(np.float64) / temperature
     order = np.argsort(-scores, kind="stable")
     kept = order[: top_k or None]
@@ -214,17 +214,17 @@ def sampled(logits, temperature, top_k, top_p, uniform):
 
 
 @pytest.mark.parametrize("top_k, top_p", [(50, 1.0), (0, 0.9), (5, 0.7), (1, 1.0), (0, 0.0)])
-def test_samples_are_those_of_a_reference_in_float64(generator, exported, top_k, top_p):
+def test_samples_match_float64_reference(generator, exported, top_k, top_p):
     sample, (ids, mask) = generator("sample"), source(6)
     uniforms = np.random.default_rng(1).random((6, 8), np.float32)
     uniforms[0], uniforms[1] = 0, BEFORE_1
     inputs = dict(temperature=0.8, top_k=top_k, top_p=top_p, uniforms=uniforms, max_new_tokens=8)
     [actual] = sample.run(ids, mask, **inputs)
-    given = dict(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))
+    torch_inputs = dict(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))
     with torch.no_grad():
         logits = (
             exported("seq2seq")
-            .model(**given, decoder_input_ids=torch.from_numpy(actual[:, :-1]))
+            .model(**torch_inputs, decoder_input_ids=torch.from_numpy(actual[:, :-1]))
             .logits.numpy()
         )
     for row, tokens in enumerate(actual):
@@ -233,7 +233,7 @@ def test_samples_are_those_of_a_reference_in_float64(generator, exported, top_k,
             expected = (
                 PAD
                 if ended
-                else sampled(logits[row, place], 0.8, top_k, top_p, uniforms[row, place])
+                else sample_token(logits[row, place], 0.8, top_k, top_p, uniforms[row, place])
             )
             assert token == expected, (row, place)
     [again] = sample.run(ids, mask, **inputs)
@@ -241,22 +241,20 @@ def test_samples_are_those_of_a_reference_in_float64(generator, exported, top_k,
 
 
 @pytest.mark.parametrize("top_k, top_p", [(50, 1.0), (5, 0.7)])
-def test_samples_of_a_decoder_are_those_of_a_reference_in_float64(
-    generator, exported, top_k, top_p
-):
+def test_decoder_samples_match_float64_reference(generator, exported, top_k, top_p):
     sample, (ids, mask) = generator("sample", name="causal"), prompts(6)
     uniforms = np.random.default_rng(1).random((6, 8), np.float32)
     uniforms[0], uniforms[1] = 0, BEFORE_1
     inputs = dict(temperature=0.8, top_k=top_k, top_p=top_p, uniforms=uniforms, max_new_tokens=8)
     [actual] = sample.run(ids, mask, **inputs)
     for row, tokens in enumerate(actual):
-        # without padding, as a model reads it alone
+        # without padding, as the model reads the row alone
         tokens = tokens[ids.shape[1] - mask[row].sum() :]
         with torch.no_grad():
             logits = exported("causal").model(torch.from_numpy(tokens[None, :-1])).logits[0].numpy()
         for place, token in enumerate(tokens[mask[row].sum() :]):
             before = tokens[mask[row].sum() :][:place]
-            expected = sampled(
+            expected = sample_token(
                 logits[mask[row].sum() - 1 + place], 0.8, top_k, top_p, uniforms[row, place]
             )
             assert token == (PAD if EOS in before else expected), (row, place)
@@ -264,9 +262,9 @@ def test_samples_of_a_decoder_are_those_of_a_reference_in_float64(
     np.testing.assert_array_equal(actual, again)
 
 
-def test_what_no_host_checks_has_a_defined_result_for_a_decoder_too(generator):
-    """No steps, no uniform numbers, rows with steps of their own, masks with holes or without
-    tokens, and many beams."""
+def test_unusual_inputs_of_decoder_have_defined_results(generator):
+    """Run without steps or uniform numbers, with steps per row, with holes in the mask, with rows
+    of padding, and with too many beams."""
     greedy, (ids, mask) = generator("greedy", name="causal"), prompts(4)
     runtime = Runtime(greedy.parts)
     for count in (0, -2):
@@ -279,7 +277,7 @@ def test_what_no_host_checks_has_a_defined_result_for_a_decoder_too(generator):
         ].tolist()
         assert actual[row].tolist() == expected + [PAD] * (actual.shape[1] - len(expected))
     assert set(actual[2, ids.shape[1] :]) == {PAD}
-    # A hole is no token, and a row of padding only is its last token.
+    # A hole is skipped, and a row of padding only is read as its last token.
     holes = mask.copy()
     holes[1, -2], holes[2] = 0, 0
     [actual] = greedy.run(ids, holes, max_new_tokens=5)
@@ -292,11 +290,11 @@ def test_what_no_host_checks_has_a_defined_result_for_a_decoder_too(generator):
         assert actual[row].tolist() == padded + [PAD] * (actual.shape[1] - len(padded))
     settings = dict(length_penalty=1.0, early_stopping=0, max_new_tokens=3)
     beam = generator("beam", name="causal")
-    most, over = (
+    at_limit, above_limit = (
         beam.run(ids, mask, num_beams=count, **settings) for count in (VOCABULARY, VOCABULARY + 9)
     )
     one, none = (beam.run(ids, mask, num_beams=count, **settings) for count in (1, -1))
-    for other, expected in ((over, most), (none, one)):
+    for other, expected in ((above_limit, at_limit), (none, one)):
         assert [each.tolist() for each in other] == [each.tolist() for each in expected]
     uniforms = np.zeros((4, 0), np.float32)
     settings = dict(temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=8)
@@ -310,7 +308,7 @@ def test_what_no_host_checks_has_a_defined_result_for_a_decoder_too(generator):
         greedy.run(ids[:, :0], mask[:, :0], max_new_tokens=3)
 
 
-def test_what_no_host_checks_has_a_defined_result(generator):
+def test_unusual_sampling_inputs_have_defined_results(generator):
     sample, (ids, mask) = generator("sample"), source(3)
     settings = dict(temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=8)
     uniforms = np.random.default_rng(2).random((3, 4), np.float32)
@@ -319,8 +317,7 @@ def test_what_no_host_checks_has_a_defined_result(generator):
     [none] = sample.run(ids, mask, **settings, uniforms=uniforms[:, :0])
     assert none.tolist() == [[START]] * 3
     greedy = generator("greedy").run(ids, mask, max_new_tokens=4)[0]
-    # The likeliest for no temperature, for a negative number, and where nothing but it may be
-    # drawn.
+    # Temperature 0, top_k 1, top_p 0 and negative uniform numbers select the most likely token.
     for changed in (dict(temperature=0), dict(top_k=1), dict(top_p=0.0)):
         assert (
             sample.run(ids, mask, **settings | changed, uniforms=uniforms)[0].tolist()
@@ -332,7 +329,7 @@ def test_what_no_host_checks_has_a_defined_result(generator):
     assert above.tolist() == last.tolist()
 
 
-def test_a_row_without_tokens_leaves_the_others_as_they_are(generator):
+def test_row_without_tokens_does_not_affect_other_rows(generator):
     ids, mask = source(4)
     whole = generator("greedy").run(ids, mask, max_new_tokens=6)[0]
     mask[2] = 0
@@ -344,15 +341,15 @@ def test_a_row_without_tokens_leaves_the_others_as_they_are(generator):
     assert np.isfinite(generator("beam").run(ids, mask, **BEAMS, max_new_tokens=6)[1]).all()
 
 
-def test_beams_over_the_vocabulary_and_below_one_are_as_many_as_there_can_be(generator):
+def test_num_beams_is_clamped_to_1_and_vocabulary_size(generator):
     ids, mask = source(2)
     settings = dict(length_penalty=1.0, early_stopping=0, max_new_tokens=3)
-    most, over = (
+    at_limit, above_limit = (
         generator("beam").run(ids, mask, num_beams=count, **settings)
         for count in (VOCABULARY, VOCABULARY + 9)
     )
     one, none = (generator("beam").run(ids, mask, num_beams=count, **settings) for count in (1, -1))
-    for actual, expected in ((over, most), (none, one)):
+    for actual, expected in ((above_limit, at_limit), (none, one)):
         assert [each.tolist() for each in actual] == [each.tolist() for each in expected]
     assert (
         generator("beam")
@@ -381,7 +378,7 @@ SUPPRESSED = [
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["greedy", "beam"])
 @pytest.mark.parametrize("settings", SUPPRESSED)
-def test_settings_of_the_model_are_in_the_graph(exported, tmp_path, mode, settings):
+def test_generation_config_is_built_into_graph(exported, tmp_path, mode, settings):
     exported("seq2seq").model.save_pretrained(tmp_path / "checkpoint")
     edit_json(tmp_path / "checkpoint/generation_config.json", **settings)
     export(tmp_path / "checkpoint", tmp_path / "parts", cases=1)
@@ -407,7 +404,7 @@ def test_settings_of_the_model_are_in_the_graph(exported, tmp_path, mode, settin
         ("sample", dict(do_sample=True, typical_p=0.5), ("typical_p", 0.5), ()),
     ],
 )
-def test_what_no_graph_holds_is_said_before_anything_is_written(
+def test_unsupported_option_raises_before_files_are_written(
     exported, tmp_path, mode, settings, seen, expected
 ):
     exported("seq2seq").model.save_pretrained(tmp_path / "checkpoint")
@@ -418,7 +415,7 @@ def test_what_no_graph_holds_is_said_before_anything_is_written(
 
 
 @pytest.mark.parametrize("settings", [dict(min_length=4), dict(forced_bos_token_id=5)])
-def test_settings_that_count_the_prompt_are_refused_for_a_decoder(exported, tmp_path, settings):
+def test_options_that_depend_on_prompt_length_raise_for_decoder(exported, tmp_path, settings):
     exported("causal").model.save_pretrained(tmp_path / "checkpoint")
     edit_json(tmp_path / "checkpoint/generation_config.json", **settings)
     [(name, value)] = settings.items()
@@ -426,7 +423,7 @@ def test_settings_that_count_the_prompt_are_refused_for_a_decoder(exported, tmp_
         export(tmp_path / "checkpoint", tmp_path / "one", generate="greedy")
 
 
-def test_modes_and_models_that_do_not_go_together(exported, tmp_path):
+def test_unsupported_mode_target_or_model_raises(exported, tmp_path):
     checkpoint, out = exported("seq2seq").checkpoint, tmp_path / "one"
     with raises(UsageError, seen=("beams", "generate"), expected="greedy"):
         export(checkpoint, out, generate="beams")
@@ -446,10 +443,10 @@ def test_modes_and_models_that_do_not_go_together(exported, tmp_path):
 # --------------------------------------------------------------------------------------- the export
 
 
-def test_the_export_says_what_it_is(generator, exported):
-    """The export has standard operators in one file.
+def test_export_describes_its_mode_and_runtime_rejects_it(generator, exported):
+    """The export is one file of standard operators.
 
-    The runtime and verify say that it is for others.
+    `Runtime` and `verify` reject it, since it is for other programs.
     """
     made = generator("greedy")
     manifest = json.loads((made.directory / "manifest.json").read_text())
@@ -473,22 +470,22 @@ def test_the_export_says_what_it_is(generator, exported):
         "max_new_tokens"
     ] == ["batch_size", 1]
     assert "greedy search" in (made.directory / "README.md").read_text()
-    for opened in (
+    for open_export in (
         lambda: Runtime(made.directory),
         lambda: verify(made.directory, exported("seq2seq").model),
     ):
         with raises(ValueError, seen="greedy"):
-            opened()
+            open_export()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["greedy", "beam"])
-def test_the_cpu_target_gives_the_same(square, tmp_path, mode, capfd):
-    _, directory = square
+def test_cpu_target_matches_runtime(cpu_model_and_export, tmp_path, mode, capfd):
+    _, directory = cpu_model_and_export
     export(f"{directory}-checkpoint", tmp_path / "one", cases=2, target="cpu", generate=mode)
     capfd.readouterr()
     one = Generator(tmp_path / "one", directory, mode)
-    assert capfd.readouterr().err == ""  # onnxruntime has nothing to warn of
+    assert capfd.readouterr().err == ""  # onnxruntime prints no warnings
     for rows in (1, 8):
         ids, mask = source(rows, seed=rows)
         options = BEAMS if mode == "beam" else {"num_beams": 1}
@@ -500,7 +497,7 @@ def test_the_cpu_target_gives_the_same(square, tmp_path, mode, capfd):
 
 
 def check_decoder(model, graph, parts, mode, **options):
-    """The graph continues prompts as the runtime does with the export `parts`, padded on either
+    """Check that the graph continues prompts as the runtime of `parts` does, padded on either
     side."""
     one = Generator(graph, parts, mode)
     for rows in (1, 8, 32):
@@ -510,11 +507,11 @@ def check_decoder(model, graph, parts, mode, **options):
             result.tolist()
             == Runtime(parts).generate(ids, mask, max_new_tokens=10, **options).tolist()
         )
-        others = source(rows, seed=rows, length=7)
-        assert one.run(*others, max_new_tokens=10, **options)[0].tolist() == result.tolist()
+        right_padded = source(rows, seed=rows, length=7)
+        assert one.run(*right_padded, max_new_tokens=10, **options)[0].tolist() == result.tolist()
 
 
-def test_a_decoder_of_the_cpu_target_gives_the_same(exported_for, tmp_path):
+def test_decoder_of_cpu_target_matches_runtime(exported_for, tmp_path):
     model, directory = exported_for("causal", "cpu")
     export(f"{directory}-checkpoint", tmp_path / "one", cases=1, target="cpu", generate="greedy")
     check_decoder(model, tmp_path / "one", directory, "greedy", num_beams=1)
@@ -522,7 +519,7 @@ def test_a_decoder_of_the_cpu_target_gives_the_same(exported_for, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["causal-window", "causal-relative", "causal"])
-def test_beams_of_decoders_of_the_cpu_target_are_the_same(exported_for, tmp_path, name):
+def test_decoder_beams_of_cpu_target_match_runtime(exported_for, tmp_path, name):
     model, directory = exported_for(name, "cpu")
     export(f"{directory}-checkpoint", tmp_path / "one", cases=1, target="cpu", generate="beam")
     check_decoder(model, tmp_path / "one", directory, "beam", **BEAMS)
@@ -530,9 +527,11 @@ def test_beams_of_decoders_of_the_cpu_target_are_the_same(exported_for, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["portable", "cpu"])
-def test_learned_positions_end_the_texts_of_a_decoder(exported_for, tmp_path, target):
-    """Each row's where it has no more, while others go on; a prompt that is longer than the table
-    alone is no more."""
+def test_decoder_rows_stop_at_end_of_learned_positions(exported_for, tmp_path, target):
+    """Each row stops when its positions run out, while other rows continue.
+
+    A prompt longer than the table gets no new tokens.
+    """
     model, directory = exported_for("causal", "cpu")
     model.lm_head.bias.data[EOS] -= 60
     model.save_pretrained(tmp_path / "checkpoint")
@@ -552,7 +551,7 @@ def test_learned_positions_end_the_texts_of_a_decoder(exported_for, tmp_path, ta
     "name", ["seq2seq", "seq2seq-untied", "seq2seq-rotary", "causal-learned", "causal-relative"]
 )
 @pytest.mark.parametrize("mode", ["greedy", "sample", "beam"])
-def test_every_mode_of_every_model_in_both_precisions(exported, tmp_path, name, mode):
+def test_every_mode_and_model_keeps_sequences_in_int8_and_fp32(exported, tmp_path, name, mode):
     """The exporter compares the sequences itself."""
     manifest = export(
         exported(name).checkpoint, tmp_path / "one", dtype=["int8", "fp32"], generate=mode, opset=21
@@ -566,7 +565,7 @@ def test_every_mode_of_every_model_in_both_precisions(exported, tmp_path, name, 
 @pytest.mark.parametrize("name", ["seq2seq", "causal"])
 @pytest.mark.parametrize("dtype", ["fp32", "int8", "int4"])
 @pytest.mark.parametrize("mode", ["greedy", "sample", "beam"])
-def test_every_mode_of_the_cpu_target(exported_for, tmp_path, name, dtype, mode):
+def test_every_mode_of_cpu_target_keeps_sequences(exported_for, tmp_path, name, dtype, mode):
     _, directory = exported_for(name, "cpu")
     manifest = export(
         f"{directory}-checkpoint", tmp_path / "one", target="cpu", dtype=dtype, generate=mode
@@ -581,7 +580,7 @@ def test_every_mode_of_the_cpu_target(exported_for, tmp_path, name, dtype, mode)
 
 
 @pytest.mark.slow
-def test_learned_positions_end_the_sequences(tmp_path):
+def test_sequences_stop_at_end_of_learned_positions(tmp_path):
     model = build("seq2seq")
     config = model.config.__class__(
         **{
@@ -599,10 +598,10 @@ def test_learned_positions_end_the_sequences(tmp_path):
     assert one.run(ids, mask, max_new_tokens=50)[0].shape == (2, 11)
 
 
-def test_how_many_inputs_there_are_is_read_of_the_mask_where_the_table_of_writers_is_gone():
-    """The exporter chooses from which input it reads this number.
+def test_grow_caches_reads_batch_size_from_mask():
+    """The graph may have read the batch size from the removed input `cache_indirection`.
 
-    For the shipped translator it was the table.
+    The graph of the shipped translator did.
     """
     mask, table = ["batch_size", "source"], ["batch_size", "beams", "room"]
     axes = {"encoder_attention_mask": mask, "cache_indirection": table, "num_beams": [1]}

@@ -1,7 +1,7 @@
-"""The 18 examples in the docstrings of these classes in optimum-onnx 0.1.0, on small models.
+"""Tests of the 18 examples in the docstrings of optimum-onnx 0.1.0, on small models.
 
-Each runs twice: with the classes of this package, and with those of transformers over the torch
-checkpoint. Only the import differs, and numpy, which torch models do not read.
+Each example runs with the classes of this package, and with transformers over the torch checkpoint.
+Only the import differs, and torch tensors replace NumPy arrays in transformers.
 """
 
 import pytest
@@ -121,7 +121,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("suffix, name, example", EXAMPLES)
-def test_an_example_gives_what_torch_gives(saved, tmp_path, suffix, name, example, capfd):
+def test_example_matches_torch(saved, tmp_path, suffix, name, example, capfd):
     exported, url = saved(name), str(tmp_path / "picture.png")
     Image.effect_noise((24, 20), 90).convert("RGB").save(url)
     load = LOAD_IMAGES if name == "images" else LOAD
@@ -139,5 +139,5 @@ def test_an_example_gives_what_torch_gives(saved, tmp_path, suffix, name, exampl
     assert "is not supported" not in capfd.readouterr().err
 
 
-def test_there_are_as_many_examples_as_in_the_docstrings():
+def test_all_18_docstring_examples_are_tested():
     assert len(EXAMPLES) == 18

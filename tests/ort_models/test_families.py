@@ -1,5 +1,5 @@
-"""Small checkpoints of other families, exported by `from_pretrained`: outputs and tokens are those
-of their torch models."""
+"""Tests of small checkpoints of other families, exported by `from_pretrained`, against their torch
+models."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("family, architecture", CASES)
-def test_outputs_are_those_of_the_family(tmp_path, family, architecture):
+def test_outputs_and_tokens_match_torch_model(tmp_path, family, architecture):
     model = random_model(architecture, random_config(family, architecture, 0))
     if model.config.is_encoder_decoder and model.can_generate():
         model.generation_config.decoder_start_token_id = model.config.decoder_start_token_id

@@ -1,4 +1,4 @@
-"""Graphs without a manifest, as other exporters leave them."""
+"""Tests of graphs without a manifest, as other exporters write them."""
 
 import json
 import pickle
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from messages import raises
 
 from vanilla_transformer_export.ort_models import (
     ORTModelForCausalLM,
@@ -26,7 +27,7 @@ MASK = np.array([[1, 1, 1, 1], [1, 1, 0, 0]])
 
 @pytest.fixture
 def foreign(saved, tmp_path):
-    """A classifier's graph under a name of its own, with configs and tokenizer."""
+    """A directory with the graph of a classifier under another name, configs and tokenizer."""
     directory = saved("classify").directory
     (tmp_path / "onnx").mkdir()
     shutil.copy(directory / "onnx/model.onnx", tmp_path / "onnx/model_O3.onnx")
@@ -35,25 +36,28 @@ def foreign(saved, tmp_path):
     return tmp_path
 
 
-def opened(*args, **options):
+def open_classifier(*args, **options):
     return ORTModelForSequenceClassification.from_pretrained(*args, **options)
 
 
-def test_a_graph_gives_the_logits_of_the_export(saved, foreign, tmp_path):
-    expected = opened(saved("classify").directory)(IDS, attention_mask=MASK).logits
+def test_graph_logits_match_export_also_when_pickled_or_saved(saved, foreign, tmp_path):
+    expected = open_classifier(saved("classify").directory)(IDS, attention_mask=MASK).logits
     for options in ({}, {"file_name": "model_O3.onnx"}, {"subfolder": "onnx"}):
-        model = opened(foreign, **options)
+        model = open_classifier(foreign, **options)
         actual = model(IDS, attention_mask=MASK).logits
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
         assert model.config.model_type == "bert"
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(again(IDS, attention_mask=MASK).logits, actual)
-    opened(saved("classify").directory).save_pretrained(tmp_path / "saved")  # which is replaced
+    # the next line replaces this export
+    open_classifier(saved("classify").directory).save_pretrained(tmp_path / "saved")
     model.save_pretrained(tmp_path / "saved")
-    np.testing.assert_array_equal(opened(tmp_path / "saved")(IDS).logits, model(IDS).logits)
+    np.testing.assert_array_equal(
+        open_classifier(tmp_path / "saved")(IDS).logits, model(IDS).logits
+    )
 
 
-def test_a_pipeline_reads_it(saved, foreign):
+def test_pipeline_loads_graph_without_manifest(saved, foreign):
     texts = ["the old man", "two dogs"]
     actual = pipeline("text-classification", model=foreign)(texts)
     expected = pipeline("text-classification", model=saved("classify").directory)(texts)
@@ -96,7 +100,7 @@ def open_generator(folder, **options):
 
 
 @pytest.mark.parametrize("name, options", GENERATORS, ids=str)
-def test_decoders_give_the_logits_and_tokens_of_torch(repositories, name, options):
+def test_generator_logits_and_tokens_match_torch(repositories, name, options):
     model = open_generator(repositories / name, **options)
     inputs, expected = read_expected(repositories / name)
     is_token = inputs["attention_mask"].bool() if name.startswith(("gpt2", "bloom")) else ...
@@ -116,7 +120,7 @@ SEARCHES = {
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2-no-cache", "marian", "marian-no-cache"])
-def test_assistants_and_several_tokens_in_a_step(repositories, name):
+def test_assisted_generation_and_steps_of_several_tokens_match_plain_results(repositories, name):
     model = open_generator(repositories / name)
     inputs, _ = read_expected(repositories / name)
     prompt = {name: inputs[name][:1] for name in ("input_ids", "attention_mask")}
@@ -128,12 +132,12 @@ def test_assistants_and_several_tokens_in_a_step(repositories, name):
     inputs = {name: tensor[:1] for name, tensor in inputs.items() if name != "position_ids"}
     logits = model(**inputs).logits
     first = model(**{**inputs, ids: inputs[ids][:, :1], "attention_mask": None})
-    rest = model(**{**inputs, ids: inputs[ids][:, 1:]}, past_key_values=cache_of(first))
+    rest = model(**{**inputs, ids: inputs[ids][:, 1:]}, past_key_values=get_cache(first))
     actual = torch.cat([first.logits, rest.logits], 1)
     torch.testing.assert_close(actual, logits, rtol=0, atol=1e-4)
 
 
-def test_a_decoder_whose_step_is_missing_reads_all_tokens_again(repositories, tmp_path):
+def test_decoder_without_step_graph_generates_same_tokens(repositories, tmp_path):
     graphs = ("decoder_model_merged.onnx", "decoder_with_past_model.onnx")
     left_out = shutil.ignore_patterns(*graphs)
     marian = shutil.copytree(repositories / "marian", tmp_path / "marian", ignore=left_out)
@@ -143,25 +147,25 @@ def test_a_decoder_whose_step_is_missing_reads_all_tokens_again(repositories, tm
     assert torch.equal(tokens, expected["greedy"])
 
 
-def cache_of(output):
+def get_cache(output):
     return getattr(output, CACHE)
 
 
-def test_decoders_that_cannot_be_opened_are_one_line(repositories, tmp_path):
+def test_wrong_class_or_token_ids_raise_for_decoder_graph(repositories, tmp_path):
     gpt2 = shutil.copytree(repositories / "gpt2", tmp_path / "gpt2")
-    with pytest.raises(ValueError, match=r"needs the input past_key_values.0.key, got None"):
+    with raises(ValueError, seen=None, expected=("model.onnx", "past_key_values.0.key")):
         ORTModelForMaskedLM.from_pretrained(gpt2)(IDS)
-    with pytest.raises(ValueError, match=r"input_ids must be in \[0, 63\], got 5 to 99"):
+    with raises(ValueError, seen=(5, 99), expected=("input_ids", 0, 63)):
         ORTModelForCausalLM.from_pretrained(gpt2).generate(torch.tensor([[5, 99]]))
 
 
-def test_an_encoder_gives_the_logits_of_torch(repositories):
+def test_encoder_logits_match_torch(repositories):
     inputs, expected = read_expected(repositories / "bert")
-    logits = opened(repositories / "bert")(**inputs).logits
+    logits = open_classifier(repositories / "bert")(**inputs).logits
     torch.testing.assert_close(logits, expected["logits"], rtol=0, atol=1e-4)
 
 
-def test_a_seq2seq_repository_is_saved_pickled_and_opened_by_an_ending(repositories, tmp_path):
+def test_seq2seq_repository_is_saved_pickled_and_opened_by_suffix(repositories, tmp_path):
     inputs, expected = read_expected(repositories / "marian")
     model = open_generator(repositories / "marian")
     model.generation_config.num_beams = 3
@@ -174,23 +178,23 @@ def test_a_seq2seq_repository_is_saved_pickled_and_opened_by_an_ending(repositor
     for path in tmp_path.glob("*.onnx"):
         path.rename(tmp_path / f"{path.stem}_int8.onnx")
     again = open_generator(tmp_path, file_name="decoder_model_merged_int8.onnx")
-    for each in (again, pickle.loads(pickle.dumps(again))):
-        tokens = each.generate(inputs["input_ids"], max_new_tokens=8, do_sample=False)
-        assert tokens.shape == expected["beams"].shape
+    for loaded in (again, pickle.loads(pickle.dumps(again))):
+        prompt = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+        tokens = loaded.generate(**prompt, max_new_tokens=8, do_sample=False)
+        assert torch.equal(tokens, expected["beams"])
 
 
-def test_what_cannot_be_opened_is_one_line(foreign):
-    actual = r"has the graphs \['model_O3'\], expected \[\['other'\]\]"
-    with pytest.raises(FileNotFoundError, match=actual):
-        opened(foreign, file_name="other.onnx")
-    with pytest.raises(ValueError, match="has logits, expected for ORTModelForFeat"):
+def test_missing_or_unsuitable_graph_or_inputs_error_names_values(foreign):
+    with raises(FileNotFoundError, seen="model_O3", expected="other"):
+        open_classifier(foreign, file_name="other.onnx")
+    with raises(ValueError, seen="logits", expected=("last_hidden_state", "pooler_output")):
         ORTModelForFeatureExtraction.from_pretrained(foreign)
-    with pytest.raises(ValueError, match="the inputs .'token_type_ids'., which no decoder"):
+    with raises(ValueError, seen=("model_O3.onnx", "token_type_ids", "decoder")):
         ORTModelForCausalLM.from_pretrained(foreign)
-    with pytest.raises(FileNotFoundError, match="expected \\[\\['encoder_model', 'decoder_model_m"):
+    with raises(FileNotFoundError, seen="model_O3", expected=("encoder_model", "decoder_model")):
         ORTModelForSeq2SeqLM.from_pretrained(foreign)
-    model = opened(foreign)
-    with pytest.raises(ValueError, match=r"input_ids must be in \[0, 68\], got 5 to 99"):
+    model = open_classifier(foreign)
+    with raises(ValueError, seen=(5, 99), expected=("input_ids", 0, 68)):
         model(np.array([[5, 99]]))
-    with pytest.raises(ValueError, match="input_ids"):
+    with raises(ValueError, seen=None, expected="input_ids"):
         model(attention_mask=MASK)

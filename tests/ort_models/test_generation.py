@@ -1,9 +1,10 @@
-"""`generate` of exports against that of the torch model: what runs in `Runtime.generate`, what runs
-in transformers' loop, and what neither can do."""
+"""Tests of `generate` of exports against the torch model, in `Runtime.generate` and in the loop of
+transformers."""
 
 import numpy as np
 import pytest
 import torch
+from messages import raises
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -91,7 +92,7 @@ def calls(monkeypatch):
     return seen
 
 
-def generated(model, inputs, options):
+def generate_seeded(model, inputs, options):
     torch.manual_seed(0)
     return model.generate(**inputs, **{"max_new_tokens": 12, **options})
 
@@ -101,17 +102,22 @@ def first_row(batch):
 
 
 @pytest.mark.parametrize("options", IN_RUNTIME)
-def test_searches_run_in_the_runtime_and_give_the_tokens_of_torch(pair, calls, options):
+def test_searches_run_in_runtime_and_match_torch(pair, calls, options):
     ours, theirs, batch = pair
-    assert torch.equal(generated(ours, batch, options), generated(theirs, batch, options))
+    assert torch.equal(
+        generate_seeded(ours, batch, options), generate_seeded(theirs, batch, options)
+    )
     assert len(calls) == 1
 
 
 @pytest.mark.parametrize("options", IN_LOOP)
-def test_the_rest_runs_in_the_loop_of_transformers(pair, calls, options):
-    """Sampling has torch's seed, so that it draws the same tokens."""
+def test_other_options_run_in_transformers_loop_and_match_torch(pair, calls, options):
+    """Sampling uses the seed of torch, so that it draws the same tokens."""
     ours, theirs, batch = pair
-    actual, expected = generated(ours, batch, options), generated(theirs, batch, options)
+    actual, expected = (
+        generate_seeded(ours, batch, options),
+        generate_seeded(theirs, batch, options),
+    )
     if "output_scores" in options:
         for one, other in zip(actual.scores, expected.scores, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
@@ -120,33 +126,35 @@ def test_the_rest_runs_in_the_loop_of_transformers(pair, calls, options):
     assert not calls
 
 
-def test_lengths_and_configs_count_as_in_transformers(pair, calls):
+def test_length_options_and_configs_match_transformers(pair, calls):
     ours, theirs, batch = pair
     for options in (
         {"max_length": 15, "max_new_tokens": None},
         {"max_new_tokens": None},
         {"max_new_tokens": None, "generation_config": GenerationConfig(max_new_tokens=5)},
     ):
-        assert torch.equal(generated(ours, batch, options), generated(theirs, batch, options))
+        assert torch.equal(
+            generate_seeded(ours, batch, options), generate_seeded(theirs, batch, options)
+        )
     ids = batch["input_ids"][1:]
     actual = ours.generate(ids, max_new_tokens=4)
     assert torch.equal(actual, theirs.generate(ids, max_new_tokens=4))
     assert len(calls) == 4
 
 
-def test_the_model_s_own_generation_config_counts(pair, calls, monkeypatch):
+def test_generation_config_of_model_is_used(pair, calls, monkeypatch):
     ours, theirs, batch = pair
     for model in (ours, theirs):
         config = GenerationConfig(**{**model.generation_config.to_dict(), "num_beams": 3})
         monkeypatch.setattr(model, "generation_config", config)
-    assert torch.equal(generated(ours, batch, {}), generated(theirs, batch, {}))
+    assert torch.equal(generate_seeded(ours, batch, {}), generate_seeded(theirs, batch, {}))
     assert calls[0]["num_beams"] == 3
 
 
-def test_candidates_of_prompt_lookup_and_assistants_change_no_token(pair, calls, target):
+def test_prompt_lookup_and_assistants_do_not_change_tokens(pair, calls, target):
     ours, theirs, batch = pair
     row = first_row(batch)
-    expected = generated(theirs, row, {})
+    expected = generate_seeded(theirs, row, {})
     again = type(ours).from_pretrained(ours.runtime.info.directory)
     for options in (
         {"prompt_lookup_num_tokens": 3},
@@ -154,41 +162,45 @@ def test_candidates_of_prompt_lookup_and_assistants_change_no_token(pair, calls,
         {"assistant_model": theirs},
         {"assistant_model": again},
     ):
-        assert torch.equal(generated(ours, row, options), expected)
-    assert torch.equal(generated(theirs, row, {"assistant_model": ours}), expected)
+        assert torch.equal(generate_seeded(ours, row, options), expected)
+    assert torch.equal(generate_seeded(theirs, row, {"assistant_model": ours}), expected)
     assert len(calls) == 1
 
 
-def test_a_stream_and_a_prefix_give_the_tokens_of_torch(pair):
+def test_streamer_and_decoder_prefix_match_torch(pair):
     ours, theirs, batch = pair
     row = first_row(batch)
-    assert torch.equal(generated(ours, row, {"streamer": Unchanged()}), generated(theirs, row, {}))
+    assert torch.equal(
+        generate_seeded(ours, row, {"streamer": Unchanged()}), generate_seeded(theirs, row, {})
+    )
     if theirs.config.is_encoder_decoder:
         prefix = {"decoder_input_ids": torch.tensor([[1, 7, 9]] * 3)}
         for options in (prefix, prefix | PROCESSORS):
-            assert torch.equal(generated(ours, batch, options), generated(theirs, batch, options))
+            assert torch.equal(
+                generate_seeded(ours, batch, options), generate_seeded(theirs, batch, options)
+            )
 
 
-def test_a_returned_cache_is_continued(pair):
+def test_generation_continues_from_returned_cache(pair):
     ours, theirs, batch = pair
     row = first_row(batch)
-    first = generated(ours, row, {"return_dict_in_generate": True, "max_new_tokens": 3})
+    first = generate_seeded(ours, row, {"return_dict_in_generate": True, "max_new_tokens": 3})
     tokens = "decoder_input_ids" if theirs.config.is_encoder_decoder else "input_ids"
     inputs = {"input_ids": row["input_ids"], tokens: first.sequences, CACHE: first[CACHE]}
-    actual = generated(ours, inputs, {"max_new_tokens": 3})
-    assert torch.equal(actual, generated(theirs, row, {"max_new_tokens": 6}))
+    actual = generate_seeded(ours, inputs, {"max_new_tokens": 3})
+    assert torch.equal(actual, generate_seeded(theirs, row, {"max_new_tokens": 6}))
     with pytest.raises(ValueError, match="the cache is a DynamicCache, expected one of this model"):
-        generated(ours, row, {CACHE: DynamicCache()})
+        generate_seeded(ours, row, {CACHE: DynamicCache()})
 
 
-def test_misspelt_options_are_transformers_own_error(pair):
+def test_misspelled_option_raises_value_error(pair):
     ours, _, batch = pair
     with pytest.raises(ValueError, match="max_new_toks"):
         ours.generate(**batch, max_new_toks=3)
 
 
 @torch.no_grad()
-def test_logits_of_a_decoder_are_those_of_torch(saved):
+def test_decoder_logits_match_torch(saved):
     exported = saved("causal")
     ours = ORTModelForCausalLM.from_pretrained(exported.directory)
     theirs = AutoModelForCausalLM.from_pretrained(exported.checkpoint).eval()
@@ -199,7 +211,7 @@ def test_logits_of_a_decoder_are_those_of_torch(saved):
         expected = theirs(ids, attention_mask=mask, position_ids=positions).logits
         actual = ours(ids, attention_mask=mask).logits
         torch.testing.assert_close(actual[mask == 1], expected[mask == 1], rtol=1e-4, atol=1e-5)
-    # a loop of the caller: the cache takes the place of tokens that were read
+    # in a loop of the caller the cache replaces the tokens already read
     output = ours(ids[:, :4], return_dict=False)
     following = ours(ids[:, 4:], **{CACHE: output[1]}).logits
     torch.testing.assert_close(following, theirs(ids).logits[:, 4:], rtol=1e-4, atol=1e-5)
@@ -208,7 +220,7 @@ def test_logits_of_a_decoder_are_those_of_torch(saved):
 
 
 @torch.no_grad()
-def test_logits_and_states_of_a_seq2seq_model_are_those_of_torch(saved):
+def test_seq2seq_logits_and_states_match_torch(saved):
     exported = saved("seq2seq")
     ours = ORTModelForSeq2SeqLM.from_pretrained(exported.directory)
     theirs = AutoModelForSeq2SeqLM.from_pretrained(exported.checkpoint).eval()
@@ -234,7 +246,7 @@ def test_logits_and_states_of_a_seq2seq_model_are_those_of_torch(saved):
         ours(ids)
 
 
-def test_targets_without_all_logits_say_so(saved):
+def test_cpu_target_raises_for_logits_it_does_not_return(saved):
     decoder = ORTModelForCausalLM.from_pretrained(saved("causal", "cpu").directory)
     ids = torch.randint(3, 48, (1, 6))
     with pytest.raises(ValueError, match="target 'cpu' returns only the logits after the last"):
@@ -245,20 +257,20 @@ def test_targets_without_all_logits_say_so(saved):
         seq2seq(ids, decoder_input_ids=ids)
 
 
-def test_wrong_tokens_and_masks_are_one_line(saved):
+def test_invalid_tokens_and_masks_raise_and_error_names_values(saved):
     model = ORTModelForCausalLM.from_pretrained(saved("causal").directory)
     ids = torch.randint(3, 48, (2, 6))
-    with pytest.raises(ValueError, match=r"input_ids must be in \[0, 47\], got 3 to 48"):
+    with raises(ValueError, seen=(3, 48), expected=("input_ids", 0, 47)):
         model(torch.tensor([[3, 48]]))
-    with pytest.raises(ValueError, match="attention_mask of row 0 is 0, expected a token"):
-        model(ids, attention_mask=torch.tensor([[0] * 6, [1] * 6]))
-    with pytest.raises(ValueError, match="row 0 of attention_mask"):
-        model(ids, attention_mask=torch.tensor([[1, 0, 1, 1, 1, 1], [1] * 6]))
-    with pytest.raises(ValueError, match="61 tokens.* 60.* learned positions"):
+    with raises(ValueError, seen=("attention_mask", "row 1", "is 0"), expected="a token"):
+        model(ids, attention_mask=torch.tensor([[1] * 6, [0] * 6]))
+    with raises(ValueError, seen=("row 1", "attention_mask", "position 2"), expected="one block"):
+        model(ids, attention_mask=torch.tensor([[1] * 6, [1, 0, 1, 1, 1, 1]]))
+    with raises(ValueError, seen=61, expected=(60, "learned positions")):
         model(torch.full((1, 61), 5))
 
 
-def test_a_search_that_may_outgrow_learned_positions_runs_until_it_does(saved):
+def test_search_raises_only_when_it_exceeds_learned_positions(saved):
     """An end token may come first, as in torch."""
     exported = saved("causal")
     ours = ORTModelForCausalLM.from_pretrained(exported.directory)

@@ -1,4 +1,4 @@
-"""Exports and checkpoints of a Hub, here a local one, are downloaded, opened and pushed."""
+"""Tests with a local Hub: exports and checkpoints are downloaded, opened and pushed."""
 
 import pytest
 from hub import running

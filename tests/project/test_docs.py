@@ -1,5 +1,5 @@
-"""Every block of code of README.md and docs/ runs, or has a reason why not; what the pages name
-exists."""
+"""Tests of README.md and docs/: code blocks run or state what they need, and names and links
+exist."""
 
 import ast
 import dataclasses
@@ -22,7 +22,7 @@ from vanilla_transformer_export import Options, ray
 from vanilla_transformer_export.cli import main as cli
 
 DOCS = [page for page in PAGES if page.name != "README.md"]
-# Blocks that only say what they need.
+# Number of blocks in each page that do not run and state what they need.
 NOT_RUN = {
     "README.md": 2,
     "quickstart.md": 1,
@@ -44,11 +44,11 @@ FAST = ("README.md", "models.md", "convert.md")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def name_of(page):
+def page_name(page):
     return page.name
 
 
-def with_code(page):
+def has_code(page):
     return any(block.reason is None and block.language != "text" for block in blocks(page))
 
 
@@ -56,10 +56,10 @@ def with_code(page):
     "page",
     [
         pytest.param(page, id=page.name, marks=() if page.name in FAST else pytest.mark.slow)
-        for page in filter(with_code, PAGES)
+        for page in filter(has_code, PAGES)
     ],
 )
-def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch, capsys):
+def test_code_blocks_of_page_run_in_order(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     # as in an active environment
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
@@ -91,7 +91,7 @@ vanilla-transformer doctor
 """
 
 
-def test_a_page_is_read_as_its_blocks(tmp_path):
+def test_blocks_have_language_reason_and_output(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(PAGE)
     first, second = blocks(page)
@@ -106,7 +106,7 @@ def test_a_page_is_read_as_its_blocks(tmp_path):
 @pytest.mark.parametrize(
     "shown, is_right", [("2 dogs", True), ("... dogs", True), ("3 dogs", False)]
 )
-def test_what_a_block_prints_is_what_the_page_shows(shown, is_right, tmp_path, monkeypatch, capsys):
+def test_output_of_block_must_match_page(shown, is_right, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = tmp_path / "page.md"
     page.write_text(PAGE.replace("SHOWN", shown))
@@ -117,7 +117,7 @@ def test_what_a_block_prints_is_what_the_page_shows(shown, is_right, tmp_path, m
         pages.run(page, tmp_path, lambda: capsys.readouterr().out)
 
 
-def test_each_block_runs_or_has_a_reason_why_not():
+def test_blocks_that_do_not_run_state_what_they_need():
     result = {page.name: [block for block in blocks(page) if block.reason] for page in PAGES}
     assert {name: len(marked) for name, marked in result.items() if marked} == NOT_RUN
     for block in (block for page in PAGES for block in blocks(page)):
@@ -130,13 +130,13 @@ def test_each_block_runs_or_has_a_reason_why_not():
     assert all(re.search(r"^needs .+\.$", reason) for reason in reasons)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name in NOT_RUN], ids=name_of)
-def test_what_does_not_run_is_read_by_the_parsers_that_would_read_it(page, tmp_path):
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name in NOT_RUN], ids=page_name)
+def test_blocks_that_do_not_run_are_parsed(page, tmp_path):
     for block in (block for block in blocks(page) if block.reason):
         if block.language == "python":
             assert ast.parse(block.code).body
             continue
-        (tmp_path / PROJECT["name"]).mkdir(exist_ok=True)  # what `git clone` would make
+        (tmp_path / PROJECT["name"]).mkdir(exist_ok=True)  # `git clone` would create this
         calls = commands(block.code, tmp_path)
         assert calls
         for call in calls:
@@ -163,17 +163,17 @@ def check_call(call: list[str]) -> None:
         assert cli.parse(ours(call)).run
 
 
-# ---------------------------------------------------------------------------------- what pages name
+# ----------------------------------------------------------------------------------- names in pages
 
 
-def test_the_index_lists_every_page():
+def test_index_lists_every_page():
     index = (ROOT / "docs" / "index.md").read_text()
-    listed = re.findall(
+    entries = re.findall(
         r"^([a-z-]+)$",
         "\n".join(re.findall(r"```\{toctree\}\n(.*?)```", index, re.DOTALL)),
         re.MULTILINE,
     )
-    assert sorted(listed) == sorted(page.stem for page in DOCS if page.stem != "index")
+    assert sorted(entries) == sorted(page.stem for page in DOCS if page.stem != "index")
 
 
 def anchors(page):
@@ -183,17 +183,17 @@ def anchors(page):
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=name_of
+    "page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=page_name
 )
-def test_links_lead_to_what_there_is(page):
+def test_links_lead_to_existing_files_and_headings(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     references = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", text, re.MULTILINE))
     assert {*re.findall(r"\]\[([^\]]+)\]", text)} == references.keys()
     links = [*re.findall(r"\]\(([^)]+)\)", text), *references.values()]
     home = PROJECT["urls"]["Source"]
     for link in links:
-        if of_ours := re.fullmatch(rf"{home}/(?:blob|raw|tree)/main/(.+)", link):
-            assert (ROOT / of_ours[1]).exists(), link
+        if repository_link := re.fullmatch(rf"{home}/(?:blob|raw|tree)/main/(.+)", link):
+            assert (ROOT / repository_link[1]).exists(), link
         elif not link.startswith("https://"):
             file, _, anchor = link.partition("#")
             target = page.parent / file if file else page
@@ -201,51 +201,50 @@ def test_links_lead_to_what_there_is(page):
             assert not anchor or anchor in anchors(target), link
 
 
-def test_the_api_reference_has_every_public_name():
+def test_api_reference_has_every_public_name():
     text = (ROOT / "docs" / "api.md").read_text()
-    described = {
+    documented = {
         name.rpartition(".")[2]
         for name in re.findall(r"^\.\. auto\w+:: ([\w.]+)$", text, re.MULTILINE)
     }
     public = {*vanilla_transformer.__all__, *vanilla_transformer_export.__all__}
-    assert {name for name in public if not name.startswith("__")} <= described
+    assert {name for name in public if not name.startswith("__")} <= documented
 
 
-def test_directives_of_the_api_reference_are_where_sphinx_reads_them():
+def test_api_reference_directives_are_in_eval_rst_blocks():
     text = (ROOT / "docs" / "api.md").read_text()
     outside = re.sub(r"^```\{eval-rst\}\n.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     assert not re.findall(r"^\.\. .*$", outside, re.MULTILINE)
 
 
-def test_the_quickstart_lists_all_extras():
+def test_quickstart_lists_all_extras():
     extras = PROJECT["optional-dependencies"]
-    listed = re.findall(
+    entries = re.findall(
         r"^\|.*`pip install \"\.\[(.+)\]\"`",
         (ROOT / "docs" / "quickstart.md").read_text(),
         re.MULTILINE,
     )
-    assert {extra for group in listed for extra in group.split(",")} == set(extras)
+    assert {extra for group in entries for extra in group.split(",")} == set(extras)
 
 
-def test_the_table_of_verbs_is_that_of_the_parser():
+def test_table_of_verbs_matches_parser():
     text = (ROOT / "docs" / "command-line.md").read_text()
     result = dict(re.findall(r"^\| `([\w-]+).*`\[([\w,]+)\]` \|$", text, re.MULTILINE))
     assert result == {name: verb.extras for name, verb in cli.VERBS.items()}
 
 
-def test_the_table_of_recipes_has_all_that_are_shipped():
+def test_table_of_recipes_lists_all_shipped_recipes():
     table = (ROOT / "docs" / "training.md").read_text().split("| recipe |")[1].split("\n\n")[0]
-    named = {
+    recipes = {
         name
         for line in table.splitlines()
         for name in re.findall(r"`([\w-]+)`", line.split("|")[1])
     }
-    assert named == {path.stem for path in FOLDER.glob("*.toml")}
+    assert recipes == {path.stem for path in FOLDER.glob("*.toml")}
 
 
-def test_what_follows_from_the_options_is_that_of_the_code(tmp_path):
-    """The tables of the pages and the lines of the docstrings, which the script writes again where
-    they are others."""
+def test_generated_tables_and_docstrings_are_up_to_date(tmp_path):
+    """docs/options.py restores changed tables of pages and changed lines of docstrings."""
     page = "docs/settings.md"
     places = ("docs/options.py", page, "export/runtime.py", "export/exporting/export.py")
     texts = {place: (ROOT / place).read_text() for place in places}
@@ -272,7 +271,7 @@ MODELING = "".join((ROOT / "vanilla_transformer" / name).read_text() for name in
 
 
 @pytest.mark.parametrize("reference", re.findall(r"`([^`]+)`", PAPER))
-def test_the_paper_table_names_what_is_in_the_code(reference):
+def test_names_in_paper_table_exist_in_code(reference):
     scope = MODELING
     for number, name in enumerate(reference.split(".")):
         indent = "    " * number
@@ -283,7 +282,7 @@ def test_the_paper_table_names_what_is_in_the_code(reference):
         scope = re.split(r"\n(?=class |def )", scope[result.start() :])[0]
 
 
-def test_the_tree_of_the_architecture_lists_every_module():
+def test_architecture_page_lists_every_module():
     text = (ROOT / "docs" / "architecture.md").read_text()
     folders = (ROOT / "vanilla_transformer", ROOT / "export")
     modules = [
@@ -292,11 +291,11 @@ def test_the_tree_of_the_architecture_lists_every_module():
         for path in folder.rglob("*.py")
         if "__pycache__" not in path.parts
     ]
-    lacking = [path for path in modules if path.name not in text and path.name != "__init__.py"]
-    assert [path.relative_to(ROOT).as_posix() for path in lacking] == []
+    missing = [path for path in modules if path.name not in text and path.name != "__init__.py"]
+    assert [path.relative_to(ROOT).as_posix() for path in missing] == []
 
 
-def test_the_files_that_contributors_are_sent_to_exist():
+def test_files_named_in_contributing_exist():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     files = re.findall(
         r"`((?:vanilla_transformer|export|tests|docs|benchmarks|examples|\.ci)/[\w./-]*)`", text

@@ -1,4 +1,4 @@
-"""The scripts of examples/ run as their own text says; each is short."""
+"""Tests of the scripts in examples/: they are short and run as their docstrings say."""
 
 import os
 import re
@@ -20,7 +20,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_is_short_and_has_a_test(path):
+def test_example_is_short_and_tested(path):
     text = path.read_text()
     assert len(text.splitlines()) < 60
     assert f"python examples/{path.name}" in text
@@ -28,17 +28,17 @@ def test_an_example_is_short_and_has_a_test(path):
 
 
 @pytest.mark.slow
-def test_one_graph_translates(tmp_path, monkeypatch, capsys):
-    """Its twins in JavaScript are tested with the other clients."""
+def test_one_graph_example_translates(tmp_path, monkeypatch, capsys):
+    """The JavaScript versions are tested with the other clients."""
     checkpoint = ROOT / "model_cards/vanilla-seq2seq-tiny-multi30k-en-de"
     texts = ["A man sleeps.", "A dog runs through the grass."]
     model, tokenizer = (
         AutoModelForSeq2SeqLM.from_pretrained(checkpoint),
         AutoTokenizer.from_pretrained(checkpoint),
     )
-    given = tokenizer(texts, return_tensors="pt", padding=True)
+    inputs = tokenizer(texts, return_tensors="pt", padding=True)
     expected = model.generate(
-        given.input_ids, attention_mask=given.attention_mask, num_beams=1, max_new_tokens=64
+        inputs.input_ids, attention_mask=inputs.attention_mask, num_beams=1, max_new_tokens=64
     )
     export(checkpoint, tmp_path / "translator", cases=1, generate="greedy")
     monkeypatch.chdir(tmp_path)
@@ -54,8 +54,8 @@ def test_one_graph_translates(tmp_path, monkeypatch, capsys):
     "ONNXRUNTIME_INCLUDE" not in os.environ,
     reason="ONNXRUNTIME_INCLUDE names no headers of onnxruntime",
 )
-def test_one_graph_generates_from_c(exported, tmp_path):
-    """Compiled with the headers of a release, and with the library of the Python package."""
+def test_one_graph_example_in_c_generates(exported, tmp_path):
+    """Compile with the headers of a release and the library of the Python package."""
     [library] = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.*")
     program, source = tmp_path / "generate", ROOT / "examples/one_graph/generate.c"
     headers = f"-I{os.environ['ONNXRUNTIME_INCLUDE']}"
@@ -73,7 +73,7 @@ def test_one_graph_generates_from_c(exported, tmp_path):
     assert (done.stderr, list(map(int, done.stdout.split()))) == ("", expected[0].tolist())
 
 
-def test_a_translator_is_trained(tmp_path, monkeypatch, capsys):
+def test_train_translator_saves_model_and_translates(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     pairs = toy_corpus(60, seed=0)
     for name, lines in zip(("train.en", "train.de"), zip(*pairs, strict=True), strict=True):
@@ -87,7 +87,7 @@ def test_a_translator_is_trained(tmp_path, monkeypatch, capsys):
     assert translated == [source for source, _ in pairs[:3]]
 
 
-def test_bert_is_converted_and_compared(tmp_path, monkeypatch, capsys):
+def test_convert_bert_matches_source_and_is_reproducible(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run_script("examples/convert_bert.py", "--output", "encoder")
     printed = capsys.readouterr().out
@@ -99,7 +99,7 @@ def test_bert_is_converted_and_compared(tmp_path, monkeypatch, capsys):
     ).read_bytes()
 
 
-def test_text_is_generated_without_torch(tmp_path, monkeypatch, capsys):
+def test_generate_without_torch_uses_existing_export(tmp_path, monkeypatch, capsys):
     """The export exists already: torch is imported in this process, so an import by the example
     would not be noticed."""
     monkeypatch.chdir(tmp_path)
@@ -117,7 +117,7 @@ def test_text_is_generated_without_torch(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_the_export_is_made_in_another_process_and_torch_is_not_imported(tmp_path):
+def test_generate_without_torch_exports_in_another_process(tmp_path):
     script = str(ROOT / "examples" / "generate_without_torch.py")
     command = [
         sys.executable,
@@ -130,7 +130,7 @@ def test_the_export_is_made_in_another_process_and_torch_is_not_imported(tmp_pat
     assert "the dog -> " in printed and "torch is imported: False" in printed
 
 
-def test_texts_are_classified(tmp_path, monkeypatch, capsys):
+def test_classify_prints_label_and_score_of_each_text(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     export(classifier(tmp_path / "checkpoint"), tmp_path / "made", cases=1)
     texts = [line.split(" ", 1)[1] for line in OPINIONS[:3]]

@@ -30,15 +30,16 @@ ROOT = Path(vanilla_transformer_export.__file__).resolve().parent
 FILES = sorted(path for path in ROOT.rglob("*.py") if "__pycache__" not in path.parts)
 
 
-def name_of(path: Path) -> str:
+def relative_name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
 HEAVY = ("torch", "transformers", "safetensors", "onnx", "onnx_ir", "vanilla_transformer")
-# What makes graphs, and what compares with torch. All else runs where there is none of `HEAVY`.
-LIGHT = ("__init__", "config", "quantization", "input_scales")  # of graphs
+# Only modules that make graphs or compare with torch may import `HEAVY` at the top.
+# Modules in folders of graphs that do not import `HEAVY`.
+LIGHT = ("__init__", "config", "quantization", "input_scales")
 IN_TARGETS = ("graphs", "generation")  # modules of a target
-ORT_MODELS = {  # the models of transformers over exports
+ORT_MODELS = {  # transformers' model classes over exports
     f"ort_models/{name}.py"
     for name in (
         "base",
@@ -60,8 +61,16 @@ MAY_BE_HEAVY = {
     ),
     *(f"exporting/{name}.py" for name in ("graphs", "loading", "one_graph", "parity", "reference")),
     *("exporting/shortlist.py", "exporting/shortlist_head.py"),
-    *(name_of(path) for path in FILES if path.parent.name == "graphs" and path.stem not in LIGHT),
-    *(name_of(path) for path in FILES if path.parts[-3] == "targets" and path.stem in IN_TARGETS),
+    *(
+        relative_name(path)
+        for path in FILES
+        if path.parent.name == "graphs" and path.stem not in LIGHT
+    ),
+    *(
+        relative_name(path)
+        for path in FILES
+        if path.parts[-3] == "targets" and path.stem in IN_TARGETS
+    ),
     *("targets/cuda/beams.py", "targets/cuda/overflow.py"),
 }
 TORCH = {
@@ -72,12 +81,16 @@ TORCH = {
     ),
     "targets/cuda/overflow.py",
 }
-# These import it inside of a function that makes graphs, or for the checker of types.
-MENTION_IT = {
+# These import `HEAVY` packages inside functions that make graphs, or for type checking.
+LAZY_IMPORTERS = {
     *("cli/checkpoints.py", "cli/exports.py", "cli/training.py"),
     *("targets/target.py", "one_graph/generation_config.py", "one_graph/step.py"),
     *("exporting/options.py", "exporting/plan.py"),
-    *(name_of(path) for path in FILES if path.parts[-3] == "targets" and path.stem == "__init__"),
+    *(
+        relative_name(path)
+        for path in FILES
+        if path.parts[-3] == "targets" and path.stem == "__init__"
+    ),
 }
 
 
@@ -85,8 +98,7 @@ MENTION_IT = {
 
 
 class Throwaway:
-    """A target with portable's graphs, an opset of its own, and a decoder that takes one token at a
-    time."""
+    """A target with the graphs of portable, another opset, and a decoder of one token per step."""
 
     name = "throwaway"
     help = "for this test"
@@ -137,9 +149,8 @@ def throwaway():
     registry.unregister("throwaway")
 
 
-def test_a_target_is_one_class_and_one_line(throwaway, exported_for, tmp_path, capsys):
-    """Through export, parity, load, generate, stream, evaluate, doctor and the help of the
-    command."""
+def test_registered_target_works_in_api_and_commands(throwaway, exported_for, tmp_path, capsys):
+    """Run export, verify, generate, stream, doctor and the help of the command."""
     model, directory = exported_for("causal", "portable")
     checkpoint, out = f"{directory}-checkpoint", tmp_path / "out"
     cli.main(["export", checkpoint, str(out), "--target", "throwaway", "--dtype", "int8,fp32"])
@@ -168,7 +179,7 @@ def test_a_target_is_one_class_and_one_line(throwaway, exported_for, tmp_path, c
         np.stack(steps, axis=1).tolist()
         == runtime.generate(ids, mask, max_new_tokens=7)[:, 7:].tolist()
     )
-    # its own class, which had a row for each input, or each beam
+    # the target's own decoder ran, with a row per input or per beam
     assert set(OneByOneDecoder.steps) == {4, 12}
     cli.main(["doctor"])
     assert "target throwaway runs on the CPU" in capsys.readouterr().out
@@ -178,8 +189,8 @@ def test_a_target_is_one_class_and_one_line(throwaway, exported_for, tmp_path, c
     assert "throwaway" in printed and "for this test" in printed
 
 
-def test_a_throwaway_target_is_evaluated_as_any_other(throwaway, tmp_path, capsys):
-    """A decoder, whose logits come one at a time, with a perplexity of torch's."""
+def test_evaluate_supports_registered_target(throwaway, tmp_path, capsys):
+    """The decoder returns logits one token at a time, and the perplexity equals that of torch."""
     config = VanillaDecoderConfig(vocab_size=40, num_hidden_layers=1, **SHAPE)
     checkpoint = saved(
         VanillaDecoderForCausalLM(config),
@@ -199,7 +210,7 @@ def test_a_throwaway_target_is_evaluated_as_any_other(throwaway, tmp_path, capsy
     )
 
 
-def test_a_target_that_is_registered_twice_or_not_at_all_is_an_error(throwaway, exported, tmp_path):
+def test_duplicate_and_unknown_targets_raise(throwaway, exported, tmp_path):
     with raises(ValueError, seen="throwaway"):
         registry.register(Throwaway())
     with raises(UsageError, seen="portabel", expected="portable"):
@@ -207,7 +218,7 @@ def test_a_target_that_is_registered_twice_or_not_at_all_is_an_error(throwaway, 
     assert not (tmp_path / "out").exists()
 
 
-def test_an_export_for_a_target_that_is_not_registered_says_so(exported, tmp_path):
+def test_export_for_unregistered_target_error_names_target(exported, tmp_path):
     registry.register(Throwaway())
     export(exported("encoder").checkpoint, tmp_path / "out", target="throwaway", cases=1)
     registry.unregister("throwaway")
@@ -215,8 +226,8 @@ def test_an_export_for_a_target_that_is_not_registered_says_so(exported, tmp_pat
         Runtime(tmp_path / "out")
 
 
-def test_a_graph_that_the_decoder_does_not_know_is_an_error(exported_for, tmp_path):
-    """The graphs of one target under the name of another."""
+def test_graph_of_other_target_raises(exported_for, tmp_path):
+    """The manifest of a cpu export names the target portable."""
     from checkpoints import copy_folder, edit_json
 
     directory = copy_folder(exported_for("causal", "cpu")[1], tmp_path)
@@ -225,26 +236,26 @@ def test_a_graph_that_the_decoder_does_not_know_is_an_error(exported_for, tmp_pa
         Runtime(directory)
 
 
-def test_no_target_is_asked_for_by_name_outside_its_folder():
-    """Devices are: there the other side of a comparison is a device."""
+def test_target_names_are_not_compared_outside_their_folders():
+    """Comparisons with a device are allowed: devices and targets share names."""
     names = {target.name for target in registry.targets()}
-    asked = []
+    comparisons = []
     for path in FILES:
         folder = path.relative_to(ROOT).parts
         if folder[0] == "targets" and len(folder) > 2:
             continue
         source = path.read_text()
         for node in ast.walk(ast.parse(source)):
-            for constant in compared(node):
+            for constant in compared_constants(node):
                 if constant in names and (
                     "device" not in ast.get_source_segment(source, node) or constant == "portable"
                 ):
-                    asked.append(f"{name_of(path)}:{node.lineno} {constant}")
-    assert asked == []
+                    comparisons.append(f"{relative_name(path)}:{node.lineno} {constant}")
+    assert comparisons == []
 
 
-def compared(node):
-    """The strings that `node` compares with, looks up, or keys a table by."""
+def compared_constants(node):
+    """Return the constants that `node` compares with, looks up, or has as keys."""
     if isinstance(node, ast.Compare):
         result = [node.left, *node.comparators]
         result += [
@@ -273,8 +284,8 @@ def compared(node):
 # ------------------------------------------------------------------------------------------ imports
 
 
-def imported(tree, everywhere):
-    """The top names of what is imported: at the top of a file, or anywhere in it."""
+def imported_packages(tree, everywhere):
+    """Yield the packages imported at the top of a file, or anywhere in it if `everywhere`."""
     nodes = ast.walk(tree) if everywhere else tree.body
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -283,26 +294,27 @@ def imported(tree, everywhere):
             yield node.module.partition(".")[0]
 
 
-def test_only_what_makes_graphs_or_compares_with_torch_imports_it():
-    trees = {name_of(path): ast.parse(path.read_text()) for path in FILES}
-    heavy = {name for name, tree in trees.items() if set(imported(tree, False)) & set(HEAVY)}
+def test_only_expected_modules_import_heavy_packages():
+    trees = {relative_name(path): ast.parse(path.read_text()) for path in FILES}
+    heavy = {
+        name for name, tree in trees.items() if set(imported_packages(tree, False)) & set(HEAVY)
+    }
     assert heavy == MAY_BE_HEAVY
     assert {
-        name for name, tree in trees.items() if set(imported(tree, True)) & set(HEAVY)
-    } - heavy == MENTION_IT
+        name for name, tree in trees.items() if set(imported_packages(tree, True)) & set(HEAVY)
+    } - heavy == LAZY_IMPORTERS
 
 
-def test_graphs_are_written_without_torch():
-    trees = {name_of(path): ast.parse(path.read_text()) for path in FILES}
+def test_only_expected_modules_import_torch():
+    trees = {relative_name(path): ast.parse(path.read_text()) for path in FILES}
     assert {
         name
         for name, tree in trees.items()
-        if set(imported(tree, False)) & {"torch", "transformers"}
+        if set(imported_packages(tree, False)) & {"torch", "transformers"}
     } == TORCH
 
 
-# Libraries come first, those of torch as late as they can: to fork a process that has them takes
-# ten times as long.
+# Libraries come first, torch as late as possible: it makes forking ten times slower.
 EACH_FIRST = """
 import importlib, os, sys
 import numpy, onnx, onnx_ir, onnxruntime, tokenizers
@@ -330,7 +342,7 @@ def test_every_module_can_be_imported_first():
             ("vanilla_transformer_export", *path.relative_to(ROOT).with_suffix("").parts)
         ).removesuffix(".__init__")
         if not name.endswith("__main__"):
-            top = set(imported(ast.parse(path.read_text()), False))
+            top = set(imported_packages(ast.parse(path.read_text()), False))
             top |= {"torch"} if path.parent.name == "ort_models" else set()
             names[not top.isdisjoint(("torch", "transformers", "vanilla_transformer"))].append(name)
     ordered = [*names[False], "vanilla_transformer.conversion", *names[True]]
@@ -340,8 +352,8 @@ def test_every_module_can_be_imported_first():
     assert (done.stdout, done.stderr, len(ordered) > 100) == ("", "", True)
 
 
-def test_the_list_of_packages_is_that_of_the_folders():
-    """The editable install finds a folder that is in no wheel."""
+def test_package_list_in_pyproject_matches_folders():
+    """An editable install also finds folders that a wheel would lack."""
     root = Path(__file__).parents[2]
     settings = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
     folders = {

@@ -1,5 +1,5 @@
 """Tests of imports between the folders of export/, and of the table of heads, which several folders
-read. Imports in functions and for types count."""
+read. Imports in functions and for type checking count."""
 
 import ast
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from vanilla_transformer_export.serving.protocols import pipelines
 from vanilla_transformer_export.text_runtime import task_function
 
 ROOT = Path(vanilla_transformer_export.__file__).resolve().parent
-# Each folder or module -> what it may import from, beside itself.
+# What each folder or module may import from, besides itself.
 ALLOWED = {
     "errors": "",
     "terminal": "errors",
@@ -34,14 +34,14 @@ ALLOWED = {
     "files": "errors heads specs inference runtime text text_runtime image_runtime",
     "serving": "errors arguments heads specs inference requests model scheduler text runtime "
     "text_runtime image_runtime",
-    # torch and transformers over exports, which nothing else imports
+    # needs torch and transformers, so no other folder imports it
     "ort_models": "errors exporting heads inference runtime specs targets",
     "certification": "errors heads specs inference requests model scheduler runtime",
     "exporting": "errors arguments heads specs inference graphs one_graph targets runtime text "
     "text_runtime certification",
 }
-ALL = ("__init__", "__main__", "cli", "ray")  # which may import from everywhere
-# What is still to go. Tasks name the runtime whose methods they are in their annotations.
+ALL = ("__init__", "__main__", "cli", "ray")  # may import from everywhere
+# Imports still to be removed. Annotations of tasks name the runtime that has them as methods.
 TEXT_TASKS = ("classification", "embedding", "masks", "pairs", "question_answering", "rows")
 EXCEPTIONS = {
     ("serving/protocols/open_inference.py", "__init__"),
@@ -54,8 +54,8 @@ EXCEPTIONS = {
 }
 
 
-def test_the_table_of_heads_fits_what_reads_it():
-    """Functions of tasks, formats of pipelines, metrics and writers of graphs."""
+def test_table_of_heads_matches_its_users():
+    """Check the functions of tasks, formats of pipelines, metrics and writers of graphs."""
     tasks = {task for head in HEADS.values() for task in head.tasks}
     assert all(callable(task_function(task)) for task in tasks)
     assert {*pipelines.FORMATS, *pipelines.GENERATION_OPTIONS} <= {*PIPELINES}
@@ -71,12 +71,12 @@ def test_the_table_of_heads_fits_what_reads_it():
     assert written == {*WRITERS}
 
 
-def folder_of(parts: tuple[str, ...]) -> str:
+def top_folder(parts: tuple[str, ...]) -> str:
     return parts[0] if parts else "__init__"
 
 
 def imports(path: Path) -> Iterator[str]:
-    """The folders and modules of export/ that `path` imports from."""
+    """Yield the folders and modules of export/ that `path` imports from."""
     package = path.relative_to(ROOT).parts[:-1]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
@@ -85,17 +85,17 @@ def imports(path: Path) -> Iterator[str]:
             for alias in node.names:
                 is_module = (ROOT.joinpath(*base, alias.name)).with_suffix(".py").exists()
                 is_folder = ROOT.joinpath(*base, alias.name).is_dir()
-                yield folder_of((*base, alias.name) if is_module or is_folder else base)
+                yield top_folder((*base, alias.name) if is_module or is_folder else base)
 
 
-def test_imports_point_one_way():
+def test_imports_follow_allowed_directions():
     result = set()
     for path in ROOT.rglob("*.py"):
         name = path.relative_to(ROOT).as_posix()
-        own = name.partition("/")[0].removesuffix(".py")
-        if own in ALL:
+        folder = name.partition("/")[0].removesuffix(".py")
+        if folder in ALL:
             continue
-        for other in imports(path):
-            if other != own and other not in ALLOWED[own].split():
-                result.add((name, other))
+        for imported_folder in imports(path):
+            if imported_folder != folder and imported_folder not in ALLOWED[folder].split():
+                result.add((name, imported_folder))
     assert result == EXCEPTIONS

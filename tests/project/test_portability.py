@@ -1,4 +1,4 @@
-"""Both packages without what only Linux has: the names are taken away before they are imported."""
+"""Tests of both packages without names that only Linux has, which are removed before import."""
 
 import importlib
 import os
@@ -15,8 +15,8 @@ from checkpoints import START
 from vanilla_transformer.training import dry_run
 from vanilla_transformer_export import Runtime
 
-# Other packages look at the system they were built for, so they are imported first. `json` takes
-# what was generated.
+# Other packages depend on the system they were built for, so they are imported first. The generated
+# tokens are printed as JSON.
 ELSEWHERE = """
 import importlib, json, numpy, onnxruntime, os, pkgutil, signal, sys, tokenizers
 for name in sys.argv[1].split():
@@ -57,7 +57,7 @@ WITH_ALL = (
     ],
     ids=["runtime", "all modules"],
 )
-def test_what_is_missing_on_other_systems_is_not_needed(exported, others, packages):
+def test_packages_run_without_names_that_only_linux_has(exported, others, packages):
     directory, prompt = exported("seq2seq").directory, [[5, 9, START]]
     command = [sys.executable, "-c", ELSEWHERE, others, packages, str(directory), str(prompt)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -66,12 +66,12 @@ def test_what_is_missing_on_other_systems_is_not_needed(exported, others, packag
     assert done.stdout.strip() == str([os.cpu_count(), expected])
 
 
-def test_threads_are_the_processors_this_process_may_use(exported):
+def test_default_threads_are_cpus_available_to_process(exported):
     assert Runtime(exported("encoder").directory).threads == len(os.sched_getaffinity(0))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the peak is that of the GPU")
-def test_peak_memory_without_resource_is_what_windows_counts(monkeypatch):
+def test_peak_memory_without_resource_is_peak_working_set(monkeypatch):
     monkeypatch.setitem(sys.modules, "resource", None)
     memory = namedtuple("pmem", "rss peak_wset")(3_000, 5_000)
     monkeypatch.setattr(
@@ -83,7 +83,7 @@ def test_peak_memory_without_resource_is_what_windows_counts(monkeypatch):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the peak is that of the GPU")
 @pytest.mark.parametrize("platform, unit", [("linux", 1024), ("darwin", 1)])
 def test_peak_memory_is_in_bytes(monkeypatch, platform, unit):
-    """The system counts in kilobytes, macOS in bytes."""
+    """Linux counts in kilobytes, macOS in bytes."""
     resource = pytest.importorskip("resource")
     monkeypatch.setattr(resource, "getrusage", lambda who: namedtuple("rusage", "ru_maxrss")(7_000))
     monkeypatch.setattr(sys, "platform", platform)

@@ -33,7 +33,7 @@ def check(path):
         ("try:\n    pass\nexcept OSError as said:\n    pass", 3, "said"),
     ],
 )
-def test_a_seeded_fault_is_found(tmp_path, source, line, value):
+def test_fault_is_reported_with_line_and_value(tmp_path, source, line, value):
     path = tmp_path / "module.py"
     path.write_text(source)
     status, [printed] = check(path)
@@ -47,7 +47,7 @@ def test_plain_sentences_and_names_pass(tmp_path):
     assert check(tmp_path) == (0, [])
 
 
-def test_names_in_tests_are_free(tmp_path):
+def test_names_in_tests_are_not_checked(tmp_path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_rows.py").write_text('"""What a row is."""\nfound = 1\n')
     status, [printed] = check(tmp_path)

@@ -1,4 +1,4 @@
-"""Tests of supported versions of onnxruntime and of other packages, and of errors with others."""
+"""Tests of supported versions of onnxruntime and other packages, and of errors for old versions."""
 
 import subprocess
 import sys
@@ -24,9 +24,11 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", ["seq2seq", "seq2seq-untied", "seq2seq-rotary"])
-def test_a_portable_step_that_projects_no_more_of_the_source_is_valid_onnx(exported, name):
-    """The second of two steps from an empty past, in onnx's own evaluator, which refuses a shape of
-    0 beside -1."""
+def test_portable_step_after_source_projection_is_valid_onnx(exported, name):
+    """The second step reuses the projected source.
+
+    The evaluator of onnx rejects a shape with both 0 and -1.
+    """
     path = exported(name).directory / "onnx/decoder_model_merged.onnx"
     by_onnx, by_onnxruntime = (
         ReferenceEvaluator(onnx.load(path)),
@@ -49,31 +51,31 @@ def test_a_portable_step_that_projects_no_more_of_the_source_is_valid_onnx(expor
         }
 
 
-def answer(*command, **settings):
-    """Exit code and the one line of a command in a fresh process."""
+def run_python(*command, **settings):
+    """Return the exit status and the error output of Python in a fresh process."""
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, **settings)
     return done.returncode, done.stderr.strip()
 
 
-def test_an_older_onnxruntime_is_refused_by_name_before_a_graph_is_looked_for():
+def test_older_onnxruntime_is_rejected_before_export_is_opened():
     code = (
         "import onnxruntime; onnxruntime.__version__ = '1.29.1'; "
         "from vanilla_transformer_export.cli.main import main; "
     )
     code += "main(['generate', 'nowhere', 'A dog.'])"
-    status, message = answer("-c", code)
+    status, message = run_python("-c", code)
     assert status == 1 and message.startswith("vanilla-transformer: ")
     install = "pip install 'onnxruntime>=1.30'"
     check_message(message, seen="onnxruntime 1.29.1", expected=("1.30", install))
 
 
 @pytest.mark.parametrize("found", ["1.30.0", "1.31.1", "1.32.0.dev20261101001", "2.0.0"])
-def test_newer_ones_are_not(found, monkeypatch):
+def test_supported_onnxruntime_versions_are_accepted(found, monkeypatch):
     monkeypatch.setattr(onnxruntime, "__version__", found)
     devices.require_onnxruntime()
 
 
-def test_doctor_says_that_onnxruntime_is_too_old(monkeypatch, capsys):
+def test_doctor_reports_outdated_onnxruntime(monkeypatch, capsys):
     monkeypatch.setattr(onnxruntime, "__version__", "1.9.0")
     monkeypatch.setattr(devices, "gpus", lambda: [])
     monkeypatch.setattr(devices, "installed_versions", lambda: {"onnxruntime-gpu": "1.9.0"})
@@ -85,7 +87,7 @@ def test_doctor_says_that_onnxruntime_is_too_old(monkeypatch, capsys):
         devices.require_onnxruntime()
 
 
-def test_every_package_states_its_lowest_version_and_is_pinned_above_it():
+def test_dependencies_have_lower_bounds_and_matching_pins():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = sum(project["optional-dependencies"].values(), project["dependencies"])
     allowed = {
@@ -99,7 +101,7 @@ def test_every_package_states_its_lowest_version_and_is_pinned_above_it():
     )
     for name, versions in allowed.items():
         assert [bound.operator for bound in versions].count(">=") == 1, name
-        # which cannot be beside onnxruntime
+        # cannot be installed beside onnxruntime
         assert name == "onnxruntime-gpu" or versions.contains(pins[name.lower()]), name
     assert str(allowed["onnxruntime"]) == f">={'.'.join(map(str, devices.ONNXRUNTIME))}"
     printed = subprocess.run(
@@ -115,18 +117,18 @@ def test_every_package_states_its_lowest_version_and_is_pinned_above_it():
 @pytest.mark.parametrize(
     "name", ["seq2seq", "seq2seq-rotary", "causal", "causal-learned", "encoder", "pretraining"]
 )
-def test_a_bare_session_gives_what_the_runtime_gives(exported, name):
+def test_bare_session_matches_runtime(exported, name):
     """`make test-versions` makes the same comparison in other environments."""
     directory = exported(name).directory
     expected, actual = torch_free.results(directory), torch_free.bare_results(directory)
     assert torch_free.differences(actual, expected) == [] and actual
-    for output, values in actual.items():  # nor is a difference overlooked
+    for output, values in actual.items():  # a changed output is reported
         other = (np.array(values) + 1).tolist()
-        [said] = torch_free.differences({output: other}, expected)
-        assert said.startswith(f"{output}: ")
+        [difference] = torch_free.differences({output: other}, expected)
+        assert difference.startswith(f"{output}: ")
 
 
-def test_what_is_exported_again_gives_the_same(tmp_path):
+def test_repeated_export_gives_same_results(tmp_path):
     """`make test-versions` does this with the extra `export`."""
     directory = tmp_path / "seq2seq-cpu-int8"
     build("seq2seq").save_pretrained(tmp_path / "checkpoints" / "seq2seq")

@@ -1,4 +1,4 @@
-"""Beams of several sequence groups in one search, and the slots of their caches."""
+"""Tests of beams of several sequence groups in one search, and of the slots of their caches."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ VOCABULARY = 40
 
 
 @pytest.mark.parametrize("groups, beams", [(1, 2), (3, 4), (7, 5)])
-def test_beams_find_the_caches_of_their_parents_with_the_fewest_copies(groups, beams):
+def test_assign_slots_gives_beams_parent_caches_with_fewest_copies(groups, beams):
     rng = np.random.default_rng(beams)
     slots = rng.permutation(2 * groups * beams)[: groups * beams].reshape(groups, beams)
     parents = rng.integers(0, beams, (groups, beams))
@@ -30,8 +30,8 @@ def test_beams_find_the_caches_of_their_parents_with_the_fewest_copies(groups, b
     assert len(copies) == sum(beams - len(set(row)) for row in parents.tolist())
 
 
-def started(count, **options):
-    """Groups of one slot each, and their request."""
+def start_groups(count, **options):
+    """Return sequence groups with one slot each, and their request."""
     options = Options(num_beams=3, eos_token_id=2, **options)
     request = start_request(
         [GenerationInput(options, [1], [5])] * count, lambda events, is_finished: None
@@ -48,16 +48,16 @@ def top_tokens(rows, seed=0):
 
 
 def test_only_groups_with_equal_options_share_a_search():
-    groups = [started(2)[0], started(1, length_penalty=2.0)[0], started(1)[0]]
+    groups = [start_groups(2)[0], start_groups(1, length_penalty=2.0)[0], start_groups(1)[0]]
     searches = group_beams([group for some in groups for group in some])
     assert [len(beams.groups) for beams in searches] == [3, 1]
-    again = joined_beams([*searches, *group_beams(started(2)[0])])
+    again = joined_beams([*searches, *group_beams(start_groups(2)[0])])
     assert [len(beams.groups) for beams in again] == [5, 1]
 
 
-def test_a_group_whose_logits_are_not_numbers_fails_alone():
-    groups, request = started(2)
-    _, other = started(1)
+def test_group_with_nan_logits_does_not_affect_other_groups():
+    groups, request = start_groups(2)
+    _, other = start_groups(1)
     groups[1].request = other
     [beams] = group_beams(groups)
     log_p, tokens = top_tokens(2)
@@ -70,14 +70,14 @@ def test_a_group_whose_logits_are_not_numbers_fails_alone():
     assert request.error is None and len(groups[0].next_tokens) == 3
 
 
-def test_groups_that_join_later_have_the_results_that_they_have_alone():
-    """Rows join and leave one search; each keeps the tokens of a search of its own."""
+def test_groups_that_join_later_have_same_results_as_alone():
+    """Groups join and leave one search, and get the tokens of a separate search."""
 
     def run(first, second):
         results, beams = {}, None
         for step in range(9):
             for name, count in first if step == 0 else second if step == 3 else []:
-                groups, _ = started(count, max_new_tokens=5)
+                groups, _ = start_groups(count, max_new_tokens=5)
                 [new] = group_beams(groups)
                 results[name] = groups
                 new.advance(*(values[: len(groups)] for values in top_tokens(8, seed=0)))
@@ -88,7 +88,7 @@ def test_groups_that_join_later_have_the_results_that_they_have_alone():
             if beams is not None and beams.groups:
                 beams.advance(*top_tokens(30, seed=7))
         return {
-            name: [[each.tokens for each in group.results] for group in groups]
+            name: [[hypothesis.tokens for hypothesis in group.results] for group in groups]
             for name, groups in results.items()
         }
 

@@ -1,4 +1,4 @@
-"""Rows of several requests run together, and each has the answer that it has alone."""
+"""Tests of the encoder scheduler: rows of several requests run together with unchanged results."""
 
 import asyncio
 import contextlib
@@ -20,9 +20,11 @@ from vanilla_transformer_export.serving.encoder_runtime import batched
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A head of `HEADS`, fields over its own, and settings of an export -> the directory of the
-    export."""
+def export_head(tmp_path_factory):
+    """Return a function that exports a head of `HEADS` and returns the directory of the export.
+
+    Its arguments are the head, changed fields of the config, and settings of the export.
+    """
     result = {}
 
     def make(name, fields=(), **settings):
@@ -44,14 +46,14 @@ def made(tmp_path_factory):
 MEAN = (("classifier_pooling", "mean"), ("type_vocab_size", 0))
 
 
-def rows_of(runtime, count=40, longest=50):
+def random_rows(runtime, count=40, longest=50):
     rng = np.random.default_rng(0)
     size = runtime.config["vocab_size"]
-    end = runtime.config["eos_token_id"]  # which some classifiers read
+    end = runtime.config["eos_token_id"]  # some classifiers read the end token
     return [[*rng.integers(4, size, rng.integers(1, longest)).tolist(), end] for _ in range(count)]
 
 
-def read(scheduler, rows):
+def run_rows(scheduler, rows):
     ids, mask = pad_sequences(rows, scheduler.graph.config["pad_token_id"])
     result = scheduler.run(
         encoder_feeds(scheduler.graph.model.info, {"input_ids": ids, "attention_mask": mask})
@@ -60,15 +62,14 @@ def read(scheduler, rows):
 
 
 def check_mixes(scheduler, mixes, per_token=False):
-    """Each row's bits are those that it has alone, in random company, from several threads at
-    once."""
-    rows = rows_of(scheduler.graph)
-    alone = [read(scheduler, [row])[0] for row in rows]
+    """Check that rows in random mixes, run from several threads, have the bits of a row alone."""
+    rows = random_rows(scheduler.graph)
+    alone = [run_rows(scheduler, [row])[0] for row in rows]
     rng = np.random.default_rng(1)
 
-    def mixed(chosen):
+    def check_mix(positions):
         for place, result in zip(
-            chosen, read(scheduler, [rows[place] for place in chosen]), strict=True
+            positions, run_rows(scheduler, [rows[place] for place in positions]), strict=True
         ):
             for name, values in result.items():
                 own = alone[place][name]
@@ -76,21 +77,23 @@ def check_mixes(scheduler, mixes, per_token=False):
                 np.testing.assert_array_equal(values, own[: len(values)] if per_token else own)
 
     with ThreadPoolExecutor(6) as pool:
-        done = [pool.submit(mixed, rng.choice(len(rows), rng.integers(1, 9))) for _ in range(mixes)]
+        done = [
+            pool.submit(check_mix, rng.choice(len(rows), rng.integers(1, 9))) for _ in range(mixes)
+        ]
         for each in done:
             each.result()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_row_has_the_same_bits_alone_and_in_200_mixes(made, threads):
-    runtime = Runtime(made("classify", MEAN, target="cpu"), threads=threads)
+def test_rows_are_bit_identical_alone_and_in_200_mixes(export_head, threads):
+    runtime = Runtime(export_head("classify", MEAN, target="cpu"), threads=threads)
     with contextlib.closing(EncoderScheduler(runtime.model, workers=2)) as scheduler:
         assert scheduler.graph.max_rows > 1  # rows do run together
         check_mixes(scheduler, 200)
 
 
-def test_a_batch_is_as_large_as_the_device_needs(made):
-    model = Runtime(made("classify", MEAN, target="cpu"), threads=2).model
+def test_max_batch_rows_depends_on_device(export_head):
+    model = Runtime(export_head("classify", MEAN, target="cpu"), threads=2).model
     graph = EncoderGraph(model)
     assert graph.max_batch_rows({"source_length": 8}) == 2 * 256 // 8
     model.device = "cuda"
@@ -108,25 +111,29 @@ def test_a_batch_is_as_large_as_the_device_needs(made):
     "name",
     ["classify", "tag", "answer", "fill_mask", "classify by a decoder", "classify by both stacks"],
 )
-def test_rows_of_every_export_have_the_same_bits_in_company(made, name, settings, threads):
+def test_rows_of_every_export_are_bit_identical_alone_and_in_mixes(
+    export_head, name, settings, threads
+):
     with contextlib.closing(
-        EncoderScheduler(Runtime(made(name, **settings), threads=threads).model, workers=2)
+        EncoderScheduler(Runtime(export_head(name, **settings), threads=threads).model, workers=2)
     ) as scheduler:
         if settings.get("target") == "cpu" or not settings:
             assert scheduler.graph.max_rows > 1
         check_mixes(scheduler, 50, per_token=name in ("tag", "answer", "fill_mask"))
 
 
-def test_workers_that_begin_the_same_call_at_once_lose_no_rows(made):
+def test_workers_that_share_one_call_lose_no_rows(export_head):
     with contextlib.closing(
-        EncoderScheduler(Runtime(made("classify", MEAN, target="cpu"), threads=1).model, workers=4)
+        EncoderScheduler(
+            Runtime(export_head("classify", MEAN, target="cpu"), threads=1).model, workers=4
+        )
     ) as scheduler:
-        rows = rows_of(scheduler.graph, 40)
+        rows = random_rows(scheduler.graph, 40)
         for _ in range(50):
-            assert all(result["logits"].any() for result in read(scheduler, rows))
+            assert all(result["logits"].any() for result in run_rows(scheduler, rows))
 
 
-def test_a_length_follows_from_the_row_s_own():
+def test_padded_length_rounds_up_to_few_lengths():
     assert [padded_length(length, 512) for length in (1, 8, 9, 64, 65, 128, 129, 500)] == [
         8,
         8,
@@ -141,8 +148,8 @@ def test_a_length_follows_from_the_row_s_own():
     assert all(padded_length(length, 512) % 8 == 0 for length in range(1, 500))
 
 
-def test_what_runs_has_the_results_of_the_runtime(made):
-    directory = made("classify", MEAN, target="cpu")
+def test_batched_runtime_matches_plain_runtime(export_head):
+    directory = export_head("classify", MEAN, target="cpu")
     runtime, plain = TextRuntime(directory, threads=1), TextRuntime(directory, threads=1)
     scheduler = batched(runtime, workers=2)
     with contextlib.closing(scheduler):
@@ -155,7 +162,7 @@ def test_what_runs_has_the_results_of_the_runtime(made):
 
 
 class Session:
-    """Sums the ids of each row, when it may."""
+    """A session that sums the ids of each row, once `free` is set."""
 
     def __init__(self):
         self.free = threading.Event()
@@ -177,9 +184,9 @@ class Session:
 
 
 @pytest.fixture
-def stub(made, monkeypatch):
+def stub(export_head, monkeypatch):
     """A scheduler with one worker whose session is a `Session`."""
-    runtime = Runtime(made("classify", MEAN, target="cpu"), threads=1)
+    runtime = Runtime(export_head("classify", MEAN, target="cpu"), threads=1)
     session = Session()
     monkeypatch.setitem(runtime.model.sessions, "encoder", session)
     with contextlib.closing(EncoderScheduler(runtime.model, max_waiting=20)) as scheduler:
@@ -189,16 +196,16 @@ def stub(made, monkeypatch):
         session.free.set()
 
 
-def asked(scheduler, rows):
-    """Return a coroutine that reads `rows` and gives the first logit of each."""
+def submit(scheduler, rows):
+    """Return a coroutine that runs `rows` and returns the first logit of each row."""
     return scheduler.call(
-        len(rows), lambda: [float(result["logits"][0]) for result in read(scheduler, rows)]
+        len(rows), lambda: [float(result["logits"][0]) for result in run_rows(scheduler, rows)]
     )
 
 
-async def until(holds):
+async def wait_until(condition):
     for _ in range(2000):
-        if holds():
+        if condition():
             return
         await asyncio.sleep(0.001)
     raise AssertionError("nothing happened")
@@ -209,11 +216,11 @@ def test_rows_of_several_requests_run_together(stub):
 
     async def ask():
         session.free.clear()
-        first = asyncio.create_task(asked(scheduler, [[5]]))
-        await until(lambda: session.shapes)
-        others = [asyncio.create_task(asked(scheduler, [[place, 1]])) for place in range(5, 15)]
-        others.append(asyncio.create_task(asked(scheduler, [[5] * 9])))
-        await until(lambda: scheduler.waiting == 11)
+        first = asyncio.create_task(submit(scheduler, [[5]]))
+        await wait_until(lambda: session.shapes)
+        others = [asyncio.create_task(submit(scheduler, [[place, 1]])) for place in range(5, 15)]
+        others.append(asyncio.create_task(submit(scheduler, [[5] * 9])))
+        await wait_until(lambda: scheduler.waiting == 11)
         session.free.set()
         assert await first == [5]
         assert await asyncio.gather(*others) == [*([place + 1] for place in range(5, 15)), [45]]
@@ -225,18 +232,18 @@ def test_rows_of_several_requests_run_together(stub):
     )
 
 
-def test_a_long_list_holds_up_no_short_one(stub):
+def test_long_request_does_not_delay_short_request(stub):
     scheduler, session = stub
 
     async def ask():
         session.free.clear()
-        first = asyncio.create_task(asked(scheduler, [[5] * 50]))
-        await until(lambda: session.shapes)
-        # Of 8 rows of 64 tokens no more than 4 run together.
-        long = asyncio.create_task(asked(scheduler, [[6] * 60] * 12))
-        await until(lambda: scheduler.waiting == 12)
-        short = asyncio.create_task(asked(scheduler, [[7] * 60]))
-        await until(lambda: scheduler.waiting == 13)
+        first = asyncio.create_task(submit(scheduler, [[5] * 50]))
+        await wait_until(lambda: session.shapes)
+        # At most 4 rows of 64 tokens run together.
+        long = asyncio.create_task(submit(scheduler, [[6] * 60] * 12))
+        await wait_until(lambda: scheduler.waiting == 12)
+        short = asyncio.create_task(submit(scheduler, [[7] * 60]))
+        await wait_until(lambda: scheduler.waiting == 13)
         session.free.set()
         await asyncio.gather(first, long, short)
 
@@ -244,18 +251,18 @@ def test_a_long_list_holds_up_no_short_one(stub):
     assert 7 in session.order[1:7]
 
 
-def test_what_waits_is_dropped_when_its_client_has_gone(stub):
+def test_waiting_rows_of_cancelled_request_are_dropped(stub):
     scheduler, session = stub
 
     async def ask():
         session.free.clear()
-        first = asyncio.create_task(asked(scheduler, [[5]]))
-        await until(lambda: session.shapes)
-        gone = asyncio.create_task(asked(scheduler, [[6] * 20] * 3))
-        stays = asyncio.create_task(asked(scheduler, [[7] * 20]))
-        await until(lambda: scheduler.waiting == 4)
+        first = asyncio.create_task(submit(scheduler, [[5]]))
+        await wait_until(lambda: session.shapes)
+        gone = asyncio.create_task(submit(scheduler, [[6] * 20] * 3))
+        stays = asyncio.create_task(submit(scheduler, [[7] * 20]))
+        await wait_until(lambda: scheduler.waiting == 4)
         gone.cancel()
-        await until(lambda: scheduler.waiting == 1)
+        await wait_until(lambda: scheduler.waiting == 1)
         with contextlib.suppress(asyncio.CancelledError):
             await gone
         session.free.set()
@@ -265,69 +272,69 @@ def test_what_waits_is_dropped_when_its_client_has_gone(stub):
     assert 6 not in session.order and scheduler.num_unanswered == 0
 
 
-def test_more_rows_than_may_wait_are_refused_and_a_single_request_is_not(stub):
+def test_full_queue_returns_429_but_empty_queue_accepts_large_request(stub):
     scheduler, session = stub
 
     async def ask():
-        assert len(await asked(scheduler, [[5]] * 30)) == 30
+        assert len(await submit(scheduler, [[5]] * 30)) == 30
         session.free.clear()
-        waiting = asyncio.create_task(asked(scheduler, [[5]] * 18))
-        await until(lambda: scheduler.num_unanswered == 18)
+        waiting = asyncio.create_task(submit(scheduler, [[5]] * 18))
+        await wait_until(lambda: scheduler.num_unanswered == 18)
         with raises(RequestError, seen=18, expected=20) as refused:
-            await asked(scheduler, [[5]] * 3)
+            await submit(scheduler, [[5]] * 3)
         assert refused.value.status == 429 and refused.value.retry_after
         session.free.set()
         await waiting
-        assert await asked(scheduler, [[5]] * 3) == [5] * 3
+        assert await submit(scheduler, [[5]] * 3) == [5] * 3
 
     asyncio.run(ask())
 
 
-def test_a_run_that_fails_is_a_mistake_of_the_server_and_others_go_on(stub):
+def test_failed_run_raises_runtime_error_and_later_request_succeeds(stub):
     scheduler, session = stub
 
     async def ask():
         session.error = ValueError("no memory")
         with raises(RuntimeError, seen="no memory"):
-            await asked(scheduler, [[5]])
+            await submit(scheduler, [[5]])
         session.error = None
-        assert await asked(scheduler, [[5]]) == [5]
+        assert await submit(scheduler, [[5]]) == [5]
 
     asyncio.run(ask())
 
 
-def test_a_scheduler_that_is_closed_answers_what_it_has(stub):
+def test_closed_scheduler_answers_queued_requests_and_rejects_new_ones(stub):
     scheduler, session = stub
 
     async def ask():
         session.free.clear()
-        due = [asyncio.create_task(asked(scheduler, [[place]])) for place in (5, 6)]
-        await until(lambda: scheduler.waiting + len(session.order) == 2)  # one may have begun
+        queued = [asyncio.create_task(submit(scheduler, [[place]])) for place in (5, 6)]
+        await wait_until(lambda: scheduler.waiting + len(session.order) == 2)  # one may be running
         scheduler.close()
         with pytest.raises(RequestError) as refused:
-            await asked(scheduler, [[7]])
+            await submit(scheduler, [[7]])
         assert refused.value.status == 503
         session.free.set()
-        assert await asyncio.gather(*due) == [[5], [6]]
+        assert await asyncio.gather(*queued) == [[5], [6]]
 
     asyncio.run(ask())
 
 
-def test_a_row_that_is_too_long_is_refused_with_both_numbers(made):
-    runtime = TextRuntime(made("classify", MEAN, target="cpu"), threads=1)
+def test_too_long_row_raises_and_error_names_length_and_limit(export_head):
+    runtime = TextRuntime(export_head("classify", MEAN, target="cpu"), threads=1)
     with contextlib.closing(batched(runtime, max_source=20)):
         with raises(TooLong, seen=21, expected=20):
             runtime.classify(["a " * 19])
         runtime.classify(["a " * 18])
 
 
-# ------------------------------------------------------------------------------ all that tasks read
+# ---------------------------------------------------------------------------------------- all tasks
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in HEADS if name != "classify"])
-def test_every_task_gives_what_it_gives_without_the_queue(made, name):
-    runtime, plain = (TextRuntime(made(name), threads=1) for _ in range(2))
+def test_every_task_matches_plain_runtime(export_head, name):
+    runtime, plain = (TextRuntime(export_head(name), threads=1) for _ in range(2))
     mask = "<mask>" if name == "fill_mask" else "[MASK]"
     calls = {
         "classify": lambda each: each.classify(PAIRS, top_k=None),
@@ -352,7 +359,7 @@ def test_every_task_gives_what_it_gives_without_the_queue(made, name):
 
 
 @pytest.mark.slow
-def test_images_of_many_requests_have_the_answers_that_they_have_alone(tmp_path):
+def test_images_of_concurrent_requests_match_plain_runtime(tmp_path):
     export_for_images(tmp_path, num_labels=3)
     pictures = [
         np.random.default_rng(seed).integers(0, 256, (16, 16, 3), np.uint8) for seed in range(12)

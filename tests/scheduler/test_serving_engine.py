@@ -1,44 +1,27 @@
-"""Continuous batching: whatever runs beside it, a job has the tokens of `Runtime.generate` alone,
-and the same bits."""
+"""Tests of continuous batching: in any batch, a job has the tokens of `Runtime.generate` and the
+same bits."""
 
 import asyncio
-import dataclasses
-import functools
 import random
 import threading
 import time
 
 import numpy as np
-import opened_engines as engines
 import pytest
 import torch
 from messages import raises
+from opened_engines import first_batch, open_engine
 from targets import SIZES
 
 from vanilla_transformer_export import Runtime
-from vanilla_transformer_export.errors import RequestError, TooLong, UsageError
-from vanilla_transformer_export.inference.decoder import GenerationRequest
-from vanilla_transformer_export.inference.logits import Prompt
-from vanilla_transformer_export.inference.options import Options
+from vanilla_transformer_export.errors import RequestError, UsageError
 from vanilla_transformer_export.inference.search import start_search
-from vanilla_transformer_export.model import open_export
-from vanilla_transformer_export.requests import generation_request
-from vanilla_transformer_export.scheduler.admission import Admission
-from vanilla_transformer_export.scheduler.capacity import (
-    Arrangement,
-    arrange_workers,
-    chunk_length,
-    slots_per_worker,
-    sources_length,
-    well_filled,
-)
-from vanilla_transformer_export.scheduler.queue import RequestQueue
 from vanilla_transformer_export.scheduler.request import LENGTH, STOP
 from vanilla_transformer_export.scheduler.sequence_group import start_request
 from vanilla_transformer_export.scheduler.slot_batch import SlotBatch, SlotSize
 from vanilla_transformer_export.scheduler.static_batch import StaticBatch
 
-MOST = 9  # new tokens
+MAX_NEW_TOKENS = 9
 OPTIONS = [
     dict(),
     dict(do_sample=True, seed=3),
@@ -63,30 +46,22 @@ OPTIONS = [
 SEQ2SEQ, DECODER = "seq2seq", "causal"
 
 
-engine_of = functools.partial(engines.open_engine, slots=8)
-
-
-def batch_of(engine):
-    """Return the batch of the first worker, for engines that are not started."""
-    return engine.scheduler.workers[0].batch
-
-
 @pytest.fixture
-def started():
-    """Engines that end with the test."""
-    made = []
+def start_engine():
+    """Return a function that starts an engine, which is closed after the test."""
+    started_engines = []
 
     def start(*args, **settings):
-        made.append(engine_of(*args, **settings).start())
-        return made[-1]
+        started_engines.append(open_engine(*args, slots=8, **settings).start())
+        return started_engines[-1]
 
     yield start
-    for engine in made:
+    for engine in started_engines:
         engine.close()
 
 
 def inputs(name, count=10, seed=0):
-    """Sources, or prompts, and for seq2seq sometimes what the target begins with."""
+    """Return pairs of a source or prompt and, for every third seq2seq input, a target prefix."""
     rng = np.random.default_rng(seed)
     rows = [
         rng.integers(4, SIZES["vocab_size"], rng.integers(1, 18)).tolist() for _ in range(count)
@@ -97,19 +72,22 @@ def inputs(name, count=10, seed=0):
     ]
 
 
-def expected(runtime, ids, prefix, options):
+def expected_tokens(runtime, ids, prefix, options):
     """Return the tokens of `Runtime.generate`, without padding."""
     start = np.array([prefix]) if prefix else None
     rows = runtime.generate(
-        np.array([ids]), np.ones((1, len(ids)), int), start, **{"max_new_tokens": MOST, **options}
+        np.array([ids]),
+        np.ones((1, len(ids)), int),
+        start,
+        **{"max_new_tokens": MAX_NEW_TOKENS, **options},
     )
     rows = rows[:, 1 + len(prefix) if "encoder" in runtime.specs else len(ids) :].tolist()
     return [row[: row.index(2) + 1] if 2 in row else row for row in rows]
 
 
-def jobs_of(engine, name, options=OPTIONS, **others):
+def admit_jobs(engine, name, options=OPTIONS, **others):
     return [
-        engine.admission.admit(ids, {"max_new_tokens": MOST, **each}, prefix, **others)
+        engine.admission.admit(ids, {"max_new_tokens": MAX_NEW_TOKENS, **each}, prefix, **others)
         for ids, prefix in inputs(name)
         for each in options
     ]
@@ -122,22 +100,24 @@ def jobs_of(engine, name, options=OPTIONS, **others):
         (SEQ2SEQ, "portable", "fp32"), (DECODER, "portable", "fp32"), ("seq2seq-t5", "cpu", "fp32")
     ],
 )  # fmt: skip
-def test_each_job_has_the_tokens_that_it_has_alone(exported_for, started, name, target, dtype):
+def test_batched_jobs_match_runtime_generate(exported_for, start_engine, name, target, dtype):
     _, directory = exported_for(name, target, dtype)
-    engine = started(directory, workers=2)
-    is_continuous = target == "cpu" and name != "seq2seq-t5"  # whose heads are 12 wide
+    engine = start_engine(directory, workers=2)
+    is_continuous = target == "cpu" and name != "seq2seq-t5"  # its heads are 12 wide
     assert isinstance(
         engine.scheduler.workers[0].batch, SlotBatch if is_continuous else StaticBatch
     )
     assert engine.admission.describe().startswith(
         "continuous batching, " if is_continuous else "static batches "
     )
-    jobs = jobs_of(engine, name)
+    jobs = admit_jobs(engine, name)
     shuffled = random.Random(0).sample(jobs, len(jobs))
     answers = dict(zip(shuffled, engine.run(shuffled), strict=True))
     runtime = Runtime(directory, threads=1)
     reference = [
-        expected(runtime, ids, prefix, each) for ids, prefix in inputs(name) for each in OPTIONS
+        expected_tokens(runtime, ids, prefix, each)
+        for ids, prefix in inputs(name)
+        for each in OPTIONS
     ]
     for job, rows in zip(jobs, reference, strict=True):
         actual = answers[job]
@@ -152,7 +132,7 @@ def test_each_job_has_the_tokens_that_it_has_alone(exported_for, started, name, 
 
 
 class Recorded(SlotBatch):
-    """Keeps the logits of each row at each step."""
+    """A slot batch that keeps the logits of each row at each step."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -175,14 +155,14 @@ IN_FULL = [
 ]
 
 
-def recorded(engine, name, order, slots, most_joining):
-    """The logits of jobs that join in this order, a few at a time."""
+def record_logits(engine, name, order, slots, most_joining):
+    """Return the logits of jobs that join in `order`, a few at a time."""
     batch = Recorded(
-        batch_of(engine).model,
+        first_batch(engine).model,
         SlotSize(slots, engine.admission.slot_size.source, engine.admission.slot_size.length),
     )
-    ticket = start_request(jobs_of(engine, name), lambda *update: None)
-    runs = list(ticket.waiting)
+    client_request = start_request(admit_jobs(engine, name), lambda *update: None)
+    runs = list(client_request.waiting)
     waiting = [runs[place] for place in order]
     rng = random.Random(len(order))
     while waiting or batch.running or batch.prefilling:
@@ -197,40 +177,40 @@ def recorded(engine, name, order, slots, most_joining):
         batch.step()
         for run in [run for run in batch.running if run.is_finished]:
             batch.remove(run)
-    assert ticket.error is None
+    assert client_request.error is None
     return batch.found
 
 
 @pytest.mark.parametrize("mixes", [2, pytest.param(70, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name, dtype", [(SEQ2SEQ, "fp32"), (DECODER, "int8"), *IN_FULL])
-def test_the_bits_of_a_row_do_not_depend_on_its_neighbours(exported_for, name, dtype, mixes):
+def test_row_logits_are_bit_identical_in_any_batch(exported_for, name, dtype, mixes):
     _, directory = exported_for(name, "cpu", dtype)
     count = len(inputs(name)) * len(OPTIONS)
     for threads in (1, 2):
-        engine = engine_of(directory, threads=threads)
+        engine = open_engine(directory, slots=8, threads=threads)
         alone = {}
         for place in range(count):
-            alone |= recorded(engine, name, [place], slots=4, most_joining=1)
+            alone |= record_logits(engine, name, [place], slots=4, most_joining=1)
         for mix in range(mixes):
             order = random.Random(mix).sample(range(count), count)
-            together = recorded(
+            together = record_logits(
                 engine, name, order, slots=4 + 9 * mix % 61, most_joining=1 + mix % 7
             )
             assert together.keys() == alone.keys()
             assert all(together[row] == alone[row] for row in alone)
 
 
-def test_a_prompt_is_read_in_chunks_of_its_own_while_other_rows_go_on(exported_for):
+def test_long_prompt_is_prefilled_in_chunks_while_other_rows_continue(exported_for):
     _, directory = exported_for(DECODER, "cpu")
-    engine = engine_of(directory)
-    batch = batch_of(engine)
+    engine = open_engine(directory, slots=8)
+    batch = first_batch(engine)
     batch.chunk = 4
     short, long = (
         engine.admission.admit([5], {"max_new_tokens": 30}),
-        engine.admission.admit(list(range(4, 22)), {"max_new_tokens": MOST}),
+        engine.admission.admit(list(range(4, 22)), {"max_new_tokens": MAX_NEW_TOKENS}),
     )
-    ticket = start_request([short, long], lambda *update: None)
-    first, second = ticket.waiting
+    client_request = start_request([short, long], lambda *update: None)
+    first, second = client_request.waiting
     batch.join([first])
     batch.step()
     progress = []
@@ -242,19 +222,22 @@ def test_a_prompt_is_read_in_chunks_of_its_own_while_other_rows_go_on(exported_f
     assert progress == [(4, 2), (8, 3), (12, 4), (16, 5)]
     while not second.is_finished:
         batch.step()
-    assert [second.tokens] == expected(Runtime(directory, threads=1), long.prompt, [], {})
+    assert [second.tokens] == expected_tokens(Runtime(directory, threads=1), long.prompt, [], {})
 
 
 # ------------------------------------------------------------------------------------ probabilities
 
 
-def test_probabilities_of_new_and_given_tokens_are_those_of_torch(exported_for, started):
+def test_logprobs_of_prompt_and_new_tokens_match_torch(exported_for, start_engine):
     model, directory = exported_for(DECODER, "cpu")
-    engine = started(directory)
+    engine = start_engine(directory)
     prompt = [5, 9, 31, 7, 22]
     for options in ({}, dict(do_sample=True, seed=1, temperature=0.5)):
         job = engine.admission.admit(
-            prompt, {"max_new_tokens": MOST, **options}, top_logprobs=3, scores_prompt=True
+            prompt,
+            {"max_new_tokens": MAX_NEW_TOKENS, **options},
+            top_logprobs=3,
+            scores_prompt=True,
         )
         [[result]] = engine.run([job])
         with torch.no_grad():
@@ -264,16 +247,16 @@ def test_probabilities_of_new_and_given_tokens_are_those_of_torch(exported_for, 
         assert [each.token for each in reported] == [*prompt[1:], *result.tokens]
         for place, each in enumerate(reported):
             assert abs(each.logprob - log_p[place, each.token]) < 1e-4
-            likeliest = np.argsort(-log_p[place])[:3]
-            assert [token for token, _ in each.top] == likeliest.tolist()
+            top_tokens = np.argsort(-log_p[place])[:3]
+            assert [token for token, _ in each.top] == top_tokens.tolist()
             assert np.abs([value - log_p[place, token] for token, value in each.top]).max() < 1e-4
 
 
 @pytest.mark.parametrize("target", ["cpu", "portable"])
-def test_samples_draw_with_the_seed_and_their_number(exported_for, started, target):
+def test_samples_are_seeded_with_seed_and_sample_number(exported_for, start_engine, target):
     _, directory = exported_for(DECODER, target)
-    engine, runtime = started(directory), Runtime(directory, threads=1)
-    options = dict(do_sample=True, top_k=0, max_new_tokens=MOST, seed=11)
+    engine, runtime = start_engine(directory), Runtime(directory, threads=1)
+    options = dict(do_sample=True, top_k=0, max_new_tokens=MAX_NEW_TOKENS, seed=11)
     [result] = engine.run(
         [engine.admission.admit([5, 6, 7], {**options, "num_return_sequences": 4})]
     )
@@ -290,21 +273,19 @@ def test_samples_draw_with_the_seed_and_their_number(exported_for, started, targ
 # ------------------------------------------------------------------------------------- the requests
 
 
-def test_a_stream_has_the_tokens_of_the_answer_one_by_one_and_frees_its_rows_when_it_is_closed(
-    exported_for, started
-):
+def test_stream_yields_tokens_of_answer_and_frees_rows_when_closed(exported_for, start_engine):
     _, directory = exported_for(DECODER, "cpu")
-    engine = started(directory)
+    engine = start_engine(directory)
     job = engine.admission.admit(
         [5, 6], dict(do_sample=True, seed=2, num_return_sequences=3, max_new_tokens=30)
     )
 
-    async def read(most):
+    async def read(max_events):
         stream = engine.stream(job)
         events = []
         async for event in stream:
             events.append(event)
-            if len(events) == most:
+            if len(events) == max_events:
                 break
         await stream.aclose()
         return events
@@ -313,11 +294,11 @@ def test_a_stream_has_the_tokens_of_the_answer_one_by_one_and_frees_its_rows_whe
         [answers] = await engine.generate([job])
         events = await read(None)
         for index, answer in enumerate(answers):
-            own = [event for event in events if event.index == index]
-            assert [event.token for event in own] == answer.tokens
-            assert [event.finish_reason for event in own] == [None] * (len(own) - 1) + [
-                answer.finish_reason
-            ]
+            own_events = [event for event in events if event.index == index]
+            assert [event.token for event in own_events] == answer.tokens
+            assert [event.finish_reason for event in own_events] == [None] * (
+                len(own_events) - 1
+            ) + [answer.finish_reason]
         await read(2)
         waiting = asyncio.create_task(engine.generate([job] * 20))
         await asyncio.sleep(0.01)
@@ -334,117 +315,9 @@ def test_a_stream_has_the_tokens_of_the_answer_one_by_one_and_frees_its_rows_whe
     asyncio.run(check())
 
 
-def test_what_does_not_fit_is_refused_with_both_numbers(exported_for):
-    engine = engine_of(exported_for(DECODER, "cpu")[1], slots=4, max_length=20)
-    with raises(TooLong, seen=21, expected=20):
-        engine.admission.admit([5] * 21, {})
-    with raises(TooLong, seen=("max_new_tokens", 11, 21), expected=20):
-        engine.admission.admit([5] * 11, dict(max_new_tokens=11))
-    engine.admission.admit([5] * 11, dict(max_new_tokens=10))
-    with raises(TooLong, seen=5, expected=4):
-        engine.admission.admit([5], dict(num_beams=5))
-    with raises(UsageError, seen=("num_beams", 2)):
-        engine.admission.admit([5], dict(num_beams=2), top_logprobs=1)
-    with raises(ValueError, seen="input_ids"):
-        engine.admission.admit([500], {})
-    with raises(UsageError, seen=(3, "slots", 4, "workers")):
-        engine_of(exported_for(DECODER, "cpu")[1], workers=4, slots=3)
-    engine = engine_of(exported_for(SEQ2SEQ, "cpu")[1], max_source=6)
-    with raises(TooLong, seen=7, expected=6):
-        engine.admission.admit([5] * 7, {})
-
-
-def test_slots_are_no_longer_than_learned_positions(exported_for):
-    """Positions of other kinds do not limit the slots."""
-    learned, other = (
-        engine_of(exported_for(name, "cpu")[1], max_length=2000) for name in (DECODER, SEQ2SEQ)
-    )
-    assert (learned.admission.slot_size.length, other.admission.slot_size.length) == (60, 2000)
-    assert learned.admission.info.config["position_embedding_type"] == "learned"
-
-
-def test_slots_that_there_is_no_memory_for_are_wrong_usage(exported_for, monkeypatch):
-    def full(*_):
-        raise MemoryError
-
-    monkeypatch.setattr(SlotBatch, "stacked", full)
-    with raises(UsageError, seen=(8, 30, "MB")):
-        engine_of(exported_for(DECODER, "cpu")[1], max_length=30)
-
-
-def test_a_list_of_texts_holds_up_no_short_request_and_a_full_queue_refuses(exported_for):
-    engine = engine_of(exported_for(DECODER, "cpu")[1], slots=2, max_waiting=30)
-    job = functools.partial(engine.admission.admit, [5], dict(max_new_tokens=3))
-    order = []
-    queue = engine.scheduler.queue
-    bulk, single = (
-        start_request([job() for _ in range(count)], lambda *update: None) for count in (20, 1)
-    )
-    engine.put(bulk)
-    engine.put(single)
-    assert queue.num_rows == 21
-    with raises(RequestError, seen=21, expected=30) as refused:
-        engine.put(start_request([job() for _ in range(10)], lambda *update: None))
-    assert (refused.value.status, refused.value.retry_after) == (429, 1)
-    batch = batch_of(engine)
-    while queue.num_rows:
-        runs = queue.take(batch)
-        batch.join(runs)
-        order += [run.request for run in runs]
-        while batch.running:
-            batch.step()
-            for run in [run for run in batch.running if run.is_finished]:
-                batch.remove(run)
-    assert order[:3] == [bulk, single, bulk] and order.count(bulk) == 20
-    # more than may wait, where nothing does
-    engine.put(start_request([job() for _ in range(40)], lambda *update: None))
-    queue.close()
-    with pytest.raises(RequestError) as refused:
-        engine.put(single)
-    assert refused.value.status == 503
-
-
-def test_requests_whose_clients_have_gone_take_no_room_in_the_queue_and_a_full_batch_takes_nothing(
-    exported_for,
-):
-    engine = engine_of(exported_for(DECODER, "cpu")[1], slots=1, max_waiting=4)
-    job = engine.admission.admit([5], dict(max_new_tokens=3))
-    queue, batch = engine.scheduler.queue, batch_of(engine)
-    first, gone, last = (start_request([job] * count, lambda *update: None) for count in (2, 2, 2))
-    engine.put(first)
-    engine.put(gone)
-    batch.join(queue.take(batch))
-    assert (batch.num_free_rows, queue.take(batch), queue.num_rows) == (0, [], 3)
-    with raises(RequestError, seen=3, expected=4):
-        engine.put(last)
-    engine.cancel(gone)
-    assert queue.num_rows == 1
-    engine.put(last)
-    assert queue.num_rows == 3
-
-
-@pytest.mark.parametrize("steps", [0, 1, 2])
-@pytest.mark.parametrize(
-    "options", [dict(), dict(num_beams=4), dict(do_sample=True, num_return_sequences=4)]
-)
-def test_running_rows_whose_client_has_gone_are_free_after_the_step(exported_for, options, steps):
-    engine = engine_of(exported_for(DECODER, "cpu")[1], slots=4)
-    [worker] = engine.scheduler.workers
-    job = engine.admission.admit([5], dict(max_new_tokens=9, **options))
-    request = start_request([job], lambda *update: None)
-    engine.put(request)
-    worker.join(worker.queue.take(worker.batch))
-    for _ in range(steps):
-        worker.step()
-    assert worker.batch.num_free_rows == 4 - job.num_rows
-    engine.cancel(request)
-    worker.remove_finished()
-    assert worker.batch.num_free_rows == 4 and not worker.batch.running
-
-
-def test_a_static_batch_closes_its_decoder_with_its_last_row(exported_for, monkeypatch):
-    engine = engine_of(exported_for(DECODER, "portable")[1], slots=2)
-    batch = batch_of(engine)
+def test_static_batch_closes_decoder_with_last_row(exported_for, monkeypatch):
+    engine = open_engine(exported_for(DECODER, "portable")[1], slots=2)
+    batch = first_batch(engine)
     job = engine.admission.admit([5], dict(max_new_tokens=3))
     engine.put(start_request([job] * 2, lambda *update: None))
     batch.join(engine.scheduler.queue.take(batch))
@@ -457,96 +330,12 @@ def test_a_static_batch_closes_its_decoder_with_its_last_row(exported_for, monke
     assert closed == [True] and batch.decoder is None
 
 
-def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
-    engine = engine_of(exported_for(DECODER, "cpu")[1], slots=12)
-    job = engine.admission.admit([5], dict(max_new_tokens=3))
-    batch, queue = batch_of(engine), RequestQueue()
-
-    def put(count):
-        for _ in range(count):
-            queue.put(start_request([job], lambda *update: None))
-
-    def joining():
-        runs = queue.take(batch)
-        batch.join(runs)
-        return len(runs)
-
-    def leave(count):
-        for run in batch.running[:count]:
-            batch.remove(run)
-
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 1000.0)
-    put(3)
-    assert joining() == 3  # nothing runs that would have to wait for them
-    put(7)
-    assert joining() == 0
-    put(1)
-    assert joining() == 8
-    put(1)
-    assert joining() == 0
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
-    assert joining() == 1
-    put(20)
-    queue.close()
-    assert joining() == 0  # the batch is full
-    leave(5)
-    assert joining() == 0  # room for 5, where 8 will have it soon
-    leave(3)
-    assert joining() == 8
-    leave(9)
-    assert joining() == 9
-    leave(9)
-    assert joining() == 3  # all that is left
-
-
-def test_new_rows_join_the_larger_batch_until_it_is_well_filled(exported_for, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_LEFT", 1000.0)
-    engine = engine_of(exported_for(DECODER, "cpu")[1], slots=16, workers=2)
-    job = engine.admission.admit([5], dict(max_new_tokens=20, min_new_tokens=20))
-    queue = RequestQueue()
-    larger, smaller = (worker.batch for worker in engine.scheduler.workers)
-    larger.well_filled = smaller.well_filled = 4
-
-    def joining(batch, count):
-        for _ in range(count):
-            queue.put(start_request([job], lambda *update: None))
-        parts = queue.take(batch)
-        batch.join(parts)
-        return len(parts)
-
-    assert [joining(smaller, 1), joining(larger, 2), joining(larger, 0)] == [1, 2, 0]
-    assert joining(smaller, 1) == 0  # left to the larger one
-    assert joining(larger, 0) == 1
-    assert joining(smaller, 1) == 0
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_LEFT", 0.0)
-    assert joining(smaller, 0) == 1  # it has been left for long enough
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_LEFT", 1000.0)
-    assert [joining(larger, 2), joining(larger, 0)] == [2, 0]
-    assert joining(smaller, 1) == 1  # the larger one is well filled
-
-
-def test_a_run_of_many_rows_is_not_overtaken_for_ever(exported_for, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_OVERTAKEN", 0.0)
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
-    engine = engine_of(exported_for(DECODER, "cpu")[1], slots=4)
-    batch, queue = batch_of(engine), RequestQueue()
-    small = engine.admission.admit([5], dict(max_new_tokens=20, min_new_tokens=20))
-    queue.put(start_request([small], lambda *update: None))
-    batch.join(queue.take(batch))
-    queue.put(start_request([engine.admission.admit([5], dict(num_beams=4))], lambda *update: None))
-    queue.put(start_request([small] * 3, lambda *update: None))
-    assert queue.take(batch) == []  # the beams wait for all slots, and are the next to join
-    batch.remove(batch.running[0])
-    assert [run.num_rows for run in queue.take(batch)] == [4]
-
-
-def test_what_fails_fails_alone(exported_for, started, monkeypatch):
-    engine = started(exported_for(DECODER, "cpu")[1])
+def test_failed_request_does_not_affect_others(exported_for, start_engine, monkeypatch):
+    engine = start_engine(exported_for(DECODER, "cpu")[1])
     suppressed = engine.admission.admit(
         [5], dict(do_sample=True, suppress_tokens=list(range(SIZES["vocab_size"])))
     )
-    fine = engine.admission.admit([5, 6], dict(max_new_tokens=MOST))
+    fine = engine.admission.admit([5, 6], dict(max_new_tokens=MAX_NEW_TOKENS))
 
     async def check():
         return await asyncio.gather(
@@ -568,10 +357,10 @@ def test_what_fails_fails_alone(exported_for, started, monkeypatch):
     assert engine.run([fine]) == answers
 
 
-def test_closing_finishes_what_was_taken_in_or_gives_up_at_the_limit(exported_for):
+def test_close_finishes_accepted_requests_or_gives_up_at_timeout(exported_for):
     directory = exported_for(DECODER, "cpu")[1]
     for seconds, finished in ((60, True), (0, False)):
-        engine = engine_of(directory).start()
+        engine = open_engine(directory, slots=8).start()
         results = []
 
         def ask(engine=engine, results=results):
@@ -598,112 +387,18 @@ def test_closing_finishes_what_was_taken_in_or_gives_up_at_the_limit(exported_fo
         assert refused.value.status == 503
 
 
-# -------------------------------------------------------------------------------------------- sizes
-
-
-def test_small_models_run_in_workers_and_large_ones_with_all_threads():
-    tiny = dict(
-        decoder_layers=4,
-        hidden_size=128,
-        num_attention_heads=4,
-        head_dim=32,
-        intermediate_size=256,
-        vocab_size=6000,
-    )
-    base = dict(
-        decoder_layers=6,
-        hidden_size=512,
-        num_attention_heads=8,
-        head_dim=64,
-        intermediate_size=2048,
-        vocab_size=37000,
-    )
-    gpt2 = dict(
-        num_hidden_layers=12,
-        hidden_size=768,
-        num_attention_heads=12,
-        head_dim=64,
-        intermediate_size=3072,
-        vocab_size=50257,
-    )
-    assert arrange_workers(tiny, 2) == arrange_workers(base, 2) == Arrangement(2, 1)
-    assert arrange_workers(gpt2, 2) == Arrangement(1, 2)
-    assert (
-        arrange_workers(tiny, 4, threads=2)
-        == arrange_workers(base, 4, threads=2)
-        == Arrangement(2, 2)
-    )
-    assert arrange_workers(gpt2, 4, workers=2) == Arrangement(2, 2)
-    assert arrange_workers(tiny, 4, workers=1, threads=3) == Arrangement(1, 3)
-    assert [chunk_length(config) for config in (tiny, base, gpt2)] == [256, 32, 16]
-    assert [sources_length(config) for config in (tiny, base)] == [512, 122]
-    assert [well_filled(config) for config in (tiny, base, gpt2)] == [24, 0, 0]
-    assert (
-        slots_per_worker(2, 4_000_000) == 32
-        and slots_per_worker(1, 100_000_000) == 10
-        and slots_per_worker(4, 2**31) == 1
-    )
-
-
-def test_options_of_each_request_are_its_own(exported_for, started):
-    """The searches of one batch share nothing: the same as alone, in all orders of two."""
-    engine = started(exported_for(SEQ2SEQ, "cpu")[1])
-    jobs = [engine.admission.admit([5, 6, 7], {"max_new_tokens": MOST, **each}) for each in OPTIONS]
+def test_jobs_in_one_batch_keep_their_options(exported_for, start_engine):
+    """Results equal those of jobs that run alone, in two orders."""
+    engine = start_engine(exported_for(SEQ2SEQ, "cpu")[1])
+    jobs = [
+        engine.admission.admit([5, 6, 7], {"max_new_tokens": MAX_NEW_TOKENS, **each})
+        for each in OPTIONS
+    ]
     alone = [engine.run([job])[0] for job in jobs]
     assert engine.run(jobs) == alone
     assert engine.run(jobs[::-1]) == alone[::-1]
 
 
-def test_what_is_remembered_of_options_is_checked_for_other_types_and_tokens_all_the_same(
-    exported_for,
-):
-    engine = engine_of(exported_for(SEQ2SEQ, "cpu")[1])
-    first = engine.admission.admit([5, 6], dict(num_beams=1, do_sample=False, suppress_tokens=[7]))
-    assert (
-        engine.admission.admit([5, 6, 7], dict(num_beams=1, do_sample=False)).options
-        != first.options
-    )
-    again = engine.admission.admit([8], dict(num_beams=1, do_sample=False))
-    assert (again.options, again.source, again.prompt) == (
-        engine.admission.admit([8], dict(do_sample=False, num_beams=1)).options,
-        [8],
-        [1],
-    )
-    with raises(UsageError, seen="num_beams"):
-        engine.admission.admit([5], dict(num_beams=True, do_sample=False))
-    with raises(UsageError, seen="do_sample"):
-        engine.admission.admit([5], dict(num_beams=1, do_sample=0))
-    for wrong in ([48], [-1], []):
-        with raises(ValueError, seen="input_ids"):
-            engine.admission.admit(wrong, dict(num_beams=1, do_sample=False))
-
-
-def test_a_request_of_the_whole_runtime_is_what_a_job_is_made_of(exported_for):
-    engine = engine_of(exported_for(SEQ2SEQ, "cpu")[1])
-    job = engine.admission.admit([5, 6, 7], dict(max_new_tokens=MOST), prefix=[8])
-    request = generation_request(
-        engine.admission.info,
-        np.array([[5, 6, 7]]),
-        np.ones((1, 3), int),
-        np.array([[8]]),
-        dict(max_new_tokens=MOST),
-    )
-    assert isinstance(request, GenerationRequest) and isinstance(job.options, Options)
-    assert (job.options, list(job.prompt), list(job.source)) == (
-        request.options,
-        request.input_ids[0].tolist(),
-        [5, 6, 7],
-    )
-    assert isinstance(request.prompt, Prompt)
-
-
-def test_slots_that_are_too_few_for_the_default_beams_are_noted(exported_for):
-    info = open_export(exported_for(SEQ2SEQ, "cpu")[1])
-    with_beams = dataclasses.replace(info, generation_config={"num_beams": 5})
-    assert "too few" not in Admission(info, slots=4).describe()
-    assert "4 rows each (too few for the 5 beams" in Admission(with_beams, slots=4).describe()
-
-
-def test_no_inputs_have_no_results(exported_for, started):
-    engine = started(exported_for(DECODER, "cpu")[1])
+def test_empty_list_of_inputs_has_no_results(exported_for, start_engine):
+    engine = start_engine(exported_for(DECODER, "cpu")[1])
     assert engine.run([]) == asyncio.run(engine.generate([])) == []

@@ -1,5 +1,4 @@
-"""The process of the engines beside the one that answers: what it gives is what an engine of the
-own process gives, and what becomes of one where the other ends."""
+"""Tests of the child process that runs the workers of a server: metrics, errors and shutdown."""
 
 import contextlib
 import json
@@ -54,8 +53,8 @@ def load(export):
     return run_load(export)
 
 
-def patched(code: str, export: Path, log: Path, *flags: str) -> Server:
-    """A server of a process that runs `code` first."""
+def start_patched(code: str, export: Path, log: Path, *flags: str) -> Server:
+    """Return a server whose process runs `code` first."""
     main = "from vanilla_transformer_export.cli.main import main\nmain(sys.argv[1:])"
     start = f"import sys\n{code}\n{main}"
     command = [
@@ -73,7 +72,8 @@ def patched(code: str, export: Path, log: Path, *flags: str) -> Server:
     return Server(Plan(command), log)
 
 
-def refused(server: Server) -> tuple[int, str]:
+def rejection(server: Server) -> tuple[int, str]:
+    """Return the status and the error of a rejected translation."""
     with pytest.raises(urllib.error.HTTPError) as error:
         server.post("/translate", json.loads(body("w5")))
     return error.value.code, json.load(error.value)["error"]
@@ -82,7 +82,7 @@ def refused(server: Server) -> tuple[int, str]:
 # ------------------------------------------------------------------------------------ two processes
 
 
-def test_workers_run_in_a_child_and_the_server_has_no_onnxruntime(export, load, tmp_path):
+def test_workers_run_in_child_process_and_server_loads_no_onnxruntime(export, load, tmp_path):
     with serving(export, tmp_path / "log") as server:
         front, child = server.processes
         assert_no_harm(server.load(**load, connections=8, seconds=0.5))
@@ -93,13 +93,13 @@ def test_workers_run_in_a_child_and_the_server_has_no_onnxruntime(export, load, 
         threads = [len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in (front, child)]
         assert (
             threads[0] < 6 and threads[1] > 1
-        )  # one reads what is asked, at least one is a worker
+        )  # one thread reads messages, at least one is a worker
         assert metric(server, "engine_process_resident_memory_bytes") > 1e7
     assert not Path(f"/proc/{child}").exists()
 
 
-def test_what_the_child_counts_is_measured(export, tmp_path):
-    """The counts are those of one request, in which each token is a step of one row."""
+def test_child_metrics_are_reported_by_server(export, tmp_path):
+    """The request has one row, so each token is one step."""
     runtime = TextRuntime(export, threads=1)
     # without the start token
     tokens = runtime.runtime.generate(np.array(runtime.rows(["w5 w6"]))).shape[1] - 1
@@ -121,7 +121,7 @@ def test_what_the_child_counts_is_measured(export, tmp_path):
         wait_until(lambda: [after - first for after, first in zip(measured(), before)] == expected)
 
 
-def test_the_share_of_slots_in_use_is_measured(export, load, tmp_path):
+def test_slots_used_ratio_is_1_under_load_and_0_when_idle(export, load, tmp_path):
     def share():
         return metric(server, "vanilla_transformer_slots_used_ratio")
 
@@ -136,9 +136,7 @@ def test_the_share_of_slots_in_use_is_measured(export, load, tmp_path):
         wait_until(lambda: share() == 0)
 
 
-def test_rows_that_wait_in_the_child_are_counted_and_what_is_too_much_is_refused(
-    export, load, tmp_path
-):
+def test_full_queue_returns_429_and_vanished_clients_leave_no_rows(export, load, tmp_path):
     with serving(
         export, tmp_path / "log", "--slots", "2", "--workers", "1", "--queue", "3"
     ) as server:
@@ -153,9 +151,7 @@ def test_rows_that_wait_in_the_child_are_counted_and_what_is_too_much_is_refused
         assert server.post("/translate", json.loads(body("w5")))["translatedText"]
 
 
-def test_fewer_connections_than_asked_for_are_logged_and_slots_of_one_token_are_served(
-    export, tmp_path
-):
+def test_reduced_connection_limit_is_logged_and_max_length_1_is_served(export, tmp_path):
     log = tmp_path / "log"
     command = [
         "sh",
@@ -175,20 +171,20 @@ def test_fewer_connections_than_asked_for_are_logged_and_slots_of_one_token_are_
     check_message(json.loads(warning)["message"], seen=172, expected=(4096, "--connections"))
 
 
-# ----------------------------------------------------------------------------------- where one ends
+# ----------------------------------------------------------------------------- the end of a process
 
 
-def test_a_child_that_is_killed_ends_the_server_with_an_error_that_says_so(export, load, tmp_path):
+def test_killed_child_ends_server_and_error_names_signal(export, load, tmp_path):
     log = tmp_path / "log"
     with serving(export, log, "--grace", "0.5") as server:
         client = server.start_load(**load, connections=8, seconds=3.0)
         wait_until(lambda: metric(server, "vanilla_transformer_tokens_total") > 50)
         os.kill(server.processes[1], signal.SIGKILL)
         wait_until(lambda: server.status("/health/ready") == 503)
-        assert refused(server)[0] == 503
+        assert rejection(server)[0] == 503
         result = outcome(client)
         assert server.process.wait(10) == 1
-    # after the server has ended
+    # connections that fail after the server has ended
     lost = {status for status in result["statuses"] if not status.isdigit()}
     assert_no_harm(result, *lost)
     assert result["statuses"]["200"] > 0
@@ -196,15 +192,15 @@ def test_a_child_that_is_killed_ends_the_server_with_an_error_that_says_so(expor
     check_message(last, seen="SIGKILL")
 
 
-# as a parent may, whose choice is inherited
+# a parent process may ignore SIGCHLD, and its children inherit that
 IGNORES_CHILDREN = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
 
 
 @pytest.mark.parametrize(
     "code, number, end", [(IGNORES_CHILDREN, signal.SIGKILL, "SIGKILL"), ("", 36, "signal 36")]
 )
-def test_how_the_child_ended_is_known_and_logged_at_once(export, tmp_path, code, number, end):
-    server, log = patched(code, export, tmp_path / "log", "--grace", "2"), tmp_path / "log"
+def test_signal_that_killed_child_is_logged_at_once(export, tmp_path, code, number, end):
+    server, log = start_patched(code, export, tmp_path / "log", "--grace", "2"), tmp_path / "log"
     os.kill(server.processes[1], number)
     error = re.compile(rf'"level": "error", "message": "[^"]*\b{end}\b')
     wait_until(lambda: error.search(log.read_text()))
@@ -215,13 +211,13 @@ def test_how_the_child_ended_is_known_and_logged_at_once(export, tmp_path, code,
     check_message(last, seen=end)
 
 
-def test_a_server_whose_parent_ignores_children_ends_well(export, tmp_path):
-    server = patched(IGNORES_CHILDREN, export, tmp_path / "log", "--grace", "0.1")
+def test_server_stops_cleanly_when_sigchld_is_ignored(export, tmp_path):
+    server = start_patched(IGNORES_CHILDREN, export, tmp_path / "log", "--grace", "0.1")
     assert server.stop() == 0, (tmp_path / "log").read_text()
 
 
-def test_a_worker_that_cannot_tell_what_it_has_ends_both(export, tmp_path):
-    """Memory may run out there. Without the worker, no request would have an answer."""
+def test_worker_that_cannot_send_results_ends_child_and_server(export, tmp_path):
+    """The child may run out of memory. Without its worker no request would be answered."""
     code = """
 from vanilla_transformer_export.scheduler import child
 frame = child.frame
@@ -232,25 +228,27 @@ def without_memory(message):
 child.frame = without_memory
 """
     log = tmp_path / "log"
-    # the first answer is that of the warm-up
+    # the first results are those of the warm-up
     with raises(RuntimeError, seen="copy"):
-        patched(code, export, log, "--grace", "0.1")
-    said = log.read_text().splitlines()
-    assert "MemoryError" in said
-    check_message(said[-1], seen="code 1")
+        start_patched(code, export, log, "--grace", "0.1")
+    log_lines = log.read_text().splitlines()
+    assert "MemoryError" in log_lines
+    check_message(log_lines[-1], seen="code 1")
 
 
-def test_a_child_that_was_stopped_holds_the_clock_up_and_ends_with_its_server(export, tmp_path):
-    server = patched("", export, tmp_path / "log")
+def test_stopped_child_adds_to_first_token_seconds_and_ends_with_server(export, tmp_path):
+    server = start_patched("", export, tmp_path / "log")
     child = server.processes[1]
     os.kill(child, signal.SIGSTOP)
-    asking = threading.Thread(target=server.post, args=("/translate", json.loads(body("w5 w6"))))
-    asking.start()
+    client_thread = threading.Thread(
+        target=server.post, args=("/translate", json.loads(body("w5 w6")))
+    )
+    client_thread.start()
     wait_until(lambda: metric(server, "vanilla_transformer_rows_waiting") == 1)
     time.sleep(0.3)
     before = metric(server, "vanilla_transformer_first_token_seconds_sum")
     os.kill(child, signal.SIGCONT)
-    asking.join()
+    client_thread.join()
     wait_until(lambda: metric(server, "vanilla_transformer_first_token_seconds_sum") - before > 0.3)
     os.kill(child, signal.SIGSTOP)
     server.process.kill()
@@ -258,7 +256,7 @@ def test_a_child_that_was_stopped_holds_the_clock_up_and_ends_with_its_server(ex
     wait_until(lambda: not is_running(child))
 
 
-def test_a_message_that_cannot_be_read_ends_both(export, tmp_path):
+def test_unreadable_message_ends_child_and_server(export, tmp_path):
     """The server must not wait for a child that still runs."""
     code = """
 from vanilla_transformer_export.scheduler.process import SchedulerClient
@@ -268,12 +266,12 @@ SchedulerClient.received = received
 """
     log = tmp_path / "log"
     with raises(RuntimeError, seen="copy"):
-        patched(code, export, log, "--grace", "0.1")
+        start_patched(code, export, log, "--grace", "0.1")
     check_message(log.read_text().splitlines()[-1], seen="LookupError")
 
 
-def test_a_server_that_is_killed_leaves_no_child(export, load, tmp_path):
-    server = patched("", export, tmp_path / "log")
+def test_killed_server_leaves_no_child(export, load, tmp_path):
+    server = start_patched("", export, tmp_path / "log")
     child = server.processes[1]
     client = server.start_load(**load, connections=8, seconds=0.5)
     wait_until(lambda: metric(server, "vanilla_transformer_tokens_total") > 50)
@@ -291,12 +289,12 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_both_is_the_servers_alone(export, load, tmp_path, number):
-    """Ctrl-C in a terminal sends the signal to both, and so do service managers.
+def test_signal_to_both_processes_is_handled_by_server_only(export, load, tmp_path, number):
+    """Ctrl-C and service managers send the signal to both processes.
 
-    Accepted requests are answered.
+    The server still answers accepted requests.
     """
-    server = patched("import os; os.setsid()", export, tmp_path / "log", "--grace", "0.3")
+    server = start_patched("import os; os.setsid()", export, tmp_path / "log", "--grace", "0.3")
     client = server.start_load(**load, connections=8, seconds=1.5)
     wait_until(lambda: metric(server, "vanilla_transformer_tokens_total") > 50)
     os.killpg(server.process.pid, number)
@@ -307,8 +305,8 @@ def test_a_signal_to_both_is_the_servers_alone(export, load, tmp_path, number):
     assert result["statuses"]["200"] > 0 and not any("after a part" in status for status in lost)
 
 
-def test_what_fails_in_a_worker_is_an_error_of_the_request_alone(export, load, tmp_path):
-    """The text of one word, w7, has a source that the worker cannot read."""
+def test_worker_error_fails_only_its_request(export, load, tmp_path):
+    """Encoding raises for sources that begin with w7."""
     code = """
 from vanilla_transformer_export.scheduler.slot_batch import SlotBatch
 read = SlotBatch.encode_sources
@@ -318,13 +316,13 @@ def encode_sources(self, runs):
     read(self, runs)
 SlotBatch.encode_sources = encode_sources
 """
-    server = patched(code, export, tmp_path / "log")
+    server = start_patched(code, export, tmp_path / "log")
     try:
         with pytest.raises(urllib.error.HTTPError) as error:
             server.post("/translate", json.loads(body("w7")))
         assert error.value.code == 500
         assert_no_harm(
-            result := server.load(**only_without(load, "w7"), connections=4, seconds=0.3)
+            result := server.load(**exclude_texts(load, "w7"), connections=4, seconds=0.3)
         )
         assert set(result["statuses"]) == {"200"}
     finally:
@@ -332,21 +330,22 @@ SlotBatch.encode_sources = encode_sources
     assert "no memory" in (tmp_path / "log").read_text()
 
 
-def only_without(load: dict, first: str) -> dict:
+def exclude_texts(load: dict, first: str) -> dict:
+    """Return `load` without the texts that begin with the word `first`."""
     pairs = [
-        (each, answer)
-        for each, answer in zip(load["bodies"], load["expected"])
-        if json.loads(each)["q"].split()[0] != first
+        (request_body, answer)
+        for request_body, answer in zip(load["bodies"], load["expected"])
+        if json.loads(request_body)["q"].split()[0] != first
     ]
     assert 0 < len(pairs) < len(load["bodies"])
     return {
         **load,
-        "bodies": [each for each, _ in pairs],
+        "bodies": [request_body for request_body, _ in pairs],
         "expected": [answer for _, answer in pairs],
     }
 
 
-# -------------------------------------------------------------------------------- what goes between
+# ----------------------------------------------------------------------------------------- messages
 
 
 class Unusual(Exception):
@@ -359,18 +358,18 @@ class Unusual(Exception):
 @pytest.mark.parametrize(
     "error", [UsageError("a"), ValueError("b"), FileNotFoundError(2, "none", "c")]
 )
-def test_errors_come_as_they_are(error):
+def test_picklable_errors_keep_type_and_message(error):
     result = pickle.loads(pickle.dumps(portable(error)))
     assert (type(result), str(result)) == (type(error), str(error))
 
 
 @pytest.mark.parametrize("error", [Unusual("a", 1), ValueError(threading.Lock())])
-def test_errors_that_cannot_come_as_they_are_come_with_their_message(error):
+def test_unpicklable_errors_become_runtime_errors_with_same_message(error):
     result = pickle.loads(pickle.dumps(portable(error)))
     assert (type(result), str(result)) == (RuntimeError, str(error))
 
 
-def test_a_client_that_is_closed_fails_what_it_has_and_takes_no_more():
+def test_closed_client_fails_pending_requests_and_rejects_new_ones():
     sent = []
     process = SimpleNamespace(error=None, send=sent.append)
     admission = SimpleNamespace(check_queue=lambda *counts: None)
@@ -386,12 +385,12 @@ def test_a_client_that_is_closed_fails_what_it_has_and_takes_no_more():
     client.put(first)
     assert client.waiting == 1 and not client.close()
     assert ends == [True] and first.error.status == 503
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(RequestError) as rejection:
         client.put(second)
-    assert refused.value.status == 503 and len(sent) == 1
+    assert rejection.value.status == 503 and len(sent) == 1
 
 
-def test_there_is_no_child_where_nothing_generates():
+def test_no_child_process_without_generating_models():
     with scheduler_process(False) as process:
         assert process is None
 
@@ -424,7 +423,7 @@ with process.scheduler_process(True) as started:
 """
 
 
-def test_messages_of_any_size_go_both_ways_and_the_end_of_the_child_is_told():
+def test_messages_of_any_size_are_exchanged_and_end_of_child_is_reported():
     done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, timeout=60)
     *sizes, first, second = done.stdout.splitlines()
     assert sizes == ["0", "1", "10000000"] and first == second, done.stderr

@@ -1,10 +1,10 @@
-"""Many rows of one request run in workers: the same tokens as those of transformers, in fewer steps
-than static batches take."""
+"""Tests of offline inference of many rows in workers, against transformers."""
 
 import json
 import threading
 
 import numpy as np
+import onnxruntime
 import pytest
 import sacrebleu
 import torch
@@ -15,7 +15,7 @@ from targets import SIZES
 
 from vanilla_transformer_export import Runtime, TextRuntime, evaluate
 from vanilla_transformer_export.cli.main import main
-from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.errors import SessionError, UsageError
 from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.run import Runner
 from vanilla_transformer_export.inference.inputs import move_padding, pad_sequences
@@ -39,7 +39,7 @@ OPTIONS = [
 
 
 def inputs(name, count=COUNT, seed=0):
-    """Rows of 1 to 17 tokens: right-padded sources, left-padded prompts."""
+    """Return (ids, mask) of rows of 1 to 17 tokens: right-padded sources, left-padded prompts."""
     rng = np.random.default_rng(seed)
     rows = [
         rng.integers(4, SIZES["vocab_size"], rng.integers(1, 18)).tolist() for _ in range(count)
@@ -48,7 +48,7 @@ def inputs(name, count=COUNT, seed=0):
     return (ids, mask) if name == SEQ2SEQ else move_padding(ids, mask, "left", PAD)
 
 
-def by_transformers(model, ids, mask, prefixes=None, **options):
+def generate_with_transformers(model, ids, mask, prefixes=None, **options):
     more = {} if prefixes is None else {"decoder_input_ids": torch.tensor(prefixes)}
     return model.generate(
         torch.tensor(ids), attention_mask=torch.tensor(mask), **more, **options
@@ -57,7 +57,7 @@ def by_transformers(model, ids, mask, prefixes=None, **options):
 
 @pytest.fixture
 def steps(monkeypatch):
-    """The threads of all steps that workers take, in order."""
+    """Thread ids of all steps that workers run, in order."""
     result = []
     step = SlotBatch.step
     monkeypatch.setattr(
@@ -67,7 +67,7 @@ def steps(monkeypatch):
 
 
 @pytest.mark.parametrize("name", [SEQ2SEQ, DECODER])
-def test_many_rows_have_the_tokens_of_transformers(exported_for, steps, name):
+def test_many_rows_run_in_workers_and_match_transformers(exported_for, steps, name):
     model, directory = exported_for(name, "cpu")
     ids, mask = inputs(name)
     for threads, workers in ((2, 2), (2, 1), (1, None)):
@@ -76,7 +76,7 @@ def test_many_rows_have_the_tokens_of_transformers(exported_for, steps, name):
             steps.clear()
             result = runtime.generate(ids, mask, max_new_tokens=9, **options)
             np.testing.assert_array_equal(
-                result, by_transformers(model, ids, mask, max_new_tokens=9, **options)
+                result, generate_with_transformers(model, ids, mask, max_new_tokens=9, **options)
             )
             assert len(set(steps)) == (workers or 1)
             steps.clear()
@@ -85,7 +85,7 @@ def test_many_rows_have_the_tokens_of_transformers(exported_for, steps, name):
             assert not steps
 
 
-def test_targets_that_begin_with_something_run_in_workers_too(exported_for, steps):
+def test_decoder_prefixes_run_in_workers_and_match_transformers(exported_for, steps):
     model, directory = exported_for(SEQ2SEQ, "cpu")
     ids, mask = inputs(SEQ2SEQ)
     prefixes = np.random.default_rng(1).integers(4, 40, (COUNT, 3))
@@ -94,13 +94,13 @@ def test_targets_that_begin_with_something_run_in_workers_too(exported_for, step
     )
     starts = np.concatenate([np.full((COUNT, 1), START), prefixes], axis=1)
     np.testing.assert_array_equal(
-        result, by_transformers(model, ids, mask, starts, max_new_tokens=6)
+        result, generate_with_transformers(model, ids, mask, starts, max_new_tokens=6)
     )
     assert len(set(steps)) == 2
 
 
-def test_a_step_is_of_what_still_runs(exported_for, monkeypatch):
-    """All steps have as many rows as there are new tokens: a row that has ended is in none."""
+def test_finished_rows_take_part_in_no_step(exported_for, monkeypatch):
+    """The numbers of rows of all steps sum to the number of new tokens."""
     model, directory = exported_for(SEQ2SEQ, "cpu")
     ids, mask = inputs(SEQ2SEQ)
     stepped = []
@@ -109,78 +109,83 @@ def test_a_step_is_of_what_still_runs(exported_for, monkeypatch):
         SlotBatch, "step", lambda batch: (stepped.append(len(batch.running)), step(batch))[1]
     )
     Runtime(directory, threads=2, workers=1).generate(ids, mask, max_new_tokens=20)
-    new = by_transformers(model, ids, mask, max_new_tokens=20)[:, 1:]
+    new = generate_with_transformers(model, ids, mask, max_new_tokens=20)[:, 1:]
     lengths = [row.index(EOS) + 1 if EOS in row else len(row) for row in new.tolist()]
     assert len(set(lengths)) > 2 and sum(stepped) == sum(lengths)
 
 
 @pytest.mark.parametrize("name", [SEQ2SEQ, DECODER])
-def test_drawn_tokens_and_what_no_step_can_do_are_as_in_whole_batches(
+def test_sampling_scores_and_missing_slots_use_static_batches(
     exported_for, steps, monkeypatch, name
 ):
     _, directory = exported_for(name, "cpu")
     ids, mask = inputs(name)
     runtime = Runtime(directory, threads=2)
     options = dict(do_sample=True, seed=3, max_new_tokens=9)
-    drawn = runtime.generate(ids, mask, **options)
+    sampled = runtime.generate(ids, mask, **options)
     scored = runtime.generate_with_scores(ids, mask, max_new_tokens=9)
     monkeypatch.setattr(offline, "MAX_SLOT_BYTES", 1)  # no room for slots
-    whole = runtime.generate(ids, mask, max_new_tokens=9)
+    greedy = runtime.generate(ids, mask, max_new_tokens=9)
     assert not steps
     monkeypatch.undo()
-    np.testing.assert_array_equal(whole, scored[0])
-    np.testing.assert_array_equal(drawn, runtime.generate(ids, mask, **options))
+    np.testing.assert_array_equal(greedy, scored[0])
+    np.testing.assert_array_equal(sampled, runtime.generate(ids, mask, **options))
 
 
 @pytest.mark.parametrize("target", ["cpu", "portable"])
 @pytest.mark.parametrize("name", [SEQ2SEQ, DECODER])
-def test_many_rows_with_beams_run_in_batches_of_similar_length(
+def test_beam_search_splits_rows_into_batches_of_similar_length_with_same_results(
     exported_for, monkeypatch, name, target
 ):
     _, directory = exported_for(name, target)
     ids, mask = inputs(name)
     options = dict(num_beams=3, num_return_sequences=2, max_new_tokens=7)
     runtime = Runtime(directory, threads=2)
-    sizes, generate = [], OnnxModel.generate
-    monkeypatch.setattr(
-        OnnxModel,
-        "generate",
-        lambda model, request: (sizes.append(len(request.input_ids)), generate(model, request))[1],
-    )
+    groups, generate = [], OnnxModel.generate
+
+    def note_lengths_and_generate(model, request):
+        _, own_mask = request.source or (None, request.attention_mask)
+        groups.append(sorted(own_mask.sum(axis=1).tolist()))
+        return generate(model, request)
+
+    monkeypatch.setattr(OnnxModel, "generate", note_lengths_and_generate)
     expected = runtime.generate_with_scores(ids, mask, **options)
-    assert sizes == [COUNT // runtime.workers] * runtime.workers
-    sizes.clear()
+    assert [*map(len, groups)] == [COUNT // runtime.workers] * runtime.workers
+    groups.clear()
     monkeypatch.setattr(offline, "MAX_BEAM_ROWS", 1)
     monkeypatch.setattr(offline, "MIN_BEAM_INPUTS", 8)
     actual = runtime.generate_with_scores(ids, mask, **options)
-    assert sum(sizes) == COUNT and max(sizes) == 8
+    assert max(map(len, groups)) == 8
+    assert sum(sorted(groups), []) == sorted(mask.sum(axis=1))  # no batch overlaps another
     np.testing.assert_array_equal(actual[0], expected[0])
     np.testing.assert_allclose(actual[1], expected[1], rtol=1e-6)
 
 
-def test_a_source_with_holes_is_read_with_them(exported_for, steps):
+def test_source_mask_with_holes_matches_transformers_without_workers(exported_for, steps):
     model, directory = exported_for(SEQ2SEQ, "cpu")
     ids, mask = np.full((COUNT, 3), 7), np.ones((COUNT, 3), np.int64)
     mask[0, 1] = 0
     result = Runtime(directory, threads=2).generate(ids, mask, max_new_tokens=5)
-    np.testing.assert_array_equal(result, by_transformers(model, ids, mask, max_new_tokens=5))
+    np.testing.assert_array_equal(
+        result, generate_with_transformers(model, ids, mask, max_new_tokens=5)
+    )
     assert not steps
 
 
-def test_what_onnxruntime_cannot_do_is_an_error_of_the_files(exported_for, monkeypatch):
+def test_onnxruntime_error_in_worker_names_graph_and_no_thread_remains(exported_for, monkeypatch):
     runtime = Runtime(exported_for(DECODER, "cpu")[1], threads=2)
 
     def fail(*args):
-        raise ValueError("no memory")
+        raise Exception("no memory")  # the class of onnxruntime's errors
 
-    monkeypatch.setattr(type(runtime.model.sessions["decoder"]), "run_bound", fail)
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run_with_iobinding", fail)
     before = threading.active_count()
-    with pytest.raises(ValueError, match="^no memory$"):
+    with raises(SessionError, seen=("onnxruntime", "model.onnx", "no memory")):
         runtime.generate(*inputs(DECODER))
     assert threading.active_count() == before
 
 
-def test_workers_that_cannot_be_are_wrong_usage(exported_for):
+def test_invalid_number_of_workers_raises_usage_error(exported_for):
     _, directory = exported_for(DECODER, "cpu")
     for workers in (0, 3, True, "2"):
         with raises(UsageError, expected=("workers", 1, 2, "threads")):
@@ -194,22 +199,22 @@ def test_workers_that_cannot_be_are_wrong_usage(exported_for):
 
 @pytest.fixture(scope="module")
 def translator(exported_for, tmp_path_factory):
-    """The model, its export with a tokenizer of the words w0 to w47, texts, and what transformers
-    gives for them."""
+    """An export with a tokenizer of the words w0 to w47, texts, and their translations by
+    transformers."""
     model, directory = exported_for(SEQ2SEQ, "cpu")
     ids, mask = inputs(SEQ2SEQ)
-    ids[(ids >= 10) & (ids < 30)] = 7  # other words begin with a special token
+    ids[(ids >= 10) & (ids < 30)] = 7  # w10 to w29 begin with the special tokens w1 and w2
     texts = [
         " ".join(f"w{token}" for token in row[is_token]) for row, is_token in zip(ids, mask == 1)
     ]
-    rows = by_transformers(model, ids, mask, max_new_tokens=9).tolist()
+    rows = generate_with_transformers(model, ids, mask, max_new_tokens=9).tolist()
     expected = [
         " ".join(f"w{token}" for token in row if token not in (PAD, START, EOS)) for row in rows
     ]
     return with_words(directory, tmp_path_factory.mktemp("workers")), texts, expected
 
 
-def test_files_of_lines_texts_and_evaluations_run_in_workers(translator, steps, tmp_path, capsys):
+def test_files_translations_and_evaluations_run_in_workers(translator, steps, tmp_path, capsys):
     export, texts, reference = translator
     options = dict(max_new_tokens=9, no_repeat_ngram_size=0)
     source, references = tmp_path / "in", tmp_path / "references"
@@ -258,6 +263,6 @@ def test_files_of_lines_texts_and_evaluations_run_in_workers(translator, steps, 
     assert json.loads(capsys.readouterr().out) == actual
 
 
-def test_workers_are_for_exports(tmp_path):
+def test_evaluate_rejects_workers_for_checkpoints(tmp_path):
     with raises(UsageError, seen=("workers", 2)):
         evaluate(tmp_path, tmp_path, tmp_path, workers=2)

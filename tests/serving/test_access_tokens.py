@@ -32,7 +32,7 @@ DATE = re.compile(rb"date: [^\r]+\r\n")
     ],
     ids=str,
 )
-def test_a_token_is_asked_for(token_server, headers, body, status):
+def test_token_in_header_or_body_is_required(token_server, headers, body, status):
     answer = token_server.post(
         "/stub", content=json.dumps(body), headers={"Content-Type": "application/json", **headers}
     )
@@ -49,10 +49,10 @@ def token_server():
 
 
 @pytest.mark.parametrize("kind", ["data", "files"])
-def test_the_token_may_be_in_a_form(token_server, kind):
-    """LibreTranslate's clients send it so.
+def test_token_in_form_is_accepted(token_server, kind):
+    """LibreTranslate's clients send the token in a form.
 
-    The stub takes no forms; the test shows that the token is checked first.
+    The stub rejects forms with 422, after the token was checked.
     """
     result = {}
     for key in ("not-a-secret", "wrong"):
@@ -67,7 +67,7 @@ def test_the_token_may_be_in_a_form(token_server, kind):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_the_token_may_be_in_json_of_any_encoding(token_server, encoding):
+def test_token_in_json_of_any_encoding_is_accepted(token_server, encoding):
     body = json.dumps({"q": "a", "api_key": "not-a-secret"}).encode(encoding)
     assert (
         token_server.post(
@@ -86,7 +86,7 @@ def test_the_token_may_be_in_json_of_any_encoding(token_server, encoding):
     "content_type",
     ["application/json", "multipart/form-data; boundary=x", "multipart/form-data", ";"],
 )
-def test_a_body_that_cannot_be_read_has_no_token(token_server, content, content_type):
+def test_unreadable_body_without_token_header_returns_401(token_server, content, content_type):
     answer = token_server.post("/stub", content=content, headers={"Content-Type": content_type})
     assert answer.status_code == 401
     assert answer.json()["stub"]["message"].startswith("the request has no token")
@@ -98,16 +98,15 @@ def test_health_and_metrics_need_no_token(token_server):
     assert token_server.get("/openapi.json").status_code == 401
 
 
-def bytes_of_answer(server, method, path):
+def read_raw_response(server, method, path):
     """Return what the server sends on a connection that it then closes."""
     request = f"{method} {path} HTTP/1.1\r\nHost: x\r\nX-Request-ID: x\r\nConnection: close"
     with server.send(f"{request}\r\n\r\n".encode()) as connection:
         return connection.makefile("rb").read()
 
 
-def test_head_is_answered_as_get_without_the_body():
-    """Monitors and `wget --spider` send it. RFC 9110 wants it wherever GET is, with the headers of
-    GET."""
+def test_head_returns_headers_of_get_without_body():
+    """Monitors and `wget --spider` send HEAD. RFC 9110 requires it wherever GET is supported."""
     routes = [
         route
         for router in (health.router, *(each.router for each in PROTOCOLS))
@@ -124,10 +123,10 @@ def test_head_is_answered_as_get_without_the_body():
     assert {"/", "/health", "/v1/models", "/v2/models/x", "/metrics", "/info"} <= set(paths)
     with served(None, PROTOCOLS) as server:
         for path in [*paths, "/models/x/v1/models", "/nowhere", "/translate"]:
-            head, body = bytes_of_answer(server, "GET", path).split(b"\r\n\r\n", 1)
+            head, body = read_raw_response(server, "GET", path).split(b"\r\n\r\n", 1)
             if path == "/metrics":  # its length changes from answer to answer
                 head = re.sub(rb"content-length: \d+", b"", head)
-            result = bytes_of_answer(server, "HEAD", path)
+            result = read_raw_response(server, "HEAD", path)
             result = re.sub(rb"content-length: \d+", b"", result) if path == "/metrics" else result
             assert (body != b"", DATE.sub(b"", result)) == (
                 True,
@@ -135,7 +134,7 @@ def test_head_is_answered_as_get_without_the_body():
             ), path
 
 
-def test_the_page_and_the_embeddings_share_the_root():
+def test_root_page_needs_no_token_but_embeddings_and_other_methods_do():
     with served(TOKEN, PROTOCOLS) as server:
         # the page needs no token
         assert httpx.get(server.url).headers["content-type"].startswith("text/html")
@@ -143,28 +142,32 @@ def test_the_page_and_the_embeddings_share_the_root():
             httpx.post(server.url, json={}).status_code,
             httpx.delete(server.url).status_code,
         ] == [401, 401]
-        result = httpx.delete(server.url, headers={"Authorization": "Bearer not-a-secret"})
+        authorized = {"Authorization": "Bearer not-a-secret"}
+        result = httpx.post(server.url, json={"inputs": "a"}, headers=authorized)
+        # text-embeddings-inference's error, because this server has no model
+        assert (result.status_code, result.json()["error_type"]) == (424, "Backend")
+        result = httpx.delete(server.url, headers=authorized)
         assert (result.status_code, result.headers["allow"]) == (405, "GET, HEAD, POST")
 
 
-def test_head_needs_the_token_where_get_does(token_server):
+def test_head_needs_token_where_get_does(token_server):
     assert [token_server.head(path).status_code for path in ("/health", "/openapi.json")] == [
         200,
         401,
     ]
 
 
-def test_pages_of_the_allowed_origin_may_ask_and_read_errors():
+def test_cors_headers_are_sent_to_allowed_origin_only():
     with (
         served(TOKEN, cors_origin=("https://example.org",)) as server,
         httpx.Client(base_url=server.url) as client,
     ):
-        asked = {
+        preflight_headers = {
             "Access-Control-Request-Method": "POST",
             "Access-Control-Request-Headers": "authorization,content-type",
         }
         for origin, allowed in (("https://example.org", True), ("https://example.com", False)):
-            preflight = client.options("/stub", headers={"Origin": origin, **asked})
+            preflight = client.options("/stub", headers={"Origin": origin, **preflight_headers})
             answer = client.post("/stub", json={"q": "a"}, headers={"Origin": origin})
             assert (preflight.status_code == 200, answer.status_code) == (allowed, 401)
             result = [

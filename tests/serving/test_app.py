@@ -1,5 +1,4 @@
-"""The application without a model: what a wrong request is told, in the format of each protocol,
-and never a 500."""
+"""Tests of the application without a model: errors have the format of each protocol."""
 
 import asyncio
 import functools
@@ -14,12 +13,13 @@ from messages import check_message
 from served import served
 
 from vanilla_transformer_export.errors import RequestError
+from vanilla_transformer_export.serving import health
 from vanilla_transformer_export.serving.app import create_app
 from vanilla_transformer_export.serving.models import ServedModels
 from vanilla_transformer_export.serving.service import PROTOCOLS
 
 JSON = {"Content-Type": "application/json"}
-# Bodies that are not a JSON object of this server, and the values that the answer must state.
+# Invalid JSON bodies, and the values that the error must contain.
 BAD_BODIES = {
     "nothing": (b"", dict(expected="JSON")),
     "half": (b'{"q": "a"', dict(seen=("JSON", 9))),
@@ -53,21 +53,21 @@ def client():
         yield client
 
 
-def message_of(answer):
+def read_error_message(answer):
     """Return the message of an error response in the format of the stub."""
     assert answer.headers["content-type"] == "application/json"
-    [name, said] = answer.json().popitem()
-    assert (name, said["status"], "\n" in said["message"]) == ("stub", answer.status_code, False)
-    return said["message"]
+    [name, error] = answer.json().popitem()
+    assert (name, error["status"], "\n" in error["message"]) == ("stub", answer.status_code, False)
+    return error["message"]
 
 
 @pytest.mark.parametrize("path", ["/stub", "/models/a-name/stub"])
 @pytest.mark.parametrize("name", BAD_BODIES)
-def test_a_body_that_is_no_json_object_is_an_error_of_the_protocol(client, name, path):
+def test_invalid_json_body_returns_422_in_protocol_format(client, name, path):
     content, values = BAD_BODIES[name]
     answer = client.post(path, content=content, headers=JSON)
     assert answer.status_code == 422
-    check_message(message_of(answer), **values)
+    check_message(read_error_message(answer), **values)
 
 
 @pytest.mark.parametrize(
@@ -92,24 +92,22 @@ def test_a_body_that_is_no_json_object_is_an_error_of_the_protocol(client, name,
     ],
     ids=lambda value: json.dumps(value)[:30] if isinstance(value, dict) else "",
 )
-def test_a_wrong_value_is_named_with_what_is_expected(client, body, message):
+def test_validation_error_names_seen_and_expected_value(client, body, message):
     answer = client.post("/stub", json=body)
-    assert answer.status_code == 422 and len(message_of(answer)) < 300
-    assert message_of(answer).startswith(message)
+    assert answer.status_code == 422 and len(read_error_message(answer)) < 300
+    assert read_error_message(answer).startswith(message)
 
 
 @pytest.mark.parametrize(
     "content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ";;"]
 )
-def test_a_body_of_another_content_type_is_an_error_that_says_which_one_is_expected(
-    client, content_type
-):
+def test_wrong_content_type_error_names_expected_type(client, content_type):
     answer = client.post("/stub", content=b'{"q": "a"}', headers={"Content-Type": content_type})
     assert answer.status_code == 422
-    check_message(message_of(answer), seen="Content-Type", expected="application/json")
+    check_message(read_error_message(answer), seen="Content-Type", expected="application/json")
 
 
-def test_texts_that_only_look_like_what_json_has_not_are_taken(client):
+def test_strings_that_look_like_invalid_json_are_accepted(client):
     for text in ("NaN, Infinity \\ud83d", "한국어", "\U0001f600"):
         for content in (json.dumps({"q": text}), json.dumps({"q": text}, ensure_ascii=False)):
             answer = client.post("/stub", content=content.encode(), headers=JSON)
@@ -126,12 +124,14 @@ def test_texts_that_only_look_like_what_json_has_not_are_taken(client):
         *((name, 500, "") for name in ("mistake", "nan", "half")),
     ],
 )
-def test_what_a_handler_raises_is_an_answer_in_the_format_of_its_protocol(
-    client, name, status, message
-):
+def test_handler_exceptions_become_errors_in_protocol_format(client, name, status, message):
     answer = client.get(f"/raise/{name}")
-    said = message_of(answer)
-    assert (answer.status_code, said.startswith(message), "secret" in said) == (status, True, False)
+    error = read_error_message(answer)
+    assert (answer.status_code, error.startswith(message), "secret" in error) == (
+        status,
+        True,
+        False,
+    )
     assert answer.headers.get("Retry-After") == ("3" if name == "refusal" else None)
 
 
@@ -142,7 +142,7 @@ def test_what_a_handler_raises_is_an_answer_in_the_format_of_its_protocol(
         ("POST", "/health", 405, ("GET", "HEAD")),
     ],
 )
-def test_a_path_of_no_protocol_has_a_plain_error(client, method, path, status, expected):
+def test_path_outside_protocols_returns_plain_error(client, method, path, status, expected):
     answer = client.request(method, path)
     assert (answer.status_code, [*answer.json()]) == (status, ["error"])
     check_message(answer.json()["error"], expected=expected)
@@ -157,17 +157,15 @@ def test_a_path_of_no_protocol_has_a_plain_error(client, method, path, status, e
         ("GET", "/models/a/raise/a/b", 404),
     ],
 )
-def test_a_wrong_method_and_a_path_below_one_of_a_protocol_have_its_format(
-    client, method, path, status
-):
+def test_wrong_method_or_subpath_error_has_protocol_format(client, method, path, status):
     answer = client.request(method, path)
-    assert (answer.status_code, message_of(answer) != "") == (status, True)
+    assert (answer.status_code, read_error_message(answer) != "") == (status, True)
     assert answer.headers.get("Allow") == ("POST" if status == 405 else None)
 
 
-def test_the_document_of_the_interface_has_every_route_and_its_body(client):
+def test_openapi_document_has_routes_bodies_and_error_examples(client):
     document = client.get("/openapi.json").json()
-    assert "HTTPValidationError" not in str(document)  # FastAPI's form, which no answer has
+    assert "HTTPValidationError" not in str(document)  # FastAPI's format of errors, never sent
     paths = document["paths"]
     assert {"/stub", "/models/{model}/stub", "/health/ready", "/metrics"} <= paths.keys()
     assert "requestBody" in paths["/stub"]["post"]
@@ -176,11 +174,27 @@ def test_the_document_of_the_interface_has_every_route_and_its_body(client):
         assert example["stub"].keys() == {"status", "message"}
 
 
-# -------------------------------------------------------------------------- the protocols there are
+# ------------------------------------------------------------------------------------ all protocols
 
 
-def posts():
-    """The routes of all protocols that take a body."""
+def test_openapi_document_has_every_route_and_every_body():
+    def methods(router, prefix=""):
+        routes = [route for route in router.routes if route.include_in_schema]
+        return {(prefix + route.path, name.lower()) for route in routes for name in route.methods}
+
+    paths = create_app(ServedModels({}), PROTOCOLS).openapi()["paths"]
+    actual = {(path, name) for path in paths for name in paths[path] if name != "parameters"}
+    expected = methods(health.router)
+    for protocol in PROTOCOLS:
+        expected |= methods(protocol.router) | methods(protocol.router, "/models/{model}")
+    assert actual == expected
+    posts = {path for path, name in actual if name == "post" and "{model}" not in path}
+    unsupported = {"/detect", "/suggest", "/translate_file"}  # 403 whatever the body
+    assert {path for path in posts if "requestBody" not in paths[path]["post"]} == unsupported
+
+
+def post_routes():
+    """Return the protocol and the path of each POST route."""
     result = [
         (protocol, route.path)
         for protocol in PROTOCOLS
@@ -192,13 +206,13 @@ def posts():
     ]
 
 
-@pytest.mark.parametrize("protocol, path", posts())
-def test_every_protocol_refuses_what_is_no_json_in_its_own_format(protocol, path):
-    app = app_of(protocol.name)
+@pytest.mark.parametrize("protocol, path", post_routes())
+def test_every_protocol_rejects_invalid_json_in_its_format(protocol, path):
+    app = create_protocol_app(protocol.name)
     expected = protocol.error_body(RequestError(400, ""))
 
     async def check():
-        async with client_of(app) as client:
+        async with open_client(app) as client:
             for name, (content, _) in BAD_BODIES.items():
                 answer = await client.post(path, content=content, headers=JSON)
                 assert 400 <= answer.status_code < 500, (name, answer.text)
@@ -210,14 +224,13 @@ def test_every_protocol_refuses_what_is_no_json_in_its_own_format(protocol, path
 ENCODINGS = ("utf-8-sig", "utf-16", "utf-16-le", "utf-32")
 
 
-@pytest.mark.parametrize("protocol, path", posts())
-def test_json_of_any_encoding_is_read_as_that_of_utf8(protocol, path):
-    """PowerShell and .NET begin theirs with a byte order mark; `json.loads` of bytes reads all of
-    these."""
+@pytest.mark.parametrize("protocol, path", post_routes())
+def test_json_of_any_encoding_is_read_like_utf8(protocol, path):
+    """PowerShell and .NET send a byte order mark. `json.loads` reads all these encodings."""
     body = json.dumps(dict.fromkeys(FIELDS, "x"))
 
     async def answer(content):
-        async with client_of(app_of(protocol.name)) as client:
+        async with open_client(create_protocol_app(protocol.name)) as client:
             actual = await client.post(path, content=content, headers=JSON)
             return actual.status_code, actual.text
 
@@ -229,13 +242,13 @@ def test_json_of_any_encoding_is_read_as_that_of_utf8(protocol, path):
 
 
 @functools.cache
-def app_of(name):
+def create_protocol_app(name):
     return create_app(
         ServedModels({}), tuple(protocol for protocol in PROTOCOLS if protocol.name == name)
     )
 
 
-def client_of(app):
+def open_client(app):
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://x"
     )
@@ -266,13 +279,13 @@ VALUES = st.recursive(
 )
 
 
-@pytest.mark.parametrize("protocol, path", posts())
+@pytest.mark.parametrize("protocol, path", post_routes())
 @given(body=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=5) | VALUES)
-def test_no_body_is_a_mistake_of_the_server(protocol, path, body):
-    app = app_of(protocol.name)
+def test_random_json_never_causes_server_error(protocol, path, body):
+    app = create_protocol_app(protocol.name)
 
     async def check():
-        async with client_of(app) as client:
+        async with open_client(app) as client:
             return await client.post(path, content=json.dumps(body), headers=JSON)
 
     assert asyncio.run(check()).status_code < 500

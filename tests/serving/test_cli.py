@@ -1,4 +1,4 @@
-"""The verb `serve`: its settings, what it says, signals, and what it refuses to start with."""
+"""Tests of the command `serve`: settings, output, signals, and rejected exports."""
 
 import asyncio
 import dataclasses
@@ -35,7 +35,7 @@ from vanilla_transformer_export.serving.settings import (
 )
 from vanilla_transformer_export.serving.sources import sources
 
-# For each setting a value as it is written, and as it is read.
+# For each setting: its text and its parsed value.
 VALUES = {
     "host": ("0.0.0.0", "0.0.0.0"),
     "port": ("0", 0),
@@ -69,14 +69,14 @@ VALUES = {
 ROOT = Path(__file__).parents[2]
 
 
-def parsed(*words, **environment):
+def parse(*words, **environment):
     return parse_settings(
         cli.parse(["serve", "an-export", *words]),
         {PREFIX + name: text for name, text in environment.items()},
     )
 
 
-def test_every_setting_has_a_flag_and_a_variable_and_the_flag_goes_first():
+def test_every_setting_has_flag_and_variable_and_flag_takes_precedence():
     assert VALUES.keys() == FIELDS.keys()
     for name, (text, value) in VALUES.items():
         field, other = (
@@ -89,19 +89,19 @@ def test_every_setting_has_a_flag_and_a_variable_and_the_flag_goes_first():
             }.get(name, "3"),
         )
         assert value != field.default
-        assert parsed(flag(field), text) == dataclasses.replace(Settings(), **{name: value})
-        assert parsed(**{name.upper(): text}) == dataclasses.replace(Settings(), **{name: value})
-        assert parsed(flag(field), text, **{name.upper(): other}) == dataclasses.replace(
+        assert parse(flag(field), text) == dataclasses.replace(Settings(), **{name: value})
+        assert parse(**{name.upper(): text}) == dataclasses.replace(Settings(), **{name: value})
+        assert parse(flag(field), text, **{name.upper(): other}) == dataclasses.replace(
             Settings(), **{name: value}
         )
-        assert parsed(**{name.upper(): " "}) == Settings()
+        assert parse(**{name.upper(): " "}) == Settings()
 
 
-def test_what_may_be_given_again_is_a_list():
+def test_repeatable_settings_are_lists():
     pairs = ((None, "en", "de"), ("m", "zh-Hans", "en"))
-    assert parsed("--languages", "en-de", "--languages", "m:zh-Hans-en").languages == pairs
-    assert parsed(LANGUAGES="en-de  m:zh-Hans-en").languages == pairs
-    assert parsed(CORS_ORIGIN="http://a http://b").cors_origin == ("http://a", "http://b")
+    assert parse("--languages", "en-de", "--languages", "m:zh-Hans-en").languages == pairs
+    assert parse(LANGUAGES="en-de  m:zh-Hans-en").languages == pairs
+    assert parse(CORS_ORIGIN="http://a http://b").cors_origin == ("http://a", "http://b")
 
 
 @pytest.mark.parametrize(
@@ -119,14 +119,14 @@ def test_what_may_be_given_again_is_a_list():
         ("log_level", "loud", ("debug", "info", "warning", "error")),
     ],
 )
-def test_a_value_that_a_setting_cannot_have_is_wrong_usage(name, text, expected):
+def test_invalid_setting_raises_usage_error(name, text, expected):
     with raises(UsageError, seen=(flag(FIELDS[name]), text), expected=expected):
-        parsed(flag(FIELDS[name]), text)
+        parse(flag(FIELDS[name]), text)
     with raises(UsageError, seen=(PREFIX + name.upper(), text), expected=expected):
-        parsed(**{name.upper(): text})
+        parse(**{name.upper(): text})
 
 
-def test_the_token_is_in_a_file_or_in_the_environment(tmp_path):
+def test_token_is_read_from_file_or_environment(tmp_path):
     file = tmp_path / "token"
     file.write_text("a-token\n")
     settings = Settings(token_file=file)
@@ -149,22 +149,22 @@ def test_the_token_is_in_a_file_or_in_the_environment(tmp_path):
             read_token(Settings(), {PREFIX + "TOKEN": text})
     with pytest.raises(FileNotFoundError):
         read_token(Settings(token_file=tmp_path / "nowhere"), {})
-    # arguments are seen by everybody
+    # arguments are visible to all users, so there is no such flag
     assert "token" not in {field.name for field in dataclasses.fields(Settings)}
 
 
 # ------------------------------------------------------------------------------------------ exports
 
 
-def export_of(folder, name, architecture):
-    """Write as much of an export as is read before the server listens."""
+def write_manifest(folder, name, architecture):
+    """Write an export with only a manifest, the one file read before the server listens."""
     (folder / name).mkdir()
     (folder / name / "manifest.json").write_text(json.dumps({"architecture": architecture}))
     return folder / name
 
 
-def test_exports_have_the_names_of_their_directories_or_others(tmp_path, monkeypatch):
-    directory = export_of(tmp_path, "export", "VanillaSeq2SeqForConditionalGeneration")
+def test_exports_are_named_by_directory_or_argument(tmp_path, monkeypatch):
+    directory = write_manifest(tmp_path, "export", "VanillaSeq2SeqForConditionalGeneration")
     monkeypatch.chdir(directory)
     (tmp_path / "a=b").symlink_to(directory)
     result = sources(
@@ -192,15 +192,13 @@ def test_exports_have_the_names_of_their_directories_or_others(tmp_path, monkeyp
         (["{0}/nowhere"], "manifest.json", "vanilla-transformer export"),
     ],
 )
-def test_exports_that_cannot_be_served_are_an_error_before_anything_listens(
-    words, seen, expected, tmp_path, monkeypatch
-):
+def test_invalid_exports_fail_before_server_listens(words, seen, expected, tmp_path, monkeypatch):
     monkeypatch.setattr(server, "listening", None)
     kinds = {
         "seq2seq": "VanillaSeq2SeqForConditionalGeneration",
         "causal": "VanillaDecoderForCausalLM",
     }
-    directories = [export_of(tmp_path, *each) for each in kinds.items()]
+    directories = [write_manifest(tmp_path, *each) for each in kinds.items()]
     check_message(
         read_error("serve", *(word.format(*directories) for word in words)),
         seen=seen,
@@ -208,30 +206,30 @@ def test_exports_that_cannot_be_served_are_an_error_before_anything_listens(
     )
 
 
-def test_a_port_that_is_taken_is_an_error():
-    with server.listening("127.0.0.1", 0) as taken:
-        number = taken.getsockname()[1]
+def test_busy_port_and_unknown_host_raise_os_error():
+    with server.listening("127.0.0.1", 0) as busy_socket:
+        number = busy_socket.getsockname()[1]
         with raises(OSError, seen=("127.0.0.1", number)):
             server.listening("127.0.0.1", number)
     with raises(OSError, seen=("no.such.host", 0)):
         server.listening("no.such.host", 0)
 
 
-def test_without_the_packages_of_the_extra_it_says_what_to_install(tmp_path, monkeypatch):
+def test_missing_serve_packages_error_names_pip_command(tmp_path, monkeypatch):
     for name in [
         name for name in sys.modules if name.startswith("vanilla_transformer_export.serving.server")
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    result = export_of(tmp_path, "export", "VanillaEncoderModel")
+    result = write_manifest(tmp_path, "export", "VanillaEncoderModel")
     assert read_error("serve", result).endswith(": pip install 'vanilla-transformer[cpu,serve]'")
 
 
-# ---------------------------------------------------------------------------------------- a process
+# ------------------------------------------------------------------------------- the server process
 
 
-class Started:
-    """The command in a process of its own; `lines` are what it has said until it is ready."""
+class ServerProcess:
+    """The command in a process of its own. `lines` are its output until it is ready."""
 
     def __init__(self, *words, stderr=subprocess.DEVNULL, until="ready"):
         arguments = [COMMAND, "serve", *map(str, words), "--port", "0", "--grace", "0.1"]
@@ -253,17 +251,17 @@ class Started:
 
 
 @pytest.fixture(scope="module")
-def export_of_text(exported, tmp_path_factory):
-    """A decoder with a tokenizer."""
+def decoder_export(exported, tmp_path_factory):
+    """An export of a decoder, with a tokenizer."""
     directory = copy_folder(exported("causal").directory, tmp_path_factory.mktemp("text"))
     with_tokenizer(directory, 48)
     return directory
 
 
-def test_it_says_where_it_listens_and_what_it_serves_and_ends_with_0_when_it_is_told_to(
-    export_of_text,
+def test_serve_prints_address_and_models_and_exits_0_on_sigterm(
+    decoder_export,
 ):
-    with Started(f"a-model={export_of_text}", stderr=subprocess.PIPE) as started:
+    with ServerProcess(f"a-model={decoder_export}", stderr=subprocess.PIPE) as started:
         listening, model, ready = started.lines
         assert re.fullmatch(r"listening on http://127\.0\.0\.1:\d+", listening)
         assert (
@@ -278,16 +276,16 @@ def test_it_says_where_it_listens_and_what_it_serves_and_ends_with_0_when_it_is_
         assert [json.loads(line)["message"] for line in log.splitlines()] == ["request", "stopping"]
 
 
-def test_a_second_signal_ends_it_at_once(export_of_text):
+def test_second_signal_ends_server_at_once(decoder_export):
     with (
-        Started(export_of_text, "--drain", "60") as started,
+        ServerProcess(decoder_export, "--drain", "60") as started,
         httpx.Client(base_url=started.url) as client,
     ):
         assert client.get("/health/live").status_code == 200
         started.process.send_signal(signal.SIGINT)
         time.sleep(0.03)
         started.process.send_signal(signal.SIGINT)
-        assert started.process.wait(5) in (130, 0)  # 0 where both came at once
+        assert started.process.wait(5) in (130, 0)  # 0 if both signals arrive together
 
 
 @pytest.mark.parametrize(
@@ -312,19 +310,23 @@ def test_a_second_signal_ends_it_at_once(export_of_text):
         ),
     ],
 )
-def test_an_export_that_is_damaged_is_one_line_and_ends_with_1(
-    export_of_text, tmp_path, name, content, seen, expected, capsys
+def test_damaged_export_exits_with_1_and_one_error_line_and_is_never_ready(
+    decoder_export, tmp_path, name, content, seen, expected, capsys
 ):
-    directory = copy_folder(export_of_text, tmp_path)
+    directory = copy_folder(decoder_export, tmp_path)
     (directory / name).unlink()
     if content is not None:
         (directory / name).write_bytes(content)
-    check_message(read_error("serve", directory, "--port", "0"), seen=seen, expected=expected)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["serve", str(directory), "--port", "0"])
+    message = stopped.value.code  # for a text, Python prints it and exits with 1
+    assert isinstance(message, str) and "\n" not in message
+    check_message(message, seen=seen, expected=expected)
     assert "ready" not in capsys.readouterr().out
 
 
-def test_a_dtype_that_the_export_has_not_is_wrong_usage(export_of_text):
-    result = read_error("serve", export_of_text, "--port", "0", "--dtype", "int8")
+def test_missing_dtype_error_names_available_dtype(decoder_export):
+    result = read_error("serve", decoder_export, "--port", "0", "--dtype", "int8")
     check_message(result, seen="int8", expected="fp32")
 
 
@@ -332,7 +334,7 @@ def test_a_dtype_that_the_export_has_not_is_wrong_usage(export_of_text):
 
 
 @pytest.mark.parametrize("name, extra", [("Dockerfile", "cpu"), ("Dockerfile.gpu", "gpu")])
-def test_the_container_is_built_from_what_is_there_and_runs_as_nobody_special(name, extra):
+def test_dockerfile_copies_existing_files_and_runs_as_unprivileged_user(name, extra):
     lines = (ROOT / "examples" / "serving" / name).read_text().splitlines()
     assert any(line.endswith(f'pip install --no-cache-dir ".[{extra},serve]"') for line in lines)
     steps = [line.split() for line in lines if line and not line.startswith((" ", "#"))]
@@ -349,8 +351,8 @@ def test_the_container_is_built_from_what_is_there_and_runs_as_nobody_special(na
         if name == "ENV"
         for word in words
     ]
-    of_the_toolkit = {"nvidia_visible_devices", "nvidia_driver_capabilities"}
-    assert {*variables} - {"path", *FIELDS} == (of_the_toolkit if extra == "gpu" else set())
+    toolkit_variables = {"nvidia_visible_devices", "nvidia_driver_capabilities"}
+    assert {*variables} - {"path", *FIELDS} == (toolkit_variables if extra == "gpu" else set())
     assert "USER 10001" in lines and json.loads(lines[-1].removeprefix("ENTRYPOINT ")) == [
         "vanilla-transformer",
         "serve",
@@ -369,7 +371,7 @@ def read_yaml(name):
     return [*yaml.safe_load_all((ROOT / "examples" / "serving" / name).read_text())]
 
 
-def test_compose_gives_the_server_one_gpu():
+def test_compose_file_reserves_one_gpu():
     [compose] = read_yaml("compose-gpu.yaml")
     [service] = compose["services"].values()
     context = (ROOT / "examples" / "serving" / service["build"]["context"]).resolve()
@@ -380,7 +382,7 @@ def test_compose_gives_the_server_one_gpu():
     assert service["command"] == [f"translator={volume.split(':')[-2]}"]
 
 
-def test_kubernetes_gives_the_server_one_gpu():
+def test_kubernetes_manifest_matches_settings_and_requests_one_gpu():
     deployment, service = read_yaml("kubernetes-gpu.yaml")
     template = deployment["spec"]["template"]
     [container] = template["spec"]["containers"]
@@ -396,7 +398,7 @@ def test_kubernetes_gives_the_server_one_gpu():
     assert template["spec"]["terminationGracePeriodSeconds"] > Settings().grace + Settings().drain
 
 
-def test_a_target_states_its_most_workers():
+def test_number_of_workers_is_limited_by_target():
     arranged = Arrangement(4, 1)
     cpu, cuda = (SimpleNamespace(manifest={"target": name}, dtypes=[]) for name in ("cpu", "cuda"))
     assert limit_workers(arranged, cpu, Settings()) == arranged
@@ -406,8 +408,8 @@ def test_a_target_states_its_most_workers():
 
 
 @pytest.mark.parametrize("name", ["causal", "encoder"])
-def test_a_model_on_a_gpu_has_one_worker(exported_for, name):
-    """This is checked before CUDA is."""
+def test_cuda_export_rejects_two_workers(exported_for, name):
+    """The number of workers is checked before CUDA."""
     [source] = sources([str(exported_for(name, "cuda")[1])], [])
     with raises(UsageError, seen=("workers", 2), expected=(1, "cuda")):
         asyncio.run(load(source, Settings(workers=2), Metrics(), 2, None))

@@ -1,4 +1,4 @@
-"""Text in HTML: what is translated of it, and that nothing else changes."""
+"""Tests of text in HTML: which text is translated, and that nothing else changes."""
 
 import time
 from html.parser import HTMLParser
@@ -14,7 +14,7 @@ def texts(html):
     return [run.text for run in text_runs(html)]
 
 
-def shouted(html):
+def uppercase(html):
     runs = text_runs(html)
     return replace_runs(html, runs, [run.text.upper() for run in runs])
 
@@ -64,24 +64,24 @@ def shouted(html):
         ("<div translate=no><p>a</div>b</p></i>c", "<div translate=no><p>a</div>B</p></i>C"),
         ("<svg/>a<svg><text>b</text></svg>c", "<svg/>A<svg><text>b</text></svg>C"),
         ("3 < 4 a <5 b<", "3 &lt; 4 A &lt;5 B&lt;"),
-        # nothing with letters
+        # no letters
         ("<p>3 < 4</p> 12 &ndash; &#8364;", "<p>3 < 4</p> 12 &ndash; &#8364;"),
         ("a &amp; b &lt;i&gt; c &quot;d&quot;", "A &amp; B &lt;I&gt; C &quot;D&quot;"),
         ("a&nbsp;b &eacute; é &Eacute;", "A&nbsp;B &Eacute; &Eacute; &Eacute;"),
         ("a & b &amp c &unknown; &copy 5", "A &amp; B &amp; C &amp;UNKNOWN; © 5"),
-        ("a <b class='", "A <b class='"),  # never ends: nothing of it is shown
+        ("a <b class='", "A <b class='"),  # the tag never ends, so browsers show none of it
         ("a <!-- b", "A <!-- b"),
         ("a </ b", "A </ b"),
         ("<title>a</title><noscript>b</noscript>", "<title>A</title><noscript>B</noscript>"),
     ],
 )
 def test_text_between_tags_is_replaced(html, expected):
-    assert shouted(html) == expected
+    assert uppercase(html) == expected
     runs = text_runs(html)
     assert replace_runs(html, runs, [run.text for run in runs]) == html
 
 
-def test_what_is_put_in_is_escaped():
+def test_replacement_text_is_escaped():
     html = "<p>a &quot; b</p>"
     assert (
         replace_runs(html, text_runs(html), ["""<script> & "'"""])
@@ -149,26 +149,26 @@ BROKEN = st.lists(
 
 
 @given(st.one_of(DOCUMENTS, BROKEN))
-def test_html_whose_text_stays_is_the_same_byte_for_byte(html):
+def test_unchanged_text_keeps_html_byte_for_byte(html):
     runs = text_runs(html)
     assert replace_runs(html, runs, [run.text for run in runs]) == html
 
 
 @given(st.one_of(DOCUMENTS, BROKEN))
-def test_other_text_leaves_the_markup_as_it_is(html):
-    """And is found again, in the same places."""
+def test_changed_text_keeps_markup(html):
+    """The new text is found again, in the same places."""
     runs = text_runs(html)
     changed = replace_runs(html, runs, [f"<{number}> & é" for number in range(len(runs))])
     assert [run.text for run in text_runs(changed)] == [
         f"<{number}> & é" for number in range(len(runs))
     ]
     rest = [html[run.end : after.start] for run, after in zip(runs, runs[1:])]
-    found = text_runs(changed)
-    assert [changed[run.end : after.start] for run, after in zip(found, found[1:])] == rest
+    parsed = text_runs(changed)
+    assert [changed[run.end : after.start] for run, after in zip(parsed, parsed[1:])] == rest
 
 
-class Texts(HTMLParser):
-    """The standard library's, of documents that are in order."""
+class TextParser(HTMLParser):
+    """The standard library's parser, which collects the text of well-formed documents."""
 
     def __init__(self, html):
         super().__init__(convert_charrefs=True)
@@ -198,9 +198,9 @@ class Texts(HTMLParser):
 
 
 @given(DOCUMENTS)
-def test_the_text_is_what_a_parser_finds(html):
-    found = [" ".join(text.strip(" ").split(" ")) for text in Texts(html).found]
-    assert texts(html) == [text for text in found if any(map(str.isalpha, text))]
+def test_text_runs_match_standard_library_parser(html):
+    parsed = [" ".join(text.strip(" ").split(" ")) for text in TextParser(html).found]
+    assert texts(html) == [text for text in parsed if any(map(str.isalpha, text))]
 
 
 @pytest.mark.parametrize(
@@ -236,8 +236,8 @@ def test_the_text_is_what_a_parser_finds(html):
         ),
     ],
 )
-def test_time_does_not_grow_with_the_square_of_the_length(unit):
+def test_parsing_time_is_not_quadratic(unit):
     html = unit * (2**17 // len(unit))
     start = time.process_time()
-    assert len(shouted(html)) >= len(html)
-    assert time.process_time() - start < 5  # what does takes minutes
+    assert len(uppercase(html)) >= len(html)
+    assert time.process_time() - start < 5  # quadratic time would be minutes

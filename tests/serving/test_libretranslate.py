@@ -1,5 +1,4 @@
-"""LibreTranslate's endpoints with its own client: what they answer is what `TextRuntime.translate`
-gives alone."""
+"""Tests of LibreTranslate's endpoints with its own client, against `TextRuntime.translate`."""
 
 import asyncio
 import contextlib
@@ -49,8 +48,7 @@ ENGLISH = dict(source="en", target="de")
 
 @pytest.fixture(scope="module")
 def directory(exported_for, tmp_path_factory):
-    """An export with a tokenizer of the words w0 to w39, of languages and "."; and a card that says
-    which it translates."""
+    """An export with a tokenizer of words and language tokens, and a card with its languages."""
     result = copy_folder(exported_for("seq2seq", "cpu")[1], tmp_path_factory.mktemp("translator"))
     words = [*WORDS, *(f"v{number}" for number in range(4)), ">>deu<<", ">>fra<<", "unknown", "."]
     tokenizer = Tokenizer(
@@ -73,7 +71,7 @@ def alone(directory):
 
 @pytest.fixture(scope="module")
 def load(directory):
-    """`ServedModel`, whose engine runs till the end; its languages may be others."""
+    """A function that creates a `ServedModel`. Its engine runs until the tests of this file end."""
     engines = []
 
     def make(name, languages=None, given=()):
@@ -95,14 +93,14 @@ def model(load):
 
 @contextlib.contextmanager
 def serving(*models, token=None, **settings):
-    """The address of a server of these."""
+    """Yield the address of a server of `models`."""
     with served(token, (PROTOCOL,), **settings) as server:
         served_models = server.server.service.models.models
         served_models.update({model.name: model for model in models})
         try:
             yield server.url
         finally:
-            served_models.clear()  # their engines go on
+            served_models.clear()  # the engines keep running
 
 
 @pytest.fixture(scope="module")
@@ -123,15 +121,15 @@ def answer(client, body, path="/translate"):
     return result.json()
 
 
-def message(found, status=400):
-    assert (found.status_code, list(found.json())) == (status, ["error"]), found.text
-    return found.json()["error"]
+def error_message(response, status=400):
+    assert (response.status_code, list(response.json())) == (status, ["error"]), response.text
+    return response.json()["error"]
 
 
 # --------------------------------------------------------------------------------------- the client
 
 
-def test_libretranslate_s_client_gets_what_translate_gives(url, alone):
+def test_libretranslate_client_matches_translate(url, alone):
     api = LibreTranslateAPI(url)
     for text in ("w5 w6", TEXT, "w5 ü. W6!"):
         assert api.translate(text, "en", "de") == alone.translate([text])[0]
@@ -145,7 +143,7 @@ def test_libretranslate_s_client_gets_what_translate_gives(url, alone):
         api.translate("w5", "en", "fr")
 
 
-def test_the_api_key_is_the_token_of_the_server(model, alone):
+def test_api_key_is_token_of_server(model, alone):
     with serving(model, token=b"secret") as url:
         assert (
             LibreTranslateAPI(url, "secret").translate("w5", "en", "de")
@@ -156,9 +154,8 @@ def test_the_api_key_is_the_token_of_the_server(model, alone):
                 LibreTranslateAPI(url, key).translate("w5", "en", "de")
 
 
-def test_what_libretranslate_tells_without_a_key_needs_no_token(model):
-    """Its clients read `keyRequired` before they have a key, and Mastodon sends none for
-    /languages."""
+def test_languages_and_frontend_settings_need_no_token(model):
+    """Clients read `keyRequired` before they have a key. Mastodon sends no key to /languages."""
     with serving(model, token=b"secret") as url:
         assert LibreTranslateAPI(url).languages()[0]["code"] == "en"
         assert [httpx.get(f"{url}/models/tiny{path}").status_code for path in PUBLIC_PATHS] == [
@@ -181,14 +178,14 @@ def test_what_libretranslate_tells_without_a_key_needs_no_token(model):
         max_size=12,
     )
 )
-def test_any_text_is_translated_as_alone(model, alone, words):
+def test_random_texts_match_translate(model, alone, words):
     text = " ".join(["w3", *words])
     [[result]] = asyncio.run(translate(model, [text]))
     assert [result] == alone.translate([text])
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_json_with_a_byte_order_mark_is_translated_as_without(client, encoding):
+def test_json_with_byte_order_mark_is_accepted(client, encoding):
     body = json.dumps({"q": "w5 ü . W6", **ENGLISH}, ensure_ascii=False)
     sent = [client.post("/translate", content=body.encode(each)) for each in ("utf-8", encoding)]
     assert [each.status_code for each in sent] == [200, 200] and sent[0].json() == sent[1].json()
@@ -196,7 +193,7 @@ def test_json_with_a_byte_order_mark_is_translated_as_without(client, encoding):
     assert cut.status_code == 400 and "not valid JSON" in cut.json()["error"]
 
 
-def test_texts_in_forms_are_those_in_json(client, alone):
+def test_form_requests_match_json_requests(client, alone):
     text = "w5 ü . W6\nw7"
     expected = {"translatedText": alone.translate([text])[0]}
     # as browsers send them
@@ -223,7 +220,7 @@ def test_texts_in_forms_are_those_in_json(client, alone):
     assert several == {"translatedText": alone.translate(["w5", "w6"])}
 
 
-def test_a_list_has_a_list_and_texts_without_letters_stay(client, alone):
+def test_list_returns_list_and_texts_without_letters_are_copied(client, alone):
     first, last = alone.translate(["w5", TEXT])
     actual = answer(client, {"q": ["w5", " \n", "", TEXT], "alternatives": -1})
     assert actual == {"translatedText": [first, " \n", "", last]}
@@ -243,8 +240,8 @@ def test_a_list_has_a_list_and_texts_without_letters_stay(client, alone):
     assert several == {"translatedText": ["12345", "1\n2"], "alternatives": [[], []]}
 
 
-def test_alternatives_are_the_next_best_of_as_many_beams(client, alone):
-    """The second translations of all sentences make the second alternative."""
+def test_alternatives_are_next_best_beams(client, alone):
+    """Each alternative joins the translations of the same rank of all sentences."""
     sentences = ["w5 w6 w30 .", "W7 w9 ."]
     best = [
         alone.generate([sentence], num_beams=4, num_return_sequences=4) for sentence in sentences
@@ -274,7 +271,7 @@ def test_html_is_translated_between_its_tags(client, alone):
     assert actual == {"translatedText": [expected, "<br>", ""], "alternatives": [[], [], []]}
 
 
-def test_long_texts_are_as_short_ones(client, alone):
+def test_long_texts_match_translate(client, alone):
     lines = [" ".join(WORDS[start : start + 16]) for start in range(3, 24)]
     result = answer(client, {"q": "\n".join(lines)})
     assert result["translatedText"] == alone.translate(["\n".join(lines)])[0]
@@ -283,7 +280,7 @@ def test_long_texts_are_as_short_ones(client, alone):
     assert sum(map(len, lines)) > MAX_INLINE_CHARACTERS
 
 
-def test_other_requests(client):
+def test_frontend_settings_health_and_disabled_endpoints(client):
     settings = client.get("/frontend/settings").json()
     assert settings == {
         "apiKeys": False,
@@ -300,12 +297,12 @@ def test_other_requests(client):
     }
     assert client.get("/health").json() == {"status": "ok"}
     for path in ("/detect", "/suggest", "/translate_file", "/models/tiny/detect"):
-        error = message(client.post(path, json={"q": "w5"}), 403)
+        error = error_message(client.post(path, json={"q": "w5"}), 403)
         assert "disabled on this server" in error
         assert ("source" in error and "/languages" in error) == ("detect" in path)
 
 
-def test_the_openapi_document_has_the_body_in_all_its_forms(client):
+def test_openapi_document_has_all_content_types_of_body(client):
     document = client.get("/openapi.json").json()
     operation = document["paths"]["/translate"]["post"]
     content = operation["requestBody"]["content"]
@@ -330,7 +327,7 @@ def test_the_openapi_document_has_the_body_in_all_its_forms(client):
 # ---------------------------------------------------------------------------------------- languages
 
 
-def test_the_source_may_be_auto_where_there_is_one(client, alone):
+def test_source_auto_is_detected_as_only_source_language(client, alone):
     [expected] = alone.translate(["w5"])
     detected = {"confidence": 0, "language": "en"}
     assert answer(client, {"q": "w5", "source": "auto"}) == {
@@ -340,7 +337,7 @@ def test_the_source_may_be_auto_where_there_is_one(client, alone):
     assert answer(client, {"q": ["w5"], "source": "auto"})["detectedLanguage"] == [detected]
 
 
-def test_the_model_is_that_of_the_path_or_of_the_languages(model, load, alone):
+def test_model_is_selected_by_path_body_or_languages(model, load, alone):
     back = load("back", given=[("de", "en")])
     twin = load("twin", given=[("en", "de"), ("en", "fr")])
     [expected] = alone.translate(["w5"])
@@ -361,21 +358,25 @@ def test_the_model_is_that_of_the_path_or_of_the_languages(model, load, alone):
             "en",
             "de",
         ]
-        said = message(client.post("/translate", json={"q": "w5", **ENGLISH}))
-        check_message(said, seen=2, expected=("tiny", "twin"))
-        said = message(client.post("/models/back/translate", json={"q": "w5", **ENGLISH}))
-        check_message(said, seen=("en", "de"), expected=("de", "en"))
-        said = message(client.post("/translate", json={"q": "w5", **ENGLISH, "source": "auto"}))
-        check_message(said, seen=("source", "auto"), expected=("de", "en"))
-        said = message(client.get("/models/x/languages"), 404)
-        check_message(said, seen="x", expected=("tiny", "back", "twin"))
+        error_text = error_message(client.post("/translate", json={"q": "w5", **ENGLISH}))
+        check_message(error_text, seen=2, expected=("tiny", "twin"))
+        error_text = error_message(
+            client.post("/models/back/translate", json={"q": "w5", **ENGLISH})
+        )
+        check_message(error_text, seen=("en", "de"), expected=("de", "en"))
+        error_text = error_message(
+            client.post("/translate", json={"q": "w5", **ENGLISH, "source": "auto"})
+        )
+        check_message(error_text, seen=("source", "auto"), expected=("de", "en"))
+        error_text = error_message(client.get("/models/x/languages"), 404)
+        check_message(error_text, seen="x", expected=("tiny", "back", "twin"))
 
 
 TOKENS = {"eng_Latn": 40, "deu_Latn": 41, "zho_Hans": 42, "zho_Hant": 43}
 MULTILINGUAL = Languages(TOKENS, "eng_Latn", [None], [EOS], "forced_bos_token_id")
 
 
-def test_languages_of_the_tokenizer_have_their_own_names_and_those_of_iso(load, alone, monkeypatch):
+def test_tokenizer_languages_have_own_codes_and_iso_codes(load, alone, monkeypatch):
     monkeypatch.setattr(alone, "languages", MULTILINGUAL)
     with serving(load("many", MULTILINGUAL)) as url, httpx.Client(base_url=url) as client:
         languages = client.get("/languages").json()
@@ -398,12 +399,12 @@ def test_languages_of_the_tokenizer_have_their_own_names_and_those_of_iso(load, 
             }
             actual.add(expected)
         assert len(actual) == 3
-        assert "en to de, en to zh-Hans, " in message(
+        assert "en to de, en to zh-Hans, " in error_message(
             client.post("/translate", json={"q": "w5", "source": "en", "target": "en"})
         )
 
 
-def test_languages_that_are_words_stand_in_front_of_each_text(load, alone, monkeypatch):
+def test_language_words_are_prepended_to_text(load, alone, monkeypatch):
     words = Languages(words=[">>deu<<", ">>fra<<"])
     monkeypatch.setattr(alone, "languages", words)
     model = load("words", words)
@@ -416,7 +417,7 @@ def test_languages_that_are_words_stand_in_front_of_each_text(load, alone, monke
             }
 
 
-def test_where_nothing_is_known_of_the_languages_any_are_taken_but_auto(model, alone):
+def test_model_of_unknown_languages_accepts_any_code_but_auto(model, alone):
     unknown = dataclasses.replace(model, languages=[])
     with serving(unknown) as url, httpx.Client(base_url=url) as client:
         assert answer(client, {"q": "w5", "target": "xx"}) == {
@@ -427,11 +428,13 @@ def test_where_nothing_is_known_of_the_languages_any_are_taken_but_auto(model, a
             "code": "",
             "name": "",
         }
-        said = message(client.post("/translate", json={"q": "w5", **ENGLISH, "source": "auto"}))
-        assert said.endswith("expected one of: the code of a language")
+        error_text = error_message(
+            client.post("/translate", json={"q": "w5", **ENGLISH, "source": "auto"})
+        )
+        assert error_text.endswith("expected one of: the code of a language")
 
 
-def test_codes_have_two_letters_where_a_language_is_the_only_one():
+def test_language_codes_have_two_letters_if_unambiguous():
     codes = names_by_code(NLLB)
     assert len(codes) == len(NLLB) and sorted(codes.values()) == sorted(NLLB)
     chosen = {
@@ -462,10 +465,10 @@ def test_codes_have_two_letters_where_a_language_is_the_only_one():
     ]
 
 
-def test_a_macrolanguage_is_the_only_one_of_its_languages_that_a_model_has():
+def test_macrolanguage_code_names_its_only_individual_language():
     """The expected codes are those of SIL's tables of ISO 639-3.
 
-    NLLB-200 has one Pashto, Quechua and Fula, and two Norwegians, which have codes.
+    NLLB-200 has one Pashto, Quechua and Fula, and two Norwegian languages with codes of their own.
     """
     codes = names_by_code(NLLB)
     expected = {
@@ -488,13 +491,13 @@ def test_a_macrolanguage_is_the_only_one_of_its_languages_that_a_model_has():
     both = ["pbt_Arab", "pst_Arab"]
     assert names_by_code(both) == {name: name for name in both}
     assert names_by_code(["pbt_Arab", "pus_Arab"]) == {"pbt_Arab": "pbt_Arab", "ps": "pus_Arab"}
-    # both are Malay
+    # both are individual languages of Malay
     assert names_by_code(["ind_Latn", "min_Latn"]) == {"id": "ind_Latn", "min_Latn": "min_Latn"}
     assert names_by_code(["fuv_Latn", "fuv_Adlm"]) == {"ff-Latn": "fuv_Latn", "ff-Adlm": "fuv_Adlm"}
     assert len(set(MACROLANGUAGES.values())) == 34 and len(MACROLANGUAGES) == 238
 
 
-def test_the_macrolanguages_agree_with_the_individual_languages_that_cldr_prefers():
+def test_macrolanguages_agree_with_cldr():
     standard = {row.split(" ")[1].split("/")[0] for row in map(str.strip, TABLE.split(";"))}
     preferred = {
         code: TWO_LETTERS[code]
@@ -505,7 +508,7 @@ def test_the_macrolanguages_agree_with_the_individual_languages_that_cldr_prefer
     assert preferred == {code: MACROLANGUAGES[code] for code in preferred}
 
 
-def test_the_language_in_an_unambiguous_name_is_a_code_too():
+def test_unambiguous_language_without_script_is_accepted_as_code():
     names = names_by_code(NLLB)
     codes = Directions([(code, code) for code in names], names, False).codes
     expected = {
@@ -530,14 +533,14 @@ def card(*lines, name="x"):
         (card("language: [de, en]", name="me/opus-mt-de-en"), [("de", "en")]),
         (card("language:", "  - 'no'", '  - "en"', name="x-en-no"), [("en", "no")]),
         (card("language: en", name="x-en-de"), []),
-        (card("language: [en, de]"), []),  # which is the source
+        (card("language: [en, de]"), []),  # the source is not known
         (card("language: [en, de]", name="x-en-de-en"), []),
         (card("license: mit", name="x-en-de"), []),
         ("# no metadata en-de", []),
         (None, []),
     ],
 )
-def test_the_card_says_what_is_translated_if_its_name_does(directory, tmp_path, text, expected):
+def test_language_pair_is_read_from_model_card(directory, tmp_path, text, expected):
     architecture = "VanillaSeq2SeqForConditionalGeneration"
     info = SimpleNamespace(directory=tmp_path, architecture=architecture)
     runtime = SimpleNamespace(info=info, languages=Languages())
@@ -568,7 +571,7 @@ def test_sentences_are_split_in_the_language_of_the_text(alone, monkeypatch):
     assert count(Splitting(language="es"), "eng_Latn") == 2
 
 
-def test_languages_that_are_given_must_be_those_of_the_model(alone, monkeypatch):
+def test_configured_languages_must_be_supported_by_model(alone, monkeypatch):
     monkeypatch.setattr(alone, "languages", MULTILINGUAL)
     assert model_languages(alone, [("EN", "zho_Hant"), ("deu-latn", "en")]) == [
         ("en", "zh-Hant"),
@@ -612,20 +615,20 @@ def test_languages_that_are_given_must_be_those_of_the_model(alone, monkeypatch)
     ],
     ids=ascii,
 )
-def test_a_wrong_value_is_named(client, changes, seen, expected):
+def test_invalid_value_error_names_value(client, changes, seen, expected):
     check_message(
-        message(client.post("/translate", json={"q": "w5", **ENGLISH, **changes})),
+        error_message(client.post("/translate", json={"q": "w5", **ENGLISH, **changes})),
         seen=seen,
         expected=expected,
     )
 
 
 @pytest.mark.parametrize("field", ["q", "source", "target"])
-def test_a_missing_field_is_named(client, field):
+def test_missing_field_error_names_field(client, field):
     body = {name: value for name, value in {"q": "w5", **ENGLISH}.items() if name != field}
     expected = f"{field} is missing, expected it in the body"
-    assert expected in message(client.post("/translate", json=body))
-    assert expected in message(client.post("/translate", data=body))
+    assert expected in error_message(client.post("/translate", json=body))
+    assert expected in error_message(client.post("/translate", data=body))
 
 
 @pytest.mark.parametrize(
@@ -646,30 +649,30 @@ def test_a_missing_field_is_named(client, field):
     ],
     ids=ascii,
 )
-def test_a_body_that_is_none_is_an_error(client, kind, content, seen):
+def test_invalid_body_returns_400(client, kind, content, seen):
     check_message(
-        message(client.post("/translate", content=content, headers={"Content-Type": kind})),
+        error_message(client.post("/translate", content=content, headers={"Content-Type": kind})),
         seen=seen,
     )
 
 
-def test_a_file_in_a_form_is_an_error(client):
+def test_file_in_form_returns_400(client):
     files = {"q": ("a.txt", b"w5"), "source": (None, "en"), "target": (None, "de")}
-    assert "Too many files" in message(client.post("/translate", files=files))
+    assert "Too many files" in error_message(client.post("/translate", files=files))
 
 
-def test_more_sentences_than_a_request_may_have_are_too_many(client):
+def test_too_many_sentences_return_413(client):
     for body, seen, expected in (
         ({"q": "w5\n" * 4097}, 4097, 4096),
         ({"q": "w5<p>" * 4097, "format": "html"}, 4097, 4096),
         ({"q": "w5 " * 4097}, 12290, 640),
     ):
         answer = client.post("/translate", json={**ENGLISH, **body})
-        check_message(message(answer, 413), seen=seen, expected=expected)
+        check_message(error_message(answer, 413), seen=seen, expected=expected)
 
 
-def test_a_sentence_that_no_slot_holds_is_too_long(client):
+def test_sentence_longer_than_slot_returns_413(client):
     long = "w5 " * 41
     for body in ({"q": long}, {"q": f"<p>{long}</p>", "format": "html"}, {"q": f"w5. W{long}"}):
         result = client.post("/translate", json={**ENGLISH, **body})
-        check_message(message(result, 413), seen=41, expected=40)
+        check_message(error_message(result, 413), seen=41, expected=40)

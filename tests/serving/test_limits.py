@@ -1,4 +1,4 @@
-"""Tests of limits of a running server: slow, vanished and too many clients, and sizes."""
+"""Tests of limits of a running server: sizes, and slow, disconnected and too many clients."""
 
 import json
 import socket
@@ -14,7 +14,7 @@ from vanilla_transformer_export.serving.connections import Connections, availabl
 
 
 @pytest.fixture(autouse=True)
-def nothing_seen():
+def clear_seen():
     SEEN.clear()
 
 
@@ -24,7 +24,7 @@ def nothing_seen():
 @pytest.mark.parametrize(
     "beginning", [b"", b"POST /stub HTTP/1.1\r\nHost: x\r\nConte"], ids=["nothing", "half a header"]
 )
-def test_a_connection_without_a_whole_header_is_closed(beginning):
+def test_incomplete_header_closes_connection_after_timeout(beginning):
     with served(header_timeout=0.2) as server:
         connection = server.send(beginning)
         started = time.monotonic()
@@ -32,7 +32,7 @@ def test_a_connection_without_a_whole_header_is_closed(beginning):
         assert 0.2 <= time.monotonic() - started < 5
 
 
-def test_a_header_that_comes_a_byte_at_a_time_is_closed_too():
+def test_header_sent_byte_by_byte_closes_connection():
     with served(header_timeout=0.3) as server:
         connection = server.send(b"")
         with pytest.raises(OSError):
@@ -41,7 +41,7 @@ def test_a_header_that_comes_a_byte_at_a_time_is_closed_too():
                 time.sleep(0.02)
 
 
-def test_a_connection_that_asked_before_is_closed_when_the_next_header_is_not_whole():
+def test_incomplete_second_header_closes_connection():
     with served(header_timeout=0.3) as server:
         connection = server.send(request("/stub", {"q": "a"}))
         assert read_answer(connection)[0] == 200
@@ -49,7 +49,7 @@ def test_a_connection_that_asked_before_is_closed_when_the_next_header_is_not_wh
         assert is_closed(connection)
 
 
-def test_a_connection_that_asks_again_and_again_stays_open():
+def test_connection_with_repeated_requests_stays_open():
     with served(header_timeout=0.3) as server:
         connection = server.send(b"")
         for _ in range(12):
@@ -61,7 +61,7 @@ def test_a_connection_that_asks_again_and_again_stays_open():
 @pytest.mark.parametrize(
     "piece", [b"a" * 10_000, b"X: 1234\r\n" * 1111 + b"X"], ids=["one", "many"]
 )
-def test_a_header_without_end_is_431(piece):
+def test_endless_header_returns_431(piece):
     with served() as server:
         connection = server.send(request("/stub", {"q": "a"}))
         assert read_answer(connection)[0] == 200
@@ -77,7 +77,7 @@ def test_a_header_without_end_is_431(piece):
     [(b"0\r\nX: ", b"a" * 66_000), (b"0\r\nX: ", b"123\r\nX: " * 8250), (b"1;", b"a" * 66_000)],
     ids=["one trailer", "many trailers", "an extension of a chunk"],
 )
-def test_what_is_around_a_body_has_an_end_too(beginning, piece):
+def test_endless_trailers_or_chunk_extension_return_431(beginning, piece):
     with served() as server:
         connection = server.send(
             b"POST /stub HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n" + beginning
@@ -87,7 +87,7 @@ def test_what_is_around_a_body_has_an_end_too(beginning, piece):
         assert connection.recv(1000).startswith(b"HTTP/1.1 431 ") and is_closed(connection)
 
 
-def test_a_body_in_many_small_chunks_is_taken_and_its_trailers_are_passed_over():
+def test_body_in_small_chunks_is_accepted_and_trailers_are_ignored():
     content = json.dumps({"q": "a" * 70_000}).encode()
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in content)
     head = (
@@ -107,8 +107,8 @@ UPGRADE = (
 
 
 @pytest.mark.parametrize("is_at_once", [True, False])
-def test_a_request_that_asks_for_http_2_is_answered_with_its_body(is_at_once):
-    """Java's client asks so at first, and curl with --http2."""
+def test_request_with_http2_upgrade_is_answered_over_http1(is_at_once):
+    """Java's HTTP client and `curl --http2` ask for this upgrade at first."""
     first, second = (
         request("/stub", {"q": text}).replace(b"\r\n", b"\r\n" + UPGRADE, 1) for text in "ab"
     )
@@ -135,14 +135,14 @@ def test_a_request_that_asks_for_http_2_is_answered_with_its_body(is_at_once):
         assert [result[0]["q"], result[1], result[2]["q"]] == ["a", {"status": "ok"}, "b"]
 
 
-def test_many_requests_at_once_that_ask_for_http_2_are_bounded():
+def test_too_many_pipelined_http2_upgrades_close_connection():
     health = b"GET /health HTTP/1.1\r\n" + UPGRADE + b"\r\n"
     with served() as server:
         connection = server.send(request("/slow", {"q": "a", "x": 1.5}) + health * 2000)
         assert is_closed(connection)
 
 
-def test_a_body_that_does_not_come_is_408():
+def test_incomplete_body_returns_408():
     with served(body_timeout=0.1) as server:
         connection = server.send(request("/stub", {"q": "a"})[:-3])
         status, body = read_answer(connection)
@@ -152,7 +152,7 @@ def test_a_body_that_does_not_come_is_408():
 
 
 @pytest.mark.parametrize("is_announced", [True, False])
-def test_a_body_that_is_too_large_is_413_before_it_is_there(is_announced):
+def test_too_large_body_returns_413_before_it_is_complete(is_announced):
     with served(max_body=1000) as server:
         body = b'{"q": "' + b"a" * 2000 + b'"}'
         if is_announced:
@@ -162,12 +162,12 @@ def test_a_body_that_is_too_large_is_413_before_it_is_there(is_announced):
             content = (
                 b"POST /stub HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk
             )
-        status, said = read_answer(server.send(content))
+        status, error = read_answer(server.send(content))
         assert status == 413
-        check_message(said["stub"]["message"], seen=2009, expected=1000)
+        check_message(error["stub"]["message"], seen=2009, expected=1000)
 
 
-def test_a_body_of_the_largest_size_is_taken_and_the_connection_goes_on_after_one_that_is_larger():
+def test_connection_continues_after_413_and_accepts_body_of_max_size():
     with served(max_body=1000) as server:
         connection = server.send(request("/stub", {"q": "a" * 5000}))
         assert read_answer(connection)[0] == 413
@@ -175,7 +175,7 @@ def test_a_body_of_the_largest_size_is_taken_and_the_connection_goes_on_after_on
         assert read_answer(connection)[0] == 200
 
 
-def test_an_answer_that_takes_too_long_is_503_and_nothing_goes_on():
+def test_request_timeout_returns_503_and_cancels_work():
     with served(timeout=0.1) as server:
         answer = httpx.post(f"{server.url}/slow", json={"q": "a", "x": 60})
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
@@ -183,7 +183,7 @@ def test_an_answer_that_takes_too_long_is_503_and_nothing_goes_on():
         assert SEEN == ["begun", "cancelled"]
 
 
-def test_a_stream_that_takes_too_long_has_no_end():
+def test_stream_timeout_ends_without_final_chunk():
     """Clients report the missing end as an error."""
     with (
         served(timeout=0.2) as server,
@@ -193,11 +193,11 @@ def test_a_stream_that_takes_too_long_has_no_end():
     assert SEEN[-1] == "closed" and SEEN.count("event") > 2
 
 
-# ----------------------------------------------------------------------------- clients that go away
+# ----------------------------------------------------------------------------- disconnected clients
 
 
 @pytest.mark.parametrize("path, seen", [("/slow", "cancelled"), ("/stream", "closed")])
-def test_the_work_for_a_client_that_vanished_ends(path, seen):
+def test_work_for_disconnected_client_is_cancelled(path, seen):
     with served() as server:
         connection = server.send(request(path, {"q": "a", "x": 60 if path == "/slow" else 0.01}))
         wait_for(lambda: len(SEEN) > 0)
@@ -211,7 +211,7 @@ def test_the_work_for_a_client_that_vanished_ends(path, seen):
         )
 
 
-def test_a_client_that_vanishes_while_it_sends_leaves_nothing():
+def test_disconnect_while_sending_leaves_no_request():
     with served() as server:
         connection = server.send(request("/slow", {"q": "a"})[:-3])
         wait_for(lambda: server.server.service.frame.running)
@@ -220,12 +220,12 @@ def test_a_client_that_vanishes_while_it_sends_leaves_nothing():
         assert SEEN == []
 
 
-def test_a_client_that_does_not_read_its_stream_stops_it_and_is_closed_in_the_end():
+def test_unread_stream_is_paused_and_closed_after_timeout():
     with served(timeout=1.5) as server:
         connection = server.send(request("/stream", {"q": "a"}))
         wait_for(lambda: len(SEEN) > 10)
         before = None
-        while before != len(SEEN):  # the buffers of the system are full
+        while before != len(SEEN):  # until the buffers of the system are full
             before = len(SEEN)
             time.sleep(0.3)
         assert SEEN.count("event") < 2000
@@ -234,7 +234,7 @@ def test_a_client_that_does_not_read_its_stream_stops_it_and_is_closed_in_the_en
         connection.close()
 
 
-def test_requests_of_one_connection_that_wait_for_each_other_are_bounded():
+def test_too_many_pipelined_requests_close_connection():
     with served() as server:
         connection = server.send(
             request("/slow", {"q": "a", "x": 1.5}) + request("/stub", {"q": "a"}) * 200
@@ -242,10 +242,10 @@ def test_requests_of_one_connection_that_wait_for_each_other_are_bounded():
         assert is_closed(connection)
 
 
-# ------------------------------------------------------------------------------------------- crowds
+# ------------------------------------------------------------------------------------- many clients
 
 
-def test_requests_beyond_the_limit_are_refused_and_health_and_metrics_are_not():
+def test_requests_beyond_limit_return_429_except_health_and_metrics():
     with served(requests=2) as server, httpx.Client(base_url=server.url) as client:
         busy = [server.send(request("/slow", {"q": "a", "x": 60})) for _ in range(2)]
         wait_for(lambda: len(SEEN) == 2)
@@ -261,7 +261,7 @@ def test_requests_beyond_the_limit_are_refused_and_health_and_metrics_are_not():
         wait_for(lambda: client.post("/stub", json={"q": "a"}).status_code == 200)
 
 
-def test_where_too_many_connections_are_open_new_ones_are_closed():
+def test_connections_beyond_limit_are_closed():
     with served(connections=40, header_timeout=2) as server:
         working = server.send(request("/slow", {"q": "a", "x": 1.5}))
         wait_for(lambda: SEEN)
@@ -271,15 +271,15 @@ def test_where_too_many_connections_are_open_new_ones_are_closed():
             assert is_closed(connection)
         assert len(server.server.uvicorn.server_state.connections) == 40
         assert read_answer(working)[0] == 200
-        # the idle ones are closed in time
+        # idle connections are closed after the timeout
         wait_for(lambda: len(server.server.uvicorn.server_state.connections) < 40)
         assert httpx.get(f"{server.url}/health").status_code == 200
         for connection in crowd:
             connection.close()
 
 
-def test_two_thousand_open_connections_leave_health_and_metrics_answering():
-    available_connections(4500)  # of this process, which has both ends
+def test_health_and_metrics_answer_with_two_thousand_open_connections():
+    available_connections(4500)  # this process has both ends of each connection
     with served() as server:
         crowd = [server.send(b"POST /stub HTTP/1.1\r\n") for _ in range(2000)]
         started = time.monotonic()
@@ -290,7 +290,7 @@ def test_two_thousand_open_connections_leave_health_and_metrics_answering():
             connection.close()
 
 
-def test_the_limit_of_open_files_is_raised_for_the_connections(monkeypatch):
+def test_open_file_limit_is_raised_for_connections(monkeypatch):
     import resource
 
     limits = [100, 1000]
@@ -300,8 +300,8 @@ def test_the_limit_of_open_files_is_raised_for_the_connections(monkeypatch):
     assert (available_connections(5000), limits) == (872, [1000, 1000])
 
 
-def test_the_connections_that_were_idle_for_longest_are_known():
-    """The test has a clock of its own."""
+def test_idle_and_unread_connections_are_aborted():
+    """The clock is the test's own."""
 
     class Transport:
         unread = 0
@@ -324,15 +324,15 @@ def test_the_connections_that_were_idle_for_longest_are_known():
         response_complete = True
 
     now = [0.0]
-    all_of = Connections(max_connections=9, idle=10, unread=30, clock=lambda: now[0])
+    connections = Connections(max_connections=9, idle=10, unread=30, clock=lambda: now[0])
     silent, asking, unread = Connection(), Connection(), Connection()
     unread.transport.unread = 5
     for second in range(0, 32, 4):
         now[0] = second
         asking.cycle = Cycle()  # another request each time
-        all_of.sweep({silent, asking, unread})
+        connections.sweep({silent, asking, unread})
         assert silent.transport.is_aborted == (second > 10)
     assert (asking.transport.is_aborted, unread.transport.is_aborted) == (False, False)
     now[0] = 33
-    all_of.sweep({asking, unread})
+    connections.sweep({asking, unread})
     assert unread.transport.is_aborted

@@ -13,8 +13,8 @@ from vanilla_transformer_export.serving.logs import Log
 
 
 @contextlib.contextmanager
-def logged(monkeypatch):
-    """A list that the lines of the log are in, when the block has ended."""
+def capture_log(monkeypatch):
+    """Yield a list that is filled with the lines of the log when the block ends."""
     reader, writer = os.pipe()
     monkeypatch.setattr(Log.__init__, "__defaults__", ("info", writer))
     lines = []
@@ -24,28 +24,32 @@ def logged(monkeypatch):
         lines += map(json.loads, file)
 
 
-def test_each_request_is_a_line_of_json_with_its_id(monkeypatch):
+def test_each_request_is_logged_as_json_with_its_id(monkeypatch):
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     with (
-        logged(monkeypatch) as lines,
+        capture_log(monkeypatch) as lines,
         served(log_level="info") as server,
         httpx.Client(base_url=server.url) as client,
     ):
-        given = client.post(
+        with_client_id = client.post(
             "/stub",
             json={"q": "a"},
             headers={"X-Request-ID": "of-the-client", "traceparent": trace},
         )
-        made = client.get("/nowhere?key=secret")
-        bad = client.get("/nowhere", headers={"X-Request-ID": "two words"})
+        with_new_id = client.get("/nowhere?key=secret")
+        with_bad_id = client.get("/nowhere", headers={"X-Request-ID": "two words"})
         assert client.get("/health").status_code == 200
         failed = client.get("/raise/mistake")
-    assert given.headers["X-Request-ID"] == "of-the-client" != made.headers["X-Request-ID"]
+    assert (
+        with_client_id.headers["X-Request-ID"]
+        == "of-the-client"
+        != with_new_id.headers["X-Request-ID"]
+    )
     assert (
         len(
             {
-                made.headers["X-Request-ID"],
-                bad.headers["X-Request-ID"],
+                with_new_id.headers["X-Request-ID"],
+                with_bad_id.headers["X-Request-ID"],
                 failed.headers["X-Request-ID"],
                 "two words",
             }
@@ -59,8 +63,8 @@ def test_each_request_is_a_line_of_json_with_its_id(monkeypatch):
     ]
     assert result == [
         ("POST", "/stub", 200, "of-the-client"),
-        ("GET", "/nowhere", 404, made.headers["X-Request-ID"]),
-        ("GET", "/nowhere", 404, bad.headers["X-Request-ID"]),
+        ("GET", "/nowhere", 404, with_new_id.headers["X-Request-ID"]),
+        ("GET", "/nowhere", 404, with_bad_id.headers["X-Request-ID"]),
         ("GET", "/raise/mistake", 500, failed.headers["X-Request-ID"]),
     ]
     assert [line["traceparent"] for line in lines if "traceparent" in line] == [trace]
@@ -71,18 +75,18 @@ def test_each_request_is_a_line_of_json_with_its_id(monkeypatch):
     assert all(line["time"].endswith("Z") and line["level"] in ("info", "error") for line in lines)
 
 
-def test_the_level_of_the_log_says_what_is_in_it(monkeypatch):
-    with logged(monkeypatch) as lines, served(log_level="debug") as server:
+def test_log_level_selects_logged_lines(monkeypatch):
+    with capture_log(monkeypatch) as lines, served(log_level="debug") as server:
         httpx.get(f"{server.url}/health")
     assert "/health" in [line.get("path") for line in lines]
-    with logged(monkeypatch) as lines, served(log_level="warning") as server:
+    with capture_log(monkeypatch) as lines, served(log_level="warning") as server:
         httpx.get(f"{server.url}/nowhere")
         httpx.get(f"{server.url}/raise/nan")
     assert [line["level"] for line in lines] == ["error", "error"]
 
 
 @pytest.mark.parametrize("kind", ["full", "closed", "unread"])
-def test_a_log_that_cannot_be_written_stops_nothing(kind, monkeypatch):
+def test_unwritable_log_does_not_stop_server(kind, monkeypatch):
     reader, writer = os.pipe()
     if kind == "full":
         os.dup2(os.open("/dev/full", os.O_WRONLY), writer)
@@ -96,7 +100,7 @@ def test_a_log_that_cannot_be_written_stops_nothing(kind, monkeypatch):
             time.sleep(0.06)
 
 
-def test_what_is_counted(monkeypatch):
+def test_metrics_of_requests_and_engine(monkeypatch):
     with served() as server, httpx.Client(base_url=server.url) as client:
         for path in ("/stub", "/models/a/stub", "/nowhere", "/models/a/nowhere/x"):
             client.post(path, json={"q": "a"})

@@ -1,5 +1,4 @@
-"""The endpoints of the Open Inference Protocol, asked by Triton's client: what the checkpoint gives
-in torch."""
+"""Tests of the Open Inference Protocol with Triton's client, against the checkpoints in torch."""
 
 import itertools
 import json
@@ -35,7 +34,7 @@ from vanilla_transformer_export.serving.protocols.tensors import (
 from vanilla_transformer_export.specs.graph_spec import TensorSpec
 
 READERS, GENERATORS = ("encoder", "classification", "pretraining"), ("seq2seq", "causal")
-# no w1.. nor w2..: w1 and w2 are special, also inside of words
+# no word begins with w1 or w2, which are special tokens also inside of words
 ROWS = [[5, 9, 30, 7, 41], [8, 33], [6, 44, 7]]
 WORDS = [" ".join(f"w{token}" for token in row) for row in ROWS]
 BOTH_WAYS = list(itertools.product((True, False), repeat=2))
@@ -44,19 +43,19 @@ GREEDY = {"max_new_tokens": 6, "min_new_tokens": 4, "no_repeat_ngram_size": 1, "
 
 @pytest.fixture(scope="module")
 def server(exported, tmp_path_factory):
-    """One of all models."""
-    made = {
+    """A server of all models."""
+    exports = {
         name: with_words(exported(name).directory, tmp_path_factory.mktemp(name))
         for name in READERS + GENERATORS
     }
     generators = {}
     for name in GENERATORS:
-        generators[name] = ServedModel(name, *text_engine(made[name]))
+        generators[name] = ServedModel(name, *text_engine(exports[name]))
     with serving(
-        {name: TextRuntime(made[name], threads=1) for name in READERS}, max_batch=8
+        {name: TextRuntime(exports[name], threads=1) for name in READERS}, max_batch=8
     ) as result:
         result.server.service.models.models.update(generators)
-        result.exports = made
+        result.exports = exports
         yield result
     for model in generators.values():
         model.scheduler.close()
@@ -69,7 +68,7 @@ def client(server):
 
 
 def batch():
-    """`ROWS` as ids and mask."""
+    """Return the ids and the mask of `ROWS`."""
     longest = max(map(len, ROWS))
     ids = np.array([row + [0] * (longest - len(row)) for row in ROWS])
     return ids, np.array([[1] * len(row) + [0] * (longest - len(row)) for row in ROWS])
@@ -94,8 +93,8 @@ def tokens(in_binary=True, **more):
     ]
 
 
-def asked(client, model, inputs, *names, in_binary=True, **options):
-    """The outputs of these names, or of all, as arrays."""
+def infer(client, model, inputs, *names, in_binary=True, **options):
+    """Return the outputs `names`, by default all, as arrays."""
     expected = [triton.InferRequestedOutput(name, binary_data=in_binary) for name in names]
     actual = client.infer(model, inputs, outputs=expected or None, **options)
     return {
@@ -103,7 +102,7 @@ def asked(client, model, inputs, *names, in_binary=True, **options):
     }
 
 
-def states_of(exported, name, **more):
+def run_torch(exported, name, **more):
     ids, mask = map(torch.from_numpy, batch())
     with torch.no_grad():
         return exported(name).model(input_ids=ids, attention_mask=mask, **more)
@@ -119,7 +118,7 @@ def post(server, model, body, **headers):
 # -------------------------------------------------------------------------------- server and models
 
 
-def test_what_serves_and_what_it_serves(server, client):
+def test_server_and_model_metadata(server, client):
     assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("encoder")
     assert client.get_server_metadata()["extensions"] == ["binary_tensor_data"]
     assert not client.is_model_ready("another")
@@ -151,7 +150,7 @@ def test_what_serves_and_what_it_serves(server, client):
     )
 
 
-def test_a_server_that_is_loading_lives_and_is_not_ready(server, client):
+def test_loading_server_is_live_but_not_ready(server, client):
     server.server.service.lifecycle.loading = True
     try:
         assert (
@@ -163,55 +162,53 @@ def test_a_server_that_is_loading_lives_and_is_not_ready(server, client):
         server.server.service.lifecycle.loading = False
 
 
-def test_the_token_is_sent_as_a_header_and_health_needs_none(server, client):
+def test_token_header_is_required_except_for_health(server, client):
     server.server.service.frame.token = b"secret"
     try:
         with raises(InferenceServerException, expected="Authorization"):
-            asked(client, "encoder", tokens())
-        assert asked(client, "encoder", tokens(), headers={"Authorization": "Bearer secret"})
+            infer(client, "encoder", tokens())
+        assert infer(client, "encoder", tokens(), headers={"Authorization": "Bearer secret"})
         assert client.is_server_live() and client.is_server_ready()
     finally:
         server.server.service.frame.token = None
 
 
-# ---------------------------------------------------------------------------- models that only read
+# ----------------------------------------------------------------------------------------- encoders
 
 
 @pytest.mark.parametrize("sends, receives", BOTH_WAYS)
-def test_tokens_in_binary_and_in_json(server, client, exported, sends, receives):
+def test_token_inputs_match_torch_in_binary_and_json(server, client, exported, sends, receives):
     mask = batch()[1] == 1
-    expected = states_of(exported, "encoder").last_hidden_state.numpy()
-    actual = asked(
+    expected = run_torch(exported, "encoder").last_hidden_state.numpy()
+    actual = infer(
         client, "encoder", tokens(sends), "last_hidden_state", "embedding", in_binary=receives
     )
     np.testing.assert_allclose(actual["last_hidden_state"][mask], expected[mask], atol=1e-5)
     means = [own[ones].mean(axis=0) for own, ones in zip(expected, mask)]
     np.testing.assert_allclose(actual["embedding"], means, atol=1e-5)
-    actual = asked(client, "classification", tokens(sends), "logits", in_binary=receives)
+    actual = infer(client, "classification", tokens(sends), "logits", in_binary=receives)
     np.testing.assert_allclose(
-        actual["logits"], states_of(exported, "classification").logits, atol=1e-5
+        actual["logits"], run_torch(exported, "classification").logits, atol=1e-5
     )
     types = np.array([[0, 0, 1, 1, 1], [0, 1, 0, 0, 0], [1, 1, 0, 0, 0]])
-    actual = asked(
+    actual = infer(
         client,
         "pretraining",
         tokens(sends, token_type_ids=types),
         "seq_relationship_logits",
         in_binary=receives,
     )
-    expected = states_of(
+    expected = run_torch(
         exported, "pretraining", token_type_ids=torch.from_numpy(types)
     ).seq_relationship_logits
     np.testing.assert_allclose(actual["seq_relationship_logits"], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("sends, receives", BOTH_WAYS)
-def test_texts_are_the_tokens_that_the_export_makes_of_them(
-    server, client, exported, sends, receives
-):
+def test_text_inputs_match_torch_in_binary_and_json(server, client, exported, sends, receives):
     ones = batch()[1] == 1
-    expected = states_of(exported, "encoder").last_hidden_state.numpy()
-    actual = asked(
+    expected = run_torch(exported, "encoder").last_hidden_state.numpy()
+    actual = infer(
         client,
         "encoder",
         texts(in_binary=sends),
@@ -226,23 +223,23 @@ def test_texts_are_the_tokens_that_the_export_makes_of_them(
     np.testing.assert_allclose(
         actual["embedding"], [own[row].mean(axis=0) for own, row in zip(expected, ones)], atol=1e-5
     )
-    actual = asked(client, "classification", texts(in_binary=sends), in_binary=receives)
+    actual = infer(client, "classification", texts(in_binary=sends), in_binary=receives)
     np.testing.assert_allclose(
-        actual["logits"], states_of(exported, "classification").logits, atol=1e-5
+        actual["logits"], run_torch(exported, "classification").logits, atol=1e-5
     )
 
 
-def test_a_model_has_version_1(server, client):
-    expected = asked(client, "classification", texts())["logits"]
+def test_models_have_only_version_1(server, client):
+    expected = infer(client, "classification", texts())["logits"]
     np.testing.assert_array_equal(
-        asked(client, "classification", texts(), model_version="1")["logits"], expected
+        infer(client, "classification", texts(), model_version="1")["logits"], expected
     )
     assert (
         client.infer("classification", texts(), model_version="1").get_response()["model_version"]
         == "1"
     )
     with raises(InferenceServerException, seen=2, expected=1) as refused:
-        asked(client, "classification", texts(), model_version="2")
+        infer(client, "classification", texts(), model_version="2")
     assert refused.value.status() == "404"
     with raises(InferenceServerException, seen="another"):
         client.get_model_metadata("another", "1")
@@ -251,7 +248,7 @@ def test_a_model_has_version_1(server, client):
     assert (name["name"], version["name"]) == ("name", "version")
 
 
-def test_data_may_be_nested_and_outputs_are_all_unless_chosen(server, exported):
+def test_data_may_be_nested_and_default_outputs_are_all(server, exported):
     ids, mask = (values.tolist() for values in batch())
     inputs = [
         {"name": name, "shape": [3, 5], "datatype": "INT64", "data": own}
@@ -260,7 +257,7 @@ def test_data_may_be_nested_and_outputs_are_all_unless_chosen(server, exported):
     answer = post(server, "encoder", {"id": "42", "model_name": "encoder", "inputs": inputs}).json()
     assert (answer["id"], answer["model_name"]) == ("42", "encoder")
     states, embedding = answer["outputs"]
-    expected = states_of(exported, "encoder").last_hidden_state.numpy()
+    expected = run_torch(exported, "encoder").last_hidden_state.numpy()
     assert (states["name"], states["shape"]) == ("last_hidden_state", [3, 5, WIDTH]) and len(
         states["data"]
     ) == expected.size
@@ -278,21 +275,21 @@ def test_data_may_be_nested_and_outputs_are_all_unless_chosen(server, exported):
     np.testing.assert_allclose(only["data"], embedding["data"][:WIDTH], atol=1e-5)
 
 
-def test_a_text_that_is_too_long_is_cut_if_that_is_asked_for(server, client):
+def test_long_text_returns_413_unless_truncated(server, client):
     longest = server.server.service.models.models["encoder"].encoder.max_length
     long = " ".join(f"w{30 + number % 15}" for number in range(longest + 1))
     with raises(InferenceServerException, seen=longest + 1, expected=longest) as refused:
-        asked(client, "encoder", texts([long]))
+        infer(client, "encoder", texts([long]))
     assert refused.value.status() == "413"
-    cut = asked(client, "encoder", texts([long]), "embedding", parameters={"truncate": True})
-    whole = asked(client, "encoder", texts([long.rpartition(" ")[0]]), "embedding")
+    cut = infer(client, "encoder", texts([long]), "embedding", parameters={"truncate": True})
+    whole = infer(client, "encoder", texts([long.rpartition(" ")[0]]), "embedding")
     np.testing.assert_allclose(cut["embedding"], whole["embedding"], atol=1e-6)
     with raises(InferenceServerException, seen=longest + 1, expected=longest):
-        asked(client, "encoder", [tensor("input_ids", np.ones((1, longest + 1), np.int64))])
+        infer(client, "encoder", [tensor("input_ids", np.ones((1, longest + 1), np.int64))])
 
 
 @pytest.mark.slow
-def test_images_and_several_choices(tmp_path):
+def test_image_and_multiple_choice_models_match_torch(tmp_path):
     vision = export_for_images(tmp_path / "vision", num_labels=3)
     sizes = {
         "hidden_size": 32,
@@ -326,10 +323,10 @@ def test_images_and_several_choices(tmp_path):
             for in_binary in (True, False):
                 given = [tensor(*each, in_binary) for each in inputs[name].items()]
                 np.testing.assert_allclose(
-                    asked(client, name, given)["logits"], expected, atol=1e-5
+                    infer(client, name, given)["logits"], expected, atol=1e-5
                 )
         with raises(InferenceServerException, seen=("input_ids", 9), expected=8):
-            asked(client, "choices", [tensor("input_ids", np.full((1, 9, 2), 5))])
+            infer(client, "choices", [tensor("input_ids", np.full((1, 9, 2), 5))])
         pixels = {
             "name": "pixel_values",
             "shape": [1, 3, 16, 16],
@@ -342,11 +339,11 @@ def test_images_and_several_choices(tmp_path):
         )
 
 
-# ----------------------------------------------------------------------------- models that generate
+# --------------------------------------------------------------------------------------- generation
 
 
-def generated(server, exported, name, **options):
-    """Return the texts of transformers, one row after the other."""
+def generate_with_transformers(server, exported, name, **options):
+    """Return the texts that transformers generates, row by row."""
     tokenizer = Tokenizer.from_file(str(server.exports[name] / "tokenizer.json"))
     result = []
     for row in ROWS:
@@ -356,20 +353,20 @@ def generated(server, exported, name, **options):
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-def test_texts_and_tokens_are_gone_on_from(server, client, exported, name):
+def test_generated_text_matches_transformers(server, client, exported, name):
     for options in (GREEDY, {**GREEDY, "max_new_tokens": 9, "num_beams": 3, "length_penalty": 0.5}):
-        expected = generated(server, exported, name, **options)
+        expected = generate_with_transformers(server, exported, name, **options)
         assert len(set(expected)) == len(expected)
         for inputs in (texts(), texts(in_binary=False), tokens(), tokens(in_binary=False)):
             for in_binary in (True, False):
-                actual = asked(
+                actual = infer(
                     client, name, inputs, "generated_text", in_binary=in_binary, parameters=options
                 )
                 actual = actual["generated_text"].tolist()
                 assert [each.decode() if in_binary else each for each in actual] == expected
 
 
-# ------------------------------------------------------------------------------------ what is wrong
+# --------------------------------------------------------------------------------- invalid requests
 
 INPUT = {"name": "input_ids", "shape": [1, 2], "datatype": "INT64", "data": [5, 6]}
 TEXT = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["w5"]}
@@ -378,7 +375,7 @@ TEXT = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["w5"]}
 EMPTY = [INPUT, {**INPUT, "name": "attention_mask", "data": [0, 0]}]
 
 
-def one(**changes):
+def token_request(**changes):
     return {"inputs": [{**INPUT, **changes}]}
 
 
@@ -391,7 +388,7 @@ WRONG = {
     ),
     "empty": ({"inputs": []}, 400, dict(seen="[]")),
     "a name": (
-        one(name="input_id"),
+        token_request(name="input_id"),
         400,
         dict(seen="input_id", expected=("input_ids", "attention_mask")),
     ),
@@ -400,97 +397,110 @@ WRONG = {
         {"inputs": [TEXT, INPUT]}, 400, dict(seen="input_ids")
     ),
     "datatype": (
-        one(datatype="INT32"), 400, dict(seen=("input_ids", "INT32"), expected="INT64")
+        token_request(datatype="INT32"), 400, dict(seen=("input_ids", "INT32"), expected="INT64")
     ),
-    "no data": (one(data=None), 400, dict(seen=("input_ids", None))),
-    "a text": (one(data=[5, "6"]), 400, dict(seen=("input_ids", 6), expected="INT64")),
-    "a fraction": (one(data=[5, 6.0]), 400, dict(seen=("input_ids", "6.0"), expected="INT64")),
-    "a flag": (one(data=[5, True]), 400, dict(seen=("input_ids", True), expected="INT64")),
-    "large": (one(data=[5, 2**64]), 400, dict(seen=("input_ids", "INT64"))),
-    "few": (one(data=[5]), 400, dict(seen=("input_ids", 1), expected=(1, 2))),
+    "no data": (token_request(data=None), 400, dict(seen=("input_ids", None))),
+    "a text": (token_request(data=[5, "6"]), 400, dict(seen=("input_ids", 6), expected="INT64")),
+    "a fraction": (
+        token_request(data=[5, 6.0]), 400, dict(seen=("input_ids", "6.0"), expected="INT64")
+    ),
+    "a flag": (
+        token_request(data=[5, True]), 400, dict(seen=("input_ids", True), expected="INT64")
+    ),
+    "large": (token_request(data=[5, 2**64]), 400, dict(seen=("input_ids", "INT64"))),
+    "few": (token_request(data=[5]), 400, dict(seen=("input_ids", 1), expected=(1, 2))),
     "ragged": (
-        one(data=[[5], [6, 7]], shape=[2, 2]),
+        token_request(data=[[5], [6, 7]], shape=[2, 2]),
         400,
         dict(seen=("input_ids", "shape", 2), expected=(2, 4)),
     ),
     "turned": (
-        one(data=[[5], [6]]), 400, dict(seen=("input_ids", 2, 1), expected=(1, 2))
+        token_request(data=[[5], [6]]), 400, dict(seen=("input_ids", 2, 1), expected=(1, 2))
     ),
     "zero": (
-        one(data=[], shape=[0, 2]), 400, dict(seen=("input_ids", "shape", 0, 2), expected=1)
+        token_request(data=[], shape=[0, 2]),
+        400,
+        dict(seen=("input_ids", "shape", 0, 2), expected=1),
     ),
     "axes": (
-        one(shape=[2]), 400, dict(seen=("input_ids", 2), expected=("batch_size", "source_length"))
+        token_request(shape=[2]),
+        400,
+        dict(seen=("input_ids", 2), expected=("batch_size", "source_length")),
     ),
     "vocabulary": (
-        one(data=[5, VOCABULARY]),
+        token_request(data=[5, VOCABULARY]),
         400,
         dict(seen=("input_ids", 5, VOCABULARY), expected=(0, VOCABULARY - 1)),
     ),
     "only a mask": (
-        one(name="attention_mask", data=[1, 1]), 400, dict(seen="input_ids")
+        token_request(name="attention_mask", data=[1, 1]), 400, dict(seen="input_ids")
     ),
     "no tokens": ({"inputs": EMPTY}, 400, dict(seen=(0, "attention_mask"))),
-    "rows": (one(data=[5] * 9, shape=[9, 1]), 413, dict(seen=("input_ids", 9), expected=8)),
+    "rows": (
+        token_request(data=[5] * 9, shape=[9, 1]), 413, dict(seen=("input_ids", 9), expected=8)
+    ),
     "an output": (
-        {**one(), "outputs": [{"name": "embeding"}]}, 400, dict(seen="embeding")
+        {**token_request(), "outputs": [{"name": "embeding"}]}, 400, dict(seen="embeding")
     ),
     "outputs": (
-        {**one(), "outputs": [{"name": "embedding"}] * 2},
+        {**token_request(), "outputs": [{"name": "embedding"}] * 2},
         400,
         dict(seen=("outputs", "embedding")),
     ),
     "a parameter": (
-        {**one(), "parameters": {"truncat": True}},
+        {**token_request(), "parameters": {"truncat": True}},
         400,
         dict(seen=("parameters", "truncat")),
     ),
-    "a cut": ({**one(), "parameters": {"truncate": True}}, 400, dict(seen="truncate")),
+    "a cut": ({**token_request(), "parameters": {"truncate": True}}, 400, dict(seen="truncate")),
     "truncate": (
         {"inputs": [TEXT], "parameters": {"truncate": 1}},
         400,
         dict(seen=("truncate", 1)),
     ),
     "binary output": (
-        {**one(), "parameters": {"binary_data_output": "no"}},
+        {**token_request(), "parameters": {"binary_data_output": "no"}},
         400,
         dict(seen=("binary_data_output", "no")),
     ),
     "classification": (
-        {**one(), "outputs": [{"name": "embedding", "parameters": {"classification": 3}}]},
+        {
+            **token_request(),
+            "outputs": [{"name": "embedding", "parameters": {"classification": 3}}],
+        },
         400,
         dict(seen=("classification", "embedding")),
     ),
     "memory": (
-        one(data=None, parameters={"shared_memory_region": "x"}),
+        token_request(data=None, parameters={"shared_memory_region": "x"}),
         400,
         dict(seen="input_ids"),
     ),
     "binary size": (
-        one(data=None, parameters={"binary_data_size": 8}),
+        token_request(data=None, parameters={"binary_data_size": 8}),
         400,
         dict(seen=("input_ids", 8), expected=0),
     ),
     "axes of text": (
         {"inputs": [{**TEXT, "shape": [1, 1]}]}, 400, dict(seen=("shape", 1))
     ),
-    "a field": ({**one(), "input": 1}, 400, dict(seen=1)),
+    "a field": ({**token_request(), "input": 1}, 400, dict(seen=1)),
     "list": ([], 400, dict(seen="[]")),
     "nothing": (b"", 400, dict(seen="JSON")),
-    "behind": (json.dumps(one()).encode() + b"....", 400, dict(seen="JSON")),
+    "behind": (json.dumps(token_request()).encode() + b"....", 400, dict(seen="JSON")),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_said(server, name):
+def test_invalid_request_returns_error_that_names_value(server, name):
     body, status, values = WRONG[name]
     answer = post(server, "encoder", body)
     assert (answer.status_code, answer.json().keys()) == (status, {"error"}), answer.text
     check_message(answer.json()["error"], **values)
 
 
-def test_what_is_wrong_with_bytes_and_headers_is_said(server):
-    def said(length, body, binary=b"", **headers):
+def test_invalid_binary_data_or_headers_return_error(server):
+    def post_invalid(length, body, binary=b"", **headers):
         content = json.dumps(body).encode()
         length = len(content) if length is None else length
         headers = {"Inference-Header-Content-Length": str(length), **headers}
@@ -508,15 +518,15 @@ def test_what_is_wrong_with_bytes_and_headers_is_said(server):
         (True, b".", ("binary_data_size", True), 1),
     ):
         body = {"inputs": [{**text, "parameters": {"binary_data_size": size}}]}
-        check_message(said(None, body, binary), seen=seen, expected=expected)
+        check_message(post_invalid(None, body, binary), seen=seen, expected=expected)
     both = {"inputs": [{**TEXT, "parameters": {"binary_data_size": 1}}]}
-    check_message(said(None, both, b"."), seen=("data", "binary_data_size"))
+    check_message(post_invalid(None, both, b"."), seen=("data", "binary_data_size"))
     ids = {"inputs": [{**INPUT, "data": None, "parameters": {"binary_data_size": 8}}]}
-    wrong = said(None, ids, b"\0" * 8)
+    wrong = post_invalid(None, ids, b"\0" * 8)
     check_message(wrong, seen=("binary_data_size", "input_ids", 8), expected=(16, "INT64"))
-    check_message(said(-1, one()), seen=-1)
-    check_message(said(1000, one()), seen=1000)
-    zipped = said(None, one(), **{"Content-Encoding": "gzip"})
+    check_message(post_invalid(-1, token_request()), seen=-1)
+    check_message(post_invalid(1000, token_request()), seen=1000)
+    zipped = post_invalid(None, token_request(), **{"Content-Encoding": "gzip"})
     check_message(zipped, seen=("Content-Encoding", "gzip"))
 
 
@@ -536,18 +546,18 @@ def test_what_is_wrong_with_bytes_and_headers_is_said(server):
         (lambda: tokens(attention_mask=np.zeros((3, 5), np.int64)), {}, (0, "attention_mask"), ()),
     ],
 )
-def test_what_does_not_generate_is_said(client, inputs, options, seen, expected):
+def test_invalid_generation_request_raises_and_names_value(client, inputs, options, seen, expected):
     with raises(InferenceServerException, seen=seen, expected=expected):
-        asked(client, "causal", inputs(), parameters=options or None)
+        infer(client, "causal", inputs(), parameters=options or None)
 
 
-def test_errors_of_other_paths_have_the_form_of_the_protocol_and_their_route_in_the_metrics(server):
+def test_unknown_paths_have_protocol_errors_and_413_is_counted_for_route(server):
     for path, status in (
         ("/v2/models/another/infer", 404),
         ("/v2/models/encoder/infr", 404),
         ("/v2/repository", 404),
     ):
-        answer = httpx.post(server.url + path, json=one())
+        answer = httpx.post(server.url + path, json=token_request())
         assert (answer.status_code, answer.json().keys()) == (status, {"error"})
     assert (
         httpx.post(f"{server.url}/v2/models/encoder/infer", content=b"x" * 5_000_000).status_code
@@ -557,7 +567,7 @@ def test_errors_of_other_paths_have_the_form_of_the_protocol_and_their_route_in_
     wait_for(lambda: counted in httpx.get(f"{server.url}/metrics").text)
 
 
-# -------------------------------------------------------------------------------------- any request
+# ---------------------------------------------------------------------------------- random requests
 
 KNOWN = [
     TensorSpec("t", TEXTS, ("n",)),
@@ -586,7 +596,7 @@ REQUESTS = st.fixed_dictionaries(
 
 
 @given(REQUESTS | VALUES, st.binary(max_size=16), st.none() | st.just(0) | st.integers(-3, 3))
-def test_a_request_is_read_or_refused(request, binary, shift):
+def test_random_request_is_parsed_or_rejected(request, binary, shift):
     content = json.dumps(request).encode()
     try:
         body, rest = read_request(
@@ -601,7 +611,7 @@ def test_a_request_is_read_or_refused(request, binary, shift):
 
 
 @given(st.lists(st.text(max_size=9), min_size=1, max_size=4))
-def test_every_text_is_sent_in_both_ways(words):
+def test_texts_round_trip_in_binary_and_json(words):
     request = triton.InferInput("t", [len(words)], "BYTES")
     for in_binary in (True, False):
         request.set_data_from_numpy(np.array(words, object), binary_data=in_binary)

@@ -1,5 +1,4 @@
-"""The page at `/`: what it is made of, what it asks the server for, and the stream that it
-shows."""
+"""Tests of the web page at `/`: its content, the data that it requests, and its streams."""
 
 import asyncio
 import base64
@@ -30,7 +29,7 @@ TEXT = "w5 w6 w30. W7 w9 w21!\n\n w20 w21 w22"
 
 @pytest.fixture(scope="module")
 def served(exported_for, tmp_path_factory):
-    """A translator, a decoder and a classifier, as a server has them."""
+    """A translator, a decoder and an encoder, as a server has them."""
     result = {}
     for name, kind, languages in (
         ("pair", "seq2seq", [("en", "de"), ("de", "en")]),
@@ -51,8 +50,8 @@ def app(served):
     return create_app(served, (page.PROTOCOL,))
 
 
-def alone(served, name):
-    """Its model, without an engine."""
+def open_runtime(served, name):
+    """Return a runtime of the model `name`, without an engine."""
     return TextRuntime(served.models[name].runtime.info.directory, threads=1)
 
 
@@ -72,7 +71,7 @@ def events(answer) -> list[dict]:
 
 
 class Elements(HTMLParser):
-    """The start tags of a page; those of fields with whether they stand in a label."""
+    """The start tags of a page, and its form fields without a label."""
 
     def __init__(self, text):
         super().__init__()
@@ -95,7 +94,7 @@ class Elements(HTMLParser):
 
 
 @pytest.mark.parametrize("path", ["/", "/models/pair/"])
-def test_a_browser_may_run_nothing_but_what_the_page_has(app, path):
+def test_content_security_policy_allows_only_page_script_and_style(app, path):
     answer = ask(app, "GET", path)
     assert (
         answer.status_code == 200 and answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -111,15 +110,16 @@ def test_a_browser_may_run_nothing_but_what_the_page_has(app, path):
     assert policy["connect-src"] == "'self'"
 
 
-def test_the_page_is_small_and_takes_nothing_from_elsewhere():
+def test_page_is_small_and_loads_no_external_resources():
     assert len(page.PAGE.encode()) < MOST_BYTES
     elements = Elements(page.PAGE)
     for tag, attributes in elements.found:
-        places = [attributes.get(name, "") for name in ("src", "href", "action")]
-        assert not any(
-            place and not place.startswith(("data:", "openapi.json")) for place in places
-        ), (tag, attributes)
-        # which the policy stops
+        urls = [attributes.get(name, "") for name in ("src", "href", "action")]
+        assert not any(url and not url.startswith(("data:", "openapi.json")) for url in urls), (
+            tag,
+            attributes,
+        )
+        # the policy blocks inline handlers and styles
         assert not any(name.startswith("on") or name == "style" for name in attributes)
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|url\(|@import", page.PAGE
@@ -132,24 +132,24 @@ def test_every_field_has_a_label():
     assert any(attributes.get("aria-live") == "polite" for _, attributes in elements.found)
 
 
-def test_the_page_learns_what_is_served(app):
+def test_page_models_endpoint_lists_models_with_tasks(app):
     facts = {each["name"]: each for each in ask(app, "GET", "/page/models").json()}
     assert [each["task"] for each in facts.values()] == ["translate", "generate", "fill-mask"]
     assert facts["pair"]["pairs"] == [["en", "de"], ["de", "en"]]
     assert [each["name"] for each in ask(app, "GET", "/models/poet/page/models").json()] == ["poet"]
 
 
-def test_every_task_that_is_served_has_its_fields(app):
-    """A task of the page is a template, what it asks is under the same name."""
+def test_every_served_task_has_template_and_script_entry(app):
+    """Each task of the page has a template and a JavaScript entry of the same name."""
     templates = {
         attributes["id"] for tag, attributes in Elements(page.PAGE).found if tag == "template"
     }
     assert {each["task"] for each in ask(app, "GET", "/page/models").json()} <= templates
-    named = re.findall(r"^  '?([\w-]+)'?: \{$", page.PAGE, re.MULTILINE)
-    assert set(named) == templates
+    task_names = re.findall(r"^  '?([\w-]+)'?: \{$", page.PAGE, re.MULTILINE)
+    assert set(task_names) == templates
 
 
-def test_the_page_comes_without_the_token_and_says_that_one_is_needed():
+def test_page_needs_no_token_but_its_models_do():
     with in_thread(token=b"secret", protocols=(page.PROTOCOL,)) as server:
         assert httpx.get(f"{server.url}/").text == page.PAGE
         answers = [
@@ -161,27 +161,27 @@ def test_the_page_comes_without_the_token_and_says_that_one_is_needed():
 
 
 @pytest.mark.parametrize("text", [TEXT, "w5", "12. w5\n***", "\n w9 w12 w33.\n", "w5 w6. w8 w9."])
-def test_the_pieces_of_a_translation_joined_are_what_is_answered_alone(app, served, text):
+def test_streamed_translation_matches_translate(app, served, text):
     answer = ask(app, "POST", "/page/stream", text=text, source="en", target="de", model="pair")
     *pieces, last = events(answer)
     assert last == {"done": True} and answer.headers["content-type"].startswith("text/event-stream")
-    expected = alone(served, "pair").translate([text], num_beams=1)
+    expected = open_runtime(served, "pair").translate([text], num_beams=1)
     assert ["".join(piece["text"] for piece in pieces)] == expected
     assert len(pieces) > 1
 
 
-def test_the_pieces_of_a_continuation_joined_are_what_is_answered_alone(app, served):
+def test_streamed_generation_matches_generate(app, served):
     *pieces, _ = events(
         ask(app, "POST", "/models/poet/page/stream", text="w5 w9", max_new_tokens=9)
     )
-    expected = alone(served, "poet").generate(["w5 w9"], max_new_tokens=9)
+    expected = open_runtime(served, "poet").generate(["w5 w9"], max_new_tokens=9)
     assert ["".join(piece["text"] for piece in pieces)] == expected
 
 
-def test_a_temperature_samples(app):
-    asked = dict(text="w5 w9", max_new_tokens=12, model="poet")
+def test_positive_temperature_samples(app):
+    options = dict(text="w5 w9", max_new_tokens=12, model="poet")
     texts = {
-        ask(app, "POST", "/page/stream", **asked, temperature=temperature).text
+        ask(app, "POST", "/page/stream", **options, temperature=temperature).text
         for temperature in (0, 0, 5, 5, 5)
     }
     assert len(texts) == 4
@@ -200,14 +200,14 @@ def test_a_temperature_samples(app):
         (dict(text=5, model="poet"), 400, "text", ()),
     ],
 )
-def test_what_cannot_be_answered_is_refused_in_words(app, body, status, seen, expected):
+def test_invalid_request_returns_error_message(app, body, status, seen, expected):
     answer = ask(app, "POST", "/page/stream", **body)
     assert answer.status_code == status
     check_message(answer.json()["error"], seen=seen, expected=expected)
 
 
-class Failing:
-    """An engine that gives two tokens and then fails; `closed` tells whether its stream was."""
+class FailingEngine:
+    """An engine that streams two tokens and then fails. `closed` is True after its stream ended."""
 
     def __init__(self, served):
         self.admission, self.closed = served.scheduler.admission, False
@@ -221,25 +221,26 @@ class Failing:
             self.closed = True
 
 
-def test_an_error_after_the_first_piece_is_an_event(served):
+def test_error_after_first_text_is_sent_as_event(served):
     poet = served.models["poet"]
-    failing = create_app(
-        ServedModels({"poet": ServedModel("poet", poet.runtime, Failing(poet))}), (page.PROTOCOL,)
+    failing_app = create_app(
+        ServedModels({"poet": ServedModel("poet", poet.runtime, FailingEngine(poet))}),
+        (page.PROTOCOL,),
     )
-    result = events(ask(failing, "POST", "/page/stream", text="w5"))
+    result = events(ask(failing_app, "POST", "/page/stream", text="w5"))
     assert result == [{"text": "w5"}, {"text": " w6"}, {"error": shutting_down().message}]
 
 
-def test_a_client_that_goes_away_leaves_no_stream(served):
+def test_disconnected_client_closes_stream(served):
     poet = served.models["poet"]
-    model = ServedModel("poet", poet.runtime, Failing(poet))
+    model = ServedModel("poet", poet.runtime, FailingEngine(poet))
 
-    async def one_piece():
+    async def read_two_events():
         pieces = await page.completion(model, page.PageRequest(text="w5"))
         first = await anext(pieces)
-        async with aclosing(page.events(first, pieces)) as shown:
-            await anext(shown)
-            await anext(shown)
+        async with aclosing(page.events(first, pieces)) as event_stream:
+            await anext(event_stream)
+            await anext(event_stream)
 
-    asyncio.run(one_piece())
+    asyncio.run(read_two_events())
     assert model.scheduler.closed

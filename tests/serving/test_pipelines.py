@@ -1,5 +1,4 @@
-"""`/predict/{task}`, asked by huggingface_hub's client: what transformers' pipelines give on the
-checkpoint."""
+"""Tests of `/predict/{task}` with huggingface_hub's client, against transformers' pipelines."""
 
 import base64
 import contextlib
@@ -24,14 +23,14 @@ from vanilla_transformer_export.serving.models import ServedModel
 
 
 @pytest.fixture(autouse=True)
-def reaches_this_machine(monkeypatch):
-    """Offline, the client asks no server at all."""
+def allow_requests(monkeypatch):
+    """The client sends no requests with HF_HUB_OFFLINE, not even to this machine."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A head of `HEADS` -> its checkpoint, and an export."""
+    """A function that returns the checkpoint and the export of a head of `HEADS`."""
     result = {}
 
     def make(name):
@@ -49,8 +48,8 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def asked(made):
-    """A head, and a task -> the pipeline on the checkpoint, and a client of a server."""
+def serve_head(made):
+    """A function that returns the pipeline of a head and a task, and the url of its server."""
     with contextlib.ExitStack() as stack:
         urls = {}
 
@@ -78,32 +77,32 @@ def post(url, task, inputs, **parameters):
     )
 
 
-def same(found, wanted):
-    close([dict(each) for each in found], plain(wanted), absolute=1e-4)
+def check_same(results, reference):
+    close([dict(item) for item in results], plain(reference), absolute=1e-4)
 
 
 def plain(value):
     if isinstance(value, dict):
-        return {name: plain(each) for name, each in value.items()}
+        return {name: plain(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     return value.item() if isinstance(value, np.generic) else value
 
 
-def items(found, *names):
+def items(results, *names):
     """Return the fields `names` of the client's objects, which have other fields that are None."""
-    return [{name: each[name] for name in names} for each in found]
+    return [{name: item[name] for name in names} for item in results]
 
 
-def test_labels_of_texts(asked):
-    pipe, url = asked("classify", "text-classification")
+def test_text_classification_matches_pipeline(serve_head):
+    pipe, url = serve_head("classify", "text-classification")
     for place in (None, "it"):
         result = client(url, "text-classification", place).text_classification(MANY[0])
-        same(items(result, "label", "score"), pipe(MANY[0], top_k=None))
+        check_same(items(result, "label", "score"), pipe(MANY[0], top_k=None))
     result = client(url, "text-classification").text_classification(
         MANY[0], top_k=2, function_to_apply="sigmoid"
     )
-    same(items(result, "label", "score"), pipe(MANY[0], top_k=2, function_to_apply="sigmoid"))
+    check_same(items(result, "label", "score"), pipe(MANY[0], top_k=2, function_to_apply="sigmoid"))
     close(post(url, "text-classification", MANY).json(), pipe(MANY, top_k=None), absolute=1e-4)
     close(
         post(url, "text-classification", MANY[0], top_k=1).json(),
@@ -116,14 +115,14 @@ def test_labels_of_texts(asked):
     )
 
 
-def test_zero_shot_labels(asked):
-    pipe, url = asked("classify", "zero-shot-classification")
+def test_zero_shot_classification_matches_pipeline(serve_head):
+    pipe, url = serve_head("classify", "zero-shot-classification")
     for options in ({}, {"multi_label": True}, {"hypothesis_template": "the {} runs"}):
         actual = client(url, "zero-shot-classification").zero_shot_classification(
             MANY[1], ["a man", "the river"], **options
         )
         expected = pipe(MANY[1], ["a man", "the river"], **options)
-        same(
+        check_same(
             items(actual, "label", "score"),
             [{"label": a, "score": b} for a, b in zip(expected["labels"], expected["scores"])],
         )
@@ -159,8 +158,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_told(asked, name):
-    _, url = asked("classify", None)
+def test_invalid_request_returns_400_and_names_value(serve_head, name):
+    _, url = serve_head("classify", None)
     body, values = WRONG[name]
     result = httpx.post(
         f"{url}/predict/text-classification",
@@ -171,8 +170,8 @@ def test_what_is_wrong_is_told(asked, name):
     check_message(result.json()["error"], **values)
 
 
-def test_what_the_model_does_not_do_is_told(asked):
-    _, url = asked("classify", None)
+def test_unsupported_tasks_and_too_large_inputs_return_errors(serve_head):
+    _, url = serve_head("classify", None)
     for task, status, expected in [
         ("text-clasification", 404, "text-classification"),
         ("fill-mask", 400, ()),
@@ -194,22 +193,22 @@ def test_what_the_model_does_not_do_is_told(asked):
 
 
 @pytest.mark.slow
-def test_entities(asked):
-    pipe, url = asked("tag", "token-classification")
+def test_token_classification_matches_pipeline(serve_head):
+    pipe, url = serve_head("tag", "token-classification")
     fields = {"none": ("entity", "score", "index", "word", "start", "end")}
     for strategy in ("none", "simple", "average"):
         names = fields.get(strategy, ("entity_group", "score", "word", "start", "end"))
         result = client(url, "token-classification").token_classification(
             MANY[3], aggregation_strategy=strategy
         )
-        same(items(result, *names), pipe(MANY[3], aggregation_strategy=strategy))
+        check_same(items(result, *names), pipe(MANY[3], aggregation_strategy=strategy))
     close(post(url, "token-classification", MANY).json(), plain(pipe(MANY)), absolute=1e-4)
     assert post(url, "token-classification", "a", ignore_labels=5).status_code == 400
 
 
 @pytest.mark.slow
-def test_answers_to_questions(asked):
-    pipe, url = asked("answer", "question-answering")
+def test_question_answering_matches_pipeline(serve_head):
+    pipe, url = serve_head("answer", "question-answering")
     ask = client(url, "question-answering").question_answering
     names = ("score", "start", "end", "answer")
     for options in (
@@ -218,10 +217,10 @@ def test_answers_to_questions(asked):
         {"max_seq_len": 40, "doc_stride": 6},
     ):
         actual = ask(question=TEXTS[0], context=MANY[5], **options)
-        same(items([actual], *names), [pipe(question=TEXTS[0], context=MANY[5], **options)])
+        check_same(items([actual], *names), [pipe(question=TEXTS[0], context=MANY[5], **options)])
     actual = ask(question=TEXTS[0], context=MANY[5], top_k=3, handle_impossible_answer=True)
     expected = pipe(question=TEXTS[0], context=MANY[5], top_k=3, handle_impossible_answer=True)
-    same(items(actual, *names), expected)
+    check_same(items(actual, *names), expected)
     hostile = {"question": "a " * 100, "context": "b " * 50_000}
     refused = post(url, "question-answering", hostile, max_seq_len=384, doc_stride=275)
     assert (
@@ -231,12 +230,12 @@ def test_answers_to_questions(asked):
 
 
 @pytest.mark.slow
-def test_masks(asked):
-    pipe, url = asked("fill_mask", "fill-mask")
+def test_fill_mask_matches_pipeline(serve_head):
+    pipe, url = serve_head("fill_mask", "fill-mask")
     fill = client(url, "fill-mask").fill_mask
     names = ("score", "token", "token_str", "sequence")
-    same(items(fill("the <mask> man"), *names), pipe("the <mask> man"))
-    same(
+    check_same(items(fill("the <mask> man"), *names), pipe("the <mask> man"))
+    check_same(
         items(fill("the <mask>", targets=["▁the", "▁a"], top_k=2), *names),
         pipe("the <mask>", targets=["▁the", "▁a"], top_k=2),
     )
@@ -245,46 +244,46 @@ def test_masks(asked):
 
 
 @pytest.mark.slow
-def test_choices_and_next_sentences(made):
+def test_multiple_choice_and_next_sentence_match_runtime(made):
     runtimes = {name: TextRuntime(made(name)[1], threads=1) for name in ("choose", "next_sentence")}
-    plain_ones = {name: TextRuntime(made(name)[1], threads=1) for name in runtimes}
+    unserved = {name: TextRuntime(made(name)[1], threads=1) for name in runtimes}
     with serving(runtimes) as server:
         result = post(server.url, "multiple-choice", {"text": TEXTS[0], "choices": MANY}).json()
-        scores = plain_ones["choose"].choose([TEXTS[0]], [MANY])[0]
+        scores = unserved["choose"].choose([TEXTS[0]], [MANY])[0]
         powers = np.exp(np.float64(scores))
-        assert [each["label"] for each in result] == [
+        assert [item["label"] for item in result] == [
             MANY[place] for place in np.argsort(-scores, kind="stable")
         ]
         np.testing.assert_allclose(
-            [each["score"] for each in result],
+            [item["score"] for item in result],
             sorted(powers / powers.sum(), reverse=True),
             atol=1e-4,
         )
         result = post(server.url, "next-sentence", [list(pair) for pair in PAIRS]).json()
-        powers = np.exp(np.float64(plain_ones["next_sentence"].next_sentence(PAIRS)))
+        powers = np.exp(np.float64(unserved["next_sentence"].next_sentence(PAIRS)))
         for own, row in zip(result, powers / powers.sum(axis=1, keepdims=True), strict=True):
-            scores = {each["label"]: each["score"] for each in own}
+            scores = {item["label"]: item["score"] for item in own}
             np.testing.assert_allclose([scores["isNext"], scores["notNext"]], row, atol=1e-4)
 
 
 @pytest.mark.slow
-def test_images(tmp_path):
+def test_image_tasks_match_pipelines(tmp_path):
     export_for_images(tmp_path / "labels", num_labels=3)
     export_for_images(tmp_path / "states", "VanillaVisionModel")
     runtimes = {
         name: ImageRuntime(tmp_path / name / "export", threads=1) for name in ("labels", "states")
     }
     file = io.BytesIO()
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8))
-    picture.save(file, "PNG")
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8))
+    image.save(file, "PNG")
     classify = pipeline("image-classification", model=str(tmp_path / "labels/model"))
-    states = pipeline("image-feature-extraction", model=str(tmp_path / "states/model"))(picture)
+    states = pipeline("image-feature-extraction", model=str(tmp_path / "states/model"))(image)
     with serving(runtimes) as server:
         ask = client(server.url, "image-classification").image_classification
         for options in ({}, {"top_k": 2}):  # as bytes, and as base64
-            same(
+            check_same(
                 items(ask(file.getvalue(), **options), "label", "score"),
-                classify(picture, **options),
+                classify(image, **options),
             )
         text = base64.b64encode(file.getvalue()).decode()
         np.testing.assert_allclose(
@@ -321,7 +320,7 @@ def generators(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_texts_that_are_gone_on_from(generators):
+def test_text_generation_matches_runtime(generators):
     made, url = generators
     generate, ask = made["decoder"].generate, client(url, "text-generation").text_generation
     [expected] = generate([TEXTS[0]], max_new_tokens=12)
@@ -335,14 +334,14 @@ def test_texts_that_are_gone_on_from(generators):
             ask(TEXTS[0], max_new_tokens=12, stop=["a"], watermark=True, return_full_text=False)
             == expected
         )
-    # which the client knows after the call above
+    # the client remembers from the call above that the server does not stream
     with raises(ValueError, seen="stream"):
         ask(TEXTS[0], stream=True)
     actual = post(
         url, "text-generation", TEXTS, num_beams=2, num_return_sequences=2, return_full_text=False
     ).json()
     expected = generate(TEXTS, num_beams=2, num_return_sequences=2)
-    assert [each["generated_text"] for own in actual for each in own] == expected
+    assert [item["generated_text"] for own in actual for item in own] == expected
     for parameters in (
         {"stop": ["x"]},
         {"details": True},
@@ -354,7 +353,7 @@ def test_texts_that_are_gone_on_from(generators):
 
 
 @pytest.mark.slow
-def test_translations_and_other_texts(generators):
+def test_translation_and_text2text_tasks_match_runtime(generators):
     made, url = generators
     runtime = made["seq2seq"]
     text = f"{TEXTS[0]}. {TEXTS[1]}."

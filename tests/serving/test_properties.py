@@ -1,5 +1,4 @@
-"""Whatever is in the fields of a request: an answer, or a refusal in words, and never a mistake of
-the server."""
+"""Property tests of requests: any field values give an answer or an error message, never a 500."""
 
 import asyncio
 import json
@@ -111,18 +110,18 @@ values = st.recursive(
 
 @pytest.fixture(scope="module")
 def app(exported_for, tmp_path_factory):
-    found = {}
+    result = {}
     for name, kind, languages in (("pair", "seq2seq", [("en", "de")]), ("poet", "causal", [])):
         export = with_words(exported_for(kind, "cpu")[1], tmp_path_factory.mktemp(name))
-        found[name] = ServedModel(name, *text_engine(export, slots=4), languages)
-    yield create_app(ServedModels(found), PROTOCOLS)
-    for model in found.values():
+        result[name] = ServedModel(name, *text_engine(export, slots=4), languages)
+    yield create_app(ServedModels(result), PROTOCOLS)
+    for model in result.values():
         model.scheduler.close()
 
 
 @st.composite
 def requests(draw):
-    """A path, and a body that is right but for some fields, here or one level below."""
+    """Draw a path and a valid body of it with some fields changed, also one level below."""
     path = draw(st.sampled_from(sorted(BODIES)))
     body = json.loads(json.dumps(BODIES[path]))
     for name in draw(st.lists(st.sampled_from(sorted(body)), max_size=3, unique=True)):
@@ -138,23 +137,23 @@ def requests(draw):
 
 
 @given(requests())
-def test_whatever_a_field_is_there_is_an_answer_or_words(app, asked):
-    path, body = asked
+def test_random_fields_return_answer_or_error_message(app, path_and_body):
+    path, body = path_and_body
 
     async def answer():
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
             return await client.post(path, json=body)
 
-    found = asyncio.run(answer())
-    assert found.status_code < 500, found.text
-    if found.status_code != 200:
-        error = found.json()["error"]
+    result = asyncio.run(answer())
+    assert result.status_code < 500, result.text
+    if result.status_code != 200:
+        error = result.json()["error"]
         assert len(error["message"] if isinstance(error, dict) else error) > 10
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_the_bodies_that_are_changed_are_of_paths_that_there_are(app, path):
+def test_paths_of_bodies_exist(app, path):
     async def answer():
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://server"
@@ -164,7 +163,7 @@ def test_the_bodies_that_are_changed_are_of_paths_that_there_are(app, path):
     assert "this path does not exist" not in asyncio.run(answer()).text
 
 
-def test_every_name_in_a_path_of_the_document_is_a_parameter(app):
+def test_openapi_parameters_match_names_in_paths(app):
     for path, operations in app.openapi()["paths"].items():
         for method in operations.keys() & {"get", "post"}:
             given = [*operations.get("parameters", ()), *operations[method].get("parameters", ())]

@@ -1,6 +1,7 @@
-"""The server as a process, with a model behind it, under load and with clients that behave badly:
-whoever is answered gets what the request has for an answer alone, whoever is not is told so, and
-nothing is left behind."""
+"""Tests of a server process under load and with misbehaving clients.
+
+Answers match those of requests alone, other requests get errors, and nothing is left behind.
+"""
 
 import contextlib
 import json
@@ -28,8 +29,8 @@ from serving_load import (
 from serving_servers import OURS, Plan, Server, outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
-MINUTES = float(os.environ.get("RELIABILITY_MINUTES", "0.5"))  # of the slow overload
-MEMORY = 10 * 2**20  # bytes that a server may grow by
+MINUTES = float(os.environ.get("RELIABILITY_MINUTES", "0.5"))  # duration of the slow overload test
+MEMORY = 10 * 2**20  # maximum growth of the server in bytes
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def load(export):
 
 @pytest.fixture(scope="module")
 def server(export, tmp_path_factory):
-    """One for all tests that leave it running; with so little room that it is full at once."""
+    """A server for all tests that leave it running, with so few slots that it is full at once."""
     with serving(
         export, tmp_path_factory.mktemp("log") / "log", "--slots", "4", "--queue", "8"
     ) as result:
@@ -60,13 +61,13 @@ def is_idle(server):
     return not any(metric(server, f"vanilla_transformer_{name}") for name in names)
 
 
-def test_a_server_that_is_full_answers_rightly_or_refuses(server, load):
+def test_full_server_answers_correctly_or_returns_429(server, load):
     result = server.load(**load, connections=96, seconds=1.5)
     assert_no_harm(result)
     assert result["statuses"]["200"] > 50 and result["statuses"]["429"] > 0
 
 
-def test_clients_that_vanish_leave_nothing(server, load):
+def test_vanished_clients_leave_no_requests(server, load):
     for _ in range(3):
         gone = [connect(server, request(text)) for text in TEXTS[:30]]
         for connection in gone:
@@ -76,7 +77,7 @@ def test_clients_that_vanish_leave_nothing(server, load):
     assert set(result["statuses"]) == {"200"}
 
 
-def test_told_to_stop_under_load_it_loses_no_request_that_it_has_accepted(export, load, tmp_path):
+def test_stop_under_load_answers_all_accepted_requests(export, load, tmp_path):
     with serving(export, tmp_path / "log", "--log-level", "info", "--grace", "0.3") as server:
         client = server.start_load(**load, connections=16, seconds=2.0)
         wait_until(lambda: metric(server, "vanilla_transformer_tokens_total") > 200)
@@ -97,8 +98,8 @@ def test_told_to_stop_under_load_it_loses_no_request_that_it_has_accepted(export
     )
 
 
-def test_a_log_on_a_full_disk_stops_nothing(export, load):
-    """Neither what it says when it starts nor the lines of requests can be written."""
+def test_log_on_full_disk_does_not_stop_server(export, load):
+    """Neither the output at startup nor the lines of requests can be written."""
     server = Server(
         Plan([*OURS, str(export), "--languages", "en-de", "--log-level", "debug"]),
         log=Path("/dev/full"),
@@ -112,7 +113,7 @@ def test_a_log_on_a_full_disk_stops_nothing(export, load):
 
 
 @pytest.mark.slow
-def test_twice_what_it_can_do_is_answered_rightly_or_refused_and_memory_stays(server, load):
+def test_overload_returns_correct_answers_or_429_without_memory_growth(server, load):
     rate = server.load(**load, connections=32, seconds=5)["per_second"]
     client = server.start_load(**load, rate=2 * rate, seconds=60 * MINUTES)
     samples = []
@@ -130,12 +131,12 @@ def test_twice_what_it_can_do_is_answered_rightly_or_refused_and_memory_stays(se
 
 
 @pytest.mark.slow
-def test_two_thousand_connections_leave_the_others_what_they_ask_for(server, load):
-    """Half of them have sent nothing, half of them a part of a header."""
+def test_two_thousand_idle_connections_do_not_delay_requests(server, load):
+    """Half of the connections have sent nothing, half of them part of a header."""
     import resource
 
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most[1], most[1]))
+    file_limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (file_limits[1], file_limits[1]))
     waiting = [
         connect(server, (b"", b"POST /translate HTTP/1.1\r\nHost")[number % 2])
         for number in range(2000)
@@ -153,7 +154,7 @@ def test_two_thousand_connections_leave_the_others_what_they_ask_for(server, loa
 
 
 @pytest.mark.slow
-def test_a_byte_a_second_ends_in_time_and_disturbs_nobody(export, load, tmp_path):
+def test_one_byte_per_second_times_out_and_does_not_affect_others(export, load, tmp_path):
     with serving(
         export, tmp_path / "log", "--header-timeout", "3", "--body-timeout", "3"
     ) as server:
@@ -184,7 +185,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 @pytest.mark.slow
-def test_clients_that_read_slowly_delay_nobody(server, load):
+def test_slow_readers_do_not_delay_others(server, load):
     slow = []
     for text in TEXTS[:40]:
         connection = socket.socket()
@@ -208,7 +209,7 @@ def test_clients_that_read_slowly_delay_nobody(server, load):
 
 
 @pytest.mark.slow
-def test_stopped_and_continued_by_signals_it_goes_on(server, load):
+def test_server_resumes_after_sigstop_and_sigcont(server, load):
     client = server.start_load(**load, connections=16, seconds=8.0)
     time.sleep(2)
     server.process.send_signal(signal.SIGSTOP)
@@ -235,10 +236,10 @@ def flip(path):
     "file",
     ["onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx", "tokenizer.json", "config.json"],
 )
-def test_a_corrupt_export_is_refused_at_the_start(export, tmp_path, file, damage):
+def test_corrupt_export_is_rejected_at_startup(export, tmp_path, file, damage):
     copy = copy_folder(export, tmp_path)
     damage(copy / file)
     with raises(RuntimeError, seen="copy") as failed:
         Server(Plan([*OURS, str(copy), "--log-level", "error"]), tmp_path / "log")
-    said = (tmp_path / "log").read_text()
-    assert file.split("/")[-1] in said and "Traceback" not in said, failed.value
+    log_text = (tmp_path / "log").read_text()
+    assert file.split("/")[-1] in log_text and "Traceback" not in log_text, failed.value

@@ -1,4 +1,4 @@
-"""Tests of how a server starts and ends."""
+"""Tests of startup and shutdown of a server."""
 
 import os
 import socket
@@ -13,23 +13,23 @@ from served import SEEN, request, served, wait_for
 
 
 @pytest.fixture(autouse=True)
-def nothing_seen():
+def clear_seen():
     SEEN.clear()
 
 
-def test_a_server_that_is_told_to_stop_answers_what_it_accepted_and_refuses_what_comes_then():
+def test_shutdown_answers_accepted_requests_and_rejects_new_ones():
     with served(grace=0.4) as server, httpx.Client(base_url=server.url) as client:
         accepted = server.send(request("/slow", {"q": "a", "x": 1.2}))
         wait_for(lambda: SEEN)
         server.stop()
         wait_for(lambda: client.get("/health/ready").status_code == 503)
-        # it is alive, and takes requests until the balancers know
+        # the server is live and accepts requests until load balancers notice
         assert client.get("/health/live").status_code == 200
         assert client.post("/stub", json={"q": "a"}).status_code == 200
         wait_for(lambda: client.post("/stub", json={"q": "a"}).status_code == 503)
-        refused = client.post("/stub", json={"q": "a"})
-        assert refused.headers["Retry-After"] == "5"
-        assert refused.headers["Connection"] == "close"
+        rejected = client.post("/stub", json={"q": "a"})
+        assert rejected.headers["Retry-After"] == "5"
+        assert rejected.headers["Connection"] == "close"
         assert client.get("/health").json() == {"status": "shutting down"}
         assert read_answer(accepted)[0] == 200
         server.thread.join(5)
@@ -38,7 +38,7 @@ def test_a_server_that_is_told_to_stop_answers_what_it_accepted_and_refuses_what
             socket.create_connection(("127.0.0.1", server.port), timeout=1)
 
 
-def test_what_is_not_done_within_the_limit_is_refused_in_the_end():
+def test_requests_unfinished_after_drain_time_return_503():
     with served(drain=0.2) as server:
         waiting = server.send(request("/slow", {"q": "a", "x": 60}))
         wait_for(lambda: SEEN)
@@ -65,7 +65,7 @@ server.serve([], settings, None, lambda line: print(line, flush=True))
 """
 
 
-def test_a_thread_that_does_not_end_does_not_keep_the_process():
+def test_stuck_thread_does_not_keep_process_alive():
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(
             [str(Path(__file__).parents[1] / "support"), os.environ.get("PYTHONPATH", "")]
@@ -76,12 +76,12 @@ def test_a_thread_that_does_not_end_does_not_keep_the_process():
     )
     with process:
         try:
-            check_that_it_ends(process)
+            check_that_process_ends(process)
         finally:
             process.kill()
 
 
-def check_that_it_ends(process):
+def check_that_process_ends(process):
     with socket.create_connection(
         ("127.0.0.1", int(process.stdout.readline().rpartition(":")[2]))
     ) as connection:
@@ -96,7 +96,7 @@ def check_that_it_ends(process):
         assert process.wait(5) == 0
 
 
-def test_everything_but_health_is_refused_while_the_models_are_loaded():
+def test_loading_server_returns_503_except_for_liveness():
     with served() as server, httpx.Client(base_url=server.url) as client:
         server.server.service.lifecycle.loading = True
         answer = client.post("/stub", json={"q": "a"})

@@ -1,5 +1,4 @@
-"""text-embeddings-inference's endpoints: what sentence-transformers and transformers give on the
-checkpoint."""
+"""Tests of text-embeddings-inference's endpoints, against sentence-transformers and pipelines."""
 
 import contextlib
 
@@ -22,8 +21,8 @@ PROMPTS = {"query": "the book : "}
 
 
 @pytest.fixture(autouse=True)
-def reaches_this_machine(monkeypatch):
-    """Offline, the client asks no server at all."""
+def allow_requests(monkeypatch):
+    """The client sends no requests with HF_HUB_OFFLINE, not even to this machine."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
 
 
@@ -57,7 +56,7 @@ def rejecting(saved):
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory):
-    """A head of `HEADS` -> its checkpoint, and the url of a server."""
+    """A function that returns the checkpoint of a head of `HEADS`, and the url of its server."""
     with contextlib.ExitStack() as stack:
         result = {}
 
@@ -82,13 +81,13 @@ def post(url, path, **body):
     return httpx.post(url + path, json=body, timeout=60)
 
 
-def refused(answer, status, kind, seen=(), expected=()):
+def check_rejected(answer, status, kind, seen=(), expected=()):
     assert answer.status_code == status, answer.text
     assert answer.json()["error_type"] == kind
     check_message(answer.json()["error"], seen=seen, expected=expected)
 
 
-def test_embeddings(embedder):
+def test_embeddings_match_sentence_transformers(embedder):
     model, url = embedder
     expected = model.encode(TEXTS)
     np.testing.assert_allclose(post(url, "/embed", inputs=TEXTS).json(), expected, atol=1e-5)
@@ -119,17 +118,16 @@ def test_embeddings(embedder):
 
 
 def test_blank_texts_are_embedded_by_every_route(embedder):
-    """text-embeddings-inference refuses "" only, so that an empty chunk of a document does not fail
-    its batch."""
+    """text-embeddings-inference rejects "" only, so a blank chunk of a document fails no batch."""
     model, url = embedder
     texts = [TEXTS[0], " ", "\n", TEXTS[1]]
     expected = model.encode(texts)
     for path in ("/embed", "/"):
         np.testing.assert_allclose(post(url, path, inputs=texts).json(), expected, atol=1e-5)
-    for given in (texts, " "):
-        actual = post(url, "/v1/embeddings", input=given).json()["data"]
+    for blank in (texts, " "):
+        actual = post(url, "/v1/embeddings", input=blank).json()["data"]
         np.testing.assert_allclose(
-            [each["embedding"] for each in actual], model.encode(np.atleast_1d(given)), atol=1e-5
+            [each["embedding"] for each in actual], model.encode(np.atleast_1d(blank)), atol=1e-5
         )
     assert list(map(len, post(url, "/embed_all", inputs=texts).json())) == [
         len(row) for row in model.tokenizer(texts).input_ids
@@ -151,7 +149,7 @@ EMPTY = {
 }
 
 
-def test_blank_texts_are_labelled(head):
+def test_blank_texts_are_classified(head):
     checkpoint, url = head("classify")
     pipe = pipeline("text-classification", model=checkpoint)
     expected = [pipe(each, top_k=None) for each in (" ", {"text": "a", "text_pair": " "})]
@@ -162,7 +160,7 @@ def test_blank_texts_are_labelled(head):
         absolute=1e-4,
     )
     assert len(post(url, "/predict/text-classification", inputs=["a", " "]).json()) == 2
-    refused(
+    check_rejected(
         post(url, "/predict", inputs=""),
         422,
         "Validation",
@@ -170,9 +168,8 @@ def test_blank_texts_are_labelled(head):
     )
 
 
-def test_openai_s_dimensions_are_those_of_sentence_transformers(embedder):
-    """Cut and normalized, as a model of matryoshka embeddings is used; the whole width is allowed
-    too."""
+def test_openai_dimensions_match_sentence_transformers(embedder):
+    """Embeddings are truncated and normalized, as for matryoshka models, up to the full width."""
     model, url = embedder
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     for dimensions in (1, 5, 32):
@@ -188,8 +185,8 @@ def test_openai_s_dimensions_are_those_of_sentence_transformers(embedder):
         client.embeddings.create(model="it", input=TEXTS, dimensions=33)
 
 
-def test_the_root_embeds_for_the_client_of_huggingface_hub(embedder):
-    """It posts to the URL of the server itself, or of one of its models."""
+def test_root_embeds_for_huggingface_hub_client(embedder):
+    """The client posts to the URL of the server or of one of its models."""
     model, url = embedder
     for root in (url, f"{url}/", f"{url}/models/it", f"{url}/models/it/"):
         np.testing.assert_allclose(
@@ -199,14 +196,14 @@ def test_the_root_embeds_for_the_client_of_huggingface_hub(embedder):
         TEXTS[0], prompt_name="query", normalize=True, truncate=True
     )
     np.testing.assert_allclose(result, model.encode([TEXTS[0]], prompt_name="query"), atol=1e-5)
-    refused(
+    check_rejected(
         post(url, "/", inputs=TEXTS, query="a"),
         422,
         "Validation",
         seen=("query", "a"),
     )
-    refused(post(url, "/", inputs=TEXTS, model="that"), 422, "Validation", seen="that")
-    refused(post(url, "/models/that", inputs=TEXTS), 422, "Validation", seen="that")
+    check_rejected(post(url, "/", inputs=TEXTS, model="that"), 422, "Validation", seen="that")
+    check_rejected(post(url, "/models/that", inputs=TEXTS), 422, "Validation", seen="that")
 
 
 @pytest.mark.parametrize(
@@ -216,25 +213,22 @@ def test_the_root_embeds_for_the_client_of_huggingface_hub(embedder):
         ("one label", "/rerank", {"query": TEXTS[0], "texts": TEXTS}),
     ],
 )
-def test_the_root_does_what_the_model_does(head, name, path, body):
+def test_root_matches_endpoint_of_model_task(head, name, path, body):
     url = head(name)[1]
     actual, expected = post(url, "/", **body), post(url, path, **body)
     assert actual.status_code == 200 and actual.json() == expected.json()
 
 
-def test_the_root_of_other_models_says_what_is_served(head):
-    refused(
-        post(head("fill_mask")[1], "/", inputs="a"),
-        424,
-        "Backend",
-    )
+def test_root_of_unsupported_model_returns_424_and_names_model(head):
+    answer = post(head("fill_mask")[1], "/", inputs="a")
+    check_rejected(answer, 424, "Backend", seen=("embed", "fill_mask"))
 
 
 LONG = " ".join(["the old man"] * 30)  # 92 tokens
 LONG_SENTENCES = {"source_sentence": LONG, "sentences": ["a"]}
 
 
-def test_texts_that_are_too_long_are_cut(embedder):
+def test_long_texts_are_truncated_by_default(embedder):
     model, url = embedder
     expected = model.encode([LONG])
     for truncate in ({}, {"truncate": None}, {"truncate": True}):
@@ -256,7 +250,7 @@ def test_texts_that_are_too_long_are_cut(embedder):
     assert post(url, "/embed", inputs="a b" * 10_000).status_code == 200
 
 
-def test_token_ids_that_are_too_many_are_cut(embedder):
+def test_long_token_ids_are_truncated_by_default(embedder):
     url = embedder[1]
     ids = [5] * 39 + [6, 7] * 100
     expected = post(url, "/embed", inputs=ids[:40]).json()
@@ -275,20 +269,22 @@ def test_token_ids_that_are_too_many_are_cut(embedder):
         ("/similarity", {"inputs": LONG_SENTENCES}),
     ],
 )
-def test_texts_that_are_too_long_are_rejected(embedder, rejecting, path, body):
+def test_long_texts_return_413_without_truncation(embedder, rejecting, path, body):
     for url, truncate in ((rejecting, {}), (rejecting, {"truncate": None}), (embedder[1], None)):
         options = {"truncate": False} if truncate is None else truncate
-        asked = {"parameters": options} if path == "/similarity" else options
-        answer = post(url, path, **body, **asked)
-        refused(answer, 413, "Validation", seen=92, expected=40)
-    asked = {"parameters": {"truncate": True}} if path == "/similarity" else {"truncate": True}
-    assert post(rejecting, path, **body, **asked).status_code == 200
+        arguments = {"parameters": options} if path == "/similarity" else options
+        answer = post(url, path, **body, **arguments)
+        check_rejected(answer, 413, "Validation", seen=92, expected=40)
+    arguments = {"parameters": {"truncate": True}} if path == "/similarity" else {"truncate": True}
+    assert post(rejecting, path, **body, **arguments).status_code == 200
 
 
-def test_other_limits_without_truncation(rejecting):
-    refused(post(rejecting, "/embed", inputs=[5] * 41), 413, "Validation", seen=41, expected=40)
+def test_long_ids_and_openai_inputs_are_rejected_without_truncation(rejecting):
+    check_rejected(
+        post(rejecting, "/embed", inputs=[5] * 41), 413, "Validation", seen=41, expected=40
+    )
     answer = post(rejecting, "/embed", inputs="a" * 10_001)
-    refused(answer, 413, "Validation", seen=10001, expected=10000)
+    check_rejected(answer, 413, "Validation", seen=10001, expected=10000)
     for value, size in (([5] * 41, 41), (LONG, 92), (["a", LONG], 92)):
         answer = post(rejecting, "/v1/embeddings", input=value)
         assert answer.status_code == 400
@@ -304,16 +300,16 @@ def test_other_limits_without_truncation(rejecting):
         ("one label", "/rerank", {"query": "the man", "texts": ["a", LONG * 12]}),
     ],
 )
-def test_texts_to_label_that_are_too_long_are_cut(head, name, path, body):
+def test_long_texts_to_classify_are_truncated_by_default(head, name, path, body):
     url = head(name)[1]
     limit = httpx.get(f"{url}/info").json()["max_input_length"]
     answer = post(url, path, **body)
     assert answer.status_code == 200
     assert answer.json() == post(url, path, **body, truncate=True).json()
-    refused(post(url, path, **body, truncate=False), 413, "Validation", expected=limit)
+    check_rejected(post(url, path, **body, truncate=False), 413, "Validation", expected=limit)
 
 
-def test_states_and_similarities(embedder):
+def test_token_embeddings_and_similarities_match_sentence_transformers(embedder):
     model, url = embedder
     states = post(url, "/embed_all", inputs=TEXTS[:2]).json()
     reference = model.encode(TEXTS[:2], output_value="token_embeddings")
@@ -334,7 +330,7 @@ def test_states_and_similarities(embedder):
     )
 
 
-def test_the_pipeline_s_features_are_the_states(embedder):
+def test_feature_extraction_matches_pipeline(embedder):
     model, url = embedder
     pipe = pipeline("feature-extraction", model=model[0].auto_model, tokenizer=model.tokenizer)
     client = InferenceClient(model=f"{url}/predict/feature-extraction")
@@ -343,7 +339,7 @@ def test_the_pipeline_s_features_are_the_states(embedder):
     )
 
 
-def test_tokens_and_texts(embedder):
+def test_tokenize_and_decode_match_tokenizer(embedder):
     model, url = embedder
     text = "the old man é sees"
     encoding = model.tokenizer(text, return_offsets_mapping=True)
@@ -372,7 +368,7 @@ def test_tokens_and_texts(embedder):
     assert result == [model.tokenizer.decode(ids), model.tokenizer.decode(ids[:3])]
 
 
-def test_what_is_served_is_told(embedder, rejecting):
+def test_info_reports_model_and_limits(embedder, rejecting):
     _, url = embedder
     result = httpx.get(f"{url}/info").json()
     assert (
@@ -445,50 +441,54 @@ WRONG = [
 @pytest.mark.parametrize(
     "path, body, status, kind, values", WRONG, ids=lambda value: str(value)[:40]
 )
-def test_what_is_wrong_is_told(embedder, path, body, status, kind, values):
-    refused(post(embedder[1], path, **body), status, kind, **values)
+def test_invalid_request_returns_error_type_and_names_value(
+    embedder, path, body, status, kind, values
+):
+    check_rejected(post(embedder[1], path, **body), status, kind, **values)
 
 
 @pytest.mark.slow
-def test_labels_of_texts_and_pairs(head):
+def test_predict_matches_text_classification_pipeline(head):
     checkpoint, url = head("classify")
     pipe = pipeline("text-classification", model=checkpoint)
 
-    def scored(found):
-        return [[{"label": each["label"], "score": each["score"]} for each in own] for own in found]
+    def label_scores(rows):
+        return [[{"label": each["label"], "score": each["score"]} for each in own] for own in rows]
 
     close(
-        scored([post(url, "/predict", inputs=MANY[0]).json()]),
+        label_scores([post(url, "/predict", inputs=MANY[0]).json()]),
         [pipe(MANY[0], top_k=None)],
         absolute=1e-4,
     )
     dicts = [{"text": text, "text_pair": pair} for text, pair in PAIRS]
     expected = pipe(dicts, top_k=None)
     close(
-        scored(post(url, "/predict", inputs=[list(pair) for pair in PAIRS]).json()),
+        label_scores(post(url, "/predict", inputs=[list(pair) for pair in PAIRS]).json()),
         expected,
         absolute=1e-4,
     )
     close(
-        scored([post(url, "/predict", inputs=list(PAIRS[0])).json()]), expected[:1], absolute=1e-4
+        label_scores([post(url, "/predict", inputs=list(PAIRS[0])).json()]),
+        expected[:1],
+        absolute=1e-4,
     )
     mixed = post(url, "/predict", inputs=[[MANY[0]], list(PAIRS[0])], raw_scores=True).json()
     expected = [pipe(each, top_k=None, function_to_apply="none") for each in (MANY[0], dicts[0])]
-    close(scored(mixed), expected, absolute=1e-3)
-    refused(
+    close(label_scores(mixed), expected, absolute=1e-3)
+    check_rejected(
         post(url, "/predict", inputs=[["a", "b", "c"]]),
         422,
         "Validation",
     )
-    refused(post(url, "/rerank", query="a", texts=["b"]), 424, "Backend")
-    refused(post(url, "/embed", inputs="a"), 424, "Backend")
+    check_rejected(post(url, "/rerank", query="a", texts=["b"]), 424, "Backend")
+    check_rejected(post(url, "/embed", inputs="a"), 424, "Backend")
     assert (
         httpx.get(f"{url}/info").json()["model_type"]["classifier"]["id2label"]["2"] == "entailment"
     )
 
 
 @pytest.mark.slow
-def test_reranking(head):
+def test_rerank_matches_pipeline(head):
     checkpoint, url = head("one label")
     pipe = pipeline("text-classification", model=checkpoint)
     pairs = [{"text": "the man", "text_pair": text} for text in MANY]
@@ -508,5 +508,5 @@ def test_reranking(head):
         assert [each.get("text") for each in result] == [
             MANY[each["index"]] if raw else None for each in result
         ]
-    refused(post(url, "/rerank", query="a", texts=[]), 400, "Empty", seen="texts")
+    check_rejected(post(url, "/rerank", query="a", texts=[]), 400, "Empty", seen="texts")
     assert AutoTokenizer.from_pretrained(checkpoint)("a", "b")["token_type_ids"][-1] == 1

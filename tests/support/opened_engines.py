@@ -17,6 +17,11 @@ def open_engine(directory, workers=1, slots=None, threads=1, **sizes):
     return LocalScheduler(admission, open_for_workers(info, threads))
 
 
+def first_batch(engine):
+    """Return the batch of the first worker, for engines that are not started."""
+    return engine.scheduler.workers[0].batch
+
+
 def text_engine(directory, **sizes):
     """Return (the text side of the export `directory`, as `serve` has it, its started scheduler).
 

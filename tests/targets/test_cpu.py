@@ -1,5 +1,4 @@
-"""The cpu target: onnxruntime's own operators, caches in place, quantized weights, and still the
-model's own tokens."""
+"""Tests of the cpu target: onnxruntime's fused operators, caches in place and quantized weights."""
 
 import numpy as np
 import onnx
@@ -24,9 +23,7 @@ exported = exports_for("cpu")
 
 
 @generators
-def test_each_layer_has_one_operator_for_each_attention_and_one_product_for_queries_keys_and_values(
-    exported, name
-):
+def test_each_layer_has_one_operator_per_attention_and_one_qkv_matmul(exported, name):
     model, directory = exported(name)
     layers = len(model.get_decoder().layers)
     result = ops(graph(directory, name))
@@ -34,28 +31,27 @@ def test_each_layer_has_one_operator_for_each_attention_and_one_product_for_quer
     assert result["DecoderMaskedMultiHeadAttention" if is_pair else "GroupQueryAttention"] == layers
     assert result["MultiHeadAttention"] == (layers if name == "seq2seq" else 0)
     assert result["Softmax"] == result["If"] == result["Loop"] == 0
-    # The logits of the last token come from a product of that token, and are not picked, and
-    # copied, out of others.
+    # The logits are computed for the last token only, not gathered from the logits of all tokens.
     assert graph(directory, name).node[-1].op_type == "Add"
-    # Rotary positions stand between the projections and the attention, so those are three; else
-    # they are one.
+    # Rotary embeddings need separate projections of queries, keys and values. Otherwise one matmul
+    # computes all three.
     per_layer = {"seq2seq": 6, "causal": 4, "causal-window": 6}[name]
     assert result["MatMul"] == per_layer * layers + 1
-    # One normalization for each sub-layer, and a last one if they come first.
+    # One normalization per sub-layer, and a final one in pre-norm models.
     per_layer = 3 if is_pair else 2
     assert result["LayerNormalization"] == per_layer * layers + model.config.norm_first
 
 
-def test_what_relative_positions_add_is_computed_once_and_an_rms_norm_is_one_operator(exported):
+def test_relative_bias_is_computed_once_and_rms_norm_is_one_operator(exported):
     model, directory = exported("seq2seq-t5")
     layers = len(model.get_decoder().layers)
     result = graph(directory, "seq2seq-t5")
     counts = ops(result)
-    added = {
+    biases = {
         node.input[4] for node in result.node if node.op_type == "DecoderMaskedMultiHeadAttention"
     }
     assert (
-        len(added) == 1
+        len(biases) == 1
         and counts["DecoderMaskedMultiHeadAttention"] == layers
         and counts["Log"] == 0
     )
@@ -63,7 +59,7 @@ def test_what_relative_positions_add_is_computed_once_and_an_rms_norm_is_one_ope
         counts["SimplifiedLayerNormalization"] == 3 * layers + 1
         and counts["Reciprocal"] == counts["ReduceMean"] == 0
     )
-    assert counts["MatMul"] == 7 * layers + 1  # of a gated feed-forward three
+    assert counts["MatMul"] == 7 * layers + 1  # the gated feed-forward network has three
     result = graph(directory, "seq2seq-t5", 0)
     # with a bias
     assert {len(node.input) for node in result.node if node.op_type == "MultiHeadAttention"} == {6}
@@ -71,7 +67,7 @@ def test_what_relative_positions_add_is_computed_once_and_an_rms_norm_is_one_ope
 
 
 @pytest.mark.slow
-def test_products_of_one_input_share_its_8_bits(exported):
+def test_int8_matmuls_of_one_input_quantize_it_once(exported):
     """The gate and the value of a gated feed-forward network read the same input."""
     model, directory = exported("seq2seq-t5", "int8")
     layers = len(model.get_decoder().layers)
@@ -86,7 +82,7 @@ def test_products_of_one_input_share_its_8_bits(exported):
 @pytest.mark.parametrize(
     "name", ["seq2seq", *(pytest.param(name, marks=pytest.mark.slow) for name in GENERATORS[1:])]
 )
-def test_every_matrix_product_is_quantized(exported, name, dtype):
+def test_every_matmul_is_quantized(exported, name, dtype):
     _, directory = exported(name, dtype)
     result, exact = ops(graph(directory, name)), ops(graph(exported(name)[1], name))
     operator = {"int8": "MatMulIntegerToFloat", "int4": "MatMulNBits"}[dtype]
@@ -96,9 +92,8 @@ def test_every_matrix_product_is_quantized(exported, name, dtype):
     assert (manifest["target"], manifest["default_dtype"]) == ("cpu", dtype)
 
 
-def test_weights_are_on_disk_once(exported):
-    """The embedding, which encoder and decoder look up, in 8 bits; its transpose, which the decoder
-    multiplies with; and each matrix of both."""
+def test_weights_are_stored_once(exported):
+    """Encoder and decoder share a data file with the embedding, its transpose and all matrices."""
     model, directory = exported("seq2seq", "int8")
     [data] = (path for path in directory.rglob("*") if path.suffix == ".onnx_data")
     tensors = {}
@@ -118,7 +113,7 @@ def graph_without_data(directory, name, role):
     return onnx.load(directory / FILES[name][role], load_external_data=False).graph
 
 
-def test_the_encoder_of_a_pair_returns_the_keys_and_values_of_the_decoder(exported):
+def test_seq2seq_encoder_returns_cross_attention_keys_and_values(exported):
     model, directory = exported("seq2seq")
     ids, mask = np.array([[5, 6, 7, 8], [9, 10, 0, 0]]), np.array([[1, 1, 1, 1], [1, 1, 0, 0]])
     result = Runtime(directory).outputs(ids, mask)
@@ -127,21 +122,22 @@ def test_the_encoder_of_a_pair_returns_the_keys_and_values_of_the_decoder(export
             torch.from_numpy(ids), torch.from_numpy(mask)
         ).last_hidden_state
         for i, layer in enumerate(model.get_decoder().layers):
-            key = layer.cross_attn.k_proj(hidden).view(2, 4, 4, 8).transpose(1, 2).numpy()
-            np.testing.assert_allclose(result[f"present.{i}.encoder.key"][0], key[0], atol=1e-5)
-            np.testing.assert_allclose(
-                result[f"present.{i}.encoder.key"][1, :, :2], key[1, :, :2], atol=1e-5
-            )
+            attention = layer.cross_attn
+            for name, project in (("key", attention.k_proj), ("value", attention.v_proj)):
+                expected = project(hidden).view(2, 4, 4, 8).transpose(1, 2).numpy()
+                actual = result[f"present.{i}.encoder.{name}"]
+                np.testing.assert_allclose(actual[0], expected[0], atol=1e-5)
+                np.testing.assert_allclose(actual[1, :, :2], expected[1, :, :2], atol=1e-5)
     with raises(ValueError, seen="--target"):
         Runtime(directory).encode(ids, mask)
 
 
-# -------------------------------------------------------------------------------------- the numbers
+# ------------------------------------------------------------------------------- numerical accuracy
 
 
 @pytest.mark.parametrize("dtype, agreement", [("int8", 0.95), ("int4", 0.6)])
 @pytest.mark.parametrize("name", ["seq2seq", "causal"])
-def test_quantized_weights_choose_nearly_the_same_tokens(exported, name, dtype, agreement):
+def test_quantized_models_choose_mostly_same_tokens(exported, name, dtype, agreement):
     model, directory = exported(name, dtype)
     report = verify(directory, model, cases=20, seed=1)
     assert report.failures == [] and report.max_error > 1e-4
@@ -149,7 +145,7 @@ def test_quantized_weights_choose_nearly_the_same_tokens(exported, name, dtype, 
 
 
 @pytest.mark.parametrize("dtype, cosine", [("int8", 0.998), ("int4", 0.96)])
-def test_quantized_encoders_point_in_nearly_the_same_direction(exported, dtype, cosine):
+def test_quantized_encoder_outputs_have_high_cosine_similarity(exported, dtype, cosine):
     model, directory = exported("encoder", dtype)
     ids = np.random.default_rng(0).integers(0, 48, (3, 9))
     with torch.no_grad():
@@ -159,8 +155,8 @@ def test_quantized_encoders_point_in_nearly_the_same_direction(exported, dtype, 
     assert ((actual * expected).sum(-1) / norms).min() > cosine
 
 
-def product(x, matrix, dtype, before=None):
-    """x W by onnxruntime, in `dtype`; of what the operator `before` makes of x, if there is one."""
+def matmul(x, matrix, dtype, before=None):
+    """Return x W by onnxruntime in `dtype`. The operator `before`, if any, precedes it."""
 
     def part(g, value):
         return [linear(g, g.op(before, value) if before else value, "w")]
@@ -171,16 +167,15 @@ def product(x, matrix, dtype, before=None):
 
 
 @pytest.mark.parametrize("before, levels", [(None, 254), ("Relu", 255)])
-def test_int8_products_are_off_by_no_more_than_the_rounding(before, levels):
-    """Half a step of the weights, for each its column's, and half a step of the inputs, for each
-    its row's."""
+def test_int8_matmul_error_is_within_rounding(before, levels):
+    """The bound is half a step of the weights per column, and half a step of the inputs per row."""
     rng = np.random.default_rng(0)
     x, matrix = (
         rng.standard_normal((3, 256)).astype(np.float32),
         rng.standard_normal((256, 40)).astype(np.float32),
     )
     x *= np.array([[1e-3], [1], [50]], np.float32)
-    result = product(x, matrix, "int8", before)
+    result = matmul(x, matrix, "int8", before)
     exact = x.astype(np.float64) if before is None else np.maximum(x, 0).astype(np.float64)
     pairs = np.abs(matrix[::2] + matrix[1::2]).max(axis=0)
     steps = np.maximum(np.abs(matrix).max(axis=0), pairs) / 127
@@ -192,9 +187,8 @@ def test_int8_products_are_off_by_no_more_than_the_rounding(before, levels):
     assert np.all(errors.std(axis=1) / (exact @ matrix).std(axis=1) < 0.02)
 
 
-def test_int8_weights_cannot_overflow_16_bits():
-    """Two products of neighbours in a column, activations up to 255, are added in int16 where there
-    is no VNNI."""
+def test_int8_weights_cannot_overflow_int16():
+    """Without VNNI, two neighbouring products with activations up to 255 are added in int16."""
     rng = np.random.default_rng(0)
     for matrix in (
         rng.standard_normal((65, 40)),
@@ -210,29 +204,30 @@ def test_int8_weights_cannot_overflow_16_bits():
 
 
 @pytest.mark.parametrize("before", [None, "Relu"])
-def test_a_row_in_int8_does_not_depend_on_the_others(before):
-    """Whatever stands beside it: a row a thousand times as large, of the largest and smallest
-    numbers, of zeros, no numbers."""
+def test_int8_row_does_not_depend_on_other_rows(before):
+    """The other rows are 1000 times as large, near the limits of float32, zero, inf or NaN."""
     rng = np.random.default_rng(0)
     x, matrix = (
         rng.standard_normal((9, 64)).astype(np.float32),
         rng.standard_normal((64, 40)).astype(np.float32),
     )
-    alone = np.stack([product(row[None], matrix, "int8", before)[0] for row in x])
+    alone = np.stack([matmul(row[None], matrix, "int8", before)[0] for row in x])
     x[1:7] *= np.array(
         [[1e3], [3e38 / np.abs(x[2]).max()], [1e-38], [1e-42], [0], [np.inf]], np.float32
     )
     x[7] = np.nan
-    together = product(x, matrix, "int8", before)
+    together = matmul(x, matrix, "int8", before)
     np.testing.assert_array_equal(together[[0, 8]], alone[[0, 8]])
     np.testing.assert_allclose(together[1], alone[1] * 1000, rtol=1e-5, atol=1e-2)
     assert np.all(np.isfinite(together[3:5])) and np.all(together[5] == 0)
     assert np.all(np.isnan(together[7]))
 
 
-def test_int4_blocks_are_off_by_half_a_step():
-    """A step is an eighth of the block's largest weight, which itself is exact; one of the other
-    sign loses a whole step."""
+def test_int4_block_errors_are_mostly_within_half_a_step():
+    """A step is an eighth of the block's largest weight, which itself is exact.
+
+    A weight of the other sign may be off by a whole step.
+    """
     matrix = np.random.default_rng(0).standard_normal((70, 40)).astype(np.float32)
     packed, scales = int4_blocks(matrix)
     assert packed.shape == (40, 3, 16) and scales.shape == (40, 3)
@@ -250,7 +245,7 @@ def test_int4_blocks_are_off_by_half_a_step():
     assert np.all(errors[np.abs(matrix) == blocks] < 1e-6)
 
 
-def test_int4_products_are_those_of_the_rounded_weights():
+def test_int4_matmul_matches_rounded_weights():
     rng = np.random.default_rng(0)
     x, matrix = (
         rng.standard_normal((3, 256)).astype(np.float32),
@@ -259,14 +254,14 @@ def test_int4_products_are_those_of_the_rounded_weights():
     packed, scales = int4_blocks(matrix)
     integers = np.stack([packed & 15, packed >> 4], axis=-1).reshape(40, 8, 32).astype(int) - 8
     rounded = (integers * scales[..., None]).reshape(40, 256).T
-    errors = np.abs(product(x, matrix, "int4") - x @ rounded)
-    # they become 8 bits
+    errors = np.abs(matmul(x, matrix, "int4") - x @ rounded)
+    # the inputs are quantized to 8 bits
     inputs_rounded = np.abs(x).max() / 127 / 2 * np.abs(rounded).sum(axis=0) * 1.1
     assert np.all(errors <= inputs_rounded) and errors.max() > 1e-4
 
 
 @pytest.mark.parametrize("width", [20, 128, 300])
-def test_embeddings_are_off_by_half_a_step(width):
+def test_uint8_embedding_error_is_within_half_a_step(width):
     table = np.random.default_rng(0).standard_normal((9, width)).astype(np.float32)
     integers, scales = uint8_blocks(table)
     assert integers.shape == table.shape and scales.shape == (9, -(-width // 128))
@@ -275,7 +270,7 @@ def test_embeddings_are_off_by_half_a_step(width):
     assert np.all(np.abs(table).max(axis=1) / 127 >= scales.max(axis=1) * 0.9999)
 
 
-def test_rows_of_a_table_in_standard_operators_are_off_by_half_a_step():
+def test_portable_int8_embedding_error_is_within_half_a_step():
     table = np.random.default_rng(0).standard_normal((9, 20)).astype(np.float32)
     table[3] = 0
     ids = {"ids": np.arange(9)[::-1].copy()}
@@ -293,22 +288,22 @@ def test_rows_of_a_table_in_standard_operators_are_off_by_half_a_step():
     assert model.ByteSize() < table.nbytes + 700
 
 
-def test_weights_are_quantized_in_slices_as_they_are_as_a_whole(monkeypatch):
+def test_quantization_in_slices_matches_whole_matrix(monkeypatch):
     matrix = np.random.default_rng(0).standard_normal((40, 33)).astype(np.float32)
     for quantize, axis, joined in ((int8_columns, 1, 1), (int4_blocks, 1, 0), (uint8_blocks, 0, 0)):
         expected = quantize(matrix)
         monkeypatch.setattr(quantization, "SLICE", 100)
-        for actual, whole in zip(
+        for actual, reference in zip(
             quantization.in_slices(quantize, matrix, axis, joined), expected, strict=True
         ):
-            np.testing.assert_array_equal(actual, whole)
+            np.testing.assert_array_equal(actual, reference)
 
 
 # --------------------------------------------------------------------------------------- generation
 
 
-def started(runtime, ids, mask, source, new_tokens):
-    """A decoder that has read its prompts."""
+def start_decoder(runtime, ids, mask, source, new_tokens):
+    """Return a decoder after the prefill of its prompts."""
     decoder = runtime.model.decoders.start(
         GenerationRequest(Options(max_new_tokens=new_tokens), ids, mask, source)
     )
@@ -320,10 +315,10 @@ def pointers(decoder):
     return {name: bound.data_ptr() for name, (_, bound) in decoder.bound.caches.items()}
 
 
-def test_caches_are_written_in_place_and_the_source_is_never_copied_for_beams(exported):
+def test_caches_are_written_in_place_and_source_is_not_copied_for_beams(exported):
     runtime = Runtime(exported("seq2seq")[1])
     source = prompts("seq2seq")
-    decoder = started(runtime, np.full((4, 1), 1), np.ones((4, 1), np.int64), source, 8)
+    decoder = start_decoder(runtime, np.full((4, 1), 1), np.ones((4, 1), np.int64), source, 8)
     assert isinstance(decoder, CpuSeq2SeqDecoder)
     decoder.expand(3)
     places = pointers(decoder)
@@ -338,14 +333,16 @@ def test_caches_are_written_in_place_and_the_source_is_never_copied_for_beams(ex
     assert {len(states) for states in decoder.source.values()} == {4}
 
 
-def test_beams_read_what_the_beam_they_come_from_wrote(exported):
-    """Against rows that stay where they are and are fed the same tokens."""
+def test_beams_read_cache_of_their_parent_beam(exported):
+    """The reference feeds the same tokens to rows that stay in place."""
     runtime = Runtime(exported("seq2seq")[1])
     source = prompts("seq2seq")
     rng, beams, steps = np.random.default_rng(0), 3, 7
 
     def beamed():
-        decoder = started(runtime, np.full((4, 1), 1), np.ones((4, 1), np.int64), source, steps + 1)
+        decoder = start_decoder(
+            runtime, np.full((4, 1), 1), np.ones((4, 1), np.int64), source, steps + 1
+        )
         decoder.expand(beams)
         return decoder
 
@@ -360,12 +357,12 @@ def test_beams_read_what_the_beam_they_come_from_wrote(exported):
         np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
-def test_inputs_that_leave_do_not_change_the_others(exported):
+def test_removed_inputs_do_not_change_others(exported):
     runtime = Runtime(exported("seq2seq")[1])
     source, kept = prompts("seq2seq"), np.array([0, 3, 2])
 
     def stepped():
-        decoder = started(runtime, np.full((4, 1), 1), np.ones((4, 1), np.int64), source, 8)
+        decoder = start_decoder(runtime, np.full((4, 1), 1), np.ones((4, 1), np.int64), source, 8)
         decoder.expand(3)
         parents = np.array([1, 1, 0, 3, 5, 4, 8, 7, 6, 9, 10, 10])
         return decoder, decoder.step(np.arange(5, 17)[:, None], parents).copy()
@@ -380,9 +377,9 @@ def test_inputs_that_leave_do_not_change_the_others(exported):
     np.testing.assert_array_equal(source[1], prompts("seq2seq")[1])  # the caller's mask stays
 
 
-def test_only_rows_that_change_move(exported):
+def test_reorder_cache_moves_rows_in_place(exported):
     runtime = Runtime(exported("causal")[1])
-    decoder = started(runtime, *prompts("causal"), None, 4)
+    decoder = start_decoder(runtime, *prompts("causal"), None, 4)
     places = pointers(decoder)
     before = {name: cache.copy() for name, (cache, _) in decoder.bound.caches.items()}
     lengths = decoder.lengths.copy()
@@ -394,7 +391,7 @@ def test_only_rows_that_change_move(exported):
     assert pointers(decoder) == places
 
 
-# ----------------------------------------------------------------------------------------- refusals
+# --------------------------------------------------------------------------------- rejected exports
 
 WRONG = [
     (
@@ -418,7 +415,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("architecture, fields, seen", WRONG, ids=[seen for *_, seen in WRONG])
-def test_what_the_operators_cannot_hold_is_refused_by_name(architecture, fields, seen, tmp_path):
+def test_unsupported_config_raises_before_files_are_written(architecture, fields, seen, tmp_path):
     model_class = getattr(vanilla_transformer, architecture)
     model_class(model_class.config_class(**SIZES, **fields)).save_pretrained(
         tmp_path / "checkpoint"
@@ -429,6 +426,6 @@ def test_what_the_operators_cannot_hold_is_refused_by_name(architecture, fields,
 
 
 @pytest.mark.parametrize("target, dtype", [("portable", "int4"), ("cpu", "fp16"), ("gpu", "fp32")])
-def test_a_target_or_dtype_that_does_not_exist_is_refused(target, dtype, tmp_path):
+def test_unknown_target_or_dtype_raises_value_error(target, dtype, tmp_path):
     with raises(ValueError, seen=target, expected=("portable", "fp32", "int8", "cpu")):
         export(tmp_path, tmp_path / "out", target=target, dtype=dtype)

@@ -24,7 +24,7 @@ def addresses(buffers):
 
 
 @generators
-def test_buffers_are_used_again_by_the_next_batch_of_like_size(exported, name):
+def test_buffers_are_reused_by_batch_of_similar_size(exported, name):
     runtime = Runtime(exported(name)[1], device="cpu")
     ids, mask = prompts(name)
     first = runtime.generate(ids, mask, max_new_tokens=5)
@@ -43,7 +43,7 @@ def test_buffers_are_used_again_by_the_next_batch_of_like_size(exported, name):
 
 
 @generators
-def test_two_batches_at_a_time_have_buffers_of_their_own(exported, name):
+def test_concurrent_batches_have_separate_buffers(exported, name):
     runtime = Runtime(exported(name)[1], device="cpu")
     batches = [prompts(name, seed) for seed in (0, 1)]
     expected = [
@@ -58,7 +58,7 @@ def test_two_batches_at_a_time_have_buffers_of_their_own(exported, name):
     )
 
 
-def test_beams_move_nothing_and_fill_a_slot_each(exported):
+def test_beam_step_writes_one_slot_per_beam_and_moves_none(exported):
     runtime = Runtime(exported("seq2seq")[1], device="cpu")
     ids = np.full((4, 1), 1)
     request = GenerationRequest(
@@ -80,7 +80,7 @@ def test_beams_move_nothing_and_fill_a_slot_each(exported):
         assert changed.tolist() == ([1, 2, 3] if ".decoder." in name else [])
 
 
-# ----------------------------------------------------------------------------------------- refusals
+# ------------------------------------------------------------------------------------------- errors
 
 
 GPU_BUILD = ["CUDAExecutionProvider", "CPUExecutionProvider"]
@@ -129,7 +129,7 @@ USED = dict(
         (dict(), GPU_BUILD, None),
     ],
 )
-def test_asking_for_cuda_where_it_cannot_run_says_what_to_do(monkeypatch, found, running, seen):
+def test_error_without_cuda_names_cause_and_remedy(monkeypatch, found, running, seen):
     state = USED | found
     monkeypatch.setattr(devices, "installed_versions", lambda: state["installed"])
     monkeypatch.setattr(devices, "providers", lambda: state["providers"])
@@ -137,21 +137,21 @@ def test_asking_for_cuda_where_it_cannot_run_says_what_to_do(monkeypatch, found,
     calls = []
     monkeypatch.setattr(devices, "gpus", lambda: calls.append("nvidia-smi") or state["gpus"])
 
-    def ask():
+    def require_cuda():
         devices.require("cuda")
         devices.require_running(devices.CUDA, running)
 
     if seen is None:
-        ask()
+        require_cuda()
     else:
         with raises(OSError, seen=seen) as raised:
-            ask()
+            require_cuda()
         assert "\n" not in str(raised.value)
     assert calls == ["nvidia-smi"]
 
 
 @pytest.mark.parametrize("library", devices.LIBRARIES)
-def test_a_missing_library_is_named_with_the_command_that_installs_it(monkeypatch, library):
+def test_missing_library_error_names_library_and_pip_command(monkeypatch, library):
     monkeypatch.setattr(devices, "installed_versions", lambda: USED["installed"])
     monkeypatch.setattr(devices, "providers", lambda: GPU_BUILD)
     monkeypatch.setattr(devices, "gpus", lambda: [H200])
@@ -161,7 +161,7 @@ def test_a_missing_library_is_named_with_the_command_that_installs_it(monkeypatc
     assert not any(other in str(raised.value) for other in devices.LIBRARIES if other != library)
 
 
-def test_bf16_on_a_gpu_without_it_is_an_error_that_names_both(monkeypatch):
+def test_bf16_error_names_gpu_and_compute_capability(monkeypatch):
     devices.check_bfloat16(H200)
     with raises(OSError, seen=("Tesla T4", "7.5"), expected=("8.0", "fp16", "fp32")):
         devices.check_bfloat16(T4)
@@ -172,7 +172,7 @@ def test_bf16_on_a_gpu_without_it_is_an_error_that_names_both(monkeypatch):
         devices.require("cuda", "bf16")
 
 
-def test_the_gpu_is_what_nvidia_smi_prints(monkeypatch, tmp_path):
+def test_gpus_are_read_from_nvidia_smi(monkeypatch, tmp_path):
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'NVIDIA H200, 580.65.06, 143771 MiB, 9.0'\n")
     program.chmod(0o755)
@@ -182,7 +182,7 @@ def test_the_gpu_is_what_nvidia_smi_prints(monkeypatch, tmp_path):
     assert devices.gpus() == []
 
 
-def test_a_runtime_never_falls_back_to_the_cpu(exported, monkeypatch):
+def test_runtime_never_falls_back_to_cpu(exported, monkeypatch):
     monkeypatch.setattr(devices, "providers", lambda: ["CPUExecutionProvider"])
     with raises(OSError, seen="CUDA"):
         Runtime(exported("causal")[1])
@@ -192,8 +192,8 @@ def test_a_runtime_never_falls_back_to_the_cpu(exported, monkeypatch):
         Runtime(exported("causal")[1], device="tensorrt")
 
 
-def test_json_of_doctor_is_all_that_it_prints(monkeypatch, capsys):
-    """onnxruntime prints what it cannot preload."""
+def test_doctor_json_is_only_output(monkeypatch, capsys):
+    """onnxruntime prints the libraries that it cannot preload."""
     printing = lambda: print("Failed to load libcublasLt.so.13")  # noqa: E731
     monkeypatch.setattr(onnxruntime, "preload_dlls", printing, raising=False)
     monkeypatch.setattr(devices, "providers", lambda: GPU_BUILD)
@@ -202,7 +202,7 @@ def test_json_of_doctor_is_all_that_it_prints(monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out)["providers"] == GPU_BUILD
 
 
-def test_doctor_says_what_runs_where(monkeypatch, capsys):
+def test_doctor_reports_targets_that_run(monkeypatch, capsys):
     monkeypatch.setattr(devices, "gpus", lambda: [])
     cli.main(["doctor", "--json"])
     result = json.loads(capsys.readouterr().out)

@@ -1,5 +1,4 @@
-"""Tests of the cuda target's captured graphs, on the CPU: a run of a new graph is emulated as
-onnxruntime does it on CUDA."""
+"""Tests of the cuda target's captured graphs, on the CPU with an emulation of their capture."""
 
 import random
 import threading
@@ -34,10 +33,10 @@ SEARCHES = [
 
 
 class Captures:
-    """Emulates CUDA graphs: the first run of a graph id in a thread runs it three times."""
+    """An emulation of CUDA graphs: the first run of a graph id in a thread runs it three times."""
 
     def __init__(self, monkeypatch):
-        self.graphs = set()  # session and id
+        self.graphs = set()  # session id and graph id
         self.threads = {}
         run_bound = Session.run_bound
 
@@ -46,7 +45,7 @@ class Captures:
             key = (id(session), int(name), threading.get_ident())
             times = 1 if int(name) < 0 or key in self.threads else 3
             if int(name) >= 0:
-                self.threads[key] = session  # kept, so that no other session has its id
+                self.threads[key] = session  # kept alive, so that no other session gets its id
                 self.graphs.add(key[:2])
             for _ in range(times):
                 run_bound(session, binding, options)
@@ -63,7 +62,7 @@ def search_all(runtime, name):
 
 
 @pytest.mark.parametrize("name", ["seq2seq", "causal"])
-def test_each_thread_gets_the_tokens_of_a_first_thread(exported, name, monkeypatch):
+def test_all_threads_get_same_tokens_from_one_capture_thread(exported, name, monkeypatch):
     directory = exported(name)[1]
     expected = search_all(Runtime(directory, device="cpu"), name)
     captures = Captures(monkeypatch)
@@ -75,7 +74,7 @@ def test_each_thread_gets_the_tokens_of_a_first_thread(exported, name, monkeypat
     assert len({thread for _, _, thread in captures.threads}) == 1
 
 
-def test_steps_of_greedy_search_are_queued_and_the_last_one_is_waited_for(exported, monkeypatch):
+def test_greedy_steps_are_queued_and_only_last_step_is_synchronized(exported, monkeypatch):
     waits = []
     run_bound = Session.run_bound
 
@@ -94,15 +93,15 @@ def test_steps_of_greedy_search_are_queued_and_the_last_one_is_waited_for(export
 
 
 def random_request(rng):
-    """A request of up to 32 rows of up to 100 tokens, and up to 3 beams."""
+    """Return a request of up to 32 rows of up to 100 tokens, and up to 3 beams."""
     rows, length, beams = rng.integers(1, [33, 101, 4]).tolist()
     ids = rng.integers(4, 48, (rows, length))
     options = Options(max_new_tokens=int(rng.integers(1, 40)), num_beams=beams)
     return GenerationRequest(options, ids, np.ones_like(ids))
 
 
-def test_a_thousand_requests_of_random_sizes_capture_few_graphs(exported, monkeypatch):
-    """There are 6 numbers of rows, 3 of slots and 3 of beams. Beams have a graph more."""
+def test_random_request_sizes_capture_few_graphs(exported, monkeypatch):
+    """There are 6 row counts, 3 slot counts and 3 beam counts. Beam search has one more graph."""
     captures = Captures(monkeypatch)
     decoders = Runtime(exported("causal")[1], device="cpu").model.decoders
     rng = np.random.default_rng(0)
@@ -120,7 +119,7 @@ def test_a_thousand_requests_of_random_sizes_capture_few_graphs(exported, monkey
 
 @pytest.mark.parametrize("limit", ["MAX_KEPT_BYTES", "MAX_GRAPHS"])
 @pytest.mark.parametrize("name", ["seq2seq", "causal"])
-def test_beyond_a_limit_nothing_is_kept_and_tokens_are_the_same(exported, name, limit, monkeypatch):
+def test_zero_limits_keep_no_graphs_and_give_same_tokens(exported, name, limit, monkeypatch):
     directory = exported(name)[1]
     expected = search_all(Runtime(directory, device="cpu"), name)
     captures = Captures(monkeypatch)
@@ -143,7 +142,7 @@ def test_beam_search_without_a_session_runs_in_numpy(exported, monkeypatch):
     assert runtime.model.decoders.pool.beam_sessions == {}
 
 
-def test_a_full_pool_gives_larger_buffers(exported, monkeypatch):
+def test_full_pool_returns_larger_buffers(exported, monkeypatch):
     runtime = Runtime(exported("seq2seq")[1], device="cpu")
     ids, mask = (np.repeat(array, 2, axis=0) for array in prompts("seq2seq"))
     expected = runtime.generate(ids, mask, max_new_tokens=6).tolist()
@@ -154,8 +153,8 @@ def test_a_full_pool_gives_larger_buffers(exported, monkeypatch):
     assert pool.free == [kept] and kept.sizes["batch_size"] == 8
 
 
-def test_a_capture_has_room_for_three_runs(exported, monkeypatch):
-    """A run fills a slot per beam, here 40 of 64 that the request needs."""
+def test_capture_has_slots_for_three_runs(exported, monkeypatch):
+    """A run fills one slot per beam, here 40 of the 64 that the request needs."""
     directory = exported("causal")[1]
     options = dict(do_sample=True, seed=1, num_return_sequences=40, max_new_tokens=1)
     expected = Runtime(directory, device="cpu").generate(*prompts("causal"), **options)
@@ -164,7 +163,7 @@ def test_a_capture_has_room_for_three_runs(exported, monkeypatch):
     assert actual.tolist() == expected.tolist()
 
 
-def test_prompts_of_all_lengths_have_few_shapes(exported, monkeypatch):
+def test_prompt_lengths_are_rounded_up_to_powers_of_two(exported, monkeypatch):
     lengths = set()
     prompt_graph = buffers.Buffers.prompt_graph
 
@@ -194,8 +193,8 @@ def new_tokens(runtime, name, row, options):
 
 
 @pytest.mark.parametrize("name", ["seq2seq", "causal"])
-def test_a_scheduler_gives_the_tokens_of_rows_alone(exported, name, monkeypatch):
-    """Searches of all kinds, which differ in their numbers of new tokens."""
+def test_scheduler_matches_rows_alone(exported, name, monkeypatch):
+    """The requests mix all searches and different numbers of new tokens."""
     info, rows = open_export(exported(name)[1]), random_rows(8)
     admission = Admission(info, slots=16, max_waiting=1000)
     cases = [
@@ -216,7 +215,7 @@ def test_a_scheduler_gives_the_tokens_of_rows_alone(exported, name, monkeypatch)
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Names of functions that copy between the host and the device -> how often they are called."""
+    """The number of calls of each function that copies between host and device."""
     counts = Counter()
     for owner, name in (
         (CudaDecoder, "step"), (buffers.DeviceGraph, "put"), (CudaDecoders, "start_search")
@@ -232,9 +231,9 @@ def calls(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["seq2seq", "causal"])
-def test_a_stream_of_greedy_search_stays_on_the_device(exported, calls, name):
+def test_greedy_stream_stays_on_device(exported, calls, name):
     runtime = Runtime(exported(name)[1], device="cpu")
-    calls.clear()  # those of the export
+    calls.clear()  # the calls during the export do not count
     ids, mask = prompts(name)
     expected = runtime.generate(ids, mask, max_new_tokens=20)[:, 1 if name == "seq2seq" else 7 :]
     steps = list(runtime.stream(ids, mask, max_new_tokens=20))
@@ -246,7 +245,7 @@ def test_a_stream_of_greedy_search_stays_on_the_device(exported, calls, name):
 
 
 @pytest.mark.parametrize("beams, streams", [(1, False), (1, True), (3, False)])
-def test_greedy_and_beam_search_of_a_batch_stay_on_the_device(exported, calls, beams, streams):
+def test_greedy_and_beam_search_of_batch_stay_on_device(exported, calls, beams, streams):
     info = open_export(exported("seq2seq")[1])
     admission = Admission(info, slots=16)
     options = dict(max_new_tokens=20, num_beams=beams, eos_token_id=[])
@@ -271,8 +270,7 @@ def test_greedy_and_beam_search_of_a_batch_stay_on_the_device(exported, calls, b
     assert batch.search is None and len(batch.model.decoders.pool.free) == 1
 
 
-def test_a_failed_capture_is_an_error_of_the_engine(exported, monkeypatch):
-    """Afterwards the buffers are used again."""
+def test_failed_capture_raises_and_buffers_are_reused(exported, monkeypatch):
     info = open_export(exported("causal")[1])
     admission = Admission(info, slots=4)
     model = OnnxModel(info, 1, device="cpu")

@@ -14,22 +14,22 @@ exported = exports_for("cuda")
 
 
 @generators
-def test_each_layer_has_two_scatters_and_one_operator_for_each_attention(exported, name):
+def test_each_layer_has_two_scatters_and_one_operator_per_attention(exported, name):
     model, directory = exported(name)
     layers = len(model.get_decoder().layers)
     result = ops(graph(directory, name))
-    assert result["TensorScatter"] == 2 * layers + 1  # and the tokens
+    assert result["TensorScatter"] == 2 * layers + 1  # one more for the tokens
     assert result["Attention"] == (2 if name == "seq2seq" else 1) * layers
     assert result["Softmax"] == 0
-    # One product for queries, keys and values, and each norm but the first of a model that begins
-    # with one adds the residual.
+    # One matmul computes queries, keys and values. Each norm adds the residual, except the first of
+    # a pre-norm model.
     assert result["Split"] == layers
     assert result["MatMul"] == (6 if name == "seq2seq" else 4) * layers + 1
     assert result["SkipLayerNormalization"] == (3 if name == "seq2seq" else 2) * layers
     assert result["LayerNormalization"] == (1 if model.config.norm_first else 0)
 
 
-def test_rotary_positions_are_one_operator_for_queries_and_one_for_keys(exported):
+def test_rotary_embedding_is_one_operator_for_queries_and_one_for_keys(exported):
     model, directory = exported("causal-window")
     result = ops(graph(directory, "causal-window"))
     assert result["RotaryEmbedding"] == 2 * len(model.get_decoder().layers)
@@ -37,18 +37,18 @@ def test_rotary_positions_are_one_operator_for_queries_and_one_for_keys(exported
 
 
 @pytest.mark.slow
-def test_what_relative_positions_add_is_computed_once(exported):
+def test_relative_bias_is_computed_once(exported):
     model, directory = exported("causal-relative")
     result = graph(directory, "causal-relative")
     layers = len(model.get_decoder().layers)
-    added = [node.input[3] for node in result.node if node.op_type == "Attention"]
-    assert len(added) == layers and len(set(added)) == 1
+    biases = [node.input[3] for node in result.node if node.op_type == "Attention"]
+    assert len(biases) == layers and len(set(biases)) == 1
     assert ops(result)["Log"] == 0 and ops(result)["Where"] == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_an_rms_norm_is_one_operator_which_adds_the_residual(exported, dtype):
+def test_rms_norm_and_residual_are_one_operator(exported, dtype):
     model, directory = exported("seq2seq-t5", dtype)
     for role, norms in ((0, 2), (1, 3 * len(model.get_decoder().layers))):
         result = ops(graph(directory, "seq2seq-t5", role))
@@ -57,26 +57,26 @@ def test_an_rms_norm_is_one_operator_which_adds_the_residual(exported, dtype):
             result["SkipSimplifiedLayerNormalization"],
         ) == (1, norms)
         assert result["RMSNormalization"] == result["Pow"] == 0
-    # Queries, keys and values are one product, and so are the two of a gated feed-forward network.
+    # One matmul computes queries, keys and values, and another both gated projections.
     assert result["Split"] == 2 * len(model.get_decoder().layers)
 
 
-def test_the_keys_and_values_of_all_layers_come_from_one_product(exported):
+def test_one_matmul_computes_keys_and_values_of_all_layers(exported):
     _, directory = exported("seq2seq")  # one layer in the encoder, two in the decoder
     result = graph(directory, "seq2seq", 0)
     assert ops(result)["MatMul"] == 4 + 1 and ops(result)["SkipLayerNormalization"] == 2
     assert [len(node.output) for node in result.node if node.op_type == "Split"] == [3, 4]
 
 
-def test_values_of_another_width_than_keys_have_a_product_of_their_own(exported):
+def test_values_of_other_width_than_keys_have_separate_matmul(exported):
     _, directory = exported("encoder")
     result = graph(directory, "encoder")
     assert [len(node.output) for node in result.node if node.op_type == "Split"] == [2, 2]
     assert ops(result)["MatMul"] == 5 * 2 + 1 and ops(result)["SkipLayerNormalization"] == 4
 
 
-def test_no_more_products_become_one_than_a_split_can_replay():
-    """34 of one x: 32 and 2, with the values of each."""
+def test_packed_matmuls_are_limited_to_32_outputs_of_split():
+    """34 matmuls of one input become two, with 32 and 2 outputs and the same values."""
     rng = np.random.default_rng(0)
     x, matrices = (
         rng.standard_normal((3, 16)).astype(np.float32),
@@ -94,8 +94,8 @@ def test_no_more_products_become_one_than_a_split_can_replay():
         np.testing.assert_allclose(result, x @ matrix, atol=1e-5)
 
 
-def test_the_state_of_the_last_token_needs_no_argmax_of_integers():
-    """The provider has none: the indices would be copied to the host and back."""
+def test_last_state_uses_no_argmax():
+    """The CUDA provider has no ArgMax of integers. Indices would be copied to the host and back."""
     states = np.random.default_rng(0).standard_normal((4, 5, 3)).astype(np.float32)
     flags = np.array([[1, 1, 0, 0, 0], [0, 0, 1, 0, 1], [0, 0, 0, 0, 0], [1, 0, 0, 0, 0]], bool)
     inputs = {"states": states, "flags": flags}
@@ -108,8 +108,8 @@ def test_the_state_of_the_last_token_needs_no_argmax_of_integers():
     "act, operator",
     [("gelu", "BiasGelu"), pytest.param("gelu_new", "FastGelu", marks=pytest.mark.slow)],
 )
-def test_a_gelu_is_one_operator_with_its_bias(act, operator, tmp_path):
-    """`export` compares its values with torch."""
+def test_gelu_and_bias_are_one_operator(act, operator, tmp_path):
+    """`export` compares the values with torch."""
     model_class = vanilla_transformer.VanillaEncoderModel
     model_class(
         model_class.config_class(**SIZES, num_hidden_layers=2, hidden_act=act)

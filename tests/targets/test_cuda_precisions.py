@@ -34,9 +34,7 @@ FLOATS = {
 
 @pytest.mark.parametrize("dtype", ["fp16", pytest.param("bf16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["seq2seq", pytest.param("encoder", marks=pytest.mark.slow)])
-def test_weights_and_caches_are_of_the_type_asked_for_and_outputs_are_float32(
-    exported, name, dtype
-):
+def test_weights_and_caches_have_requested_dtype_and_outputs_are_float32(exported, name, dtype):
     _, directory = exported(name, dtype)
     for role in range(len(FILES.get(name, [0]))):
         result = graph(directory, name, role)
@@ -67,13 +65,13 @@ def test_weights_and_caches_are_of_the_type_asked_for_and_outputs_are_float32(
     assert manifest["variants"][dtype]["tolerance"] == TOLERANCES[dtype]._asdict()
 
 
-def test_parity_of_integer_weights_is_measured_with_activations_in_half_precision(exported):
+def test_parity_of_integer_weights_uses_half_precision_activations(exported):
     manifest = json.loads((exported("encoder", "int8")[1] / "manifest.json").read_text())
     parity = default_parity(manifest)
     assert parity["failures"] == 0 and 1e-3 < parity["mean_error"] < 0.1
 
 
-def test_a_command_says_why_an_export_in_bf16_was_not_compared(exported, tmp_path, capsys):
+def test_export_command_reports_why_bf16_was_not_compared(exported, tmp_path, capsys):
     exported("encoder")[0].save_pretrained(tmp_path / "model")
     cli.main(
         [
@@ -94,8 +92,8 @@ def test_a_command_says_why_an_export_in_bf16_was_not_compared(exported, tmp_pat
 @pytest.mark.parametrize(
     "dtype, tolerance", [("fp16", 2e-3), pytest.param("bf16", 2e-2, marks=pytest.mark.slow)]
 )
-def test_half_precision_weights_are_the_models_rounded(exported, dtype, tolerance):
-    """Run in float32, which the CPU has all operators for."""
+def test_half_precision_weights_are_rounded_model_weights(exported, dtype, tolerance):
+    """The graph runs in float32, for which the CPU has all operators."""
     model, directory = exported("encoder", dtype)
     actual = onnx.load(directory / "onnx/model.onnx")
     widen(actual)
@@ -115,11 +113,8 @@ def test_half_precision_weights_are_the_models_rounded(exported, dtype, toleranc
 
 
 @pytest.mark.parametrize("dtype, bits", [("int8", 8), ("int4", 4)])
-def test_products_are_those_of_rounded_weights_and_all_else_is_in_half_precision(
-    exported, dtype, bits
-):
-    """The graph, run in float32, against torch in float64 with weights rounded by a formula of its
-    own."""
+def test_integer_matmuls_match_rounded_weights_and_rest_is_half_precision(exported, dtype, bits):
+    """The graph runs in float32, and torch in float64 with weights rounded by the test."""
     model, directory = exported("encoder", dtype)
     manifest = json.loads((directory / "manifest.json").read_text())
     assert (manifest["default_dtype"], manifest["activations"]) == (dtype, "fp16")
@@ -150,7 +145,7 @@ def test_products_are_those_of_rounded_weights_and_all_else_is_in_half_precision
     rounded = copy.deepcopy(model).half().double()
     rounded.model.embeddings.scale = float(np.float16(rounded.model.embeddings.scale))
     for name, module in rounded.named_modules():
-        # which are no `MatMul`
+        # these two are not a `MatMul` in the graph
         if isinstance(module, torch.nn.Linear) and name not in (
             "model.pooler.dense",
             "next_sentence",
@@ -167,8 +162,10 @@ def test_products_are_those_of_rounded_weights_and_all_else_is_in_half_precision
 
 
 def round_blocks(weight, bits):
-    """(N, K): each 32 of a row are multiples of a step, a 127th of the largest, or of -8 with its
-    sign, in 4 bits."""
+    """Round each block of 32 in a row of `weight` (N, K) to multiples of a step.
+
+    The step is the block's largest weight / 127 in 8 bits, and / -8 with its sign in 4 bits.
+    """
     rows = []
     for row in weight:
         for block in row.split(32):
@@ -180,11 +177,10 @@ def round_blocks(weight, bits):
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_matrices_of_integers_have_columns_in_multiples_of_8_and_outputs_only_those_of_the_model(
+def test_integer_matrices_are_padded_to_multiples_of_8_columns(
     bits,
 ):
-    """27 and 3 columns: 32 in the graph, which gives what the 30 rounded by a formula of its own
-    give."""
+    """The 27 and 3 columns become 32 in the graph, which returns the products of the first 30."""
     rng = np.random.default_rng(0)
     weights = {
         "a.weight": rng.standard_normal((27, 40)),
@@ -200,13 +196,15 @@ def test_matrices_of_integers_have_columns_in_multiples_of_8_and_outputs_only_th
     model = write(part, weights, {"x": x}, "cuda")
     assert {a.name: a.i for a in model.graph.node[0].attribute}["N"] == 32
     matrix = np.concatenate([weights["a.weight"], weights["b.weight"]])
-    expected = x @ rounded_in_blocks(matrix, bits).T + 1
+    expected = x @ round_matrix_blocks(matrix, bits).T + 1
     np.testing.assert_allclose(run(model, {"x": x})[0], expected, atol=1e-4)
 
 
-def rounded_in_blocks(matrix, bits):
-    """(N, K) float32: each 32 of a row are multiples of a step, a 127th of the largest, or of -8
-    with its sign, in 4 bits."""
+def round_matrix_blocks(matrix, bits):
+    """Round each block of 32 in a row of `matrix` (N, K) to multiples of a step, in float32.
+
+    The step is the block's largest weight / 127 in 8 bits, and / -8 with its sign in 4 bits.
+    """
     rounded = np.zeros_like(matrix)
     for row, start in np.ndindex(len(matrix), -(-matrix.shape[1] // 32)):
         block = matrix[row, start * 32 : start * 32 + 32]
@@ -217,11 +215,13 @@ def rounded_in_blocks(matrix, bits):
     return rounded
 
 
-def test_blocks_of_zeros_or_of_what_a_half_cannot_scale_become_zeros():
+def test_zero_and_tiny_blocks_have_nonzero_scales_and_zero_integers():
     matrix = np.zeros((70, 4), np.float16)
     matrix[:32, 1], matrix[5, 2] = 6e-8, 1.0
-    for blocks in (quantization.int8_blocks, quantization.int4_blocks):
+    # the zero points are 128, and 8 in both halves of a byte
+    for blocks, zero in ((quantization.int8_blocks, 128), (quantization.int4_blocks, 0x88)):
         integers, scales = blocks(matrix)
+        assert np.all(integers[[0, 1, 3]] == zero) and np.all(integers[2, 1:] == zero)
         assert (
             scales.dtype == np.float16
             and np.all(scales != 0)
@@ -229,16 +229,16 @@ def test_blocks_of_zeros_or_of_what_a_half_cannot_scale_become_zeros():
         )
 
 
-def test_activations_of_integer_weights_are_in_bf16_where_float16_cannot_hold_them():
-    assert get_target("cuda").activations(large(lm_head=1e7), "int8") == "bf16"
+def test_integer_weights_use_bf16_activations_if_float16_overflows():
+    assert get_target("cuda").activations(large_model(lm_head=1e7), "int8") == "bf16"
     assert (
-        get_target("cuda").activations(large(), "int4") == "fp16"
-        and get_target("cpu").activations(large(), "int4") == "fp32"
+        get_target("cuda").activations(large_model(), "int4") == "fp16"
+        and get_target("cpu").activations(large_model(), "int4") == "fp32"
     )
 
 
 def widen(model):
-    """Every number in half precision becomes float32."""
+    """Convert all half-precision numbers of `model` to float32."""
     for weight in model.graph.initializer:
         if weight.data_type in HALF.values():
             values = onnx.numpy_helper.to_array(weight).astype(np.float32)
@@ -252,8 +252,8 @@ def widen(model):
                 attribute.t.CopyFrom(onnx.numpy_helper.from_array(values))
 
 
-def large(**factors):
-    """A model with large weights in the modules named."""
+def large_model(**factors):
+    """Return a model with the weights of modules multiplied by `factors`."""
     architecture, fields = MODELS["causal"]
     model_class = getattr(vanilla_transformer, architecture)
     model = model_class(
@@ -279,10 +279,8 @@ LAYER = "model__layers__1__"
         ({"lm_head": 1e7}, ("lm_head",)),
     ],
 )
-def test_float16_is_refused_where_it_cannot_hold_a_number_and_bf16_is_the_default_there(
-    factors, seen
-):
-    model = large(**factors)
+def test_fp16_overflow_raises_and_bf16_is_then_default(factors, seen):
+    model = large_model(**factors)
     with raises(ValueError, seen=("float16", 65504, "--dtype", "bf16", *seen)):
         get_target("cuda").activations(model, "fp16")
     assert (
@@ -292,14 +290,14 @@ def test_float16_is_refused_where_it_cannot_hold_a_number_and_bf16_is_the_defaul
     )
 
 
-def test_a_refused_export_leaves_nothing(tmp_path):
-    large(lm_head=1e7).save_pretrained(tmp_path / "large")
+def test_rejected_export_writes_no_files(tmp_path):
+    large_model(lm_head=1e7).save_pretrained(tmp_path / "large")
     with raises(ValueError, seen=("lm_head", "float16", 65504, "--dtype", "bf16")):
         export(tmp_path / "large", tmp_path / "out", target="cuda", dtype="fp16")
     assert not (tmp_path / "out").exists()
 
 
-def test_fp16_is_the_default_where_it_holds(exported):
+def test_fp16_is_default_without_overflow(exported):
     model = exported("causal")[0]
     assert overflow(model) is None
     assert (
@@ -309,9 +307,8 @@ def test_fp16_is_the_default_where_it_holds(exported):
     assert get_target("cuda").activations(model, "bf16") == "bf16"
 
 
-def test_slots_that_are_not_read_add_nothing_even_in_float16():
-    """A row that reads no slot is an average of all, not NaN, and the sum with a score does not
-    overflow."""
+def test_mask_value_does_not_overflow_in_half_precision():
+    """A row of masked slots only gives their average, not NaN. Adding a score does not overflow."""
     from vanilla_transformer_export.targets.cuda.graphs import MASK_VALUE
 
     scores = torch.tensor([[-30000.0, 20000.0], [0.0, 10.0]], dtype=torch.float16) + torch.tensor(

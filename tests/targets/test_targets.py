@@ -1,4 +1,4 @@
-"""Tests of generated tokens of the targets with operators of their own, against transformers.
+"""Tests of the cpu and cuda targets: generated tokens equal those of transformers.
 
 The cuda target runs on the CPU here.
 """
@@ -16,10 +16,10 @@ from vanilla_transformer_export.targets.cuda.decoder import power_of_two
 
 NAMES = ["cpu", "cuda"]
 targets = pytest.mark.parametrize("target", NAMES)
-PENALIZED = {"num_beams": 3, "no_repeat_ngram_size": 2}  # tokens are chosen on the host then
+PENALIZED = {"num_beams": 3, "no_repeat_ngram_size": 2}  # selects tokens on the host
 
 
-# An export takes seconds: of relative positions one is without the slow tests.
+# Exports take seconds: only one model with relative positions is in the fast tests.
 FAST = [("seq2seq-t5", "cpu")]
 BIASED = [
     pytest.param(*case, marks=[] if case in FAST else [pytest.mark.slow])
@@ -46,7 +46,7 @@ def test_40_cases_agree_with_torch(exported_for, name, target):
 @targets
 @pytest.mark.parametrize("beams", [1, 2, 5])
 @generators
-def test_generated_tokens_are_those_of_transformers(exported_for, name, beams, target):
+def test_generated_tokens_equal_transformers(exported_for, name, beams, target):
     model, directory = exported_for(name, target)
     runtime = Runtime(directory, device="cpu")
     for seed in range(3):
@@ -55,7 +55,7 @@ def test_generated_tokens_are_those_of_transformers(exported_for, name, beams, t
 
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("name", OTHER_VALUES)
-def test_values_of_another_width_than_keys_give_the_tokens_of_transformers(
+def test_generation_with_different_key_and_value_sizes_equals_transformers(
     exported_for, name, beams
 ):
     model, directory = exported_for(name, "cuda")
@@ -71,10 +71,10 @@ def test_values_of_another_width_than_keys_give_the_tokens_of_transformers(
 @pytest.mark.parametrize(
     "name, target", [case for case in BIASED if "encoder" not in case.values[0]]
 )
-def test_relative_positions_give_the_tokens_of_transformers(
+def test_generation_with_relative_positions_equals_transformers(
     exported_for, name, target, beams, monkeypatch
 ):
-    """Logits are also changed on the host, and caches grow."""
+    """Cover growing caches and a logits processor on the host, too."""
     monkeypatch.setattr("vanilla_transformer_export.targets.cpu.decoder.INITIAL_CAPACITY", 5)
     model, directory = exported_for(name, target)
     runtime = Runtime(directory, device="cpu")
@@ -86,10 +86,12 @@ def test_relative_positions_give_the_tokens_of_transformers(
 
 @targets
 @generators
-def test_beam_search_may_look_at_more_candidates_than_there_are_tokens(exported_for, name, target):
-    """There are 24 end tokens, so 2 beams have 50 candidates of 48 tokens.
+def test_beam_search_with_more_candidates_than_tokens_equals_transformers(
+    exported_for, name, target
+):
+    """Search with 24 end tokens, so that 2 beams have 50 candidates for 48 tokens.
 
-    That is more than the graph of the cuda target can take of one beam.
+    The graph of the cuda target cannot select as many candidates from one beam.
     """
     model, directory = exported_for(name, target)
     settings = dict(max_new_tokens=8, num_beams=2, eos_token_id=[EOS, *range(25, 48)])
@@ -98,7 +100,7 @@ def test_beam_search_may_look_at_more_candidates_than_there_are_tokens(exported_
 
 @pytest.mark.parametrize("options", [{}, {"num_beams": 2, "num_return_sequences": 2}, PENALIZED])
 @generators
-def test_a_batch_may_have_fewer_rows_than_the_caches(exported_for, name, options):
+def test_batch_with_fewer_rows_than_caches_equals_transformers(exported_for, name, options):
     model, directory = exported_for(name, "cuda")
     runtime = Runtime(directory, device="cpu")
     ids, mask = (
@@ -113,28 +115,28 @@ def test_a_batch_may_have_fewer_rows_than_the_caches(exported_for, name, options
         )
 
 
-def test_caches_have_room_for_few_different_numbers_of_rows():
+def test_cache_rows_are_rounded_up_to_power_of_two():
     sizes = [power_of_two(rows) for rows in (1, 2, 3, 4, 5, 8, 9, 16, 17, 128, 129)]
     assert sizes == [1, 2, 4, 4, 8, 8, 16, 16, 32, 128, 256]
 
 
 def check_tokens(runtime, model, ids, mask, settings):
     with torch.no_grad():
-        given = dict(attention_mask=torch.from_numpy(mask), do_sample=False)
-        expected = model.generate(torch.from_numpy(ids), **given, **settings).numpy()
+        inputs = dict(attention_mask=torch.from_numpy(mask), do_sample=False)
+        expected = model.generate(torch.from_numpy(ids), **inputs, **settings).numpy()
     actual = runtime.generate(ids, mask, **settings)
     np.testing.assert_array_equal(actual, expected)
 
 
 @targets
 @pytest.mark.parametrize("name", ["causal", "causal-window"])
-def test_padding_may_stand_on_either_side_and_changes_nothing(exported_for, name, target):
+def test_left_and_right_padding_do_not_change_generated_tokens(exported_for, name, target):
     runtime = Runtime(exported_for(name, target)[1], device="cpu")
     ids, mask = prompts(name)
     rows = [row[real == 1] for row, real in zip(ids, mask)]
     right = np.array([[*row, *[PAD] * (7 - len(row))] for row in rows])
-    result = [runtime.generate(given, max_new_tokens=6)[:, 7:].tolist() for given in (ids, right)]
+    result = [runtime.generate(inputs, max_new_tokens=6)[:, 7:].tolist() for inputs in (ids, right)]
     assert result[0] == result[1]
-    for row, got in zip(rows, result[0]):
+    for row, generated in zip(rows, result[0]):
         alone = runtime.generate(row[None], max_new_tokens=6)[0, len(row) :].tolist()
-        assert got[: len(alone)] == alone
+        assert generated[: len(alone)] == alone

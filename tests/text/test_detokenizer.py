@@ -1,5 +1,4 @@
-"""Text from tokens as they come: the pieces joined are what the tokenizer makes of the whole
-row."""
+"""Tests of incremental detokenization: the joined pieces equal the decoded sequence."""
 
 import functools
 from pathlib import Path
@@ -29,7 +28,7 @@ def byte_level():
     return tokenizer
 
 
-def bytes_that_are_no_text_left_out():
+def byte_level_without_invalid_bytes():
     """Return a tokenizer like ByT5's."""
     tokenizer = byte_level()
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("\ufffd", "")])
@@ -59,7 +58,7 @@ def sentence_pieces():
     return tokenizer
 
 
-def sentence_pieces_without_outer_spaces():
+def stripped_sentence_pieces():
     """Return a tokenizer like Marian's."""
     tokenizer = sentence_pieces()
     steps = [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Replace(Regex(r"^\s+|\s+$"), "")]
@@ -78,7 +77,7 @@ def word_pieces():
     return tokenizer
 
 
-def words_with_ends():
+def words_with_end_suffix():
     """Return a tokenizer like the first GPT's."""
     tokenizer = Tokenizer(models.BPE({"a": 0, "b</w>": 1, "é</w>": 2, "</s>": 3, "ab</w>": 4}, []))
     tokenizer.decoder = decoders.BPEDecoder()
@@ -93,41 +92,42 @@ def words():
 
 
 KINDS = [
-    byte_level, bytes_that_are_no_text_left_out, byte_fallback, sentence_pieces,
-    sentence_pieces_without_outer_spaces, word_pieces, words_with_ends, words,
+    byte_level, byte_level_without_invalid_bytes, byte_fallback, sentence_pieces,
+    stripped_sentence_pieces, word_pieces, words_with_end_suffix, words,
 ]  # fmt: skip
-each_kind = pytest.mark.parametrize("made", KINDS, ids=lambda made: made.__name__)
-made_once = functools.cache(lambda made: made())
+all_kinds = pytest.mark.parametrize("made", KINDS, ids=lambda made: made.__name__)
+cached_tokenizer = functools.cache(lambda made: made())
 
 
-def pieces_of(tokenizer):
+def make_detokenizer(tokenizer):
     special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     return Detokenizer(tokenizer, special, Path("tokenizer.json"))
 
 
-def streamed(tokenizer, ids):
-    pieces = pieces_of(tokenizer)
-    return [*map(pieces.add, ids), pieces.end()]
+def stream_pieces(tokenizer, ids):
+    detokenizer = make_detokenizer(tokenizer)
+    return [*map(detokenizer.add, ids), detokenizer.end()]
 
 
-@each_kind
+@all_kinds
 @given(data=st.data())
-def test_the_pieces_are_the_text_and_no_character_is_torn(made, data):
-    tokenizer = made_once(made)
+def test_joined_pieces_equal_decoded_text_without_split_characters(made, data):
+    tokenizer = cached_tokenizer(made)
     size = tokenizer.get_vocab_size()
-    # one past the vocabulary too, which has no text
-    some = st.lists(st.integers(0, size), max_size=30)
+    # includes the id after the vocabulary, which has no text
+    token_ids = st.lists(st.integers(0, size), max_size=30)
     ids = data.draw(
-        some | st.text("große Vögel 日本語 🙂 abé.").map(lambda text: tokenizer.encode(text).ids)
+        token_ids
+        | st.text("große Vögel 日本語 🙂 abé.").map(lambda text: tokenizer.encode(text).ids)
     )
-    result = [piece for piece in streamed(tokenizer, ids) if piece]
+    result = [piece for piece in stream_pieces(tokenizer, ids) if piece]
     assert "".join(result) == tokenizer.decode(ids, skip_special_tokens=True)
     if len(ids) < MAX_OPEN:
         assert not any(piece.endswith("\ufffd") for piece in result[:-1])
 
 
-class Texts:
-    """A detokenizer in which each token is a text."""
+class TextDetokenizer:
+    """A detokenizer whose tokens are pieces of text."""
 
     def add(self, text):
         return text
@@ -137,33 +137,40 @@ class Texts:
 
 
 @given(st.lists(st.sampled_from([*" 'nmtsvera.,?!", " '", " n", " ' ", "do", "  "]), max_size=16))
-def test_cleaned_pieces_are_the_text_that_transformers_cleans(texts):
+def test_cleaned_pieces_match_transformers_clean_up(texts):
     expected = PreTrainedTokenizerFast.clean_up_tokenization(None, "".join(texts))
-    pieces = CleaningDetokenizer(Texts())
-    assert "".join([*map(pieces.add, texts), pieces.end()]) == clean_up("".join(texts)) == expected
+    detokenizer = CleaningDetokenizer(TextDetokenizer())
+    assert (
+        "".join([*map(detokenizer.add, texts), detokenizer.end()])
+        == clean_up("".join(texts))
+        == expected
+    )
 
 
-def test_a_cleaned_piece_waits_only_for_what_may_change_it():
-    pieces = CleaningDetokenizer(Texts())
+def test_cleaned_piece_is_held_back_only_while_it_may_change():
+    detokenizer = CleaningDetokenizer(TextDetokenizer())
     result = [
-        pieces.add(text)
+        detokenizer.add(text)
         for text in ["i", " do", " n", " '", " t", " know", " v", "ery", " '", "s", " it", " "]
     ]
     assert result == ["i", " do", "", "", "n't", " know", "", " very", "", "'s", " it", ""]
-    assert [pieces.end(), pieces.end()] == [" ", ""]
+    assert [detokenizer.end(), detokenizer.end()] == [" ", ""]
 
 
-@each_kind
-def test_text_comes_with_the_token_that_completes_it(made):
-    tokenizer = made_once(made)
+@all_kinds
+def test_text_is_returned_with_completing_token(made):
+    tokenizer = cached_tokenizer(made)
     text = "ab 日本" if made is byte_level else "a b a b"
     ids = [id for id in tokenizer.encode(text, add_special_tokens=False).ids if id] or [2, 2, 4]
-    whole = tokenizer.decode(ids)
-    pieces = pieces_of(tokenizer)
-    assert "".join(map(pieces.add, ids)) == whole and pieces.end() == "" == pieces.end()
+    decoded_text = tokenizer.decode(ids)
+    detokenizer = make_detokenizer(tokenizer)
+    assert (
+        "".join(map(detokenizer.add, ids)) == decoded_text
+        and detokenizer.end() == "" == detokenizer.end()
+    )
 
 
-class Counting:
+class CountingTokenizer:
     """A tokenizer that counts the tokens it decodes."""
 
     def __init__(self, tokenizer):
@@ -182,7 +189,7 @@ class Counting:
     "made, ids",
     [
         (byte_level, "große Vögel 日本語 🙂"),
-        # a byte that is never part of a character here
+        # a byte that is not part of a character
         (byte_level, [byte_level().token_to_id("Ģ")]),
         (byte_level, [0]),  # a special token
         (byte_fallback, [5]),
@@ -190,21 +197,21 @@ class Counting:
         (sentence_pieces, "a b"),
     ],
 )
-def test_a_token_costs_the_same_however_long_the_text_is(made, ids):
-    tokenizer = made_once(made)
+def test_decoding_cost_per_token_is_constant(made, ids):
+    tokenizer = cached_tokenizer(made)
     ids = tokenizer.encode(ids).ids if isinstance(ids, str) else ids
     counts = []
     for times in (100, 1000):
-        counting = Counting(tokenizer)
-        pieces = pieces_of(counting)
+        counting = CountingTokenizer(tokenizer)
+        detokenizer = make_detokenizer(counting)
         for token in times * ids:
-            pieces.add(token)
+            detokenizer.add(token)
         counts.append(counting.decoded / times)
     assert counts[1] <= 1.1 * counts[0] <= 20 * len(ids)
 
 
-def test_a_tokenizer_that_fails_is_an_error_that_names_it():
+def test_failing_tokenizer_raises_and_names_file():
     tokenizer = words()
     tokenizer.decoder = decoders.Sequence([decoders.Replace("a", ""), decoders.Strip(" ", 0, 1)])
     with raises(ValueError, seen="tokenizer.json"):
-        pieces_of(tokenizer).add(1)  # Rust panics where there is nothing to strip
+        make_detokenizer(tokenizer).add(1)  # Rust panics if there is nothing to strip

@@ -1,5 +1,4 @@
-"""Languages of multilingual models: what the runtime gives is what the tokenizer's own class and
-`generate` give."""
+"""Tests of multilingual models, against the source tokenizers and `generate` of transformers."""
 
 import json
 import shutil
@@ -33,7 +32,7 @@ SETTINGS = dict(max_new_tokens=8, min_new_tokens=6, num_beams=1)
 
 @pytest.fixture(scope="session")
 def spm(tmp_path_factory):
-    """A SentencePiece model by its type, "unigram" or "bpe"."""
+    """Return a function that trains a SentencePiece model of type "unigram" or "bpe"."""
     directory = tmp_path_factory.mktemp("spm")
     (directory / "text").write_text("\n".join(LINES), encoding="utf-8")
 
@@ -59,12 +58,11 @@ KINDS = {
     "mbart": ("unigram", MBartTokenizer, {}, ["en_XX", "de_DE", "fr_XX"]),
     "mbart50": ("unigram", MBart50Tokenizer, {}, ["en_XX", "de_DE", "fr_XX"]),
 }
-VOCABULARY = 360  # more than any of the tokenizers has
+VOCABULARY = 360  # larger than the vocabulary of each tokenizer
 
 
 def source_directory(kind, spm, directory):
-    """Write the files of a tokenizer as a repository of the family has them, without
-    tokenizer.json."""
+    """Write the tokenizer files of a source repository, without tokenizer.json."""
     directory.mkdir()
     model_type, tokenizer_class, settings, _ = KINDS[kind]
     (directory / "sentencepiece.bpe.model").write_bytes(spm(model_type))
@@ -91,9 +89,11 @@ def source_directory(kind, spm, directory):
 
 
 def nllb_tokens(spm):
-    """Return NLLB's own tokens as transformers 4 wrote them: languages follow the pieces, and the
-    mask follows the languages."""
-    # there are four special tokens, not three
+    """Return the added tokens of NLLB as transformers 4 wrote them.
+
+    Languages follow the pieces, and the mask token follows the languages.
+    """
+    # four special tokens, one more than in the SentencePiece model
     first = len(sentencepiece.SentencePieceProcessor(model_proto=spm)) + 1
     names = dict(enumerate(["<s>", "<pad>", "</s>", "<unk>"])) | dict(
         enumerate([*NLLB_CODES, "<mask>"], first)
@@ -110,7 +110,7 @@ def nllb_tokens(spm):
 
 @pytest.fixture(scope="session")
 def nllb_export(tmp_path_factory, spm):
-    """A model like NLLB and its export, from a checkpoint with the files of a conversion."""
+    """Return a small model like NLLB and the directory of its export."""
     directory = tmp_path_factory.mktemp("languages")
     model = perturbed(
         "VanillaSeq2SeqForConditionalGeneration",
@@ -121,7 +121,7 @@ def nllb_export(tmp_path_factory, spm):
         ),
         scale=0.4,
     )  # fmt: skip
-    model.lm_head.bias.data[41:] -= 100  # the pieces before are text for all tokenizers
+    model.lm_head.bias.data[41:] -= 100  # lower ids are text in all tokenizers
     model.save_pretrained(directory / "checkpoint")
     find_tokenizer(source_directory("nllb", spm, directory / "source")).save(
         directory / "checkpoint"
@@ -132,8 +132,7 @@ def nllb_export(tmp_path_factory, spm):
 
 @pytest.fixture(scope="session", params=KINDS)
 def multilingual(request, nllb_export, spm, tmp_path_factory):
-    """A kind of model: its name, the model, transformers' tokenizer for the source's files, the
-    runtime, and languages."""
+    """Return the kind, the model, the source tokenizer, the runtime and three languages."""
     kind = request.param
     directory = tmp_path_factory.mktemp(kind)
     source = source_directory(kind, spm, directory / "source")
@@ -144,7 +143,7 @@ def multilingual(request, nllb_export, spm, tmp_path_factory):
 
 
 def export_with(export_directory, source, out, **generation):
-    """A copy of an export with another tokenizer, as if it had been made with it."""
+    """Copy an export, replace its tokenizer by that of `source`, and return the copy."""
     shutil.copytree(export_directory, out)
     (out / "tokenizer.json").unlink()
     result = find_tokenizer(source)
@@ -161,9 +160,11 @@ def export_with(export_directory, source, out, **generation):
     return out
 
 
-def expected(model, tokenizer, kind, text, source, target, **settings):
-    """Return the text and ids of `generate` with the tokenizer's own class. mBART's target language
-    is the start token (Liu et al. 2020, 2.2)."""
+def generate_reference(model, tokenizer, kind, text, source, target, **settings):
+    """Return the text and ids that `generate` of transformers gives.
+
+    The target language of mBART is the start token (Liu et al. 2020, 2.2).
+    """
     tokenizer.src_lang = source
     token = tokenizer.convert_tokens_to_ids(f"__{target}__" if kind == "m2m_100" else target)
     option = "decoder_start_token_id" if kind == "mbart" else "forced_bos_token_id"
@@ -172,35 +173,37 @@ def expected(model, tokenizer, kind, text, source, target, **settings):
     return tokenizer.decode(outputs[0], skip_special_tokens=True), outputs[0].tolist()
 
 
-def test_texts_in_any_language_are_what_the_source_gives(multilingual):
+def test_translations_match_transformers(multilingual):
     kind, model, tokenizer, runtime, (english, german, french) = multilingual
     actual = set()
     for source, target in ((english, french), (french, english), (german, german)):
         for beams in (1, 3):
-            reference, _ = expected(
+            reference, _ = generate_reference(
                 model, tokenizer, kind, TEXTS[0], source, target, num_beams=beams
             )
             assert runtime.generate(
                 TEXTS[:1], src_lang=source, tgt_lang=target, **{**SETTINGS, "num_beams": beams}
             ) == [reference]
             actual.add(reference)
-    assert len(actual) > 1  # languages change what is generated
+    assert len(actual) > 1  # languages change the generated text
 
 
-def test_the_ids_of_a_source_are_those_of_its_language(multilingual):
+def test_source_token_ids_match_transformers(multilingual):
     _, _, tokenizer, runtime, languages = multilingual
     for language in languages:
         tokenizer.src_lang = language
         assert runtime.rows(TEXTS, language) == tokenizer(TEXTS)["input_ids"]
     tokenizer.src_lang = languages[0]
-    # English is what tokenizers begin with
+    # English is the default source language
     assert runtime.rows(TEXTS) == tokenizer(TEXTS)["input_ids"]
 
 
-def test_two_languages_in_one_batch_are_as_one_after_the_other(multilingual):
+def test_batch_with_several_languages_matches_single_texts(multilingual):
     kind, model, tokenizer, runtime, (english, german, french) = multilingual
     sources, targets = [english, english, german], [german, french, english]
-    reference = [expected(model, tokenizer, kind, *row)[0] for row in zip(TEXTS, sources, targets)]
+    reference = [
+        generate_reference(model, tokenizer, kind, *row)[0] for row in zip(TEXTS, sources, targets)
+    ]
     assert runtime.generate(TEXTS, src_lang=sources, tgt_lang=targets, **SETTINGS) == reference
     texts, scores = runtime.generate_with_scores(
         TEXTS, src_lang=sources, tgt_lang=targets, **SETTINGS
@@ -212,7 +215,7 @@ def test_two_languages_in_one_batch_are_as_one_after_the_other(multilingual):
     )
 
 
-def test_a_language_that_is_unknown_missing_or_given_twice_is_an_error(multilingual):
+def test_unknown_missing_or_duplicate_language_raises(multilingual):
     _, _, _, runtime, (english, german, _) = multilingual
     for name, other in (("src_lang", {"tgt_lang": german}), ("tgt_lang", {})):
         unknown = f"{english}_no"  # the same language with another region or script is nearest
@@ -232,7 +235,7 @@ def test_a_language_that_is_unknown_missing_or_given_twice_is_an_error(multiling
     ) == runtime.generate(TEXTS, tgt_lang=german)
 
 
-def test_a_model_that_names_a_target_language_needs_none(nllb_export, spm, tmp_path):
+def test_target_language_defaults_to_generation_config(nllb_export, spm, tmp_path):
     source = source_directory("mbart50", spm, tmp_path / "source")
     tokenizer = AutoTokenizer.from_pretrained(source)
     romanian = tokenizer.convert_tokens_to_ids("ro_RO")
@@ -240,27 +243,29 @@ def test_a_model_that_names_a_target_language_needs_none(nllb_export, spm, tmp_p
         export_with(nllb_export[1], source, tmp_path / "export", forced_bos_token_id=romanian)
     )
     reference = [
-        expected(nllb_export[0], tokenizer, "mbart50", text, "en_XX", "ro_RO")[0] for text in TEXTS
+        generate_reference(nllb_export[0], tokenizer, "mbart50", text, "en_XX", "ro_RO")[0]
+        for text in TEXTS
     ]
     assert runtime.generate(TEXTS, **SETTINGS) == reference
     reference = [
-        expected(nllb_export[0], tokenizer, "mbart50", text, "en_XX", "de_DE")[0] for text in TEXTS
+        generate_reference(nllb_export[0], tokenizer, "mbart50", text, "en_XX", "de_DE")[0]
+        for text in TEXTS
     ]
-    # the one that is named is not left over
+    # the default target language is not used
     assert runtime.generate(TEXTS, tgt_lang="de_DE", **SETTINGS) == reference
 
 
-def test_what_a_translation_begins_with_comes_after_its_language(multilingual):
+def test_target_prefix_follows_language_token(multilingual):
     kind, model, tokenizer, runtime, (english, german, _) = multilingual
     prefix = "ein Hund"
     token = runtime.languages.tokens[german]
     start = [token] if kind == "mbart" else [model.config.decoder_start_token_id, token]
-    begun = [*start, *tokenizer(prefix, add_special_tokens=False)["input_ids"]]
+    decoder_prompt = [*start, *tokenizer(prefix, add_special_tokens=False)["input_ids"]]
     tokenizer.src_lang = english
     inputs = tokenizer(TEXTS[0], return_tensors="pt")
     outputs = model.generate(
         **inputs,
-        decoder_input_ids=torch.tensor([begun]),
+        decoder_input_ids=torch.tensor([decoder_prompt]),
         **SETTINGS,
         decoder_start_token_id=start[0],
     )
@@ -270,7 +275,7 @@ def test_what_a_translation_begins_with_comes_after_its_language(multilingual):
     assert result == tokenizer.decode(outputs[0], skip_special_tokens=True) and prefix in result
 
 
-def test_an_export_says_which_languages_there_are(nllb_export):
+def test_manifest_lists_languages(nllb_export):
     model, directory = nllb_export
     languages = json.loads((directory / "manifest.json").read_text())["languages"]
     first = languages["tokens"]["ace_Arab"]
@@ -282,7 +287,7 @@ def test_an_export_says_which_languages_there_are(nllb_export):
     assert others == dict(source="eng_Latn", before=[None], after=[2], target="forced_bos_token_id")
 
 
-def test_nllb_has_its_languages_also_where_only_the_model_is_there(spm, tmp_path):
+def test_nllb_languages_are_added_without_tokenizer_config(spm, tmp_path):
     bare = source_directory("nllb", spm, tmp_path / "bare")
     full = AutoTokenizer.from_pretrained(bare, src_lang="deu_Latn")
     (bare / "tokenizer_config.json").unlink()
@@ -294,7 +299,7 @@ def test_nllb_has_its_languages_also_where_only_the_model_is_there(spm, tmp_path
     )
 
 
-def test_a_checkpoint_and_its_export_are_measured_in_the_same_languages(nllb_export, tmp_path):
+def test_evaluation_with_languages_is_equal_for_checkpoint_and_export(nllb_export, tmp_path):
     for name, lines in (("source", TEXTS), ("references", ["a man reads"] * 3)):
         (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     files = dict(source=tmp_path / "source", references=tmp_path / "references")
@@ -307,11 +312,12 @@ def test_a_checkpoint_and_its_export_are_measured_in_the_same_languages(nllb_exp
         evaluate(checkpoint, **{**settings, "tgt_lang": "fra"})
 
 
-def test_the_command_translates_from_one_language_into_another(nllb_export, spm, capsys, tmp_path):
+def test_generate_command_accepts_language_options(nllb_export, spm, capsys, tmp_path):
     model, directory = nllb_export
     tokenizer = AutoTokenizer.from_pretrained(source_directory("nllb", spm, tmp_path / "source"))
     reference = [
-        expected(model, tokenizer, "nllb", text, "deu_Latn", "fra_Latn")[0] for text in TEXTS
+        generate_reference(model, tokenizer, "nllb", text, "deu_Latn", "fra_Latn")[0]
+        for text in TEXTS
     ]
     options = [
         "--src-lang",

@@ -1,5 +1,4 @@
-"""sentence-transformers makes sentence embeddings with our encoder, from a checkpoint and from what
-it saves itself."""
+"""Tests of our encoder in sentence-transformers: embeddings, saved models and training."""
 
 import os
 import subprocess
@@ -30,7 +29,7 @@ def checkpoint(tmp_path_factory):
     return str(directory)
 
 
-def by_hand(checkpoint, text, pooling):
+def reference_embedding(checkpoint, text, pooling):
     """Return the pooled embedding of one text, in a batch without padding."""
     model = VanillaEncoderModel.from_pretrained(checkpoint)
     ids = transformers.AutoTokenizer.from_pretrained(checkpoint)(text, return_tensors="pt")[
@@ -41,36 +40,39 @@ def by_hand(checkpoint, text, pooling):
     return {"mean": states.mean(0), "cls": states[0]}[pooling].numpy()
 
 
-def embedder(checkpoint, pooling):
+def make_embedder(checkpoint, pooling):
     encoder = Transformer(checkpoint)
     return SentenceTransformer(
         modules=[encoder, Pooling(SIZES["hidden_size"], pooling_mode=pooling)], device="cpu"
     )
 
 
-def test_a_checkpoint_becomes_an_embedder_with_mean_pooling(checkpoint):
+def test_checkpoint_loads_with_mean_pooling(checkpoint):
     result = SentenceTransformer(checkpoint, device="cpu").encode(TEXTS)
     np.testing.assert_allclose(
-        result, [by_hand(checkpoint, text, "mean") for text in TEXTS], rtol=1e-5, atol=1e-5
+        result,
+        [reference_embedding(checkpoint, text, "mean") for text in TEXTS],
+        rtol=1e-5,
+        atol=1e-5,
     )
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_embeddings_are_those_of_each_text_alone(checkpoint, pooling, batch_size):
-    model = embedder(checkpoint, pooling)
+def test_batched_embeddings_match_single_texts(checkpoint, pooling, batch_size):
+    model = make_embedder(checkpoint, pooling)
     assert type(model[0].model) is VanillaEncoderModel
-    expected = [by_hand(checkpoint, text, pooling) for text in TEXTS]
+    expected = [reference_embedding(checkpoint, text, pooling) for text in TEXTS]
     np.testing.assert_allclose(
         model.encode(TEXTS, batch_size=batch_size), expected, rtol=1e-5, atol=1e-5
     )
     np.testing.assert_allclose(model.encode(TEXTS[0]), expected[0], rtol=1e-5, atol=1e-5)
 
 
-def test_similarities_are_the_cosines(checkpoint):
-    model = embedder(checkpoint, "mean")
+def test_similarities_are_cosines(checkpoint):
+    model = make_embedder(checkpoint, "mean")
     model.append(Normalize())
-    vectors = np.array([by_hand(checkpoint, text, "mean") for text in TEXTS])
+    vectors = np.array([reference_embedding(checkpoint, text, "mean") for text in TEXTS])
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     embeddings = model.encode(TEXTS)
     np.testing.assert_allclose(embeddings, vectors, rtol=1e-5, atol=1e-5)
@@ -80,8 +82,8 @@ def test_similarities_are_the_cosines(checkpoint):
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_a_saved_embedder_loads_again(checkpoint, pooling, tmp_path):
-    model = embedder(checkpoint, pooling)
+def test_saved_embedder_loads(checkpoint, pooling, tmp_path):
+    model = make_embedder(checkpoint, pooling)
     model.save(str(tmp_path))
     again = SentenceTransformer(str(tmp_path), device="cpu")
     assert type(again[0].model) is VanillaEncoderModel
@@ -90,10 +92,8 @@ def test_a_saved_embedder_loads_again(checkpoint, pooling, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_saved_embedder_loads_without_this_package_where_its_code_is_trusted(
-    checkpoint, tmp_path
-):
-    model = embedder(checkpoint, "mean")
+def test_saved_embedder_loads_with_trust_remote_code_without_package(checkpoint, tmp_path):
+    model = make_embedder(checkpoint, "mean")
     model.save(str(tmp_path / "embedder"))
     code = f"""
 import sys
@@ -113,8 +113,8 @@ numpy.save({str(tmp_path / "found.npy")!r}, model.encode({TEXTS!r}))
     )
 
 
-def test_an_embedder_trains(checkpoint):
-    model = embedder(checkpoint, "mean")
+def test_embedder_trains(checkpoint):
+    model = make_embedder(checkpoint, "mean")
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(5):

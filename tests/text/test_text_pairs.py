@@ -1,5 +1,4 @@
-"""Pairs of texts: a tokenizer that we train gives token types to a model that has some, and to no
-other."""
+"""Tests of text pairs: tokenizers return token types only for models with token types."""
 
 import numpy as np
 import pytest
@@ -24,8 +23,8 @@ LABELS = ["contradiction", "neutral", "entailment"]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A number of token types -> the checkpoint of a classifier of pairs, as a recipe makes it."""
+def build_checkpoint(tmp_path_factory):
+    """Return a function that builds a classifier checkpoint for a number of token types."""
     root = tmp_path_factory.mktemp("pairs")
     (root / "train").write_text("\n".join(OPINIONS) + "\n")
 
@@ -56,7 +55,7 @@ def made(tmp_path_factory):
 
 @torch.no_grad()
 def logits(directory, first, second):
-    """Return the logits of a pair of texts, whose ids are put together by hand."""
+    """Return the logits of a pair of texts, with its input ids built by hand."""
     model = VanillaEncoderForSequenceClassification.from_pretrained(directory).eval()
     tokenizer = AutoTokenizer.from_pretrained(directory)
     one, other = (
@@ -64,25 +63,27 @@ def logits(directory, first, second):
     )
     ids = [1, *one, 2, *other, 2]
     types = [0] * (len(one) + 2) + [1] * (len(other) + 1)
-    given = {"token_type_ids": torch.tensor([types])} if model.config.type_vocab_size > 1 else {}
-    return model(torch.tensor([ids]), **given).logits[0]
+    type_inputs = (
+        {"token_type_ids": torch.tensor([types])} if model.config.type_vocab_size > 1 else {}
+    )
+    return model(torch.tensor([ids]), **type_inputs).logits[0]
 
 
 @pytest.mark.parametrize("types", [0, 1, 2])
-def test_only_a_model_with_several_types_gets_them(made, types):
-    tokenizer = AutoTokenizer.from_pretrained(made(types))
+def test_token_type_ids_are_returned_only_for_models_with_types(build_checkpoint, types):
+    tokenizer = AutoTokenizer.from_pretrained(build_checkpoint(types))
     pair = tokenizer(FIRST, SECOND)
     assert list(pair) == ["input_ids", *(["token_type_ids"] if types > 1 else []), "attention_mask"]
     assert set(tokenizer(FIRST, SECOND, return_token_type_ids=True)["token_type_ids"]) == (
         {0, 1} if types > 1 else {0}
     )
-    # what TEI and browsers read
+    # TEI and browsers read tokenizer.json
     assert max(tokenizer.backend_tokenizer.encode(FIRST, SECOND).type_ids) == (types > 1)
 
 
 @pytest.mark.parametrize("types", [0, 1, 2])
-def test_pipelines_and_cross_encoders_take_pairs(made, types):
-    directory = str(made(types))
+def test_pipelines_and_cross_encoder_match_model_on_pairs(build_checkpoint, types):
+    directory = str(build_checkpoint(types))
     expected = logits(directory, FIRST, SECOND)
     classify = pipeline("text-classification", directory)
     actual = classify({"text": FIRST, "text_pair": SECOND}, function_to_apply="none", top_k=None)
@@ -96,35 +97,35 @@ def test_pipelines_and_cross_encoders_take_pairs(made, types):
     names = ["film", "plot"]
     choose = pipeline("zero-shot-classification", directory)
     actual = choose(FIRST, names, hypothesis_template="the {}")
-    chances = (
+    probabilities = (
         torch.stack([logits(directory, FIRST, f"the {name}")[2] for name in names])
         .softmax(0)
         .tolist()
     )
     assert dict(zip(actual["labels"], actual["scores"])) == pytest.approx(
-        dict(zip(names, chances)), abs=1e-5
+        dict(zip(names, probabilities)), abs=1e-5
     )
 
 
 @pytest.mark.parametrize("types", [0, 2])
-def test_exports_read_pairs_as_the_model_does(made, types, tmp_path):
-    export(made(types), tmp_path / "onnx", cases=2)
+def test_export_matches_model_on_pairs(build_checkpoint, types, tmp_path):
+    export(build_checkpoint(types), tmp_path / "onnx", cases=2)
     runtime, pair = (
         Runtime(tmp_path / "onnx", threads=1),
-        AutoTokenizer.from_pretrained(made(types))(FIRST, SECOND),
+        AutoTokenizer.from_pretrained(build_checkpoint(types))(FIRST, SECOND),
     )
     actual = runtime.outputs(**{name: np.array([values]) for name, values in pair.items()})[
         "logits"
     ]
-    np.testing.assert_allclose(actual[0], logits(made(types), FIRST, SECOND), atol=1e-4)
+    np.testing.assert_allclose(actual[0], logits(build_checkpoint(types), FIRST, SECOND), atol=1e-4)
     last = np.full((1, len(pair["input_ids"])), types or 1)
     expected = (0, 1) if types else "input_ids"
     with raises(ValueError, seen="token_type_ids", expected=expected):
         runtime.outputs(np.array([pair["input_ids"]]), token_type_ids=last)
 
 
-def test_questions_are_answered_without_types(made, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(made(0))
+def test_question_answering_works_without_token_types(build_checkpoint, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(build_checkpoint(0))
     model = VanillaEncoderForQuestionAnswering(
         VanillaEncoderConfig(vocab_size=len(tokenizer), **SHAPE)
     )
@@ -135,8 +136,8 @@ def test_questions_are_answered_without_types(made, tmp_path):
     assert FIRST[result["start"] : result["end"]] == result["answer"] and result["answer"]
 
 
-def test_a_foreign_tokenizer_with_types_is_an_error_that_names_the_field(made, tmp_path):
-    model = VanillaEncoderForSequenceClassification.from_pretrained(made(0))
+def test_tokenizer_with_types_for_model_without_types_raises(build_checkpoint, tmp_path):
+    model = VanillaEncoderForSequenceClassification.from_pretrained(build_checkpoint(0))
     model.save_pretrained(tmp_path)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *FIRST.split(), "plot"]
     BertTokenizer(vocab={word: index for index, word in enumerate(words)}).save_pretrained(tmp_path)

@@ -16,13 +16,11 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture
 def unimproved(corpus):
-    """A recipe of nine epochs whose run gets no better than in the first, and waits for two."""
-    settings = dict(
-        learning_rate=0.0, num_train_epochs=9, eval_strategy="epoch", early_stopping_patience=2
-    )
-    return make_recipe(
-        corpus, **settings, load_best_model_at_end=True, metric_for_best_model="bleu"
-    )
+    """A recipe of nine epochs whose run stops after three: the loss falls, and the largest loss is
+    the best, so the first epoch stays the best."""
+    settings = dict(num_train_epochs=9, eval_strategy="epoch", early_stopping_patience=2)
+    best = dict(load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=True)
+    return make_recipe(corpus, **settings, **best)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Tests of distillation: what a model learns from its teachers."""
+"""Tests of distillation from several teachers."""
 
 import json
 from collections import Counter
@@ -40,38 +40,38 @@ def classifier(path, lines=OPINIONS, tokenizer=WORDS, **training):
 
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory):
-    """One of words, one of subwords."""
+    """Train a teacher of words and a teacher of subwords, and return their paths."""
     directory = tmp_path_factory.mktemp("teachers")
     for kind in (WORDS, SUBWORDS):
         train(classifier(directory / kind["kind"], tokenizer=kind), directory / kind["kind"])
     return [str(directory / kind["kind"]) for kind in (WORDS, SUBWORDS)]
 
 
-def logits_of(path, texts):
-    """Return the logits for `texts` in float64, with the model's own tokenizer."""
+def compute_logits(path, texts):
+    """Return the logits of the checkpoint at `path` for `texts` in float64."""
     model = VanillaEncoderForSequenceClassification.from_pretrained(path).double()
     return model(
         **AutoTokenizer.from_pretrained(path)(texts, padding=True, return_tensors="pt")
     ).logits.detach()
 
 
-def test_the_loss_is_the_cross_entropy_to_the_geometric_mean_of_their_predictions(
-    teachers, tmp_path
-):
-    """Up to a constant the divergence to that mean, in float64 by torch.distributions; the labels
-    have no part in it."""
+def test_loss_is_cross_entropy_with_geometric_mean_of_teachers(teachers, tmp_path):
+    """Compute the expected loss in float64 with torch.distributions.
+
+    Labels have no effect in training. Without gradients the loss depends only on the labels.
+    """
     tokenizer, model, _ = prepare(classifier(tmp_path / "student"))
     texts = ["the film bores", "the cast wins the plot"]
-    first, second = (Categorical(logits=logits_of(path, texts)).probs for path in teachers)
-    mean = Categorical(probs=(first * second).sqrt())  # which it makes sum to 1
-    their = Teachers(teachers, model, model.device)
-    model.register_forward_pre_hook(their.forward_pre_hook, with_kwargs=True)
+    first, second = (Categorical(logits=compute_logits(path, texts)).probs for path in teachers)
+    mean = Categorical(probs=(first * second).sqrt())  # Categorical normalizes it
+    ensemble = Teachers(teachers, model, model.device)
+    model.register_forward_pre_hook(ensemble.forward_pre_hook, with_kwargs=True)
     batch = with_text(
         lambda rows: tokenizer([row["text"] for row in rows], padding=True, return_tensors="pt")
     )
     logits = model.train()(**batch([{"text": text} for text in texts])).logits
-    torch.testing.assert_close(their.probabilities.double(), mean.probs, rtol=1e-5, atol=1e-7)
-    loss, labels = loss_function(lambda total: None, 0.0, teachers=their), torch.tensor([1, 0])
+    torch.testing.assert_close(ensemble.probabilities.double(), mean.probs, rtol=1e-5, atol=1e-7)
+    loss, labels = loss_function(lambda total: None, 0.0, teachers=ensemble), torch.tensor([1, 0])
     expected = (kl_divergence(mean, Categorical(logits=logits.double())) + mean.entropy()).sum()
     assert loss({"logits": logits}, labels, 8).item() == pytest.approx(
         expected.item() / 8, rel=1e-5
@@ -81,7 +81,7 @@ def test_the_loss_is_the_cross_entropy_to_the_geometric_mean_of_their_prediction
         assert loss({"logits": logits}, labels).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_a_model_learns_from_its_teachers_what_labels_do_not_say(teachers, tmp_path):
+def test_student_learns_from_teachers_instead_of_labels(teachers, tmp_path):
     wrong = [
         ("good" if line.startswith("bad") else "bad") + line[line.index(" ") :] for line in OPINIONS
     ]
@@ -106,7 +106,7 @@ def test_a_model_learns_from_its_teachers_what_labels_do_not_say(teachers, tmp_p
 
 
 @pytest.mark.parametrize("dropout", [0, 0.5])
-def test_words_are_replaced_by_others_as_often_as_asked(teachers, tmp_path, dropout):
+def test_words_are_replaced_at_requested_rate(teachers, tmp_path, dropout):
     recipe = classifier(
         tmp_path / "student",
         tokenizer=SUBWORDS | {"bpe_dropout": dropout},
@@ -120,21 +120,25 @@ def test_words_are_replaced_by_others_as_often_as_asked(teachers, tmp_path, drop
         for epoch in range(200)
         for place, row in enumerate(plain)
     ]
-    pairs, whole = [], 0
+    pairs, num_default_splits = [], 0
     for before, [after] in augmented_rows:
         assert after["label"] == before["label"]
         assert tokenizer.decode(after["input_ids"], skip_special_tokens=True) == after["text"]
-        whole += after["input_ids"] == tokenizer(after["text"])["input_ids"]
+        num_default_splits += after["input_ids"] == tokenizer(after["text"])["input_ids"]
         pairs += zip(before["text"].split(), after["text"].split(), strict=True)
-    # the others have other subwords
-    assert whole == len(augmented_rows) if not dropout else whole < len(augmented_rows) / 10
-    said = Counter(word for text in plain["text"] for word in text.split())  # a third of them "the"
+    # with BPE-dropout most rows have other subwords
+    assert (
+        num_default_splits == len(augmented_rows)
+        if not dropout
+        else num_default_splits < len(augmented_rows) / 10
+    )
+    said = Counter(word for text in plain["text"] for word in text.split())  # a third are "the"
     share = {word: count / said.total() for word, count in said.items()}
     kept = sum(part * (0.75 + 0.25 * part) for part in share.values())
     assert sum(before == after for before, after in pairs) / len(pairs) == pytest.approx(
         kept, abs=0.01
     )
-    # as often as before: what is lost comes in others' places
+    # word frequencies do not change
     result = Counter(after for _, after in pairs)
     assert {word: count / len(pairs) for word, count in result.items()} == pytest.approx(
         share, abs=0.01
@@ -142,7 +146,7 @@ def test_words_are_replaced_by_others_as_often_as_asked(teachers, tmp_path, drop
     assert augment(plain[0], Random(3)) == augment(plain[0], Random(3))
 
 
-def test_of_as_many_texts_as_asked_there_is_a_part_of_any_length_from_anywhere(teachers, tmp_path):
+def test_span_crop_draws_length_and_start_uniformly_at_requested_rate(teachers, tmp_path):
     augmented, text = TextAugmentation(0.0, 0.6, ["f"]), "a b c d e"
     actual = Counter(augmented(text, Random(number)) for number in range(30_000))
     parts = {
@@ -150,7 +154,7 @@ def test_of_as_many_texts_as_asked_there_is_a_part_of_any_length_from_anywhere(t
         for start in range(5)
         for end in range(start + 1, 6)
     }
-    # a length, then a place for it
+    # the length is drawn first, then the start
     expected = {part: 0.6 / 5 / (6 - (end - start)) for (start, end), part in parts.items()}
     expected[text] += 0.4
     assert {part: count / 30_000 for part, count in actual.items()} == pytest.approx(
@@ -172,20 +176,20 @@ def test_of_as_many_texts_as_asked_there_is_a_part_of_any_length_from_anywhere(t
 @pytest.mark.parametrize(
     "shares, seen", [((1.5, 0), ("word_replacement", 1.5)), ((0.5, -0.1), ("span_crop", -0.1))]
 )
-def test_shares_of_augmented_text_are_probabilities(shares, seen):
+def test_augmentation_rates_must_be_probabilities(shares, seen):
     assert TextAugmentation(0.0, 0.0, ["a b"])("c d", Random(3)) == "c d"
     with raises(ValueError, seen=seen):
         TextAugmentation(*shares, ["a b"])
 
 
-def test_teachers_have_to_know_the_labels(teachers, tmp_path):
+def test_teachers_with_different_labels_raise(teachers, tmp_path):
     _, model, _ = prepare(classifier(tmp_path / "student"))
     model.config.id2label = {0: "bad", 1: "fair"}
     with raises(ValueError, seen=(0, "bad", 1, "good"), expected=(0, "bad", 1, "fair")):
         Teachers(teachers, model, model.device)
 
 
-def test_text_is_not_augmented_without_teachers(tmp_path):
+def test_augmentation_without_teachers_raises_before_files_are_written(tmp_path):
     with raises(ValueError, seen=("training.word_replacement", 0.1), expected="training.teachers"):
         train(classifier(tmp_path / "student", word_replacement=0.1), tmp_path / "student")
     assert [path.name for path in tmp_path.iterdir()] == ["student.txt"]
@@ -210,6 +214,6 @@ def test_text_is_not_augmented_without_teachers(tmp_path):
         ),
     ],
 )
-def test_what_does_not_go_with_teachers_is_refused(task, training, seen, expected):
+def test_options_incompatible_with_teachers_raise(task, training, seen, expected):
     with raises(ValueError, seen=seen, expected=expected):
         Recipe(task, training=training)

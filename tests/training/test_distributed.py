@@ -1,4 +1,4 @@
-"""Several processes give what one gives: data parallel training, tensor parallel models, FSDP2."""
+"""Tests of data parallel training, tensor parallelism and FSDP2, against one process."""
 
 import contextlib
 import json
@@ -34,11 +34,14 @@ FOLDER, LAUNCH = Path(__file__).parents[1] / "support", RECIPES.with_name("launc
 SMALL = dict(
     hidden_size=32, intermediate_size=64, num_attention_heads=4, encoder_layers=1, decoder_layers=1
 )
-EXACT = dict(dropout=0.0, embedding_dropout=0.0)  # each process draws its own
+EXACT = dict(dropout=0.0, embedding_dropout=0.0)  # processes draw different dropout masks
 
 
 def recipe(folder, **training):
-    """An update is two batches, and 30 validation rows do not fill the batches of two processes."""
+    """Return a recipe with two batches per update.
+
+    Its 30 validation rows do not fill the batches of two processes.
+    """
     train_files, validation_files = (
         write_corpus(folder, "train", 300, seed=0),
         write_corpus(folder, "val", 30, seed=1),
@@ -54,8 +57,8 @@ def recipe(folder, **training):
 
 
 @contextlib.contextmanager
-def started(arguments, folder):
-    """A command, and at the end of the block the end of it and of all it started."""
+def start_process(arguments, folder):
+    """Start a command, and kill its process tree at the end of the block."""
     variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(FOLDER)}
     with subprocess.Popen(
         arguments, cwd=folder, env=variables, stdout=PIPE, stderr=PIPE, text=True
@@ -69,24 +72,26 @@ def started(arguments, folder):
 
 
 def run(arguments, folder):
-    with started(arguments, folder) as process:
+    with start_process(arguments, folder) as process:
         output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors[-3000:]
     return output
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory):
-    """The directory of a run of the recipe in one process."""
+def single_process_run(tmp_path_factory):
+    """Train the recipe in one process and return the model directory."""
     folder = tmp_path_factory.mktemp("one")
     train(recipe(folder), folder / "model")
     return folder / "model"
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    """The folder of what two processes make of it, and of the models of which each holds a
-    shard."""
+def two_process_run(tmp_path_factory):
+    """Run processes.py in two processes and return the folder of its results.
+
+    The processes train the recipe, and models of which each process holds a shard.
+    """
     folder = tmp_path_factory.mktemp("two")
     (folder / "recipe.json").write_text(json.dumps(asdict(recipe(folder))))
     run([sys.executable, FOLDER / "processes.py", folder], folder)
@@ -100,26 +105,26 @@ def report(output):
     return json.loads((output / "training.json").read_text())
 
 
-def check_same_run(found, expected):
-    """Losses and tokens of every update, metrics and weights."""
-    assert report(found)["hardware"].startswith("2 processes")
+def check_same_run(actual, expected):
+    """Check that two runs have the same losses, tokens, metrics and weights."""
+    assert report(actual)["hardware"].startswith("2 processes")
     histories = [
         [record for record in report(output)["history"] if "loss" in record]
-        for output in (found, expected)
+        for output in (actual, expected)
     ]
     assert len(histories[0]) == len(histories[1]) == report(expected)["history"][-2]["step"]
     for record, other in zip(*histories, strict=True):
         assert record["loss"] == pytest.approx(other["loss"], abs=1e-4)
         assert record["tokens"] == other["tokens"]
     for metric in ("validation_bleu", "validation_chrf"):
-        assert report(found)["metrics"][metric] == report(expected)["metrics"][metric]
+        assert report(actual)["metrics"][metric] == report(expected)["metrics"][metric]
     weights = load_file(expected / "model.safetensors")
-    for name, weight in load_file(found / "model.safetensors").items():
+    for name, weight in load_file(actual / "model.safetensors").items():
         torch.testing.assert_close(weight, weights[name], atol=1e-4, rtol=0)
 
 
-def test_two_processes_train_as_one_does(two, one):
-    check_same_run(two / "model", one)
+def test_two_processes_train_like_one(two_process_run, single_process_run):
+    check_same_run(two_process_run / "model", single_process_run)
 
 
 def command(folder) -> list[str]:
@@ -142,7 +147,7 @@ def command(folder) -> list[str]:
 
 
 @pytest.mark.slow
-def test_accelerate_launches_the_command_and_one_process_says_the_metrics(one, tmp_path):
+def test_accelerate_launch_trains_and_prints_metrics_once(single_process_run, tmp_path):
     launch = [
         sys.executable,
         "-m",
@@ -154,11 +159,11 @@ def test_accelerate_launches_the_command_and_one_process_says_the_metrics(one, t
     printed = run([*launch, "--main_process_port", free_port(), *command(tmp_path)], tmp_path)
     [metrics] = [json.loads(line) for line in printed.splitlines() if line.startswith('{"')]
     assert metrics == report(tmp_path / "model")["metrics"]
-    check_same_run(tmp_path / "model", one)
+    check_same_run(tmp_path / "model", single_process_run)
 
 
 @pytest.mark.slow
-def test_two_processes_that_are_killed_go_on_to_the_same_weights(one, tmp_path):
+def test_killed_run_of_two_processes_resumes_to_same_weights(single_process_run, tmp_path):
     launch = [
         sys.executable,
         "-m",
@@ -169,19 +174,19 @@ def test_two_processes_that_are_killed_go_on_to_the_same_weights(one, tmp_path):
         free_port(),
     ]
     arguments = [*launch, *command(tmp_path)]
-    with started(arguments, tmp_path) as process:
+    with start_process(arguments, tmp_path) as process:
         while process.poll() is None and not list(
             tmp_path.glob("model-run/checkpoint-*/files.json")
         ):
             time.sleep(0.01)
     assert not (tmp_path / "model").exists()
     run(arguments, tmp_path)
-    check_same_run(tmp_path / "model", one)
+    check_same_run(tmp_path / "model", single_process_run)
 
 
 @pytest.mark.slow
-def test_slurm_s_launch_file_trains_on_two_machines(one, tmp_path, monkeypatch):
-    # two machines, of one process each
+def test_slurm_launch_script_trains_on_two_machines(single_process_run, tmp_path, monkeypatch):
+    # two machines with one process each
     programs = {"scontrol": "echo 127.0.0.1", "srun": '"$@" & "$@" & wait'}
     for name, body in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
@@ -196,10 +201,10 @@ def test_slurm_s_launch_file_trains_on_two_machines(one, tmp_path, monkeypatch):
     for name, value in {**variables, "PORT": free_port(), "PATH": ":".join(paths)}.items():
         monkeypatch.setenv(name, value)
     run(["bash", LAUNCH / "slurm.sh", *command(tmp_path)[3:]], tmp_path)
-    check_same_run(tmp_path / "model", one)
+    check_same_run(tmp_path / "model", single_process_run)
 
 
-def test_the_launch_files_are_shell_scripts():
+def test_launch_scripts_have_valid_syntax():
     for path in LAUNCH.glob("*.sh"):
         subprocess.run(["bash", "-n", path], check=True)
 
@@ -209,7 +214,7 @@ def test_the_launch_files_are_shell_scripts():
     ({"is_fsdp_enabled": True}, (), ("FSDP", "DeepSpeed")),
     ({"is_deepspeed_enabled": True}, (), ("FSDP", "DeepSpeed")),
 ])  # fmt: skip
-def test_processes_that_would_not_give_what_the_recipe_says_are_refused(changes, seen, expected):
+def test_unsupported_parallel_trainers_raise(changes, seen, expected):
     trainer = {
         "args": SimpleNamespace(n_gpu=1),
         "is_fsdp_enabled": False,
@@ -220,26 +225,26 @@ def test_processes_that_would_not_give_what_the_recipe_says_are_refused(changes,
         check_processes(SimpleNamespace(**trainer | changes))
 
 
-def test_the_batches_fill_every_update():
+def test_batches_are_split_to_fill_every_update():
     lengths = [(length,) for length in (3, 1, 4, 1, 5, 2)]
     batches = TokenBatches(range(6), lengths, limit=6, divisor=4).batches
     assert len(batches) == 4
     assert sorted(index for batch in batches for index in batch) == list(range(6))
     assert all(len(batch) * max(lengths[index][0] for index in batch) <= 6 for batch in batches)
-    assert len(TokenBatches(range(6), lengths, limit=6, divisor=8).batches) == 6  # of one row each
+    assert len(TokenBatches(range(6), lengths, limit=6, divisor=8).batches) == 6  # one row each
 
 
 # ------------------------------------------------------------------------------------------- shards
 
 
 @pytest.fixture(scope="module")
-def sharded(two):
-    return json.loads((two / "sharded.json").read_text())
+def sharded(two_process_run):
+    return json.loads((two_process_run / "sharded.json").read_text())
 
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_in_shards_gives_outputs_gradients_and_tokens_of_a_whole_one(sharded, name, plan):
+def test_sharded_model_matches_outputs_gradients_and_tokens_of_unsharded_model(sharded, name, plan):
     result = sharded[f"{name}, {plan}"]
     assert result["outputs"] < 1e-5
     assert result["gradients"] < 1e-5
@@ -254,25 +259,23 @@ CUT_RELATIVE = CUT.replace("attn", "cross_attn")  # the heads of self-attention 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_with_tensor_parallelism_a_process_holds_half_of_heads_inner_units_and_vocabulary(
-    sharded, name
-):
+def test_tensor_parallelism_halves_heads_inner_units_and_vocabulary(sharded, name):
     pattern = CUT_RELATIVE if name == "causal-relative" else CUT
     for parameter, (here, everywhere) in sharded[f"{name}, tensor parallel"]["values"].items():
         assert here == (everywhere // 2 if re.search(pattern, parameter) else everywhere), parameter
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_with_fsdp2_a_process_holds_half_of_every_parameter(sharded, name):
+def test_fsdp2_halves_every_parameter(sharded, name):
     for parameter, (here, everywhere) in sharded[f"{name}, FSDP2"]["values"].items():
         assert 2 * here == everywhere, parameter
 
 
-def test_trainer_trains_shards_as_it_does_copies_and_both_checkpoints_load(two, sharded):
+def test_trainer_with_shards_matches_copies_and_checkpoints_load(two_process_run, sharded):
     losses = sharded["trained"]
     assert len(losses["shards"]) == 2
     assert losses["shards"] == pytest.approx(losses["copies"], abs=1e-5)
-    copies, shards = two / "trained-copies", two / "trained-shards"
+    copies, shards = two_process_run / "trained-copies", two_process_run / "trained-shards"
     assert {path.name for path in shards.iterdir()} == {path.name for path in copies.iterdir()}
     assert (shards / "config.json").read_text() == (copies / "config.json").read_text()
     models = [AutoModelForSeq2SeqLM.from_pretrained(path) for path in (shards, copies)]
@@ -282,13 +285,13 @@ def test_trainer_trains_shards_as_it_does_copies_and_both_checkpoints_load(two, 
         torch.testing.assert_close(weight, others[name], atol=1e-5, rtol=0)
 
 
-def test_heads_that_the_processes_cannot_share_out_are_refused():
+def test_heads_not_divisible_by_tp_size_raise():
     model = build("encoder")
     with raises(ValueError, seen=("num_attention_heads", 4), expected=("tp_size", 3)):
         model.maybe_distribute_model(model, DistributedConfig(tp_size=3), None)
 
 
-def test_accelerate_s_fsdp_finds_the_layers():
+def test_accelerate_fsdp_wraps_vanilla_layers():
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, auto_wrap_policy="transformer_based_wrap"
     )

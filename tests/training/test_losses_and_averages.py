@@ -17,10 +17,10 @@ from vanilla_transformer.training.run import train
 
 @pytest.mark.parametrize("smoothing", [0.1, 0.3])
 @pytest.mark.parametrize("items", [None, 40])
-def test_the_smoothed_loss_and_its_gradient_are_those_of_transformers(smoothing, items):
-    """There are more rows than a chunk of the loss, and transformers' loss is computed in float64.
+def test_smoothed_loss_and_gradient_match_transformers(smoothing, items):
+    """Use more rows than a chunk of the loss, and compute the expected loss in float64.
 
-    In evaluation the logits stay what they are.
+    In evaluation the loss does not change the logits.
     """
     logits, labels = (
         torch.randn(30, 9, 11, dtype=torch.float64, requires_grad=True),
@@ -45,16 +45,19 @@ def test_the_smoothed_loss_and_its_gradient_are_those_of_transformers(smoothing,
     torch.testing.assert_close(actual.grad, logits.grad.float(), rtol=1e-4, atol=1e-7)
 
 
-def test_there_is_no_smoothed_loss_without_smoothing():
+def test_loss_function_is_none_without_smoothing():
     assert loss_function(None, 0.0) is None
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("items", [None, 500])
-def test_r_drop_adds_the_divergences_of_two_passes_of_which_no_label_is_padding(smoothing, items):
-    """Liang et al. 2021: for each label the cross-entropies of both passes, and alpha / 2 times the
-    divergences both ways; the mean is over the labels of both. The gradient is autograd's, in
-    float64, of more rows than are looked at together."""
+def test_r_drop_loss_and_gradient_match_reference(smoothing, items):
+    """Compare with R-Drop (Liang et al. 2021), computed in float64 with autograd.
+
+    The loss of a label is the cross-entropy of both passes, plus alpha / 2 times the divergences
+    in both directions. The mean is over the labels of both passes, without padding. There are
+    more rows than a chunk of the loss.
+    """
     logits, labels = (
         torch.randn(2, 30, 9, 11, dtype=torch.float64, requires_grad=True),
         torch.randint(11, (30, 9)),
@@ -76,7 +79,7 @@ def test_r_drop_adds_the_divergences_of_two_passes_of_which_no_label_is_padding(
     torch.testing.assert_close(actual.grad, logits.grad.float().flatten(0, 1), rtol=1e-4, atol=1e-7)
 
 
-def test_with_r_drop_a_model_sees_each_row_twice(short, corpus, tmp_path):
+def test_r_drop_trains_on_each_row_twice(short, corpus, tmp_path):
     train(make_recipe(corpus, r_drop=1.0), tmp_path / "model")
     tokens = [
         sum(record["tokens"] for record in history(path) if "tokens" in record)
@@ -93,7 +96,7 @@ def is_mean_of(directory, checkpoints):
     return all(torch.equal(weight, expected[name]) for name, weight in weights(directory).items())
 
 
-def test_the_average_is_the_mean_of_every_weight(short, corpus, tmp_path):
+def test_average_is_mean_of_every_weight(short, corpus, tmp_path):
     state = short[0].with_name("model-run")
     paths = sorted(state.glob("checkpoint-*"))
     assert len(paths) == 2
@@ -114,21 +117,19 @@ def test_the_average_is_the_mean_of_every_weight(short, corpus, tmp_path):
         average(paths, tmp_path / "mean")
 
 
-def test_the_average_of_one_checkpoint_is_that_checkpoint(short):
+def test_average_of_one_checkpoint_equals_checkpoint(short):
     actual, expected = dict(average_weights(short[:1]).named_parameters()), weights(short[0])
     assert are_equal({name: actual[name].detach() for name in expected}, expected)
 
 
-def test_a_run_that_gets_no_better_ends_and_gives_the_mean_of_its_last_checkpoints(
-    corpus, tmp_path
-):
+def test_early_stopping_with_average_last_saves_mean_of_last_checkpoints(corpus, tmp_path):
     settings = dict(
         num_train_epochs=9,
         eval_strategy="epoch",
         early_stopping_patience=1,
         metric_for_best_model="loss",
     )
-    # of a loss, which falls
+    # the loss falls, so no evaluation is better than the first
     recipe = make_recipe(corpus, **settings, greater_is_better=True, average_last=2)
     train(recipe, tmp_path / "model")
     paths = sorted((tmp_path / "model-run").glob("checkpoint-*"))
@@ -137,14 +138,14 @@ def test_a_run_that_gets_no_better_ends_and_gives_the_mean_of_its_last_checkpoin
     assert is_mean_of(tmp_path / "model", paths)
 
 
-def test_models_of_other_shapes_have_no_average(short, tmp_path):
+def test_average_of_different_shapes_raises(short, tmp_path):
     other = VanillaSeq2SeqConfig(vocab_size=60, **{**SMALL, "intermediate_size": 48})
     VanillaSeq2SeqForConditionalGeneration(other).save_pretrained(tmp_path / "other")
     with raises(ValueError, seen="other"):
         average_weights([short[0], tmp_path / "other"])
 
 
-def test_averaging_the_last_checkpoints_is_what_a_run_ends_with(short, corpus, tmp_path):
+def test_average_last_saves_mean_of_last_checkpoints(short, corpus, tmp_path):
     train(make_recipe(corpus, average_last=2), tmp_path / "model")
     checkpoints = sorted(short[0].with_name("model-run").glob("checkpoint-*"))
     assert is_mean_of(tmp_path / "model", checkpoints)

@@ -1,4 +1,4 @@
-"""Noise in the sources of a translator's training text."""
+"""Tests of noise in the source sentences of translation."""
 
 from difflib import SequenceMatcher
 from random import Random
@@ -24,14 +24,14 @@ TEXT = "Two men play chess in the park."
         ("doubled spaces", "Two  men  play  chess  in  the  park."),
     ],
 )
-def test_each_kind_of_noise_changes_what_it_names(kind, expected):
+def test_noise_kinds_change_text(kind, expected):
     assert NOISE[kind](TEXT, Random(0)) == expected
 
 
 @pytest.mark.parametrize(
     "text, errors", [(TEXT, 1), (f"{TEXT} A dog sleeps.", 2), ("a", 1), ("", 0)]
 )
-def test_there_is_a_typing_error_for_every_forty_characters(text, errors):
+def test_typing_errors_occur_once_per_forty_characters(text, errors):
     for seed in range(50):
         noisy = NOISE["typing errors"](text, Random(seed))
         assert abs(len(noisy) - len(text)) <= max(1, errors)
@@ -40,7 +40,7 @@ def test_there_is_a_typing_error_for_every_forty_characters(text, errors):
     assert len({NOISE["typing errors"](TEXT, Random(seed)) for seed in range(50)}) > 40
 
 
-def test_a_share_of_the_sources_has_noise_and_the_targets_stay():
+def test_noise_is_added_to_share_of_sources_and_not_to_targets():
     rows = Dataset.from_dict({"source": [TEXT] * 1000, "target": [*map(str, range(1000))]})
     noisy = add_noise(rows, 0.2)
     assert noisy["target"][:] == rows["target"][:] * PASSES
@@ -52,7 +52,7 @@ def test_a_share_of_the_sources_has_noise_and_the_targets_stay():
     assert add_noise(rows, 0.2)["source"][:] == noisy["source"][:]
 
 
-def test_only_training_text_has_noise(tmp_path):
+def test_noise_is_added_to_training_text_only(tmp_path):
     (tmp_path / "en").write_text(f"{TEXT}\n" * 50)
     files = [str(tmp_path / "en")] * 2
     data = {"train": files, "validation": files, "source_noise": 1.0}
@@ -60,7 +60,7 @@ def test_only_training_text_has_noise(tmp_path):
     assert len({*translation.read(data, "train")["source"]}) > 4
 
 
-def test_a_stream_has_no_noise():
+def test_noise_with_streaming_raises():
     data = {"dataset": "name", "streaming": True, "source_noise": 0.2}
     with raises(UsageError, seen=("data.source_noise", 0.2), expected=(0, "data.streaming")):
         Recipe("translation", data)

@@ -1,5 +1,4 @@
-"""Names in recipes: an unknown name is answered with the nearest one; tasks are found by their
-names, and nothing else is."""
+"""Tests of names in recipes: suggestions for unknown names, and tasks by their names."""
 
 import ast
 import json
@@ -22,7 +21,7 @@ from vanilla_transformer.training.values import TRAINING
 CARDS = Path(__file__).parents[2] / "model_cards"
 
 
-def test_shipped_recipes_are_read_without_a_warning():
+def test_shipped_recipes_are_read_without_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len([read_recipe(path.stem) for path in FOLDER.glob("*.toml")]) == 19
@@ -31,7 +30,7 @@ def test_shipped_recipes_are_read_without_a_warning():
 @pytest.mark.parametrize(
     "path", [pytest.param(path, id=path.parent.name) for path in sorted(CARDS.glob(f"*/{RECORD}"))]
 )
-def test_the_records_of_shipped_models_are_recipes(path):
+def test_records_of_shipped_models_are_valid_recipes(path):
     tables = json.loads(path.read_text())["recipe"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -47,12 +46,12 @@ def test_the_records_of_shipped_models_are_recipes(path):
         ("tokenizer", "dropout", ("bpe_dropout",), ()),
     ],
 )
-def test_an_unknown_key_is_an_error_with_the_known_ones(table, name, seen, expected):
+def test_unknown_key_raises_and_lists_known_keys(table, name, seen, expected):
     with raises(UsageError, seen=(table, name, *seen), expected=expected):
         read_recipe("translation", {f"{table}.{name}": 0.5})
 
 
-# --------------------------------------------------------------------------------- the nearest name
+# ------------------------------------------------------------------------------------- suggestions
 
 
 @pytest.mark.parametrize(
@@ -67,19 +66,19 @@ def test_an_unknown_key_is_an_error_with_the_known_ones(table, name, seen, expec
         ({"evaluation.xyz": 1}, "xyz", "bleu_tokenize"),
     ],
 )
-def test_a_key_that_there_is_not_is_answered_with_the_nearest(changes, seen, expected):
+def test_unknown_key_raises_and_suggests_nearest(changes, seen, expected):
     with raises(UsageError, seen=seen, expected=expected):
         read_recipe("translation", changes)
 
 
-def test_a_recipe_that_there_is_not_is_answered_with_the_nearest():
+def test_unknown_recipe_raises_and_suggests_nearest():
     with raises(
         FileNotFoundError, seen="multi30k-en-dee", expected=("conll2003", "multi30k-en-de")
     ):
         read_recipe("multi30k-en-dee")
 
 
-def test_each_key_of_ours_is_in_the_documentation_of_a_recipe():
+def test_recipe_docstring_documents_our_keys():
     for name in [*TRAINING, "bpe_dropout"]:
         assert f"`{name}`" in Recipe.__doc__
 
@@ -88,13 +87,13 @@ def test_each_key_of_ours_is_in_the_documentation_of_a_recipe():
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_task_has_what_every_task_has_and_keys_that_there_are(name):
+def test_task_implements_protocol_and_declares_needed_keys(name):
     task = TASKS[name]
     members = {*Task.__annotations__, *(name for name in vars(Task) if not name.startswith("_"))}
-    of_text = {"texts", "encode"} if task.ABILITIES.images else set()
-    assert {member for member in members if not hasattr(task, member)} == of_text
-    of_all = set() if task.ABILITIES.images else {"skip_bad_rows"}
-    assert {*of_all, *task.ABILITIES.needs} <= task.DATA.keys()
+    text_members = {"texts", "encode"} if task.ABILITIES.images else set()
+    assert {member for member in members if not hasattr(task, member)} == text_members
+    common_keys = set() if task.ABILITIES.images else {"skip_bad_rows"}
+    assert {*common_keys, *task.ABILITIES.needs} <= task.DATA.keys()
 
 
 TASK = '''
@@ -119,14 +118,14 @@ def read(data, split):
 '''
 
 
-def test_a_new_task_is_one_file_and_one_line(tmp_path, monkeypatch):
-    """The task has a key and abilities of its own, and is used from a recipe to a card."""
+def test_new_task_needs_one_file_and_one_registry_entry(tmp_path, monkeypatch):
+    """Define a task with a new key and abilities, and use it from recipe to model card."""
     (tmp_path / "first_words.py").write_text(TASK)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(TASKS, "first-words", __import__("first_words"))
     (tmp_path / "text").write_text("".join(line + "\n" for line in standins.OPINIONS))
     data = {"train": str(tmp_path / "text"), "validation": str(tmp_path / "text"), "words": 2}
-    # four special tokens, the mask, "the", and two of the things
+    # four special tokens, the mask, "the" and two nouns
     tokenizer = {"kind": "word", "vocab_size": 8}
     model = standins.SHAPE | {"num_hidden_layers": 1}
     training = {"tokens_per_update": 64, "max_steps": 2}
@@ -146,7 +145,7 @@ def test_a_new_task_is_one_file_and_one_line(tmp_path, monkeypatch):
     assert 'task = "first-words"' in (tmp_path / "model/README.md").read_text()
 
 
-def test_no_code_beside_a_task_asks_for_its_name():
+def test_shared_code_does_not_mention_task_names():
     files = [*Path(names.__file__).parent.glob("*.py")]
     assert len(files) > 20
     strings = {

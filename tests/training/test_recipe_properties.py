@@ -1,5 +1,4 @@
-"""Whatever a recipe holds, it is made, or refused by a UsageError of one line that says what it is
-of, and nothing else."""
+"""Property tests of recipes: any content is accepted, or raises a one-line UsageError."""
 
 import os
 from unittest import mock
@@ -24,7 +23,7 @@ VALUES = st.recursive(
         st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=4), values, max_size=2)
     ),
 )
-# Near the edges of ranges, where most mistakes are.
+# Values near the edges of ranges, where most mistakes are.
 NUMBERS = st.sampled_from(
     [-1, 0, 1, 2, 0.5, 1.0, 1.5, -0.0, 2**31, 2**63, 10**400, float("inf"), float("nan"), True]
 )
@@ -49,33 +48,33 @@ WORDS = st.sampled_from(
 
 @st.composite
 def tables(draw):
-    """A task, and some keys of its tables with any value."""
+    """Draw a task, and some keys of its tables with any value."""
     task = draw(st.sampled_from(sorted(TASKS)))
-    chosen = draw(
+    selected_keys = draw(
         st.lists(
             st.sampled_from([(table, key) for table, keys in KEYS[task].items() for key in keys]),
             max_size=3,
         )
     )
-    found = {"task": task}
-    for table, key in chosen:
-        found.setdefault(table, {})[key] = draw(NUMBERS | WORDS | VALUES)
-    return found
+    recipe_tables = {"task": task}
+    for table, key in selected_keys:
+        recipe_tables.setdefault(table, {})[key] = draw(NUMBERS | WORDS | VALUES)
+    return recipe_tables
 
 
-def is_one_line_of(error, tables):
+def names_key_in_one_line(error, tables):
     names = [*tables, *(key for keys in tables.values() for key in keys)]
     return "\n" not in str(error) and any(name in str(error) for name in names)
 
 
-def check(found, state):
+def check(recipe_tables, state):
     try:
-        recipe = Recipe(**found)
-        with mock.patch.dict(os.environ):  # where some arguments of a Trainer's leave what they say
+        recipe = Recipe(**recipe_tables)
+        with mock.patch.dict(os.environ):  # some Trainer arguments set variables
             training_arguments(recipe, state)
     except UsageError as error:
-        assert is_one_line_of(
-            error, {table: keys for table, keys in found.items() if table != "task"}
+        assert names_key_in_one_line(
+            error, {table: keys for table, keys in recipe_tables.items() if table != "task"}
         ), error
 
 
@@ -85,8 +84,8 @@ def check(found, state):
 @example({"task": "translation", "training": {"accelerator_config": "no"}})
 @example({"task": "translation", "model": {"dtype": "no"}})
 @example({"task": "translation", "model": {"id2label": {"a": "b"}}})
-def test_a_recipe_is_made_or_refused_by_name(tmp_path_factory, found):
-    check(found, tmp_path_factory.getbasetemp() / "state")
+def test_recipe_is_accepted_or_error_names_key(tmp_path_factory, recipe_tables):
+    check(recipe_tables, tmp_path_factory.getbasetemp() / "state")
 
 
 @given(
@@ -97,7 +96,7 @@ def test_a_recipe_is_made_or_refused_by_name(tmp_path_factory, found):
         max_size=3,
     )
 )
-def test_changes_of_any_name_and_value_are_taken_or_refused(changes):
+def test_changes_are_accepted_or_raise_usage_error(changes):
     try:
         read_recipe("translation", changes)
     except UsageError as error:

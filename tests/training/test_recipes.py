@@ -1,5 +1,4 @@
-"""Recipes: what is wrong with one is said before anything is read, built or written, and every
-shipped one runs."""
+"""Tests of recipes: errors are raised before text is read, and every shipped recipe runs."""
 
 import dataclasses
 import gzip
@@ -112,7 +111,7 @@ FOLDS = {"train": "train.txt", "folds": 5, "fold": 0}
         ("data.streaming", "false", "true or false"),
     ],
 )
-def test_a_value_of_another_type_or_range_is_refused_with_what_is_expected(key, value, expected):
+def test_value_of_wrong_type_or_range_raises_with_expected_values(key, value, expected):
     with pytest.raises(UsageError) as caught:
         read_recipe("translation", {key: value})
     message = str(caught.value)
@@ -195,7 +194,7 @@ def test_a_value_of_another_type_or_range_is_refused_with_what_is_expected(key, 
         ({"data.columns": ["a", "b"]}, ("data.columns", "a", "b"), "data.dataset"),
     ],
 )
-def test_what_does_not_go_together_is_refused(changes, seen, expected):
+def test_invalid_keys_and_combinations_raise(changes, seen, expected):
     with raises(UsageError, seen=seen, expected=expected) as caught:
         read_recipe("translation", changes)
     assert "\n" not in str(caught.value)
@@ -221,14 +220,13 @@ def test_what_does_not_go_together_is_refused(changes, seen, expected):
         ("squad", {"evaluation.max_answer_length": 0}, ("max_answer_length", 0), ()),
     ],
 )
-def test_what_does_not_go_with_the_task_is_refused(name, changes, seen, expected):
+def test_values_invalid_for_task_raise(name, changes, seen, expected):
     with raises(UsageError, seen=seen, expected=expected):
         read_recipe(name, changes)
 
 
-def test_values_that_the_libraries_have_by_default_are_taken():
-    """All of them, one by one: no range is narrower than theirs. `None` stands for what is not
-    set."""
+def test_library_defaults_are_accepted():
+    """Check each default separately. Defaults of `None` mean that nothing is set."""
     hints = key_types(TASKS["translation"])
     for field in dataclasses.fields(Seq2SeqTrainingArguments):
         value = field.default
@@ -244,7 +242,7 @@ def test_values_that_the_libraries_have_by_default_are_taken():
                 Recipe(task, model={name: getattr(config, name)})
 
 
-def test_generation_takes_nothing_that_an_export_of_the_result_refuses():
+def test_generation_values_rejected_by_exports_are_rejected_in_recipes():
     hints = key_types(TASKS["translation"])["generation"]
     values = [
         -1,
@@ -263,17 +261,17 @@ def test_generation_takes_nothing_that_an_export_of_the_result_refuses():
         [-0.5],
         float("nan"),
     ]
-    refused = 0
+    num_rejected = 0
     for name in hints.keys() & FIELDS.keys():
         for value in values:
             if not FIELDS[name].metadata["kind"].holds(value):
-                refused += 1
+                num_rejected += 1
                 with raises(UsageError, seen="generation"):
                     Recipe("translation", generation={name: value})
-    assert refused > 80
+    assert num_rejected > 80
 
 
-def test_a_secret_is_refused_without_being_shown(tmp_path, capsys):
+def test_hub_token_is_rejected_without_being_printed(tmp_path, capsys):
     for name in ("hub_token", "push_to_hub_token", "token"):
         with pytest.raises(SystemExit) as stopped:
             cli.main(
@@ -303,7 +301,7 @@ def test_a_secret_is_refused_without_being_shown(tmp_path, capsys):
     assert secrets == ["hub_token"]
 
 
-def test_a_secret_of_the_environment_is_in_no_file_of_a_run(tmp_path, monkeypatch):
+def test_hub_token_of_environment_is_not_written_to_files(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_geheim")
     (tmp_path / "text").write_text("".join(line + "\n" for line in standins.OPINIONS))
     data = {"train": str(tmp_path / "text")}
@@ -340,13 +338,13 @@ def test_a_secret_of_the_environment_is_in_no_file_of_a_run(tmp_path, monkeypatc
         ),
     ],
 )
-def test_a_file_that_is_no_recipe_is_refused(tmp_path, content, seen, expected):
+def test_invalid_recipe_file_raises(tmp_path, content, seen, expected):
     (tmp_path / "a.toml").write_bytes(content)
     with raises(ValueError, seen=seen, expected=expected):
         read_recipe(str(tmp_path / "a.toml"))
 
 
-def test_a_directory_is_no_recipe(tmp_path):
+def test_directory_as_recipe_raises(tmp_path):
     with raises(FileNotFoundError, seen=tmp_path, expected="multi30k-en-de"):
         read_recipe(str(tmp_path))
 
@@ -355,7 +353,7 @@ def test_a_directory_is_no_recipe(tmp_path):
     "change",
     ["data=1", "model.path=5", "training.learning_rate=abc", "generation.num_beams=0", ".=1"],
 )
-def test_the_command_ends_with_one_line_and_writes_nothing(tmp_path, capsys, change):
+def test_train_command_prints_one_line_error_and_writes_nothing(tmp_path, capsys, change):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["train", "translation", "--output", str(tmp_path / "out"), "--set", change])
     assert stopped.value.code == 2
@@ -391,7 +389,7 @@ def test_the_command_ends_with_one_line_and_writes_nothing(tmp_path, capsys, cha
         ),
     ],
 )
-def test_what_a_run_needs_is_asked_for_before_text_is_read(recipe, seen, expected):
+def test_missing_settings_raise_before_text_is_read(recipe, seen, expected):
     with raises(UsageError, seen=seen, expected=expected):
         prepare(recipe)
 
@@ -405,7 +403,7 @@ def test_what_a_run_needs_is_asked_for_before_text_is_read(recipe, seen, expecte
         ("tokenizer.path", "./x"),
     ],
 )
-def test_a_checkpoint_that_is_not_there_is_named_in_one_line(tmp_path, monkeypatch, key, path):
+def test_missing_checkpoint_raises_one_line_error(tmp_path, monkeypatch, key, path):
     monkeypatch.chdir(tmp_path)
     table, name = key.split(".")
     changes = {
@@ -433,7 +431,7 @@ def classification(data=None, **tables):
 
 @pytest.fixture
 def work(tmp_path, monkeypatch):
-    """A directory with text, a model of masked words, a classifier, and what is neither."""
+    """Return a directory with text, a masked language model, a classifier and an empty folder."""
     monkeypatch.chdir(tmp_path)
     standins.write_text(read_recipe("trec", {"data": {"train": "train.txt"}}), tmp_path)
     standins.checkpoint(tmp_path / "words")
@@ -442,7 +440,7 @@ def work(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_checkpoints_of_another_kind_are_refused(work):
+def test_unsuitable_checkpoints_raise(work):
     check_complete(classification(model={"path": "words"}))
     with raises(ValueError, seen="VanillaEncoderForMaskedLM"):
         check_complete(classification(training={"teachers": ["words"]}))
@@ -456,7 +454,7 @@ def test_checkpoints_of_another_kind_are_refused(work):
         prepare(classification(model={"path": "words", "hidden_size": 32}))
 
 
-def test_tokens_that_generation_names_are_of_the_vocabulary(tmp_path):
+def test_generation_tokens_outside_vocabulary_raise(tmp_path):
     standins.write_text(read_recipe("translation", {"data.train": ["a", "b"]}), tmp_path)
     data = {"directory": str(tmp_path), "train": ["a", "b"]}
     recipe = Recipe(
@@ -475,20 +473,20 @@ def write_record(path, **data):
 
 @pytest.mark.parametrize("data", [{"folds": 5, "fold": 1}, {"folds": 4, "fold": 0}, {}], ids=str)
 @pytest.mark.parametrize("key", ["teachers", "path"])
-def test_who_has_seen_the_held_out_fold_teaches_nothing(work, data, key):
+def test_checkpoint_trained_on_held_out_fold_raises(work, data, key):
     write_record(work / "classifier", **data)
     tables = (
         {"training": {"teachers": ["classifier"]}}
         if key == "teachers"
         else {"model": {"path": "classifier"}}
     )
-    theirs = f"fold {data['fold']} of {data['folds']}" if data else "no fold"
-    with raises(ValueError, seen=theirs, expected=("data.fold", 0, "data.folds", 5)):
+    checkpoint_fold = f"fold {data['fold']} of {data['folds']}" if data else "no fold"
+    with raises(ValueError, seen=checkpoint_fold, expected=("data.fold", 0, "data.folds", 5)):
         prepare(classification(FOLDS, **tables))
-    prepare(classification(**tables))  # which holds out nothing
+    prepare(classification(**tables))  # this recipe holds out no fold
 
 
-def test_teachers_of_the_same_fold_or_other_text_are_taken(work):
+def test_teacher_of_same_fold_or_different_text_is_accepted(work):
     recipe = classification(FOLDS, training={"teachers": ["classifier"]})
     write_record(work / "classifier", folds=5, fold=0)
     check_complete(recipe)
@@ -508,7 +506,7 @@ def test_teachers_of_the_same_fold_or_other_text_are_taken(work):
         check_complete(recipe)
     Path("packed.gz").write_bytes(gzip.compress(Path("train.txt").read_bytes() + b"more\n"))
     check_complete(recipe)
-    # and one that is no longer there, under the same name
+    # a text with the same name that does not exist any more
     write_record(work / "classifier", folds=5, fold=1, directory="gone")
     with raises(ValueError, seen=("fold", 1, 5)):
         check_complete(recipe)
@@ -518,23 +516,25 @@ def test_teachers_of_the_same_fold_or_other_text_are_taken(work):
             check_complete(recipe)
 
 
-def test_a_teacher_that_does_not_say_what_it_has_seen_is_warned_of(work, monkeypatch):
-    said = []
-    monkeypatch.setattr(logger, "warning", said.append)
+def test_teacher_without_training_record_warns(work, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(logger, "warning", warnings.append)
     check_complete(classification(FOLDS, training={"teachers": ["classifier"]}))
-    [warning] = said
+    [warning] = warnings
     check_message(warning, seen=("classifier", "training.json"))
     write_record(work / "classifier", folds=5, fold=0)
     check_complete(classification(FOLDS, training={"teachers": ["classifier"]}))
-    assert len(said) == 1
+    assert len(warnings) == 1
 
 
 # ---------------------------------------------------------------------------------- shipped recipes
 
 
-def runnable(name, folder, changes=None):
-    """The recipe over made-up text; only sizes and steps are others, and where text is that it
-    leaves to its user."""
+def make_runnable(name, folder, changes=None):
+    """Return the recipe with generated text, smaller sizes and fewer steps.
+
+    Paths of text that the recipe leaves to its user are filled in.
+    """
     lacking = standins.lacking(read_recipe(name), folder)
     recipe = read_recipe(name, lacking)
     recipe = read_recipe(name, lacking | standins.small(recipe))
@@ -545,24 +545,28 @@ def runnable(name, folder, changes=None):
 
 
 @RECIPES
-def test_every_recipe_runs_dry(name, tmp_path):
-    recipe = runnable(name, tmp_path)
-    cut = {*standins.STEPS, "teachers"}
-    own = {key: value for key, value in read_recipe(name).training.items() if key not in cut}
-    assert {key: value for key, value in recipe.training.items() if key not in cut} == own
+def test_every_recipe_supports_dry_run(name, tmp_path):
+    recipe = make_runnable(name, tmp_path)
+    changed_keys = {*standins.STEPS, "teachers"}
+    expected_training = {
+        key: value for key, value in read_recipe(name).training.items() if key not in changed_keys
+    }
+    assert {
+        key: value for key, value in recipe.training.items() if key not in changed_keys
+    } == expected_training
     lines = {line.split()[0]: line for line in dry_run(recipe).splitlines()}
     assert lines.keys() >= {"train", "shape", "parameters", "updates", "time", "memory"}
 
 
 @pytest.mark.slow
 @RECIPES
-def test_every_recipe_trains_and_its_task_has_the_metrics_it_names(name, tmp_path):
-    recipe = runnable(name, tmp_path)
+def test_every_recipe_trains_and_reports_task_metrics(name, tmp_path):
+    recipe = make_runnable(name, tmp_path)
     metrics = train(recipe, tmp_path / "model")
     assert {f"validation_{metric}" for metric in TASKS[recipe.task].METRICS} <= metrics.keys()
 
 
-def test_arguments_that_a_machine_does_not_allow_are_the_callers(tmp_path):
+def test_invalid_trainer_arguments_raise_usage_error(tmp_path):
     recipe = read_recipe("translation", {"training.dataloader_prefetch_factor": 2})
     with raises(UsageError, seen="--dataloader_prefetch_factor"):
         training_arguments(recipe, tmp_path)

@@ -30,7 +30,7 @@ class Stop(Exception):
 
 
 class StopAt(TrainerCallback):
-    """Ends the training once the checkpoint of `step` is saved, and notes the steps before."""
+    """A callback that stops training after the checkpoint of `step`, and records all steps."""
 
     def __init__(self, step=None):
         self.step, self.steps = step, []
@@ -43,15 +43,15 @@ class StopAt(TrainerCallback):
             raise Stop
 
 
-def stopped(recipe, output, step, monkeypatch):
-    """The state directory of a run that ended at `step`, and what its checkpoints are called."""
+def run_until(recipe, output, step, monkeypatch):
+    """Train, stop after the checkpoint of `step`, and return the state directory."""
     callbacks = trainer.callbacks
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "callbacks", lambda recipe: [*callbacks(recipe), StopAt(step)])
         with pytest.raises(Stop):
             train(recipe, output)
     assert not output.exists()
-    torch.randn(7)  # whatever happened in between
+    torch.randn(7)  # other use of the random generator
     return output.with_name(output.name + "-run")
 
 
@@ -62,10 +62,10 @@ def stopped(recipe, output, step, monkeypatch):
         pytest.param(2 * STEPS + 3, id="inside the third"),
     ],
 )
-def test_a_run_that_was_stopped_goes_on_to_the_same_weights(corpus, tmp_path, monkeypatch, step):
+def test_stopped_run_resumes_to_same_weights(corpus, tmp_path, monkeypatch, step):
     recipe = make_recipe(corpus, save_strategy="steps", save_steps=step)
     train(recipe, tmp_path / "undisturbed")
-    stopped(recipe, tmp_path / "model", step, monkeypatch)
+    run_until(recipe, tmp_path / "model", step, monkeypatch)
     seen = StopAt()
     callbacks = trainer.callbacks
     monkeypatch.setattr(trainer, "callbacks", lambda recipe: [*callbacks(recipe), seen])
@@ -74,15 +74,19 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(corpus, tmp_path, mo
     assert are_equal(weights(tmp_path / "model"), weights(tmp_path / "undisturbed"))
 
 
-def test_a_run_that_was_stopped_before_its_result_only_writes_that(corpus, tmp_path, monkeypatch):
-    """Its updates end inside an epoch."""
+def test_run_stopped_after_last_update_only_writes_result_on_resume(corpus, tmp_path, monkeypatch):
+    """End the updates inside an epoch."""
     steps = STEPS + 3
     recipe = make_recipe(
         corpus, max_steps=steps, save_strategy="steps", save_steps=5, average_last=2
     )
     train(recipe, tmp_path / "undisturbed")
-    stopped(recipe, tmp_path / "model", steps, monkeypatch)
+    run_until(recipe, tmp_path / "model", steps, monkeypatch)
+    seen = StopAt()
+    callbacks = trainer.callbacks
+    monkeypatch.setattr(trainer, "callbacks", lambda recipe: [*callbacks(recipe), seen])
     train(recipe, tmp_path / "model")
+    assert seen.steps == []
     assert are_equal(weights(tmp_path / "model"), weights(tmp_path / "undisturbed"))
     losses = [
         [record["loss"] for record in history(tmp_path / name) if "loss" in record]
@@ -93,17 +97,19 @@ def test_a_run_that_was_stopped_before_its_result_only_writes_that(corpus, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("epochs", [2, 3], ids=["while it waited", "before its result"])
-def test_early_stopping_ends_a_run_that_goes_on_where_it_would_have(
+def test_early_stopping_ends_resumed_run_with_best_weights(
     unimproved, tmp_path, monkeypatch, epochs
 ):
-    stopped(unimproved, tmp_path / "model", epochs * STEPS, monkeypatch)
+    run_until(unimproved, tmp_path / "model", epochs * STEPS, monkeypatch)
     train(unimproved, tmp_path / "model")
     assert max(record["epoch"] for record in history(tmp_path / "model")) == 3
+    best = tmp_path / f"model-run/checkpoint-{STEPS}"
+    assert are_equal(weights(tmp_path / "model"), weights(best))
 
 
 @pytest.mark.parametrize("task", ["translation", pytest.param("masked-lm", marks=pytest.mark.slow)])
-def test_rows_are_augmented_alike_by_a_run_that_goes_on(corpus, tmp_path, monkeypatch, task):
-    """The run stops in the second epoch, with BPE-dropout and masks."""
+def test_resumed_run_augments_rows_identically(corpus, tmp_path, monkeypatch, task):
+    """Stop the run in the second epoch, with BPE-dropout or masks."""
     recipe = make_recipe(corpus, num_train_epochs=2, save_strategy="steps", save_steps=STEPS + 3)
     recipe.tokenizer["bpe_dropout"] = 0.1
     if task == "masked-lm":
@@ -115,14 +121,14 @@ def test_rows_are_augmented_alike_by_a_run_that_goes_on(corpus, tmp_path, monkey
             recipe.training,
         )
     train(recipe, tmp_path / "undisturbed")
-    stopped(recipe, tmp_path / "model", STEPS + 3, monkeypatch)
+    run_until(recipe, tmp_path / "model", STEPS + 3, monkeypatch)
     train(recipe, tmp_path / "model")
     assert are_equal(weights(tmp_path / "model"), weights(tmp_path / "undisturbed"))
 
 
 @pytest.fixture
-def streamed(corpus, tmp_path):
-    """A recipe for the corpus as a data set that is streamed, of two epochs."""
+def stream_recipe(corpus, tmp_path):
+    """Return a recipe that streams the corpus as a dataset for two epochs."""
     splits = {}
     for split, files in zip(("train", "validation"), corpus):
         lines = [path.read_text().splitlines() for path in files]
@@ -135,42 +141,40 @@ def streamed(corpus, tmp_path):
     return recipe
 
 
-def test_a_streamed_run_goes_on_to_the_same_weights(streamed, tmp_path, monkeypatch):
-    streamed.tokenizer["bpe_dropout"] = 0.1
-    metrics = train(streamed, tmp_path / "undisturbed")
-    assert metrics["validation_loss"] < math.log(60)  # that of knowing nothing
-    stopped(streamed, tmp_path / "model", STEPS + 3, monkeypatch)
-    train(streamed, tmp_path / "model")
+def test_streaming_run_resumes_to_same_weights(stream_recipe, tmp_path, monkeypatch):
+    stream_recipe.tokenizer["bpe_dropout"] = 0.1
+    metrics = train(stream_recipe, tmp_path / "undisturbed")
+    assert metrics["validation_loss"] < math.log(60)  # loss of uniform predictions
+    run_until(stream_recipe, tmp_path / "model", STEPS + 3, monkeypatch)
+    train(stream_recipe, tmp_path / "model")
     assert are_equal(weights(tmp_path / "model"), weights(tmp_path / "undisturbed"))
 
 
-def test_a_stream_needs_batches_by_token_count_and_positions_without_an_end(streamed, tmp_path):
-    assert "a stream of examples" in dry_run(streamed)
+def test_streaming_requires_token_batches_and_unbounded_positions(stream_recipe, tmp_path):
+    assert "a stream of examples" in dry_run(stream_recipe)
     with raises(ValueError, seen=("position_embedding_type", "learned")):
-        prepare(replace(streamed, model={**SMALL, "position_embedding_type": "learned"}))
-    del streamed.training["tokens_per_update"], streamed.training["tokens_per_batch"]
+        prepare(replace(stream_recipe, model={**SMALL, "position_embedding_type": "learned"}))
+    del stream_recipe.training["tokens_per_update"], stream_recipe.training["tokens_per_batch"]
     with raises(ValueError, expected="training.tokens_per_update"):
-        train(streamed, tmp_path / "model")
+        train(stream_recipe, tmp_path / "model")
 
 
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("optimizer.pt", "files.json")]
 
 
 @pytest.mark.parametrize("damaged", ["model.safetensors", *OTHERS])
-def test_a_checkpoint_that_was_cut_short_is_passed_over(
-    short, corpus, tmp_path, monkeypatch, damaged
-):
-    state = stopped(make_recipe(corpus), tmp_path / "model", 2 * STEPS, monkeypatch)
+def test_truncated_checkpoint_is_skipped_on_resume(short, corpus, tmp_path, monkeypatch, damaged):
+    state = run_until(make_recipe(corpus), tmp_path / "model", 2 * STEPS, monkeypatch)
     file = state / f"checkpoint-{2 * STEPS}" / damaged
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     train(make_recipe(corpus), tmp_path / "model")
     assert are_equal(weights(tmp_path / "model"), weights(short[0]))
 
 
-def test_the_state_of_another_recipe_is_refused_by_what_differs(corpus, tmp_path, monkeypatch):
-    stopped(make_recipe(corpus), tmp_path / "model", STEPS, monkeypatch)
+def test_state_of_different_recipe_raises_without_restart(corpus, tmp_path, monkeypatch):
+    run_until(make_recipe(corpus), tmp_path / "model", STEPS, monkeypatch)
     other = make_recipe(corpus, seed=1, num_train_epochs=1)
-    for force in (False, True):  # which is about the result
+    for force in (False, True):  # force only replaces the result
         with raises(ValueError, seen=("training.num_train_epochs", 3), expected=(1, "--restart")):
             train(other, tmp_path / "model", force)
     train(other, tmp_path / "model", restart=True)
@@ -178,11 +182,8 @@ def test_the_state_of_another_recipe_is_refused_by_what_differs(corpus, tmp_path
     assert (tmp_path / f"model-run.kept-1/checkpoint-{STEPS}/model.safetensors").is_file()
 
 
-def test_a_finished_run_gives_its_result_again_without_an_update(
-    short, corpus, tmp_path, monkeypatch
-):
-    """The result was moved away, or stays and is replaced by force, with other settings of
-    generation."""
+def test_finished_run_rewrites_result_without_updates(short, corpus, tmp_path, monkeypatch):
+    """Move the result away, or replace it by force, with other generation settings."""
     output = tmp_path / "model"
     train(make_recipe(corpus), output)
     output.rename(tmp_path / "moved")
@@ -199,8 +200,8 @@ def test_a_finished_run_gives_its_result_again_without_an_update(
     assert seen.steps == []
 
 
-def test_a_run_whose_schedule_has_no_end_is_made_longer(corpus, tmp_path, monkeypatch):
-    """The weights are those of a run that was as long from the beginning."""
+def test_run_with_open_ended_schedule_can_be_extended(corpus, tmp_path, monkeypatch):
+    """Compare the weights with a run that had this length from the beginning."""
     settings = dict(save_strategy="steps", save_steps=5, tokens_per_batch=512)
     train(make_recipe(corpus, max_steps=10, **settings), tmp_path / "long")
     train(make_recipe(corpus, max_steps=5, **settings), tmp_path / "model")
@@ -209,7 +210,7 @@ def test_a_run_whose_schedule_has_no_end_is_made_longer(corpus, tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_at_any_moment_goes_on_to_the_same_weights(short, corpus, tmp_path):
+def test_killed_run_resumes_to_same_weights(short, corpus, tmp_path):
     recipe = make_recipe(corpus)
     code = (
         "import json, sys; from pathlib import Path; from vanilla_transformer.training import "

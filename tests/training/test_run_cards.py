@@ -1,4 +1,4 @@
-"""Tests of the model card, the recipe and the curves beside the trained weights."""
+"""Tests of the model card, the recipe and the curves that are saved with the weights."""
 
 import json
 import re
@@ -27,7 +27,7 @@ from vanilla_transformer.training.recipe import FOLDER, Recipe, read_recipe
 from vanilla_transformer.training.run import train
 
 
-def test_the_card_has_the_scores_the_recipe_and_the_settings_of_the_report(short):
+def test_card_contains_scores_recipe_and_settings(short):
     output, metrics = short
     card, report = (
         ModelCard.load(output / "README.md"),
@@ -61,7 +61,7 @@ def test_the_card_has_the_scores_the_recipe_and_the_settings_of_the_report(short
     assert "![Loss, learning rate and metrics over updates](curves.png)" in card.text
 
 
-def test_the_card_says_how_the_run_was_started_and_what_was_not_measured(short, monkeypatch):
+def test_card_contains_command_and_states_missing_metrics(short, monkeypatch):
     report = json.loads((short[0] / "training.json").read_text()) | {"metrics": {}}
     report["recipe"]["model"] |= {"path": "pretrained", "sep_token_id": None}
     model = VanillaSeq2SeqForConditionalGeneration(VanillaSeq2SeqConfig(vocab_size=60, **SMALL))
@@ -76,18 +76,18 @@ def test_the_card_says_how_the_run_was_started_and_what_was_not_measured(short, 
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
-def test_a_recipe_that_is_written_is_the_one_that_was_read(path):
+def test_written_recipe_equals_read_recipe(path):
     recipe = read_recipe(path.stem)
     assert Recipe(**tomllib.loads(toml(asdict(recipe)))) == recipe
 
 
-def test_curves_are_drawn_beside_the_weights(short):
+def test_curves_are_saved_with_weights(short):
     with Image.open(short[0] / "curves.png") as image:
         assert (image.format, image.size) == ("PNG", (1000, 300))  # the loss and the learning rate
         assert len(image.getcolors(maxcolors=2**20)) > 100
 
 
-def test_the_curves_are_those_of_the_log(tmp_path):
+def test_curves_contain_logged_values(tmp_path):
     history = [
         {"loss": 2.0, "learning_rate": 0.1, "grad_norm": 3.0, "step": 1, "tokens": 7},
         {
@@ -111,24 +111,30 @@ def test_the_curves_are_those_of_the_log(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_points_are_marked_where_they_are_fewer_than_50(monkeypatch):
+def test_curves_with_fewer_than_50_points_have_markers(monkeypatch):
     drawn, history = [], [{"loss": 1.0, "step": step} for step in range(50)]
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: drawn.append(figure))
     assert draw_curves(history[:49], "few.png") and draw_curves(history, "many.png")
     assert [figure.axes[0].lines[0].get_marker() for figure in drawn] == [".", "None"]
 
 
-def test_without_a_seed_rows_are_augmented_by_that_of_transformers_default():
+def test_augmentation_seed_defaults_to_trainer_default():
     rows, result = Dataset.from_dict({"input_ids": [[1], [2], [3]]}), []
-    for given in ({}, {"seed": TrainingArguments.seed}, {"seed": TrainingArguments.seed + 1}):
+    for training_settings in (
+        {},
+        {"seed": TrainingArguments.seed},
+        {"seed": TrainingArguments.seed + 1},
+    ):
         seen = trainer.training_dataset(
-            rows, Recipe("causal-lm", training=given), lambda row, random: (random.random(),)
+            rows,
+            Recipe("causal-lm", training=training_settings),
+            lambda row, random: (random.random(),),
         )
         result.append(seen.__getitems__([0, 1, 2]))
     assert result[0] == result[1] != result[2]
 
 
-def test_a_dry_run_says_what_would_happen_and_writes_nothing(corpus, tmp_path, monkeypatch):
+def test_dry_run_reports_plan_and_writes_nothing(corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = {line.split()[0]: line for line in dry_run(make_recipe(corpus)).splitlines()}
     assert lines["train"].split()[1] == "300"
@@ -138,10 +144,10 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(corpus, tmp_path, m
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_time_that_a_dry_run_tells_is_that_of_the_updates_it_tried(corpus):
-    """The run would take hours.
+def test_dry_run_time_is_estimated_from_measured_updates(corpus):
+    """Estimate the time of a run that would take hours.
 
-    The updates that were tried, two of which count, took a part of the call.
+    The estimate is based on two measured updates, which take only a part of the call.
     """
     start, epochs = time.monotonic(), 10**6
     lines = {
@@ -153,17 +159,17 @@ def test_the_time_that_a_dry_run_tells_is_that_of_the_updates_it_tried(corpus):
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
-def test_every_recipe_is_read_and_says_in_its_first_line_what_it_is(path):
+def test_recipe_is_read_by_name_or_path_and_begins_with_comment(path):
     assert read_recipe(path.stem) == read_recipe(str(path))
     assert path.read_text().startswith("# ")
 
 
-def test_tasks_whose_subwords_are_always_the_same_have_no_bpe_dropout():
+def test_bpe_dropout_for_masked_lm_raises():
     with raises(ValueError, seen=("tokenizer.bpe_dropout", 0.1), expected=(0, "masked-lm")):
         Recipe("masked-lm", tokenizer={"bpe_dropout": 0.1})
 
 
-def test_changes_go_over_a_recipe():
+def test_changes_override_recipe():
     recipe = read_recipe(
         "translation", {"training.seed": 5, "data.directory": "x", "save_dtype": "float16"}
     )
@@ -180,8 +186,8 @@ def test_changes_go_over_a_recipe():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_a_compiled_run_compiles_twice_for_all_its_shapes(corpus, tmp_path, smoothing):
-    """Once for the first, once for all others; nothing of the run itself is in the graph."""
+def test_compiled_run_compiles_two_graphs_for_all_shapes(corpus, tmp_path, smoothing):
+    """Compile once for the first shape and once for all others, without graph breaks."""
     torch.compiler.reset()
     counters.clear()
     settings = dict(

@@ -1,7 +1,8 @@
-"""Tokenizer, parallel text, its scores and its batches."""
+"""Tests of trained tokenizers, parallel text, translation scores and batches."""
 
 import gzip
 import random
+import re
 from itertools import chain, islice
 
 import pytest
@@ -43,20 +44,20 @@ def tokenizer():
 @pytest.mark.parametrize(
     "text", [*TEXT, "ein Mann", "A", "a – b", '(in) "Öl"?!', "Männer,die,klettern", "7 : 50 %"]
 )
-def test_decoding_gives_back_the_text(tokenizer, text):
+def test_decoding_restores_text(tokenizer, text):
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.unk_token_id not in ids
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
 @pytest.mark.parametrize("text", [TEXT[0], TEXT[1], "a"])
-def test_a_sequence_ends_with_the_end_token_and_has_no_other_special_token(tokenizer, text):
+def test_sequence_ends_with_end_token_and_has_no_other_special_token(tokenizer, text):
     ids = tokenizer(text)["input_ids"]
     assert ids[-1] == 2
     assert min(ids[:-1]) > 3
 
 
-def test_the_special_tokens_have_the_ids_of_the_configs(tokenizer):
+def test_special_token_ids_match_configs(tokenizer):
     assert tokenizer.convert_tokens_to_ids(["<pad>", "<s>", "</s>", "<unk>"]) == [0, 1, 2, 3]
     assert (
         tokenizer.pad_token_id,
@@ -66,19 +67,22 @@ def test_the_special_tokens_have_the_ids_of_the_configs(tokenizer):
     ) == (0, 1, 2, 3)
 
 
-def test_the_vocabulary_has_the_size_asked_for(tokenizer):
+def test_vocabulary_has_requested_size(tokenizer):
     assert len(tokenizer) == tokenizer.vocab_size == 200
     assert len(train_tokenizer(TEXT, 150)) == 150
 
 
 @pytest.mark.parametrize("vocab_size", [5000, 20])
-def test_a_vocabulary_size_the_text_cannot_give_is_refused_with_both_sizes(vocab_size):
-    with raises(ValueError, expected=vocab_size):
+def test_unreachable_vocabulary_size_error_states_reachable_size(vocab_size):
+    with raises(ValueError, expected=vocab_size) as raised:
         train_tokenizer(TEXT, vocab_size)
+    [size] = {int(number) for number in re.findall(r"\d+", str(raised.value))} - {vocab_size}
+    assert len(train_tokenizer(TEXT, size)) == size
 
 
-def test_a_vocabulary_smaller_than_the_alphabet_is_told_to_be_larger():
-    with raises(ValueError, seen="vocabulary", expected=20):
+def test_vocabulary_smaller_than_alphabet_error_states_size_of_alphabet():
+    special_tokens, characters = 4, set("".join(TEXT))
+    with raises(ValueError, seen=special_tokens + len(characters), expected=20):
         train_tokenizer(TEXT, 20)
 
 
@@ -89,15 +93,15 @@ def test_punctuation_is_always_its_own_token(tokenizer):
     assert all(token in (",", ".") or not set(token) & set(",.") for token in tokens)
 
 
-def test_unknown_characters_become_the_unknown_token(tokenizer):
+def test_unknown_characters_become_unknown_token(tokenizer):
     assert 3 in tokenizer("漢")["input_ids"]
 
 
-def test_composed_and_decomposed_umlauts_are_the_same(tokenizer):
+def test_composed_and_decomposed_umlauts_have_same_ids(tokenizer):
     assert tokenizer("Ma\u0308nner")["input_ids"] == tokenizer("M\u00e4nner")["input_ids"]
 
 
-def test_a_lowercase_tokenizer_reads_capitals_as_small_letters():
+def test_lowercase_tokenizer_ignores_case():
     tokenizer = train_tokenizer(TEXT, 180, lowercase=True)
     for text in TEXT:
         ids = tokenizer(text)["input_ids"]
@@ -111,9 +115,8 @@ def test_a_lowercase_tokenizer_reads_capitals_as_small_letters():
         train_tokenizer(TEXT, kind="character", lowercase=True)
 
 
-def test_a_tokenizer_of_words_has_the_most_frequent_ones_whole():
-    """Counted by hand: the dog 4 times, the 3 times, a cat and a full stop twice, four others
-    once."""
+def test_word_tokenizer_contains_most_frequent_words():
+    """Count by hand: "dog" 4 times, "the" 3 times, "cat" and "." twice, four others once."""
     lines = ["The dog sees the cat.", "the dog, a dog", "no cat . dog"]
     tokenizer = train_tokenizer(lines, 4 + 4, kind="word", lowercase=True)
     words = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)[4:]
@@ -126,7 +129,7 @@ def test_a_tokenizer_of_words_has_the_most_frequent_ones_whole():
         train_tokenizer(lines, 13, kind="word", lowercase=True)
 
 
-def test_an_encoder_s_tokenizer_marks_both_ends_and_the_second_sequence():
+def test_encoder_tokenizer_adds_boundary_tokens_and_token_types():
     tokenizer = train_tokenizer(TEXT, 200, variant="encoder", token_types=True)
     alone, [first, second] = (
         tokenizer(TEXT[0])["input_ids"],
@@ -147,7 +150,7 @@ def test_an_encoder_s_tokenizer_marks_both_ends_and_the_second_sequence():
     )
 
 
-def test_a_saved_tokenizer_loads_in_transformers_and_alone(tokenizer, tmp_path):
+def test_saved_tokenizer_loads_in_transformers_and_tokenizers(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     fast, alone = (
         AutoTokenizer.from_pretrained(tmp_path),
@@ -179,7 +182,7 @@ def write(path, text):
 
 
 @pytest.mark.parametrize("text", ["Öl\nzwei\n", "Öl\nzwei", "Öl\r\nzwei\r\n"], ids=repr)
-def test_lines_are_the_same_plain_and_compressed(tmp_path, text):
+def test_plain_and_compressed_files_have_same_lines(tmp_path, text):
     plain, packed = (
         write(tmp_path / "a.de", text),
         write(tmp_path / "a.de.gz", gzip.compress(text.encode())),
@@ -187,14 +190,14 @@ def test_lines_are_the_same_plain_and_compressed(tmp_path, text):
     assert read_lines(plain) == read_lines(packed) == read_lines(str(plain)) == ["Öl", "zwei"]
 
 
-def test_only_a_line_feed_ends_a_line(tmp_path):
+def test_only_line_feed_ends_line(tmp_path):
     assert read_lines(write(tmp_path / "a", "one\u2028still one\u0085and one\ntwo\n")) == [
         "one\u2028still one\u0085and one",
         "two",
     ]
 
 
-def test_pairs_are_line_by_line(tmp_path):
+def test_parallel_files_are_paired_by_line(tmp_path):
     source, target = (
         write(tmp_path / "a.en", "one\ntwo\n"),
         write(tmp_path / "a.de", "eins\nzwei\n"),
@@ -202,7 +205,7 @@ def test_pairs_are_line_by_line(tmp_path):
     assert read_parallel(source, target) == [("one", "eins"), ("two", "zwei")]
 
 
-def test_files_of_different_lengths_are_refused_with_both_names_and_lengths(tmp_path):
+def test_parallel_files_of_different_lengths_raise(tmp_path):
     source, target = (
         write(tmp_path / "a.en", "one\ntwo\nthree\n"),
         write(tmp_path / "a.de", "eins\nzwei\n"),
@@ -222,13 +225,13 @@ def test_files_of_different_lengths_are_refused_with_both_names_and_lengths(tmp_
         ("Öl\n".encode("latin-1"), ()),
     ],
 )
-def test_a_file_that_is_not_one_sentence_a_line_is_refused_by_name(tmp_path, text, seen):
+def test_file_with_empty_lines_or_invalid_utf8_raises(tmp_path, text, seen):
     with raises(ValueError, seen=("some.text", *seen)):
         read_lines(write(tmp_path / "some.text", text))
 
 
 @pytest.mark.parametrize("name", ["nowhere.en", "nowhere.en.gz"])
-def test_a_missing_file_is_named(tmp_path, name):
+def test_missing_file_raises(tmp_path, name):
     with raises(FileNotFoundError, seen=name):
         read_lines(tmp_path / name)
 
@@ -239,12 +242,12 @@ PACKED = gzip.compress(b"one\n" * 1000, mtime=0)
 @pytest.mark.parametrize(
     "data", [b"plain text", PACKED[:30], PACKED[:-8] + b"0" * 8], ids=["plain", "cut", "changed"]
 )
-def test_a_damaged_gz_file_is_named(tmp_path, data):
+def test_damaged_gz_file_raises(tmp_path, data):
     with raises((OSError, ValueError), seen="some.gz"):
         read_lines(write(tmp_path / "some.gz", data))
 
 
-def test_a_data_set_on_disk_is_read_by_its_own_names(tmp_path):
+def test_dataset_on_disk_is_read_by_column_names(tmp_path):
     rows = [
         {"id": 1, "translation": {"en": "one", "de": "eins"}},
         {"id": 2, "translation": {"en": "two", "de": "zwei"}},
@@ -266,23 +269,23 @@ def test_a_data_set_on_disk_is_read_by_its_own_names(tmp_path):
         translation.read(data | {"columns": ["text", "translation.en"]}, "train")
 
 
-def test_files_are_not_streamed():
+def test_streaming_of_files_raises():
     with raises(ValueError, seen="data.streaming", expected="data.dataset"):
         translation.read({"train": ["a.en", "a.de"], "streaming": True}, "train")
 
 
-def test_a_split_needs_a_file_for_each_column(tmp_path):
+def test_split_without_file_for_each_column_raises(tmp_path):
     with raises(ValueError, seen=("data.train", "a.en")):
         translation.read({"train": "a.en"}, "train")
 
 
-def test_both_sides_of_a_pair_end_with_the_end_token(tokenizer):
+def test_source_and_target_ids_match_tokenizer(tokenizer):
     rows = translation.encode({"source": TEXT[::2], "target": TEXT[1::2]}, tokenizer, {})
     assert rows["input_ids"] == tokenizer(TEXT[::2])["input_ids"]
     assert rows["labels"] == tokenizer(TEXT[1::2])["input_ids"]
 
 
-def test_bleu_is_100_for_the_reference_0_for_other_words_and_ignores_padding(tokenizer):
+def test_bleu_is_100_for_reference_low_for_other_text_and_ignores_padding(tokenizer):
     labels = tokenizer(TEXT[:4], padding=True, return_tensors="np")["input_ids"]
     masked = labels.copy()
     masked[labels == 0] = -100
@@ -292,8 +295,8 @@ def test_bleu_is_100_for_the_reference_0_for_other_words_and_ignores_padding(tok
     assert translation.scores_of_ids(others, masked, tokenizer)["bleu"] < 10
 
 
-def test_bleu_takes_the_tokens_it_is_given_or_makes_its_own(tokenizer):
-    """ "a," is one token for `none`, two for `13a`."""
+def test_bleu_uses_selected_tokenization(tokenizer):
+    """Read "a," as one token with `none` and as two tokens with `13a`."""
     outputs, labels = (
         tokenizer([text], return_tensors="np")["input_ids"]
         for text in ("a , b c d e f", "a, b c d e f")
@@ -314,7 +317,7 @@ def test_bleu_takes_the_tokens_it_is_given_or_makes_its_own(tokenizer):
 
 
 @pytest.mark.parametrize("limit", [60, 100, 1000])
-def test_batches_hold_every_row_once_and_no_more_tokens_than_they_may(limit):
+def test_batches_contain_every_row_once_within_token_limit(limit):
     rng = random.Random(0)
     sizes = [rng.randint(5, 50) for _ in range(500)]
     rows = Dataset.from_list(
@@ -334,13 +337,13 @@ def test_batches_hold_every_row_once_and_no_more_tokens_than_they_may(limit):
     assert sum(max(pair) for pair in lengths) / sum(padded) > 0.75
 
 
-def test_a_row_longer_than_a_batch_is_refused():
+def test_row_longer_than_token_limit_raises():
     rows = Dataset.from_list([{"labels": [1] * 9, "input_ids": [1] * 5}])
     with raises(ValueError, seen=9, expected=8):
         TokenBatches(rows, [(9, 5)], 8)
 
 
-def test_batches_of_augmented_rows_are_augmented_anew_in_each_epoch():
+def test_batches_are_augmented_differently_in_each_epoch():
     rows = Dataset.from_dict({"labels": range(10, 20)})
     rows = AugmentedDataset(rows, lambda row, random: ((row["labels"], random.random()),), seed=0)
     batches = TokenBatches(rows, [(1,)] * 10, limit=4)
@@ -357,7 +360,7 @@ def test_batches_of_augmented_rows_are_augmented_anew_in_each_epoch():
     assert batches[1] == first[1]
 
 
-def test_of_rows_that_are_seen_twice_all_come_before_their_second_views():
+def test_second_views_of_rows_follow_all_first_views():
     rows = Dataset.from_dict({"labels": [[number] for number in range(10, 14)]})
 
     def augmentation(row, random):
@@ -379,7 +382,7 @@ def test_of_rows_that_are_seen_twice_all_come_before_their_second_views():
     )
 
 
-def test_a_stream_has_every_row_once_in_batches_by_length_another_order_each_epoch(monkeypatch):
+def test_stream_yields_every_row_once_per_epoch_in_new_order(monkeypatch):
     monkeypatch.setattr(batches_module, "BUFFER", 40)
     rng = random.Random(0)
     rows = Dataset.from_list(
@@ -403,6 +406,6 @@ def test_a_stream_has_every_row_once_in_batches_by_length_another_order_each_epo
     ]
 
 
-def test_a_collator_gets_the_rows_of_batches_or_single_ones():
+def test_collator_accepts_batches_or_single_rows():
     collate = collate_batches(list)
     assert collate([[{"a": 1}, {"a": 2}]]) == collate([{"a": 1}, {"a": 2}]) == [{"a": 1}, {"a": 2}]

@@ -1,5 +1,6 @@
 """Tests of training runs: they learn, report and stop on errors."""
 
+import ast
 import json
 import math
 from argparse import Namespace
@@ -26,9 +27,9 @@ from vanilla_transformer.training.run import train
 
 
 def test_training_learns_to_translate(corpus, tmp_path):
-    output, still = tmp_path / "model", {"dropout": 0.0, "embedding_dropout": 0.0}
+    output, no_dropout = tmp_path / "model", {"dropout": 0.0, "embedding_dropout": 0.0}
     settings = dict(num_train_epochs=40, average_last=2, eval_strategy="steps", eval_steps=160)
-    metrics = train(make_recipe(corpus, still, **settings), output)
+    metrics = train(make_recipe(corpus, no_dropout, **settings), output)
     assert metrics["validation_bleu"] > 50
     assert metrics["validation_chrf"] > 50
     assert metrics["validation_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|")
@@ -48,7 +49,7 @@ def test_training_learns_to_translate(corpus, tmp_path):
     assert sum(text == target for text, (_, target) in zip(texts, pairs, strict=True)) >= 5
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_one_others(short, corpus, tmp_path):
+def test_same_seed_gives_same_weights_and_other_seed_does_not(short, corpus, tmp_path):
     train(make_recipe(corpus), tmp_path / "again")
     assert are_equal(weights(tmp_path / "again"), weights(short[0]))
     assert (tmp_path / "again/tokenizer.json").read_text() == (
@@ -58,7 +59,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_one_others(short, corp
     assert not are_equal(weights(tmp_path / "other"), weights(short[0]))
 
 
-def test_the_report_has_the_recipe_what_it_gave_and_the_tokens_of_every_update(short, corpus):
+def test_report_contains_recipe_metrics_and_tokens_per_update(short, corpus):
     output, metrics = short
     report = json.loads((output / "training.json").read_text())
     assert report["recipe"]["training"]["learning_rate"] == 5e-3
@@ -79,7 +80,7 @@ def test_the_report_has_the_recipe_what_it_gave_and_the_tokens_of_every_update(s
     )
 
 
-def test_the_log_has_the_tokens_since_the_last_one_without_padding():
+def test_log_counts_tokens_since_last_log_without_padding():
     model = VanillaSeq2SeqForConditionalGeneration(
         VanillaSeq2SeqConfig(vocab_size=60, **SMALL)
     ).train()
@@ -98,7 +99,7 @@ def test_the_log_has_the_tokens_since_the_last_one_without_padding():
         )
 
 
-def test_half_stores_float16_that_loads_as_float32(short, corpus, tmp_path):
+def test_float16_weights_load_as_float32(short, corpus, tmp_path):
     recipe = make_recipe(corpus)
     recipe.save_dtype = "float16"
     train(recipe, tmp_path / "half")
@@ -110,16 +111,19 @@ def test_half_stores_float16_that_loads_as_float32(short, corpus, tmp_path):
 
 
 @pytest.mark.slow
-def test_early_stopping_ends_a_run_that_gets_no_better_with_its_best_weights(unimproved, tmp_path):
+def test_early_stopping_ends_run_with_best_weights(unimproved, tmp_path):
     train(unimproved, tmp_path / "model")
     assert max(record["epoch"] for record in history(tmp_path / "model")) == 3
+    best, last = (tmp_path / f"model-run/checkpoint-{epoch * STEPS}" for epoch in (1, 3))
+    assert are_equal(weights(tmp_path / "model"), weights(best))
+    assert not are_equal(weights(best), weights(last))
 
 
-# ---------------------------------------------------------------------------------------- bad input
+# ------------------------------------------------------------------------------ errors and warnings
 
 
 class Poison(TrainerCallback):
-    """Makes a weight infinite after some steps."""
+    """A callback that sets a weight to NaN after some steps."""
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         if state.global_step == STEPS + 2:
@@ -127,18 +131,20 @@ class Poison(TrainerCallback):
                 model.lm_head.weight[5, 0] = math.nan
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_names_the_batch_and_leaves_the_checkpoints(
-    corpus, tmp_path, monkeypatch
-):
+def test_nonfinite_loss_error_quotes_batch_and_keeps_checkpoints(corpus, tmp_path, monkeypatch):
     callbacks = trainer.callbacks
     monkeypatch.setattr(trainer, "callbacks", lambda recipe: [*callbacks(recipe), Poison()])
-    with raises(FloatingPointError, seen="nan"):
+    with raises(FloatingPointError, seen="nan") as raised:
         train(make_recipe(corpus), tmp_path / "model")
+    count, _, rows = str(raised.value).partition("the batch of ")[2].partition(" rows ")
+    texts = ast.literal_eval(rows)
+    assert int(count) == len(texts) > 0
+    assert set(texts) <= set(corpus[0][0].read_text().splitlines())
     [checkpoint] = (tmp_path / "model-run").glob("checkpoint-*")
     assert all(weight.isfinite().all() for weight in weights(checkpoint).values())
 
 
-def test_generation_while_training_warns_of_nothing(corpus, tmp_path, monkeypatch):
+def test_generation_during_training_does_not_warn(corpus, tmp_path, monkeypatch):
     warned = []
     monkeypatch.setattr(generation.logger, "warning", warned.append)
     train(
@@ -153,7 +159,7 @@ def test_generation_while_training_warns_of_nothing(corpus, tmp_path, monkeypatc
     )
 
 
-def test_lines_longer_than_the_position_table_are_counted_and_left_out(corpus, tmp_path, capsys):
+def test_lines_longer_than_position_table_are_dropped_and_counted(corpus, tmp_path, capsys):
     table = {"position_embedding_type": "learned", "max_position_embeddings": 16}
     _, _, rows = prepare(make_recipe(corpus, table))
     kept = rows["train"]
@@ -167,7 +173,7 @@ def test_lines_longer_than_the_position_table_are_counted_and_left_out(corpus, t
         prepare(make_recipe(corpus, table | {"max_position_embeddings": 3}))
 
 
-def test_a_tokenizer_that_does_not_fit_is_refused_with_both_sizes(corpus):
+def test_vocabulary_size_mismatch_raises(corpus):
     with raises(ValueError, seen=("tokenizer.vocab_size", 60), expected=("model.vocab_size", 61)):
         make_recipe(corpus, {"vocab_size": 61})
     characters = replace(
@@ -177,7 +183,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused_with_both_sizes(corpus):
         prepare(characters)
 
 
-def test_an_existing_output_is_refused_before_anything_is_read(tmp_path):
+def test_existing_output_raises_before_text_is_read(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/notes").touch()
     missing = (tmp_path / "nowhere.en", tmp_path / "nowhere.de")
@@ -186,12 +192,12 @@ def test_an_existing_output_is_refused_before_anything_is_read(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_recipe_without_training_text_is_refused(corpus):
+def test_recipe_without_training_text_raises(corpus):
     with raises(ValueError, expected="train"):
         prepare(Recipe("translation"))
 
 
-def test_no_room_on_the_disk_leaves_no_half_checkpoint_behind(corpus, tmp_path, monkeypatch):
+def test_full_disk_leaves_no_partial_output(corpus, tmp_path, monkeypatch):
     def full(model, tokenizer, directory: Path, dtype):
         (directory / "model.safetensors").write_bytes(b"half")
         raise OSError(28, "No space left on device")

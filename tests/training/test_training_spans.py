@@ -1,4 +1,4 @@
-"""Tasks that label tokens: words with tags, and answers in a context."""
+"""Tests of training for token classification and question answering."""
 
 import json
 
@@ -59,7 +59,7 @@ def conll(tmp_path):
     return path
 
 
-def test_a_file_has_a_word_and_its_tag_on_each_line_the_last_column(tmp_path):
+def test_conll_file_is_read_with_last_column_as_tag(tmp_path):
     text = "-DOCSTART- -X- -X- O\n\nEU\tNNP\tB-ORG\nrejects VBZ  O\n\n\nPeter NNP B-PER\n"
     for newline in ("\n", "\r\n"):
         (tmp_path / "a.txt").write_bytes(text.replace("\n", newline).encode())
@@ -71,7 +71,7 @@ def test_a_file_has_a_word_and_its_tag_on_each_line_the_last_column(tmp_path):
     assert token_classification.read({"train": "a.txt"}, "test") is None
 
 
-def test_a_data_set_gives_words_and_the_names_of_tags(tmp_path, conll):
+def test_dataset_of_tagged_words_matches_conll_file(tmp_path, conll):
     expected = token_classification.read({"train": str(conll)}, "train").to_dict()
     names = ["O", "B-PER", "B-LOC", "I-LOC", "B-ORG", "I-ORG"]
     ids = [[names.index(tag) for tag in tags] for tags in expected["tags"]]
@@ -89,7 +89,7 @@ def test_a_data_set_gives_words_and_the_names_of_tags(tmp_path, conll):
         token_classification.read(data | {"columns": ["tokens", "pos"]}, "train")
 
 
-def test_the_tag_of_a_word_is_that_of_its_first_piece(conll):
+def test_word_tag_is_assigned_to_first_piece(conll):
     tokenizer, model, rows = prepare(tagger(conll))
     row = rows["train"][3]
     pieces = tokenizer.convert_ids_to_tokens(row["input_ids"])
@@ -111,7 +111,7 @@ def test_the_tag_of_a_word_is_that_of_its_first_piece(conll):
     assert (batch["labels"][batch["attention_mask"] == 0] == -100).all()
 
 
-def test_a_tagger_learns_names_of_two_words(conll, tmp_path):
+def test_tagger_learns_entities_of_two_words(conll, tmp_path):
     metrics = train(tagger(conll), tmp_path / "model")
     assert [
         metrics[f"validation_{name}"] for name in ("accuracy", "precision", "recall", "f1")
@@ -133,16 +133,16 @@ def test_a_tagger_learns_names_of_two_words(conll, tmp_path):
     [
         ("B-X I-X O B-X", {("X", 0, 2), ("X", 3, 4)}),
         ("B-X B-X I-X", {("X", 0, 1), ("X", 1, 3)}),
-        ("I-X I-X O I-Y", {("X", 0, 2), ("Y", 3, 4)}),  # IOB1: an entity begins with I behind O
-        ("B-X I-Y I-Y O", {("X", 0, 1), ("Y", 1, 3)}),  # and behind another type
+        ("I-X I-X O I-Y", {("X", 0, 2), ("Y", 3, 4)}),  # IOB1: I after O begins an entity
+        ("B-X I-Y I-Y O", {("X", 0, 1), ("Y", 1, 3)}),  # I after another type, too
         ("O O", set()),
     ],
 )
-def test_an_entity_is_what_conlleval_takes_for_one(tags, expected):
+def test_entities_follow_conlleval(tags, expected):
     assert token_classification.entities(tags.split()) == expected
 
 
-def test_the_scores_of_tags():
+def test_entity_scores():
     gold = [["B-X", "I-X", "O", "B-Y"], ["B-Y", "O"]]
     result = [["B-X", "O", "O", "B-Y"], ["B-Y", "B-Y"]]
     assert token_classification.scores_of_entities(result, gold) == {
@@ -165,7 +165,7 @@ def test_the_scores_of_tags():
         np.array([[-100, *map(names.index, row)] + [-100] * (4 - len(row)) for row in rows])
         for rows in (result, gold)
     ]
-    ids[0][ids[0] == -100] = 1  # a model says something everywhere
+    ids[0][ids[0] == -100] = 1  # a model predicts a tag everywhere
     for labels, scores in (
         (names, {"precision", "recall", "f1"}),
         (["NN", "VB", "DT", "IN"], set()),
@@ -173,13 +173,13 @@ def test_the_scores_of_tags():
         config = token_classification.CONFIG(
             id2label=dict(enumerate(labels)), label2id={n: i for i, n in enumerate(labels)}
         )
-        given = token_classification.metrics(None, config, {}, None)(ids)
-        assert given["accuracy"] == 4 / 6
-        assert given.keys() == {"accuracy", *scores}
-        assert given.get("f1", 4 / 7) == 4 / 7
+        tag_metrics = token_classification.metrics(None, config, {}, None)(ids)
+        assert tag_metrics["accuracy"] == 4 / 6
+        assert tag_metrics.keys() == {"accuracy", *scores}
+        assert tag_metrics.get("f1", 4 / 7) == 4 / 7
 
 
-def test_what_is_not_in_conll_form_is_refused(conll, tmp_path):
+def test_invalid_conll_files_and_unknown_tags_raise(conll, tmp_path):
     (tmp_path / "bad.txt").write_text("EU B-ORG\nrejects\n")
     with raises(ValueError, seen=("bad.txt", 2, "rejects")):
         token_classification.read({"train": str(tmp_path / "bad.txt")}, "train")
@@ -205,7 +205,7 @@ STORIES = [
 
 
 def squad(*stories, **answer):
-    """(context, answer) pairs in the form of SQuAD."""
+    """Return (context, answer) pairs in the format of SQuAD."""
     result = [
         {"text": text, "answer_start": context.index(text)} | answer for context, text in stories
     ]
@@ -238,8 +238,8 @@ def stories(tmp_path):
     return path
 
 
-def encoded(context, answer, **data):
-    """Its windows with a tokenizer of characters, as rows."""
+def encode_windows(context, answer, **data):
+    """Return a character tokenizer and the rows of the context's windows."""
     columns = {"id": ["q"], "question": ["who?"], "context": [context]}
     columns["answers"] = [{"text": [answer], "answer_start": [context.index(answer)]}]
     tokenizer = train_tokenizer(
@@ -250,7 +250,7 @@ def encoded(context, answer, **data):
     return tokenizer, rows
 
 
-def test_a_data_set_gives_the_questions_of_a_file(stories, tmp_path):
+def test_question_dataset_matches_squad_file(stories, tmp_path):
     expected = question_answering.read({"train": str(stories)}, "train")
     DatasetDict(train=expected.add_column("title", ["t"] * len(expected))).save_to_disk(
         tmp_path / "saved"
@@ -260,16 +260,16 @@ def test_a_data_set_gives_the_questions_of_a_file(stories, tmp_path):
     assert question_answering.read(data, "validation") is None
 
 
-def test_an_answer_is_where_its_characters_are():
-    tokenizer, [row] = encoded("ann ran.", "ran")
+def test_answer_positions_match_characters():
+    tokenizer, [row] = encode_windows("ann ran.", "ran")
     assert tokenizer.decode(row["input_ids"]) == "<s>who?</s>ann ran.</s>"
     assert row["token_type_ids"] == [0] * 6 + [1] * 9
     assert (row["start_positions"], row["end_positions"]) == (10, 12)
     assert row["offsets"] == [None] * 6 + [[place, place + 1] for place in range(8)] + [None]
 
 
-def test_windows_share_their_stride_and_have_the_answer_or_the_first_token():
-    tokenizer, rows = encoded("ann ran.", "ran", max_length=12, stride=3)
+def test_windows_overlap_by_stride_and_label_answer_or_first_token():
+    tokenizer, rows = encode_windows("ann ran.", "ran", max_length=12, stride=3)
     assert [tokenizer.decode(row["input_ids"][6:-1]) for row in rows] == ["ann r", "n ran", "ran."]
     assert [(row["start_positions"], row["end_positions"]) for row in rows] == [
         (0, 0),
@@ -278,11 +278,11 @@ def test_windows_share_their_stride_and_have_the_answer_or_the_first_token():
     ]
     assert [row["offsets"][6] for row in rows] == [[0, 1], [2, 3], [4, 5]]
     with raises(ValueError, seen=4, expected=(4, "max_length", 10)):
-        encoded("ann ran.", "ran", max_length=10, stride=3)
+        encode_windows("ann ran.", "ran", max_length=10, stride=3)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte-bpe"])
-def test_pieces_of_words_give_back_every_answer(kind):
+def test_subword_positions_restore_every_answer(kind):
     context = "The old man (of Rome) sees some red house; one woman reads the book."
     words = context.replace("(", "").split()
     answers = [
@@ -310,7 +310,7 @@ def test_pieces_of_words_give_back_every_answer(kind):
         assert context[offsets[first][0] : offsets[last][1]].strip() == answer
 
 
-def test_a_reader_learns_where_answers_are(stories, tmp_path):
+def test_question_answering_model_learns_answers(stories, tmp_path):
     metrics = train(reader(stories), tmp_path / "model")
     assert (metrics["validation_exact_match"], metrics["validation_f1"]) == (100, 100)
     answer = pipeline("question-answering", model=str(tmp_path / "model"))
@@ -319,30 +319,30 @@ def test_a_reader_learns_where_answers_are(stories, tmp_path):
     ] == [place for _, place in STORIES]
 
 
-def test_the_scores_are_those_of_the_best_span_over_all_windows(stories):
+def test_scores_use_best_span_over_all_windows(stories):
     _, _, rows = prepare(reader(stories, max_length=20, stride=4))
     rows = rows["validation"]
     windows = len(rows)
     assert windows > len(STORIES)
     assert not {*question_answering.SCORED} & {*prepare(reader(stories))[2]["train"].column_names}
     starts, ends = np.zeros((2, windows, 20))
-    # windows without the answer are sure of nothing, those with it of their place
+    # windows predict the answer if they contain it, otherwise the first token
     for window, row in enumerate(rows):
         if row["start_positions"]:
             starts[window, row["start_positions"]] = ends[window, row["end_positions"]] = 5.0
-        starts[window, 0] = ends[window, 0] = 9.0  # of no context
+        starts[window, 0] = ends[window, 0] = 9.0  # token outside the context
     labels = np.array(rows["start_positions"]), np.array(rows["end_positions"])
     score = question_answering.metrics(None, None, {}, rows)
     assert score(((starts, ends), labels)) == {"exact_match": 100, "f1": 100}
     wrong = next(window for window, row in enumerate(rows) if row["id"] == "q0")
     token = next(token for token, place in enumerate(rows[wrong]["offsets"]) if place is not None)
-    starts[wrong, token] = ends[wrong, token] = 6.0  # "the", which is not the answer's
+    starts[wrong, token] = ends[wrong, token] = 6.0  # "the", not in the answer
     assert score(((starts, ends), labels))["exact_match"] == pytest.approx(100 * 11 / 12)
     with pytest.raises(ValueError):
         score(((starts, ends), (labels[0][::-1], labels[1])))
 
 
-def test_the_best_span_is_the_best_of_all_that_are_short_enough():
+def test_best_span_has_highest_score_within_max_length():
     rng = np.random.default_rng(0)
     row = {
         "context": "abcdefgh",
@@ -368,12 +368,12 @@ def test_the_best_span_is_the_best_of_all_that_are_short_enough():
         ("theatre", "atre", False, 0.0),
     ],
 )
-def test_answers_are_compared_as_squad_does(text, gold, exact, f1):
+def test_answer_comparison_follows_squad(text, gold, exact, f1):
     assert (question_answering.normalise(text) == question_answering.normalise(gold)) == exact
     assert question_answering.f1(text, gold) == pytest.approx(f1)
 
 
-def test_the_best_of_several_answers_counts():
+def test_best_of_several_answers_counts():
     rows = Dataset.from_list(
         [
             {
@@ -391,7 +391,7 @@ def test_the_best_of_several_answers_counts():
     assert scores == {"exact_match": 100, "f1": 100}
 
 
-def test_files_and_answers_that_are_not_as_they_say_are_refused(tmp_path):
+def test_invalid_squad_files_raise(tmp_path):
     path = tmp_path / "bad.json"
     for content, seen, expected in [
         (squad(STORIES[0], answer_start=3), ("q0", "' cat i'", 3), "garden"),

@@ -1,5 +1,4 @@
-"""The state of a run: what it is gone on from, what is refused, and that nothing of the user's in
-it is removed."""
+"""Tests of the state directory of a run: resuming, invalid states, and files of the user."""
 
 import hashlib
 import json
@@ -58,19 +57,19 @@ def open_state(state, recipe, restart):
     make_state(state, facts, restart)
 
 
-def changed(recipe, table, **values):
+def with_changes(recipe, table, **values):
     return replace(recipe, **{table: getattr(recipe, table) | values})
 
 
-def checkpoint(state: Path, step: int, arguments=None, **facts) -> Path:
-    """One as the trainer leaves it, with what our callback does then."""
+def write_checkpoint(state: Path, step: int, arguments=None, **facts) -> Path:
+    """Write a checkpoint as the trainer does, and call our callback."""
     path = state / f"checkpoint-{step}"
     path.mkdir(parents=True)
     (path / "model.safetensors").write_text(f"weights {step}")
     (path / "trainer_state.json").write_text("{}")
     callback, arguments = CompleteCheckpoints(), arguments or SimpleNamespace(save_total_limit=None)
     callback.on_train_begin(arguments, SimpleNamespace(best_model_checkpoint=None), None)
-    assert arguments.save_total_limit is None  # the trainer's own would remove what is not ours
+    assert arguments.save_total_limit is None  # the trainer would remove foreign files
     arguments.output_dir, arguments.should_save = str(state), True
     callback.on_save(
         arguments, SimpleNamespace(global_step=step, best_model_checkpoint=None, **facts), None
@@ -78,32 +77,32 @@ def checkpoint(state: Path, step: int, arguments=None, **facts) -> Path:
     return path
 
 
-def names(state):
+def list_names(state):
     return sorted(path.name for path in state.iterdir())
 
 
-# -------------------------------------------------------------------------------------- whose it is
+# ---------------------------------------------------------------------------------- opening a state
 
 
-def test_a_state_is_opened_again_by_the_same_recipe(recipe, state):
+def test_state_can_be_reopened_by_same_recipe(recipe, state):
     open_state(state, recipe, restart=False)
     facts = json.loads((state / "run.json").read_text())
     text = (Path(recipe.data["directory"]) / recipe.data["train"][0]).read_bytes()
     assert facts["text"]["train"][0] == hashlib.sha256(text).hexdigest()
     assert facts["training"] == recipe.training
     open_state(state, recipe, restart=False)
-    assert names(state) == ["run.json"]
+    assert list_names(state) == ["run.json"]
 
 
-def test_what_no_run_wrote_is_refused_and_stays(recipe, state):
+def test_directory_without_run_json_raises_and_is_kept(recipe, state):
     state.mkdir()
-    open_state(state, recipe, restart=False)  # an empty one is taken
+    open_state(state, recipe, restart=False)  # an empty directory is accepted
     (state / "run.json").unlink()
     (state / "notes").write_text("mine")
     for restart in (False, True):
         with raises(FileExistsError, seen="run.json"):
             open_state(state, recipe, restart)
-    assert names(state) == ["notes"]
+    assert list_names(state) == ["notes"]
 
 
 @pytest.mark.parametrize(
@@ -122,29 +121,29 @@ def test_what_no_run_wrote_is_refused_and_stays(recipe, state):
         ),
     ],
 )
-def test_the_state_of_another_recipe_is_refused_by_the_key_that_differs(
+def test_state_of_different_recipe_raises_and_names_key(
     recipe, state, table, values, seen, expected
 ):
     open_state(state, recipe, restart=False)
-    checkpoint(state, 5)
+    write_checkpoint(state, 5)
     with raises(UsageError, seen=seen, expected=expected):
-        open_state(state, changed(recipe, table, **values), restart=False)
+        open_state(state, with_changes(recipe, table, **values), restart=False)
 
 
-def test_a_recipe_that_was_corrected_before_the_first_checkpoint_goes_on(recipe, state):
+def test_recipe_may_change_before_first_checkpoint(recipe, state):
     open_state(state, recipe, restart=False)
     (state / "notes").write_text("mine")
-    open_state(state, changed(recipe, "training", learning_rate=0.2), restart=False)
+    open_state(state, with_changes(recipe, "training", learning_rate=0.2), restart=False)
     assert json.loads((state / "run.json").read_text())["training"]["learning_rate"] == 0.2
-    assert names(state) == ["notes", "run.json"]
+    assert list_names(state) == ["notes", "run.json"]
 
 
-def test_a_schedule_that_ends_with_the_updates_is_not_made_longer(recipe, state):
-    linear = changed(recipe, "training", lr_scheduler_type="linear")
+def test_run_with_linear_schedule_cannot_be_extended(recipe, state):
+    linear = with_changes(recipe, "training", lr_scheduler_type="linear")
     open_state(state, linear, restart=False)
-    checkpoint(state, 5)
+    write_checkpoint(state, 5)
     with raises(UsageError, seen=("training.max_steps", 10), expected=11):
-        open_state(state, changed(linear, "training", max_steps=11), restart=False)
+        open_state(state, with_changes(linear, "training", max_steps=11), restart=False)
 
 
 @pytest.mark.parametrize(
@@ -156,33 +155,33 @@ def test_a_schedule_that_ends_with_the_updates_is_not_made_longer(recipe, state)
         ("training", {"max_steps": 20}),
     ],
 )
-def test_what_changes_no_weights_may_be_another(recipe, state, table, values):
+def test_settings_without_effect_on_weights_may_change(recipe, state, table, values):
     open_state(state, recipe, restart=False)
-    checkpoint(state, 5)
-    other = changed(recipe, table, **values)
+    write_checkpoint(state, 5)
+    other = with_changes(recipe, table, **values)
     open_state(state, replace(other, save_dtype="float16"), restart=False)
     assert json.loads((state / "run.json").read_text())[table] == getattr(other, table)
 
 
-def test_where_scores_choose_the_weights_how_they_are_made_is_part_of_the_run(recipe, state):
-    chosen = changed(
+def test_generation_settings_must_match_if_scores_select_weights(recipe, state):
+    selecting_recipe = with_changes(
         recipe,
         "training",
         early_stopping_patience=2,
         eval_strategy="steps",
         load_best_model_at_end=True,
     )
-    open_state(state, chosen, restart=False)
-    checkpoint(state, 5)
+    open_state(state, selecting_recipe, restart=False)
+    write_checkpoint(state, 5)
     with raises(UsageError, seen=("generation.num_beams", 4), expected=5):
-        open_state(state, changed(chosen, "generation", num_beams=5), restart=False)
+        open_state(state, with_changes(selecting_recipe, "generation", num_beams=5), restart=False)
 
 
-def test_the_text_may_lie_elsewhere_but_must_be_the_same(recipe, state, tmp_path):
+def test_text_may_move_but_not_change(recipe, state, tmp_path):
     open_state(state, recipe, restart=False)
-    checkpoint(state, 5)
+    write_checkpoint(state, 5)
     (tmp_path / "text").rename(tmp_path / "moved")
-    moved = changed(recipe, "data", directory=str(tmp_path / "moved"))
+    moved = with_changes(recipe, "data", directory=str(tmp_path / "moved"))
     open_state(state, moved, restart=False)
     with open(tmp_path / "moved" / recipe.data["train"][0], "a") as file:
         file.write("one line more\n")
@@ -190,37 +189,37 @@ def test_the_text_may_lie_elsewhere_but_must_be_the_same(recipe, state, tmp_path
         open_state(state, moved, restart=False)
 
 
-def test_the_text_of_the_test_may_come_later(recipe, state):
+def test_test_text_may_be_added_later(recipe, state):
     open_state(state, recipe, restart=False)
-    checkpoint(state, 5)
-    open_state(state, changed(recipe, "data", test=recipe.data["train"]), restart=False)
+    write_checkpoint(state, 5)
+    open_state(state, with_changes(recipe, "data", test=recipe.data["train"]), restart=False)
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_restart_moves_the_state_aside(recipe, state, is_damaged, capsys):
+def test_restart_moves_state_aside(recipe, state, is_damaged, capsys):
     open_state(state, recipe, restart=False)
-    checkpoint(state, 5)
+    write_checkpoint(state, 5)
     if is_damaged:
         (state / "run.json").write_text("{")
         with raises(ValueError, seen=("run.json", "--restart")):
             open_state(state, recipe, restart=False)
     for number in (1, 2):
         open_state(state, recipe, restart=True)
-        assert names(state) == ["run.json"]
+        assert list_names(state) == ["run.json"]
         assert f"{state}.kept-{number}" in capsys.readouterr().out
-    assert names(Path(f"{state}.kept-1")) == ["checkpoint-5", "run.json"]
+    assert list_names(Path(f"{state}.kept-1")) == ["checkpoint-5", "run.json"]
 
 
-# ---------------------------------------------------------------------------------- its checkpoints
+# -------------------------------------------------------------------------------------- checkpoints
 
 
 @pytest.mark.parametrize("damage", ["one byte", "shorter", "missing", "marker", "another marker"])
-def test_a_damaged_checkpoint_is_passed_over_with_a_warning(state, damage, caplog, monkeypatch):
-    older, newest = checkpoint(state, 9), checkpoint(state, 10)
+def test_damaged_checkpoint_is_skipped_with_warning(state, damage, caplog, monkeypatch):
+    older, newest = write_checkpoint(state, 9), write_checkpoint(state, 10)
     assert list(complete_checkpoints(state)) == [newest, older]
     weights = newest / "model.safetensors"
     if damage == "one byte":
-        weights.write_text("wEights 10")  # of the same size
+        weights.write_text("wEights 10")  # same size
     elif damage == "shorter":
         weights.write_text("weights")
     elif damage == "missing":
@@ -232,7 +231,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(state, damage, caplo
     assert str(newest) in caplog.text
 
 
-def test_a_checkpoint_is_marked_before_it_is_written_and_whole_afterwards(state):
+def test_checkpoint_is_marked_before_writing(state):
     callback, arguments = (
         CompleteCheckpoints(),
         SimpleNamespace(save_total_limit=None, output_dir=str(state), should_save=True),
@@ -246,17 +245,17 @@ def test_a_checkpoint_is_marked_before_it_is_written_and_whole_afterwards(state)
     assert list(complete_checkpoints(state)) == []
 
 
-def test_what_a_user_puts_into_a_checkpoint_changes_nothing_of_it_and_stays(state):
+def test_user_files_in_checkpoint_are_ignored_and_kept(state):
     for name in ("onnx/model.onnx", "notes"):
         file = (
-            checkpoint(state, 5) / name
+            write_checkpoint(state, 5) / name
             if not (state / "checkpoint-5").exists()
             else state / "checkpoint-5" / name
         )
         file.parent.mkdir(exist_ok=True)
         file.write_text("mine")
     assert list(complete_checkpoints(state)) == [state / "checkpoint-5"]
-    checkpoint(state, 10, SimpleNamespace(save_total_limit=1))
+    write_checkpoint(state, 10, SimpleNamespace(save_total_limit=1))
     left = sorted(path.relative_to(state).as_posix() for path in state.rglob("*") if path.is_file())
     assert (
         left[-2:] == ["checkpoint-5/notes", "checkpoint-5/onnx/model.onnx"]
@@ -264,16 +263,18 @@ def test_what_a_user_puts_into_a_checkpoint_changes_nothing_of_it_and_stays(stat
     )
 
 
-def test_a_marker_that_names_files_elsewhere_removes_nothing(state):
-    (checkpoint(state, 5) / "files.json").write_text('{"../notes": "", "model.safetensors": ""}')
+def test_marker_of_outside_files_removes_nothing(state):
+    (write_checkpoint(state, 5) / "files.json").write_text(
+        '{"../notes": "", "model.safetensors": ""}'
+    )
     (state / "notes").write_text("mine")
     for step in (10, 15):
-        checkpoint(state, step, SimpleNamespace(save_total_limit=1))
-    assert names(state) == ["checkpoint-15", "checkpoint-5", "notes"]
+        write_checkpoint(state, step, SimpleNamespace(save_total_limit=1))
+    assert list_names(state) == ["checkpoint-15", "checkpoint-5", "notes"]
     assert (state / "checkpoint-5/model.safetensors").is_file()
 
 
-def test_a_checkpoint_of_others_whose_name_a_run_may_need_is_refused(recipe, state):
+def test_foreign_checkpoint_directory_raises(recipe, state):
     open_state(state, recipe, restart=False)
     (state / "checkpoint-15").mkdir()
     with raises(FileExistsError, seen="checkpoint-15"):
@@ -281,7 +282,7 @@ def test_a_checkpoint_of_others_whose_name_a_run_may_need_is_refused(recipe, sta
 
 
 @pytest.mark.parametrize("content", ["[]", "null", "1", '{"mine": 1}'])
-def test_a_run_json_of_others_is_refused_and_stays(recipe, state, content):
+def test_foreign_run_json_raises_and_is_kept(recipe, state, content):
     state.mkdir()
     (state / "run.json").write_text(content)
     for restart in (False, True):
@@ -290,8 +291,8 @@ def test_a_run_json_of_others_is_refused_and_stays(recipe, state, content):
     assert (state / "run.json").read_text() == content
 
 
-def test_the_last_checkpoints_are_refused_if_one_is_damaged(state, caplog, monkeypatch):
-    paths = [checkpoint(state, step) for step in (5, 10, 15)]
+def test_last_checkpoints_raise_if_one_is_damaged(state, caplog, monkeypatch):
+    paths = [write_checkpoint(state, step) for step in (5, 10, 15)]
     assert last_checkpoints(state, 2) == paths[1:]
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     assert last_checkpoints(state, 4) == paths
@@ -302,8 +303,8 @@ def test_the_last_checkpoints_are_refused_if_one_is_damaged(state, caplog, monke
         last_checkpoints(state, 3)
 
 
-def test_the_best_checkpoint_is_looked_for_where_the_state_is_now(state):
-    path = checkpoint(state, 5)
+def test_best_checkpoint_is_found_in_moved_state(state):
+    path = write_checkpoint(state, 5)
     callback, arguments = (
         CompleteCheckpoints(),
         SimpleNamespace(save_total_limit=None, output_dir=str(state), should_save=True),
@@ -316,15 +317,15 @@ def test_the_best_checkpoint_is_looked_for_where_the_state_is_now(state):
         callback.on_train_begin(arguments, noted, None)
 
 
-def test_a_warmup_that_is_a_share_of_the_updates_depends_on_their_number(recipe, state):
-    shared = changed(recipe, "training", warmup_steps=0.5)
+def test_run_with_relative_warmup_cannot_be_extended(recipe, state):
+    shared = with_changes(recipe, "training", warmup_steps=0.5)
     open_state(state, shared, restart=False)
-    checkpoint(state, 5)
+    write_checkpoint(state, 5)
     with raises(UsageError, seen=("training.max_steps", 10), expected=11):
-        open_state(state, changed(shared, "training", max_steps=11), restart=False)
+        open_state(state, with_changes(shared, "training", max_steps=11), restart=False)
 
 
-def test_another_teacher_under_the_same_name_is_another_run(tmp_path, state):
+def test_changed_teacher_under_same_path_raises(tmp_path, state):
     (tmp_path / "teacher").mkdir()
     (tmp_path / "teacher/model.safetensors").write_text("one")
     (tmp_path / "text").write_text("a\tb\n")
@@ -336,7 +337,7 @@ def test_another_teacher_under_the_same_name_is_another_run(tmp_path, state):
         {"teachers": [str(tmp_path / "teacher")]},
     )
     open_state(state, recipe, restart=False)
-    checkpoint(state, 5)
+    write_checkpoint(state, 5)
     open_state(state, recipe, restart=False)
     (tmp_path / "teacher/model.safetensors").write_text("other")
     with raises(UsageError, seen="text.teachers"):
@@ -346,30 +347,30 @@ def test_another_teacher_under_the_same_name_is_another_run(tmp_path, state):
 @pytest.mark.parametrize(
     "limit, kept", [(None, [5, 10, 15, 20]), (1, [20]), (2, [15, 20]), (9, [5, 10, 15, 20])]
 )
-def test_only_checkpoints_of_the_run_are_removed_when_there_are_too_many(state, limit, kept):
-    theirs = ["checkpoint-mean", "checkpoint-5-mean", "notes"]
-    for name in theirs:
+def test_save_total_limit_removes_only_checkpoints_of_run(state, limit, kept):
+    foreign = ["checkpoint-mean", "checkpoint-5-mean", "notes"]
+    for name in foreign:
         (state / name).mkdir(parents=True)
         (state / name / "model.safetensors").write_text("an average of theirs")
     for step in (5, 10, 15, 20):
-        checkpoint(state, step, SimpleNamespace(save_total_limit=limit))
-    assert names(state) == sorted([*theirs, *(f"checkpoint-{step}" for step in kept)])
+        write_checkpoint(state, step, SimpleNamespace(save_total_limit=limit))
+    assert list_names(state) == sorted([*foreign, *(f"checkpoint-{step}" for step in kept)])
 
 
-def test_the_best_checkpoint_stays(state):
+def test_save_total_limit_keeps_best_checkpoint(state):
     for step in (5, 10, 15):
-        checkpoint(state, step)
+        write_checkpoint(state, step)
     callback, best = CompleteCheckpoints(), str(state / "checkpoint-5")
     arguments = SimpleNamespace(save_total_limit=2, output_dir=str(state), should_save=True)
     callback.on_train_begin(arguments, SimpleNamespace(best_model_checkpoint=None), None)
     callback.on_save(arguments, SimpleNamespace(global_step=15, best_model_checkpoint=best), None)
-    assert names(state) == ["checkpoint-15", "checkpoint-5"]
+    assert list_names(state) == ["checkpoint-15", "checkpoint-5"]
 
 
-# ------------------------------------------------------------------------------------- train itself
+# ----------------------------------------------------------------------------------------- training
 
 
-def test_a_run_refuses_outputs_and_states_that_would_harm_what_it_reads(recipe, tmp_path):
+def test_output_or_state_that_overlaps_inputs_raises(recipe, tmp_path):
     teacher = tmp_path / "exp-run"
     teacher.mkdir()
     (teacher / "config.json").write_text('{"model_type": "vanilla-encoder"}')
@@ -381,7 +382,7 @@ def test_a_run_refuses_outputs_and_states_that_would_harm_what_it_reads(recipe, 
     ):
         with raises(ValueError, seen=seen):
             runs.train(
-                changed(recipe, "model", path=str(teacher)),
+                with_changes(recipe, "model", path=str(teacher)),
                 tmp_path / name,
                 force=True,
                 restart=True,
@@ -389,8 +390,8 @@ def test_a_run_refuses_outputs_and_states_that_would_harm_what_it_reads(recipe, 
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_a_run_reads(recipe, tmp_path):
-    recipe = changed(changed(recipe, "model", path="start"), "tokenizer", path="words")
+def test_input_paths(recipe, tmp_path):
+    recipe = with_changes(with_changes(recipe, "model", path="start"), "tokenizer", path="words")
     text = [str(tmp_path / "text" / name) for name in recipe.data["train"]]
     assert list(map(str, runs.input_paths(recipe))) == [*text, "words", "start"]
     recipe = Recipe("translation", {"dataset": "set"}, {}, {}, {})

@@ -1,4 +1,4 @@
-"""Tests of the tasks of training: their rows of text, and what a short run learns."""
+"""Tests of training tasks: their rows, metrics and short training runs."""
 
 import gzip
 import math
@@ -76,7 +76,7 @@ def verse(tmp_path):
     return path
 
 
-def test_the_validation_text_is_the_end_of_the_training_text(verse):
+def test_validation_fraction_takes_end_of_training_text(verse):
     data = {"train": str(verse), "validation_fraction": 0.2}
     [first], [last] = (
         causal_lm.read(data, "train")["text"],
@@ -89,7 +89,7 @@ def test_the_validation_text_is_the_end_of_the_training_text(verse):
     assert causal_lm.read({"train": str(verse)}, "validation") is None
 
 
-def test_training_sees_every_window_and_validation_every_token_once(verse):
+def test_training_has_every_window_and_validation_every_token_once(verse):
     tokenizer, _, rows = prepare(language_model(verse))
     ids = tokenizer(VERSE, add_special_tokens=False)["input_ids"]
     kept = int(0.8 * len(VERSE))
@@ -108,13 +108,13 @@ def test_training_sees_every_window_and_validation_every_token_once(verse):
 
 
 @pytest.mark.parametrize("length", range(5, 14))
-def test_each_token_of_a_text_but_the_first_is_predicted_once_whatever_its_length(length):
+def test_validation_predicts_every_token_after_first_once(length):
     ids = list(range(length))
     rows = causal_lm.examples({"input_ids": [ids]}, {"block_size": 4}, "validation")
     assert [token for row in rows for token in row["labels"] if token != -100] == ids[1:]
 
 
-def test_a_language_model_learns_and_its_loss_is_that_of_the_whole_validation_text(verse, tmp_path):
+def test_language_model_learns_and_nll_covers_whole_validation_text(verse, tmp_path):
     metrics = train(language_model(verse), tmp_path / "model")
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(tmp_path / "model").double(),
@@ -134,7 +134,7 @@ def test_a_language_model_learns_and_its_loss_is_that_of_the_whole_validation_te
     assert metrics["validation_nll"] < 1.0 < math.log(len(tokenizer))
 
 
-def test_packed_lines_are_read_as_if_they_were_alone():
+def test_packed_documents_have_same_logits_as_single_documents():
     documents = [list(range(4, 4 + length)) for length in (5, 3, 9, 2, 30)]
     blocks = causal_lm.pack(documents, 12)
     model = VanillaDecoderForCausalLM(VanillaDecoderConfig(vocab_size=40, **DECODER)).eval()
@@ -162,7 +162,7 @@ def test_packed_lines_are_read_as_if_they_were_alone():
         torch.testing.assert_close(row, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_lines_as_documents_end_with_the_end_token(tmp_path):
+def test_line_documents_end_with_end_token(tmp_path):
     (tmp_path / "lines.txt").write_text(VERSE)
     recipe = language_model(tmp_path / "lines.txt")
     recipe.data |= {
@@ -180,7 +180,7 @@ def test_lines_as_documents_end_with_the_end_token(tmp_path):
         for token in [*tokenizer(line)["input_ids"][1:], tokenizer.eos_token_id]
     ]
     assert predicted.count(tokenizer.eos_token_id) == len(lines)
-    # Tokenizers that put the end token behind a text themselves, or one in front of it.
+    # Tokenizers that add an end token after the text, or a special token before it.
     columns, expected = (
         {"text": [*lines, "a</s>"]},
         [[*tokenizer(line)["input_ids"], 2] for line in [*lines, "a</s>"]],
@@ -195,14 +195,14 @@ def test_lines_as_documents_end_with_the_end_token(tmp_path):
         assert actual == [added + ids for ids in expected]
 
 
-def test_lines_need_an_end_token():
+def test_line_documents_without_end_token_raise():
     tokenizer = train_tokenizer(["the cat"], kind="character", variant="decoder")
     tokenizer.eos_token = None
     with raises(ValueError, expected=("data.documents", "line")):
         causal_lm.encode({"text": ["the cat"]}, tokenizer, {"documents": "line"})
 
 
-def test_a_text_shorter_than_a_block_is_refused(tmp_path):
+def test_text_shorter_than_block_raises(tmp_path):
     (tmp_path / "short.txt").write_text("ab")
     recipe = language_model(tmp_path / "short.txt")
     del recipe.data["validation_fraction"]
@@ -210,7 +210,7 @@ def test_a_text_shorter_than_a_block_is_refused(tmp_path):
         prepare(recipe)
 
 
-def test_numbers_of_labels_have_the_names_of_the_recipe_in_its_order(tmp_path):
+def test_label_numbers_get_label_names_of_recipe(tmp_path):
     (tmp_path / "train").write_text("0 what is it\n1 who is it\n0 why is it\n")
     (tmp_path / "test").write_text("2 when is it\n")
     files = {split: str(tmp_path / split) for split in ("train", "test")}
@@ -238,7 +238,7 @@ def test_numbers_of_labels_have_the_names_of_the_recipe_in_its_order(tmp_path):
 # ---------------------------------------------------------------------------------------- masked-lm
 
 
-def test_whole_words_are_masked_at_the_rates_of_bert():
+def test_whole_words_are_masked_at_bert_rates():
     lines = VERSE.splitlines()
     tokenizer = train_tokenizer(lines, 36, variant="encoder")  # some words are several pieces
     rows = masked_lm.encode({"text": lines * 40}, tokenizer, {})
@@ -252,26 +252,26 @@ def test_whole_words_are_masked_at_the_rates_of_bert():
     words = torch.nn.utils.rnn.pad_sequence(
         [torch.tensor(row["labels"]) for row in batch], True, -1
     )
-    chosen = actual["labels"] != -100
-    assert torch.equal(actual["labels"][chosen], ids[chosen])
-    assert torch.equal(actual["input_ids"][~chosen], ids[~chosen])
-    assert not (chosen & (words == -1)).any()
-    for row_words, row_chosen in zip(words, chosen):
+    selected = actual["labels"] != -100
+    assert torch.equal(actual["labels"][selected], ids[selected])
+    assert torch.equal(actual["input_ids"][~selected], ids[~selected])
+    assert not (selected & (words == -1)).any()
+    for row_words, row_selected in zip(words, selected):
         for word in row_words.unique():
-            assert len(row_chosen[row_words == word].unique()) == 1
+            assert len(row_selected[row_words == word].unique()) == 1
     assert max((words[0] == word).sum() for word in range(5)) > 1
-    count = chosen.sum().item()
-    expected = 0.15 + 0.85**6 / 6  # one of the six words where else there would be none
+    count = selected.sum().item()
+    expected = 0.15 + 0.85**6 / 6  # if no word is drawn, one of the six is masked
     assert count / (words >= 0).sum().item() == pytest.approx(expected, abs=0.02)
     assert (
-        actual["input_ids"][chosen] == tokenizer.mask_token_id
+        actual["input_ids"][selected] == tokenizer.mask_token_id
     ).sum().item() / count == pytest.approx(0.8, abs=0.04)
-    assert (actual["input_ids"][chosen] == ids[chosen]).sum().item() / count == pytest.approx(
+    assert (actual["input_ids"][selected] == ids[selected]).sum().item() / count == pytest.approx(
         0.1, abs=0.04
     )
 
 
-def test_a_row_of_few_words_has_one_that_is_masked():
+def test_short_row_has_at_least_one_masked_word():
     tokenizer = train_tokenizer(["the cat"], kind="character", variant="encoder")
     row = {"input_ids": [1, 7, 8, 9, 2], "labels": [-1, 0, 1, 2, -1]}
     counts = [
@@ -281,7 +281,7 @@ def test_a_row_of_few_words_has_one_that_is_masked():
     assert min(counts) == 1 and max(counts) > 1
 
 
-def test_masks_of_training_text_are_others_in_each_epoch_those_of_validation_text_are_not(tmp_path):
+def test_training_masks_change_each_epoch_and_validation_masks_do_not(tmp_path):
     (tmp_path / "text.txt").write_text(VERSE)
     files = {"train": str(tmp_path / "text.txt"), "validation": str(tmp_path / "text.txt")}
     recipe = Recipe("masked-lm", files, {"kind": "bpe", "vocab_size": 45}, ENCODER, {"seed": 3})
@@ -305,7 +305,7 @@ def test_masks_of_training_text_are_others_in_each_epoch_those_of_validation_tex
 
 
 @torch.no_grad()
-def test_packed_texts_are_read_as_each_alone(tmp_path):
+def test_packed_texts_have_same_logits_as_single_texts(tmp_path):
     (tmp_path / "text.txt").write_text(
         "the cat\nthe dog saw the cat\na mouse\nthe bone ate the dog\n" * 5
     )
@@ -324,7 +324,7 @@ def test_packed_texts_are_read_as_each_alone(tmp_path):
         < len(blocks[0]["input_ids"]) + len(blocks[1]["input_ids"])
     )
     assert [*chain(*blocks["input_ids"])] == [*chain(*alone["train"]["input_ids"])]
-    for row in blocks:  # no word is of two texts
+    for row in blocks:  # no word spans two texts
         words = {pair for pair in zip(row["documents"], row["labels"]) if pair[1] >= 0}
         assert len({word for _, word in words}) == len(words) > 2
     batch = masked_lm.collator(tokenizer, model)(list(blocks))
@@ -341,7 +341,7 @@ def test_packed_texts_are_read_as_each_alone(tmp_path):
 
 
 @pytest.mark.parametrize("block_size", [None, pytest.param(64, marks=pytest.mark.slow)])
-def test_a_masked_language_model_learns(tmp_path, block_size):
+def test_masked_language_model_learns(tmp_path, block_size):
     (tmp_path / "train.txt").write_text(VERSE * 3)
     training = dict(
         tokens_per_update=256, num_train_epochs=40, learning_rate=3e-3, save_strategy="no", seed=0
@@ -354,9 +354,7 @@ def test_a_masked_language_model_learns(tmp_path, block_size):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_unless_it_is_compiled_only_masked_tokens_are_projected_to_the_vocabulary_in_training(
-    tmp_path, compiled
-):
+def test_only_masked_tokens_are_projected_in_training_unless_compiled(tmp_path, compiled):
     (tmp_path / "train.txt").write_text(VERSE)
     training = dict(tokens_per_update=64, torch_compile=compiled)
     recipe = Recipe(
@@ -379,8 +377,8 @@ def test_unless_it_is_compiled_only_masked_tokens_are_projected_to_the_vocabular
 ENDINGS = [
     f"the {CHOICE(['cat', 'dog', 'fox'])} {CHOICE(['runs', 'sits', 'sees'])}" for _ in range(240)
 ]
-# What follows begins with "then"; most documents have one sentence, which may only be a random
-# second one.
+# Second sentences begin with "then". Most documents have one sentence, which can only be drawn as a
+# random second sentence.
 STORIES = [
     [f"once {first}", f"then {second}"] for first, second in zip(ENDINGS[:80:2], ENDINGS[1:80:2])
 ]
@@ -413,7 +411,7 @@ def documents(tmp_path):
     return path
 
 
-def test_half_of_the_second_sentences_follow_and_the_others_are_of_another_document(documents):
+def test_half_of_second_sentences_follow_and_others_are_random(documents):
     stories = [[f"{place} {number}" for number in range(9)] for place in range(200)]
     documents.write_text("\n\n".join("\n".join(story) for story in stories))
     rows = pretraining.read({"train": str(documents)}, "train")
@@ -432,13 +430,13 @@ def test_half_of_the_second_sentences_follow_and_the_others_are_of_another_docum
         )
         follow += label == pretraining.FOLLOWS
     assert follow / len(rows) == pytest.approx(0.5, abs=0.04)
-    # a random one may be any of its document
+    # any sentence of a document may be drawn
     assert {second.split()[1] for second in rows["second"]} == set("012345678")
     assert pretraining.read({"train": str(documents)}, "train").to_dict() == rows.to_dict()
     assert pretraining.read({"train": str(documents)}, "validation") is None
 
 
-def test_a_pair_is_two_types_of_tokens_and_its_words_are_masked_apart(documents):
+def test_sentence_pair_has_two_token_types_and_masked_words(documents):
     tokenizer, model, rows = prepare(pretrainer(documents))
     rows, text = rows["train"], pretraining.read({"train": str(documents)}, "train")
     for index, row in enumerate(rows):
@@ -446,26 +444,26 @@ def test_a_pair_is_two_types_of_tokens_and_its_words_are_masked_apart(documents)
         if sum(map(len, pair)) + 1 <= 18:
             assert row["input_ids"] == [tokenizer.bos_token_id, *pair[0], *pair[1]]
             assert row["token_type_ids"] == [0] * (1 + len(pair[0])) + [1] * len(pair[1])
-            assert list(dict.fromkeys(row["labels"])) == [-1, *range(8)]  # of four words each
+            assert list(dict.fromkeys(row["labels"])) == [-1, *range(8)]  # four words each
     lengths = [len(ids) for ids in rows["input_ids"]]
     assert max(lengths) == 18 and min(lengths) < 18, sorted(lengths)
     batch = pretraining.collator(tokenizer, model)(
         [pretraining.augment(row, RANDOM, tokenizer) for row in rows]
     )
     assert batch["next_sentence_label"].tolist() == rows["next_sentence_label"]
-    chosen = batch["labels"] != -100
-    assert 0.1 < chosen.sum() / sum(word >= 0 for row in rows["labels"] for word in row) < 0.25
-    assert (batch["input_ids"][chosen] == tokenizer.mask_token_id).float().mean() > 0.6
+    selected = batch["labels"] != -100
+    assert 0.1 < selected.sum() / sum(word >= 0 for row in rows["labels"] for word in row) < 0.25
+    assert (batch["input_ids"][selected] == tokenizer.mask_token_id).float().mean() > 0.6
 
 
 @pytest.mark.slow
-def test_an_encoder_learns_words_and_next_sentences_together(documents, tmp_path):
+def test_pretraining_learns_masked_words_and_next_sentences(documents, tmp_path):
     metrics = train(pretrainer(documents, num_train_epochs=60), tmp_path / "model")
     assert metrics["validation_next_sentence_accuracy"] > 0.8
-    assert metrics["validation_nll"] < 1.8  # 2.5 by the frequency of each token alone
+    assert metrics["validation_nll"] < 1.8  # 2.5 from token frequencies alone
 
 
-def test_a_new_encoder_knows_neither_words_nor_next_sentences(documents, tmp_path):
+def test_untrained_encoder_has_chance_level_metrics(documents, tmp_path):
     metrics = train(pretrainer(documents, max_steps=2), tmp_path / "model")
     assert metrics["validation_next_sentence_accuracy"] == pytest.approx(0.5, abs=0.15)
     assert metrics["validation_nll"] == pytest.approx(math.log(40), abs=0.8)
@@ -474,7 +472,7 @@ def test_a_new_encoder_knows_neither_words_nor_next_sentences(documents, tmp_pat
     )
 
 
-def test_the_metrics_of_words_and_sentences():
+def test_pretraining_metrics():
     logits = torch.zeros(2, 3, 4), torch.tensor([[2.0, 1.0], [0.0, 1.0]])
     labels = torch.tensor([[1, -100, 2], [-100, -100, -100]]), torch.tensor([0, 0])
     kept = [values.numpy() for values in pretraining.reduce(logits, labels)]
@@ -488,13 +486,13 @@ def test_the_metrics_of_words_and_sentences():
     "text, seen",
     [("a\nb\n", (1, 2)), ("a\n\nb\n\nc\n", (3, 1))],
 )
-def test_a_text_without_pairs_is_refused(documents, text, seen):
+def test_text_without_sentence_pairs_raises(documents, text, seen):
     documents.write_text(text)
     with raises(ValueError, seen=seen, expected=2):
         pretraining.read({"train": str(documents)}, "train")
 
 
-def test_label_smoothing_is_refused_where_the_loss_has_none(documents):
+def test_label_smoothing_for_pretraining_raises(documents):
     with raises(ValueError, seen=("label_smoothing_factor", 0.1), expected=0):
         pretrainer(documents, label_smoothing_factor=0.1)
 
@@ -523,7 +521,7 @@ def opinions(tmp_path):
     return path
 
 
-def test_a_classifier_learns_its_labels_by_name(opinions, tmp_path):
+def test_classifier_learns_labels_by_name(opinions, tmp_path):
     metrics = train(classifier(opinions), tmp_path / "model")
     assert metrics["validation_accuracy"] == 1.0
     model, tokenizer = (
@@ -536,10 +534,8 @@ def test_a_classifier_learns_its_labels_by_name(opinions, tmp_path):
     ] == ["good", "bad"]
 
 
-def test_with_r_drop_and_bpe_dropout_a_classifier_sees_whole_words_and_their_subwords(
-    opinions, tmp_path
-):
-    """Wang et al. 2021: the rows as the tokenizer has them, then the same in other subwords."""
+def test_r_drop_with_bpe_dropout_pairs_rows_with_other_subwords(opinions, tmp_path):
+    """Pair default subwords of each row with other subwords (Wang et al. 2021)."""
     recipe = classifier(opinions, r_drop=2.0)
     recipe.tokenizer["bpe_dropout"] = 0.5
     tokenizer, model, rows = prepare(recipe)
@@ -555,7 +551,7 @@ def test_with_r_drop_and_bpe_dropout_a_classifier_sees_whole_words_and_their_sub
         assert mask.sum() == sum(map(len, tokenizer(first)["input_ids"])) < pieces.sum()
 
 
-def test_a_classifier_starts_from_a_pretrained_encoder(opinions, tmp_path):
+def test_classifier_starts_from_pretrained_encoder(opinions, tmp_path):
     (tmp_path / "train.txt").write_text("".join(line.partition(" ")[2] + "\n" for line in OPINIONS))
     training = dict(tokens_per_update=128, max_steps=3, save_strategy="no")
     recipe = Recipe(
@@ -589,10 +585,10 @@ def test_a_classifier_starts_from_a_pretrained_encoder(opinions, tmp_path):
         (tmp_path / name / "tokenizer_config.json").read_text()
         for name in ("pretrained", "classifier")
     }
-    assert len(configs) == 1  # nothing of where it was loaded from
+    assert len(configs) == 1  # does not contain the path of the source
 
 
-def test_folds_are_parts_of_the_lines_without_their_duplicates(opinions):
+def test_folds_partition_unique_lines(opinions):
     opinions.write_text(opinions.read_text() * 2)
     data, validation = {"train": str(opinions), "folds": 5}, []
     for fold in range(5):
@@ -612,7 +608,7 @@ def test_folds_are_parts_of_the_lines_without_their_duplicates(opinions):
         sequence_classification.read(data | {"fold": 5}, "train")
 
 
-def test_lines_without_a_label_and_labels_training_does_not_have_are_refused(opinions, tmp_path):
+def test_missing_and_unknown_labels_raise(opinions, tmp_path):
     (tmp_path / "bad.txt").write_text("good the film\nalone\n")
     with raises(ValueError, seen=("bad.txt", 2, "alone")):
         sequence_classification.read({"validation": str(tmp_path / "bad.txt")}, "validation")
@@ -623,7 +619,7 @@ def test_lines_without_a_label_and_labels_training_does_not_have_are_refused(opi
         prepare(recipe)
 
 
-def test_a_file_of_another_encoding_is_read_where_the_recipe_says_so(tmp_path):
+def test_file_is_read_with_encoding_of_recipe(tmp_path):
     (tmp_path / "latin.txt").write_bytes("good café\nbad thé\n".encode("latin-1"))
     data = {"train": str(tmp_path / "latin.txt")}
     assert sequence_classification.read(data | {"encoding": "latin-1"}, "train")["text"] == [
@@ -634,7 +630,7 @@ def test_a_file_of_another_encoding_is_read_where_the_recipe_says_so(tmp_path):
         sequence_classification.read(data, "train")
 
 
-def test_the_metrics_of_predictions():
+def test_classification_metrics():
     accuracy = sequence_classification.metrics(None, None, {}, None)(
         (np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0]))
     )

@@ -1,4 +1,4 @@
-"""PEFT finds the modules of our models itself, where it was imported before this package."""
+"""Tests of PEFT, which finds our target modules if it is imported before this package."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from transformers import set_seed
 import vanilla_transformer
 
 SIZES = dict(vocab_size=40, hidden_size=16, intermediate_size=24, num_attention_heads=2)
-# Class: PEFT's name of what it does.
+# Class: PEFT's task type.
 MODELS = {
     "VanillaEncoderModel": "FEATURE_EXTRACTION",
     "VanillaEncoderForSequenceClassification": "SEQ_CLS",
@@ -22,21 +22,21 @@ MODELS = {
 }
 ENCODERS = [name for name in MODELS if "Encoder" in name]
 GENERATORS = [name for name in MODELS if name not in ENCODERS]
-# What each method puts into a layer, by the papers: LoRA (Hu et al. 2021), IA3 (Liu et al. 2022).
+# Target modules of each method, from the papers: LoRA (Hu et al. 2021), IA3 (Liu et al. 2022).
 TARGETS = {"LoraConfig": {"q_proj", "v_proj"}, "IA3Config": {"k_proj", "v_proj", "down_proj"}}
 
 
-def model_of(name):
+def make_model(name):
     set_seed(0)
     model_class = getattr(vanilla_transformer, name)
     model = model_class(model_class.config_class(**SIZES, num_hidden_layers=2)).eval()
     for parameter in model.parameters():
-        # at first layers hardly change what they read
+        # with initial weights, layers hardly change their input
         parameter.data += 0.2 * torch.randn_like(parameter)
     return model
 
 
-def given(name):
+def make_inputs(name):
     ids = torch.randint(4, 40, (2, 6), generator=torch.Generator().manual_seed(0))
     inputs = {"input_ids": ids, "attention_mask": torch.tensor([[1] * 6, [1] * 4 + [0] * 2])}
     return inputs | ({"decoder_input_ids": ids.flip(1)} if "Seq2Seq" in name else {})
@@ -44,13 +44,13 @@ def given(name):
 
 def states(model, name):
     with torch.no_grad():
-        return model(**given(name))[0]
+        return model(**make_inputs(name))[0]
 
 
-def adapted(name, method, **settings):
-    """Return a model with adapters of random values; at first those of PEFT are zeros."""
+def make_adapted_model(name, method, **settings):
+    """Return a model with random adapter weights; PEFT's initial adapters change nothing."""
     model = peft.get_peft_model(
-        model_of(name), getattr(peft, method)(task_type=MODELS[name], **settings)
+        make_model(name), getattr(peft, method)(task_type=MODELS[name], **settings)
     )
     for parameter_name, parameter in model.named_parameters():
         if "lora_" in parameter_name or "ia3_" in parameter_name:
@@ -60,8 +60,8 @@ def adapted(name, method, **settings):
 
 @pytest.mark.parametrize("method", TARGETS)
 @pytest.mark.parametrize("name", MODELS)
-def test_without_target_modules(name, method, tmp_path):
-    model = adapted(name, method)
+def test_default_target_modules_are_adapted_saved_and_merged(name, method, tmp_path):
+    model = make_adapted_model(name, method)
     changed = {
         key.split(".lora_")[0].split(".ia3_")[0]
         for key, _ in model.named_parameters()
@@ -69,21 +69,21 @@ def test_without_target_modules(name, method, tmp_path):
     }
     assert {key.rpartition(".")[2] for key in changed} == TARGETS[method]
     assert len(changed) == sum(
-        key.rpartition(".")[2] in TARGETS[method] for key, _ in model_of(name).named_modules()
+        key.rpartition(".")[2] in TARGETS[method] for key, _ in make_model(name).named_modules()
     )
-    found = states(model, name)
-    assert not torch.allclose(found, states(model_of(name), name), atol=1e-3)
+    actual = states(model, name)
+    assert not torch.allclose(actual, states(make_model(name), name), atol=1e-3)
     model.save_pretrained(tmp_path)
-    again = peft.PeftModel.from_pretrained(model_of(name), tmp_path).eval()
-    torch.testing.assert_close(states(again, name), found)
-    torch.testing.assert_close(states(model.merge_and_unload(), name), found, rtol=1e-4, atol=1e-5)
+    reloaded = peft.PeftModel.from_pretrained(make_model(name), tmp_path).eval()
+    torch.testing.assert_close(states(reloaded, name), actual)
+    torch.testing.assert_close(states(model.merge_and_unload(), name), actual, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", TARGETS)
 @pytest.mark.parametrize("name", GENERATORS)
 def test_adapters_learn_and_generate(name, method):
-    model = adapted(name, method).train()
-    inputs = {key: value for key, value in given(name).items() if key != "decoder_input_ids"}
+    model = make_adapted_model(name, method).train()
+    inputs = {key: value for key, value in make_inputs(name).items() if key != "decoder_input_ids"}
     optimizer = torch.optim.Adam(
         [value for value in model.parameters() if value.requires_grad], lr=0.05
     )
@@ -98,36 +98,36 @@ def test_adapters_learn_and_generate(name, method):
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-def test_prefix_tuning_of_what_has_a_cache(name):
+def test_prefix_tuning_of_generators_changes_states(name):
     model = peft.get_peft_model(
-        model_of(name), peft.PrefixTuningConfig(task_type=MODELS[name], num_virtual_tokens=3)
+        make_model(name), peft.PrefixTuningConfig(task_type=MODELS[name], num_virtual_tokens=3)
     )
-    assert not torch.allclose(states(model, name), states(model_of(name), name), atol=1e-6)
-    ids = given(name)["input_ids"]
+    assert not torch.allclose(states(model, name), states(make_model(name), name), atol=1e-6)
+    ids = make_inputs(name)["input_ids"]
     model.generate(input_ids=ids, max_new_tokens=3)
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_prefix_tuning_of_an_encoder_is_refused_with_a_reason(name):
-    """PEFT rejects it where it looks at the arguments of a model; otherwise our model does."""
+def test_prefix_tuning_of_encoder_raises(name):
+    """PEFT raises if it checks the arguments of the model; otherwise our model raises."""
     model = peft.get_peft_model(
-        model_of(name), peft.PrefixTuningConfig(task_type=MODELS[name], num_virtual_tokens=3)
+        make_model(name), peft.PrefixTuningConfig(task_type=MODELS[name], num_virtual_tokens=3)
     )
     with pytest.raises(ValueError, match="past key values|encoder"):
-        model(**given(name))
+        model(**make_inputs(name))
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_prompt_tuning(name):
+def test_prompt_tuning_gives_finite_states(name):
     model = peft.get_peft_model(
-        model_of(name), peft.PromptTuningConfig(task_type=MODELS[name], num_virtual_tokens=3)
+        make_model(name), peft.PromptTuningConfig(task_type=MODELS[name], num_virtual_tokens=3)
     )
     assert torch.isfinite(states(model, name)).all()
 
 
 @pytest.mark.parametrize("first", ["peft", "vanilla_transformer"])
-def test_the_order_of_imports(first):
-    """Imported after our package, PEFT asks for target modules, of which "all-linear" is one."""
+def test_target_modules_are_required_if_peft_is_imported_second(first):
+    """PEFT asks for target modules if it is imported second; "all-linear" works in both orders."""
     second = {"peft": "vanilla_transformer", "vanilla_transformer": "peft"}[first]
     code = f"""
 import {first}

@@ -1,4 +1,4 @@
-"""The shipped classifiers take pairs of texts in pipelines and in sentence-transformers."""
+"""Tests of the shipped classifiers with text pairs, in pipelines and in sentence-transformers."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def path(request):
 
 @torch.no_grad()
 def logits(path, first, second):
-    """Return the logits of a pair of texts, whose ids are put together by hand."""
+    """Return the logits of a text pair, with token ids joined by hand."""
     model, tokenizer = (
         AutoModelForSequenceClassification.from_pretrained(path),
         AutoTokenizer.from_pretrained(path),
@@ -32,41 +32,41 @@ def logits(path, first, second):
     return model.eval()(torch.tensor([[1, *one, 2, *other, 2]])).logits[0]
 
 
-def test_text_classification(path):
+def test_text_classification_scores_pairs(path):
     classify = pipeline("text-classification", path)
-    found = classify({"text": FIRST, "text_pair": SECOND}, top_k=None, function_to_apply="none")
+    actual = classify({"text": FIRST, "text_pair": SECOND}, top_k=None, function_to_apply="none")
     expected = dict(
         zip(classify.model.config.id2label.values(), logits(path, FIRST, SECOND).tolist())
     )
-    assert {one["label"]: one["score"] for one in found} == pytest.approx(expected, abs=1e-4)
+    assert {one["label"]: one["score"] for one in actual} == pytest.approx(expected, abs=1e-4)
 
 
-def test_zero_shot_classification(path):
+def test_zero_shot_classification_scores_pairs(path):
     names, template = ["film", "water"], "this is {} ."
     choose = pipeline("zero-shot-classification", path)
-    found = choose(FIRST, names, hypothesis_template=template)
+    actual = choose(FIRST, names, hypothesis_template=template)
     entails = torch.stack(
         [logits(path, FIRST, template.format(name))[choose.entailment_id] for name in names]
     )
     expected = dict(zip(names, entails.softmax(0).tolist()))
-    assert dict(zip(found["labels"], found["scores"])) == pytest.approx(expected, abs=1e-4)
+    assert dict(zip(actual["labels"], actual["scores"])) == pytest.approx(expected, abs=1e-4)
 
 
-def test_cross_encoder(path):
+def test_cross_encoder_scores_pairs(path):
     pairs = [(FIRST, SECOND), (SECOND, FIRST), ("one", "another film")]
-    found = CrossEncoder(path, device="cpu").predict(pairs, activation_fn=torch.nn.Identity())
+    actual = CrossEncoder(path, device="cpu").predict(pairs, activation_fn=torch.nn.Identity())
     np.testing.assert_allclose(
-        found, torch.stack([logits(path, *pair) for pair in pairs]), atol=1e-4
+        actual, torch.stack([logits(path, *pair) for pair in pairs]), atol=1e-4
     )
 
 
-def test_a_trainer_s_batch_of_pairs(path):
-    """The tokenizer is called as courses on paraphrases call it."""
+def test_padded_batch_of_pairs_has_same_logits(path):
+    """The tokenizer is called with two lists, as in courses on paraphrases."""
     tokenizer = AutoTokenizer.from_pretrained(path)
     batch = tokenizer(
         [FIRST, "one"], [SECOND, "a film"], truncation=True, padding=True, return_tensors="pt"
     )
     model = AutoModelForSequenceClassification.from_pretrained(path).eval()
     with torch.no_grad():
-        found = model(**batch).logits
-    torch.testing.assert_close(found[0], logits(path, FIRST, SECOND), atol=1e-4, rtol=1e-4)
+        actual = model(**batch).logits
+    torch.testing.assert_close(actual[0], logits(path, FIRST, SECOND), atol=1e-4, rtol=1e-4)

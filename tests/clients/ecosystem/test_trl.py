@@ -1,10 +1,10 @@
-"""TRL's prompts are their tokens; it puts the end token behind an example itself."""
+"""Tests of TRL: prompts have no special tokens, and TRL appends the end token."""
 
 from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
 
-def test_a_prompt_and_its_completion_are_their_characters_and_one_end_token(decoder, tmp_path):
+def test_sft_row_is_prompt_completion_and_one_end_token(decoder, tmp_path):
     rows = Dataset.from_list([{"prompt": "ROMEO:", "completion": " I am"}] * 2)
     settings = dict(
         max_steps=1,

@@ -1,5 +1,7 @@
-"""onnxruntime-genai runs exported decoders: torch's tokens, and the ids and texts of our tokenizer
-where it reads that."""
+"""Tests of onnxruntime-genai with exported decoders.
+
+Tokens match torch. The tokenizer of genai matches ours if it supports it.
+"""
 
 import functools
 from pathlib import Path
@@ -39,7 +41,7 @@ SIZES = dict(
     max_position_embeddings=40,
 )
 WIDTHS = dict(head_dim=10, value_head_dim=10)
-# name: fields of the config, what the generation config says
+# name: fields of the config, fields of the generation config
 MODELS = {
     "learned": (dict(position_embedding_type="learned"), {}),
     "rotary": (dict(position_embedding_type="rotary", **WIDTHS), dict(repetition_penalty=1.5)),
@@ -52,7 +54,7 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A name of `MODELS`, "card" or "gpt2" -> the checkpoint and its export."""
+    """Return a function: a name of `MODELS`, "card" or "gpt2" -> the checkpoint and its export."""
     root = tmp_path_factory.mktemp("genai")
 
     @functools.cache
@@ -96,7 +98,7 @@ def save(name, path):
     tokenizer.save_pretrained(path)
 
 
-def generated(directory, prompt, max_length):
+def generate_tokens(directory, prompt, max_length):
     """Return all tokens of each row of `prompt` (B, T), which is right-padded."""
     parameters = genai.GeneratorParams(genai.Model(str(directory)))
     parameters.set_search_options(max_length=max_length, batch_size=len(prompt))
@@ -108,38 +110,38 @@ def generated(directory, prompt, max_length):
 
 
 @pytest.mark.parametrize("name", ["card", "gpt2", *MODELS])
-def test_greedy_tokens_are_torch_s(exported, name):
+def test_greedy_tokens_match_torch(exported, name):
     checkpoint, directory = exported(name)
     model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
     for prompt in ([5], [9, 12, 30, 8], [11, 6, 44, 13, 27, 5, 60]):
         expected = model.generate(
             torch.tensor([prompt]), do_sample=False, max_length=30, max_new_tokens=None
         )[0].tolist()
-        assert generated(directory, [prompt], 30) == [expected]
+        assert generate_tokens(directory, [prompt], 30) == [expected]
 
 
 @pytest.mark.parametrize("name", ["card", "learned"])
-def test_a_ragged_batch_gives_what_each_row_gives_alone(exported, name):
+def test_ragged_batch_matches_single_rows(exported, name):
     _, directory = exported(name)
     rows = [[5, 9], [12, 30, 8, 6, 44]]
-    # on the left genai takes padding for tokens
+    # genai reads padding on the left as tokens
     padded = [row + [0] * (5 - len(row)) for row in rows]
-    found = generated(directory, padded, 20)
-    for row, prompt, whole in zip(rows, padded, found, strict=True):
-        new = whole[len(prompt) :]
-        alone = generated(directory, [row], 20 - len(prompt) + len(row))[0][len(row) :]
+    outputs = generate_tokens(directory, padded, 20)
+    for row, prompt, output in zip(rows, padded, outputs, strict=True):
+        new = output[len(prompt) :]
+        alone = generate_tokens(directory, [row], 20 - len(prompt) + len(row))[0][len(row) :]
         assert new[: len(alone)] == alone and not any(new[len(alone) :])
 
 
-def test_int8_gives_the_tokens_of_our_own_runtime(exported, tmp_path):
+def test_int8_tokens_match_runtime(exported, tmp_path):
     checkpoint, _ = exported("learned")
     export(checkpoint, tmp_path / "out", cases=2, dtype="int8")
     expected = Runtime(tmp_path / "out").generate(np.array([[9, 12, 30, 8]]), max_new_tokens=20)
-    assert generated(tmp_path / "out", [[9, 12, 30, 8]], 24) == expected.tolist()
+    assert generate_tokens(tmp_path / "out", [[9, 12, 30, 8]], 24) == expected.tolist()
 
 
 @pytest.mark.parametrize("name", ["learned", "gpt2"])
-def test_its_tokenizer_gives_the_same_ids_and_texts_where_the_manifest_says_so(exported, name):
+def test_genai_tokenizer_matches_ours_if_supported(exported, name):
     _, directory = exported(name)
     theirs, ours = (
         genai.Tokenizer(genai.Model(str(directory))),
@@ -151,6 +153,6 @@ def test_its_tokenizer_gives_the_same_ids_and_texts_where_the_manifest_says_so(e
         assert theirs.decode(np.array(ids, np.int32)) == ours.decode(ids) == text
 
 
-def test_a_tokenizer_that_it_would_read_wrongly_is_not_found(exported):
+def test_genai_tokenizer_raises_if_unsupported(exported):
     with pytest.raises(RuntimeError, match="no-tokenizer"):
         genai.Tokenizer(genai.Model(str(exported("card")[1])))

@@ -1,4 +1,4 @@
-"""The examples of examples/one_graph in Node and in a browser give the texts of the runtime."""
+"""Tests of examples/one_graph in Node and in a browser, against the runtime."""
 
 import functools
 import json
@@ -32,7 +32,7 @@ class Handler(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The examples, what npm installed, and `translator`, beside each other."""
+    """Write the examples, the npm packages and the export `translator` into one folder."""
     folder = tmp_path_factory.mktemp("one") / "graph"
     shutil.copytree(EXAMPLES, folder)
     (folder / "node_modules").symlink_to(HERE / "node_modules")
@@ -47,7 +47,7 @@ def expected(tmp_path_factory):
     return TextRuntime(out).generate(TEXTS, num_beams=1, max_new_tokens=64)
 
 
-def test_node_gives_the_runtime_s_texts(folder, expected):
+def test_node_texts_match_runtime(folder, expected):
     done = subprocess.run(
         ["node", "node.mjs", "translator", *TEXTS],
         cwd=folder,
@@ -58,7 +58,7 @@ def test_node_gives_the_runtime_s_texts(folder, expected):
     assert done.stdout.splitlines() == expected, done.stderr[-2000:]
 
 
-def test_a_browser_gives_the_runtime_s_texts(folder, expected):
+def test_browser_texts_match_runtime(folder, expected):
     chromium = (
         shutil.which("chromium")
         or shutil.which("chromium-browser")

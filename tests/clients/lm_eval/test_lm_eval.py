@@ -1,5 +1,4 @@
-"""lm-eval over HTTP: what it makes of the answers of `vanilla-transformer serve` is what torch says
-of the checkpoint."""
+"""Tests of lm-eval over HTTP with `vanilla-transformer serve`, against the checkpoint in torch."""
 
 import json
 import os
@@ -19,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 HERE = Path(__file__).parent
 CARD = str(HERE.parents[2] / "model_cards/vanilla-decoder-tiny-shakespeare")
-# has the project
+# of the environment with this project
 PYTHON = os.environ.get("VANILLA_TRANSFORMER_PYTHON", HERE.parents[2] / ".venv/bin/python")
 COMMAND = [PYTHON, "-m", "vanilla_transformer_export"]
 DOCS = [json.loads(line) for line in (HERE / "endings.jsonl").read_text().splitlines()]
@@ -56,7 +55,7 @@ class Offline:
 
     @torch.no_grad()
     def likelihood(self, read, ids):
-        """log p of `ids` behind those that were `read`, in float64."""
+        """Return log p of `ids` after the tokens `read`, in float64."""
         log_p = self.model(torch.tensor([read + ids])).logits[0].double().log_softmax(-1)
         return sum(log_p[len(read) - 1 + place, token].item() for place, token in enumerate(ids))
 
@@ -73,8 +72,8 @@ def offline():
     return Offline()
 
 
-def asked(url, **more):
-    """Return the model that lm-eval's command makes of `--model local-completions`."""
+def make_client(url, **more):
+    """Return the model that lm-eval's command builds for `--model local-completions`."""
     options = dict(
         model="shakespeare",
         base_url=url,
@@ -88,13 +87,13 @@ def asked(url, **more):
 @pytest.mark.parametrize(
     "more", [dict(batch_size=1), dict(batch_size=3), dict(num_concurrent=4)], ids=str
 )
-def test_a_task_has_the_score_computed_offline(url, offline, more, tmp_path):
+def test_task_score_matches_offline_score(url, offline, more, tmp_path):
     task = yaml.safe_load((HERE / "endings.yaml").read_text())
     task["dataset_kwargs"]["data_files"]["test"] = str(HERE / "endings.jsonl")
     (tmp_path / "endings.yaml").write_text(yaml.safe_dump(task))
     manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
     found = simple_evaluate(
-        asked(url, **more),
+        make_client(url, **more),
         tasks=["endings"],
         task_manager=manager,
         log_samples=True,
@@ -109,50 +108,56 @@ def test_a_task_has_the_score_computed_offline(url, offline, more, tmp_path):
     for sample, expected in zip(samples, likelihoods, strict=True):
         assert [score for score, _ in sample["filtered_resps"]] == pytest.approx(expected, abs=1e-4)
     best = np.array([doc["best"] for doc in DOCS])
-    expected = np.mean([np.argmax(scores) == each for scores, each in zip(likelihoods, best)])
+    expected = np.mean(
+        [np.argmax(scores) == best_index for scores, best_index in zip(likelihoods, best)]
+    )
     per_letter = [
         np.array(scores) / [len(ending) for ending in doc["endings"]]
         for scores, doc in zip(likelihoods, DOCS)
     ]
-    expected_norm = np.mean([np.argmax(scores) == each for scores, each in zip(per_letter, best)])
+    expected_norm = np.mean(
+        [np.argmax(scores) == best_index for scores, best_index in zip(per_letter, best)]
+    )
     result = found["results"]["endings"]
     assert (result["acc,none"], result["acc_norm,none"]) == (expected, expected_norm)
     assert 0 < expected < 1
 
 
-def test_what_is_greedy_is_known(url, offline):
+def test_loglikelihood_reports_is_greedy(url, offline):
     line = "ROMEO:\nI "
     ending = offline.greedy(line, 4)
-    asking = [
+    requests = [
         Instance("loglikelihood", {}, (line, text), number)
         for number, text in enumerate((ending, "xxxx"))
     ]
-    assert [is_greedy for _, is_greedy in asked(url).loglikelihood(asking, disable_tqdm=True)] == [
+    assert [
+        is_greedy for _, is_greedy in make_client(url).loglikelihood(requests, disable_tqdm=True)
+    ] == [
         True,
         False,
     ]
 
 
-def test_a_text_longer_than_the_model_s_positions_is_scored_in_windows(url, offline):
+def test_text_longer_than_positions_is_scored_in_windows(url, offline):
     text = (
         "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n" * 2
     )
-    harness = asked(url)
+    harness = make_client(url)
     [found] = harness.loglikelihood_rolling(
         [Instance("loglikelihood_rolling", {}, (text,), 0)], disable_tqdm=True
     )
     ids, size = offline.ids(text), harness.max_length - 1
     expected = offline.likelihood([harness.prefix_token_id], ids[:size])
-    # each window is full, the last one with tokens of the one before it
+    # each window is full; the last one begins with tokens of the window before
     for begin in range(size, len(ids), size):
         end = min(begin + size, len(ids))
         expected += offline.likelihood(ids[end - size - 1 : begin], ids[begin:end])
     assert len(ids) > 2 * size and found == pytest.approx(expected, abs=1e-3)
 
 
-def test_what_is_generated_is_the_greedy_text(url, offline):
+def test_generated_text_is_greedy(url, offline):
     for tokenized in (True, False):
-        harness = asked(url, tokenized_requests=tokenized)
+        harness = make_client(url, tokenized_requests=tokenized)
         options = {"until": ["~"], "max_gen_toks": 12, "do_sample": False}
         [found] = harness.generate_until(
             [Instance("generate_until", {}, ("ROMEO:", options), 0)], disable_tqdm=True

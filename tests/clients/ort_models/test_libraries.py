@@ -1,5 +1,4 @@
-"""Libraries over sentence-transformers take its models with `backend="onnx"`, and give what they
-give with torch."""
+"""Tests of libraries over sentence-transformers: `backend="onnx"` gives the results of torch."""
 
 import sys
 
@@ -24,7 +23,7 @@ TEXTS = ["the old man sees a red house", "two dogs run", "a woman reads the book
 
 @pytest.fixture(scope="module")
 def paths(saved, folder):
-    """A checkpoint of sentence-transformers and its export."""
+    """Yield the paths of a sentence-transformers checkpoint and its export."""
     states = saved("VanillaEncoderModel")
     modules = [Transformer(states.checkpoint), Pooling(32, pooling_mode="mean")]
     SentenceTransformer(modules=modules, device="cpu").save(str(folder / "pooled"))
@@ -36,7 +35,7 @@ def paths(saved, folder):
 
 @pytest.fixture(scope="module")
 def models(paths):
-    """The model in torch, and over the export."""
+    """Return the model in torch and the model of the export."""
     checkpoint, directory = paths
     return (
         SentenceTransformer(checkpoint, device="cpu"),
@@ -64,7 +63,7 @@ def test_bertopic_finds_the_same_topics(models):
     assert actual == expected and {*actual} == {0, 1}
 
 
-def test_setfit_fits_and_predicts_the_same(models):
+def test_setfit_predicts_the_same_probabilities(models):
     predictions = []
     for model in models:
         classifier = SetFitModel(model_body=model, model_head=LogisticRegression())
@@ -73,7 +72,7 @@ def test_setfit_fits_and_predicts_the_same(models):
     np.testing.assert_allclose(*predictions, atol=1e-4)
 
 
-def test_txtai_finds_the_same(paths):
+def test_txtai_finds_the_same_texts(paths):
     results = []
     for path, options in zip(paths, ({}, {"backend": "onnx"})):
         embeddings = Embeddings(

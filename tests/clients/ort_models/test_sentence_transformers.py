@@ -1,5 +1,7 @@
-"""sentence-transformers over exports gives torch's embeddings: with its ONNX backend after
-`stand_in_for_optimum()`, and with `OrtTransformer` as its module."""
+"""Tests of sentence-transformers with exports, against its results in torch.
+
+Exports are opened by its ONNX backend after `stand_in_for_optimum()`, or by `OrtTransformer`.
+"""
 
 import sys
 
@@ -26,7 +28,7 @@ def stand_in():
 
 @pytest.fixture(scope="module")
 def sentences(saved, folder):
-    """A model of sentences with mean pooling and its export."""
+    """Return a sentence model with mean pooling, and the paths of its checkpoint and its export."""
     states = saved("VanillaEncoderModel")
     modules = [Transformer(states.checkpoint), Pooling(32, pooling_mode="mean"), Normalize()]
     model = SentenceTransformer(modules=modules, device="cpu", prompts={"query": "the "})
@@ -35,7 +37,7 @@ def sentences(saved, folder):
     return model, str(folder / "checkpoint"), str(folder / "export")
 
 
-def onnx(path, **options):
+def load_onnx(path, **options):
     return SentenceTransformer(path, device="cpu", backend="onnx", **options)
 
 
@@ -45,7 +47,7 @@ def assert_close(actual, expected):
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_embeddings_of_each_pooling(saved, pooling):
+def test_embeddings_match_torch_for_each_pooling(saved, pooling):
     states = saved("VanillaEncoderModel")
     expected, actual = (
         SentenceTransformer(modules=[module, Pooling(32, pooling_mode=pooling)], device="cpu")
@@ -54,7 +56,7 @@ def test_embeddings_of_each_pooling(saved, pooling):
     assert_close(actual.encode(TEXTS), expected.encode(TEXTS))
 
 
-def test_dense_layers_prompts_and_truncation(saved):
+def test_dense_layers_prompts_and_truncation_match_torch(saved):
     states = saved("VanillaEncoderModel")
     dense = Dense(32, 16)
     expected, actual = (
@@ -74,7 +76,7 @@ def test_dense_layers_prompts_and_truncation(saved):
     )
 
 
-def test_the_onnx_backend_opens_exports_and_exports_checkpoints(sentences):
+def test_onnx_backend_opens_exports_and_exports_checkpoints(sentences):
     model, checkpoint, directory = sentences
     expected = model.encode(TEXTS, prompt_name="query")
     for path, options in (
@@ -82,38 +84,38 @@ def test_the_onnx_backend_opens_exports_and_exports_checkpoints(sentences):
         (directory, {"file_name": "onnx/model.onnx", "provider": "CPUExecutionProvider"}),
         (checkpoint, {}),
     ):
-        actual = onnx(path, model_kwargs=options)
+        actual = load_onnx(path, model_kwargs=options)
         assert actual.get_backend() == "onnx"
         assert_close(actual.encode(TEXTS, prompt_name="query"), expected)
 
 
 @pytest.mark.parametrize("source", [1, 2], ids=["checkpoint", "export"])
-def test_what_is_saved_opens_everywhere(sentences, tmp_path, source):
+def test_saved_model_opens_with_onnx_backend_and_runtimes(sentences, tmp_path, source):
     expected = sentences[0].encode(TEXTS)
-    model = onnx(sentences[source])
-    for _ in range(2):  # the second time in place
+    model = load_onnx(sentences[source])
+    for _ in range(2):  # the second model is saved over the first
         model.save(str(tmp_path))
-        model = onnx(str(tmp_path))
+        model = load_onnx(str(tmp_path))
         assert_close(model.encode(TEXTS), expected)
     assert Runtime(tmp_path).architecture == "VanillaEncoderModel"
     assert_close(TextRuntime(tmp_path).embed(TEXTS), expected)
 
 
-def test_a_module_is_saved_and_opened_again(sentences, tmp_path):
+def test_ort_transformer_module_is_saved_and_reloaded(sentences, tmp_path):
     expected, directory = sentences[0].encode(TEXTS), sentences[2]
     pooling = [Pooling(32, pooling_mode="mean"), Normalize()]
     model = SentenceTransformer(modules=[OrtTransformer(directory), *pooling], device="cpu")
     assert_close(model.encode(TEXTS), expected)
     model.save(str(tmp_path))
-    again = SentenceTransformer(modules=[OrtTransformer(str(tmp_path)), *pooling], device="cpu")
-    assert_close(again.encode(TEXTS), expected)
-    # modules.json names a class outside of sentence-transformers
+    reloaded = SentenceTransformer(modules=[OrtTransformer(str(tmp_path)), *pooling], device="cpu")
+    assert_close(reloaded.encode(TEXTS), expected)
+    # modules.json names a class outside sentence-transformers
     trusted = SentenceTransformer(str(tmp_path), device="cpu", trust_remote_code=True)
     assert_close(trusted.encode(TEXTS), expected)
 
 
-def test_several_processes_encode(sentences):
-    model = onnx(sentences[2])
+def test_multi_process_pool_gives_same_embeddings(sentences):
+    model = load_onnx(sentences[2])
     pool = model.start_multi_process_pool(["cpu", "cpu"])
     try:
         actual = model.encode(TEXTS * 4, pool=pool)
@@ -122,7 +124,7 @@ def test_several_processes_encode(sentences):
     assert_close(actual, np.tile(sentences[0].encode(TEXTS), (4, 1)))
 
 
-def test_cross_encoders(saved):
+def test_cross_encoder_scores_match_torch(saved):
     exported = saved("VanillaEncoderForSequenceClassification", num_labels=1)
     expected = CrossEncoder(exported.checkpoint, device="cpu").predict(PAIRS)
     for model in (
@@ -138,16 +140,22 @@ def test_cross_encoders(saved):
         assert_close(model.predict(PAIRS), expected)
 
 
-def test_sparse_encoders(saved):
+def test_sparse_encoder_embeddings_match_torch(saved):
     exported = saved("VanillaEncoderForMaskedLM")
     expected = SparseEncoder(exported.checkpoint, device="cpu").encode(TEXTS).to_dense()
     model = SparseEncoder(exported.directory, device="cpu", backend="onnx")
     assert_close(model.encode(TEXTS).to_dense(), expected)
 
 
-def test_another_task_is_one_line(saved):
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({}, "has VanillaEncoderForMaskedLM, expected for ORTModelFor"),
+        ({"transformer_task": "any-to-any"}, "transformer_task is 'any-to-any', expected one of"),
+    ],
+)
+def test_wrong_transformer_task_error_is_one_line(saved, options, message):
     exported = saved("VanillaEncoderForMaskedLM")
-    with pytest.raises(ValueError, match="has VanillaEncoderForMaskedLM, expected for ORTModelFor"):
-        OrtTransformer(exported.directory)
-    with pytest.raises(ValueError, match="transformer_task is 'any-to-any', expected one of"):
-        OrtTransformer(exported.directory, transformer_task="any-to-any")
+    with pytest.raises(ValueError, match=message) as caught:
+        OrtTransformer(exported.directory, **options)
+    assert "\n" not in str(caught.value)

@@ -1,6 +1,7 @@
-"""Whole files on a cluster of two nodes on one machine, whose workers and driver are killed.
+"""Tests of offline inference on a Ray cluster of two nodes on one machine.
 
-Needs about 2 GB of memory and five minutes."""
+Workers and the driver are killed. The tests need about 2 GB of memory and five minutes.
+"""
 
 import gzip
 import json
@@ -46,7 +47,7 @@ def export(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address():
-    """The address of a cluster with a head and another node, each with room for one worker."""
+    """Yield the address of a cluster with two nodes, each with a CPU for one worker."""
     cluster = Cluster(initialize_head=True, head_node_args={**SIZES, "include_dashboard": False})
     try:
         cluster.add_node(**SIZES)
@@ -57,28 +58,28 @@ def address():
 
 @pytest.fixture
 def bulk(export):
-    return runner(export, 1, shard_lines=16)
+    return make_runner(export, 1, shard_lines=16)
 
 
-def runner(export, threads, **settings):
+def make_runner(export, threads, **settings):
     return Runner(Predictions(open_runtime(export, threads), "translate", OPTIONS), **settings)
 
 
-def texts(count):
+def make_texts(count):
     return [f"{number} dogs run on the grass." for number in range(count)]
 
 
-def write(path, lines):
+def write_lines(path, lines):
     path.write_bytes(b"".join(line.encode() + b"\n" for line in lines))
     return path
 
 
-def contents(folder):
+def read_files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def started(export, source, out, address):
-    """The command, on the cluster."""
+def start_command(export, source, out, address):
+    """Start the command, on the cluster at `address` unless that is None."""
     call = [
         *COMMAND,
         export,
@@ -94,53 +95,57 @@ def started(export, source, out, address):
     return subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def finished(process):
+def wait_for_success(process):
     """Wait for `process` to succeed, and return its standard error."""
-    _, said = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, said
-    return said
+    _, stderr = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, stderr
+    return stderr
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("source") / "a", texts(1500))
+    return write_lines(tmp_path_factory.mktemp("source") / "a", make_texts(1500))
 
 
 @pytest.fixture(scope="module")
 def expected(export, source, tmp_path_factory):
-    """The files that come of `source` without a cluster."""
+    """Return the files that the command writes for `source` without a cluster."""
     out = tmp_path_factory.mktemp("here") / "out"
-    finished(started(export, source, out, None))
-    return contents(out)
+    wait_for_success(start_command(export, source, out, None))
+    return read_files(out)
 
 
-def workers():
-    """The processes that compute a shard, by the name that Ray gives them."""
-    found = []
+def worker_pids():
+    """Return the ids of the processes that compute shards, by the name that Ray gives them."""
+    result = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if path.read_bytes().startswith(b"ray::MapWorker(MapBatches(PredictionWorker)).submit"):
-                found.append(int(path.parent.name))
-        except OSError:  # it has ended
+                result.append(int(path.parent.name))
+        except OSError:  # the process has ended
             pass
-    return found
+    return result
 
 
-def shards(out):
+def count_shards(out):
     return len([*out.glob("*.parts/*.facts")])
 
 
-def wait_for(holds, process):
+def wait_for(condition, process):
     limit = time.monotonic() + PATIENCE
-    while not holds() and process.poll() is None:
+    while not condition() and process.poll() is None:
         assert time.monotonic() < limit
         time.sleep(0.01)
     assert process.poll() is None, process.communicate()
 
 
-def test_every_format_gives_the_same_bytes_as_without_a_cluster(bulk, address, tmp_path):
-    lines = texts(100)
-    inputs = [write(tmp_path / "a.en", lines), tmp_path / "b.jsonl.gz", tmp_path / "c.parquet"]
+def test_cluster_writes_same_bytes_for_every_format(bulk, address, tmp_path):
+    lines = make_texts(100)
+    inputs = [
+        write_lines(tmp_path / "a.en", lines),
+        tmp_path / "b.jsonl.gz",
+        tmp_path / "c.parquet",
+    ]
     inputs[0].write_bytes(inputs[0].read_bytes() + b"\n caf\xe9\nA dog.")
     rows = [json.dumps({"id": number, "text": line}) for number, line in enumerate(lines)]
     inputs[1].write_bytes(
@@ -152,77 +157,77 @@ def test_every_format_gives_the_same_bytes_as_without_a_cluster(bulk, address, t
         row_group_size=30,
     )
     expected = bulk.to_directory(inputs, tmp_path / "here")
-    found = bulk.to_directory(inputs, tmp_path / "there", ray=address)
-    assert contents(tmp_path / "there") == contents(tmp_path / "here")
-    assert [*found["files"].values()] == [*expected["files"].values()] and found["bad"] == expected[
+    result = bulk.to_directory(inputs, tmp_path / "there", ray=address)
+    assert read_files(tmp_path / "there") == read_files(tmp_path / "here")
+    assert [*result["files"].values()] == [*expected["files"].values()] and result[
         "bad"
-    ] == 4
+    ] == expected["bad"] == 4
     assert not ray.is_initialized()
 
 
-def test_a_killed_worker_is_replaced_and_its_shard_is_made_again(
+def test_killed_worker_is_replaced_and_its_shard_recomputed(
     export, source, expected, address, tmp_path
 ):
-    process = started(export, source, tmp_path / "out", address)
-    wait_for(lambda: shards(tmp_path / "out") > 2 and len(workers()) == 2, process)
-    os.kill(workers()[0], signal.SIGKILL)
-    finished(process)
-    assert contents(tmp_path / "out") == expected
+    process = start_command(export, source, tmp_path / "out", address)
+    wait_for(lambda: count_shards(tmp_path / "out") > 2 and len(worker_pids()) == 2, process)
+    os.kill(worker_pids()[0], signal.SIGKILL)
+    wait_for_success(process)
+    assert read_files(tmp_path / "out") == expected
 
 
-def test_a_shard_whose_workers_always_die_is_an_error_that_says_what_is_kept(
+def test_shard_with_always_dying_workers_is_an_error_and_run_can_resume(
     export, source, expected, address, tmp_path
 ):
-    """Then the same call goes on, without a cluster."""
-    process = started(export, source, tmp_path / "out", address)
-    wait_for(lambda: shards(tmp_path / "out") > 2, process)
+    """The same command then resumes without a cluster."""
+    process = start_command(export, source, tmp_path / "out", address)
+    wait_for(lambda: count_shards(tmp_path / "out") > 2, process)
     limit = time.monotonic() + PATIENCE
     while process.poll() is None:
         assert time.monotonic() < limit
-        for number in workers():
+        for number in worker_pids():
             os.kill(number, signal.SIGKILL)
         time.sleep(0.002)
-    _, said = process.communicate()
-    assert process.returncode == 1 and "Traceback" not in said, said
+    _, stderr = process.communicate()
+    assert process.returncode == 1 and "Traceback" not in stderr, stderr
     assert (
-        "the Ray cluster could not compute a shard" in said
-        and "the finished shards stay in" in said
+        "the Ray cluster could not compute a shard" in stderr
+        and "the finished shards stay in" in stderr
     )
-    assert shards(tmp_path / "out") > 2
-    finished(started(export, source, tmp_path / "out", None))
-    assert contents(tmp_path / "out") == expected
+    assert count_shards(tmp_path / "out") > 2
+    wait_for_success(start_command(export, source, tmp_path / "out", None))
+    assert read_files(tmp_path / "out") == expected
 
 
-def test_a_killed_driver_goes_on_and_a_damaged_shard_is_made_again(
+def test_killed_driver_can_resume_and_damaged_shard_is_recomputed(
     export, source, expected, address, tmp_path
 ):
     out = tmp_path / "out"
-    for least in (3, 9):
-        process = started(export, source, out, address)
-        wait_for(lambda least=least: shards(out) >= least, process)
+    for min_shards in (3, 9):
+        process = start_command(export, source, out, address)
+        wait_for(lambda min_shards=min_shards: count_shards(out) >= min_shards, process)
         process.kill()
         process.communicate()
         assert process.returncode == -signal.SIGKILL
     part = out / "a.parts" / "000001"
     part.write_bytes(part.read_bytes()[:-3])
-    assert "000001" in finished(started(export, source, out, address))
-    assert contents(out) == expected
+    assert "000001" in wait_for_success(start_command(export, source, out, address))
+    assert read_files(out) == expected
 
 
-def test_an_input_that_is_damaged_leaves_the_shards_before(bulk, address, tmp_path):
-    content = gzip.compress("\n".join(texts(2000)).encode())
+def test_truncated_input_raises_and_keeps_finished_shards(bulk, address, tmp_path):
+    content = gzip.compress("\n".join(make_texts(2000)).encode())
     source = tmp_path / "a.gz"
     source.write_bytes(content[: len(content) // 2])
     with pytest.raises(ValueError, match="a.gz"):
         bulk.to_directory([source], tmp_path / "out", ray=address)
-    assert shards(tmp_path / "out") > 10
+    assert count_shards(tmp_path / "out") > 10
 
 
-def test_an_export_that_a_node_lacks_is_named(export, address, tmp_path):
+def test_error_names_export_missing_or_changed_on_node(export, address, tmp_path):
     copy = shutil.copytree(export, tmp_path / "export")
-    bulk = runner(copy, 1)
+    bulk = make_runner(copy, 1)
     copy.rename(tmp_path / "elsewhere")
-    source = write(tmp_path / "a", texts(1))
+    source = write_lines(tmp_path / "a", make_texts(1))
     with pytest.raises(OSError, match=str(copy)):
         bulk.to_directory([source], tmp_path / "out", ray=address)
     (tmp_path / "elsewhere").rename(copy)
@@ -232,11 +237,9 @@ def test_an_export_that_a_node_lacks_is_named(export, address, tmp_path):
         bulk.to_directory([source], tmp_path / "out", ray=address)
 
 
-def test_what_the_cluster_cannot_do_is_refused_before_anything_is_written(
-    export, bulk, address, tmp_path
-):
-    source = write(tmp_path / "a", texts(1))
-    two = runner(export, 2)
+def test_invalid_cluster_or_threads_raise_before_files_are_written(export, bulk, address, tmp_path):
+    source = write_lines(tmp_path / "a", make_texts(1))
+    two = make_runner(export, 2)
     for run, where, kind, values in (
         (bulk, "127.0.0.1:1", ConnectionError, "'127.0.0.1:1'.*auto.*local.*HOST:PORT"),
         (bulk, "somewhere", ConnectionError, "'somewhere'"),
@@ -249,6 +252,6 @@ def test_what_the_cluster_cannot_do_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_ray_keeps_for_a_worker():
+def test_resources_of_cpu_and_cuda_workers():
     assert resources({"threads": 3, "device": "cpu"}) == {"num_cpus": 3, "num_gpus": 0}
     assert resources({"threads": 1, "device": "cuda"}) == {"num_cpus": 1, "num_gpus": 1}

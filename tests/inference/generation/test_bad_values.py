@@ -1,4 +1,4 @@
-"""Tests of errors: generation settings of wrong types and out of range."""
+"""Tests of generation settings with invalid types and values."""
 
 import numpy as np
 import pytest
@@ -80,17 +80,13 @@ pytestmark = pytest.mark.filterwarnings(
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_bad_values_are_refused_with_the_value_and_what_was_expected(
-    pairs, options, seen, expected
-):
+def test_invalid_setting_error_names_seen_and_expected_value(pairs, options, seen, expected):
     with raises(UsageError, seen=seen, expected=expected):
         pairs("causal-cpu").runtime.generate(*prompts("causal-cpu"), **options)
 
 
 @pytest.mark.parametrize("field, value", [("typical_p", 0.9), ("eta_cutoff", 0.1), ("top_h", 0.5)])
-def test_a_sampling_filter_that_is_not_applied_is_refused_only_where_it_would_matter(
-    pairs, tmp_path, field, value
-):
+def test_unsupported_sampling_filter_is_rejected_only_when_sampling(pairs, tmp_path, field, value):
     directory = copy_folder(pairs("causal-cpu").directory, tmp_path)
     edit_json(
         directory / "generation_config.json",

@@ -1,4 +1,6 @@
-"""Tests of generation with NumPy's numbers, huge limits and fixed caches."""
+"""Tests of generation with NumPy numbers, huge limits and fixed caches."""
+
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-# ---------------------------------------------------------------------------------- numpy's numbers
+# ------------------------------------------------------------------------------------ NumPy numbers
 
 NUMPY = [
     dict(num_beams=np.int32(2), max_new_tokens=np.int8(7)),
@@ -65,51 +67,63 @@ NUMPY = [
 @pytest.mark.parametrize("options", NUMPY, ids=lambda options: " ".join(options))
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["seq2seq", "causal"])
-def test_numpy_s_numbers_are_as_good_as_python_s(on_each_target, kind, options):
-    """Small integers of NumPy would overflow in indices of slots and rows, so every target is
+def test_numpy_options_give_same_tokens_as_python_options(on_each_target, kind, options):
+    """Small NumPy integers would overflow in indices of slots and rows, so every target is
     tested."""
-    own = {
+    python_options = {
         name: value.tolist() if hasattr(value, "tolist") else value
         for name, value in options.items()
     }
-    if "bad_words_ids" in own:
-        own["bad_words_ids"] = [[5, 6], [7]]
+    if "bad_words_ids" in python_options:
+        python_options["bad_words_ids"] = [[5, 6], [7]]
     ids, mask = prompts(kind, lengths=(7, 2, 4, 6, 5))
     for runtime in on_each_target(kind):
-        expected = runtime.generate(ids, mask, **own)
+        expected = runtime.generate(ids, mask, **python_options)
         assert runtime.generate(ids, mask, **options).tolist() == expected.tolist(), runtime.target
 
 
-# ----------------------------------------------------------------------------------- absurd numbers
+# -------------------------------------------------------------------------------------- huge limits
 
-ENDS = [EOS, *range(6, VOCABULARY)]  # so that every row ends soon
-LONGEST = (
+ENDS = [EOS, *range(6, VOCABULARY)]  # every row ends soon
+HUGE_LIMITS = (
     dict(max_new_tokens=10**9),
     dict(max_length=2**62),
     dict(max_new_tokens=2**63 - 1, min_new_tokens=3),
 )
 
 
-@pytest.mark.parametrize("options", LONGEST, ids=str)
+def trace_peak(function, *args, **options):
+    """Return the result of `function` and the peak of the bytes that Python and NumPy allocate."""
+    tracemalloc.start()
+    try:
+        return function(*args, **options), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("options", HUGE_LIMITS, ids=str)
 @pytest.mark.parametrize("name", ["seq2seq-untied", *CPU_MODELS])
-def test_memory_is_taken_for_what_is_generated_not_for_what_might_be(pair, name, options):
+def test_huge_length_limit_does_not_allocate_memory_in_advance(pair, name, options):
     ids, mask = prompts(name)
     for more in (
         {},
         dict(num_beams=3, early_stopping=True),
         dict(do_sample=True, seed=0, repetition_penalty=1.2),
     ):
-        few = {"max_new_tokens": 200, "min_new_tokens": options.get("min_new_tokens", 0)}
-        expected = pair.runtime.generate(ids, mask, eos_token_id=ENDS, **few, **more)
-        actual = pair.runtime.generate(ids, mask, eos_token_id=ENDS, **options, **more)
+        short_limit = {"max_new_tokens": 200, "min_new_tokens": options.get("min_new_tokens", 0)}
+        expected = pair.runtime.generate(ids, mask, eos_token_id=ENDS, **short_limit, **more)
+        actual, peak = trace_peak(
+            pair.runtime.generate, ids, mask, eos_token_id=ENDS, **options, **more
+        )
         assert actual.tolist() == expected.tolist() and actual.shape[1] < 100
+        assert peak < 10e6  # token ids of the whole limit would take 8 GB or more
 
 
 @each_model
 @pytest.mark.parametrize("room", [1, 3])
-def test_room_for_tokens_grows_and_nothing_changes(pair, name, room, monkeypatch):
-    """Caches of the cpu target, the hypotheses of beam search and what processors see, all doubled
-    as tokens come."""
+def test_growing_capacity_does_not_change_tokens(pair, name, room, monkeypatch):
+    """Caches of the cpu target, beam hypotheses and the history of logits processors double as
+    tokens are added."""
     ids, mask = prompts(name)
     calls = [
         dict(num_beams=beams, no_repeat_ngram_size=2, suppress_tokens=[EOS]) for beams in (1, 3)
@@ -125,14 +139,12 @@ def test_room_for_tokens_grows_and_nothing_changes(pair, name, room, monkeypatch
         monkeypatch.setattr(module, "INITIAL_CAPACITY", room)
     for options, tokens in zip(calls, expected, strict=True):
         assert pair.runtime.generate(ids, mask, max_new_tokens=20, **options).tolist() == tokens
-    drawn = dict(do_sample=True, seed=1, num_return_sequences=2, max_new_tokens=20)
-    assert pair.runtime.generate(ids, mask, **drawn).shape[0] == 2 * len(ids)
+    sampling = dict(do_sample=True, seed=1, num_return_sequences=2, max_new_tokens=20)
+    assert pair.runtime.generate(ids, mask, **sampling).shape[0] == 2 * len(ids)
     pair.check(ids, mask, max_new_tokens=17, num_beams=2)
 
 
-def test_what_positions_or_a_fixed_cache_cannot_hold_is_refused_with_the_limit(
-    pairs, on_each_target
-):
+def test_max_new_tokens_beyond_positions_or_cache_is_rejected(pairs, on_each_target):
     ids, mask = prompts("causal-learned")
     with raises(ValueError, seen=1000000006, expected=40):
         pairs("causal-learned").runtime.generate(ids, mask, max_new_tokens=10**9)
@@ -149,9 +161,7 @@ def test_what_positions_or_a_fixed_cache_cannot_hold_is_refused_with_the_limit(
         ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=2)),
     ],
 )
-def test_a_token_takes_a_key_and_a_value_of_each_head_of_each_layer_of_the_decoder(
-    architecture, layers
-):
+def test_position_bytes_count_keys_and_values_of_decoder_layers(architecture, layers):
     model_class = getattr(vanilla_transformer, architecture)
     config = model_class.config_class(
         **{**SIZES, **layers, "head_dim": 8, "value_head_dim": 8}
@@ -168,29 +178,29 @@ def test_a_token_takes_a_key_and_a_value_of_each_head_of_each_layer_of_the_decod
         assert position_bytes(spec) == 2 * 4 * (8 + 8) * size
 
 
-def test_a_cache_that_cannot_be_made_is_refused_by_its_size(on_each_target, monkeypatch):
+def test_failed_cache_allocation_error_names_size(on_each_target, monkeypatch):
     """A device may have less memory than the machine."""
     on_cuda = on_each_target("seq2seq")[2]
 
-    def fails(sizes):
+    def raise_next_error(sizes):
         raise errors.pop()
 
     errors = [RuntimeError("CUDA failure 900: no copies in a capture"), MemoryError("no more")]
-    monkeypatch.setattr(on_cuda.model.decoders.pool, "take", fails)
+    monkeypatch.setattr(on_cuda.model.decoders.pool, "take", raise_next_error)
     with raises(UsageError, seen=(256, "max_new_tokens")):
         on_cuda.generate(*prompts("seq2seq"), max_new_tokens=150)
-    with raises(SessionError, seen=(256, 900)):  # not the fault of the request
+    with raises(SessionError, seen=(256, 900)):  # not a fault of the request
         on_cuda.generate(*prompts("seq2seq"), max_new_tokens=150)
 
 
 @each_model
-def test_the_largest_length_penalties_give_the_tokens_of_transformers(pair, name):
+def test_extreme_length_penalties_match_transformers(pair, name):
     ids, mask = prompts(name)
     for length_penalty in (29.6, 12, -4.6):
         pair.check(ids, mask, num_beams=3, max_new_tokens=20, length_penalty=length_penalty)
 
 
-def test_a_length_penalty_has_no_effect_without_beams(pairs):
+def test_length_penalty_has_no_effect_without_beams(pairs):
     ids, mask = prompts("causal-cpu")
     runtime = pairs("causal-cpu").runtime
     assert (
@@ -199,15 +209,15 @@ def test_a_length_penalty_has_no_effect_without_beams(pairs):
     )
 
 
-def test_an_end_token_outside_the_vocabulary_is_never_reached_as_in_transformers(pairs):
+def test_end_token_outside_vocabulary_matches_transformers(pairs):
     pairs("causal-cpu").check(*prompts("causal-cpu"), eos_token_id=[10**9], max_new_tokens=5)
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1025, 100_000, 2.5, "4", True])
-def test_a_number_of_threads_that_cannot_be_is_refused_with_the_range(pairs, threads):
+def test_invalid_number_of_threads_error_names_range(pairs, threads):
     with raises(UsageError, seen=threads, expected=("threads", 1, 1024)):
         Runtime(pairs("causal-cpu").directory, threads=threads)
 
 
-def test_numpy_s_threads_are_taken(pairs):
+def test_numpy_number_of_threads_is_accepted(pairs):
     assert Runtime(pairs("causal-cpu").directory, threads=np.int64(1)).threads == 1

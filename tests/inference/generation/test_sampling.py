@@ -1,4 +1,4 @@
-"""Tests of sampling, and of the selection of tokens."""
+"""Tests of sampling and of token selection."""
 
 import functools
 
@@ -34,8 +34,8 @@ WARPERS = [
 ]
 
 
-def warped(logits, temperature=1.0, top_k=50, top_p=1.0, min_p=0.0):
-    """The scores of transformers' warpers, -inf where a token may not be drawn."""
+def warp_logits(logits, temperature=1.0, top_k=50, top_p=1.0, min_p=0.0):
+    """Return the scores of transformers' logits warpers, -inf for tokens that are filtered out."""
     scores = torch.from_numpy(logits.copy())
     warpers = [logits_process.TemperatureLogitsWarper(temperature)]
     warpers += [logits_process.TopKLogitsWarper(top_k)] if top_k else []
@@ -47,10 +47,10 @@ def warped(logits, temperature=1.0, top_k=50, top_p=1.0, min_p=0.0):
 
 @pytest.mark.parametrize("warpers", WARPERS, ids=str)
 @pytest.mark.parametrize("vocabulary", [48, 40_001])
-def test_the_tokens_that_may_be_drawn_are_those_of_transformers(vocabulary, warpers):
+def test_sampling_weights_match_transformers(vocabulary, warpers):
     logits = 3 * np.random.default_rng(0).standard_normal((4, vocabulary), dtype=np.float32)
     logits[:, ::3] = -np.inf
-    expected = warped(logits, **warpers)
+    expected = warp_logits(logits, **warpers)
     weights, tokens = Sampler(Options(do_sample=True, **warpers)).weights(logits.copy())
     for row, scores in enumerate(expected):
         allowed = weights[row] > 0
@@ -62,22 +62,22 @@ def test_the_tokens_that_may_be_drawn_are_those_of_transformers(vocabulary, warp
         )
 
 
-def test_tokens_that_tie_with_the_last_of_the_best_k_may_be_drawn():
+def test_tokens_tied_with_kth_token_can_be_sampled():
     logits = np.repeat(np.array([[3, 2, 1, 1, 0]], np.float32), [1, 1, 700, 700, 300], axis=1)
     weights, tokens = Sampler(Options(do_sample=True, top_k=5)).weights(logits.copy())
     assert (
         sorted(tokens[0, weights[0] > 0])
-        == np.flatnonzero(warped(logits, top_k=5)[0] > -np.inf).tolist()
+        == np.flatnonzero(warp_logits(logits, top_k=5)[0] > -np.inf).tolist()
     )
 
 
 @pytest.mark.parametrize(
     "vocabulary, warpers", [*((48, warpers) for warpers in WARPERS[:10]), (1100, dict(top_k=0))]
 )
-def test_tokens_are_drawn_as_often_as_they_are_likely(vocabulary, warpers):
+def test_sampled_frequencies_match_probabilities(vocabulary, warpers):
     rows = 40_000 if vocabulary == 48 else 20_000
     logits = 2 * np.random.default_rng(1).standard_normal((1, vocabulary), dtype=np.float32)
-    scores = warped(logits, **warpers)[0].astype(np.float64)
+    scores = warp_logits(logits, **warpers)[0].astype(np.float64)
     probabilities = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
     drawn = Sampler(Options(do_sample=True, seed=0, **warpers))(np.repeat(logits, rows, axis=0))
     counts, expected = np.bincount(drawn, minlength=vocabulary), rows * probabilities
@@ -89,7 +89,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(vocabulary, warpers):
 
 
 @each_model
-def test_the_same_seed_draws_the_same_tokens(pair, name):
+def test_same_seed_gives_same_tokens(pair, name):
     ids, mask = prompts(name)
     draw = functools.partial(pair.runtime.generate, ids, mask, do_sample=True, max_new_tokens=8)
     assert draw(seed=1).tolist() == draw(seed=1).tolist() != draw(seed=2).tolist()
@@ -97,7 +97,7 @@ def test_the_same_seed_draws_the_same_tokens(pair, name):
 
 
 @each_model
-def test_each_input_is_sampled_as_often_as_asked_for(pair, name):
+def test_num_return_sequences_sets_samples_per_input(pair, name):
     ids, mask = prompts(name)
     options = dict(max_new_tokens=6, do_sample=True, num_return_sequences=3)
     result = pair.runtime.generate(ids, mask, seed=0, temperature=3.0, **options)
@@ -109,7 +109,7 @@ def test_each_input_is_sampled_as_often_as_asked_for(pair, name):
     )
 
 
-def test_a_row_of_which_no_token_may_follow_is_an_error(pairs):
+def test_suppressing_all_tokens_raises(pairs):
     everything = list(range(VOCABULARY))
     for filters in ({}, dict(top_k=0), dict(top_k=0, top_p=0.5)):
         with pytest.raises(ValueError):
@@ -118,12 +118,12 @@ def test_a_row_of_which_no_token_may_follow_is_an_error(pairs):
             )
 
 
-# ---------------------------------------------------------------------------- the work of each step
+# ---------------------------------------------------------------------------------- token selection
 
 
 @pytest.mark.parametrize("width", [48, 1000, 3000, 40_000, 40_001])
 @pytest.mark.parametrize("count", [1, 8, 48])
-def test_the_best_tokens_are_those_of_a_full_sort_ties_by_index(width, count):
+def test_top_tokens_match_full_sort_with_ties_by_index(width, count):
     rng = np.random.default_rng(0)
     for scores in (
         rng.standard_normal((3, width)),
@@ -138,7 +138,7 @@ def test_the_best_tokens_are_those_of_a_full_sort_ties_by_index(width, count):
         assert values.tolist() == np.take_along_axis(scores, expected, axis=1).tolist()
 
 
-def test_log_softmax_is_that_of_torch():
+def test_log_softmax_matches_torch():
     logits = 20 * np.random.default_rng(0).standard_normal((70, 9000), dtype=np.float32)
     maximum, log_sum = log_sum_exp(logits)
     expected = torch.from_numpy(logits).double().log_softmax(dim=-1).numpy()
@@ -155,6 +155,6 @@ def test_log_softmax_is_that_of_torch():
         ([[9] * 5 + [np.nan]], 1),
     ],
 )
-def test_logits_that_are_not_numbers_are_an_error(rows, count):
+def test_nan_logits_raise(rows, count):
     with raises(ValueError, seen="NaN", expected="numbers"):
         top(np.array(rows, np.float32), count)

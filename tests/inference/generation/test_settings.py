@@ -60,7 +60,7 @@ FIELDS = [
 
 @pytest.mark.parametrize("options", FIELDS, ids=lambda options: str(options)[5:60])
 @each_model
-def test_each_setting_gives_the_tokens_of_transformers(pair, name, options):
+def test_each_setting_matches_transformers(pair, name, options):
     ids, mask = prompts(name)
     if "pad_token_id" in options:
         ids = np.where(mask == 1, ids, options["pad_token_id"])
@@ -68,9 +68,9 @@ def test_each_setting_gives_the_tokens_of_transformers(pair, name, options):
         pair.check(ids, mask, **options, num_beams=num_beams)
 
 
-def test_a_search_without_such_settings_has_no_logits_processors():
-    """A device can choose its tokens then, and in beam search log p is computed of the best
-    only."""
+def test_search_without_processor_settings_has_no_logits_processors():
+    """Without processors a device can select tokens, and beam search computes log p only for the
+    top tokens."""
     prompt = Prompt(np.ones((2, 1), np.int64), padding=np.zeros(2, np.int64))
     for options in (
         Options(eos_token_id=(EOS,)),
@@ -82,8 +82,8 @@ def test_a_search_without_such_settings_has_no_logits_processors():
 
 
 @pytest.mark.parametrize("name", CPU_MODELS)
-def test_each_setting_changes_the_tokens(pair, name):
-    """Nearly all of them, or the test above would show nothing."""
+def test_most_settings_change_the_tokens(pair, name):
+    """Otherwise the comparison of each setting with transformers would show nothing."""
     ids, mask = prompts(name)
     plain = pair.in_torch(ids, mask, max_new_tokens=10)[:, -10:].tolist()
     idle = 0
@@ -94,8 +94,8 @@ def test_each_setting_changes_the_tokens(pair, name):
     assert idle <= len(FIELDS) // 3
 
 
-def some_options(rng):
-    """Several settings at once."""
+def random_options(rng):
+    """Return several random settings."""
     draws = dict(
         min_new_tokens=lambda: int(rng.integers(0, 8)),
         min_length=lambda: int(rng.integers(0, 12)),
@@ -123,15 +123,15 @@ def some_options(rng):
 
 @pytest.mark.parametrize("seed", range(16))
 @each_model
-def test_random_settings_together_give_the_tokens_of_transformers(pair, name, seed):
+def test_random_settings_match_transformers(pair, name, seed):
     rng = np.random.default_rng(seed)
     ids, mask = prompts(name, seed, lengths=tuple(rng.integers(1, 8, rng.integers(1, 5))))
-    pair.check(ids, mask, **some_options(rng))
+    pair.check(ids, mask, **random_options(rng))
 
 
 @each_model
 @pytest.mark.parametrize("num_beams, returned", [(2, 2), (4, 1), (4, 3)])
-def test_beams_return_the_best_of_each_input(pair, name, num_beams, returned):
+def test_beam_search_returns_num_return_sequences_per_input(pair, name, num_beams, returned):
     ids, mask = prompts(name)
     options = dict(num_beams=num_beams, num_return_sequences=returned, max_new_tokens=9)
     pair.check(ids, mask, **options)
@@ -139,13 +139,13 @@ def test_beams_return_the_best_of_each_input(pair, name, num_beams, returned):
 
 
 @each_model
-def test_by_default_20_tokens_are_generated_up_to_the_positions_of_the_model(pair, name):
+def test_default_max_length_matches_transformers(pair, name):
     for length in (3, 16):
         pair.check(*prompts(name, lengths=(length, 2)), suppress_tokens=[EOS])
 
 
 @each_model
-def test_generation_config_gives_way_to_the_call_as_in_transformers(pair, tmp_path, name):
+def test_call_options_override_generation_config_as_in_transformers(pair, tmp_path, name):
     directory = copy_folder(pair.directory, tmp_path)
     saved = dict(
         max_new_tokens=6,

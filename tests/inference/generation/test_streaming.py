@@ -20,17 +20,19 @@ pytestmark = pytest.mark.filterwarnings(
     "options",
     [{}, dict(do_sample=True, seed=3, num_return_sequences=2), dict(no_repeat_ngram_size=2)],
 )
-def test_a_stream_gives_the_tokens_of_generate_as_they_come(pair, name, options):
+def test_stream_gives_tokens_of_generate(pair, name, options):
     ids, mask = prompts(name)
     options = dict(max_new_tokens=9, **options)
     steps = list(pair.runtime.stream(ids, mask, **options))
-    whole = pair.runtime.generate(ids, mask, **options)
-    assert np.stack(steps, axis=1).tolist() == whole[:, -len(steps) :].tolist()
+    generated = pair.runtime.generate(ids, mask, **options)
+    assert np.stack(steps, axis=1).tolist() == generated[:, -len(steps) :].tolist()
 
 
-class Counting:
-    """A decoder of two rows that says which tokens it was fed; after each token comes the next one.
-    Its own factory."""
+class CountingDecoder:
+    """A decoder of two rows that records its input tokens and predicts the next token id.
+
+    It is its own factory.
+    """
 
     all_logits = False
     max_step_tokens = 1
@@ -56,10 +58,8 @@ class Counting:
         self.is_closed = True
 
 
-def test_a_token_is_given_before_the_next_is_computed_and_an_abandoned_stream_closes_its_decoder(
-    pairs, monkeypatch
-):
-    runtime, decoder = pairs("causal-cpu").runtime, Counting()
+def test_stream_yields_before_next_step_and_closes_abandoned_decoder(pairs, monkeypatch):
+    runtime, decoder = pairs("causal-cpu").runtime, CountingDecoder()
     monkeypatch.setattr(runtime.model, "decoders", decoder)
     prompt = np.full((2, 3), 7)
     tokens = runtime.stream(prompt, max_new_tokens=3, eos_token_id=2, pad_token_id=3)
@@ -75,7 +75,7 @@ def test_a_token_is_given_before_the_next_is_computed_and_an_abandoned_stream_cl
     assert decoder.is_closed
 
 
-def test_what_cannot_stream_is_refused_before_the_first_token(pairs):
+def test_invalid_stream_request_raises_before_first_token(pairs):
     ids, mask = prompts("causal-cpu")
     with raises(ValueError, seen=("num_beams", 2), expected=("num_beams", 1)):
         pairs("causal-cpu").runtime.stream(ids, mask, num_beams=2)
@@ -85,7 +85,7 @@ def test_what_cannot_stream_is_refused_before_the_first_token(pairs):
 
 @pytest.fixture(scope="module")
 def with_words(pairs):
-    """The exports with a tokenizer of 48 words, which the checkpoint has none of."""
+    """Return a function that returns the export of a model with a tokenizer of 48 words."""
     words = ["<pad0>", "<s>", "</s>", "<pad>", *(f"w{number}" for number in range(4, VOCABULARY))]
     tokenizer = Tokenizer(
         models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<pad0>")
@@ -99,7 +99,7 @@ def with_words(pairs):
 
 
 @pytest.mark.parametrize("name", CPU_MODELS)
-def test_the_pieces_of_streamed_text_are_the_generated_text(with_words, name):
+def test_streamed_text_equals_generated_text(with_words, name):
     runtime = TextRuntime(with_words(name))
     for sampling in ({}, dict(do_sample=True, seed=1)):
         options = dict(max_new_tokens=8, suppress_tokens=[0, 1, EOS, PAD], **sampling)
@@ -113,7 +113,7 @@ def test_the_pieces_of_streamed_text_are_the_generated_text(with_words, name):
             runtime.stream("w5", **options)
 
 
-def test_the_command_streams_and_takes_any_setting(with_words, capsys):
+def test_generate_command_streams_and_accepts_any_setting(with_words, capsys):
     start = ["generate", str(with_words("causal-cpu")), "w5 w6", "w7", "--max-new-tokens", "6"]
     command = [*start, "--set", "do_sample=true", "--set", "seed=4", "--set", "suppress_tokens=[2]"]
     cli.main([*command, "--stream"])

@@ -11,9 +11,7 @@ from vanilla_transformer.errors import UsageError
 from vanilla_transformer_export.cli.main import main
 
 
-def test_maps_are_the_first_token_s_weights_over_the_picture_that_the_model_sees(
-    checkpoints, tmp_path
-):
+def test_maps_are_first_token_weights_over_preprocessed_image(checkpoints, tmp_path):
     model, processor = (
         load_checkpoint(checkpoints / "classifier"),
         load_image_processor(checkpoints / "classifier"),
@@ -40,7 +38,7 @@ def test_maps_are_the_first_token_s_weights_over_the_picture_that_the_model_sees
     ]
 
 
-def test_the_command_draws_over_a_file_and_refuses_what_is_none(checkpoints, tmp_path, capsys):
+def test_command_writes_figure_and_invalid_inputs_raise(checkpoints, tmp_path, capsys):
     PICTURES[0].save(tmp_path / "in.png")
     main(
         [

@@ -1,4 +1,4 @@
-"""Tests of conversion of ViT and DeiT, against transformers."""
+"""Tests of conversion of ViT, DeiT and DINOv2, against transformers."""
 
 import json
 
@@ -18,7 +18,7 @@ from vanilla_transformer.training.averaging import average
 DEIT = "DeiTForImageClassificationWithTeacher"
 
 
-def converted(model, folder):
+def save_and_convert(model, folder):
     model.save_pretrained(folder / "theirs")
     facts = convert(folder / "theirs", folder / "ours")
     return (
@@ -26,7 +26,8 @@ def converted(model, folder):
     )
 
 
-@pytest.mark.filterwarnings("error:The use of `x.T`")  # of a vector, which a later torch refuses
+# later versions of torch reject `x.T` of a vector
+@pytest.mark.filterwarnings("error:The use of `x.T`")
 @pytest.mark.parametrize(
     "architecture, dtype",
     [
@@ -37,13 +38,13 @@ def converted(model, folder):
         *((name, torch.float64) for name in ("ViTModel", DEIT)),  # DINOv2 interpolates in float32
     ],
 )
-def test_other_sizes_give_the_source_s_outputs(architecture, dtype, tmp_path):
+def test_converted_model_matches_source_at_other_image_sizes(architecture, dtype, tmp_path):
     family = next(name for name, names in ARCHITECTURES.items() if architecture in names)
     config = random_config(family, architecture, 0)
-    # transformers interpolates neither pairs nor what is no square
+    # transformers interpolates only square sizes that are set as one number
     config.update(dict(image_size=13, patch_size=4))
     theirs = random_model(architecture, config, dtype)
-    ours = converted(theirs, tmp_path)
+    ours = save_and_convert(theirs, tmp_path)
     for size in ((13, 13), (4, 4), (30, 11), (7, 29)):
         images = torch.randn(2, config.num_channels, *size, dtype=dtype)
         with torch.no_grad():
@@ -51,18 +52,18 @@ def test_other_sizes_give_the_source_s_outputs(architecture, dtype, tmp_path):
                 images, **({} if family == "dinov2" else {"interpolate_pos_encoding": True})
             )
             got = ours(images, interpolate_pos_encoding=True)
-            # which always interpolates
+            # DINOv2 always interpolates
             assert torch.equal(ours(images)[0], got[0]) if family == "dinov2" else True
         for name in ("last_hidden_state", "pooler_output", "logits"):
             if name in expected and name in got:
                 assert_exact(got[name], expected[name], dtype)
 
 
-def test_both_spellings_of_names_are_read_and_the_one_on_the_hub_is_written(tmp_path):
+def test_both_tensor_naming_schemes_are_read_and_hub_names_are_written(tmp_path):
     theirs = random_model(
         "ViTForImageClassification", random_config("vit", "ViTForImageClassification", 0)
     )
-    converted(theirs, tmp_path)
+    save_and_convert(theirs, tmp_path)
     (tmp_path / "new").mkdir()
     theirs.config.save_pretrained(tmp_path / "new")
     save_file(
@@ -80,12 +81,12 @@ def test_both_spellings_of_names_are_read_and_the_one_on_the_hub_is_written(tmp_
     )
 
 
-def test_a_conversion_is_shown_with_the_tensors_that_become_one(tmp_path):
+def test_plan_lists_merged_tensors_and_missing_tensor_raises(tmp_path):
     random_model(DEIT, random_config("deit", DEIT, 0)).save_pretrained(tmp_path)
-    shown = str(plan_conversion(tmp_path))
+    plan_text = str(plan_conversion(tmp_path))
     assert (
         "cls_classifier.bias and distillation_classifier.bias -> classifier.bias [3]  (mean)"
-        in shown
+        in plan_text
     )
     weights = load_file(tmp_path / "model.safetensors")
     del weights["distillation_classifier.bias"]
@@ -94,14 +95,14 @@ def test_a_conversion_is_shown_with_the_tensors_that_become_one(tmp_path):
         plan_conversion(tmp_path)
 
 
-def test_other_heads_are_refused_by_name(tmp_path):
+def test_unsupported_head_error_names_architecture(tmp_path):
     config = random_config("vit", "ViTForMaskedImageModeling", 0)
     transformers.ViTForMaskedImageModeling(config).save_pretrained(tmp_path)
     with raises(ValueError, seen="ViTForMaskedImageModeling", expected="ViTModel"):
         convert(tmp_path, tmp_path / "ours")
 
 
-def test_a_pooler_of_another_width_is_refused(tmp_path):
+def test_pooler_of_other_width_raises(tmp_path):
     config = random_config("vit", "ViTModel", 0)
     config.pooler_output_size = config.hidden_size + 1
     transformers.ViTModel(config).save_pretrained(tmp_path)
@@ -109,12 +110,12 @@ def test_a_pooler_of_another_width_is_refused(tmp_path):
         convert(tmp_path, tmp_path / "ours")
 
 
-def test_the_image_processor_goes_where_the_weights_go(checkpoints, tmp_path):
+def test_image_processor_is_copied_with_weights(checkpoints, tmp_path):
     theirs = random_model(
         "ViTForImageClassification", random_config("vit", "ViTForImageClassification", 0)
     )
     theirs.save_pretrained(tmp_path / "theirs")
-    # names none
+    # names no class of image processor
     old = {
         "do_normalize": True,
         "do_resize": True,
@@ -131,5 +132,5 @@ def test_the_image_processor_goes_where_the_weights_go(checkpoints, tmp_path):
     assert load_image_processor(tmp_path / "back").to_dict() == expected.to_dict()
     average([checkpoints / "body"] * 2, tmp_path / "mean")
     assert load_image_processor(tmp_path / "mean").size.height == 18
-    # a checkpoint with this file is ours to replace
+    # force replaces a checkpoint that has this file
     convert(tmp_path / "theirs", tmp_path / "ours", force=True)

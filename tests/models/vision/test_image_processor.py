@@ -43,8 +43,8 @@ PROCESSORS = {
 }
 
 
-def images_of(height, width):
-    """Yield images of all modes that files have, and arrays."""
+def make_images(height, width):
+    """Yield images of all modes of image files, and arrays."""
     for mode in ("RGB", "RGBA", "L", "LA", "1", "P", "CMYK"):
         yield picture(height, width, mode)
     transparent = picture(height, width, "P")
@@ -67,7 +67,7 @@ def images_of(height, width):
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_pixels_are_those_of_the_image_processors_of_transformers(name):
+def test_pixels_match_image_processors_of_transformers(name):
     cls, settings = PROCESSORS[name]
     theirs = cls(**settings)
     ours = ImageProcessor.from_config(
@@ -75,7 +75,7 @@ def test_pixels_are_those_of_the_image_processors_of_transformers(name):
     )
     compared = 0
     for height, width in ((1, 1), (30, 44), (61, 33), (3, 90)):
-        for image in images_of(height, width):
+        for image in make_images(height, width):
             try:
                 expected = theirs(image, return_tensors="np")["pixel_values"][0].astype(np.float32)
             except ValueError:
@@ -87,7 +87,7 @@ def test_pixels_are_those_of_the_image_processors_of_transformers(name):
     assert compared >= 15
 
 
-def test_a_step_that_is_null_is_not_done():
+def test_null_steps_are_skipped():
     nothing = dict.fromkeys(
         ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_convert_rgb")
     )
@@ -124,7 +124,7 @@ def test_a_step_that_is_null_is_not_done():
         ({"image_processor_type": None}, ("image_processor_type", None), ()),
     ],
 )
-def test_a_step_that_is_not_known_is_refused_by_name(change, seen, expected):
+def test_unsupported_setting_error_names_file_and_value(change, seen, expected):
     config = json.loads(ViTImageProcessorPil().to_json_string())
     with raises(ValueError, seen=("somewhere/preprocessor_config.json", *seen), expected=expected):
         ImageProcessor.from_config(config | change, Path("somewhere/preprocessor_config.json"))

@@ -1,4 +1,4 @@
-"""Tests of the config and the models of images."""
+"""Tests of the config and the models for images."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ from vanilla_transformer.checkpoint import load_checkpoint
 # ------------------------------------------------------------------------------------------- config
 
 
-def test_the_config_of_images_has_no_vocabulary_and_comes_back_the_same(tmp_path):
+def test_vision_config_has_no_text_fields_and_is_restored_from_file(tmp_path):
     config = VanillaVisionConfig(
         N=3, d_model=12, h=2, image_size=[8, 20], patch_size=4, num_first_tokens=2
     )
@@ -54,12 +54,12 @@ def test_the_config_of_images_has_no_vocabulary_and_comes_back_the_same(tmp_path
         ("dropout", 1.0, "1.0", ("dropout", 0, 1)),
     ],
 )
-def test_a_wrong_value_is_an_error_that_names_it(field, value, seen, expected):
+def test_invalid_config_value_error_names_field(field, value, seen, expected):
     with raises(ValueError, seen=seen, expected=expected):
         VanillaVisionConfig(**{field: value})
 
 
-def test_a_near_miss_of_a_field_warns(caplog):
+def test_misspelled_config_field_warns(caplog):
     logging.getLogger("transformers").propagate = True
     VanillaVisionConfig(imagesize=32)
     check_message(caplog.text, seen="imagesize", expected="image_size")
@@ -69,7 +69,7 @@ def test_a_near_miss_of_a_field_warns(caplog):
 
 
 @pytest.mark.parametrize("name", VISION)
-def test_auto_classes_load_a_saved_model_with_the_same_outputs(name, tmp_path):
+def test_auto_classes_load_saved_model_with_same_outputs(name, tmp_path):
     model = perturbed(VISION[name].__name__, dict(SIZES, pooler_act="tanh"))
     model.save_pretrained(tmp_path)
     again, facts = getattr(transformers, name).from_pretrained(tmp_path, output_loading_info=True)
@@ -79,7 +79,7 @@ def test_auto_classes_load_a_saved_model_with_the_same_outputs(name, tmp_path):
         assert torch.equal(model(images)[0], again.eval()(images)[0])
 
 
-def test_states_attentions_and_the_loss(checkpoints):
+def test_classifier_returns_loss_attentions_and_hidden_states(checkpoints):
     model = load_checkpoint(checkpoints / "classifier")
     images, labels = torch.randn(3, 3, 18, 18), torch.tensor([0, 3, 6])
     expected = model(images)
@@ -95,7 +95,7 @@ def test_states_attentions_and_the_loss(checkpoints):
     assert len(outputs.hidden_states) == 3
 
 
-def test_the_classifier_reads_all_first_tokens_and_nothing_else(checkpoints):
+def test_classifier_reads_only_first_tokens(checkpoints):
     model = load_checkpoint(checkpoints / "classifier").double()
     images = torch.randn(2, 3, 18, 18, dtype=torch.float64)
     states = model.model(images).last_hidden_state[:, :2].flatten(1)
@@ -116,7 +116,7 @@ def test_gradient_checkpointing_gives_the_same_gradients():
     assert all(map(torch.equal, *gradients)) and all(gradient.any() for gradient in gradients[0])
 
 
-def test_new_weights_have_the_initializer_s_deviation():
+def test_new_weights_have_standard_deviation_of_initializer_range():
     model = VanillaVisionForImageClassification(
         VanillaVisionConfig(num_hidden_layers=1, initializer_range=0.1)
     )
@@ -125,7 +125,7 @@ def test_new_weights_have_the_initializer_s_deviation():
         assert values.std().item() == pytest.approx(0.1, rel=0.1)
 
 
-def test_images_that_the_model_does_not_read_are_refused(checkpoints):
+def test_images_of_wrong_size_or_channels_raise(checkpoints):
     model = load_checkpoint(checkpoints / "classifier")
     with raises(ValueError, seen=(18, 22), expected=("image_size", 18)):
         model(torch.randn(1, 3, 18, 22))
@@ -133,7 +133,7 @@ def test_images_that_the_model_does_not_read_are_refused(checkpoints):
         model(torch.randn(1, 1, 18, 18))
 
 
-def test_interpolation_is_asked_for_by_the_call_or_by_the_config(checkpoints):
+def test_interpolation_is_enabled_by_call_or_config(checkpoints):
     model = load_checkpoint(checkpoints / "body")
     images = torch.randn(1, 3, 26, 31)
     expected = model(images, interpolate_pos_encoding=True).last_hidden_state
@@ -142,9 +142,11 @@ def test_interpolation_is_asked_for_by_the_call_or_by_the_config(checkpoints):
     assert torch.equal(model(images).last_hidden_state, expected)
     with raises(ValueError, expected="image_size"):
         model(images, interpolate_pos_encoding=False)
-    # where nothing is between, and what is beyond whole patches is not read
-    own = torch.randn(1, 3, 18, 18)
-    states = [model(own, interpolate_pos_encoding=flag).last_hidden_state for flag in (True, False)]
+    # nothing is interpolated at the trained size, and pixels beyond whole patches are ignored
+    pixels = torch.randn(1, 3, 18, 18)
+    states = [
+        model(pixels, interpolate_pos_encoding=flag).last_hidden_state for flag in (True, False)
+    ]
     torch.testing.assert_close(*states)
-    own[..., 16:] = 0
-    torch.testing.assert_close(model(own).last_hidden_state, states[0])
+    pixels[..., 16:] = 0
+    torch.testing.assert_close(model(pixels).last_hidden_state, states[0])

@@ -28,12 +28,12 @@ from vanilla_transformer_export import ImageRuntime, Runtime, TextRuntime, expor
 from vanilla_transformer_export.errors import UsageError as ExportUsageError
 
 
-def test_labels_and_scores_are_those_of_the_pipeline(classifier, tmp_path):
+def test_labels_and_scores_match_pipeline(classifier, tmp_path):
     pipeline = transformers.pipeline("image-classification", model=str(classifier.checkpoint))
-    turned = picture(20, 9)
-    exif = turned.getexif()
+    rotated = picture(20, 9)
+    exif = rotated.getexif()
     exif[0x0112] = 6  # the orientation
-    turned.save(tmp_path / "turned.png", exif=exif)
+    rotated.save(tmp_path / "turned.png", exif=exif)
     images = [*PICTURES, str(tmp_path / "turned.png"), Path(tmp_path / "turned.png")]
     runtime = ImageRuntime(classifier.directory)
     actual = runtime.classify(images, top_k=9)
@@ -41,7 +41,7 @@ def test_labels_and_scores_are_those_of_the_pipeline(classifier, tmp_path):
         expected = pipeline(str(image) if isinstance(image, Path) else image, top_k=7)
         assert [label["label"] for label in labels] == [label["label"] for label in expected]
         np.testing.assert_allclose(
-            [each["score"] for each in labels], [each["score"] for each in expected], atol=1e-5
+            [entry["score"] for entry in labels], [entry["score"] for entry in expected], atol=1e-5
         )
     assert [labels[:5] for labels in actual] == runtime.classify(images)
     array = np.array(PICTURES[0])
@@ -51,7 +51,7 @@ def test_labels_and_scores_are_those_of_the_pipeline(classifier, tmp_path):
 @pytest.mark.parametrize(
     "problem, labels", [("regression", 3), ("multi_label_classification", 3), (None, 1)]
 )
-def test_scores_are_activated_as_the_pipeline_does(problem, labels):
+def test_score_activation_matches_pipeline(problem, labels):
     from transformers.pipelines.image_classification import ImageClassificationPipeline
 
     from vanilla_transformer_export.image_runtime import apply_activation
@@ -62,22 +62,24 @@ def test_scores_are_activated_as_the_pipeline_does(problem, labels):
         image_processor=ViTImageProcessorPil(size=18),
     )
     logits = torch.randn(1, labels)
-    expected = {each["label"]: each["score"] for each in pipeline.postprocess({"logits": logits})}
+    expected = {
+        entry["label"]: entry["score"] for entry in pipeline.postprocess({"logits": logits})
+    }
     assert apply_activation(logits.numpy(), problem)[0].tolist() == pytest.approx(
         list(map(expected.get, config.id2label.values()))
     )
 
 
-def test_states_are_those_of_the_pipeline(body):
+def test_embeddings_match_pipeline(body):
     pipeline = transformers.pipeline("image-feature-extraction", model=str(body.checkpoint))
     runtime = ImageRuntime(body.directory)
     states, pooled = runtime.embed(PICTURES), runtime.embed(PICTURES, pool=True)
-    for image, own, own_pooled in zip(PICTURES, states, pooled, strict=True):
-        np.testing.assert_allclose(own, np.array(pipeline(image))[0], atol=1e-5)
-        np.testing.assert_allclose(own_pooled, np.array(pipeline(image, pool=True))[0], atol=1e-5)
+    for image, state, pooled_state in zip(PICTURES, states, pooled, strict=True):
+        np.testing.assert_allclose(state, np.array(pipeline(image))[0], atol=1e-5)
+        np.testing.assert_allclose(pooled_state, np.array(pipeline(image, pool=True))[0], atol=1e-5)
 
 
-def test_an_export_of_any_size_gives_what_torch_gives(body):
+def test_export_of_any_image_size_matches_torch(body):
     runtime = Runtime(body.directory)
     for size in ((18, 18), (4, 4), (27, 50), (40, 5)):
         images = torch.randn(3, 3, *size)
@@ -92,12 +94,12 @@ def test_an_export_of_any_size_gives_what_torch_gives(body):
         runtime.outputs(pixel_values=np.zeros((1, 3, 3, 50), np.float32))
     config = runtime.info.config
     assert config["interpolate_pos_encoding"] and config["model_type"] == "vanilla-vision"
-    # what Transformers.js knows
+    # a model type that Transformers.js supports
     assert json.loads((body.directory / "config.json").read_text())["model_type"] == "vit"
     assert verify(body.directory, load_checkpoint(body.checkpoint), cases=4).failures == []
 
 
-def test_images_without_a_resize_have_their_own_sizes(body, tmp_path):
+def test_images_keep_their_size_without_resize(body, tmp_path):
     directory = copy_folder(body.directory, tmp_path)
     edit_json(directory / "preprocessor_config.json", do_resize=False)
     seal(directory)
@@ -107,7 +109,7 @@ def test_images_without_a_resize_have_their_own_sizes(body, tmp_path):
         runtime.embed([picture(9, 22), picture(18, 18)])
 
 
-def test_bad_images_are_errors_of_one_line(classifier, tmp_path):
+def test_invalid_images_raise_and_error_names_value(classifier, tmp_path):
     runtime = ImageRuntime(classifier.directory)
     picture(40, 40).save(tmp_path / "whole.png")
     content = (tmp_path / "whole.png").read_bytes()
@@ -116,13 +118,13 @@ def test_bad_images_are_errors_of_one_line(classifier, tmp_path):
     for images, error, seen, expected in (
         ([tmp_path / "half.png"], ValueError, "half.png", ()),
         ([tmp_path / "text.png"], ValueError, "text.png", ()),
-        ([tmp_path], FileNotFoundError, (), ()),
+        ([tmp_path], FileNotFoundError, str(tmp_path), ()),
         (["nothing.png"], FileNotFoundError, "nothing.png", ()),
         ("nothing.png", ValueError, "nothing.png", ()),
-        ([], ValueError, (), ()),
+        ([], ValueError, ("images", "empty"), "one"),
         ([PICTURES[0], None], ValueError, (1, 2, "NoneType"), ()),
         ([np.zeros((9, 9))], ValueError, (0, 1, "float64", 9), ()),
-        ([np.zeros((0, 9, 3))], ValueError, (), ()),
+        ([np.zeros((0, 9, 3))], ValueError, ("float64", "(0, 9, 3)"), ()),
         ([np.zeros((9, 9, 1))], ValueError, (0, 1), (3, "image_mean")),
         ([np.zeros((9, 9, 4))], ValueError, 4, 3),
         ([np.full((9, 9, 3), np.nan)], ValueError, "nan", (0, 1)),
@@ -135,7 +137,7 @@ def test_bad_images_are_errors_of_one_line(classifier, tmp_path):
         runtime.embed(PICTURES)
 
 
-def test_an_export_of_one_size_refuses_another(classifier, tmp_path):
+def test_export_of_fixed_image_size_rejects_other_sizes(classifier, tmp_path):
     directory = copy_folder(classifier.directory, tmp_path)
     edit_json(directory / "preprocessor_config.json", size={"height": 18, "width": 22})
     seal(directory)
@@ -147,7 +149,7 @@ def test_an_export_of_one_size_refuses_another(classifier, tmp_path):
         Runtime(directory).outputs(np.ones((1, 3), int))
 
 
-def test_an_export_without_an_image_processor_or_of_text_is_refused(classifier, tmp_path):
+def test_unsupported_or_missing_preprocessor_raises(classifier, tmp_path):
     directory = copy_folder(classifier.directory, tmp_path)
     edit_json(directory / "preprocessor_config.json", do_pad=True)
     seal(directory)
@@ -164,7 +166,12 @@ def test_an_export_without_an_image_processor_or_of_text_is_refused(classifier, 
     list_file(directory, "README.md")
 
 
-def test_an_image_size_is_for_images(tmp_path, checkpoints):
+def test_export_of_text_model_is_rejected(exported):
+    with raises(ValueError, seen=exported("encoder").model.__class__.__name__, expected="vision"):
+        ImageRuntime(exported("encoder").directory)
+
+
+def test_invalid_image_size_and_image_size_of_text_model_raise(tmp_path, checkpoints):
     with raises(ExportUsageError, seen="any", expected="free"):
         export(checkpoints / "classifier", tmp_path / "out", image_size="any")
     perturbed(
@@ -175,7 +182,7 @@ def test_an_image_size_is_for_images(tmp_path, checkpoints):
     assert not (tmp_path / "out").exists()
 
 
-def test_info_counts_patches(checkpoints):
+def test_info_counts_flops_and_parameters_of_image_model(checkpoints):
     facts = info(checkpoints / "classifier")
     layer = 4 * 24 * 24 + 2 * 24 * 32
     assert (
@@ -203,7 +210,7 @@ def test_info_counts_patches(checkpoints):
     ],
 )
 @pytest.mark.parametrize("name", ["classifier", "body"])
-def test_exports_of_every_target_give_what_torch_gives(
+def test_exports_of_every_target_match_torch(
     checkpoints, name, target, dtype, image_size, tmp_path
 ):
     manifest = export(

@@ -42,7 +42,7 @@ def recipe(folder, **changes):
     return Recipe("image-classification", **tables)
 
 
-def test_a_recipe_trains_a_classifier_that_pipelines_and_exports_read(folder, tmp_path):
+def test_recipe_trains_classifier_that_pipeline_and_fine_tuning_load(folder, tmp_path):
     metrics = train(recipe(folder), tmp_path / "out")
     assert metrics["validation_accuracy"] == 1.0
     record = json.loads((tmp_path / "out/training.json").read_text())
@@ -62,7 +62,7 @@ def test_a_recipe_trains_a_classifier_that_pipelines_and_exports_read(folder, tm
     assert load_image_processor(tmp_path / "again").size.height == 8
 
 
-def test_what_is_of_text_or_no_image_is_refused(folder, tmp_path):
+def test_text_settings_and_invalid_images_raise(folder, tmp_path):
     for changes, seen, expected in (
         (
             dict(training={"tokens_per_update": 100}),
@@ -86,6 +86,6 @@ def test_what_is_of_text_or_no_image_is_refused(folder, tmp_path):
         train(recipe(broken), tmp_path / "out")
 
 
-def test_the_shipped_recipe_is_of_the_digits():
+def test_shipped_digits_recipe_has_grid_of_4x4_patches():
     config = VanillaVisionConfig(**read_recipe("digits").model)
     assert config.grid_shape == (4, 4)

@@ -103,7 +103,7 @@ from openai_server import greedy, post
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )
-def test_what_is_refused(url, body, param, seen, expected):
+def test_invalid_field_returns_400_and_names_value(url, body, param, seen, expected):
     for streams in (False, True):
         actual = post(url, **{"prompt": "ab", "stream": streams, **body})
         assert actual.status_code == 400, actual.text
@@ -122,7 +122,7 @@ def test_what_is_refused(url, body, param, seen, expected):
         (dict(max_tokens=2**31), 2**31, 41),
     ],
 )
-def test_a_context_that_is_too_long_has_its_own_code(url, body, seen, expected):
+def test_too_long_context_returns_context_length_exceeded(url, body, seen, expected):
     for streams in (False, True):
         actual = post(url, **{"prompt": "ab", "stream": streams, **body})
         error = actual.json()["error"]
@@ -131,7 +131,7 @@ def test_a_context_that_is_too_long_has_its_own_code(url, body, seen, expected):
         check_message(error["message"], seen=seen, expected=expected)
 
 
-def test_an_empty_prompt_of_a_model_without_a_first_token_is_refused(url, decoder, monkeypatch):
+def test_empty_prompt_is_rejected_without_bos_token(url, decoder, monkeypatch):
     for config in (decoder.runtime.config, decoder.runtime.info.generation_config):
         monkeypatch.setitem(config, "bos_token_id", None)
     for body in (dict(prompt=["ab", ""]), dict(prompt=""), dict()):
@@ -149,7 +149,7 @@ def test_an_empty_prompt_of_a_model_without_a_first_token_is_refused(url, decode
         b"",
     ],
 )
-def test_what_is_no_json_is_refused(url, body):
+def test_invalid_json_returns_400(url, body):
     for path in ("/v1/completions", "/v1/embeddings"):
         result = httpx.post(url + path, content=body, headers={"Content-Type": "application/json"})
         assert (
@@ -157,7 +157,7 @@ def test_what_is_no_json_is_refused(url, body):
         )
 
 
-def test_the_client_knows_its_errors(client):
+def test_openai_client_raises_its_error_classes(client):
     with raises(openai.NotFoundError, seen="davinci", expected="decoder") as caught:
         client.completions.create(model="davinci", prompt="ab")
     assert caught.value.code == "model_not_found"
@@ -166,7 +166,7 @@ def test_the_client_knows_its_errors(client):
     assert (caught.value.param, caught.value.type) == ("best_of", "invalid_request_error")
 
 
-def test_the_default_values_of_what_is_not_supported_are_no_matter(client):
+def test_default_values_of_unsupported_fields_have_no_effect(client):
     neutral = dict(
         best_of=1,
         suffix="",
@@ -190,14 +190,14 @@ def test_the_default_values_of_what_is_not_supported_are_no_matter(client):
     assert texts == texts[:1] * 3
 
 
-def test_a_long_text_is_cut_into_tokens_beside_the_event_loop(url, decoder, monkeypatch):
+def test_long_text_is_tokenized_outside_event_loop(url, decoder, monkeypatch):
     error = post(url, prompt="a" * 100_000).json()["error"]
     check_message(error["message"], seen=100_001)
     encode = decoder.encode
-    monkeypatch.setattr(decoder, "encode", lambda *given: (time.sleep(0.5), encode(*given))[1])
+    monkeypatch.setattr(decoder, "encode", lambda *args: (time.sleep(0.5), encode(*args))[1])
     pending = threading.Thread(target=post, args=(url,), kwargs=dict(prompt="a" * 100_000))
     pending.start()
     time.sleep(0.1)
-    began = time.monotonic()
-    assert httpx.get(f"{url}/v1/models").status_code == 200 and time.monotonic() - began < 0.3
+    start = time.monotonic()
+    assert httpx.get(f"{url}/v1/models").status_code == 200 and time.monotonic() - start < 0.3
     pending.join()

@@ -1,4 +1,4 @@
-"""Tests of OpenAI's completions, with its own client, against the runtime."""
+"""Tests of OpenAI's completions with the openai client, against the runtime."""
 
 import time
 
@@ -9,7 +9,7 @@ from openai_server import greedy, new_tokens, post
 from vanilla_transformer_export.serving.protocols import openai_requests
 
 
-def test_greedy_completions_are_the_texts_of_the_runtime(client, decoder):
+def test_greedy_completions_match_runtime(client, decoder):
     texts = ["ab cd", "é日 ab.", "g"]
     ids = [encoding.ids for encoding in decoder.encode(texts, special_tokens=True)]
     expected = decoder.generate(texts, max_new_tokens=16)
@@ -30,7 +30,7 @@ def test_greedy_completions_are_the_texts_of_the_runtime(client, decoder):
         assert all(choice.logprobs is None for choice in actual.choices)
 
 
-def test_why_an_answer_ended_and_how_many_tokens_it_has(client, decoder):
+def test_finish_reason_and_number_of_completion_tokens(client, decoder):
     reasons = set()
     for text in ("ab cd", "g", "a", "é", "cd b"):
         tokens = new_tokens(decoder, text, max_new_tokens=12)
@@ -56,7 +56,7 @@ def test_why_an_answer_ended_and_how_many_tokens_it_has(client, decoder):
         (dict(temperature=1e-6), dict(do_sample=False)),
     ],
 )
-def test_sampling_with_a_seed_is_that_of_the_runtime(client, decoder, asked, meant):
+def test_seeded_sampling_matches_runtime(client, decoder, asked, meant):
     options = dict(do_sample=True, seed=7, max_new_tokens=10) | meant
     result = client.completions.create(
         model="decoder", prompt="ab cd", max_tokens=10, seed=7, **asked
@@ -64,7 +64,7 @@ def test_sampling_with_a_seed_is_that_of_the_runtime(client, decoder, asked, mea
     assert result.choices[0].text == decoder.generate(["ab cd"], **options)[0]
 
 
-def test_without_a_seed_answers_differ(client):
+def test_completions_without_seed_differ(client):
     texts = {
         client.completions.create(model="decoder", prompt="ab", max_tokens=20).choices[0].text
         for _ in range(5)
@@ -72,7 +72,7 @@ def test_without_a_seed_answers_differ(client):
     assert len(texts) > 1
 
 
-def test_several_answers_are_samples_of_their_own_or_beams(client, decoder):
+def test_multiple_choices_are_independent_samples_or_beams(client, decoder):
     actual = client.completions.create(
         model="decoder", prompt=["ab", "g"], n=3, seed=5, max_tokens=12
     )
@@ -95,7 +95,7 @@ def test_several_answers_are_samples_of_their_own_or_beams(client, decoder):
     assert [choice.text for choice in beams.choices] == expected
 
 
-def test_what_a_request_has_not_is_as_generation_config_says_and_then_as_openai_does():
+def test_missing_fields_use_generation_config_then_openai_defaults():
     body = openai_requests.CompletionRequest()
     expected = dict(
         num_beams=1,
@@ -106,10 +106,10 @@ def test_what_a_request_has_not_is_as_generation_config_says_and_then_as_openai_
         top_k=0,
     )
     assert openai_requests.parse_options(body, {"num_beams": 4, "max_length": 9}) == expected
-    own = {"temperature": 0.5, "top_k": 7}
-    assert openai_requests.parse_options(body, own) == expected | own
+    config = {"temperature": 0.5, "top_k": 7}
+    assert openai_requests.parse_options(body, config) == expected | config
     assert openai_requests.parse_options(
-        openai_requests.CompletionRequest(temperature=2.0, top_k=0), own
+        openai_requests.CompletionRequest(temperature=2.0, top_k=0), config
     ) == expected | {"temperature": 2.0}
     nulls = openai_requests.CompletionRequest(
         **dict.fromkeys(openai_requests.CompletionRequest.model_fields)
@@ -117,7 +117,7 @@ def test_what_a_request_has_not_is_as_generation_config_says_and_then_as_openai_
     assert openai_requests.parse_options(nulls, {}) == expected
 
 
-def test_every_option_of_generate_is_a_field(url, decoder):
+def test_every_generation_option_is_a_request_field(url, decoder):
     values = dict(
         top_k=5, min_p=0.1, repetition_penalty=1.3, no_repeat_ngram_size=2, bad_words_ids=[[4, 5]],
         min_new_tokens=4, min_length=2, forced_bos_token_id=6, forced_eos_token_id=7,
@@ -133,7 +133,7 @@ def test_every_option_of_generate_is_a_field(url, decoder):
         assert result == decoder.generate(["ab"], **options)[0], name
 
 
-def test_the_prompt_may_be_echoed_and_may_be_all(client, decoder):
+def test_echo_returns_prompt_also_without_new_tokens(client, decoder):
     actual = greedy(client, ["ab cd", "é日"], echo=True, max_tokens=5)
     expected = decoder.generate(["ab cd", "é日"], max_new_tokens=5)
     assert [choice.text for choice in actual.choices] == [
@@ -146,7 +146,7 @@ def test_the_prompt_may_be_echoed_and_may_be_all(client, decoder):
     assert (actual.usage.prompt_tokens, actual.usage.completion_tokens) == (5, 0)
 
 
-def test_without_a_prompt_the_model_begins(url, decoder):
+def test_missing_prompt_generates_from_bos_token(url, decoder):
     assert decoder.runtime.config["bos_token_id"] == START
     expected = decoder.decode([new_tokens(decoder, "", max_new_tokens=16)])[0]
     for body in (dict(), dict(prompt=None), dict(prompt=""), dict(prompt=[START])):

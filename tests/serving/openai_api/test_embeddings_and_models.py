@@ -1,4 +1,4 @@
-"""Tests of the embeddings and the models of OpenAI's API."""
+"""Tests of OpenAI's endpoints for embeddings and models."""
 
 import base64
 import time
@@ -12,20 +12,20 @@ from openai_server import post
 # --------------------------------------------------------------------------------------- embeddings
 
 
-def test_embeddings_are_those_of_the_runtime(client, encoder):
+def test_embeddings_match_runtime(client, encoder):
     texts = ["ab cd", "é日 ab.", "g"]
     expected = encoder.embed(texts)
     ids = [encoding.ids for encoding in encoder.encode(texts, special_tokens=True)]
-    for asked, count in ((texts[0], 1), (texts, 3), (ids[0], 1), (ids, 3)):
+    for model_input, count in ((texts[0], 1), (texts, 3), (ids[0], 1), (ids, 3)):
         for more in (dict(), dict(encoding_format="float"), dict(encoding_format="base64")):
-            actual = client.embeddings.create(model="encoder", input=asked, **more)
-            vectors = [each.embedding for each in actual.data]
+            actual = client.embeddings.create(model="encoder", input=model_input, **more)
+            vectors = [item.embedding for item in actual.data]
             if more.get("encoding_format") == "base64":
                 vectors = [
                     np.frombuffer(base64.b64decode(vector), "<f4").tolist() for vector in vectors
                 ]
             assert np.array(vectors, np.float32).tolist() == expected[:count].tolist()
-            assert [each.index for each in actual.data] == list(
+            assert [item.index for item in actual.data] == list(
                 range(count)
             ) and actual.object == "list"
             assert (
@@ -52,7 +52,7 @@ def test_embeddings_are_those_of_the_runtime(client, encoder):
     ],
     ids=str,
 )
-def test_what_is_not_embedded(url, body, seen, expected):
+def test_invalid_embedding_request_returns_400(url, body, seen, expected):
     actual = post(url, "/v1/embeddings", **body)
     assert actual.status_code == 400
     check_message(actual.json()["error"]["message"], seen=seen, expected=expected)
@@ -61,7 +61,7 @@ def test_what_is_not_embedded(url, body, seen, expected):
 # ------------------------------------------------------------------------------------------- models
 
 
-def test_the_models(client, url, decoder):
+def test_models_are_listed_and_retrieved(client, url, decoder):
     assert [model.id for model in client.models.list()] == ["decoder", "encoder"]
     result = client.models.retrieve("decoder")
     assert (result.id, result.object, result.owned_by) == (
@@ -74,7 +74,7 @@ def test_the_models(client, url, decoder):
         client.models.retrieve("x")
 
 
-def test_a_model_in_the_path(url, decoder):
+def test_model_in_path_takes_precedence_over_body(url, decoder):
     with openai.OpenAI(
         base_url=f"{url}/models/decoder/v1", api_key="none", max_retries=0
     ) as client:

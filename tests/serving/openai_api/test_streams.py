@@ -1,4 +1,4 @@
-"""Tests of streamed completions: events, errors, and clients that go away."""
+"""Tests of streamed completions: events, errors, and clients that disconnect."""
 
 import asyncio
 import contextlib
@@ -20,23 +20,23 @@ from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.protocols import openai_api
 
 
-def collected(stream):
-    """Return the choices that the parts of a stream make together, and the usage at its end."""
+def collect_stream(stream):
+    """Return the choices of a stream, joined from its chunks, and the usage at its end."""
     choices, usage = {}, None
     for part in stream:
         if part.usage is not None:
             assert part.choices == []
             usage = part.usage
         for choice in part.choices:
-            own = choices.setdefault(
+            joined = choices.setdefault(
                 choice.index, {"text": "", "finish_reason": None, "logprobs": None}
             )
-            assert own["finish_reason"] is None
-            own["text"] += choice.text
-            own["finish_reason"] = choice.finish_reason
+            assert joined["finish_reason"] is None
+            joined["text"] += choice.text
+            joined["finish_reason"] = choice.finish_reason
             if choice.logprobs is not None:
-                columns = own["logprobs"] or {}
-                own["logprobs"] = {
+                columns = joined["logprobs"] or {}
+                joined["logprobs"] = {
                     kind: columns.get(kind, []) + column
                     for kind, column in choice.logprobs.to_dict().items()
                 }
@@ -60,10 +60,10 @@ STREAMED = [
 
 
 @pytest.mark.parametrize("asked", STREAMED, ids=str)
-def test_a_stream_is_the_answer_in_parts(client, asked):
+def test_streamed_chunks_join_to_full_response(client, asked):
     options = dict(model="decoder", prompt="ab cd", seed=2, max_tokens=20) | asked
     whole = client.completions.create(**options)
-    parts, usage = collected(
+    parts, usage = collect_stream(
         client.completions.create(**options, stream=True, stream_options=dict(include_usage=True))
     )
     assert usage == whole.usage
@@ -71,24 +71,24 @@ def test_a_stream_is_the_answer_in_parts(client, asked):
     assert parts == [
         {key: choice[key] for key in ("text", "finish_reason", "logprobs")} for choice in expected
     ]
-    _, usage = collected(client.completions.create(**options, stream=True))
+    _, usage = collect_stream(client.completions.create(**options, stream=True))
     assert usage is None
 
 
-def choices_of(client, asked):
-    """Send all requests at once, whole and as streams.
+def request_choices(client, asked):
+    """Send all requests at once, with and without streaming.
 
-    Return the choices of the whole answers and of the streams.
+    Return the choices of the full responses and of the streams.
     """
     with ThreadPoolExecutor(2 * len(asked)) as pool:
         result = pool.map(lambda each: client.completions.create(**each), asked)
         streams = pool.map(
-            lambda each: collected(client.completions.create(**each, stream=True))[0], asked
+            lambda each: collect_stream(client.completions.create(**each, stream=True))[0], asked
         )
         return [[choice.to_dict() for choice in whole.choices] for whole in result], list(streams)
 
 
-def check_same(choices, expected):
+def check_same_choices(choices, expected):
     for choice, other in zip(choices, expected, strict=True):
         assert (choice["text"], choice["finish_reason"]) == (other["text"], other["finish_reason"])
         if other["logprobs"] is not None:
@@ -102,9 +102,8 @@ def check_same(choices, expected):
 
 
 @pytest.mark.parametrize("batches", ["whole", pytest.param("continuous", marks=pytest.mark.slow)])
-def test_the_engine_that_batches_gives_the_same(decoder, exported_for, tmp_path, batches):
-    """All these requests at once get the answers that each gets alone, from logits that are
-    computed anew at each step."""
+def test_concurrent_requests_match_requests_alone(decoder, exported_for, tmp_path, batches):
+    """The reference runs the requests one by one and recomputes the whole text at each step."""
     directory = decoder.runtime.info.directory
     if batches == "continuous":
         directory = with_tokenizer(exported_for("causal", "cpu")[1], tmp_path)
@@ -124,15 +123,15 @@ def test_the_engine_that_batches_gives_the_same(decoder, exported_for, tmp_path,
             client = stack.enter_context(
                 openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
             )
-            actual.append(choices_of(client, asked))
+            actual.append(request_choices(client, asked))
     engine.close()
     (whole, streams), (expected, _) = actual
     for choices, parts, others in zip(whole, streams, expected, strict=True):
-        check_same(choices, others)
-        check_same(parts, others)
+        check_same_choices(choices, others)
+        check_same_choices(parts, others)
 
 
-def test_the_events_of_a_stream(url, decoder):
+def test_stream_sends_events_and_usage_on_request(url, decoder):
     body = dict(prompt="ab cd", temperature=0, max_tokens=6, suppress_tokens=[EOS], stream=True)
     result = post(url, **body)
     assert result.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -147,29 +146,29 @@ def test_the_events_of_a_stream(url, decoder):
 
 
 def test_text_is_sent_with_the_token_that_completes_it(decoder, engine):
-    """Not when the next one comes."""
+    """Text does not wait for the next token."""
     job = engine.admission.admit(
         [START, 4],
         {"max_new_tokens": 12, "num_beams": 1, "do_sample": False, "suppress_tokens": [EOS]},
     )
 
-    async def heard():
+    async def steps_and_texts():
         asked = openai_api.Completion(decoder, job, 0, "", [], False)
         async for chunk in asked.chunks(engine):
             yield engine.steps, chunk["text"]
 
     async def whole():
-        return [each async for each in heard()]
+        return [each async for each in steps_and_texts()]
 
     tokens = new_tokens(decoder, "a", max_new_tokens=12, suppress_tokens=[EOS])
     for steps, text in asyncio.run(whole())[:-1]:
         assert decoder.decode([tokens[:steps]])[0].rstrip("\ufffd").endswith(text)
 
 
-def test_an_error_in_a_stream_is_an_event(client, url, engine):
+def test_error_during_stream_is_sent_as_event(client, url, engine):
     engine.fails_after, engine.error = 2, RequestError(503, "the server is shutting down")
     with raises(openai.APIError, seen="the server is shutting down"):
-        collected(
+        collect_stream(
             client.completions.create(model="decoder", prompt="ab", stream=True, temperature=0)
         )
     engine.reset()
@@ -187,14 +186,14 @@ def test_an_error_in_a_stream_is_an_event(client, url, engine):
     engine.reset()
     engine.fails_after, engine.error = 2, KeyError("secret")
     with pytest.raises(openai.APIError) as caught:
-        collected(
+        collect_stream(
             client.completions.create(model="decoder", prompt="ab", stream=True, temperature=0)
         )
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("prompt", ["ab", ["ab", "g"]])
-def test_an_error_before_the_first_token_has_a_status(client, engine, prompt):
+def test_error_before_first_token_returns_its_status(client, engine, prompt):
     engine.fails_after, engine.error = 0, overloaded(9, 8)
     for more in (dict(), dict(stream=True), dict(stop="z")):
         with raises(openai.RateLimitError, seen=9) as caught:
@@ -208,7 +207,7 @@ def test_an_error_before_the_first_token_has_a_status(client, engine, prompt):
 
 
 @pytest.mark.parametrize("prompt", ["ab", ["ab", "g"]])
-def test_a_client_that_goes_leaves_nothing_running(client, engine, prompt):
+def test_disconnected_client_stops_generation(client, engine, prompt):
     slow = dict(
         model="decoder", prompt=prompt, max_tokens=30, extra_body=dict(suppress_tokens=[EOS])
     )

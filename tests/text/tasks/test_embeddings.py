@@ -27,9 +27,11 @@ POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lastt
 
 
 @pytest.fixture(scope="module")
-def embedded(tmp_path_factory):
-    """A function: modules behind the encoder -> the model of sentence-transformers, and a runtime
-    of an export. All exports share one graph."""
+def make_embedder(tmp_path_factory):
+    """Return a function that builds a SentenceTransformer and the runtime of its export.
+
+    Its arguments are the modules behind the encoder. All exports share one graph.
+    """
     root = tmp_path_factory.mktemp("embedder")
     architecture, fields = "VanillaEncoderModel", {"type_vocab_size": 2}
     plain = save_head(architecture, word_pieces(), root / "plain", **fields)
@@ -45,15 +47,15 @@ def embedded(tmp_path_factory):
         # The graph does not depend on the modules.
         directory = copy_folder(root / "export", folder)
         facts = []
-        for place in (folder / "model").rglob("*"):
-            name = place.relative_to(folder / "model").as_posix()
+        for path in (folder / "model").rglob("*"):
+            name = path.relative_to(folder / "model").as_posix()
             if (
                 "_" in name
                 and not name.startswith(("README", "config.json", "model"))
-                and place.is_file()
+                and path.is_file()
             ):
                 (directory / name).parent.mkdir(exist_ok=True)
-                shutil.copy(place, directory / name)
+                shutil.copy(path, directory / name)
                 list_file(directory, name)
         for module in json.loads((folder / "model" / "modules.json").read_text())[1:]:
             config = folder / "model" / module["path"] / "config.json"
@@ -69,12 +71,12 @@ def embedded(tmp_path_factory):
 
 @pytest.mark.parametrize("pooling", [*POOLINGS, POOLINGS], ids=str)
 @pytest.mark.parametrize("include_prompt", [True, False])
-def test_embeddings_are_those_of_sentence_transformers(embedded, pooling, include_prompt):
+def test_embeddings_match_sentence_transformers(make_embedder, pooling, include_prompt):
     modules = (
         Pooling(SIZES["hidden_size"], pooling_mode=pooling, include_prompt=include_prompt),
         Normalize(),
     )
-    model, runtime = embedded(
+    model, runtime = make_embedder(
         *modules, prompts=PROMPTS, default_prompt_name="query" if pooling == "max" else None
     )
     for options in (
@@ -92,8 +94,8 @@ def test_embeddings_are_those_of_sentence_transformers(embedded, pooling, includ
 BLANK = ["a man", " ", "", "\n\t"]
 
 
-def test_blank_texts_are_embedded_as_in_sentence_transformers(embedded):
-    model, runtime = embedded(
+def test_blank_text_embeddings_match_sentence_transformers(make_embedder):
+    model, runtime = make_embedder(
         Pooling(SIZES["hidden_size"], pooling_mode="mean"), Normalize(), prompts=PROMPTS
     )
     for options in ({}, {"prompt_name": "query"}):
@@ -102,7 +104,7 @@ def test_blank_texts_are_embedded_as_in_sentence_transformers(embedded):
         )
 
 
-def test_blank_texts_are_labelled_as_in_the_pipelines(made):
+def test_blank_text_labels_match_pipelines(made):
     pipe, runtime = both(made, "classify", "text-classification")
     pairs = [{"text": "a man", "text_pair": " "}, {"text": "", "text_pair": "a man"}]
     texts = [*BLANK, *pairs]
@@ -116,7 +118,7 @@ def test_blank_texts_are_labelled_as_in_the_pipelines(made):
 
 
 @pytest.mark.parametrize("name", ["cosine", "dot", "euclidean", "manhattan"])
-def test_a_linear_map_and_the_similarity_of_the_folder(embedded, name):
+def test_dense_module_and_similarity_match_sentence_transformers(make_embedder, name):
     width = SIZES["hidden_size"]
     activation = {
         "cosine": torch.nn.Identity(),
@@ -124,7 +126,7 @@ def test_a_linear_map_and_the_similarity_of_the_folder(embedded, name):
         "euclidean": torch.nn.Sigmoid(),
     }.get(name)
     dense = Dense(width, 6, bias=name != "dot", activation_function=activation or torch.nn.Tanh())
-    model, runtime = embedded(
+    model, runtime = make_embedder(
         Pooling(width, pooling_mode="mean"), dense, similarity_fn_name=name, truncate_dim=5
     )
     actual, reference = runtime.embed(MANY), model.encode(MANY)
@@ -135,8 +137,8 @@ def test_a_linear_map_and_the_similarity_of_the_folder(embedded, name):
     )
 
 
-def test_without_a_folder_embeddings_are_means_as_in_sentence_transformers(embedded):
-    _, runtime = embedded(Pooling(SIZES["hidden_size"]))
+def test_mean_pooling_is_default_without_modules(make_embedder):
+    _, runtime = make_embedder(Pooling(SIZES["hidden_size"]))
     runtime.info.manifest["sentence_modules"] = []
     plain = runtime.path.parent.with_name("model")
     (plain / "modules.json").unlink()
@@ -145,7 +147,7 @@ def test_without_a_folder_embeddings_are_means_as_in_sentence_transformers(embed
 
 
 @pytest.mark.slow
-def test_an_export_carries_the_weights_of_a_pickled_module(tmp_path):
+def test_export_converts_pickled_module_weights_to_safetensors(tmp_path):
     plain = save_head("VanillaEncoderModel", word_pieces(), tmp_path / "plain", type_vocab_size=2)
     width = SIZES["hidden_size"]
     model = SentenceTransformer(
@@ -167,8 +169,8 @@ def test_an_export_carries_the_weights_of_a_pickled_module(tmp_path):
     export(tmp_path / "model", tmp_path / "export", cases=1, force=True)
 
 
-def test_prompts_and_modules_that_are_not_there_are_an_error(embedded, monkeypatch):
-    _, runtime = embedded(Pooling(SIZES["hidden_size"]), prompts=PROMPTS)
+def test_unknown_prompts_and_unsupported_modules_raise(make_embedder, monkeypatch):
+    _, runtime = make_embedder(Pooling(SIZES["hidden_size"]), prompts=PROMPTS)
     for options, seen, expected in (
         ({"prompt_name": "qurey"}, "qurey", ("document", "query")),
         ({"prompt_name": "query", "prompt": "a"}, ("prompt", "a", "prompt_name", "query"), ()),

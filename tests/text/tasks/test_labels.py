@@ -1,4 +1,4 @@
-"""Tests of labels of texts and of tokens, against transformers' pipelines."""
+"""Tests of text and token classification, against transformers' pipelines."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +20,7 @@ from vanilla_transformer_export import TextRuntime
 @pytest.mark.parametrize(
     "options", [{}, {"top_k": None}, {"top_k": 2, "function_to_apply": "sigmoid"}], ids=str
 )
-def test_labels_are_those_of_the_pipeline(made, options):
+def test_classification_matches_pipeline(made, options):
     pipe, runtime = both(made, "classify", "text-classification")
     same(runtime.classify(MANY, **options), pipe(MANY, **{"top_k": 1, **options}))
     dicts = [{"text": text, "text_pair": pair} for text, pair in PAIRS]
@@ -33,7 +33,7 @@ def test_labels_are_those_of_the_pipeline(made, options):
 @pytest.mark.parametrize(
     "problem", ["regression", "multi_label_classification", "single_label_classification", None]
 )
-def test_scores_are_made_as_the_kind_of_problem_wants_it(made, monkeypatch, problem):
+def test_scores_for_each_problem_type_match_pipeline(made, monkeypatch, problem):
     pipe, runtime = both(made, "classify", "text-classification")
     monkeypatch.setattr(pipe.model.config, "problem_type", problem)
     monkeypatch.setitem(runtime.info.config, "problem_type", problem)
@@ -43,9 +43,9 @@ def test_scores_are_made_as_the_kind_of_problem_wants_it(made, monkeypatch, prob
         same(runtime.classify(TEXTS, **options), pipe(TEXTS, **options))
 
 
-@pytest.mark.parametrize("longest", [1000, 40, 12])  # of 12 tokens, hypotheses have more
+@pytest.mark.parametrize("longest", [1000, 40, 12])  # hypotheses have more than 12 tokens
 @pytest.mark.parametrize("multi_label", [False, True])
-def test_zero_shot_scores_are_those_of_the_pipeline(made, cut_at, longest, multi_label):
+def test_zero_shot_scores_match_pipeline(made, cut_at, longest, multi_label):
     pipe, runtime = both(made, "classify", "zero-shot-classification")
     cut_at(pipe, runtime, longest)
     for labels in (["a man", "the river", "and"], ["a man"], "the red , two"):
@@ -53,14 +53,14 @@ def test_zero_shot_scores_are_those_of_the_pipeline(made, cut_at, longest, multi
         same(runtime.zero_shot(MANY, labels, **options), pipe(MANY, labels, **options))
 
 
-def test_zero_shot_has_the_template_of_the_pipeline(made):
+def test_zero_shot_default_template_matches_pipeline(made):
     pipe, runtime = both(made, "classify", "zero-shot-classification")
     same(runtime.zero_shot(TEXTS, ["a man", "a house"]), pipe(TEXTS, ["a man", "a house"]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["classify by a decoder", "classify by both stacks", "one label"])
-def test_other_classifiers_give_what_the_pipeline_gives(made, name):
+def test_classification_with_other_models_matches_pipeline(made, name):
     pipe, runtime = both(made, name, "text-classification")
     for options in ({}, {"top_k": None}):
         same(runtime.classify(MANY, **options), pipe(MANY, **{"top_k": 1, **options}))
@@ -73,7 +73,7 @@ def test_other_classifiers_give_what_the_pipeline_gives(made, name):
 @pytest.mark.parametrize(
     "settings", [{"dtype": "int8"}, {"target": "cpu", "dtype": "int8"}, {"target": "cpu"}], ids=str
 )
-def test_labels_of_other_exports(made, settings):
+def test_labels_of_int8_and_cpu_exports_match_pipeline(made, settings):
     pipe, runtime = both(made, "classify", "text-classification", **settings)
     actual, expected = runtime.classify(MANY), pipe(MANY, top_k=1)
     assert [each[0]["label"] for each in actual] == [each[0]["label"] for each in expected]
@@ -86,7 +86,7 @@ def test_labels_of_other_exports(made, settings):
     "place", ["config_sentence_transformers.json", "config.json", "config.json of old"]
 )
 @pytest.mark.parametrize("name", ["Identity", "Sigmoid", "Tanh"])
-def test_a_cross_encoder_has_its_own_activation(made, tmp_path, place, name):
+def test_cross_encoder_activation_is_read_from_config(made, tmp_path, place, name):
     checkpoint, runtime = made("one label")
     scores = CrossEncoder(
         checkpoint, device="cpu", activation_fn=getattr(torch.nn, name)()
@@ -120,7 +120,7 @@ def test_a_cross_encoder_has_its_own_activation(made, tmp_path, place, name):
         ),
     ],
 )
-def test_entities_are_those_of_the_pipeline(made, cut_at, name, strategy):
+def test_entities_match_pipeline(made, cut_at, name, strategy):
     pipe, runtime = both(made, name, "token-classification")
     for options in ({}, {"ignore_labels": []}, {"ignore_labels": ["PER", "I-PER"]}):
         expected = pipe(MANY, aggregation_strategy=strategy, **options)
@@ -136,14 +136,13 @@ def test_entities_are_those_of_the_pipeline(made, cut_at, name, strategy):
             same(runtime.tag(MANY, **options), [pipe(text, **options) for text in MANY])
 
 
-def test_texts_are_cut_for_one_call_only(made, cut_at):
-    """While others read the same tokenizer."""
+def test_truncation_does_not_affect_concurrent_calls(made, cut_at):
     pipe, runtime = both(made, "tag", "token-classification")
     cut_at(pipe, runtime, 24)
-    whole = [encoding.ids for encoding in runtime.encode(MANY, special_tokens=True)]
+    full_ids = [encoding.ids for encoding in runtime.encode(MANY, special_tokens=True)]
     expected = runtime.tag(MANY)
     with ThreadPoolExecutor(4) as pool:
-        cut = [pool.submit(runtime.tag, MANY) for _ in range(20)]
-        read = [pool.submit(runtime.encode, MANY, special_tokens=True) for _ in range(200)]
-        assert all([encoding.ids for encoding in each.result()] == whole for each in read)
-        assert all(each.result() == expected for each in cut)
+        truncated = [pool.submit(runtime.tag, MANY) for _ in range(20)]
+        encoded = [pool.submit(runtime.encode, MANY, special_tokens=True) for _ in range(200)]
+        assert all([encoding.ids for encoding in each.result()] == full_ids for each in encoded)
+        assert all(each.result() == expected for each in truncated)

@@ -16,37 +16,37 @@ from vanilla_transformer_export import ImageRuntime, export
 from vanilla_transformer_export.cli.main import main
 
 
-def predicted(capsys, *arguments):
+def run_predict(capsys, *arguments):
     capsys.readouterr()
     main(["predict", *map(str, arguments)])
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_predict_calls_what_fits_the_head(made, translator, capsys):
+def test_predict_runs_task_of_export(made, translator, capsys):
     runtime = made("classify")[1]
     pair = json.dumps(dict(zip(("text", "text_pair"), PAIRS[0])))
-    actual = predicted(capsys, runtime.path.parent, "a man", pair, "--set", "top_k=null")
+    actual = run_predict(capsys, runtime.path.parent, "a man", pair, "--set", "top_k=null")
     same(
         actual, [*runtime.classify(["a man"], top_k=None), *runtime.classify(PAIRS[:1], top_k=None)]
     )
-    assert {each["label"] for each in actual[0]} == set(LABELS.values())
+    assert {entry["label"] for entry in actual[0]} == set(LABELS.values())
     labels = ["--task", "zero-shot", "--set", 'candidate_labels=["a", "b"]']
     same(
-        predicted(capsys, runtime.path.parent, "a man", *labels),
+        run_predict(capsys, runtime.path.parent, "a man", *labels),
         runtime.zero_shot(["a man"], ["a", "b"]),
     )
     runtime = made("answer")[1]
     question = json.dumps({"question": QUESTIONS[0], "context": CONTEXTS[0]})
     same(
-        predicted(capsys, runtime.path.parent, question),
+        run_predict(capsys, runtime.path.parent, question),
         runtime.answer(QUESTIONS[:1], CONTEXTS[:1]),
     )
     directory = translator.path.parent
     options = ["--set", "max_new_tokens=9"]
     expected = translator.generate(["w5 w6"], max_new_tokens=9)
-    for more in ([], ["--task", "translate"], ["--max-new-tokens", "9"]):
+    for extra_options in ([], ["--task", "translate"], ["--max-new-tokens", "9"]):
         capsys.readouterr()
-        main(["predict", str(directory), "w5 w6", *options, *more])
+        main(["predict", str(directory), "w5 w6", *options, *extra_options])
         assert capsys.readouterr().out.splitlines() == expected
     options = {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 9}
     given = [f"--set={name}={value}" for name, value in options.items()]
@@ -56,26 +56,26 @@ def test_predict_calls_what_fits_the_head(made, translator, capsys):
     ]
 
 
-def test_predict_reads_and_writes_lines_of_json(made, tmp_path, capsys, monkeypatch):
+def test_predict_reads_and_writes_json_lines(made, tmp_path, capsys, monkeypatch):
     runtime = made("tag")[1]
     lines = [MANY[3], "", MANY[0], *MANY[4:]]
     (tmp_path / "in").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     options = ["--set", "aggregation_strategy=simple", "--batch-size", "2"]
     call = [runtime.path.parent, "--input", tmp_path / "in", *options]
-    [report] = predicted(capsys, *call, "--output", tmp_path / "out")
+    [report] = run_predict(capsys, *call, "--output", tmp_path / "out")
     assert (report["lines"], report["bad"]) == (len(lines), 0)
     result = [
         json.loads(line) for line in (tmp_path / "out").read_text(encoding="utf-8").splitlines()
     ]
     first, *rest = runtime.tag([MANY[3], MANY[0], *MANY[4:]], aggregation_strategy="simple")
     same(result, [first, None, *rest])
-    same(predicted(capsys, *call), result)
+    same(run_predict(capsys, *call), result)
     with raises(SystemExit, seen="out", expected="--force"):
-        predicted(capsys, *call, "--output", tmp_path / "out")
+        run_predict(capsys, *call, "--output", tmp_path / "out")
     objects = ["", json.dumps({"text": MANY[0]}), MANY[3]]
     given = io.TextIOWrapper(io.BytesIO("\n".join(objects).encode()))
     monkeypatch.setattr("sys.stdin", given)
-    same(predicted(capsys, runtime.path.parent, *options), [None, result[2], first])
+    same(run_predict(capsys, runtime.path.parent, *options), [None, result[2], first])
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,11 @@ def test_predict_reads_and_writes_lines_of_json(made, tmp_path, capsys, monkeypa
         ("answer", ['{"question": "a", "context": ""}'], (1, 0, "''"), (), 1),
     ],
 )
-def test_wrong_calls_of_predict_are_one_line(made, capsys, name, arguments, seen, expected, code):
+def test_wrong_arguments_exit_with_one_line_error(
+    made, capsys, name, arguments, seen, expected, code
+):
     export = made(name)[1].path.parent
-    capsys.readouterr()  # of the export
+    capsys.readouterr()  # discards the output of the export
     with pytest.raises(SystemExit) as stopped:
         main(["predict", str(export), *arguments])
     line = str(stopped.value) if code == 1 else capsys.readouterr().err
@@ -112,9 +114,9 @@ def test_wrong_calls_of_predict_are_one_line(made, capsys, name, arguments, seen
     assert (stopped.value.code == 2) == (code == 2)
 
 
-def test_predict_reads_pictures(tmp_path, capsys):
-    picture = np.random.default_rng(0).integers(0, 256, (20, 30, 3)).astype(np.uint8)
-    Image.fromarray(picture).save(tmp_path / "a.png")
+def test_predict_reads_images(tmp_path, capsys):
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3)).astype(np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
     sizes = {
         "hidden_size": 16,
         "num_hidden_layers": 1,
@@ -133,4 +135,4 @@ def test_predict_reads_pictures(tmp_path, capsys):
     expected = ImageRuntime(tmp_path / "export", threads=1).classify([tmp_path / "a.png"], top_k=2)
     line = json.dumps({"image": str(tmp_path / "a.png")})
     for given in (tmp_path / "a.png", line):
-        same(predicted(capsys, tmp_path / "export", given, "--set", "top_k=2"), expected)
+        same(run_predict(capsys, tmp_path / "export", given, "--set", "top_k=2"), expected)

@@ -1,4 +1,4 @@
-"""Tests of answers, filled masks, choices and next sentences, against torch."""
+"""Tests of question answering, masks, choices and next sentences, against transformers."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ from pipelines_compared import CONTEXTS, QUESTIONS, WINDOWS, both, same
         ),
     ],
 )
-def test_answers_are_those_of_our_pipeline(made, name):
+def test_answers_match_question_answering_pipeline(made, name):
     pipe, runtime = both(made, name, "question-answering")
     for options in (
         {},
@@ -34,11 +34,11 @@ def test_answers_are_those_of_our_pipeline(made, name):
         expected = pipe(question=QUESTIONS, context=CONTEXTS, **options)
         same(
             runtime.answer(QUESTIONS, CONTEXTS, **options),
-            [each if isinstance(each, list) else [each] for each in expected],
+            [answer if isinstance(answer, list) else [answer] for answer in expected],
         )
 
 
-def test_windows_and_questions_are_cut_by_the_tokenizer_s_length(made, cut_at):
+def test_windows_and_questions_are_cut_at_tokenizer_max_length(made, cut_at):
     pipe, runtime = both(made, "answer", "question-answering")
     cut_at(pipe, runtime, 44)
     same(
@@ -47,7 +47,7 @@ def test_windows_and_questions_are_cut_by_the_tokenizer_s_length(made, cut_at):
     )
 
 
-def test_a_question_stands_on_the_side_of_the_padding(made, monkeypatch):
+def test_answers_with_left_padding_match_pipeline(made, monkeypatch):
     pipe, runtime = both(made, "answer", "question-answering")
     monkeypatch.setattr(pipe.tokenizer, "padding_side", "left")
     settings = dataclasses.replace(runtime.tokenizer_settings, padding_side="left")
@@ -61,7 +61,7 @@ def test_a_question_stands_on_the_side_of_the_padding(made, monkeypatch):
 MASKED = ["the <mask> man sees a house", "two <mask>", "<mask> woman reads a <mask> ."]
 
 
-def test_masks_are_filled_as_by_the_pipeline(made):
+def test_fill_mask_matches_pipeline(made):
     pipe, runtime = both(made, "fill_mask", "fill-mask")
     for options in ({}, {"top_k": 2}, {"targets": ["▁the", "▁a"]}, {"targets": "▁the"}):
         same(runtime.fill_mask(MASKED, **options), pipe(MASKED, **options))
@@ -69,7 +69,7 @@ def test_masks_are_filled_as_by_the_pipeline(made):
         same(runtime.fill_mask(MASKED, targets=["the"]), pipe(MASKED, targets=["the"]))
 
 
-# --------------------------------------------------------------------------- two texts, and choices
+# -------------------------------------------------------------------- choices and next sentences
 
 
 def logits(checkpoint, model_class, *texts):
@@ -86,18 +86,20 @@ def logits(checkpoint, model_class, *texts):
 
 
 @pytest.mark.slow
-def test_choices_have_the_scores_of_the_model(made):
+def test_choice_scores_match_model(made):
     checkpoint, runtime = made("choose")
     choices = [["the red house", "a book and the river"], ["a", "b c", "the man"], ["one"]]
     actual = runtime.choose(TEXTS, choices)
-    for text, own, scores in zip(TEXTS, choices, actual, strict=True):
-        expected = logits(checkpoint, "AutoModelForMultipleChoice", [text] * len(own), own)
+    for text, text_choices, scores in zip(TEXTS, choices, actual, strict=True):
+        expected = logits(
+            checkpoint, "AutoModelForMultipleChoice", [text] * len(text_choices), text_choices
+        )
         np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["next_sentence", "pretraining"])
-def test_next_sentences_have_the_scores_of_the_model(made, name):
+def test_next_sentence_scores_match_model(made, name):
     checkpoint, runtime = made(name)
     model_class = (
         "AutoModelForNextSentencePrediction"

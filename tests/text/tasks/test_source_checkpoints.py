@@ -1,4 +1,4 @@
-"""Tests of exports of other families' checkpoints, against their own pipelines."""
+"""Tests of exports of converted checkpoints, against the pipelines of the source models."""
 
 import pytest
 from families import random_config, random_model
@@ -50,7 +50,7 @@ PREFIXES = {"xlm-roberta": "XLMRoberta", "mpnet": "MPNet", "distilbert": "Distil
 @pytest.mark.parametrize(
     "family, head", [(family, head) for family, heads in FAMILIES.items() for head in heads]
 )
-def test_an_export_of_a_source_checkpoint_gives_what_its_own_pipeline_gives(tmp_path, family, head):
+def test_export_of_converted_checkpoint_matches_source_pipeline(tmp_path, family, head):
     architecture = PREFIXES.get(family, family.capitalize()) + head
     tokenizer = word_pieces()
     config = random_config(family, architecture, 0)

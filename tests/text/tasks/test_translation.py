@@ -1,4 +1,4 @@
-"""Tests of translation: sentences, their limits and their languages."""
+"""Tests of translation: sentence splitting, token limits and languages."""
 
 import dataclasses
 import time
@@ -28,7 +28,7 @@ from vanilla_transformer_export.text.tasks.sentences import sentences_and_spaces
         (" . ", ["."]),
     ],
 )
-def test_sentences_end_by_the_rules(text, sentences):
+def test_text_is_split_into_sentences(text, sentences):
     parts = list(sentences_and_spaces(text))
     assert [part for part, is_sentence in parts if is_sentence] == sentences
     assert "".join(part for part, _ in parts) == text
@@ -38,13 +38,13 @@ def test_sentences_end_by_the_rules(text, sentences):
     "language, minimum",
     [("en", 21), ("de", 15), ("fr", 9), ("es", 10), ("ru", 7), ("cs", 7), ("zh", 3)],
 )
-def test_abbreviations_of_the_language_end_no_sentence(language, minimum):
-    """The texts are marked by hand. docs/run.md says how many are cut right."""
+def test_abbreviations_do_not_end_sentences(language, minimum):
+    """Count texts that are split as marked by hand. docs/run.md lists these numbers."""
     assert right_texts(ours)[language] >= minimum
 
 
 @pytest.mark.parametrize("space", ["\u2003", "\u1680", "\u00a0", "\t"])
-def test_white_space_of_any_kind_stands_between_sentences(space):
+def test_unicode_whitespace_separates_sentences(space):
     text = f"An S.{space}A man.{space}It runs."
     parts = list(sentences_and_spaces(text))
     assert [part for part, is_sentence in parts if is_sentence] == [
@@ -55,22 +55,22 @@ def test_white_space_of_any_kind_stands_between_sentences(space):
 
 
 @pytest.mark.parametrize("unit, count", [(".", 1), (". A", 1), (".)", 1), (" .", 1), ("。", 2)])
-def test_time_to_find_sentences_does_not_grow_with_the_square_of_the_text(unit, count):
+def test_sentence_splitting_time_is_not_quadratic(unit, count):
     start = time.process_time()
     result = list(sentences_and_spaces("a" + unit * 2**16 + "a"))
     assert sum(is_sentence for _, is_sentence in result) == count
-    assert time.process_time() - start < 2  # what does takes minutes
+    assert time.process_time() - start < 2  # a quadratic algorithm takes minutes
 
 
 @pytest.mark.filterwarnings("ignore:.*was cut after")
-def test_a_text_is_translated_sentence_by_sentence_and_keeps_its_lines(translator):
+def test_text_is_translated_by_sentence_and_keeps_line_breaks(translator):
     sentences = ["w5 w6 .", "w7 W9 .", "w20 w21 w22", "w30 ."]
     one, two, three, four = translator.generate(sentences, max_new_tokens=12)
     texts = [f"  {sentences[0]} W7 W9 .\n\n{sentences[2]}\t\n", sentences[3]]
     two = translator.generate(["W7 W9 ."], max_new_tokens=12)[0]
     assert translator.translate(texts, max_new_tokens=12) == [f"  {one} {two}\n\n{three}\t\n", four]
-    whole = translator.generate(texts, max_new_tokens=12)
-    assert translator.translate(texts, split=False, max_new_tokens=12) == whole
+    unsplit = translator.generate(texts, max_new_tokens=12)
+    assert translator.translate(texts, split=False, max_new_tokens=12) == unsplit
 
 
 @pytest.mark.filterwarnings("ignore:.*was cut after")
@@ -98,7 +98,7 @@ def test_sentences_without_letters_are_copied(translator):
         assert translator.translate([script], **options) == translator.generate([script], **options)
 
 
-def test_copied_texts_need_valid_options_too(translator, monkeypatch):
+def test_invalid_options_raise_even_if_text_is_copied(translator, monkeypatch):
     for options, seen, expected in (
         ({"tgt_lang": "de"}, ("tgt_lang", "de"), None),
         ({"src_lang": "de"}, ("src_lang", "de"), None),
@@ -115,12 +115,12 @@ def test_copied_texts_need_valid_options_too(translator, monkeypatch):
         translator.translate([">>b<< 12345"])
 
 
-def test_a_translation_that_is_cut_is_said_to_be(translator):
+def test_truncated_translation_warns(translator):
     text, options = "w3 w20\nw8 w20", {"no_repeat_ngram_size": 1}
     tokens, _ = translator.generate_tokens(
         translator.rows(text.split("\n")), [[], []], max_new_tokens=40, **options
     )
-    short, long = (row.index(EOS) for row in tokens)  # both end by themselves, the second later
+    short, long = (row.index(EOS) for row in tokens)  # both have an end token, the second later
     assert 0 < short < long
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -129,15 +129,13 @@ def test_a_translation_that_is_cut_is_said_to_be(translator):
         with pytest.warns(UserWarning, match=f"'w. w20'.* {limit} ") as warned:
             translator.translate([text], max_new_tokens=limit, **options)
         assert len(warned) == count
-    # the end token hides it
+    # a forced end token does not suppress the warning
     with pytest.warns(UserWarning, match="'w8 w20'.* 5 "):
         translator.translate(["w8 w20"], max_new_tokens=5, forced_eos_token_id=EOS, **options)
 
 
 @pytest.mark.filterwarnings("ignore:.*was cut after")
-def test_a_sentence_of_more_tokens_than_positions_is_an_error_with_both_numbers(
-    translator, monkeypatch
-):
+def test_sentence_longer_than_position_table_raises(translator, monkeypatch):
     monkeypatch.setitem(translator.runtime.config, "position_embedding_type", "learned")
     monkeypatch.setitem(translator.runtime.config, "max_position_embeddings", 10)
     texts = ["w5", "w6 . " * 6]
@@ -147,7 +145,7 @@ def test_a_sentence_of_more_tokens_than_positions_is_an_error_with_both_numbers(
 
 
 @pytest.mark.filterwarnings("ignore:.*was cut after")
-def test_the_word_of_a_language_holds_for_all_sentences(translator, monkeypatch):
+def test_language_word_applies_to_all_sentences(translator, monkeypatch):
     words = dataclasses.replace(translator.languages, words=["w40", ">>a<<"])
     monkeypatch.setattr(translator, "languages", words)
     seen = []
@@ -162,7 +160,7 @@ def test_the_word_of_a_language_holds_for_all_sentences(translator, monkeypatch)
 
 
 @pytest.mark.filterwarnings("ignore:.*was cut after")
-def test_each_text_has_its_languages(translator, monkeypatch):
+def test_languages_can_be_set_per_text(translator, monkeypatch):
     tokens = {"a": 10, "b": 11}
     languages = dataclasses.replace(
         translator.languages,
@@ -174,10 +172,10 @@ def test_each_text_has_its_languages(translator, monkeypatch):
     )
     monkeypatch.setattr(translator, "languages", languages)
     texts = ["w5. W6.", "w7", "w8. W9."]
-    chosen = {"src_lang": ["a", "b", "a"], "tgt_lang": ["b", "a", "a"], "max_new_tokens": 6}
-    actual = translator.translate(texts, **chosen)
+    settings = {"src_lang": ["a", "b", "a"], "tgt_lang": ["b", "a", "a"], "max_new_tokens": 6}
+    actual = translator.translate(texts, **settings)
     for text, result, src_lang, tgt_lang in zip(
-        texts, actual, chosen["src_lang"], chosen["tgt_lang"], strict=True
+        texts, actual, settings["src_lang"], settings["tgt_lang"], strict=True
     ):
         single = [
             translator.generate([part], None, src_lang, tgt_lang, max_new_tokens=6)[0]
@@ -188,7 +186,7 @@ def test_each_text_has_its_languages(translator, monkeypatch):
         translator.translate(texts, src_lang=["a", "b"], tgt_lang="a")
 
 
-def test_translations_are_one_for_each_text(translator):
+def test_unsupported_translate_options_raise(translator):
     with raises(UsageError, seen=("num_return_sequences", 2), expected=1):
         translator.translate(["w5"], num_return_sequences=2)
     with raises(UsageError, seen="target_prefix"):

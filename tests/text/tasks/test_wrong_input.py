@@ -19,13 +19,13 @@ from vanilla_transformer_export.errors import UsageError
     ],
     ids=ascii,
 )
-def test_what_is_no_text_or_pair_is_refused(made, texts, seen, expected):
+def test_invalid_texts_and_pairs_raise(made, texts, seen, expected):
     with raises(ValueError, seen=seen, expected=expected) as caught:
         made("classify")[1].classify(texts)
     assert "\n" not in str(caught.value)
 
 
-def test_a_pair_for_a_head_that_reads_one_text_is_refused(made):
+def test_pair_for_single_text_task_raises(made):
     calls = [made("tag")[1].tag, made("fill_mask")[1].fill_mask]
     for call in [*calls, lambda texts: made("classify")[1].zero_shot(texts, ["a"])]:
         for pair in (("a", "b"), {"text": "a", "text_pair": "b"}):
@@ -33,7 +33,7 @@ def test_a_pair_for_a_head_that_reads_one_text_is_refused(made):
                 call(["a", pair])
 
 
-def test_a_task_of_another_head_is_refused_and_names_this_one(made):
+def test_task_of_another_head_raises_and_names_architecture(made):
     runtime = made("classify")[1]
     for call in (
         runtime.tag,
@@ -72,7 +72,7 @@ def test_a_task_of_another_head_is_refused_and_names_this_one(made):
         ),
     ],
 )
-def test_wrong_options_are_named(made, name, call, seen, expected):
+def test_error_names_invalid_option(made, name, call, seen, expected):
     with raises(UsageError, seen=seen, expected=expected):
         call(made(name)[1])
 
@@ -87,12 +87,12 @@ def test_wrong_options_are_named(made, name, call, seen, expected):
         ("answer", lambda r: r.answer(["a b"], ["b " * 50], max_seq_len=12, doc_stride=9), (), ()),
     ],
 )
-def test_texts_that_do_not_fit_are_named(made, name, call, seen, expected):
+def test_unsuitable_texts_raise(made, name, call, seen, expected):
     with raises(ValueError, seen=seen, expected=expected):
         call(made(name)[1])
 
 
-def test_labels_that_the_config_lacks_are_an_error(made, monkeypatch):
+def test_missing_labels_in_config_raise(made, monkeypatch):
     runtime = made("classify")[1]
     monkeypatch.setitem(runtime.info.config, "id2label", {"0": "a", "2": "c"})
     for call in (lambda: runtime.classify(["a"]), lambda: runtime.zero_shot(["a"], ["b"])):

@@ -1,0 +1,159 @@
+"""Tests of admission: sizes that fit, options that are valid, and the default sizes."""
+
+import dataclasses
+
+import numpy as np
+from messages import raises
+from opened_engines import open_engine
+from targets import SIZES
+
+from vanilla_transformer_export.errors import TooLong, UsageError
+from vanilla_transformer_export.inference.decoder import GenerationRequest
+from vanilla_transformer_export.inference.logits import Prompt
+from vanilla_transformer_export.inference.options import Options
+from vanilla_transformer_export.model import open_export
+from vanilla_transformer_export.requests import generation_request
+from vanilla_transformer_export.scheduler.admission import Admission
+from vanilla_transformer_export.scheduler.capacity import (
+    Arrangement,
+    arrange_workers,
+    chunk_length,
+    slots_per_worker,
+    sources_length,
+    well_filled,
+)
+from vanilla_transformer_export.scheduler.slot_batch import SlotBatch
+
+MAX_NEW_TOKENS = 9
+SEQ2SEQ, DECODER = "seq2seq", "causal"
+
+
+def test_input_that_does_not_fit_raises_and_error_names_size_and_limit(exported_for):
+    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=4, max_length=20)
+    with raises(TooLong, seen=21, expected=20):
+        engine.admission.admit([5] * 21, {})
+    with raises(TooLong, seen=("max_new_tokens", 11, 21), expected=20):
+        engine.admission.admit([5] * 11, dict(max_new_tokens=11))
+    engine.admission.admit([5] * 11, dict(max_new_tokens=10))
+    with raises(TooLong, seen=5, expected=4):
+        engine.admission.admit([5], dict(num_beams=5))
+    with raises(UsageError, seen=("num_beams", 2), expected=("num_beams", 1)):
+        engine.admission.admit([5], dict(num_beams=2), top_logprobs=1)
+    with raises(ValueError, seen=500, expected=("input_ids", 0, SIZES["vocab_size"] - 1)):
+        engine.admission.admit([500], {})
+    with raises(UsageError, seen=(3, "slots", 4, "workers")):
+        open_engine(exported_for(DECODER, "cpu")[1], workers=4, slots=3)
+    engine = open_engine(exported_for(SEQ2SEQ, "cpu")[1], slots=8, max_source=6)
+    with raises(TooLong, seen=7, expected=6):
+        engine.admission.admit([5] * 7, {})
+
+
+def test_slot_length_is_limited_by_learned_positions(exported_for):
+    """Positions of other kinds do not limit the slots."""
+    learned, other = (
+        open_engine(exported_for(name, "cpu")[1], slots=8, max_length=2000)
+        for name in (DECODER, SEQ2SEQ)
+    )
+    assert (learned.admission.slot_size.length, other.admission.slot_size.length) == (60, 2000)
+    assert learned.admission.info.config["position_embedding_type"] == "learned"
+
+
+def test_slots_that_exceed_memory_raise_usage_error(exported_for, monkeypatch):
+    def full(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(SlotBatch, "stacked", full)
+    with raises(UsageError, seen=(8, 30, "MB")):
+        open_engine(exported_for(DECODER, "cpu")[1], slots=8, max_length=30)
+
+
+def test_options_and_tokens_are_validated_despite_cached_options(exported_for):
+    engine = open_engine(exported_for(SEQ2SEQ, "cpu")[1], slots=8)
+    first = engine.admission.admit([5, 6], dict(num_beams=1, do_sample=False, suppress_tokens=[7]))
+    assert (
+        engine.admission.admit([5, 6, 7], dict(num_beams=1, do_sample=False)).options
+        != first.options
+    )
+    again = engine.admission.admit([8], dict(num_beams=1, do_sample=False))
+    assert (again.options, again.source, again.prompt) == (
+        engine.admission.admit([8], dict(do_sample=False, num_beams=1)).options,
+        [8],
+        [1],
+    )
+    with raises(UsageError, seen="num_beams"):
+        engine.admission.admit([5], dict(num_beams=True, do_sample=False))
+    with raises(UsageError, seen="do_sample"):
+        engine.admission.admit([5], dict(num_beams=1, do_sample=0))
+    for invalid_ids in ([48], [-1], []):
+        with raises(ValueError, seen="input_ids"):
+            engine.admission.admit(invalid_ids, dict(num_beams=1, do_sample=False))
+
+
+def test_admitted_job_matches_generation_request(exported_for):
+    engine = open_engine(exported_for(SEQ2SEQ, "cpu")[1], slots=8)
+    job = engine.admission.admit([5, 6, 7], dict(max_new_tokens=MAX_NEW_TOKENS), prefix=[8])
+    request = generation_request(
+        engine.admission.info,
+        np.array([[5, 6, 7]]),
+        np.ones((1, 3), int),
+        np.array([[8]]),
+        dict(max_new_tokens=MAX_NEW_TOKENS),
+    )
+    assert isinstance(request, GenerationRequest) and isinstance(job.options, Options)
+    assert (job.options, list(job.prompt), list(job.source)) == (
+        request.options,
+        request.input_ids[0].tolist(),
+        [5, 6, 7],
+    )
+    assert isinstance(request.prompt, Prompt)
+
+
+def test_describe_notes_too_few_slots_for_default_beams(exported_for):
+    info = open_export(exported_for(SEQ2SEQ, "cpu")[1])
+    with_beams = dataclasses.replace(info, generation_config={"num_beams": 5})
+    assert "too few" not in Admission(info, slots=4).describe()
+    assert "4 rows each (too few for the 5 beams" in Admission(with_beams, slots=4).describe()
+
+
+def test_small_models_use_several_workers_and_large_models_all_threads():
+    tiny = dict(
+        decoder_layers=4,
+        hidden_size=128,
+        num_attention_heads=4,
+        head_dim=32,
+        intermediate_size=256,
+        vocab_size=6000,
+    )
+    base = dict(
+        decoder_layers=6,
+        hidden_size=512,
+        num_attention_heads=8,
+        head_dim=64,
+        intermediate_size=2048,
+        vocab_size=37000,
+    )
+    gpt2 = dict(
+        num_hidden_layers=12,
+        hidden_size=768,
+        num_attention_heads=12,
+        head_dim=64,
+        intermediate_size=3072,
+        vocab_size=50257,
+    )
+    assert arrange_workers(tiny, 2) == arrange_workers(base, 2) == Arrangement(2, 1)
+    assert arrange_workers(gpt2, 2) == Arrangement(1, 2)
+    assert (
+        arrange_workers(tiny, 4, threads=2)
+        == arrange_workers(base, 4, threads=2)
+        == Arrangement(2, 2)
+    )
+    assert arrange_workers(gpt2, 4, workers=2) == Arrangement(2, 2)
+    assert arrange_workers(tiny, 4, workers=1, threads=3) == Arrangement(1, 3)
+    assert [chunk_length(config) for config in (tiny, base, gpt2)] == [256, 32, 16]
+    assert [sources_length(config) for config in (tiny, base)] == [512, 122]
+    assert [well_filled(config) for config in (tiny, base, gpt2)] == [24, 0, 0]
+    assert (
+        slots_per_worker(2, 4_000_000) == 32
+        and slots_per_worker(1, 100_000_000) == 10
+        and slots_per_worker(4, 2**31) == 1
+    )

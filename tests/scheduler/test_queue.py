@@ -1,0 +1,167 @@
+"""Tests of the queue: turns of requests, groups that join, and the batch that they join."""
+
+import functools
+
+import pytest
+from messages import raises
+from opened_engines import first_batch, open_engine
+
+from vanilla_transformer_export.errors import RequestError
+from vanilla_transformer_export.scheduler.queue import RequestQueue
+from vanilla_transformer_export.scheduler.sequence_group import start_request
+
+DECODER = "causal"
+
+
+def test_long_request_does_not_delay_short_ones_and_full_queue_returns_429(exported_for):
+    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=2, max_waiting=30)
+    job = functools.partial(engine.admission.admit, [5], dict(max_new_tokens=3))
+    order = []
+    queue = engine.scheduler.queue
+    bulk, single = (
+        start_request([job() for _ in range(count)], lambda *update: None) for count in (20, 1)
+    )
+    engine.put(bulk)
+    engine.put(single)
+    assert queue.num_rows == 21
+    with raises(RequestError, seen=21, expected=30) as refused:
+        engine.put(start_request([job() for _ in range(10)], lambda *update: None))
+    assert (refused.value.status, refused.value.retry_after) == (429, 1)
+    batch = first_batch(engine)
+    while queue.num_rows:
+        runs = queue.take(batch)
+        batch.join(runs)
+        order += [run.request for run in runs]
+        while batch.running:
+            batch.step()
+            for run in [run for run in batch.running if run.is_finished]:
+                batch.remove(run)
+    assert order[:3] == [bulk, single, bulk] and order.count(bulk) == 20
+    # an empty queue accepts a request of more rows than may wait
+    engine.put(start_request([job() for _ in range(40)], lambda *update: None))
+    queue.close()
+    with pytest.raises(RequestError) as refused:
+        engine.put(single)
+    assert refused.value.status == 503
+
+
+def test_cancelled_request_leaves_queue_and_full_batch_takes_nothing(
+    exported_for,
+):
+    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=1, max_waiting=4)
+    job = engine.admission.admit([5], dict(max_new_tokens=3))
+    queue, batch = engine.scheduler.queue, first_batch(engine)
+    first, gone, last = (start_request([job] * count, lambda *update: None) for count in (2, 2, 2))
+    engine.put(first)
+    engine.put(gone)
+    batch.join(queue.take(batch))
+    assert (batch.num_free_rows, queue.take(batch), queue.num_rows) == (0, [], 3)
+    with raises(RequestError, seen=3, expected=4):
+        engine.put(last)
+    engine.cancel(gone)
+    assert queue.num_rows == 1
+    engine.put(last)
+    assert queue.num_rows == 3
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+@pytest.mark.parametrize(
+    "options", [dict(), dict(num_beams=4), dict(do_sample=True, num_return_sequences=4)]
+)
+def test_running_rows_of_cancelled_request_are_freed(exported_for, options, steps):
+    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=4)
+    [worker] = engine.scheduler.workers
+    job = engine.admission.admit([5], dict(max_new_tokens=9, **options))
+    request = start_request([job], lambda *update: None)
+    engine.put(request)
+    worker.join(worker.queue.take(worker.batch))
+    for _ in range(steps):
+        worker.step()
+    assert worker.batch.num_free_rows == 4 - job.num_rows
+    engine.cancel(request)
+    worker.remove_finished()
+    assert worker.batch.num_free_rows == 4 and not worker.batch.running
+
+
+def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
+    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=12)
+    job = engine.admission.admit([5], dict(max_new_tokens=3))
+    batch, queue = first_batch(engine), RequestQueue()
+
+    def put(count):
+        for _ in range(count):
+            queue.put(start_request([job], lambda *update: None))
+
+    def joining():
+        runs = queue.take(batch)
+        batch.join(runs)
+        return len(runs)
+
+    def leave(count):
+        for run in batch.running[:count]:
+            batch.remove(run)
+
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 1000.0)
+    put(3)
+    assert joining() == 3  # no running rows would have to wait
+    put(7)
+    assert joining() == 0
+    put(1)
+    assert joining() == 8
+    put(1)
+    assert joining() == 0
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
+    assert joining() == 1
+    put(20)
+    queue.close()
+    assert joining() == 0  # the batch is full
+    leave(5)
+    assert joining() == 0  # 5 rows fit, but soon 8 will fit
+    leave(3)
+    assert joining() == 8
+    leave(9)
+    assert joining() == 9
+    leave(9)
+    assert joining() == 3  # all waiting rows
+
+
+def test_new_rows_join_the_larger_batch_until_it_is_well_filled(exported_for, monkeypatch):
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_LEFT", 1000.0)
+    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=16, workers=2)
+    job = engine.admission.admit([5], dict(max_new_tokens=20, min_new_tokens=20))
+    queue = RequestQueue()
+    larger, smaller = (worker.batch for worker in engine.scheduler.workers)
+    larger.well_filled = smaller.well_filled = 4
+
+    def joining(batch, count):
+        for _ in range(count):
+            queue.put(start_request([job], lambda *update: None))
+        parts = queue.take(batch)
+        batch.join(parts)
+        return len(parts)
+
+    assert [joining(smaller, 1), joining(larger, 2), joining(larger, 0)] == [1, 2, 0]
+    assert joining(smaller, 1) == 0  # left to the larger batch
+    assert joining(larger, 0) == 1
+    assert joining(smaller, 1) == 0
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_LEFT", 0.0)
+    assert joining(smaller, 0) == 1  # it has waited long enough for the larger batch
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_LEFT", 1000.0)
+    assert [joining(larger, 2), joining(larger, 0)] == [2, 0]
+    assert joining(smaller, 1) == 1  # the larger batch is well filled
+
+
+def test_large_sequence_group_is_not_overtaken_indefinitely(exported_for, monkeypatch):
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_OVERTAKEN", 0.0)
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
+    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=4)
+    batch, queue = first_batch(engine), RequestQueue()
+    small = engine.admission.admit([5], dict(max_new_tokens=20, min_new_tokens=20))
+    queue.put(start_request([small], lambda *update: None))
+    batch.join(queue.take(batch))
+    queue.put(start_request([engine.admission.admit([5], dict(num_beams=4))], lambda *update: None))
+    queue.put(start_request([small] * 3, lambda *update: None))
+    assert queue.take(batch) == []  # the beams wait for all slots and join next
+    batch.remove(batch.running[0])
+    assert [run.num_rows for run in queue.take(batch)] == [4]
