@@ -70,7 +70,9 @@ def comparison(by_machine: dict[str, dict], workloads: dict[tuple[str, int, int]
     For each CPU it has our fastest export, and the fastest engine of each program.
     """
     names = [
-        name for result in by_machine.values() for name in (f"ours, {kind(result)}", "to compare")
+        name
+        for result in by_machine.values()
+        for name in (f"ours, {kind(result)}", "other engines")
     ]
     rows = [
         [what, *(cell for result in by_machine.values() for cell in compared(result, key))]

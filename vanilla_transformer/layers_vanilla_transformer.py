@@ -492,7 +492,7 @@ class VanillaFeedForward(nn.Module):
 
 class VanillaLayer(GradientCheckpointingLayer):
     """Section 3.1, one of the N blocks of Figure 1: self-attention, cross-attention (in a decoder
-    that has an encoder), feed-forward, each with a residual connection and layer normalisation
+    that has an encoder), feed-forward, each with a residual connection and layer normalization
     around it."""
 
     def __init__(
@@ -561,7 +561,7 @@ class VanillaLayer(GradientCheckpointingLayer):
 
 
 class VanillaPreTrainedModel(PreTrainedModel):
-    """The base of all our models: initialisation, and the attributes that transformers needs."""
+    """The base of all our models: initialization, and the attributes that transformers needs."""
 
     config_class = VanillaTransformerConfig
     base_model_prefix = "model"

@@ -147,7 +147,7 @@ class SchedulerProcess(asyncio.Protocol):
         if not isinstance(reason, OSError | None):
             how = f"for {reason!r}"
         self.error = ChildProcessError(
-            f"the process of the engines ended {how}, expected it to run as long as the server"
+            f"the process of the workers ended {how}, expected it to run as long as the server"
         )
         if self._opened is not None and not self._opened.done():
             self._opened.set_exception(self.error)
@@ -304,7 +304,7 @@ def fork(run: Callable[[], None]) -> int:
             pid = os.fork()
         except OSError as error:
             raise OSError(
-                f"cannot start the process of the engines: {error.strerror or error}, expected "
+                f"cannot start the process of the workers: {error.strerror or error}, expected "
                 "room for one more process"
             ) from None
     if not pid:

@@ -95,7 +95,8 @@ class Settings:
     workers: int | None = setting(
         positive,
         None,
-        "worker threads, each with its own batch; default: by the size of the model",
+        "workers, each with its own batch and --threads CPU threads; default: by the size of the "
+        "model",
     )
     threads: int | None = setting(
         positive, None, "CPU threads per worker; default: by the size of the model"
@@ -109,7 +110,7 @@ class Settings:
         positive,
         None,
         "maximum number of source tokens, longer sources are rejected; default: the model's limit, "
-        "but at most 512",
+        "for models that generate at most 512",
     )
     max_length: int | None = setting(
         positive,
@@ -124,9 +125,9 @@ class Settings:
     auto_truncate: bool = setting(
         boolean,
         True,
-        "true cuts inputs of /embed, /embed_all, /similarity, /predict, /rerank and "
-        "/v1/embeddings that are too long; false rejects them; a request's `truncate` takes "
-        "precedence",
+        "true cuts inputs of /embed, /embed_all, /similarity, /predict (not /predict/TASK), "
+        "/rerank and /v1/embeddings that are too long; false rejects them; a request's `truncate` "
+        "takes precedence",
     )
     max_body: int = setting(positive, 4 * MEBIBYTE, "maximum size of a request body in bytes")
     requests: int = setting(

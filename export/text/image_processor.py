@@ -102,7 +102,7 @@ UNUSED = (
 @dataclass(frozen=True)
 class ImageProcessor:
     """The steps of preprocessor_config.json, in order: RGB, resizing, center crop, rescaling,
-    normalisation.
+    normalization.
 
     Args:
         settings: the values of the keys of `DEFAULTS`, "size" and "resample"; sizes are

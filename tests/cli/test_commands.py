@@ -230,8 +230,8 @@ def repository(tmp_path_factory):
     for page in ("README.md", "docs/results.md"):
         shutil.copy(ROOT / page, folder / page)
     standins.write_text(recipe, folder / "DATA" / "multi30k")
-    tokenised = read_recipe("multi30k-en-de", changes)
-    standins.write_text(tokenised, folder / "DATA" / "multi30k")
+    tokenized = read_recipe("multi30k-en-de", changes)
+    standins.write_text(tokenized, folder / "DATA" / "multi30k")
     questions = read_recipe(
         "trec", standins.small(read_recipe("trec")) | {"data.directory": "trec"}
     )

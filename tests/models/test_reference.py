@@ -188,7 +188,7 @@ def build(variant, change="paper", attention="eager"):
     model = model_class(config_class(**sizes | ours)).eval()
     model.set_attn_implementation(attention)
     paper = Paper(**dict(d_model=12, h=2, d_k=6, d_v=6, N=2) | theirs)
-    weights = randomise(model)
+    weights = randomize(model)
     model.double()
     if paper.tied:
         tied = TIED if paper.shared else TIED[:1]
@@ -196,7 +196,7 @@ def build(variant, change="paper", attention="eager"):
     return model, weights, paper
 
 
-def randomise(model):
+def randomize(model):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.uniform_(-0.7, 0.7)
@@ -286,7 +286,7 @@ def test_pooler_applies_linear_map_and_activation_to_first_state(act, padded):
         vocab_size=VOCABULARY, d_model=12, d_ff=20, h=2, N=2, pooler_act=act
     )
     model = VanillaEncoderModel(config).eval()
-    weights, paper = randomise(model), Paper(d_model=12, h=2, d_k=6, d_v=6, N=2)
+    weights, paper = randomize(model), Paper(d_model=12, h=2, d_k=6, d_v=6, N=2)
     tokens, mask = token_rows(LENGTH), MASK[[0, 1, 1]] if padded else torch.ones_like(MASK)
     outputs = model.double()(tokens, **dict(attention_mask=mask) if padded else {})
     for row, real, states, got in zip(

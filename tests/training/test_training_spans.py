@@ -369,7 +369,7 @@ def test_best_span_has_highest_score_within_max_length():
     ],
 )
 def test_answer_comparison_follows_squad(text, gold, exact, f1):
-    assert (question_answering.normalise(text) == question_answering.normalise(gold)) == exact
+    assert (question_answering.normalize(text) == question_answering.normalize(gold)) == exact
     assert question_answering.f1(text, gold) == pytest.approx(f1)
 
 

@@ -38,7 +38,7 @@ EXPECTED = {
     "transformer-no-projection": "false",
     "transformer-no-affine": "false",
     "transformer-postprocess-emb": "d",
-    "transformer-postprocess": "dan",  # dropout, add, normalise
+    "transformer-postprocess": "dan",  # dropout, add, normalize
     "transformer-postprocess-top": "",
     "transformer-preprocess": "",
     "transformer-tied-layers": ([], ""),

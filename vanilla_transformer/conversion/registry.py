@@ -54,7 +54,7 @@ UNSUPPORTED = {
     "albert": (
         "ALBERT repeats the weights of one layer, and its embeddings are narrower than its layers"
     ),
-    "blenderbot-small": "BlenderbotSmall's decoder normalises tokens before it adds positions",
+    "blenderbot-small": "BlenderbotSmall's decoder normalizes tokens before it adds positions",
     "clip": "CLIP has a text model and an image model",
     "codegen": "CodeGen's attention and feed-forward run in parallel",
     "deberta": "DeBERTa scores positions apart from tokens",

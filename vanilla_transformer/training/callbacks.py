@@ -86,7 +86,7 @@ class Watch(TrainerCallback):
 
     The log gets `tokens`, the source and target tokens without padding, or first tokens and
     patches, and `tokens_per_second`; both are sums over all processes. On GPUs of `PEAK` it gets
-    `mfu`, the model FLOPs utilisation: three times the matmuls of the forward pass, without
+    `mfu`, the model FLOPs utilization: three times the matmuls of the forward pass, without
     attention, divided by the peak.
     """
 

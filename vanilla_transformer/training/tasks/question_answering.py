@@ -225,7 +225,7 @@ def metrics(
         return {
             "exact_match": 100
             * np.mean(
-                [max(normalise(text) == normalise(one) for one in gold) for text, gold in pairs]
+                [max(normalize(text) == normalize(one) for one in gold) for text, gold in pairs]
             ),
             "f1": 100 * np.mean([max(f1(text, one) for one in gold) for text, gold in pairs]),
         }
@@ -247,7 +247,7 @@ def best_span(row: dict, start: np.ndarray, end: np.ndarray, longest: int) -> tu
     return float(sums[first, last]), row["context"][span]
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """Return `text` as SQuAD's evaluation normalizes it.
 
     The result is in lower case, without punctuation and articles, with single spaces.
@@ -259,6 +259,6 @@ def normalise(text: str) -> str:
 def f1(text: str, gold: str) -> float:
     """Return the F1 score, 0 to 1, of the words that `text` shares with `gold`, both normalized as
     in SQuAD's evaluation."""
-    words, gold_words = normalise(text).split(), normalise(gold).split()
+    words, gold_words = normalize(text).split(), normalize(gold).split()
     common = sum((Counter(words) & Counter(gold_words)).values())
     return 2 * common / (len(words) + len(gold_words)) if common else 0.0
