@@ -97,6 +97,9 @@ def verify(args: argparse.Namespace) -> None:
     from ..exporting.parity import verify
     from ..inference.export_info import read_export_info
 
+    if settings := metric_settings(args):
+        args.extras = evaluate.extras  # named by the error if a package of a metric is missing
+        settings |= {"batch_size": args.batch_size, "variant": args.variant}
     model = load_checkpoint(args.checkpoint, args.variant)
     dtypes = read_export_info(args.export).dtypes
     reports = {
@@ -104,10 +107,9 @@ def verify(args: argparse.Namespace) -> None:
     }
     for dtype, report in reports.items():
         say(f"{dtype}: {report}" if len(dtypes) > 1 else report)
-        if settings := metric_settings(args):
+        if settings:
             from ..exporting.evaluation import compare
 
-            settings |= {"batch_size": args.batch_size, "variant": args.variant}
             say(json.dumps(compare(args.export, args.checkpoint, dtype, **settings)))
     failures = [failure for report in reports.values() for failure in report.failures]
     if failures:

@@ -4,12 +4,14 @@ import functools
 import gzip
 import json
 import math
+import sys
 
 import pytest
 import sacrebleu
 import torch
 import transformers
 from checkpoints import copy_folder, edit_json, perturbed, seal, toy_corpus
+from command_line import read_error
 from filelock import FileLock
 from messages import raises
 
@@ -227,21 +229,17 @@ def test_verify_with_text_prints_metric_of_both_engines(exported, files, capsys)
     assert abs(metric["difference"]) < 1e-3 * metric["torch"]
 
 
-def test_verify_with_references_compares_bleu(exported, tmp_path, capsys):
+def test_verify_with_references_compares_bleu(exported, tmp_path, capsys, monkeypatch):
     for side, lines in zip(("en", "de"), zip(*toy_corpus(6, seed=1))):
         (tmp_path / side).write_text("\n".join(lines) + "\n")
     checkpoint, directory = exported("seq2seq", "cpu")
-    arguments = [
-        "--source",
-        str(tmp_path / "en"),
-        "--references",
-        str(tmp_path / "de"),
-        "--cases",
-        "1",
-    ]
-    main(["verify", str(directory), str(checkpoint), *arguments])
+    texts = ["--source", str(tmp_path / "en"), "--references", str(tmp_path / "de")]
+    words = ["verify", str(directory), str(checkpoint), *texts, "--cases", "1"]
+    main(words)
     result = json.loads(capsys.readouterr().out.splitlines()[1])
     assert (result["metric"], result["difference"]) == ("bleu", 0)
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
+    assert read_error(*words).endswith(": pip install 'vanilla-transformer[train,cpu]'")
 
 
 def test_bleu_uses_requested_tokenization(exported, tmp_path, capsys):

@@ -85,7 +85,7 @@ class CompletionFields(OpenAIRequest):
 
     prompt: Annotated[Any, WithJsonSchema(INPUTS)] = Field(
         None,
-        description=(f"prompts to continue: {EXPECTED}; by default the model's first token"),
+        description=(f"prompts to continue: {EXPECTED}; by default the model's start token"),
         examples=["ROMEO:"],
     )
     max_tokens: int | None = Field(
@@ -250,13 +250,13 @@ def parse_options(body: CompletionFields, defaults: dict[str, Any]) -> dict[str,
 
 async def parse_prompts(value: Any, runtime: TextRuntime, max_items: int) -> list[CompletionPrompt]:
     """Return the prompts in `value`, with their token ids. A missing or empty prompt becomes the
-    model's first token.
+    model's start token.
 
     `value` is a text, a row of token ids, or a list of either; None is a missing prompt.
 
     Raises:
         UsageError: for invalid prompts, for more than `max_items`, and for an empty prompt if the
-            model has no first token.
+            model has no start token.
         RequestError: for a row of more token ids than `max_position_embeddings`. Texts are not
             checked.
     """
