@@ -104,7 +104,8 @@ class Settings:
     slots: int | None = setting(
         positive,
         None,
-        "rows (sequences or beams) that all workers run at once; default: by the size of the model",
+        "rows (sequences or beams) that all workers run at once; default: 64, or fewer if a "
+        "worker's slots would need more than 1 GiB",
     )
     max_source: int | None = setting(
         positive,

@@ -28,6 +28,7 @@ from vanilla_transformer_export.serving.service import limit_workers, load
 from vanilla_transformer_export.serving.settings import (
     FIELDS,
     PREFIX,
+    TOKEN,
     Settings,
     flag,
     parse_settings,
@@ -382,11 +383,11 @@ def test_compose_file_reserves_one_gpu():
     assert service["command"] == [f"translator={volume.split(':')[-2]}"]
 
 
-def test_kubernetes_manifest_matches_settings_and_requests_one_gpu():
-    deployment, service = read_yaml("kubernetes-gpu.yaml")
+@pytest.mark.parametrize("name", ["kubernetes.yaml", "kubernetes-gpu.yaml"])
+def test_kubernetes_manifest_matches_settings(name):
+    deployment, service = read_yaml(name)
     template = deployment["spec"]["template"]
     [container] = template["spec"]["containers"]
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
     labels = deployment["spec"]["selector"]["matchLabels"]
     assert labels == template["metadata"]["labels"] == service["spec"]["selector"]
     port = container["ports"][0]["containerPort"]
@@ -396,6 +397,24 @@ def test_kubernetes_manifest_matches_settings_and_requests_one_gpu():
     [mount] = container["volumeMounts"]
     assert container["args"][0].partition("=")[2].startswith(mount["mountPath"])
     assert template["spec"]["terminationGracePeriodSeconds"] > Settings().grace + Settings().drain
+
+
+def read_container(name):
+    [container] = read_yaml(name)[0]["spec"]["template"]["spec"]["containers"]
+    return container
+
+
+def test_kubernetes_gpu_manifest_requests_one_gpu():
+    container = read_container("kubernetes-gpu.yaml")
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+
+
+def test_kubernetes_manifest_has_token_and_as_many_threads_as_cpus():
+    container = read_container("kubernetes.yaml")
+    args = cli.parse(["serve", *container["args"]])
+    assert str(args.workers * args.threads) == container["resources"]["limits"]["cpu"]
+    [variable] = container["env"]
+    assert variable["name"] == TOKEN and variable["valueFrom"]["secretKeyRef"]
 
 
 def test_number_of_workers_is_limited_by_target():
