@@ -16,6 +16,7 @@ from messages import raises
 from training_runs import SMALL, STEPS, are_equal, history, make_recipe, weights
 from transformers import TrainerCallback
 
+from vanilla_transformer.errors import UsageError
 from vanilla_transformer.training import trainer
 from vanilla_transformer.training.dry_run import dry_run
 from vanilla_transformer.training.prepare import prepare
@@ -150,13 +151,14 @@ def test_streaming_run_resumes_to_same_weights(stream_recipe, tmp_path, monkeypa
     assert are_equal(weights(tmp_path / "model"), weights(tmp_path / "undisturbed"))
 
 
-def test_streaming_requires_token_batches_and_unbounded_positions(stream_recipe, tmp_path):
+def test_streaming_requires_token_batches_and_unbounded_positions(stream_recipe):
     assert "a stream of examples" in dry_run(stream_recipe)
     with raises(ValueError, seen=("position_embedding_type", "learned")):
         prepare(replace(stream_recipe, model={**SMALL, "position_embedding_type": "learned"}))
-    del stream_recipe.training["tokens_per_update"], stream_recipe.training["tokens_per_batch"]
-    with raises(ValueError, expected="training.tokens_per_update"):
-        train(stream_recipe, tmp_path / "model")
+    names = ("tokens_per_update", "tokens_per_batch")
+    others = {name: value for name, value in stream_recipe.training.items() if name not in names}
+    with raises(UsageError, seen="data.streaming", expected="training.tokens_per_update"):
+        replace(stream_recipe, training=others)
 
 
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("optimizer.pt", "files.json")]

@@ -69,6 +69,14 @@ def language_model(path, model=None, **training):
     )
 
 
+def test_token_batches_of_blocks_raise():
+    training, blocks = {"tokens_per_update": 64}, {"block_size": 16}
+    names = ("per_device_train_batch_size", "data.block_size")
+    with raises(UsageError, seen=("training.tokens_per_update", 64), expected=names):
+        Recipe("causal-lm", blocks, training=training)
+    assert Recipe("causal-lm", {**blocks, "documents": "line"}, training=training)
+
+
 @pytest.fixture
 def verse(tmp_path):
     path = tmp_path / "verse.txt.gz"

@@ -133,23 +133,34 @@ def check_tokenizer(recipe: "Recipe", task: "Task") -> None:
         )
 
 
-def check_training(recipe: "Recipe", task: "Task") -> None:
+def check_batches(recipe: "Recipe", task: "Task") -> None:
+    """Raise UsageError for a batch size that does not fit the examples of `task`."""
     training = recipe.training
-    by_tokens = "tokens_per_update" in training
+    tokens = training.get("tokens_per_update")
     others = [name for name in BATCH_KEYS if name in training]
-    if by_tokens and others:
+    if tokens and others:
         expected = "expected none: tokens_per_update is the size of an update"
         raise UsageError(f"training.{others[0]} is {training[others[0]]}, {expected}")
-    if by_tokens and task.ABILITIES.images:
-        expected = "expected per_device_train_batch_size: images are of one length"
-        raise UsageError(
-            f"training.tokens_per_update is {training['tokens_per_update']}, {expected}"
-        )
-    if "tokens_per_batch" in training and not by_tokens:
+    is_in_blocks = "documents" in task.DATA and recipe.data.get("documents") != "line"
+    if tokens and (task.ABILITIES.images or is_in_blocks):
+        examples = "blocks of data.block_size" if is_in_blocks else "images"
+        expected = f"expected per_device_train_batch_size: {examples} are of one length"
+        raise UsageError(f"training.tokens_per_update is {tokens}, {expected}")
+    if "tokens_per_batch" in training and not tokens:
         raise UsageError(
             f"training.tokens_per_batch is {training['tokens_per_batch']}, expected "
             f"tokens_per_update too"
         )
+    if recipe.data.get("streaming") and not tokens:
+        raise UsageError(
+            "data.streaming is true, expected training.tokens_per_update too: batches of a stream "
+            "are by token count"
+        )
+
+
+def check_training(recipe: "Recipe", task: "Task") -> None:
+    check_batches(recipe, task)
+    training = recipe.training
     smoothing = training.get("label_smoothing_factor")
     if smoothing and not task.ABILITIES.label_smoothing:
         raise UsageError(
@@ -157,7 +168,7 @@ def check_training(recipe: "Recipe", task: "Task") -> None:
             f"{recipe.task} has no smoothing"
         )
     r_drop = training.get("r_drop")
-    if r_drop and not (task.ABILITIES.label_smoothing and by_tokens):
+    if r_drop and not (task.ABILITIES.label_smoothing and "tokens_per_update" in training):
         reason = "it takes batches by tokens_per_update, and one loss of `labels`"
         raise UsageError(f"training.r_drop is {r_drop}, expected 0: {reason}")
     if "teachers" in training:

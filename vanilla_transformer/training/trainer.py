@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset, IterableDataset
+from datasets import IterableDataset
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -180,28 +180,15 @@ def training_dataset(rows: Any, recipe: Recipe, augmentation: Augmentation | Non
     """Return the training rows for `Trainer`.
 
     They are augmented if there is an `augmentation`, and in batches by token count if the recipe
-    sets one.
-
-    Raises:
-        ValueError: for a stream without a token count, and for a token count where all examples
-            have the same length.
+    sets one. A stream must have one (`checks.check_batches`).
     """
     seed = recipe.training.get("seed", 42)
     limit = recipe.training.get("tokens_per_batch", recipe.training.get("tokens_per_update"))
     if isinstance(rows, IterableDataset):
-        if limit is None:
-            raise ValueError(
-                "batches of a stream are by token count: expected training.tokens_per_update"
-            )
         return TokenStream(rows, limit, seed, augmentation)
     augmented = AugmentedDataset(rows, augmentation, seed) if augmentation else rows
     if limit is None:
         return augmented
-    if not isinstance(rows, Dataset):
-        raise ValueError(
-            "all examples are of block_size tokens: expected per_device_train_batch_size, not "
-            "tokens_per_batch"
-        )
     return TokenBatches(
         augmented, lengths(rows), limit, recipe.training.get("tokens_per_update", limit) // limit
     )
