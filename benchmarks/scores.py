@@ -1,5 +1,5 @@
 """Scores of the models in model_cards/, computed again from their weights: `python
-benchmarks/scores.py --data DATA`, where DATA/multi30k/tok and so on are the directories that their
+benchmarks/scores.py --data DATA`, where DATA/multi30k and so on are the directories that their
 recipes name, relative to DATA.
 
 Prints a line of JSON for each score with its 95% interval (intervals.py), and fails if a score is

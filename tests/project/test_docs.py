@@ -18,6 +18,7 @@ from shell import PROGRAMS, RAYS, commands, ours
 import vanilla_transformer
 import vanilla_transformer_export
 from vanilla_transformer.training.recipe import FOLDER
+from vanilla_transformer.training.tasks import TASKS
 from vanilla_transformer_export import Options, ray
 from vanilla_transformer_export.cli import main as cli
 
@@ -241,6 +242,13 @@ def test_table_of_recipes_lists_all_shipped_recipes():
         for name in re.findall(r"`([\w-]+)`", line.split("|")[1])
     }
     assert recipes == {path.stem for path in FOLDER.glob("*.toml")}
+
+
+def test_table_of_data_keys_lists_those_of_each_task():
+    table = (ROOT / "docs" / "training.md").read_text().split("| keys of `data` |")[1]
+    rows = re.findall(r"^\| `([\w-]+)` \| (.+) \|$", table.split("\n\n")[0], re.MULTILINE)
+    keys = {task: {*re.findall(r"`(\w+)(?: = true)?`", cell)} for task, cell in rows}
+    assert keys == {name: {*task.DATA} for name, task in TASKS.items()}
 
 
 def test_generated_tables_and_docstrings_are_up_to_date(tmp_path):
