@@ -218,7 +218,7 @@ class Admission:
             RequestError: 429 if both together are more than `max_waiting`.
         """
         if num_waiting and num_waiting + num_rows > self.max_waiting:
-            raise overloaded(num_waiting, self.max_waiting)
+            raise overloaded(num_waiting, num_rows, self.max_waiting)
 
     def check_lengths(self, length: int) -> None:
         """Check that `length` tokens of a source, or of a prompt without an encoder, fit into a

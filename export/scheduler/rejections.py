@@ -3,14 +3,16 @@
 from ..errors import RequestError
 
 
-def overloaded(num_waiting: int, max_waiting: int) -> RequestError:
-    """Return the error, status 429, of a request that finds the queue full.
+def overloaded(num_waiting: int, num_rows: int, max_waiting: int) -> RequestError:
+    """Return the error, status 429, of a request for which the queue has no room.
 
-    `num_waiting` rows are waiting, and `max_waiting` is the limit.
+    `num_waiting` rows are waiting, the request has `num_rows`, and both together may be
+    `max_waiting`.
     """
     return RequestError(
         429,
-        f"{num_waiting} rows are waiting, expected at most {max_waiting}: try again later",
+        f"{num_waiting} rows are waiting and this request has {num_rows}, expected at most "
+        f"{max_waiting} together: try again later",
         retry_after=1,
     )
 

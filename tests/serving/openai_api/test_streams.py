@@ -194,7 +194,7 @@ def test_error_during_stream_is_sent_as_event(client, url, engine):
 
 @pytest.mark.parametrize("prompt", ["ab", ["ab", "g"]])
 def test_error_before_first_token_returns_its_status(client, engine, prompt):
-    engine.fails_after, engine.error = 0, overloaded(9, 8)
+    engine.fails_after, engine.error = 0, overloaded(9, 1, 8)
     for more in (dict(), dict(stream=True), dict(stop="z")):
         with raises(openai.RateLimitError, seen=9) as caught:
             client.completions.create(model="decoder", prompt=prompt, **more)
