@@ -83,6 +83,8 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         gated (`bool`, defaults to `False`): the feed-forward network multiplies its activation by a
             second map of the same input (Shazeer 2020, GLU Variants).
         linear_bias (`bool`, defaults to `True`): biases of the linear maps in the layers.
+        attention_bias (`bool`, defaults to `linear_bias`): biases of the linear maps of attention,
+            which the paper's equations do not have (sections 3.2.1 and 3.2.2).
         initializer_range (`float`, defaults to 0.02): standard deviation of new linear weights.
         embedding_dropout, dropout, attention_dropout, activation_dropout (`float`): on the sum of
             embeddings and positions (after its LayerNorm, if there is one) and on each sub-layer's
@@ -127,6 +129,7 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
     layer_norm_eps: float = 1e-5
     gated: bool = False
     linear_bias: bool = True
+    attention_bias: bool | None = None
     initializer_range: float = 0.02
     embedding_dropout: float | int = 0.1
     dropout: float | int = 0.1
@@ -155,6 +158,8 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
             self.value_head_dim = self.head_dim
         if self.final_norm is None:
             self.final_norm = self.norm_first
+        if self.attention_bias is None:
+            self.attention_bias = self.linear_bias
         if self.auto_map is None:
             self.auto_map = dict(self.default_auto_map)
 

@@ -372,19 +372,13 @@ class VanillaAttention(nn.Module):
         self.head_dim = config.head_dim
         self.value_head_dim = config.value_head_dim
         self.scaling = config.head_dim**-0.5
-        heads = config.num_attention_heads
-        self.q_proj = nn.Linear(
-            config.hidden_size, heads * config.head_dim, bias=config.linear_bias
-        )
-        self.k_proj = nn.Linear(
-            config.hidden_size, heads * config.head_dim, bias=config.linear_bias
-        )
-        self.v_proj = nn.Linear(
-            config.hidden_size, heads * config.value_head_dim, bias=config.linear_bias
-        )
-        self.o_proj = nn.Linear(
-            heads * config.value_head_dim, config.hidden_size, bias=config.linear_bias
-        )
+        bias = config.attention_bias
+        qk_width = config.num_attention_heads * config.head_dim
+        v_width = config.num_attention_heads * config.value_head_dim
+        self.q_proj = nn.Linear(config.hidden_size, qk_width, bias=bias)
+        self.k_proj = nn.Linear(config.hidden_size, qk_width, bias=bias)
+        self.v_proj = nn.Linear(config.hidden_size, v_width, bias=bias)
+        self.o_proj = nn.Linear(v_width, config.hidden_size, bias=bias)
 
     def forward(
         self,

@@ -140,13 +140,13 @@ def layer(config: Config, name: str, attentions: tuple[str, ...]) -> Shapes:
                 f"{name}.{attention}.{part}_proj",
                 size,
                 config.num_attention_heads * width,
-                has_bias,
+                config.attention_bias,
             )
         yield from linear(
             f"{name}.{attention}.o_proj",
             config.num_attention_heads * config.value_head_dim,
             size,
-            has_bias,
+            config.attention_bias,
         )
         yield from norm(config, f"{name}.{attention}_norm", size)
     for part in ("gate", "up") if config.gated else ("up",):

@@ -246,6 +246,7 @@ def test_round_trip_keeps_every_tensor(family, architecture, seed, tmp_path):
 
 WRONG = {
     "bert": dict(
+        attention_bias=False,
         position_embedding_type="sinusoidal", scale_embedding=True, embedding_norm=False,
         norm_first=True, final_norm=True, linear_bias=False, sliding_window=4,
         activation_dropout=0.2, embedding_dropout=0.3, head_dim=2, value_head_dim=3,
@@ -262,12 +263,14 @@ WRONG = {
         classifier_dropout=0.3, lm_transform_act="relu",
     ),
     "gpt2": dict(
+        attention_bias=False,
         position_embedding_type="rotary", scale_embedding=True, embedding_norm=True,
         norm_first=False, final_norm=False, linear_bias=False, sliding_window=4,
         activation_dropout=0.2, lm_head_bias=True, head_dim=2, add_cross_attention=True,
         embedding_size=7,
     ),
     "opt": dict(
+        attention_bias=False,
         position_embedding_type="rotary", position_ids_from="place", scale_embedding=True,
         embedding_norm=True, layer_norm_eps=1e-6, sliding_window=4, activation_dropout=0.2,
         embedding_dropout=0.3, lm_head_bias=True, head_dim=2, add_cross_attention=True,
@@ -277,12 +280,14 @@ WRONG = {
         wrap_last_token=False,
     ),
     "bart": dict(
+        attention_bias=False,
         embedding_size=7, wrap_last_token=True, position_embedding_type="none",
         embedding_norm=False, norm_first=True, final_norm=True, linear_bias=False, sliding_window=4,
         embedding_dropout=0.3, layer_norm_eps=1e-6, share_encoder_decoder_embeddings=False,
         value_head_dim=3,
     ),
     "marian": dict(
+        attention_bias=False,
         position_embedding_type="learned", embedding_norm=True, norm_first=True, linear_bias=False,
         layer_norm_eps=1e-6, wrap_last_token=True, embedding_size=7,
     ),
@@ -295,12 +300,14 @@ WRONG = {
         position_embedding_type="learned", embedding_norm=True, norm_first=False, final_norm=False
     ),
     "t5": dict(
+        attention_bias=True,
         position_embedding_type="none", norm_type="layer_norm", norm_first=False, final_norm=False,
         embedding_norm=True, scale_embedding=True, linear_bias=True, lm_head_bias=True,
         sliding_window=4, wrap_last_token=True, hidden_act="gelu",
         share_encoder_decoder_embeddings=False, value_head_dim=3, embedding_size=7,
     ),
     "vit": dict(
+        attention_bias=False,
         num_first_tokens=2, norm_type="rms_norm", norm_first=False, final_norm=False, gated=True,
         linear_bias=False, interpolate_pos_encoding=True, activation_dropout=0.2,
         embedding_dropout=0.3, head_dim=2, value_head_dim=3,

@@ -59,7 +59,8 @@ COMMON_DEFAULTS = dict(
     relative_attention_num_buckets=32, relative_attention_max_distance=128, sliding_window=None,
     scale_embedding=True, embedding_norm=False, norm_first=False, final_norm=False,
     norm_type="layer_norm", layer_norm_eps=1e-5, gated=False, linear_bias=True,
-    initializer_range=0.02, lm_head_bias=True, activation_dropout=0.0, classifier_dropout=0.1,
+    attention_bias=True, initializer_range=0.02, lm_head_bias=True, activation_dropout=0.0,
+    classifier_dropout=0.1,
     tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2, sep_token_id=None,
 )  # fmt: skip
 DEFAULTS = {
@@ -121,6 +122,14 @@ def test_final_norm_defaults_to_norm_first(config_class, norm_first):
     assert (
         config_class(norm_first=norm_first, final_norm=not norm_first).final_norm is not norm_first
     )
+
+
+@pytest.mark.parametrize("linear_bias", [False, True])
+@every_config
+def test_attention_bias_defaults_to_linear_bias(config_class, linear_bias):
+    assert config_class(linear_bias=linear_bias).attention_bias is linear_bias
+    other = config_class(linear_bias=linear_bias, attention_bias=not linear_bias)
+    assert other.attention_bias is not linear_bias
 
 
 @every_config
@@ -270,8 +279,8 @@ NON_DEFAULTS = {
 def test_fields_newer_than_paper_round_trip(config_class, positions, tmp_path):
     changes = dict(
         position_embedding_type=positions, rope_theta=500, relative_attention_num_buckets=16,
-        sliding_window=4, relative_attention_max_distance=20, final_norm=True, linear_bias=False,
-        norm_type="rms_norm", gated=True, embedding_size=10,
+        sliding_window=4, relative_attention_max_distance=20, final_norm=True, linear_bias=True,
+        attention_bias=False, norm_type="rms_norm", gated=True, embedding_size=10,
     )  # fmt: skip
     changes |= NON_DEFAULTS[config_class]
     config_class(vocab_size=50, d_model=24, h=3, **changes).save_pretrained(tmp_path)
@@ -450,7 +459,7 @@ def test_negative_type_vocab_size_raises():
 @pytest.mark.parametrize(
     "config_class, given",
     [
-        *[(c, {n: "yes"}) for c in CONFIGS for n in ("final_norm", "linear_bias")],
+        *[(c, {n: "yes"}) for c in CONFIGS for n in ("final_norm", "attention_bias")],
         *[
             (c, {n: 1.5})
             for c in CONFIGS

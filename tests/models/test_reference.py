@@ -40,6 +40,7 @@ RELATIVE = (
     ),
     dict(positions="relative", buckets=8, max_distance=5),
 )
+PAPER_BIASES = dict(attention_bias=False, lm_head_bias=False)
 CHANGES = {
     "paper": ({}, {}),
     "pre-norm": PRE_NORM,
@@ -89,6 +90,7 @@ CHANGES = {
     "embedding norm": (dict(embedding_norm=True), dict(embedding_norm=True)),
     "no embedding scale": (dict(scale_embedding=False), dict(scale_embedding=False)),
     "no biases in the layers": (dict(linear_bias=False), dict(bias=False)),
+    "biases of the paper": (PAPER_BIASES, PAPER_BIASES),
     "no bias in the projection": (dict(lm_head_bias=False), dict(lm_head_bias=False)),
     "untied": (dict(tie_word_embeddings=False), dict(tied=False)),
     "large epsilon": (dict(layer_norm_eps=0.1), dict(eps=0.1)),

@@ -16,6 +16,7 @@ T5 = {
 }  # fmt: skip
 COMMON = {
     "paper": {},
+    "biases of the paper": {"attention_bias": False, "lm_head_bias": False},
     "pre-norm": {**LEARNED, "norm_first": True, "linear_bias": False},
     "pre-norm without final norm": {"norm_first": True, "final_norm": False},
     "post-norm with final norm": {

@@ -36,6 +36,7 @@ class Paper:
     rms_norm: bool = False
     gated: bool = False
     bias: bool = True
+    attention_bias: bool | None = None  # as `bias` by default
     lm_head_bias: bool = True
     lm_transform: str | None = None
     tied: bool = True
@@ -155,8 +156,9 @@ def multi_head(weights, name, paper, x, source, visible, rotations=None, biases=
     `source` each of `x` may look at. `rotations` has one matrix for each position, which turns its
     query and its key; `biases` has one for each head.
     """
+    has_bias = paper.bias if paper.attention_bias is None else paper.attention_bias
     q, k, v = (
-        linear(weights, f"{name}.{p}_proj", s, paper.bias)
+        linear(weights, f"{name}.{p}_proj", s, has_bias)
         for p, s in (("q", x), ("k", source), ("v", source))
     )
     assert q.shape[1] == k.shape[1] == paper.h * paper.d_k and v.shape[1] == paper.h * paper.d_v
@@ -174,7 +176,7 @@ def multi_head(weights, name, paper, x, source, visible, rotations=None, biases=
         heads.append(
             attention(queries, keys, v[:, values], visible, None if biases is None else biases[i])
         )
-    return linear(weights, name + ".o_proj", np.concatenate(heads, axis=1), paper.bias)
+    return linear(weights, name + ".o_proj", np.concatenate(heads, axis=1), has_bias)
 
 
 def feed_forward(weights, name, paper, x):

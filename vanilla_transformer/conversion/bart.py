@@ -117,6 +117,7 @@ def source_fields(ours: VanillaTransformerConfig, architecture: str, wraps: bool
     require(
         ours,
         linear_bias=True,
+        attention_bias=True,
         sliding_window=None,
         layer_norm_eps=1e-5,
         embedding_dropout=ours.dropout,

@@ -108,6 +108,7 @@ def source_fields(
         norm_first=False,
         final_norm=False,
         linear_bias=True,
+        attention_bias=True,
         sliding_window=None,
         token_transform_act=None,
         classifier_pooling="cls",

@@ -67,6 +67,7 @@ def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Field
         norm_first=True,
         final_norm=True,
         linear_bias=True,
+        attention_bias=True,
         sliding_window=None,
         add_cross_attention=False,
         activation_dropout=0,

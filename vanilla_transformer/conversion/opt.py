@@ -54,6 +54,7 @@ def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Field
         position_ids_from="mask",
         scale_embedding=False,
         embedding_norm=False,
+        attention_bias=ours.linear_bias,
         layer_norm_eps=1e-5,
         sliding_window=None,
         add_cross_attention=False,

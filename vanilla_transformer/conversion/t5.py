@@ -35,6 +35,7 @@ FIXED = {
     "scale_embedding": False,
     "embedding_norm": False,
     "linear_bias": False,
+    "attention_bias": False,
 }
 
 

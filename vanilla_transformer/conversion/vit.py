@@ -82,6 +82,7 @@ def to_source_config(ours: VanillaVisionConfig, architecture: str) -> Fields:
         final_norm=True,
         gated=False,
         linear_bias=True,
+        attention_bias=True,
         interpolate_pos_encoding=False,
         activation_dropout=0,
         embedding_dropout=ours.dropout,
