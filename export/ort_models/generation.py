@@ -111,10 +111,13 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
         transformers' own loop runs over the same decoders: sampling, processors, criteria,
         streamers, assistants, scores and caches.
         """
-        ids = {} if inputs is None else {"input_ids": inputs}
+        named = kwargs if inputs is None else {"input_ids": inputs, **kwargs}
+        ids = named.get("input_ids")
+        fits_loop = ids is None or (isinstance(ids, torch.Tensor) and ids.ndim == 2)
         if not args:
-            with contextlib.suppress(ValueError):  # the loop supports more, or has its own error
-                return self._search(generation_config, **ids, **kwargs)
+            # the loop supports more, or has an error of its own
+            with contextlib.suppress(ValueError) if fits_loop else contextlib.nullcontext():
+                return self._search(generation_config, **named)
         return super().generate(inputs, generation_config, *args, **kwargs)
 
     def _search(self, generation_config: GenerationConfig | None, **kwargs: Any) -> Any:
@@ -126,7 +129,8 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
         loop_only = {name for name in LOOP_ONLY if settings.get(name)}
         loop_only |= set_values(settings).keys() - fields.keys()
         if loop_only or arrays["input_ids"] is None or not isinstance(self.runtime, Runtime):
-            raise ValueError(f"Runtime.generate does not support {loop_only} or the model")
+            names = f"{sorted(loop_only)} of {self.runtime.architecture}"
+            raise ValueError(f"{names} need the loop of transformers, expected tensors (B, S)")
         check_applied(settings, is_sampling=False)
         if self.config.is_encoder_decoder and arrays["attention_mask"] is None:
             arrays["attention_mask"] = np.ones_like(arrays["input_ids"])
@@ -163,8 +167,9 @@ def check_prompts(ids: np.ndarray, mask: np.ndarray | None, pad: int) -> None:
     """Raise ValueError unless prompts (B, S) are padded on the left with `pad`, as
     `Runtime.generate` returns them."""
     is_padding = ids == pad if mask is None else mask == 0
-    if is_padding[..., -1].any() or (ids[is_padding] != pad).any():
-        raise ValueError(f"prompts are padded on the right or with other tokens than {pad}")
+    if is_padding[..., -1].any() or (is_padding & (ids != pad)).any():
+        padded = f"prompts padded on the right or with other tokens than {pad}"
+        raise ValueError(f"{padded} need the loop of transformers, expected tensors (B, S)")
 
 
 def check_masks(source: tuple[Any, Any], source_mask: Any, target_mask: Any) -> None:
