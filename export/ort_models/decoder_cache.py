@@ -66,7 +66,7 @@ class DecoderCache(Cache):
 
         Args:
             ids: the new tokens (rows, T), at first the prompts.
-            mask: (rows, T) of a prompt, 0 for padding; in later steps 1 for the new tokens.
+            mask: (rows, T) of a prompt, 0 for padding; in later steps also of the new tokens.
             source: ids and mask (B, S) for a seq2seq model.
             kept: the number of last tokens whose logits are returned, 0 for all.
             positions: positions of the new tokens, by default those that the decoder counts.
@@ -80,7 +80,7 @@ class DecoderCache(Cache):
             raise ValueError(f"logits_to_keep is {kept}, expected a number of tokens, 0 for all")
         ids, new = check_tokens(self.runtime, ids, mask if is_first else None, prefix)
         if not is_first:
-            check_later_tokens(ids, mask, len(self.padding))
+            self._check_later(ids, mask)
         inputs.check_contiguous(new, "attention_mask")
         counted = self.length - self.padding[:, None] + new.cumsum(axis=1) - 1
         inputs.check_positions(int(counted.max()) + 1, self.runtime.config)
@@ -90,6 +90,21 @@ class DecoderCache(Cache):
         self.padding = self.padding + (new == 0).sum(axis=1)
         self.length += ids.shape[1]
         return logits[:, -kept:]
+
+    def _check_later(self, ids: np.ndarray, mask: Any) -> None:
+        """Raise ValueError for new tokens `ids` with other rows than the prompts, or a `mask`, of
+        all or only of new tokens, with other padding."""
+        rows = len(self.padding)
+        if len(ids) != rows:
+            raise ValueError(f"{len(ids)} rows of new tokens, expected {rows}, those of the cache")
+        if mask is not None:
+            zeros, size = (mask == 0).sum(axis=1), self.length + ids.shape[1]
+            expected = self.padding if mask.shape[1] == size else 0 * self.padding
+            if not np.array_equal(zeros, expected):
+                raise ValueError(
+                    f"attention_mask has {zeros.tolist()} zeros by row, expected "
+                    f"{expected.tolist()}, the padding of the prompts"
+                )
 
     def _start(self, ids: np.ndarray, mask: np.ndarray, source: Any, kept: int) -> np.ndarray:
         """Start the decoder with the prompts, and return logits as `read` does, or more."""
@@ -139,15 +154,6 @@ def check_cache(cache: Any, runtime: Any) -> DecoderCache:
         owner, directory = cache.runtime.info.directory, runtime.info.directory
         raise ValueError(f"the cache is of {owner}, expected one of this model, {directory}")
     return cache
-
-
-def check_later_tokens(ids: np.ndarray, mask: Any, rows: int) -> None:
-    """Raise ValueError unless the new tokens (B, T) of a cache have `rows` rows, and ones in the
-    last T columns of `mask`."""
-    if len(ids) != rows:
-        raise ValueError(f"{len(ids)} rows of new tokens, expected {rows}, those of the cache")
-    if mask is not None and not mask[:, -ids.shape[1] :].all():
-        raise ValueError(f"attention_mask is {mask.tolist()}, expected ones for new tokens")
 
 
 def check_counted(counted: np.ndarray, positions: Any, mask: np.ndarray) -> None:

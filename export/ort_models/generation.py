@@ -111,13 +111,13 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
         transformers' own loop runs over the same decoders: sampling, processors, criteria,
         streamers, assistants, scores and caches.
         """
-        named = kwargs if inputs is None else {"input_ids": inputs, **kwargs}
-        ids = named.get("input_ids")
+        arguments = kwargs if inputs is None else {"input_ids": inputs, **kwargs}
+        ids = arguments.get("input_ids")
         fits_loop = ids is None or (isinstance(ids, torch.Tensor) and ids.ndim == 2)
         if not args:
             # the loop supports more, or has an error of its own
             with contextlib.suppress(ValueError) if fits_loop else contextlib.nullcontext():
-                return self._search(generation_config, **named)
+                return self._search(generation_config, **arguments)
         return super().generate(inputs, generation_config, *args, **kwargs)
 
     def _search(self, generation_config: GenerationConfig | None, **kwargs: Any) -> Any:

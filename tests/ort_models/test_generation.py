@@ -356,9 +356,15 @@ def test_padding_after_first_call_and_other_positions_raise(saved):
     model = ORTModelForCausalLM.from_pretrained(saved("causal").directory)
     ids, mask = torch.randint(3, 48, (2, 6)), torch.tensor([[0, 0, 1, 1, 0, 1], [1] * 6])
     cache = get_cache(model(ids[:, :4], mask[:, :4]))
-    with raises(ValueError, seen="attention_mask", expected="ones"):
-        model(ids[:, 4:], mask, **{CACHE: cache})
-    model(ids[:, 4:], position_ids=torch.tensor([[2, 3], [4, 5]]), **{CACHE: cache})
+    for column in (0, 1, 3, 4):
+        changed = torch.ones_like(mask)
+        changed[0, :2] = changed[1, column] = 0
+        with raises(ValueError, seen=("attention_mask", [2, 1]), expected=[2, 0]):
+            model(ids[:, 4:], changed, **{CACHE: cache})
+    with raises(ValueError, seen=("attention_mask", [1, 0]), expected=[0, 0]):
+        model(ids[:, 4:], mask[:, 4:], **{CACHE: cache})
+    whole = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
+    model(ids[:, 4:], whole, position_ids=torch.tensor([[2, 3], [4, 5]]), **{CACHE: cache})
     positions = torch.tensor([[1, 1, 0, 1], [0, 1, 2, 3]])
     model(ids[:, :4], mask[:, :4], position_ids=positions)
     with raises(ValueError, seen=positions.tolist(), expected=[[0, 1, 2, 3], [0, 1, 2, 3]]):
