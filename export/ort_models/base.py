@@ -202,6 +202,8 @@ class ORTModel(PushToHubMixin):
             ValueError: for inputs of a wrong shape, dtype or range.
         """
         self.warn_of_ignored(kwargs)
+        if self.main_input_name == "pixel_values" and pixel_values is None:
+            input_ids, pixel_values = None, input_ids  # the first argument of image models
         arrays = self.runtime.outputs(
             input_ids=to_numpy(input_ids),
             attention_mask=to_numpy(attention_mask),
@@ -252,6 +254,7 @@ def load_config(fields: Mapping[str, Any]) -> PreTrainedConfig:
 def to_numpy(value: Any) -> np.ndarray | None:
     """Return a tensor, an array or a list as an array, and `None` as it is."""
     if isinstance(value, torch.Tensor):
+        value = value.float() if value.dtype == torch.bfloat16 else value
         return value.detach().cpu().numpy()
     return None if value is None else np.asarray(value)
 

@@ -1,15 +1,16 @@
 """The cache that transformers' `generate` passes around, with a decoder of the export inside."""
 
 import weakref
-from typing import Any
+from functools import partialmethod
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from transformers import Cache
 
 from ..inference import inputs
-from ..inference.decoder import GenerationRequest
-from ..inference.options import Options
+from ..inference.decoder import INITIAL_CAPACITY, GenerationRequest
+from ..inference.options import Options, is_integer
 from ..specs.sequences import token_inputs
 
 
@@ -28,7 +29,7 @@ class DecoderCache(Cache):
         self.runtime, self.options, self.expand_size = runtime, options, options.rows_per_input
         self.is_croppable = options.prompt_lookup_num_tokens is not None
         self.decoder: Any = None
-        self.length = self.padding = 0  # padding of the row that has least
+        self.length, self.padding = 0, np.zeros(1, int)  # tokens and padding (rows,) so far
         self.beam_idx: np.ndarray | None = None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -36,36 +37,72 @@ class DecoderCache(Cache):
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Let each row continue, in the next step, the row that `beam_idx` (rows,) names."""
-        self.beam_idx = beam_idx.cpu().numpy()
+        rows = beam_idx.cpu().numpy()
+        self.beam_idx = rows if self.beam_idx is None else self.beam_idx[rows]
+        self.padding = self.padding[rows]
 
     def crop(self, tokens: int) -> None:
-        """Keep the first `tokens`, or remove -`tokens` from the end if it is 0 or negative."""
-        count = self.length - tokens if tokens > 0 else -tokens
-        self.decoder.crop(count)
-        self.length -= count
+        """Remove -`tokens` tokens from the end."""
+        if not -self.length <= tokens <= 0:
+            raise ValueError(f"crop has {tokens}, expected {-self.length} to 0, tokens to remove")
+        self.decoder.crop(-tokens)
+        self.length += tokens
 
-    def read(self, ids: Any, mask: Any, source: tuple | None, kept: int) -> np.ndarray:
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1  # as a `DynamicCache`, which grows
+
+    def _reject(self, method: str, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"{method} of a DecoderCache, expected a cache of torch tensors")
+
+    reset = partialmethod(_reject, "reset")
+    batch_select_indices = partialmethod(_reject, "batch_select_indices")
+    batch_repeat_interleave = partialmethod(_reject, "batch_repeat_interleave")
+    __reduce_ex__ = partialmethod(_reject, "copy")
+
+    def read(
+        self, ids: Any, mask: Any, source: tuple | None, kept: int, positions: Any = None
+    ) -> np.ndarray:
         """Feed new tokens and return the logits (rows, `kept`, V) after the last ones.
 
         Args:
             ids: the new tokens (rows, T), at first the prompts.
-            mask: (rows, T) of a prompt, 0 for padding; ignored in later steps.
+            mask: (rows, T) of a prompt, 0 for padding; in later steps also of the new tokens.
             source: ids and mask (B, S) for a seq2seq model.
             kept: the number of last tokens whose logits are returned, 0 for all.
+            positions: positions of the new tokens, by default those that the decoder counts.
 
         Raises:
-            ValueError: for wrong tokens and masks, more tokens than learned positions, and logits
-                that the target does not return.
+            ValueError: for wrong tokens, masks and positions, more tokens than learned positions,
+                and logits that the target does not return.
         """
         is_first, prefix = self.decoder is None, "decoder_" if source else ""
-        ids, mask = check_tokens(self.runtime, ids, mask if is_first else None, prefix)
-        if is_first:
-            inputs.check_contiguous(mask, "attention_mask")
-            self.padding = int((mask == 0).sum(axis=1).min())
-        inputs.check_positions(self.length + ids.shape[1] - self.padding, self.runtime.config)
-        logits = self._start(ids, mask, source, kept) if is_first else self._feed(ids)
+        if not is_integer(kept) or kept < 0:
+            raise ValueError(f"logits_to_keep is {kept}, expected a number of tokens, 0 for all")
+        ids, new = check_tokens(self.runtime, ids, mask if is_first else None, prefix)
+        if not is_first:
+            self._check_later(ids, mask)
+        inputs.check_contiguous(new, "attention_mask")
+        counted = self.length - self.padding[:, None] + new.cumsum(axis=1) - 1
+        inputs.check_positions(int(counted.max()) + 1, self.runtime.config)
+        check_counted(counted, positions, new)
+        kept = min(kept, ids.shape[1])
+        logits = self._start(ids, new, source, kept) if is_first else self._feed(ids)
+        self.padding = self.padding + (new == 0).sum(axis=1)
         self.length += ids.shape[1]
         return logits[:, -kept:]
+
+    def _check_later(self, ids: np.ndarray, mask: Any) -> None:
+        """Raise ValueError for new tokens `ids` with other rows than the prompts, or a `mask`, of
+        all or only of new tokens, with other padding."""
+        rows = len(self.padding)
+        if len(ids) != rows:
+            raise ValueError(f"{len(ids)} rows of new tokens, expected {rows}, those of the cache")
+        if mask is not None:
+            zeros, is_full = (mask == 0).sum(axis=1), mask.shape[1] == self.length + ids.shape[1]
+            padding = self.padding if is_full else 0 * self.padding
+            if not np.array_equal(zeros, padding):
+                counts = f"{zeros.tolist()} zeros by row, expected {padding.tolist()}"
+                raise ValueError(f"attention_mask has {counts}, the padding of the prompts")
 
     def _start(self, ids: np.ndarray, mask: np.ndarray, source: Any, kept: int) -> np.ndarray:
         """Start the decoder with the prompts, and return logits as `read` does, or more."""
@@ -76,7 +113,8 @@ class DecoderCache(Cache):
         weakref.finalize(self, self.decoder.close)
         length = ids.shape[1]
         if not self.decoder.all_logits and length > 1:
-            if not kept:
+            # several last tokens are fed one by one, which must not be padding
+            if kept != 1 and not (kept and mask[:, -kept:].all()):
                 raise ValueError(
                     f"target {self.runtime.target!r} returns only the logits after the last token: "
                     "expected logits_to_keep=1, or an export with the target 'portable'"
@@ -88,7 +126,7 @@ class DecoderCache(Cache):
             logits = np.repeat(logits, self.expand_size, axis=0)
         if length < ids.shape[1]:
             return np.concatenate([logits, self._feed(ids[:, length:])], axis=1)
-        return logits if kept or source else align_padding(logits, mask)
+        return logits if kept == 1 or source else align_padding(logits, mask)
 
     def _feed(self, ids: np.ndarray) -> np.ndarray:
         """Feed tokens (rows, T) in as many steps as needed, and return the logits (rows, T, V)."""
@@ -98,6 +136,25 @@ class DecoderCache(Cache):
             logits.append(self.decoder.step(ids[:, start : start + size], self.beam_idx).copy())
             self.beam_idx = None
         return np.concatenate(logits, axis=1)
+
+
+def check_cache(cache: Any, runtime: Any) -> DecoderCache:
+    """Return `cache`, by default a new one. Raises ValueError unless it is of `runtime`."""
+    if cache is None:
+        return DecoderCache(runtime, Options(INITIAL_CAPACITY))
+    if not isinstance(cache, DecoderCache):
+        raise ValueError(f"the cache is a {type(cache).__name__}, expected one of this model")
+    if cache.runtime is not runtime:
+        owner, directory = cache.runtime.info.directory, runtime.info.directory
+        raise ValueError(f"the cache is of {owner}, expected one of this model, {directory}")
+    return cache
+
+
+def check_counted(counted: np.ndarray, positions: Any, mask: np.ndarray) -> None:
+    """Raise ValueError unless `positions` are None, or those `counted` (rows, T) where `mask` is
+    1."""
+    if positions is not None and ((positions != counted) & (mask == 1)).any():
+        raise ValueError(f"position_ids are {positions.tolist()}, expected {counted.tolist()}")
 
 
 def check_tokens(runtime: Any, ids: Any, mask: Any, prefix: str = "") -> Any:

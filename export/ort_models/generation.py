@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,17 +13,17 @@ from transformers import modeling_outputs as outputs
 from transformers.generation import GenerationMode
 
 from .. import heads
-from ..inference.decoder import INITIAL_CAPACITY
-from ..inference.options import FIELDS, Options, check_applied
+from ..inference.options import FIELDS, Options, as_list, check_applied, to_python
 from ..runtime import Runtime
 from .base import ORTModel, from_numpy, to_numpy
-from .decoder_cache import DecoderCache
+from .decoder_cache import DecoderCache, check_cache
 from .foreign import DECODER_FORMS, SEQ2SEQ_FORMS
 
 # The keyword of caches, which transformers 5.24 renamed.
 KEYWORDS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
 CACHE = "cache" if "cache" in KEYWORDS else "past_key_values"
 INPUTS = {"input_ids", "attention_mask", "decoder_input_ids"}
+NO_OUTPUTS = ("output_attentions", "output_hidden_states")  # of generation configs
 LOOP_ONLY = ("do_sample", "return_dict_in_generate", "output_scores", "output_logits")
 
 
@@ -33,6 +34,7 @@ class PrivateNames(GenerationMixin):
     base_model_prefix = ""
     _is_stateful = False
     runtime: Any
+    warn_of_ignored: Any
 
     @classmethod
     def is_remote_code(cls) -> bool:
@@ -47,8 +49,10 @@ class PrivateNames(GenerationMixin):
         """Put a `DecoderCache` into `model_kwargs`, also for `use_cache=False`, unless the caller
         passed a cache."""
         generation_config.use_cache = True
+        self.warn_of_ignored({name: getattr(generation_config, name) for name in NO_OUTPUTS})
+        vars(generation_config).update(dict.fromkeys(NO_OUTPUTS, False))
         if (cache := model_kwargs.get(CACHE)) is not None:
-            cache._is_user_defined = True
+            vars(check_cache(cache, self.runtime))["_is_user_defined"] = True
             return
         is_assisted = generation_mode == GenerationMode.ASSISTED_GENERATION
         options = Options(
@@ -57,6 +61,15 @@ class PrivateNames(GenerationMixin):
             prompt_lookup_num_tokens=1 if is_assisted or generation_config.is_assistant else None,
         )
         model_kwargs[CACHE] = DecoderCache(self.runtime, options)
+
+    def _prepare_position_ids_for_generation(self, *args: Any) -> None:
+        """Return None: decoders count positions by the mask."""
+
+    def prepare_inputs_for_generation(
+        self, *args: Any, tokenizer: Any = None, **kwargs: Any
+    ) -> Any:
+        """Leave out the `tokenizer` of `stop_strings`."""
+        return super().prepare_inputs_for_generation(*args, **kwargs)
 
     def _prepare_text_encoder_decoder_kwargs_for_generation(
         self, inputs_tensor: torch.Tensor, model_kwargs: dict, **kwargs: Any
@@ -86,7 +99,11 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
         return with_source(from_numpy(states, input_ids), input_ids, attention_mask)
 
     def generate(
-        self, inputs: Any = None, generation_config: GenerationConfig | None = None, **kwargs: Any
+        self,
+        inputs: Any = None,
+        generation_config: GenerationConfig | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         """Generate tokens: arguments and results are those of `generate` of transformers.
 
@@ -94,10 +111,14 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
         transformers' own loop runs over the same decoders: sampling, processors, criteria,
         streamers, assistants, scores and caches.
         """
-        ids = {} if inputs is None else {"input_ids": inputs}
-        with contextlib.suppress(ValueError):  # the loop supports more, or has an error of its own
-            return self._search(generation_config, **ids, **kwargs)
-        return super().generate(inputs, generation_config, **kwargs)
+        arguments = kwargs if inputs is None else {"input_ids": inputs, **kwargs}
+        ids = arguments.get("input_ids")
+        fits_loop = ids is None or (isinstance(ids, torch.Tensor) and ids.ndim == 2)
+        if not args:
+            # the loop supports more, or has an error of its own
+            with contextlib.suppress(ValueError) if fits_loop else contextlib.nullcontext():
+                return self._search(generation_config, **arguments)
+        return super().generate(inputs, generation_config, *args, **kwargs)
 
     def _search(self, generation_config: GenerationConfig | None, **kwargs: Any) -> Any:
         """Return the tokens of `Runtime.generate`. Raises ValueError if it does not support the
@@ -108,65 +129,26 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
         loop_only = {name for name in LOOP_ONLY if settings.get(name)}
         loop_only |= set_values(settings).keys() - fields.keys()
         if loop_only or arrays["input_ids"] is None or not isinstance(self.runtime, Runtime):
-            raise ValueError(f"Runtime.generate does not support {loop_only} or the model")
+            names = f"{sorted(loop_only)} of {self.runtime.architecture}"
+            raise ValueError(f"{names} need the loop of transformers, expected tensors (B, S)")
         check_applied(settings, is_sampling=False)
         if self.config.is_encoder_decoder and arrays["attention_mask"] is None:
             arrays["attention_mask"] = np.ones_like(arrays["input_ids"])
+        if not self.config.is_encoder_decoder:
+            pad = settings.get("pad_token_id")
+            pad = next(iter(as_list(settings.get("eos_token_id"))), 0) if pad is None else pad
+            check_prompts(arrays["input_ids"], arrays["attention_mask"], to_python(pad))
         options: dict[str, Any] = {name: settings.get(name) for name in FIELDS}
         if options["decoder_start_token_id"] is None:
             del options["decoder_start_token_id"]  # the export knows it
         return from_numpy(self.runtime.generate(**arrays, **options), kwargs["input_ids"])
 
-    def forward(
-        self,
-        input_ids: Any = None,
-        attention_mask: Any = None,
-        decoder_input_ids: Any = None,
-        encoder_outputs: Any = None,
-        past_key_values: Any = None,
-        cache: Any = None,
-        logits_to_keep: int = 0,
-        return_dict: bool | None = None,
-        position_ids: Any = None,
-        use_cache: bool | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Feed tokens and return the logits (B, T, V) after each, a cache for the next call, and
-        the states of an encoder.
-
-        Args:
-            input_ids, attention_mask: tokens (B, T) of a decoder-only model, padded on either side;
-                sources (B, S) of a seq2seq model, unless there are `encoder_outputs`.
-            decoder_input_ids: target tokens (B, T) of a seq2seq model, padded on the right.
-            encoder_outputs: what this model's encoder returned for the sources.
-            past_key_values, cache: a cache that this model returned; transformers 5.24 renamed the
-                argument.
-            logits_to_keep: the number of last tokens whose logits are returned. 0 is all, which
-                only portable exports support.
-            return_dict: False to return a tuple in place of named outputs.
-            position_ids, use_cache: ignored.
-            kwargs: other arguments, ignored with a warning.
-
-        Raises:
-            ValueError: for wrong tokens or masks, encoder outputs or caches of another model, and
-                logits that the target does not return.
-        """
-        self.warn_of_ignored(kwargs)
-        ids, mask, source = input_ids, attention_mask, None
-        if self.config.is_encoder_decoder:
-            encoder_outputs = encoder_outputs or self.encode(input_ids, attention_mask)
-            ids, mask, source = decoder_input_ids, None, getattr(encoder_outputs, "source", None)
-            if source is None:
-                raise ValueError("encoder_outputs has no source, expected those of this encoder")
-        cache = past_key_values if cache is None else cache
-        cache = DecoderCache(self.runtime, Options(INITIAL_CAPACITY)) if cache is None else cache
-        if not isinstance(cache, DecoderCache):
-            raise ValueError(f"the cache is a {type(cache).__name__}, expected one of this model")
-        logits = cache.read(to_numpy(ids), to_numpy(mask), source, logits_to_keep)
-        output = self.output_class(logits=from_numpy(logits, ids), **{CACHE: cache})
-        if source is not None:
-            output["encoder_last_hidden_state"] = encoder_outputs.last_hidden_state
-        return output.to_tuple() if return_dict is False else output
+    def _decode(self, ids: Any, cache: Any, options: Sequence[Any], **fields: Any) -> Any:
+        """Feed new tokens to `cache`, by default a new one, and return its logits, it and
+        `fields`. `options` are further arguments of `DecoderCache.read`."""
+        cache = check_cache(cache, self.runtime)
+        logits = from_numpy(cache.read(to_numpy(ids), *options), ids)
+        return self.output_class(logits=logits, **{CACHE: cache}, **fields)
 
 
 def set_values(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -181,6 +163,29 @@ def with_source(states: Any, input_ids: Any, attention_mask: Any) -> outputs.Bas
     return output
 
 
+def check_prompts(ids: np.ndarray, mask: np.ndarray | None, pad: int) -> None:
+    """Raise ValueError unless prompts (B, S) are padded on the left with `pad`, as
+    `Runtime.generate` returns them."""
+    is_padding = ids == pad if mask is None else mask == 0
+    if is_padding[..., -1].any() or (is_padding & (ids != pad)).any():
+        padded = f"prompts padded on the right or with other tokens than {pad}"
+        raise ValueError(f"{padded} need the loop of transformers, expected tensors (B, S)")
+
+
+def check_masks(source: tuple[Any, Any], source_mask: Any, target_mask: Any) -> None:
+    """Raise ValueError if `source_mask`, whose rows may be repeated, differs from the mask of
+    `source`, or if a row of `target_mask` has zeros before ones. Masks may be `None`."""
+    expected = np.ones_like(source[0]) if source[1] is None else source[1]
+    if source_mask is not None:
+        seen = source_mask[:: len(source_mask) // len(expected) or 1]
+        if not np.array_equal(seen, expected):
+            masks = f"{seen.tolist()}, expected that of the encoder, {expected.tolist()}"
+            raise ValueError(f"attention_mask is {masks}")
+    if target_mask is not None and (np.diff(target_mask.astype(int), prepend=1) > 0).any():
+        masks = f"{target_mask.tolist()}, expected zeros only on the right"
+        raise ValueError(f"decoder_attention_mask is {masks}")
+
+
 class ORTModelForCausalLM(
     ORTModelForGeneration,
     output_class=outputs.CausalLMOutputWithPast,
@@ -188,6 +193,45 @@ class ORTModelForCausalLM(
     forms=DECODER_FORMS,
 ):
     """An `ORTModel` of a decoder-only language model."""
+
+    def forward(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        past_key_values: Any = None,
+        position_ids: Any = None,
+        use_cache: bool | None = None,
+        *,
+        cache: Any = None,
+        logits_to_keep: int = 0,
+        labels: Any = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Feed tokens and return the logits (B, T, V) after each, and a cache for the next call.
+
+        Args:
+            input_ids, attention_mask: tokens (B, T), padded on either side. Only the first call of
+                a cache may have padding.
+            past_key_values, cache: a cache that this model returned; transformers 5.24 renamed the
+                argument.
+            position_ids: positions (B, T), which must count the ones of the mask from 0.
+            use_cache: ignored.
+            logits_to_keep: the number of last tokens whose logits are returned. 0 is all, which
+                only portable exports support. With 1 they follow the last token of each row that
+                is not padding.
+            return_dict: False to return a tuple in place of named outputs.
+            labels, kwargs: ignored with a warning.
+
+        Raises:
+            ValueError: for wrong tokens, masks or positions, a cache of another model, and logits
+                that the target does not return.
+        """
+        self.warn_of_ignored({"labels": labels, **kwargs})
+        cache = past_key_values if cache is None else cache
+        options = to_numpy(attention_mask), None, logits_to_keep, to_numpy(position_ids)
+        output = self._decode(input_ids, cache, options)
+        return output.to_tuple() if return_dict is False else output
 
 
 class ORTModelForSeq2SeqLM(
@@ -197,6 +241,49 @@ class ORTModelForSeq2SeqLM(
     forms=SEQ2SEQ_FORMS,
 ):
     """An `ORTModel` of an encoder and a decoder that generates text from a source."""
+
+    def forward(
+        self,
+        input_ids: Any = None,
+        attention_mask: Any = None,
+        decoder_input_ids: Any = None,
+        decoder_attention_mask: Any = None,
+        encoder_outputs: Any = None,
+        past_key_values: Any = None,
+        token_type_ids: Any = None,
+        *,
+        cache: Any = None,
+        logits_to_keep: int = 0,
+        labels: Any = None,
+        return_dict: bool | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Feed target tokens and return the logits (B, T, V) after each, a cache for the next call,
+        and the states of the encoder.
+
+        Args:
+            input_ids, attention_mask: sources (B, S), unless there are `encoder_outputs`.
+            decoder_input_ids, decoder_attention_mask: target tokens (B, T), padded on the right.
+            encoder_outputs: what this model's encoder returned for the sources. Changes of its
+                states have no effect.
+            past_key_values, cache, logits_to_keep, use_cache, return_dict: as for causal models.
+            token_type_ids, labels, kwargs: ignored with a warning.
+
+        Raises:
+            ValueError: for wrong tokens or masks, encoder outputs or caches of another model, and
+                logits that the target does not return.
+        """
+        self.warn_of_ignored({"labels": labels, "token_type_ids": token_type_ids, **kwargs})
+        cache = past_key_values if cache is None else cache
+        encoder_outputs = encoder_outputs or self.encode(input_ids, attention_mask)
+        source = getattr(encoder_outputs, "source", None)
+        if source is None:
+            raise ValueError("encoder_outputs has no source, expected those of this encoder")
+        check_masks(source, to_numpy(attention_mask), to_numpy(decoder_attention_mask))
+        states = {"encoder_last_hidden_state": encoder_outputs.last_hidden_state}
+        output = self._decode(decoder_input_ids, cache, (None, source, logits_to_keep), **states)
+        return output.to_tuple() if return_dict is False else output
 
     def get_encoder(self, modality: str | None = None) -> Any:
         return self.encode

@@ -1,6 +1,8 @@
 """Tests of `generate` of exports against the torch model, in `Runtime.generate` and in the loop of
 transformers."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -8,12 +10,17 @@ from messages import raises
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    AutoTokenizer,
     DynamicCache,
     GenerationConfig,
     LogitsProcessorList,
 )
 
-from vanilla_transformer_export.ort_models import ORTModelForCausalLM, ORTModelForSeq2SeqLM
+from vanilla_transformer_export.ort_models import (
+    ORTModelForCausalLM,
+    ORTModelForImageClassification,
+    ORTModelForSeq2SeqLM,
+)
 from vanilla_transformer_export.ort_models.decoder_cache import DecoderCache
 from vanilla_transformer_export.ort_models.generation import CACHE
 from vanilla_transformer_export.runtime import Runtime
@@ -55,6 +62,7 @@ IN_LOOP = [
     {"max_time": 600.0},
     SCORES,
     {"num_beams": 3, **SCORES},
+    {"labels": torch.ones(3, 2, dtype=torch.long)},
 ]
 
 
@@ -197,6 +205,54 @@ def test_misspelled_option_raises_value_error(pair):
     ours, _, batch = pair
     with pytest.raises(ValueError, match="max_new_toks"):
         ours.generate(**batch, max_new_toks=3)
+    with pytest.raises(ValueError, match="not used by the model: .'inputs_embeds'"):
+        ours.generate(inputs_embeds=torch.zeros(1, 4, 32))
+    with raises(ValueError, seen=(7,), expected=("batch_size", "source_length")):
+        ours.generate(batch["input_ids"][1])
+    with raises(ValueError, seen="do_sample", expected="tensors"):
+        ours.generate(batch["input_ids"].numpy(), do_sample=True)
+
+
+def test_positional_processors_and_masks_in_bfloat16_match_torch(pair):
+    ours, theirs, batch = pair
+
+    def prefer(ids, scores):
+        return scores + 9 * torch.eye(48)[7]
+
+    arguments = (batch["input_ids"], None, LogitsProcessorList([prefer]))
+    options = {"attention_mask": batch["attention_mask"].bfloat16(), "max_new_tokens": 5}
+    assert torch.equal(ours.generate(*arguments, **options), theirs.generate(*arguments, **options))
+
+
+def test_states_that_no_graph_returns_are_left_out_and_tokenizer_is_not_logged(pair, saved, caplog):
+    ours, theirs, batch = pair
+    row, states = first_row(batch), {"output_hidden_states": True, "output_attentions": True}
+    options = {"prompt_lookup_num_tokens": 2, "return_dict_in_generate": True, **states}
+    output = generate_seeded(ours, row, options)
+    assert torch.equal(output.sequences, generate_seeded(theirs, row, {}))
+    assert not {name for name in output if "states" in name or "attentions" in name}
+    name = "seq2seq" if theirs.config.is_encoder_decoder else "causal"
+    tokenizer = AutoTokenizer.from_pretrained(saved(name).checkpoint)
+    stop = {"stop_strings": ["e"], "tokenizer": tokenizer}
+    assert torch.equal(generate_seeded(ours, row, stop), generate_seeded(theirs, row, stop))
+    assert "tokenizer" not in caplog.text
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_prompts_are_returned_as_they_came_with_tokens_of_unpadded_prompts(saved, target):
+    exported = saved("causal", target)
+    ours = ORTModelForCausalLM.from_pretrained(exported.directory)
+    theirs = AutoModelForCausalLM.from_pretrained(exported.checkpoint).eval()
+    options = {"max_new_tokens": 12, "no_repeat_ngram_size": 2}
+    ids = torch.randint(3, 48, (20, 6), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    ids[:10, :3], mask[:10, :3] = 1, 0  # 0 is the pad token
+    expected = theirs.generate(ids, attention_mask=mask, **options)
+    assert torch.equal(ours.generate(ids, attention_mask=mask, **options), expected)
+    right = torch.cat([ids[10:], torch.zeros_like(ids[:10, :2])], 1)
+    tokens = ours.generate(right, max_new_tokens=12)
+    assert torch.equal(tokens[:, :8], right)
+    assert torch.equal(tokens[:, 8:], theirs.generate(ids[10:], max_new_tokens=12)[:, 6:])
 
 
 @torch.no_grad()
@@ -228,7 +284,7 @@ def test_seq2seq_logits_and_states_match_torch(saved):
     mask, targets_mask = torch.ones_like(ids), torch.ones_like(targets)
     mask[1, 4:] = targets_mask[0, 3:] = 0
     inputs = {"attention_mask": mask, "decoder_input_ids": targets}
-    actual = ours(ids, decoder_attention_mask=targets_mask, **inputs)
+    actual = ours(ids, mask, targets, targets_mask)
     expected = theirs(ids, decoder_attention_mask=targets_mask, **inputs)
     for name, real in (("logits", targets_mask), ("encoder_last_hidden_state", mask)):
         torch.testing.assert_close(
@@ -238,12 +294,112 @@ def test_seq2seq_logits_and_states_match_torch(saved):
     assert torch.equal(ours(encoder_outputs=states, **inputs).logits, actual.logits)
     tokens = ours.generate(encoder_outputs=states, attention_mask=mask, max_new_tokens=6)
     assert torch.equal(tokens, theirs.generate(ids, attention_mask=mask, max_new_tokens=6))
+    prefix = {"decoder_input_ids": targets, "decoder_attention_mask": torch.ones_like(targets)}
+    options = {"attention_mask": mask, "max_new_tokens": 4}
+    expected = theirs.generate(ids, **prefix, **options)
+    assert torch.equal(ours.generate(ids, **prefix, **options), expected)
+    with raises(ValueError, seen="decoder_attention_mask", expected="zeros only on the right"):
+        ours(ids, mask, targets, targets_mask.flip(1))
+    with raises(ValueError, seen=torch.ones_like(mask).tolist(), expected=mask.tolist()):
+        ours(None, torch.ones_like(mask), targets, None, states)
     with pytest.raises(ValueError, match="encoder_outputs has no source"):
         ours(encoder_outputs=theirs.get_encoder()(ids), **inputs)
     with pytest.raises(ValueError, match="decoder_input_ids has 1 rows, expected 2"):
         ours(ids, decoder_input_ids=targets[:1])
     with pytest.raises(ValueError, match="needs the input decoder_input_ids, got None"):
         ours(ids)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_caches_are_cropped_and_reordered_and_other_changes_raise(saved, target):
+    exported = saved("causal", target)
+    ours = ORTModelForCausalLM.from_pretrained(exported.directory)
+    theirs = AutoModelForCausalLM.from_pretrained(exported.checkpoint).eval()
+    ids = torch.randint(3, 48, (2, 7))
+    logits = []
+    for model in (ours, theirs):
+        cache = get_cache(model(ids, logits_to_keep=1))
+        cache.crop(-2)
+        for _ in range(3):
+            cache.reorder_cache(torch.tensor([1, 0]))
+        # the third argument is that of optimum
+        arguments = (ids[:, 5:6], None, cache) if model is ours else (ids[:, 5:6],)
+        options = {} if model is ours else {CACHE: cache}
+        logits.append(model(*arguments, logits_to_keep=1, **options).logits)
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-5)
+    cache = get_cache(ours(ids, logits_to_keep=1))
+    for tokens in (3, -8):
+        with raises(ValueError, seen=tokens, expected=(-7, 0)):
+            cache.crop(tokens)
+    for call in (cache.reset, lambda: cache.batch_select_indices([0]), lambda: copy.copy(cache)):
+        with pytest.raises(NotImplementedError, match="reset|batch_select_indices|copy"):
+            call()
+    with raises(ValueError, seen=1, expected=2):
+        ours(ids[:1, :1], **{CACHE: cache})
+    again = ORTModelForCausalLM.from_pretrained(saved("causal").directory)
+    for call in (
+        lambda: again(ids, **{CACHE: cache}),
+        lambda: again.generate(ids, **{CACHE: cache}),
+    ):
+        with raises(
+            ValueError, seen=str(exported.directory), expected=str(saved("causal").directory)
+        ):
+            call()
+
+
+def get_cache(output):
+    return getattr(output, CACHE)
+
+
+def test_padding_after_first_call_and_other_positions_raise(saved):
+    model = ORTModelForCausalLM.from_pretrained(saved("causal").directory)
+    ids, mask = torch.randint(3, 48, (2, 6)), torch.tensor([[0, 0, 1, 1, 0, 1], [1] * 6])
+    cache = get_cache(model(ids[:, :4], mask[:, :4]))
+    for column in (0, 1, 3, 4):
+        changed = torch.ones_like(mask)
+        changed[0, :2] = changed[1, column] = 0
+        with raises(ValueError, seen=("attention_mask", [2, 1]), expected=[2, 0]):
+            model(ids[:, 4:], changed, **{CACHE: cache})
+    with raises(ValueError, seen=("attention_mask", [1, 0]), expected=[0, 0]):
+        model(ids[:, 4:], mask[:, 4:], **{CACHE: cache})
+    whole = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
+    model(ids[:, 4:], whole, position_ids=torch.tensor([[2, 3], [4, 5]]), **{CACHE: cache})
+    positions = torch.tensor([[1, 1, 0, 1], [0, 1, 2, 3]])
+    model(ids[:, :4], mask[:, :4], position_ids=positions)
+    with raises(ValueError, seen=positions.tolist(), expected=[[0, 1, 2, 3], [0, 1, 2, 3]]):
+        model(ids[:, :4], position_ids=positions)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_last_logits_of_padded_rows_match_torch(saved, target):
+    exported = saved("causal", target)
+    ours = ORTModelForCausalLM.from_pretrained(exported.directory)
+    theirs = AutoModelForCausalLM.from_pretrained(exported.checkpoint).eval()
+    ids = torch.randint(3, 48, (2, 7))
+    for mask, kept in (([0] * 2 + [1] * 5, 5), ([1] * 4 + [0] * 3, 5), ([1] * 7, 9)):
+        mask = torch.tensor([mask, [1] * 7])
+        if target == "cpu" and not mask[:, -kept:].all():
+            with raises(ValueError, seen="cpu", expected=("logits_to_keep", 1, "portable")):
+                ours(ids, mask, logits_to_keep=kept)
+            continue
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        expected = theirs(ids, attention_mask=mask, position_ids=positions).logits[:, -kept:]
+        actual, real = ours(ids, mask, logits_to_keep=kept).logits, mask[:, -kept:] == 1
+        torch.testing.assert_close(actual[real], expected[real], rtol=1e-4, atol=1e-5)
+    for kept in (-1, torch.tensor([0, 2])):
+        with raises(ValueError, seen=("logits_to_keep", str(kept)), expected=0):
+            ours(ids, logits_to_keep=kept)
+
+
+def test_images_may_be_the_first_argument(saved):
+    model = ORTModelForImageClassification.from_pretrained(saved("images").directory)
+    size = model.config.image_size
+    images = torch.rand(
+        2, model.config.num_channels, *([size] * 2 if isinstance(size, int) else size)
+    )
+    assert torch.equal(model(images).logits, model(pixel_values=images).logits)
 
 
 def test_cpu_target_raises_for_logits_it_does_not_return(saved):
