@@ -155,7 +155,7 @@ class ORTModel(PushToHubMixin):
         runtime, config = opening.find_runtime(root, subfolder, file_name, forms, config, options)
         model = cls(partial(runtime, **arguments), config)
         if target not in (None, model.runtime.target):
-            logger.warning(f"target={target!r} has no effect: {root} has graphs already")
+            logger.warning(f"target={target!r} has no effect on the graphs in {root}")
         model._temporary = temporary
         return model
 
@@ -272,7 +272,8 @@ def load_config(fields: Mapping[str, Any]) -> PreTrainedConfig:
 
 def json_fields(config: PreTrainedConfig | GenerationConfig) -> dict[str, Any]:
     """Return the fields of `config` as its file has them."""
-    return json.loads(config.to_json_string(use_diff=False))
+    fields = json.loads(config.to_json_string(use_diff=False))
+    return {name: fields[name] for name in fields if name != "_name_or_path"}
 
 
 def to_numpy(value: Any) -> np.ndarray | None:

@@ -260,7 +260,8 @@ def find_graphs(folder: Path, forms: Sequence[Form], file_name: str | None) -> d
         files = [f"{name}.onnx" for name in names]
         folders = [parent for parent in parents if {parent / file for file in files} <= {*graphs}]
         if len({len(parent.parts) for parent in folders[:2]}) < len(folders[:2]):
-            raise ValueError(f"{files} are in {folders}, expected one folder: pass subfolder")
+            first, second = (str(parent.relative_to(folder)) for parent in folders[:2])
+            raise ValueError(f"{files} are in {first} and {second}, expected one: pass subfolder")
         if folders:
             return {role: folders[0] / file for role, file in zip(form, files)}
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.onnx")]

@@ -73,12 +73,9 @@ def find_threads(session_options: Any) -> int | None:
 def local_directory(
     model_id: str | os.PathLike, subfolder: str, graphs: Sequence[str], options: Mapping[str, Any]
 ) -> Path:
-    """Return the directory `model_id`, or the folder of the downloaded Hub repository.
+    """Return the directory `model_id`, or the folder of the Hub repository, see `download`.
 
-    All files of an export are downloaded. Of other repositories, these are companion files, and
-    `graphs` by their names without ending, or all graphs if there are none of these names.
-
-    Raises OSError, as transformers does, if there is neither, and if there is no `subfolder`.
+    Raises OSError if there is neither, or no `subfolder`.
     """
     hub = {name: options[name] for name in HUB_OPTIONS & options.keys()}
     is_local = Path(model_id).is_dir()
@@ -89,8 +86,12 @@ def local_directory(
 
 
 def download(model_id: str, subfolder: str, graphs: Sequence[str], hub: Mapping[str, Any]) -> Path:
-    """Download a Hub repository as `local_directory` does, and return its folder."""
-    check_config_exists(model_id, subfolder, hub)
+    """Download an export, or companion files and `graphs` by name, and return the folder.
+
+    Without graphs of these names, all graphs are downloaded. Raises OSError, as transformers does.
+    """
+    if not subfolder:  # which may have the only config
+        cached_file(model_id, CONFIG_NAME, **hub)  # with transformers' errors
     get = partial(snapshot_download, model_id, **hub)
     root = Path(get(allow_patterns=[*COMPANION_FILES]))
     directory = config_directory(root, subfolder)
@@ -102,16 +103,6 @@ def download(model_id: str, subfolder: str, graphs: Sequence[str], hub: Mapping[
     if graphs and not any(path.stem in graphs for path in (root / subfolder).rglob("*.onnx")):
         get(allow_patterns=f"{folder}*.onnx*")
     return root
-
-
-def check_config_exists(model_id: str, subfolder: str, hub: Mapping[str, Any]) -> None:
-    """Raise OSError, as transformers does, if the Hub has no such repository or config."""
-    try:
-        cached_file(model_id, CONFIG_NAME, subfolder=subfolder, **hub)
-    except OSError:
-        if not subfolder:
-            raise
-        check_config_exists(model_id, "", hub)
 
 
 def config_directory(root: Path, subfolder: str) -> Path:
@@ -152,15 +143,18 @@ def find_runtime(
     config: PreTrainedConfig | None,
     options: Mapping[str, Any],
 ) -> tuple[Callable[..., Any], PreTrainedConfig | None]:
-    """Return a function of threads and device that opens a `Runtime` or a `ForeignRuntime`, and the
-    `config`, by default that of a `ForeignRuntime`.
+    """Return a function of threads and device that opens a `Runtime` or a `ForeignRuntime`, and its
+    config, which is None for that of an export.
 
     Graphs are in the `subfolder` of `root`, see `find_graphs` for `file_name`, `forms` and errors.
     config.json and the manifest of an export are there too, or else in `root`.
     """
     directory, folder = config_directory(root, subfolder), root / subfolder
-    files = read_json(directory / MANIFEST).get("files", {})
-    if any((directory / name).is_relative_to(folder) for name in files):
+    is_export = (directory / MANIFEST).is_file()
+    if is_export and directory != folder:  # whose graphs may be others than those of the folder
+        files = read_json(directory / MANIFEST).get("files", {})
+        is_export = any((directory / name).is_relative_to(folder) for name in files)
+    if is_export:
         return partial(Runtime, directory, dtype=find_dtype(directory, file_name)), config
     graphs = find_graphs(folder, forms, file_name)
     config = config or resolve_config(directory, options)
@@ -174,9 +168,9 @@ def resolve_config(config: Any, options: Mapping[str, Any]) -> PreTrainedConfig:
     if not isinstance(config, str | os.PathLike):
         kind = type(config).__name__
         raise TypeError(f"config is a {kind}, expected a PreTrainedConfig or its directory")
-    names = CHECKPOINT_OPTIONS & options.keys() - {"revision"}
-    hub = {name: options[name] for name in names}
-    return AutoConfig.from_pretrained(config, **hub)
+    return AutoConfig.from_pretrained(
+        config, trust_remote_code=options.get("trust_remote_code"), token=options.get("token")
+    )
 
 
 def find_dtype(directory: Path, file_name: str | None) -> str | None:

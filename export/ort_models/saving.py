@@ -94,7 +94,7 @@ def remove_export(directory: Path, names: Iterable[str]) -> None:
     folders = {folder for name in names if ".onnx" in name for folder in Path(name).parents}
     others = {name for name in fixed - earlier.keys() - {*names} if Path(name).parent in folders}
     if graphs := sorted(name for name in others if ".onnx" in name):
-        raise FileExistsError(f"{directory} has {graphs}, expected no other graphs than {names}")
+        raise FileExistsError(f"{directory} has {graphs} of another model, expected none of these")
     for name in fixed & earlier.keys():
         files[name].unlink()
     (directory / MANIFEST).unlink(missing_ok=True)
