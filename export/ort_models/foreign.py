@@ -213,14 +213,16 @@ def describe(value: Any, config: Mapping[str, Any]) -> TensorSpec:
 
 
 def check_graph(graph: Graph, kind: str) -> None:
-    """Raise ValueError for a `graph` with other inputs than those of its `kind`, `"encoder"` or
-    `"decoder"`, with an input of an unknown dtype, and for a decoder without logits."""
+    """Raise ValueError for unknown inputs or dtypes of a `graph`, and a decoder without logits.
+
+    `kind` is `"encoder"` or `"decoder"`.
+    """
     known = INPUTS[kind] | {name for name in graph.inputs if CACHE in name and kind == "decoder"}
     if unknown := sorted(graph.inputs.keys() - known):
         raise ValueError(f"{graph.path} has the inputs {unknown}, which no {kind} feeds")
-    types = {name: value.type for name, value in graph.inputs.items() if value.type not in DTYPES}
-    if types:
-        raise ValueError(f"{graph.path} has the inputs {types}, expected one of {[*DTYPES]}")
+    types = {name: value.type for name, value in graph.inputs.items()}
+    if not {*types.values()} <= DTYPES.keys():
+        raise ValueError(f"{graph.path} has the inputs {types}, expected only {[*DTYPES]}")
     shapes = {name: value.shape for name, value in graph.outputs.items()}
     if kind == "decoder" and len(shapes.get("logits", ())) != 3:
         raise ValueError(f"{graph.path} returns {shapes}, expected logits with 3 axes")

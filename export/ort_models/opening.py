@@ -42,14 +42,14 @@ def runtime_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
         if (value := options.get(name)) not in (None, silent):
             logger.warning(f"{name}={value} has no effect")
     providers = options.get("providers") or options.get("provider")
-    provider = providers if isinstance(providers, str | None) else providers[0]
-    name, *ignored = [provider] if isinstance(provider, str | None) else provider
+    first: Any = providers if isinstance(providers, str | None) else providers[0]
+    provider, *ignored = [first] if isinstance(first, str | None) else first
     if any(ignored):
-        logger.warning(f"the options {ignored} of {name} have no effect")
-    if name is not None and name not in PROVIDERS:
-        raise UsageError(f"provider {name!r} is not supported, expected one of {[*PROVIDERS]}")
+        logger.warning(f"the options {ignored} of {provider} have no effect")
+    if provider is not None and provider not in PROVIDERS:
+        raise UsageError(f"provider {provider!r} is not supported, expected one of {[*PROVIDERS]}")
     threads = find_threads(options.get("session_options"))
-    return {"device": PROVIDERS.get(name), "threads": threads}
+    return {"device": PROVIDERS.get(provider), "threads": threads}
 
 
 def find_threads(session_options: Any) -> int | None:

@@ -41,7 +41,7 @@ except OSError as error:
 
 @pytest.mark.slow
 def test_exports_and_checkpoints_are_downloaded_and_pushed(saved, tmp_path):
-    """Of other repositories, only the graphs that are opened are downloaded."""
+    """Repositories without a manifest are downloaded without the graphs of other dtypes."""
     exported = saved("classify")
     graphs = tmp_path / "graphs"
     for name in ("onnx/model.onnx", "onnx/model_q4.onnx", "sub/model_int8.onnx"):
