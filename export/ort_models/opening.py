@@ -49,7 +49,7 @@ def runtime_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     if provider is not None and provider not in PROVIDERS:
         raise UsageError(f"provider {provider!r} is not supported, expected one of {[*PROVIDERS]}")
     threads = find_threads(options.get("session_options"))
-    return {"device": PROVIDERS.get(provider), "threads": threads}
+    return {"device": provider and PROVIDERS[provider], "threads": threads}
 
 
 def find_threads(session_options: Any) -> int | None:
