@@ -170,16 +170,19 @@ class ORTModel(PushToHubMixin):
             FileNotFoundError: if files of the model are gone.
             FileExistsError: if `save_directory` has graphs that are neither an export nor replaced.
         """
-        changes: dict[str, dict] = {}
-        for name, fields in self._config_fields().items():
+        info, directory = self.runtime.info, Path(save_directory)
+        after, changes = self._config_fields(), {}
+        for name, fields in after.items():
             before = self._saved_fields[name]
             changes[name] = {
                 key: fields[key] for key in fields if fields[key] != before.get(key, ...)
             }
-        save(self.runtime.info, Path(save_directory), changes)
+        save(info, directory, changes)
+        if directory.resolve() == info.directory.resolve():
+            self._saved_fields = after
         if kwargs.pop("push_to_hub", False):
             names = inspect.signature(self.push_to_hub).parameters.keys() & kwargs.keys()
-            hub = {"repo_id": Path(save_directory).name} | {name: kwargs[name] for name in names}
+            hub = {"repo_id": directory.name} | {name: kwargs[name] for name in names}
             self.push_to_hub(**hub)
 
     _save_pretrained = save_pretrained  # sentence-transformers wraps it

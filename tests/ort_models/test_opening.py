@@ -181,9 +181,10 @@ def test_changed_config_fields_are_saved(saved, directory, tmp_path):
     again = ORTModelForCausalLM.from_pretrained(tmp_path / "beams")
     assert again.generation_config.num_beams == 3
     assert again.runtime.defaults["num_beams"] == 3
-    again.generation_config.num_beams = 1
-    again.save_pretrained(tmp_path / "beams")  # in place
-    assert Runtime(tmp_path / "beams").defaults["num_beams"] == 1
+    for num_beams in (1, 3):
+        again.generation_config.num_beams = num_beams
+        again.save_pretrained(tmp_path / "beams")  # in place
+        assert Runtime(tmp_path / "beams").defaults["num_beams"] == num_beams
 
 
 def test_export_saved_over_earlier_one_has_only_its_own_graphs(saved, several, tmp_path):
