@@ -71,6 +71,7 @@ class Certificate:
             "speed": self.speed,
             "kernels": self.kernels,
             **manifest_facts(manifest),
+            "default_dtype": manifest["default_dtype"],
             "versions": manifest.get("versions"),
             "files": manifest["files"],
         }

@@ -18,7 +18,7 @@ FILE = "reference.npz"
 TORCH = "torch"  # the key of torch's results
 MAX_SIZE = 48  # of each axis of an output after the first; larger ones are sampled
 # fields of the manifest that the reference repeats
-FACTS = ("architecture", "model_type", "target", "default_dtype", "activations", "opset", "step")
+FACTS = ("architecture", "model_type", "target", "activations", "opset", "step")
 VARIANT_FACTS = ("graphs", "tolerance")
 PADDED = ("input_ids", "attention_mask", "token_type_ids")  # as long as the mask
 Arrays = dict[str, np.ndarray]

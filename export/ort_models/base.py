@@ -1,10 +1,11 @@
 """The base class of all models: opening, saving, devices, and runs of full-sequence graphs."""
 
+import inspect
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
@@ -17,8 +18,8 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, PushToHubMix
 from ..exporting.repository_files import MARIAN_NAMES
 from ..heads import HEADS, Task, has_task
 from . import opening
-from .foreign import ENCODER_FORMS, MERGED, ForeignRuntime, Form
-from .saving import save
+from .foreign import ENCODER_FORMS, MERGED, ForeignRuntime, Form, graph_names
+from .saving import TemporaryFolder, read_json, save
 
 logger = logging.get_logger(__name__)
 
@@ -45,7 +46,7 @@ class ORTModel(PushToHubMixin):
     forms: ClassVar[Sequence[Form]]
     generation_config: GenerationConfig | None = None
     dtype, training = torch.float32, False
-    _temporary: TemporaryDirectory | None = None  # of an export that lives as long as the model
+    _temporary: TemporaryFolder | Path | None = None  # of an export that lives as long as the model
 
     def __init_subclass__(
         cls, tasks: Sequence[Task] = (), output_class: Any = None, forms: Any = ENCODER_FORMS
@@ -77,6 +78,9 @@ class ORTModel(PushToHubMixin):
             default = GenerationConfig.from_model_config(self.config)
             self.generation_config = GenerationConfig.from_dict(settings) if settings else default
         self._saved_fields = self._config_fields()
+        written = read_json(self.runtime.info.directory / CONFIG_NAME)
+        if config is not None and config.model_type == written.get("model_type"):
+            self._saved_fields[CONFIG_NAME] = json_fields(type(config).from_dict(written))
         reads_images = hasattr(self.config, "num_channels")
         self.main_input_name = "pixel_values" if reads_images else "input_ids"
         self.input_modalities = ("image",) if reads_images else ("text",)
@@ -112,13 +116,14 @@ class ORTModel(PushToHubMixin):
 
         Args:
             model_id: directory or Hub repository.
-            config: config of the model, by default that of the export.
+            config: config of the model, or its directory, by default that of the export.
             export: True to export a checkpoint that has graphs already. One without graphs is
                 exported anyway, with a warning.
-            target: target of a new export, by default portable.
+            target: target of a new export, by default portable; an export that is there keeps its
+                own, with a warning.
             file_name: graph whose dtype is loaded, such as `model_int8.onnx`; or a graph of another
                 exporter, by default model.onnx.
-            subfolder: folder of the export or of its graphs.
+            subfolder: folder of the model or of its graphs.
             use_merged: False for the split decoders of another exporter.
             options: `provider` or `providers`, of which the first counts; `session_options`, of
                 which `intra_op_num_threads` counts; `revision`, `token`, `cache_dir`,
@@ -126,54 +131,73 @@ class ORTModel(PushToHubMixin):
                 `use_cache`, `use_io_binding`, `provider_options` and `dtype` have no effect.
 
         Raises:
-            TypeError: for an unknown option.
+            TypeError: for an unknown option, and an argument or a class of a wrong type.
             UsageError: for a provider that no export runs on.
-            FileNotFoundError: for a `file_name` that is not there.
+            FileNotFoundError: for a `file_name` or `subfolder` that is not there.
             ValueError: if the model has no outputs for this class.
             OSError: by transformers, for a `model_id` that does not exist.
         """
-        arguments = opening.runtime_arguments(options)
-        root, temporary = opening.local_directory(model_id, options), None
-        if opening.must_export(root, export):
+        if not hasattr(cls, "tasks"):
+            raise TypeError(f"{cls.__name__} has no task, expected one of {[*MODEL_CLASSES]}")
+        arguments, subfolder = opening.runtime_arguments(options), subfolder or ""
+        config = None if config is None else opening.resolve_config(config, options)
+        is_split = use_merged is False
+        forms = [form for form in cls.forms if not (is_split and MERGED in form.values())]
+        names = graph_names(forms, Path(file_name or "").stem)
+        graphs = [] if export else [name for form in names for name in form]
+        root, temporary = opening.local_directory(model_id, subfolder, graphs, options), None
+        if opening.must_export(root / subfolder, export):
             hub = {name: options[name] for name in opening.CHECKPOINT_OPTIONS & options.keys()}
             hub |= {} if config is None else {"config": config}
             checkpoint = cls.auto_class.from_pretrained(model_id, subfolder=subfolder, **hub)
             temporary = opening.export_checkpoint(checkpoint, root / subfolder, target)
-            root, subfolder, file_name = Path(temporary.name), "", None
-        is_split = use_merged is False
-        forms = [form for form in cls.forms if not (is_split and MERGED in form.values())]
-        runtime = opening.find_runtime(root, subfolder, file_name, forms)
+            root, subfolder = temporary.path, ""
+        runtime, config = opening.find_runtime(root, subfolder, file_name, forms, config, options)
         model = cls(partial(runtime, **arguments), config)
+        if target not in (None, model.runtime.target):
+            logger.warning(f"target={target!r} has no effect on the graphs in {root}")
         model._temporary = temporary
         return model
 
     def save_pretrained(self, save_directory: str | os.PathLike, **kwargs: Any) -> None:
         """Copy the files to `save_directory`, in place of an export that is there.
 
-        Changed fields of `config` and `generation_config` are saved. Other arguments of
-        transformers have no effect.
+        Changed fields of `config` and `generation_config` are saved, and those of a `config` that
+        was passed to `from_pretrained`. `push_to_hub=True` also calls `push_to_hub`, with `repo_id`
+        or the name of the folder. Other arguments of transformers have no effect.
+
+        Raises:
+            FileNotFoundError: if files of the model are gone.
+            FileExistsError: if `save_directory` has graphs that are neither an export nor replaced.
         """
-        changes: dict[str, dict] = {}
-        for name, fields in self._config_fields().items():
+        info, directory = self.runtime.info, Path(save_directory)
+        after, changes = self._config_fields(), {}
+        for name, fields in after.items():
             before = self._saved_fields[name]
             changes[name] = {
                 key: fields[key] for key in fields if fields[key] != before.get(key, ...)
             }
-        save(self.runtime.info, Path(save_directory), changes)
+        save(info, directory, changes)
+        if directory.resolve() == info.directory.resolve():
+            self._saved_fields = after
+        if kwargs.pop("push_to_hub", False):
+            names = inspect.signature(self.push_to_hub).parameters.keys() & kwargs.keys()
+            hub = {"repo_id": directory.name} | {name: kwargs[name] for name in names}
+            self.push_to_hub(**hub)
 
     _save_pretrained = save_pretrained  # sentence-transformers wraps it
 
     def _config_fields(self) -> dict[str, dict[str, Any]]:
         """Return the fields of the configs, by the names of their files."""
         configs = {CONFIG_NAME: self.config, GENERATION_CONFIG_NAME: self.generation_config}
-        return {name: config.to_dict() for name, config in configs.items() if config is not None}
+        return {name: json_fields(config) for name, config in configs.items() if config is not None}
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("open_runtime", "config", "generation_config", "_saved_fields")
+        names = ("open_runtime", "config", "generation_config", "_saved_fields", "_temporary")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["open_runtime"])
+        self.__init__(state["open_runtime"], state["config"])
         vars(self).update(state)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -249,6 +273,12 @@ def load_config(fields: Mapping[str, Any]) -> PreTrainedConfig:
     is_ours = fields["model_type"].startswith("vanilla-")
     unread = MARIAN_NAMES.keys() if is_ours else set()  # which only Transformers.js reads
     return AutoConfig.for_model(**{name: fields[name] for name in fields.keys() - unread})
+
+
+def json_fields(config: PreTrainedConfig | GenerationConfig) -> dict[str, Any]:
+    """Return the fields of `config` as its file has them."""
+    fields = json.loads(config.to_json_string(use_diff=False))
+    return {name: fields[name] for name in fields if name != "_name_or_path"}
 
 
 def to_numpy(value: Any) -> np.ndarray | None:

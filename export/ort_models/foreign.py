@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from transformers import AutoConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from ..inference.decoder import GenerationRequest, next_input_name
 from ..inference.devices import CUDA, TENSORRT, available_cpus, require
-from ..inference.export_info import CONFIGS, ExportInfo, json_object
+from ..inference.export_info import ExportInfo, json_object
 from ..inference.inputs import check_sequence_inputs, move_padding
 from ..inference.session import Session
 from ..specs.graph_spec import TensorSpec
+from .saving import companion_files
 
 DTYPES = {f"tensor({name})": name for name in ("int64", "int32", "bool", "float16")}
-DTYPES |= {"tensor(float)": "float32"}
+DTYPES |= {"tensor(float)": "float32", "tensor(double)": "float64"}
 # device of each provider, which leaves nodes that it does not support to the next ones
 DEVICES = {TENSORRT: "tensorrt", CUDA: "cuda", "CPUExecutionProvider": "cpu"}
 DEFAULTS = {"attention_mask": 1, "token_type_ids": 0}
@@ -33,8 +33,11 @@ ENCODER_FORMS: list[Form] = [{"encoder": "model"}]
 DECODER_FORMS = [{"decoder": "model"}, *DECODERS]
 SEQ2SEQ_FORMS = [{"encoder": "encoder_model", **form} for form in DECODERS]
 CACHE, STATES, STATES_MASK = "past_key_values", "encoder_hidden_states", "encoder_attention_mask"
-DECODER_INPUTS = {"input_ids", "attention_mask", "position_ids", "use_cache_branch"}
-DECODER_INPUTS |= {STATES, STATES_MASK}
+INPUTS = {  # besides caches
+    "encoder": {"input_ids", "attention_mask", "token_type_ids", "pixel_values"},
+    "decoder": {"input_ids", "attention_mask", "position_ids", "use_cache_branch"},
+}
+INPUTS["decoder"] |= {STATES, STATES_MASK}
 
 
 class ForeignRuntime:
@@ -43,11 +46,12 @@ class ForeignRuntime:
     Args:
         directory: directory with config.json.
         graphs: paths of the graphs, by role.
+        config: content of config.json.
         threads: CPU threads per operator, by default all that this process may use.
         device: `"cpu"`, `"cuda"` or `"tensorrt"`; `"cpu"` if None.
 
     Raises:
-        ValueError: if onnxruntime cannot load a graph, or a decoder has other inputs or outputs.
+        ValueError: if onnxruntime cannot load a graph, or a graph has other inputs or outputs.
         OSError: if the device is not available.
     """
 
@@ -57,22 +61,29 @@ class ForeignRuntime:
         self,
         directory: Path,
         graphs: Mapping[str, Path],
+        config: dict[str, Any],
         threads: int | None = None,
         device: str | None = None,
     ):
-        self.info = read_info(directory, graphs)
+        self.info = read_info(directory, graphs, config)
         self.architecture, self.config = self.info.architecture, self.info.config
         self.device, self.threads = device or "cpu", threads or available_cpus()
         where = self.threads, self.device
         self.graphs = {role: Graph(path, *where) for role, path in graphs.items()}
         self.output_names = [name for graph in self.graphs.values() for name in graph.outputs]
         self.model = SimpleNamespace(decoders=self)
-        for role in graphs.keys() - {"encoder"}:
-            check_decoder(self.graphs[role])
+        for role in graphs:
+            check_graph(self.graphs[role], "encoder" if role == "encoder" else "decoder")
 
     def outputs(self, **arrays: Any) -> dict[str, np.ndarray]:
-        """Return all outputs of the encoder by name. Raises ValueError for wrong `arrays`."""
+        """Return all outputs of the encoder by name. Raises ValueError for wrong `arrays`.
+
+        Masks and types that the graph does not have must be `DEFAULTS` everywhere.
+        """
         graph = self.graphs["encoder"]
+        for name in DEFAULTS.keys() - graph.inputs:
+            if np.all(arrays.get(name) == DEFAULTS[name]):
+                arrays[name] = None
         tensors = [describe(value, self.config) for value in graph.inputs.values()]
         return graph.run(check_sequence_inputs(tensors, arrays, str(graph.path)))
 
@@ -180,14 +191,14 @@ class ForeignDecoder:
         """Do nothing: there are no shared buffers to release."""
 
 
-def read_info(directory: Path, graphs: Mapping[str, Path]) -> ExportInfo:
+def read_info(directory: Path, graphs: Mapping[str, Path], config: dict[str, Any]) -> ExportInfo:
     """Return the configs and the names of the files of `graphs`, paths by role, in `directory`."""
-    config = AutoConfig.from_pretrained(directory).to_dict()
     path = directory / GENERATION_CONFIG_NAME
     generation = json_object(path, path.read_bytes()) if path.is_file() else {}
-    paths = [file for path in graphs.values() for file in path.parent.glob(f"{path.name}*")]
-    names = [path.relative_to(directory).as_posix() for path in paths]
-    manifest = {"architecture": str(directory), "files": dict.fromkeys([*names, *CONFIGS])}
+    paths = {file for path in graphs.values() for file in path.parent.glob(f"{path.name}*")}
+    paths |= companion_files(directory)
+    names = sorted(path.relative_to(directory).as_posix() for path in paths)
+    manifest = {"architecture": str(directory), "files": dict.fromkeys(names)}
     return ExportInfo(directory, manifest, config, generation, {}, {})
 
 
@@ -201,35 +212,59 @@ def describe(value: Any, config: Mapping[str, Any]) -> TensorSpec:
     return TensorSpec(value.name, DTYPES[value.type], axes, limits, DEFAULTS.get(value.name))
 
 
-def check_decoder(graph: Graph) -> None:
-    """Raise ValueError for a `graph` with other inputs than decoders have, or without logits."""
-    names = {name for name in graph.inputs if CACHE not in name}
-    if unknown := sorted(names - DECODER_INPUTS):
-        raise ValueError(f"{graph.path} has the inputs {unknown}, which no decoder feeds")
+def check_graph(graph: Graph, kind: str) -> None:
+    """Raise ValueError for unknown inputs or dtypes of a `graph`, and a decoder without logits.
+
+    `kind` is `"encoder"` or `"decoder"`.
+    """
+    known = INPUTS[kind] | {name for name in graph.inputs if CACHE in name and kind == "decoder"}
+    if unknown := sorted(graph.inputs.keys() - known):
+        raise ValueError(f"{graph.path} has the inputs {unknown}, which no {kind} feeds")
+    types = {name: value.type for name, value in graph.inputs.items()}
+    if not {*types.values()} <= DTYPES.keys():
+        raise ValueError(f"{graph.path} has the inputs {types}, expected only {[*DTYPES]}")
     shapes = {name: value.shape for name, value in graph.outputs.items()}
-    if len(shapes.get("logits", ())) != 3:
+    if kind == "decoder" and len(shapes.get("logits", ())) != 3:
         raise ValueError(f"{graph.path} returns {shapes}, expected logits with 3 axes")
 
 
+def graph_names(forms: Sequence[Form], stem: str) -> list[list[str]]:
+    """Return the names of the graphs of each form, without ".onnx".
+
+    `stem` is the name of one graph, whose ending all have, as in decoder_model_int8. It is empty
+    for graphs without ending.
+    """
+    known = [name for form in forms for name in form.values() if stem.startswith(name)]
+    if stem and not known and len(forms[0]) == 1:  # a graph with a name of its own
+        return [[stem]]
+    ending = stem.removeprefix(max(known, key=len)) if known else ""
+    return [[f"{name}{ending}" for name in form.values()] for form in forms]
+
+
 def find_graphs(folder: Path, forms: Sequence[Form], file_name: str | None) -> dict[str, Path]:
-    """Return `{role: path}` of the graphs in a folder.
+    """Return `{role: path}` of the graphs of the first of `forms` that a folder has.
 
     Args:
-        folder: folder with graphs, also in folders of it.
+        folder: folder with graphs, also in folders of it. Those that are less deep are preferred.
         forms: names of graphs by role, the preferred form first.
-        file_name: name of one graph, whose ending all have, as in decoder_model_int8.onnx.
+        file_name: name of one graph, see `graph_names`, by default of the only one. It may have
+            folders.
 
     Raises:
         FileNotFoundError: if no form has all its graphs.
+        ValueError: if two folders of the same depth have them.
     """
-    paths = {path.stem: path for path in sorted(folder.rglob("*.onnx"))}
-    stem = Path(file_name or ("" if len(paths) > 1 else next(iter(paths), ""))).stem
-    known = [name for form in forms for name in form.values() if stem.startswith(name)]
-    ending = stem.removeprefix(max(known, key=len)) if known else ""
-    if stem and not known and len(forms[0]) == 1:  # a graph with a name of its own
-        forms = [dict.fromkeys(forms[0], stem)]
-    expected = [[f"{name}{ending}" for name in form.values()] for form in forms]
+    graphs = sorted(folder.rglob(str(Path(file_name or "").parent / "*.onnx")))
+    is_single = file_name is None and len(graphs) == 1
+    expected = graph_names(forms, Path(graphs[0] if is_single else file_name or "").stem)
+    parents = sorted({path.parent for path in graphs}, key=lambda parent: len(parent.parts))
     for form, names in zip(forms, expected):
-        if {*names} <= paths.keys():
-            return {role: paths[name] for role, name in zip(form, names)}
-    raise FileNotFoundError(f"{folder} has the graphs {[*paths]}, expected {expected}")
+        files = [f"{name}.onnx" for name in names]
+        folders = [parent for parent in parents if {parent / file for file in files} <= {*graphs}]
+        if len({len(parent.parts) for parent in folders[:2]}) < len(folders[:2]):
+            first, second = (str(parent.relative_to(folder)) for parent in folders[:2])
+            raise ValueError(f"{files} are in {first} and {second}, expected one: pass subfolder")
+        if folders:
+            return {role: folders[0] / file for role, file in zip(form, files)}
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.onnx")]
+    raise FileNotFoundError(f"{folder} has the graphs {names}, expected {file_name or expected}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnxruntime
 from huggingface_hub import snapshot_download
+from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import CONFIG_NAME, cached_file, logging
 
 from ..errors import UsageError
@@ -16,7 +17,7 @@ from ..exporting.export import export
 from ..inference.export_info import MANIFEST
 from ..runtime import Runtime
 from .foreign import DEVICES, ForeignRuntime, Form, find_graphs
-from .saving import copy_files, read_json
+from .saving import COMPANION_FILES, TemporaryFolder, companion_files, copy_files, read_json
 
 logger = logging.get_logger(__name__)
 
@@ -25,8 +26,6 @@ CHECKPOINT_OPTIONS = {*HUB_OPTIONS, "trust_remote_code"}
 IGNORED = {"use_cache": True, "provider_options": None}  # and their values without a warning
 OPTIONS = {*CHECKPOINT_OPTIONS, *IGNORED, "provider", "providers"}
 OPTIONS |= {"session_options", "use_io_binding", "dtype"}
-# configs, tokenizers and modules of sentence-transformers, beside weights or graphs
-COMPANION_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.spm", "*.bpe", "[0-9]_*/*")
 PROVIDERS = {**DEVICES, "AzureExecutionProvider": "cpu"}  # and their devices
 THREADS = "intra_op_num_threads"
 
@@ -42,77 +41,136 @@ def runtime_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, silent in IGNORED.items():
         if (value := options.get(name)) not in (None, silent):
             logger.warning(f"{name}={value} has no effect")
-    provider = (options.get("providers") or [options.get("provider")])[0]
-    name = provider[0] if isinstance(provider, tuple) else provider
-    if name is not None and name not in PROVIDERS:
-        raise UsageError(f"provider {name!r} is not supported, expected one of {[*PROVIDERS]}")
+    providers = options.get("providers") or options.get("provider")
+    first: Any = providers if isinstance(providers, str | None) else providers[0]
+    provider, *ignored = [first] if isinstance(first, str | None) else first
+    if any(ignored):
+        logger.warning(f"the options {ignored} of {provider} have no effect")
+    if provider is not None and provider not in PROVIDERS:
+        raise UsageError(f"provider {provider!r} is not supported, expected one of {[*PROVIDERS]}")
     threads = find_threads(options.get("session_options"))
-    return {"device": PROVIDERS.get(name), "threads": threads}
+    return {"device": provider and PROVIDERS[provider], "threads": threads}
 
 
 def find_threads(session_options: Any) -> int | None:
-    """Return the threads that onnxruntime's `session_options` set; anything else is a warning."""
+    """Return the threads that onnxruntime's `session_options` set; other attributes are a warning.
+
+    onnxruntime does not list config entries. Raises TypeError for another class.
+    """
     if session_options is None:
         return None
+    if not isinstance(session_options, onnxruntime.SessionOptions):
+        kind = type(session_options).__name__
+        raise TypeError(f"session_options is a {kind}, expected an onnxruntime.SessionOptions")
     default = onnxruntime.SessionOptions()
-    names = [name for name in dir(default) if isinstance(getattr(default, name), int | str)]
+    names = {name for name in dir(default) if not callable(getattr(default, name))}
     changed = {name for name in names if getattr(session_options, name) != getattr(default, name)}
     if ignored := sorted(changed - {THREADS, "__doc__", "__module__"}):
         logger.warning(f"session_options sets {', '.join(ignored)}, expected only {THREADS}")
     return session_options.intra_op_num_threads or None
 
 
-def local_directory(model_id: str | os.PathLike, options: Mapping[str, Any]) -> Path:
-    """Return the directory `model_id`, or the folder of the downloaded Hub repository.
+def local_directory(
+    model_id: str | os.PathLike, subfolder: str, graphs: Sequence[str], options: Mapping[str, Any]
+) -> Path:
+    """Return the directory `model_id`, or the folder of the Hub repository, see `download`.
 
-    Weights are not downloaded. Raises OSError, as transformers does, if there is neither.
+    Raises OSError if there is neither, or no `subfolder`.
     """
-    if Path(model_id).is_dir():
-        return Path(model_id).resolve()
     hub = {name: options[name] for name in HUB_OPTIONS & options.keys()}
-    cached_file(str(model_id), CONFIG_NAME, **hub)  # with transformers' errors
-    patterns = [*COMPANION_FILES, "*.onnx*", "*.npz"]
-    return Path(snapshot_download(str(model_id), allow_patterns=patterns, **hub))
+    is_local = Path(model_id).is_dir()
+    root = Path(model_id) if is_local else download(str(model_id), subfolder, graphs, hub)
+    if not (root / subfolder).is_dir():
+        raise FileNotFoundError(f"{root} has no folder {subfolder!r}, expected one with the model")
+    return root.resolve()
 
 
-def must_export(root: Path, export: bool) -> bool:
-    """Return True if `root` has no graphs or `export` is True, with a warning unless both hold."""
-    has_graphs = any(root.rglob("*.onnx"))
+def download(model_id: str, subfolder: str, graphs: Sequence[str], hub: Mapping[str, Any]) -> Path:
+    """Download an export, or companion files and `graphs` by name, and return the folder.
+
+    Without graphs of these names, all graphs are downloaded. Raises OSError, as transformers does.
+    """
+    if not subfolder:  # which may have the only config
+        cached_file(model_id, CONFIG_NAME, **hub)  # with transformers' errors
+    get = partial(snapshot_download, model_id, **hub)
+    root = Path(get(allow_patterns=[*COMPANION_FILES]))
+    directory = config_directory(root, subfolder)
+    if files := read_json(directory / MANIFEST).get("files"):
+        prefix = directory.relative_to(root)
+        return Path(get(allow_patterns=[(prefix / name).as_posix() for name in files]))
+    folder = f"{subfolder}/" if subfolder else ""
+    get(allow_patterns=[f"{folder}*{name}.onnx*" for name in graphs])
+    if graphs and not any(path.stem in graphs for path in (root / subfolder).rglob("*.onnx")):
+        get(allow_patterns=f"{folder}*.onnx*")
+    return root
+
+
+def config_directory(root: Path, subfolder: str) -> Path:
+    """Return the folder of config.json and the manifest: the `subfolder`, or else `root`."""
+    folder = root / subfolder
+    return folder if (folder / CONFIG_NAME).is_file() else root
+
+
+def must_export(folder: Path, export: bool) -> bool:
+    """Return True if `folder` has no graphs or `export` is True, and warn unless both hold."""
+    has_graphs = any(folder.rglob("*.onnx"))
     if has_graphs and export:
-        logger.warning(f"{root} has ONNX graphs and export=True: it is exported again")
+        logger.warning(f"{folder} has ONNX graphs and export=True: it is exported again")
     if not has_graphs and not export:
-        logger.warning(f"{root} has no ONNX graphs: it is exported. Keep it with save_pretrained")
+        logger.warning(f"{folder} has no ONNX graphs: it is exported. Keep it with save_pretrained")
     return export or not has_graphs
 
 
-def export_checkpoint(model: Any, companions: Path, target: str | None) -> TemporaryDirectory:
+def export_checkpoint(model: Any, companions: Path, target: str | None) -> TemporaryFolder:
     """Export the torch `model` to a temporary folder, and return the folder.
 
     The folder `companions` has its tokenizer, image processor and modules of sentence-transformers.
     `target` is by default portable.
     """
-    out = TemporaryDirectory(prefix="vanilla-transformer-")
+    folder = TemporaryFolder()
     with TemporaryDirectory(prefix="vanilla-transformer-") as checkpoint:
-        files = {path for name in COMPANION_FILES for path in companions.glob(name)}
-        weights = {*companions.glob("*.index.json"), companions / MANIFEST}
-        copy_files(companions, files - weights, Path(checkpoint))
+        copy_files(companions, companion_files(companions), Path(checkpoint))
         model.save_pretrained(checkpoint)
-        export(checkpoint, out.name, **({} if target is None else {"target": target}))
-    return out
+        export(checkpoint, folder.path, **({} if target is None else {"target": target}))
+    return folder
 
 
 def find_runtime(
-    root: Path, subfolder: str, file_name: str | None, forms: Sequence[Form]
-) -> Callable[..., Any]:
-    """Return a function of threads and device that opens a `Runtime` or a `ForeignRuntime`.
+    root: Path,
+    subfolder: str,
+    file_name: str | None,
+    forms: Sequence[Form],
+    config: PreTrainedConfig | None,
+    options: Mapping[str, Any],
+) -> tuple[Callable[..., Any], PreTrainedConfig | None]:
+    """Return a function of threads and device that opens a `Runtime` or a `ForeignRuntime`, and its
+    config, which is None for that of an export.
 
-    Exports have their manifest in `root` or its `subfolder`. Other repositories have graphs in the
-    subfolder, see `find_graphs` for `file_name` and `forms`, and for errors.
+    Graphs are in the `subfolder` of `root`, see `find_graphs` for `file_name`, `forms` and errors.
+    config.json and the manifest of an export are there too, or else in `root`.
     """
-    for directory in (root / subfolder, root):
-        if (directory / MANIFEST).is_file():
-            return partial(Runtime, directory, dtype=find_dtype(directory, file_name))
-    return partial(ForeignRuntime, root, find_graphs(root / subfolder, forms, file_name))
+    directory, folder = config_directory(root, subfolder), root / subfolder
+    is_export = (directory / MANIFEST).is_file()
+    if is_export and directory != folder:  # whose graphs may be others than those of the folder
+        files = read_json(directory / MANIFEST).get("files", {})
+        is_export = any((directory / name).is_relative_to(folder) for name in files)
+    if is_export:
+        return partial(Runtime, directory, dtype=find_dtype(directory, file_name)), config
+    graphs = find_graphs(folder, forms, file_name)
+    config = config or resolve_config(directory, options)
+    return partial(ForeignRuntime, directory, graphs, config.to_dict()), config
+
+
+def resolve_config(config: Any, options: Mapping[str, Any]) -> PreTrainedConfig:
+    """Return a config that may be a directory or Hub repository. Raises TypeError for others."""
+    if isinstance(config, PreTrainedConfig):
+        return config
+    if not isinstance(config, str | os.PathLike):
+        kind = type(config).__name__
+        raise TypeError(f"config is a {kind}, expected a PreTrainedConfig or its directory")
+    return AutoConfig.from_pretrained(
+        config, trust_remote_code=options.get("trust_remote_code"), token=options.get("token")
+    )
 
 
 def find_dtype(directory: Path, file_name: str | None) -> str | None:

@@ -1,24 +1,72 @@
-"""Copies of the files of models."""
+"""Copies of the files of models, and folders for models that are exported when they are opened."""
 
 import json
+import os
 import shutil
+import tempfile
+import weakref
 from collections.abc import Iterable, Mapping
+from multiprocessing.context import get_spawning_popen
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any
 
 from ..exporting.repository_files import write_json
-from ..inference.export_info import MANIFEST, ExportInfo, sha256
+from ..inference.export_info import MANIFEST, ExportInfo, is_rewritable, sha256
+
+# configs, tokenizers and modules of sentence-transformers, beside weights or graphs
+COMPANION_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.spm", "*.bpe", "[0-9]_*/*")
+
+
+class TemporaryFolder:
+    """A folder that its process removes when no model uses it any more. Copies of models share it.
+
+    Processes that this one starts can use it; other processes may live longer, so pickling it for
+    them raises PicklingError.
+    """
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="vanilla-transformer-")).resolve()
+        weakref.finalize(self, remove_folder, self.path, os.getpid())
+
+    def __deepcopy__(self, memo: dict) -> "TemporaryFolder":
+        return self
+
+    def __reduce__(self) -> tuple:
+        if get_spawning_popen() is None:
+            raise PicklingError(
+                f"the model is in the temporary folder {self.path}, expected a saved one: call "
+                "save_pretrained and open what it saved"
+            )
+        return Path, (str(self.path),)
+
+
+def remove_folder(path: Path, process_id: int) -> None:
+    """Remove the folder `path`, unless this is a fork of the process that made it."""
+    if os.getpid() == process_id:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def save(info: ExportInfo, directory: Path, changes: Mapping[str, dict[str, Any]]) -> None:
     """Copy the files of an export or repository to `directory`, in place of an export there.
 
-    `changes` are new fields of configs, by the name of the file. `directory` may be that of `info`.
+    The dtype of `info` becomes the default of the copy. `changes` are new fields of configs, by the
+    name of the file. `directory` may be that of `info`.
+
+    Raises:
+        FileNotFoundError: if a file of the model is missing. Nothing is removed then.
+        FileExistsError: if `directory` has graphs that are no export. Nothing is removed then.
     """
-    if directory.resolve() != info.directory:
-        remove_export(directory)
-        names = [*info.manifest["files"], MANIFEST]
+    is_export = "variants" in info.manifest
+    names = [*info.manifest["files"], *([MANIFEST] if is_export else [])]
+    if missing := [name for name in names if not (info.directory / name).is_file()]:
+        raise FileNotFoundError(f"{info.directory} has no {', '.join(missing)}, expected {names}")
+    if directory.resolve() != info.directory.resolve():
+        remove_export(directory, names)
         copy_files(info.directory, [info.directory / name for name in names], directory)
+    if is_export and info.dtype != info.dtypes[0]:
+        manifest = read_json(directory / MANIFEST)
+        write_json(directory / MANIFEST, manifest | {"default_dtype": info.dtype})
     for name, fields in changes.items():
         if fields:
             change_config(directory, name, fields)
@@ -34,22 +82,37 @@ def change_config(directory: Path, name: str, fields: dict[str, Any]) -> None:
         write_json(manifest, facts)
 
 
-def remove_export(directory: Path) -> None:
-    """Remove the graphs and the manifest of an export in `directory`, if there is one."""
-    files = read_json(directory / MANIFEST).get("files", {})
-    for path in [*directory.rglob("*.onnx*")]:
-        if path.relative_to(directory).as_posix() in files:
-            path.unlink()
+def remove_export(directory: Path, names: Iterable[str]) -> None:
+    """Remove the graphs, configs and manifest of an export in `directory`, if there is one.
+
+    Raises FileExistsError for graphs that are neither of the export nor in `names`, but lie beside
+    or above `names`: they could be opened in their place.
+    """
+    earlier = read_json(directory / MANIFEST).get("files", {})
+    files = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*")}
+    fixed = {name for name in files if not is_rewritable(name)}
+    folders = {folder for name in names if ".onnx" in name for folder in Path(name).parents}
+    others = {name for name in fixed - earlier.keys() - {*names} if Path(name).parent in folders}
+    if graphs := sorted(name for name in others if ".onnx" in name):
+        raise FileExistsError(f"{directory} has {graphs} of another model, expected none of these")
+    for name in fixed & earlier.keys():
+        files[name].unlink()
     (directory / MANIFEST).unlink(missing_ok=True)
 
 
 def copy_files(source: Path, paths: Iterable[Path], target: Path) -> None:
-    """Copy those of `paths`, which lie in `source`, that are files to their places in `target`."""
+    """Copy `paths`, files which lie in `source`, to their places in `target`."""
     for path in paths:
         copy = target / path.relative_to(source)
         if path.is_file() and copy.resolve() != path.resolve():
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
+
+
+def companion_files(directory: Path) -> set[Path]:
+    """Return the configs, tokenizers and modules beside the weights or graphs in `directory`."""
+    paths = {path for name in COMPANION_FILES for path in directory.glob(name) if path.is_file()}
+    return paths - {*directory.glob("*.index.json"), directory / MANIFEST}
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -7,9 +7,12 @@ import tarfile
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from messages import raises
+from onnx import TensorProto, helper
+from transformers import AutoConfig, BertConfig
 
 from vanilla_transformer_export.ort_models import (
     ORTModelForCausalLM,
@@ -153,8 +156,8 @@ def get_cache(output):
 
 def test_wrong_class_or_token_ids_raise_for_decoder_graph(repositories, tmp_path):
     gpt2 = shutil.copytree(repositories / "gpt2", tmp_path / "gpt2")
-    with raises(ValueError, seen=None, expected=("model.onnx", "past_key_values.0.key")):
-        ORTModelForMaskedLM.from_pretrained(gpt2)(IDS)
+    with raises(ValueError, seen=("model.onnx", "past_key_values.0.key", "position_ids")):
+        ORTModelForMaskedLM.from_pretrained(gpt2)
     with raises(ValueError, seen=(5, 99), expected=("input_ids", 0, 63)):
         ORTModelForCausalLM.from_pretrained(gpt2).generate(torch.tensor([[5, 99]]))
 
@@ -198,3 +201,112 @@ def test_missing_or_unsuitable_graph_or_inputs_error_names_values(foreign):
         model(np.array([[5, 99]]))
     with raises(ValueError, seen=None, expected="input_ids"):
         model(attention_mask=MASK)
+
+
+def write_graph(path, inputs, number):
+    """Write a classifier of 2 labels with `inputs`, {name: type}. All logits are `number`."""
+    values = [helper.make_tensor_value_info(name, inputs[name], ["b", "s"]) for name in inputs]
+    value = helper.make_tensor("value", TensorProto.FLOAT, [1], [number])
+    nodes = [
+        helper.make_node("Shape", [next(iter(inputs))], ["rows"], end=1),
+        helper.make_node("Concat", ["rows", "labels"], ["shape"], axis=0),
+        helper.make_node("ConstantOfShape", ["shape"], ["logits"], value=value),
+    ]
+    labels = helper.make_tensor("labels", TensorProto.INT64, [1], [2])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", 2])
+    graph = helper.make_graph(nodes, "classifier", values, [logits], [labels])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, path)
+
+
+def write_config(folder, **fields):
+    BertConfig(num_labels=2, **fields).save_pretrained(folder)
+
+
+TOKENS = {"input_ids": TensorProto.INT64}
+
+
+def first_logit(*args, **options):
+    return open_classifier(*args, **options)(IDS).logits[0, 0]
+
+
+def test_file_name_with_folder_or_least_deep_graph_is_opened(tmp_path):
+    write_config(tmp_path)
+    for number, file in enumerate(("model.onnx", "small/model.onnx", "small/deep/model.onnx")):
+        write_graph(tmp_path / file, TOKENS, number)
+        assert first_logit(tmp_path, file_name=file) == number
+    assert first_logit(tmp_path) == first_logit(tmp_path, file_name="model.onnx") == 0
+    assert first_logit(tmp_path, subfolder="small") == 1
+    with raises(FileNotFoundError, seen="small/model.onnx", expected="tiny/model.onnx"):
+        open_classifier(tmp_path, file_name="tiny/model.onnx")
+    (tmp_path / "model.onnx").rename(tmp_path / "model_int8.onnx")
+    write_graph(tmp_path / "other/model.onnx", TOKENS, 3)
+    with raises(ValueError, seen=("model.onnx", "small", "other")):
+        open_classifier(tmp_path)
+
+
+def test_config_of_subfolder_is_preferred(tmp_path):
+    write_graph(tmp_path / "sub/model.onnx", TOKENS, 1)
+    write_config(tmp_path / "sub", id2label={0: "no", 1: "yes"})
+    assert open_classifier(tmp_path, subfolder="sub").config.id2label[1] == "yes"
+    write_config(tmp_path)
+    assert open_classifier(tmp_path, subfolder="sub").config.id2label[1] == "yes"
+
+
+def test_mask_and_types_without_effect_are_dropped_if_graph_lacks_them(tmp_path):
+    write_config(tmp_path)
+    write_graph(tmp_path / "model.onnx", TOKENS, 1)
+    model = open_classifier(tmp_path)
+    ones, zeros = np.ones_like(IDS), np.zeros_like(IDS)
+    assert model(IDS, attention_mask=ones, token_type_ids=zeros).logits[0, 0] == 1
+    with raises(ValueError, seen="attention_mask"):
+        model(IDS, attention_mask=MASK)
+
+
+def test_graph_with_input_of_unknown_dtype_or_name_raises(tmp_path):
+    write_config(tmp_path)
+    for inputs in ({**TOKENS, "position_ids": TensorProto.INT64}, {"input_ids": TensorProto.INT8}):
+        write_graph(tmp_path / "model.onnx", inputs, 1)
+        with raises(ValueError, seen=("model.onnx", [*inputs][-1])):
+            open_classifier(tmp_path)
+    write_graph(tmp_path / "model.onnx", {**TOKENS, "attention_mask": TensorProto.DOUBLE}, 1)
+    assert open_classifier(tmp_path)(IDS, attention_mask=MASK).logits[0, 0] == 1
+
+
+CODE = """
+from transformers import BertConfig
+
+class OtherConfig(BertConfig):
+    model_type = "other"
+"""
+
+
+def test_config_with_code_is_trusted_or_passed(tmp_path):
+    write_graph(tmp_path / "model.onnx", TOKENS, 1)
+    fields = {"model_type": "other", "auto_map": {"AutoConfig": "other.OtherConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    (tmp_path / "other.py").write_text(CODE)
+    assert first_logit(tmp_path, config=BertConfig()) == 1
+    model = open_classifier(tmp_path, trust_remote_code=True)
+    assert type(model.config).__name__ == "OtherConfig"
+    assert pickle.loads(pickle.dumps(model))(IDS).logits[0, 0] == 1
+
+
+def test_saved_graphs_have_tokenizer_and_no_graphs_of_another_model(
+    foreign, repositories, tmp_path
+):
+    open_classifier(foreign).save_pretrained(tmp_path / "saved")
+    assert (tmp_path / "saved/tokenizer.json").is_file()
+    open_generator(repositories / "marian").save_pretrained(tmp_path / "out")
+    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    other = open_generator(repositories / "marian-no-cache")
+    with raises(FileExistsError, seen=(str(tmp_path / "out"), "decoder_model_merged.onnx")):
+        other.save_pretrained(tmp_path / "out")
+    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    write_config(tmp_path / "bert", num_hidden_layers=1)
+    write_graph(tmp_path / "bert/model.onnx", TOKENS, 1)
+    config = AutoConfig.from_pretrained(tmp_path / "bert")
+    config.id2label = {0: "no", 1: "yes"}
+    open_classifier(tmp_path / "bert", config=config).save_pretrained(tmp_path / "labels")
+    assert json.loads((tmp_path / "labels/config.json").read_text())["id2label"]["1"] == "yes"

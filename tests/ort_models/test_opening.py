@@ -1,8 +1,11 @@
 """Tests of `from_pretrained` with optimum's arguments, `save_pretrained`, pickling and devices."""
 
+import copy
 import importlib.util
 import json
 import logging
+import multiprocessing
+import os
 import pickle
 import shutil
 import subprocess
@@ -15,16 +18,19 @@ import pytest
 import torch
 from checkpoints import copy_folder
 from messages import raises
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, WatermarkingConfig
 
 from vanilla_transformer_export import Runtime, TextRuntime, export
+from vanilla_transformer_export.certification.certify import certify
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.ort_models import (
+    ORTModel,
     ORTModelForCausalLM,
     ORTModelForFeatureExtraction,
     ORTModelForMaskedLM,
     ORTModelForSeq2SeqLM,
     ORTModelForSequenceClassification,
+    ORTModelForTokenClassification,
     stand_in_for_optimum,
 )
 
@@ -71,14 +77,17 @@ def test_arguments_without_effect_are_logged(directory, caplog):
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.enable_mem_pattern = False
-    open_classifier(
-        directory, session_options=options, provider_options={"arena": 1}, use_cache=False
-    )
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+    providers = [("CPUExecutionProvider", {"use_arena": "0"})]
+    options = {"session_options": options, "provider_options": {"arena": 1}, "use_cache": False}
+    open_classifier(directory, providers=providers, target="cpu", **options)
     assert [record.getMessage() for record in caplog.records] == [
         "use_cache=False has no effect",
         "provider_options={'arena': 1} has no effect",
-        "session_options sets enable_mem_pattern, log_severity_level, expected only "
-        "intra_op_num_threads",
+        "the options [{'use_arena': '0'}] of CPUExecutionProvider have no effect",
+        "session_options sets enable_mem_pattern, execution_mode, log_severity_level, expected "
+        "only intra_op_num_threads",
+        f"target='cpu' has no effect on the graphs in {directory}",
     ]
 
 
@@ -92,6 +101,14 @@ def test_invalid_arguments_raise(directory):
         open_classifier(directory, file_name="other.onnx")
     with raises(TypeError, seen="file", expected=("local_files_only", "session_options")):
         open_classifier(directory, file="model.onnx")
+    with raises(TypeError, seen="dict", expected="SessionOptions"):
+        open_classifier(directory, session_options={"intra_op_num_threads": 1})
+    with raises(TypeError, seen="dict", expected="PreTrainedConfig"):
+        open_classifier(directory, config={"num_labels": 3})
+    with raises(TypeError, seen="ORTModel", expected="ORTModelForMaskedLM"):
+        ORTModel.from_pretrained(directory)
+    with raises(FileNotFoundError, seen=(str(directory), "nope")):
+        open_classifier(directory, subfolder="nope")
     with pytest.raises(OSError, match="find them in the cached files"):  # transformers' message
         open_classifier("no-such-model", local_files_only=True)
     seen = ("VanillaEncoderForSequenceClassification", "ORTModelForMaskedLM")
@@ -114,7 +131,8 @@ def test_checkpoint_is_exported_when_opened(saved, tmp_path, caplog):
     caplog.clear()
     for name in ("config.json", "model.safetensors"):
         shutil.copy(checkpoint / name, tmp_path / "saved")
-    open_classifier(tmp_path / "saved", export=True)
+    with raises(FileNotFoundError, seen="model_int8.onnx", expected="model.onnx"):
+        open_classifier(tmp_path / "saved", export=True, file_name="model_int8.onnx")
     assert "has ONNX graphs and export=True: it is exported again" in caplog.text
 
 
@@ -163,9 +181,10 @@ def test_changed_config_fields_are_saved(saved, directory, tmp_path):
     again = ORTModelForCausalLM.from_pretrained(tmp_path / "beams")
     assert again.generation_config.num_beams == 3
     assert again.runtime.defaults["num_beams"] == 3
-    again.generation_config.num_beams = 1
-    again.save_pretrained(tmp_path / "beams")  # in place
-    assert Runtime(tmp_path / "beams").defaults["num_beams"] == 1
+    for num_beams in (1, 3):
+        again.generation_config.num_beams = num_beams
+        again.save_pretrained(tmp_path / "beams")  # in place
+        assert Runtime(tmp_path / "beams").defaults["num_beams"] == num_beams
 
 
 def test_export_saved_over_earlier_one_has_only_its_own_graphs(saved, several, tmp_path):
@@ -188,6 +207,91 @@ def test_pickled_model_keeps_outputs_and_changed_configs(saved, tmp_path):
     saved_again = ORTModelForCausalLM.from_pretrained(tmp_path)
     assert saved_again.generation_config.num_beams == again.generation_config.num_beams == 3
     assert json.loads((tmp_path / "config.json").read_text())["note"] == "changed"
+
+
+def test_checkpoint_in_folder_beside_export_is_exported(saved, tmp_path):
+    shutil.copytree(saved("classify").directory, tmp_path / "root")
+    shutil.copytree(saved("tag").checkpoint, tmp_path / "root/v2")
+    for root, folder in ((tmp_path / "root", "v2"), (tmp_path, "root/v2")):
+        model = ORTModelForTokenClassification.from_pretrained(root, subfolder=folder)
+        assert model.runtime.architecture == "VanillaEncoderForTokenClassification"
+
+
+def test_save_without_source_files_raises_and_keeps_earlier_export(directory, tmp_path):
+    for name in ("source", "out"):
+        shutil.copytree(directory, tmp_path / name)
+    model = open_classifier(tmp_path / "source")
+    shutil.rmtree(tmp_path / "source")
+    with raises(FileNotFoundError, seen=str(tmp_path / "source"), expected="onnx/model.onnx"):
+        model.save_pretrained(tmp_path / "out")
+    assert open_classifier(tmp_path / "out")(IDS).logits.shape == (2, 3)
+
+
+def test_saved_int8_model_opens_with_int8(several, tmp_path):
+    open_classifier(several, file_name="model_int8.onnx").save_pretrained(tmp_path / "out")
+    assert open_classifier(tmp_path / "out").runtime.dtype == "int8"
+    assert open_classifier(tmp_path / "out", file_name="model.onnx").runtime.dtype == "fp32"
+    assert not certify(tmp_path / "out").failures
+
+
+def test_config_argument_and_watermark_are_saved(saved, directory, tmp_path):
+    config = AutoConfig.from_pretrained(directory)
+    config.id2label = {0: "no", 1: "maybe", 2: "yes"}
+    open_classifier(directory, config=config).save_pretrained(tmp_path / "labels")
+    folders = (directory, tmp_path / "labels")
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in folders)
+    assert after == {**before, "id2label": {"0": "no", "1": "maybe", "2": "yes"}}
+    open_classifier(directory, config=str(tmp_path / "labels")).save_pretrained(tmp_path / "again")
+    assert open_classifier(tmp_path / "again").config.id2label[1] == "maybe"
+    generator = ORTModelForCausalLM.from_pretrained(saved("causal").directory)
+    generator.generation_config.watermarking_config = WatermarkingConfig(bias=2.5)
+    generator.save_pretrained(tmp_path / "marked")
+    again = ORTModelForCausalLM.from_pretrained(tmp_path / "marked")
+    assert again.generation_config.watermarking_config.bias == 2.5
+
+
+def test_save_with_push_to_hub_also_pushes(directory, tmp_path, monkeypatch):
+    model, calls = open_classifier(directory), []
+
+    def push(self, repo_id, token=None):
+        calls.append((repo_id, token))
+
+    monkeypatch.setattr(type(model), "push_to_hub", push)
+    model.save_pretrained(tmp_path / "out", push_to_hub=True, token="t", max_shard_size="1GB")
+    model.save_pretrained(tmp_path / "out", push_to_hub=True, repo_id="someone/model")
+    assert calls == [("out", "t"), ("someone/model", None)]
+
+
+def print_logits(model):
+    print(model(IDS).logits.shape)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_temporary_export_is_shared_by_copies_and_processes_but_not_pickled(saved):
+    model = open_classifier(saved("classify").checkpoint)
+    folder, copies = model.runtime.info.directory, [copy.copy(model), copy.deepcopy(model)]
+    with pytest.raises(pickle.PicklingError, match="call save_pretrained"):
+        pickle.dumps(model)
+    process = multiprocessing.get_context("spawn").Process(target=print_logits, args=(model,))
+    process.start()
+    process.join(300)
+    assert process.exitcode == 0
+    if (child := os.fork()) == 0:
+        for each in (model, *copies):
+            each._temporary = None  # as if the model were gone
+        os._exit(0)
+    os.waitpid(child, 0)
+    del model, process
+    assert all(each(IDS).logits.shape == (2, 3) for each in copies)
+    del copies
+    assert not folder.exists()
+
+
+def test_bfloat16_inputs_equal_other_inputs(directory):
+    model, ids = open_classifier(directory), torch.from_numpy(IDS)
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
+    actual = model(ids, attention_mask=mask.bfloat16()).logits
+    assert torch.equal(actual, model(ids, attention_mask=mask).logits)
 
 
 def test_moving_to_other_device_warns_once_and_outputs_stay_on_model_device(directory, caplog):
