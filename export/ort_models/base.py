@@ -19,7 +19,7 @@ from ..exporting.repository_files import MARIAN_NAMES
 from ..heads import HEADS, Task, has_task
 from . import opening
 from .foreign import ENCODER_FORMS, MERGED, ForeignRuntime, Form, graph_names
-from .saving import TemporaryFolder, read_json, save
+from .saving import read_json, save
 
 logger = logging.get_logger(__name__)
 
@@ -46,15 +46,13 @@ class ORTModel(PushToHubMixin):
     forms: ClassVar[Sequence[Form]]
     generation_config: GenerationConfig | None = None
     dtype, training = torch.float32, False
-    _temporary: TemporaryFolder | Path | None = None  # of an export that lives as long as the model
+    _temporary: opening.TemporaryFolder | Path | None = None  # lives as long as the model
 
     def __init_subclass__(
         cls, tasks: Sequence[Task] = (), output_class: Any = None, forms: Any = ENCODER_FORMS
     ) -> None:
         """Register a new subclass with the Auto class of the same name, so that pipelines accept
-        it.
-
-        It is registered for a config class of its own, which no checkpoint has.
+        it. Its config class has a model type that no checkpoint has.
 
         Args:
             tasks: tasks of which an export must have one; none for classes that users do not open.
@@ -72,15 +70,17 @@ class ORTModel(PushToHubMixin):
     def __init__(self, open_runtime: Callable[[], Any], config: PreTrainedConfig | None = None):
         self.open_runtime, self.runtime = open_runtime, open_runtime()
         self._check_class()
-        self.config = config or load_config(self.runtime.config)
+        fields = self.runtime.config
+        names = fields.keys() - MARIAN_NAMES  # which only Transformers.js reads
+        self.config = config or AutoConfig.for_model(**{name: fields[name] for name in names})
         if self.can_generate():
             settings = self.runtime.info.generation_config
             default = GenerationConfig.from_model_config(self.config)
             self.generation_config = GenerationConfig.from_dict(settings) if settings else default
         self._saved_fields = self._config_fields()
-        written = read_json(self.runtime.info.directory / CONFIG_NAME)
-        if config is not None and config.model_type == written.get("model_type"):
-            self._saved_fields[CONFIG_NAME] = json_fields(type(config).from_dict(written))
+        file = read_json(self.runtime.info.directory / CONFIG_NAME)
+        if config is not None and config.model_type == file.get("model_type"):
+            self._saved_fields[CONFIG_NAME] = json_fields(type(config).from_dict(file))
         reads_images = hasattr(self.config, "num_channels")
         self.main_input_name = "pixel_values" if reads_images else "input_ids"
         self.input_modalities = ("image",) if reads_images else ("text",)
@@ -141,18 +141,19 @@ class ORTModel(PushToHubMixin):
             raise TypeError(f"{cls.__name__} has no task, expected one of {[*MODEL_CLASSES]}")
         arguments, subfolder = opening.runtime_arguments(options), subfolder or ""
         config = None if config is None else opening.resolve_config(config, options)
-        is_split = use_merged is False
-        forms = [form for form in cls.forms if not (is_split and MERGED in form.values())]
-        names = graph_names(forms, Path(file_name or "").stem)
-        graphs = [] if export else [name for form in names for name in form]
-        root, temporary = opening.local_directory(model_id, subfolder, graphs, options), None
-        if opening.must_export(root / subfolder, export):
+        forms = cls.forms
+        if use_merged is False:
+            forms = [form for form in forms if form.get("decoder") != MERGED]
+        names = [] if export else [name for form in graph_names(forms, file_name) for name in form]
+        root, temporary = opening.local_directory(model_id, subfolder, names, options), None
+        folder = root / subfolder
+        if opening.must_export(folder, export):
             hub = {name: options[name] for name in opening.CHECKPOINT_OPTIONS & options.keys()}
             hub |= {} if config is None else {"config": config}
             checkpoint = cls.auto_class.from_pretrained(model_id, subfolder=subfolder, **hub)
-            temporary = opening.export_checkpoint(checkpoint, root / subfolder, target)
-            root, subfolder = temporary.path, ""
-        runtime, config = opening.find_runtime(root, subfolder, file_name, forms, config, options)
+            temporary = opening.export_checkpoint(checkpoint, folder, target)
+            root = folder = temporary.path
+        runtime, config = opening.find_runtime(root, folder, file_name, forms, config, options)
         model = cls(partial(runtime, **arguments), config)
         if target not in (None, model.runtime.target):
             logger.warning(f"target={target!r} has no effect on the graphs in {root}")
@@ -171,13 +172,8 @@ class ORTModel(PushToHubMixin):
             FileExistsError: if `save_directory` has graphs that are neither an export nor replaced.
         """
         info, directory = self.runtime.info, Path(save_directory)
-        after, changes = self._config_fields(), {}
-        for name, fields in after.items():
-            before = self._saved_fields[name]
-            changes[name] = {
-                key: fields[key] for key in fields if fields[key] != before.get(key, ...)
-            }
-        save(info, directory, changes)
+        before, after = self._saved_fields, self._config_fields()
+        save(info, directory, {name: changed(before[name], after[name]) for name in after})
         if directory.resolve() == info.directory.resolve():
             self._saved_fields = after
         if kwargs.pop("push_to_hub", False):
@@ -214,7 +210,7 @@ class ORTModel(PushToHubMixin):
     ) -> Any:
         """Run the graph and return its outputs, as the class in transformers does.
 
-        They are arrays for arrays, and otherwise tensors on the device of the input.
+        They are arrays for arrays, and otherwise tensors on the device of the inputs.
 
         Args:
             input_ids, attention_mask, token_type_ids: (B, S), for multiple choice (B, C, S).
@@ -237,7 +233,11 @@ class ORTModel(PushToHubMixin):
         like = pixel_values if input_ids is None else input_ids
         outputs = {OUTPUT_NAMES.get(name, name): array for name, array in arrays.items()}
         names = outputs.keys() & self.output_class.__dataclass_fields__.keys()
-        output = self.output_class(**{name: from_numpy(outputs[name], like) for name in names})
+        return self._output({name: outputs[name] for name in names}, like, return_dict)
+
+    def _output(self, fields: Mapping[str, Any], like: Any, return_dict: bool | None) -> Any:
+        """Return `fields` as the outputs of `forward`, with tensors if `like` is a tensor."""
+        output = self.output_class(**{name: from_numpy(fields[name], like) for name in fields})
         return output.to_tuple() if return_dict is False else output
 
     def warn_of_ignored(self, inputs: Mapping[str, Any]) -> None:
@@ -268,11 +268,9 @@ class ORTModel(PushToHubMixin):
         return SimpleNamespace(num_embeddings=self.runtime.config.get("vocab_size"))
 
 
-def load_config(fields: Mapping[str, Any]) -> PreTrainedConfig:
-    """Return a config object for `fields`, a config.json."""
-    is_ours = fields["model_type"].startswith("vanilla-")
-    unread = MARIAN_NAMES.keys() if is_ours else set()  # which only Transformers.js reads
-    return AutoConfig.for_model(**{name: fields[name] for name in fields.keys() - unread})
+def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `after` that `before` lacks or has with another value."""
+    return {name: after[name] for name in after if after[name] != before.get(name, ...)}
 
 
 def json_fields(config: PreTrainedConfig | GenerationConfig) -> dict[str, Any]:
@@ -289,6 +287,8 @@ def to_numpy(value: Any) -> np.ndarray | None:
     return None if value is None else np.asarray(value)
 
 
-def from_numpy(array: np.ndarray, like: Any) -> Any:
-    """Return `array`, as a tensor on the device of `like` if that is a tensor."""
-    return torch.from_numpy(array).to(like.device) if isinstance(like, torch.Tensor) else array
+def from_numpy(value: Any, like: Any) -> Any:
+    """Return an array as a tensor on the device of the tensor `like`, and others as they are."""
+    if isinstance(value, np.ndarray) and isinstance(like, torch.Tensor):
+        return torch.from_numpy(value).to(like.device)
+    return value
