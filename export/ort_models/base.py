@@ -46,20 +46,17 @@ class ORTModel(PushToHubMixin):
     forms: ClassVar[Sequence[Form]]
     generation_config: GenerationConfig | None = None
     dtype, training = torch.float32, False
-    _temporary: opening.TemporaryFolder | Path | None = None  # lives as long as the model
+    _temporary: opening.TemporaryFolder | Path | None = None  # a path after pickling
 
     def __init_subclass__(
         cls, tasks: Sequence[Task] = (), output_class: Any = None, forms: Any = ENCODER_FORMS
     ) -> None:
-        """Register a new subclass with the Auto class of the same name, so that pipelines accept
-        it. Its config class has a model type that no checkpoint has.
+        """Register a subclass with the Auto class of the same name, so that pipelines accept it.
 
-        Args:
-            tasks: tasks of which an export must have one; none for classes that users do not open.
-            output_class: class of transformers for the outputs.
-            forms: graphs of other exporters, see `foreign.find_graphs`.
+        An export must have one of `tasks`; users do not open classes without tasks. `output_class`
+        is a class of transformers. `forms` are graphs of other exporters, see `find_graphs`.
         """
-        if tasks:
+        if tasks:  # registered for a model type that no checkpoint has
             name = cls.__name__
             cls.tasks, cls.output_class, cls.forms = tasks, output_class, forms
             cls.auto_class = getattr(transformers, name.replace("ORT", "Auto"), AutoModel)
@@ -93,10 +90,9 @@ class ORTModel(PushToHubMixin):
             actual = [self.runtime.architecture]
             expected = [head for head in HEADS if any(has_task(head, task) for task in self.tasks)]
         if not {*actual} & {*expected}:
-            raise ValueError(
-                f"{self.runtime.info.directory} has {', '.join(actual)}, expected for "
-                f"{type(self).__name__} one of {', '.join(expected)}"
-            )
+            names = f"for {type(self).__name__} one of {', '.join(expected)}"
+            where = self.runtime.info.directory
+            raise ValueError(f"{where} has {', '.join(actual)}, expected {names}")
 
     @classmethod
     def from_pretrained(
@@ -149,8 +145,8 @@ class ORTModel(PushToHubMixin):
         folder = root / subfolder
         if opening.must_export(folder, export):
             hub = {name: options[name] for name in opening.CHECKPOINT_OPTIONS & options.keys()}
-            hub |= {} if config is None else {"config": config}
-            checkpoint = cls.auto_class.from_pretrained(model_id, subfolder=subfolder, **hub)
+            hub |= {"config": config, "subfolder": subfolder}
+            checkpoint = cls.auto_class.from_pretrained(model_id, **hub)
             temporary = opening.export_checkpoint(checkpoint, folder, target)
             root = folder = temporary.path
         runtime, config = opening.find_runtime(root, folder, file_name, forms, config, options)
@@ -167,13 +163,12 @@ class ORTModel(PushToHubMixin):
         was passed to `from_pretrained`. `push_to_hub=True` also calls `push_to_hub`, with `repo_id`
         or the name of the folder. Other arguments of transformers have no effect.
 
-        Raises:
-            FileNotFoundError: if files of the model are gone.
-            FileExistsError: if `save_directory` has graphs that are neither an export nor replaced.
+        Raises FileNotFoundError if files of the model are gone, and FileExistsError if
+        `save_directory` has graphs that are neither an export nor replaced.
         """
         info, directory = self.runtime.info, Path(save_directory)
         before, after = self._saved_fields, self._config_fields()
-        save(info, directory, {name: changed(before[name], after[name]) for name in after})
+        save(info, directory, {name: changed_fields(before[name], after[name]) for name in after})
         if directory.resolve() == info.directory.resolve():
             self._saved_fields = after
         if kwargs.pop("push_to_hub", False):
@@ -189,12 +184,11 @@ class ORTModel(PushToHubMixin):
         return {name: json_fields(config) for name, config in configs.items() if config is not None}
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("open_runtime", "config", "generation_config", "_saved_fields", "_temporary")
-        return {name: getattr(self, name) for name in names}
+        return {name: value for name, value in vars(self).items() if name != "runtime"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["open_runtime"], state["config"])
-        vars(self).update(state)
+        vars(self).update(state, runtime=state["open_runtime"]())
+        self._check_class()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
@@ -218,19 +212,15 @@ class ORTModel(PushToHubMixin):
             return_dict: False to return a tuple in place of named outputs.
             kwargs: inputs of other models, ignored with a warning.
 
-        Raises:
-            ValueError: for inputs of a wrong shape, dtype or range.
+        Raises ValueError for inputs of a wrong shape, dtype or range.
         """
         self.warn_of_ignored(kwargs)
         if self.main_input_name == "pixel_values" and pixel_values is None:
             input_ids, pixel_values = None, input_ids  # the first argument of image models
-        arrays = self.runtime.outputs(
-            input_ids=to_numpy(input_ids),
-            attention_mask=to_numpy(attention_mask),
-            token_type_ids=to_numpy(token_type_ids),
-            pixel_values=to_numpy(pixel_values),
-        )
         like = pixel_values if input_ids is None else input_ids
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        inputs |= {"token_type_ids": token_type_ids, "pixel_values": pixel_values}
+        arrays = self.runtime.outputs(**{name: to_numpy(inputs[name]) for name in inputs})
         outputs = {OUTPUT_NAMES.get(name, name): array for name, array in arrays.items()}
         names = outputs.keys() & self.output_class.__dataclass_fields__.keys()
         return self._output({name: outputs[name] for name in names}, like, return_dict)
@@ -268,7 +258,7 @@ class ORTModel(PushToHubMixin):
         return SimpleNamespace(num_embeddings=self.runtime.config.get("vocab_size"))
 
 
-def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+def changed_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `after` that `before` lacks or has with another value."""
     return {name: after[name] for name in after if after[name] != before.get(name, ...)}
 

@@ -234,10 +234,10 @@ def graph_names(forms: Sequence[Form], file_name: str | Path | None) -> list[lis
 
 
 def find_graphs(folder: Path, forms: Sequence[Form], file_name: str | None) -> dict[str, Path]:
-    """Return `{role: path}` of the graphs of the first of `forms` that a folder has.
+    """Return `{role: path}` of the graphs of the first of `forms` that `folder` has.
 
-    They may be in subfolders of `folder`, of which those that are less deep are preferred. The name
-    of one graph, `file_name`, may have folders. See `graph_names`; the default is the only graph.
+    Subfolders are searched too, and the least deep ones are preferred. `file_name` is one of the
+    graphs, see `graph_names`, and may have folders. By default, it is the only graph.
 
     Raises FileNotFoundError if no form has all its graphs, and ValueError if two folders of the
     same depth have them.

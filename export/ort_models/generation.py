@@ -110,7 +110,7 @@ class ORTModelForGeneration(GenerationMixin, ORTModel):
         return super().generate(inputs, generation_config, *args, **kwargs)
 
     def _search(self, generation_config: GenerationConfig | None, **kwargs: Any) -> Any:
-        """Return the tokens of `Runtime.generate`. Raises ValueError if it lacks an argument."""
+        """Return the tokens of `Runtime.generate`. Raises ValueError for unsupported arguments."""
         fields = vars(self.generation_config)
         changes = {} if generation_config is None else vars(generation_config)
         settings = fields | without_none(changes) | kwargs
@@ -149,8 +149,10 @@ def with_source(states: Any, input_ids: Any, attention_mask: Any) -> outputs.Bas
 
 
 def check_prompts(ids: np.ndarray, mask: np.ndarray | None, settings: dict[str, Any]) -> None:
-    """Raise ValueError unless prompts (B, S) are padded on the left with the pad token, as
-    `Runtime.generate` returns them."""
+    """Raise ValueError unless prompts (B, S) are padded on the left with the pad token.
+
+    `Runtime.generate` returns no others.
+    """
     tokens = as_list(settings.get("pad_token_id")) or as_list(settings.get("eos_token_id")) or [0]
     pad = to_python(tokens[0])
     is_padding = ids == pad if mask is None else mask == 0
@@ -209,9 +211,8 @@ class ORTModelForCausalLM(
             return_dict: False to return a tuple in place of named outputs.
             labels, kwargs: ignored with a warning.
 
-        Raises:
-            ValueError: for wrong tokens, masks or positions, a cache of another model, and logits
-                that the target does not return.
+        Raises ValueError for wrong tokens, masks or positions, a cache of another model, and logits
+        that the target does not return.
         """
         self.warn_of_ignored({"labels": labels, **kwargs})
         cache = check_cache(past_key_values if cache is None else cache, self.runtime)
@@ -244,8 +245,7 @@ class ORTModelForSeq2SeqLM(
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Feed target tokens and return the logits (B, T, V) after each, a cache for the next call,
-        and the states of the encoder.
+        """Feed target tokens and return logits (B, T, V), a cache, and the states of the encoder.
 
         Args:
             input_ids, attention_mask: sources (B, S), unless there are `encoder_outputs`.
@@ -255,9 +255,8 @@ class ORTModelForSeq2SeqLM(
             past_key_values, cache, logits_to_keep, use_cache, return_dict: as for causal models.
             token_type_ids, labels, kwargs: ignored with a warning.
 
-        Raises:
-            ValueError: for wrong tokens or masks, encoder outputs or caches of another model, and
-                logits that the target does not return.
+        Raises ValueError for wrong tokens or masks, encoder outputs or caches of another model, and
+        logits that the target does not return.
         """
         self.warn_of_ignored({"labels": labels, "token_type_ids": token_type_ids, **kwargs})
         encoder_outputs = encoder_outputs or self.encode(input_ids, attention_mask)

@@ -127,8 +127,7 @@ def must_export(folder: Path, export: bool) -> bool:
 def export_checkpoint(model: Any, companions: Path, target: str | None) -> "TemporaryFolder":
     """Export the torch `model` to a temporary folder, and return the folder.
 
-    `companions` is the folder with the tokenizer, image processor and modules of
-    sentence-transformers. `target` is by default portable.
+    The tokenizer and other files beside the weights are in the folder `companions`.
     """
     folder = TemporaryFolder()
     with tempfile.TemporaryDirectory(prefix=PREFIX) as checkpoint:
@@ -141,8 +140,7 @@ def export_checkpoint(model: Any, companions: Path, target: str | None) -> "Temp
 class TemporaryFolder:
     """A folder that its process removes when no model uses it any more. Copies of models share it.
 
-    Processes that this one starts can use it; other processes may live longer, so pickling it for
-    them raises PicklingError.
+    It is pickled, as its path, for processes that this one starts. Others may live longer.
     """
 
     def __init__(self) -> None:
