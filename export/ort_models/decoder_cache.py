@@ -79,13 +79,13 @@ class DecoderCache(Cache):
         is_first, prefix = self.decoder is None, "decoder_" if source else ""
         if not is_integer(kept) or kept < 0:
             raise ValueError(f"logits_to_keep is {kept}, expected a number of tokens, 0 for all")
-        ids, new = check_tokens(self.runtime, ids, mask if is_first else None, prefix)
+        ids, new_mask = check_tokens(self.runtime, ids, mask if is_first else None, prefix)
         if not is_first:
             self._check_later(ids, mask)
-        self._check_positions(new, positions)
+        self._check_positions(new_mask, positions)
         kept = min(kept, ids.shape[1])
-        logits = self._start(ids, new, source, kept) if is_first else self._feed(ids)
-        self.padding = self.padding + (new == 0).sum(axis=1)
+        logits = self._start(ids, new_mask, source, kept) if is_first else self._feed(ids)
+        self.padding = self.padding + (new_mask == 0).sum(axis=1)
         self.length += ids.shape[1]
         return logits[:, -kept:]
 

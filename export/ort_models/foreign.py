@@ -76,7 +76,7 @@ class ForeignRuntime:
         graph = self.graphs["encoder"]
         if "attention_mask" not in graph.inputs and np.all(arrays.get("attention_mask") == 1):
             arrays["attention_mask"] = None
-        tensors = [describe(value, self.config) for value in graph.inputs.values()]
+        tensors = [input_spec(value, self.config) for value in graph.inputs.values()]
         return graph.run(check_sequence_inputs(tensors, arrays, str(graph.path)))
 
     def encode(self, input_ids: np.ndarray, attention_mask: Any = None) -> np.ndarray:
@@ -171,10 +171,10 @@ class ForeignDecoder:
     def _run(self) -> np.ndarray:
         """Read all tokens, or the last one if there are caches, and return the logits."""
         is_later = any(PAST in name for name in self.arrays)
-        graph, new = (self.later, slice(-1, None)) if is_later else (self.first, slice(None))
+        graph, unread = (self.later, slice(-1, None)) if is_later else (self.first, slice(None))
         feeds = graph.empty_caches(len(self.arrays["input_ids"])) | self.arrays
         positions = np.maximum(feeds["attention_mask"].cumsum(axis=1) - 1, 0)
-        feeds |= {"input_ids": feeds["input_ids"][:, new], "position_ids": positions[:, new]}
+        feeds |= {"input_ids": feeds["input_ids"][:, unread], "position_ids": positions[:, unread]}
         outputs = graph.run(feeds | {"use_cache_branch": np.array([is_later])})
         for name, states in outputs.items():
             cache = next_input_name(name)
@@ -210,7 +210,7 @@ def read_info(directory: Path, graphs: Mapping[str, Path], config: dict[str, Any
     return ExportInfo(directory, manifest, config, generation_config, {}, {})
 
 
-def describe(value: Any, config: Mapping[str, Any]) -> TensorSpec:
+def input_spec(value: Any, config: Mapping[str, Any]) -> TensorSpec:
     """Return the spec of an input of a graph, whose tokens must be in the config's vocabulary."""
     axes = tuple(axis if isinstance(axis, int) else str(axis) for axis in value.shape)
     is_ids, size = value.name == "input_ids", config.get("vocab_size")
