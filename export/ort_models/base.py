@@ -19,7 +19,7 @@ from ..exporting.repository_files import MARIAN_NAMES
 from ..heads import HEADS, Task, has_task
 from . import opening
 from .foreign import ENCODER_FORMS, MERGED, ForeignRuntime, Form, graph_names
-from .saving import TemporaryFolder, read_json, save
+from .saving import read_json, save
 
 logger = logging.get_logger(__name__)
 
@@ -46,22 +46,17 @@ class ORTModel(PushToHubMixin):
     forms: ClassVar[Sequence[Form]]
     generation_config: GenerationConfig | None = None
     dtype, training = torch.float32, False
-    _temporary: TemporaryFolder | Path | None = None  # of an export that lives as long as the model
+    _temporary: opening.TemporaryFolder | Path | None = None  # a path after pickling
 
     def __init_subclass__(
         cls, tasks: Sequence[Task] = (), output_class: Any = None, forms: Any = ENCODER_FORMS
     ) -> None:
-        """Register a new subclass with the Auto class of the same name, so that pipelines accept
-        it.
+        """Register a subclass with the Auto class of the same name, so that pipelines accept it.
 
-        It is registered for a config class of its own, which no checkpoint has.
-
-        Args:
-            tasks: tasks of which an export must have one; none for classes that users do not open.
-            output_class: class of transformers for the outputs.
-            forms: graphs of other exporters, see `foreign.find_graphs`.
+        An export must have one of `tasks`; users do not open classes without tasks. `output_class`
+        is a class of transformers. `forms` are graphs of other exporters, see `find_graphs`.
         """
-        if tasks:
+        if tasks:  # registered for a model type that no checkpoint has
             name = cls.__name__
             cls.tasks, cls.output_class, cls.forms = tasks, output_class, forms
             cls.auto_class = getattr(transformers, name.replace("ORT", "Auto"), AutoModel)
@@ -72,15 +67,17 @@ class ORTModel(PushToHubMixin):
     def __init__(self, open_runtime: Callable[[], Any], config: PreTrainedConfig | None = None):
         self.open_runtime, self.runtime = open_runtime, open_runtime()
         self._check_class()
-        self.config = config or load_config(self.runtime.config)
+        fields = self.runtime.config
+        names = fields.keys() - MARIAN_NAMES  # which only Transformers.js reads
+        self.config = config or AutoConfig.for_model(**{name: fields[name] for name in names})
         if self.can_generate():
             settings = self.runtime.info.generation_config
             default = GenerationConfig.from_model_config(self.config)
             self.generation_config = GenerationConfig.from_dict(settings) if settings else default
         self._saved_fields = self._config_fields()
-        written = read_json(self.runtime.info.directory / CONFIG_NAME)
-        if config is not None and config.model_type == written.get("model_type"):
-            self._saved_fields[CONFIG_NAME] = json_fields(type(config).from_dict(written))
+        file = read_json(self.runtime.info.directory / CONFIG_NAME)
+        if config is not None and config.model_type == file.get("model_type"):
+            self._saved_fields[CONFIG_NAME] = json_fields(type(config).from_dict(file))
         reads_images = hasattr(self.config, "num_channels")
         self.main_input_name = "pixel_values" if reads_images else "input_ids"
         self.input_modalities = ("image",) if reads_images else ("text",)
@@ -93,10 +90,9 @@ class ORTModel(PushToHubMixin):
             actual = [self.runtime.architecture]
             expected = [head for head in HEADS if any(has_task(head, task) for task in self.tasks)]
         if not {*actual} & {*expected}:
-            raise ValueError(
-                f"{self.runtime.info.directory} has {', '.join(actual)}, expected for "
-                f"{type(self).__name__} one of {', '.join(expected)}"
-            )
+            names = f"for {type(self).__name__} one of {', '.join(expected)}"
+            where = self.runtime.info.directory
+            raise ValueError(f"{where} has {', '.join(actual)}, expected {names}")
 
     @classmethod
     def from_pretrained(
@@ -141,18 +137,19 @@ class ORTModel(PushToHubMixin):
             raise TypeError(f"{cls.__name__} has no task, expected one of {[*MODEL_CLASSES]}")
         arguments, subfolder = opening.runtime_arguments(options), subfolder or ""
         config = None if config is None else opening.resolve_config(config, options)
-        is_split = use_merged is False
-        forms = [form for form in cls.forms if not (is_split and MERGED in form.values())]
-        names = graph_names(forms, Path(file_name or "").stem)
-        graphs = [] if export else [name for form in names for name in form]
-        root, temporary = opening.local_directory(model_id, subfolder, graphs, options), None
-        if opening.must_export(root / subfolder, export):
+        forms = cls.forms
+        if use_merged is False:
+            forms = [form for form in forms if form.get("decoder") != MERGED]
+        names = [] if export else [name for form in graph_names(forms, file_name) for name in form]
+        root, temporary = opening.local_directory(model_id, subfolder, names, options), None
+        folder = root / subfolder
+        if opening.must_export(folder, export):
             hub = {name: options[name] for name in opening.CHECKPOINT_OPTIONS & options.keys()}
-            hub |= {} if config is None else {"config": config}
-            checkpoint = cls.auto_class.from_pretrained(model_id, subfolder=subfolder, **hub)
-            temporary = opening.export_checkpoint(checkpoint, root / subfolder, target)
-            root, subfolder = temporary.path, ""
-        runtime, config = opening.find_runtime(root, subfolder, file_name, forms, config, options)
+            hub |= {"config": config, "subfolder": subfolder}
+            checkpoint = cls.auto_class.from_pretrained(model_id, **hub)
+            temporary = opening.export_checkpoint(checkpoint, folder, target)
+            root = folder = temporary.path
+        runtime, config = opening.find_runtime(root, folder, file_name, forms, config, options)
         model = cls(partial(runtime, **arguments), config)
         if target not in (None, model.runtime.target):
             logger.warning(f"target={target!r} has no effect on the graphs in {root}")
@@ -166,18 +163,12 @@ class ORTModel(PushToHubMixin):
         was passed to `from_pretrained`. `push_to_hub=True` also calls `push_to_hub`, with `repo_id`
         or the name of the folder. Other arguments of transformers have no effect.
 
-        Raises:
-            FileNotFoundError: if files of the model are gone.
-            FileExistsError: if `save_directory` has graphs that are neither an export nor replaced.
+        Raises FileNotFoundError if files of the model are gone, and FileExistsError if
+        `save_directory` has graphs that are neither an export nor replaced.
         """
         info, directory = self.runtime.info, Path(save_directory)
-        after, changes = self._config_fields(), {}
-        for name, fields in after.items():
-            before = self._saved_fields[name]
-            changes[name] = {
-                key: fields[key] for key in fields if fields[key] != before.get(key, ...)
-            }
-        save(info, directory, changes)
+        before, after = self._saved_fields, self._config_fields()
+        save(info, directory, {name: changed_fields(before[name], after[name]) for name in after})
         if directory.resolve() == info.directory.resolve():
             self._saved_fields = after
         if kwargs.pop("push_to_hub", False):
@@ -193,12 +184,11 @@ class ORTModel(PushToHubMixin):
         return {name: json_fields(config) for name, config in configs.items() if config is not None}
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("open_runtime", "config", "generation_config", "_saved_fields", "_temporary")
-        return {name: getattr(self, name) for name in names}
+        return {name: value for name, value in vars(self).items() if name != "runtime"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["open_runtime"], state["config"])
-        vars(self).update(state)
+        vars(self).update(state, runtime=state["open_runtime"]())
+        self._check_class()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
@@ -214,7 +204,7 @@ class ORTModel(PushToHubMixin):
     ) -> Any:
         """Run the graph and return its outputs, as the class in transformers does.
 
-        They are arrays for arrays, and otherwise tensors on the device of the input.
+        They are arrays for arrays, and otherwise tensors on the device of the inputs.
 
         Args:
             input_ids, attention_mask, token_type_ids: (B, S), for multiple choice (B, C, S).
@@ -222,22 +212,22 @@ class ORTModel(PushToHubMixin):
             return_dict: False to return a tuple in place of named outputs.
             kwargs: inputs of other models, ignored with a warning.
 
-        Raises:
-            ValueError: for inputs of a wrong shape, dtype or range.
+        Raises ValueError for inputs of a wrong shape, dtype or range.
         """
         self.warn_of_ignored(kwargs)
         if self.main_input_name == "pixel_values" and pixel_values is None:
             input_ids, pixel_values = None, input_ids  # the first argument of image models
-        arrays = self.runtime.outputs(
-            input_ids=to_numpy(input_ids),
-            attention_mask=to_numpy(attention_mask),
-            token_type_ids=to_numpy(token_type_ids),
-            pixel_values=to_numpy(pixel_values),
-        )
         like = pixel_values if input_ids is None else input_ids
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        inputs |= {"token_type_ids": token_type_ids, "pixel_values": pixel_values}
+        arrays = self.runtime.outputs(**{name: to_numpy(inputs[name]) for name in inputs})
         outputs = {OUTPUT_NAMES.get(name, name): array for name, array in arrays.items()}
         names = outputs.keys() & self.output_class.__dataclass_fields__.keys()
-        output = self.output_class(**{name: from_numpy(outputs[name], like) for name in names})
+        return self._output({name: outputs[name] for name in names}, like, return_dict)
+
+    def _output(self, fields: Mapping[str, Any], like: Any, return_dict: bool | None) -> Any:
+        """Return `fields` as the outputs of `forward`, with tensors if `like` is a tensor."""
+        output = self.output_class(**{name: from_numpy(fields[name], like) for name in fields})
         return output.to_tuple() if return_dict is False else output
 
     def warn_of_ignored(self, inputs: Mapping[str, Any]) -> None:
@@ -268,11 +258,9 @@ class ORTModel(PushToHubMixin):
         return SimpleNamespace(num_embeddings=self.runtime.config.get("vocab_size"))
 
 
-def load_config(fields: Mapping[str, Any]) -> PreTrainedConfig:
-    """Return a config object for `fields`, a config.json."""
-    is_ours = fields["model_type"].startswith("vanilla-")
-    unread = MARIAN_NAMES.keys() if is_ours else set()  # which only Transformers.js reads
-    return AutoConfig.for_model(**{name: fields[name] for name in fields.keys() - unread})
+def changed_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `after` that `before` lacks or has with another value."""
+    return {name: after[name] for name in after if after[name] != before.get(name, ...)}
 
 
 def json_fields(config: PreTrainedConfig | GenerationConfig) -> dict[str, Any]:
@@ -289,6 +277,8 @@ def to_numpy(value: Any) -> np.ndarray | None:
     return None if value is None else np.asarray(value)
 
 
-def from_numpy(array: np.ndarray, like: Any) -> Any:
-    """Return `array`, as a tensor on the device of `like` if that is a tensor."""
-    return torch.from_numpy(array).to(like.device) if isinstance(like, torch.Tensor) else array
+def from_numpy(value: Any, like: Any) -> Any:
+    """Return an array as a tensor on the device of the tensor `like`, and others as they are."""
+    if isinstance(value, np.ndarray) and isinstance(like, torch.Tensor):
+        return torch.from_numpy(value).to(like.device)
+    return value

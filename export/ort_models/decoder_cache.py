@@ -12,6 +12,7 @@ from ..inference import inputs
 from ..inference.decoder import INITIAL_CAPACITY, GenerationRequest
 from ..inference.options import Options, is_integer
 from ..specs.sequences import token_inputs
+from .base import to_numpy
 
 
 class DecoderCache(Cache):
@@ -60,34 +61,31 @@ class DecoderCache(Cache):
     __reduce_ex__ = partialmethod(_reject, "copy")
 
     def read(
-        self, ids: Any, mask: Any, source: tuple | None, kept: int, positions: Any = None
+        self, ids: Any, kept: int, mask: Any = None, source: Any = None, positions: Any = None
     ) -> np.ndarray:
         """Feed new tokens and return the logits (rows, `kept`, V) after the last ones.
 
         Args:
             ids: the new tokens (rows, T), at first the prompts.
-            mask: (rows, T) of a prompt, 0 for padding; in later steps also of the new tokens.
-            source: ids and mask (B, S) for a seq2seq model.
             kept: the number of last tokens whose logits are returned, 0 for all.
+            mask: (rows, T), 0 for padding of prompts; later of all tokens or of the new ones.
+            source: ids and mask (B, S) for a seq2seq model.
             positions: positions of the new tokens, by default those that the decoder counts.
 
-        Raises:
-            ValueError: for wrong tokens, masks and positions, more tokens than learned positions,
-                and logits that the target does not return.
+        Raises ValueError for wrong tokens, masks and positions, more tokens than learned positions,
+        and logits that the target does not return.
         """
+        ids, mask, positions = to_numpy(ids), to_numpy(mask), to_numpy(positions)
         is_first, prefix = self.decoder is None, "decoder_" if source else ""
         if not is_integer(kept) or kept < 0:
             raise ValueError(f"logits_to_keep is {kept}, expected a number of tokens, 0 for all")
-        ids, new = check_tokens(self.runtime, ids, mask if is_first else None, prefix)
+        ids, new_mask = check_tokens(self.runtime, ids, mask if is_first else None, prefix)
         if not is_first:
             self._check_later(ids, mask)
-        inputs.check_contiguous(new, "attention_mask")
-        counted = self.length - self.padding[:, None] + new.cumsum(axis=1) - 1
-        inputs.check_positions(int(counted.max()) + 1, self.runtime.config)
-        check_counted(counted, positions, new)
+        self._check_positions(new_mask, positions)
         kept = min(kept, ids.shape[1])
-        logits = self._start(ids, new, source, kept) if is_first else self._feed(ids)
-        self.padding = self.padding + (new == 0).sum(axis=1)
+        logits = self._start(ids, new_mask, source, kept) if is_first else self._feed(ids)
+        self.padding = self.padding + (new_mask == 0).sum(axis=1)
         self.length += ids.shape[1]
         return logits[:, -kept:]
 
@@ -104,29 +102,46 @@ class DecoderCache(Cache):
                 counts = f"{zeros.tolist()} zeros by row, expected {padding.tolist()}"
                 raise ValueError(f"attention_mask has {counts}, the padding of the prompts")
 
+    def _check_positions(self, mask: np.ndarray, positions: Any) -> None:
+        """Raise ValueError for a `mask` (rows, T) of new tokens with zeros between ones, too many
+        tokens, or `positions` that do not count the ones."""
+        inputs.check_contiguous(mask, "attention_mask")
+        counted = self.length - self.padding[:, None] + mask.cumsum(axis=1) - 1
+        inputs.check_positions(int(counted.max()) + 1, self.runtime.config)
+        if positions is not None and ((positions != counted) & (mask == 1)).any():
+            raise ValueError(f"position_ids are {positions.tolist()}, expected {counted.tolist()}")
+
     def _start(self, ids: np.ndarray, mask: np.ndarray, source: Any, kept: int) -> np.ndarray:
-        """Start the decoder with the prompts, and return logits as `read` does, or more."""
+        """Start the decoder with the prompts, and return logits (rows, T, V), at least `kept`."""
         prompt, prompt_mask = ids[:: self.expand_size], mask[:: self.expand_size]
         source = source and check_source(self.runtime, source, len(prompt))
         request = GenerationRequest(self.options, prompt, prompt_mask, source)
         self.decoder = self.runtime.model.decoders.start(request)
         weakref.finalize(self, self.decoder.close)
-        length = ids.shape[1]
-        if not self.decoder.all_logits and length > 1:
-            # several last tokens are fed one by one, which must not be padding
-            if kept != 1 and not (kept and mask[:, -kept:].all()):
-                raise ValueError(
-                    f"target {self.runtime.target!r} returns only the logits after the last token: "
-                    "expected logits_to_keep=1, or an export with the target 'portable'"
-                )
-            length -= kept - 1
+        length = self._prefill_length(mask, kept)
         logits = self.decoder.prefill(prompt[:, :length], prompt_mask[:, :length]).copy()
         if self.expand_size > 1:
             self.decoder.expand(self.expand_size)
             logits = np.repeat(logits, self.expand_size, axis=0)
         if length < ids.shape[1]:
             return np.concatenate([logits, self._feed(ids[:, length:])], axis=1)
-        return logits if kept == 1 or source else align_padding(logits, mask)
+        return logits if kept == 1 else align_padding(logits, mask)
+
+    def _prefill_length(self, mask: np.ndarray, kept: int) -> int:
+        """Return how many tokens of the prompts are fed at once.
+
+        The other `kept` tokens are fed one by one if the decoder returns only the last logits.
+        Raises ValueError if that is impossible: for all logits, and for padding among `kept`.
+        """
+        length = mask.shape[1]
+        if self.decoder.all_logits or length == 1 or kept == 1:
+            return length
+        if not kept or not mask[:, -kept:].all():
+            raise ValueError(
+                f"target {self.runtime.target!r} returns only the logits after the last token: "
+                "expected logits_to_keep=1, or an export with the target 'portable'"
+            )
+        return length - kept + 1
 
     def _feed(self, ids: np.ndarray) -> np.ndarray:
         """Feed tokens (rows, T) in as many steps as needed, and return the logits (rows, T, V)."""
@@ -148,13 +163,6 @@ def check_cache(cache: Any, runtime: Any) -> DecoderCache:
         owner, directory = cache.runtime.info.directory, runtime.info.directory
         raise ValueError(f"the cache is of {owner}, expected one of this model, {directory}")
     return cache
-
-
-def check_counted(counted: np.ndarray, positions: Any, mask: np.ndarray) -> None:
-    """Raise ValueError unless `positions` are None, or those `counted` (rows, T) where `mask` is
-    1."""
-    if positions is not None and ((positions != counted) & (mask == 1)).any():
-        raise ValueError(f"position_ids are {positions.tolist()}, expected {counted.tolist()}")
 
 
 def check_tokens(runtime: Any, ids: Any, mask: Any, prefix: str = "") -> Any:

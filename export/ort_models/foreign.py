@@ -12,11 +12,11 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from ..inference.decoder import GenerationRequest, next_input_name
 from ..inference.devices import CUDA, TENSORRT, available_cpus, require
-from ..inference.export_info import ExportInfo, json_object
+from ..inference.export_info import ExportInfo
 from ..inference.inputs import check_sequence_inputs, move_padding
 from ..inference.session import Session
 from ..specs.graph_spec import TensorSpec
-from .saving import companion_files
+from .saving import companion_files, read_json
 
 DTYPES = {f"tensor({name})": name for name in ("int64", "int32", "bool", "float16")}
 DTYPES |= {"tensor(float)": "float32", "tensor(double)": "float64"}
@@ -24,35 +24,28 @@ DTYPES |= {"tensor(float)": "float32", "tensor(double)": "float64"}
 DEVICES = {TENSORRT: "tensorrt", CUDA: "cuda", "CPUExecutionProvider": "cpu"}
 DEFAULTS = {"attention_mask": 1, "token_type_ids": 0}
 TOKEN_AXES = {2: ("batch_size", "length"), 3: ("batch_size", "num_choices", "length")}
-MERGED, FIRST, STEP = "decoder_model_merged", "decoder_model", "decoder_with_past_model"
 Form = Mapping[str, str]  # names of graphs by role
-SPLIT: Form = {"decoder": FIRST, "step": STEP}
-DECODERS: list[Form] = [{"decoder": MERGED}, SPLIT, {"decoder": FIRST}]
+MERGED = "decoder_model_merged"
+SPLIT: Form = {"decoder": "decoder_model", "step": "decoder_with_past_model"}
+DECODERS: list[Form] = [{"decoder": MERGED}, SPLIT, {"decoder": "decoder_model"}]
 # forms of repositories, the preferred one first
 ENCODER_FORMS: list[Form] = [{"encoder": "model"}]
 DECODER_FORMS = [{"decoder": "model"}, *DECODERS]
 SEQ2SEQ_FORMS = [{"encoder": "encoder_model", **form} for form in DECODERS]
-CACHE, STATES, STATES_MASK = "past_key_values", "encoder_hidden_states", "encoder_attention_mask"
-INPUTS = {  # besides caches
-    "encoder": {"input_ids", "attention_mask", "token_type_ids", "pixel_values"},
-    "decoder": {"input_ids", "attention_mask", "position_ids", "use_cache_branch"},
-}
-INPUTS["decoder"] |= {STATES, STATES_MASK}
+PAST, STATES, STATES_MASK = "past_key_values", "encoder_hidden_states", "encoder_attention_mask"
+ENCODER_INPUTS = {"input_ids", "attention_mask", "token_type_ids", "pixel_values"}
+DECODER_INPUTS = {"input_ids", "attention_mask", "position_ids", "use_cache_branch"}
+DECODER_INPUTS |= {STATES, STATES_MASK}  # and caches
 
 
 class ForeignRuntime:
     """Graphs without a manifest, with the attributes and methods of a `Runtime` that models use.
 
-    Args:
-        directory: directory with config.json.
-        graphs: paths of the graphs, by role.
-        config: content of config.json.
-        threads: CPU threads per operator, by default all that this process may use.
-        device: `"cpu"`, `"cuda"` or `"tensorrt"`; `"cpu"` if None.
+    `graphs` are paths by role in `directory`. `config` is the content of config.json. `device` is
+    `"cpu"`, the default, `"cuda"` or `"tensorrt"`. By default all CPU threads are used.
 
-    Raises:
-        ValueError: if onnxruntime cannot load a graph, or a graph has other inputs or outputs.
-        OSError: if the device is not available.
+    Raises ValueError if onnxruntime cannot load a graph, or if it has other inputs or outputs, and
+    OSError if the device is not available.
     """
 
     target = "portable"
@@ -68,42 +61,43 @@ class ForeignRuntime:
         self.info = read_info(directory, graphs, config)
         self.architecture, self.config = self.info.architecture, self.info.config
         self.device, self.threads = device or "cpu", threads or available_cpus()
-        where = self.threads, self.device
-        self.graphs = {role: Graph(path, *where) for role, path in graphs.items()}
+        self.graphs = {
+            role: Graph(path, role == "encoder", self.threads, self.device)
+            for role, path in graphs.items()
+        }
         self.output_names = [name for graph in self.graphs.values() for name in graph.outputs]
         self.model = SimpleNamespace(decoders=self)
-        for role in graphs:
-            check_graph(self.graphs[role], "encoder" if role == "encoder" else "decoder")
 
     def outputs(self, **arrays: Any) -> dict[str, np.ndarray]:
         """Return all outputs of the encoder by name. Raises ValueError for wrong `arrays`.
 
-        Masks and types that the graph does not have must be `DEFAULTS` everywhere.
+        For a graph without masks, a mask must be 1 everywhere.
         """
         graph = self.graphs["encoder"]
-        for name in DEFAULTS.keys() - graph.inputs:
-            if np.all(arrays.get(name) == DEFAULTS[name]):
-                arrays[name] = None
-        tensors = [describe(value, self.config) for value in graph.inputs.values()]
+        if "attention_mask" not in graph.inputs and np.all(arrays.get("attention_mask") == 1):
+            arrays["attention_mask"] = None
+        tensors = [input_spec(value, self.config) for value in graph.inputs.values()]
         return graph.run(check_sequence_inputs(tensors, arrays, str(graph.path)))
 
     def encode(self, input_ids: np.ndarray, attention_mask: Any = None) -> np.ndarray:
         """Return the states (B, S, D) of sources (B, S)."""
-        arrays = {"input_ids": input_ids, "attention_mask": attention_mask}
-        return self.outputs(**arrays)["last_hidden_state"]
+        outputs = self.outputs(input_ids=input_ids, attention_mask=attention_mask)
+        return outputs["last_hidden_state"]
 
     def start(self, request: GenerationRequest) -> "ForeignDecoder":
         """Encode the source of `request`, if it has one, and return the decoder of its prompts."""
-        source = {}
-        if request.source is not None:
-            source = {STATES: self.encode(*request.source), STATES_MASK: request.source[1]}
-        return ForeignDecoder(self.graphs, source)
+        if (source := request.source) is None:
+            return ForeignDecoder(self.graphs, {})
+        return ForeignDecoder(self.graphs, {STATES: self.encode(*source), STATES_MASK: source[1]})
 
 
 class Graph:
-    """The graph in the file `path`, open on a `device` with CPU `threads`."""
+    """The graph in the file `path`, open on a `device` with CPU `threads`.
 
-    def __init__(self, path: Path, threads: int, device: str):
+    Raises ValueError for unknown inputs or dtypes, and for a decoder without logits.
+    """
+
+    def __init__(self, path: Path, is_encoder: bool, threads: int, device: str):
         if device != "cpu":
             require(device)
         options = onnxruntime.SessionOptions()
@@ -112,31 +106,47 @@ class Graph:
         self.path, self.session = path, Session(str(path), options, providers, path)
         self.inputs = {value.name: value for value in self.session.inner.get_inputs()}
         self.outputs = {value.name: value for value in self.session.inner.get_outputs()}
+        self._check(is_encoder)
+
+    def _check(self, is_encoder: bool) -> None:
+        caches = {name for name in self.inputs if PAST in name}
+        known = ENCODER_INPUTS if is_encoder else DECODER_INPUTS | caches
+        if unknown := sorted(self.inputs.keys() - known):
+            kind = "encoder" if is_encoder else "decoder"
+            raise ValueError(f"{self.path} has the inputs {unknown}, which no {kind} feeds")
+        types = {name: value.type for name, value in self.inputs.items()}
+        if not {*types.values()} <= DTYPES.keys():
+            raise ValueError(f"{self.path} has the inputs {types}, expected only {[*DTYPES]}")
+        shapes = {name: value.shape for name, value in self.outputs.items()}
+        if not is_encoder and len(shapes.get("logits", ())) != 3:
+            raise ValueError(f"{self.path} returns {shapes}, expected logits with 3 axes")
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Run the graph on those of `feeds` that are its inputs, and return all outputs by name.
 
         Feeds are cast to the dtypes of the inputs. Raises KeyError for a missing input.
         """
-        dtypes = {name: DTYPES[value.type] for name, value in self.inputs.items()}
-        arrays = {name: feeds[name].astype(dtypes[name], copy=False) for name in dtypes}
-        names = [*self.outputs]
-        return dict(zip(names, self.session.run(names, arrays)))
+        arrays = {
+            name: feeds[name].astype(DTYPES[value.type], copy=False)
+            for name, value in self.inputs.items()
+        }
+        return dict(zip(self.outputs, self.session.run([*self.outputs], arrays)))
 
     def empty_caches(self, rows: int) -> dict[str, np.ndarray]:
         """Return caches without tokens for this number of `rows`, by the names of the inputs."""
-        shapes = {name: value.shape[1:] for name, value in self.inputs.items() if CACHE in name}
-        fixed = {
-            name: [size if isinstance(size, int) else 0 for size in shapes[name]] for name in shapes
-        }
-        return {name: np.zeros((rows, *fixed[name])) for name in fixed}
+        caches = {}
+        for name, value in self.inputs.items():
+            if PAST in name:
+                shape = [axis if isinstance(axis, int) else 0 for axis in value.shape[1:]]
+                caches[name] = np.zeros((rows, *shape))
+        return caches
 
 
 class ForeignDecoder:
     """The `Decoder` of graphs that another exporter wrote, some of which read one token per step.
 
-    Graphs without caches read all tokens again. The graph `"step"`, if there is one, reads later
-    tokens. `source` are the encoder's states and mask, by the names of the inputs.
+    Graphs without caches read all tokens again. `source` are the encoder's states and mask, by the
+    names of the inputs.
     """
 
     all_logits, max_step_tokens = True, 1
@@ -160,11 +170,11 @@ class ForeignDecoder:
 
     def _run(self) -> np.ndarray:
         """Read all tokens, or the last one if there are caches, and return the logits."""
-        is_later = any(CACHE in name for name in self.arrays)
-        graph, new = (self.later, slice(-1, None)) if is_later else (self.first, slice(None))
+        is_later = any(PAST in name for name in self.arrays)
+        graph, unread = (self.later, slice(-1, None)) if is_later else (self.first, slice(None))
         feeds = graph.empty_caches(len(self.arrays["input_ids"])) | self.arrays
         positions = np.maximum(feeds["attention_mask"].cumsum(axis=1) - 1, 0)
-        feeds |= {"input_ids": feeds["input_ids"][:, new], "position_ids": positions[:, new]}
+        feeds |= {"input_ids": feeds["input_ids"][:, unread], "position_ids": positions[:, unread]}
         outputs = graph.run(feeds | {"use_cache_branch": np.array([is_later])})
         for name, states in outputs.items():
             cache = next_input_name(name)
@@ -193,16 +203,14 @@ class ForeignDecoder:
 
 def read_info(directory: Path, graphs: Mapping[str, Path], config: dict[str, Any]) -> ExportInfo:
     """Return the configs and the names of the files of `graphs`, paths by role, in `directory`."""
-    path = directory / GENERATION_CONFIG_NAME
-    generation = json_object(path, path.read_bytes()) if path.is_file() else {}
-    paths = {file for path in graphs.values() for file in path.parent.glob(f"{path.name}*")}
-    paths |= companion_files(directory)
-    names = sorted(path.relative_to(directory).as_posix() for path in paths)
-    manifest = {"architecture": str(directory), "files": dict.fromkeys(names)}
-    return ExportInfo(directory, manifest, config, generation, {}, {})
+    files = [file for path in graphs.values() for file in path.parent.glob(f"{path.name}*")]
+    names = {file.relative_to(directory).as_posix() for file in files} | companion_files(directory)
+    manifest = {"architecture": str(directory), "files": dict.fromkeys(sorted(names))}
+    generation_config = read_json(directory / GENERATION_CONFIG_NAME)
+    return ExportInfo(directory, manifest, config, generation_config, {}, {})
 
 
-def describe(value: Any, config: Mapping[str, Any]) -> TensorSpec:
+def input_spec(value: Any, config: Mapping[str, Any]) -> TensorSpec:
     """Return the spec of an input of a graph, whose tokens must be in the config's vocabulary."""
     axes = tuple(axis if isinstance(axis, int) else str(axis) for axis in value.shape)
     is_ids, size = value.name == "input_ids", config.get("vocab_size")
@@ -212,28 +220,12 @@ def describe(value: Any, config: Mapping[str, Any]) -> TensorSpec:
     return TensorSpec(value.name, DTYPES[value.type], axes, limits, DEFAULTS.get(value.name))
 
 
-def check_graph(graph: Graph, kind: str) -> None:
-    """Raise ValueError for unknown inputs or dtypes of a `graph`, and a decoder without logits.
-
-    `kind` is `"encoder"` or `"decoder"`.
-    """
-    known = INPUTS[kind] | {name for name in graph.inputs if CACHE in name and kind == "decoder"}
-    if unknown := sorted(graph.inputs.keys() - known):
-        raise ValueError(f"{graph.path} has the inputs {unknown}, which no {kind} feeds")
-    types = {name: value.type for name, value in graph.inputs.items()}
-    if not {*types.values()} <= DTYPES.keys():
-        raise ValueError(f"{graph.path} has the inputs {types}, expected only {[*DTYPES]}")
-    shapes = {name: value.shape for name, value in graph.outputs.items()}
-    if kind == "decoder" and len(shapes.get("logits", ())) != 3:
-        raise ValueError(f"{graph.path} returns {shapes}, expected logits with 3 axes")
-
-
-def graph_names(forms: Sequence[Form], stem: str) -> list[list[str]]:
+def graph_names(forms: Sequence[Form], file_name: str | Path | None) -> list[list[str]]:
     """Return the names of the graphs of each form, without ".onnx".
 
-    `stem` is the name of one graph, whose ending all have, as in decoder_model_int8. It is empty
-    for graphs without ending.
+    They have the ending of the graph `file_name`, such as _int8 in decoder_model_int8.onnx.
     """
+    stem = Path(file_name or "").stem
     known = [name for form in forms for name in form.values() if stem.startswith(name)]
     if stem and not known and len(forms[0]) == 1:  # a graph with a name of its own
         return [[stem]]
@@ -242,26 +234,22 @@ def graph_names(forms: Sequence[Form], stem: str) -> list[list[str]]:
 
 
 def find_graphs(folder: Path, forms: Sequence[Form], file_name: str | None) -> dict[str, Path]:
-    """Return `{role: path}` of the graphs of the first of `forms` that a folder has.
+    """Return `{role: path}` of the graphs of the first of `forms` that `folder` has.
 
-    Args:
-        folder: folder with graphs, also in folders of it. Those that are less deep are preferred.
-        forms: names of graphs by role, the preferred form first.
-        file_name: name of one graph, see `graph_names`, by default of the only one. It may have
-            folders.
+    Subfolders are searched too, and the least deep ones are preferred. `file_name` is one of the
+    graphs, see `graph_names`, and may have folders. By default, it is the only graph.
 
-    Raises:
-        FileNotFoundError: if no form has all its graphs.
-        ValueError: if two folders of the same depth have them.
+    Raises FileNotFoundError if no form has all its graphs, and ValueError if two folders of the
+    same depth have them.
     """
     graphs = sorted(folder.rglob(str(Path(file_name or "").parent / "*.onnx")))
     is_single = file_name is None and len(graphs) == 1
-    expected = graph_names(forms, Path(graphs[0] if is_single else file_name or "").stem)
+    expected = graph_names(forms, graphs[0] if is_single else file_name)
     parents = sorted({path.parent for path in graphs}, key=lambda parent: len(parent.parts))
     for form, names in zip(forms, expected):
         files = [f"{name}.onnx" for name in names]
         folders = [parent for parent in parents if {parent / file for file in files} <= {*graphs}]
-        if len({len(parent.parts) for parent in folders[:2]}) < len(folders[:2]):
+        if len(folders) > 1 and len(folders[0].parts) == len(folders[1].parts):
             first, second = (str(parent.relative_to(folder)) for parent in folders[:2])
             raise ValueError(f"{files} are in {first} and {second}, expected one: pass subfolder")
         if folders:

@@ -1,9 +1,6 @@
 """The classes of models that generate: transformers' `generate` over the decoders of an export."""
 
-import contextlib
 import inspect
-from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,19 +19,17 @@ from .foreign import DECODER_FORMS, SEQ2SEQ_FORMS
 # The keyword of caches, which transformers 5.24 renamed.
 KEYWORDS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
 CACHE = "cache" if "cache" in KEYWORDS else "past_key_values"
-INPUTS = {"input_ids", "attention_mask", "decoder_input_ids"}
 NO_OUTPUTS = ("output_attentions", "output_hidden_states")  # of generation configs
 LOOP_ONLY = ("do_sample", "return_dict_in_generate", "output_scores", "output_logits")
 
 
-class PrivateNames(GenerationMixin):
-    """The private methods and attributes that transformers' `GenerationMixin` looks up in a
-    model."""
+class ORTModelForGeneration(GenerationMixin, ORTModel):
+    """The base class of causal and seq2seq models, with `generate` of transformers."""
 
+    output_modalities = ("text",)
+    # the private names that `GenerationMixin` looks up
     base_model_prefix = ""
     _is_stateful = False
-    runtime: Any
-    warn_of_ignored: Any
 
     @classmethod
     def is_remote_code(cls) -> bool:
@@ -46,8 +41,7 @@ class PrivateNames(GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict, generation_mode: Any, *args: Any
     ) -> None:
-        """Put a `DecoderCache` into `model_kwargs`, also for `use_cache=False`, unless the caller
-        passed a cache."""
+        """Put a `DecoderCache` into `model_kwargs`, even for `use_cache=False`, if it has none."""
         generation_config.use_cache = True
         self.warn_of_ignored({name: getattr(generation_config, name) for name in NO_OUTPUTS})
         vars(generation_config).update(dict.fromkeys(NO_OUTPUTS, False))
@@ -80,13 +74,6 @@ class PrivateNames(GenerationMixin):
         model_kwargs["encoder_outputs"] = with_source(states, inputs_tensor, mask)
         return model_kwargs
 
-
-class ORTModelForGeneration(PrivateNames, ORTModel):
-    """An `ORTModel` with `generate` of transformers; the base class of causal and seq2seq
-    models."""
-
-    output_modalities = ("text",)
-
     def can_generate(self) -> bool:
         return True
 
@@ -115,43 +102,40 @@ class ORTModelForGeneration(PrivateNames, ORTModel):
         ids = arguments.get("input_ids")
         fits_loop = ids is None or (isinstance(ids, torch.Tensor) and ids.ndim == 2)
         if not args:
-            # the loop supports more, or has an error of its own
-            with contextlib.suppress(ValueError) if fits_loop else contextlib.nullcontext():
+            try:
                 return self._search(generation_config, **arguments)
+            except ValueError:  # the loop supports more, or has an error of its own
+                if not fits_loop:
+                    raise
         return super().generate(inputs, generation_config, *args, **kwargs)
 
     def _search(self, generation_config: GenerationConfig | None, **kwargs: Any) -> Any:
-        """Return the tokens of `Runtime.generate`. Raises ValueError if it does not support the
-        arguments."""
-        fields, changed = vars(self.generation_config), vars(generation_config or SimpleNamespace())
-        settings = fields | set_values(changed) | kwargs
-        arrays: dict[str, Any] = {name: to_numpy(settings.pop(name, None)) for name in INPUTS}
+        """Return the tokens of `Runtime.generate`. Raises ValueError for unsupported arguments."""
+        fields = vars(self.generation_config)
+        changes = {} if generation_config is None else vars(generation_config)
+        settings = fields | without_none(changes) | kwargs
+        ids, mask, decoder_ids = (
+            to_numpy(settings.pop(name, None))
+            for name in ("input_ids", "attention_mask", "decoder_input_ids")
+        )
         loop_only = {name for name in LOOP_ONLY if settings.get(name)}
-        loop_only |= set_values(settings).keys() - fields.keys()
-        if loop_only or arrays["input_ids"] is None or not isinstance(self.runtime, Runtime):
+        loop_only |= without_none(settings).keys() - fields.keys()
+        if loop_only or ids is None or not isinstance(self.runtime, Runtime):
             names = f"{sorted(loop_only)} of {self.runtime.architecture}"
             raise ValueError(f"{names} need the loop of transformers, expected tensors (B, S)")
         check_applied(settings, is_sampling=False)
-        if self.config.is_encoder_decoder and arrays["attention_mask"] is None:
-            arrays["attention_mask"] = np.ones_like(arrays["input_ids"])
         if not self.config.is_encoder_decoder:
-            pad = settings.get("pad_token_id")
-            pad = next(iter(as_list(settings.get("eos_token_id"))), 0) if pad is None else pad
-            check_prompts(arrays["input_ids"], arrays["attention_mask"], to_python(pad))
+            check_prompts(ids, mask, settings)
+        elif mask is None:
+            mask = np.ones_like(ids)
         options: dict[str, Any] = {name: settings.get(name) for name in FIELDS}
         if options["decoder_start_token_id"] is None:
             del options["decoder_start_token_id"]  # the export knows it
-        return from_numpy(self.runtime.generate(**arrays, **options), kwargs["input_ids"])
-
-    def _decode(self, ids: Any, cache: Any, options: Sequence[Any], **fields: Any) -> Any:
-        """Feed new tokens to `cache`, by default a new one, and return its logits, it and
-        `fields`. `options` are further arguments of `DecoderCache.read`."""
-        cache = check_cache(cache, self.runtime)
-        logits = from_numpy(cache.read(to_numpy(ids), *options), ids)
-        return self.output_class(logits=logits, **{CACHE: cache}, **fields)
+        tokens = self.runtime.generate(ids, mask, decoder_ids, **options)
+        return from_numpy(tokens, kwargs["input_ids"])
 
 
-def set_values(arguments: dict[str, Any]) -> dict[str, Any]:
+def without_none(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that are not `None`."""
     return {name: value for name, value in arguments.items() if value is not None}
 
@@ -159,31 +143,35 @@ def set_values(arguments: dict[str, Any]) -> dict[str, Any]:
 def with_source(states: Any, input_ids: Any, attention_mask: Any) -> outputs.BaseModelOutput:
     """Return `states` as outputs of an encoder, whose attribute `source` decoders start from."""
     output = outputs.BaseModelOutput(last_hidden_state=states)
-    output.source = to_numpy(input_ids), to_numpy(attention_mask)
+    ids, mask = to_numpy(input_ids), to_numpy(attention_mask)
+    output.source = ids, np.ones_like(ids) if mask is None else mask
     return output
 
 
-def check_prompts(ids: np.ndarray, mask: np.ndarray | None, pad: int) -> None:
-    """Raise ValueError unless prompts (B, S) are padded on the left with `pad`, as
-    `Runtime.generate` returns them."""
+def check_prompts(ids: np.ndarray, mask: np.ndarray | None, settings: dict[str, Any]) -> None:
+    """Raise ValueError unless prompts (B, S) are padded on the left with the pad token.
+
+    `Runtime.generate` returns no others.
+    """
+    tokens = as_list(settings.get("pad_token_id")) or as_list(settings.get("eos_token_id")) or [0]
+    pad = to_python(tokens[0])
     is_padding = ids == pad if mask is None else mask == 0
     if is_padding[..., -1].any() or (is_padding & (ids != pad)).any():
-        padded = f"prompts padded on the right or with other tokens than {pad}"
-        raise ValueError(f"{padded} need the loop of transformers, expected tensors (B, S)")
+        prompts = f"prompts padded on the right or with other tokens than {pad}"
+        raise ValueError(f"{prompts} need the loop of transformers, expected tensors (B, S)")
 
 
-def check_masks(source: tuple[Any, Any], source_mask: Any, target_mask: Any) -> None:
-    """Raise ValueError if `source_mask`, whose rows may be repeated, differs from the mask of
-    `source`, or if a row of `target_mask` has zeros before ones. Masks may be `None`."""
-    expected = np.ones_like(source[0]) if source[1] is None else source[1]
+def check_masks(expected: np.ndarray, source_mask: Any, target_mask: Any) -> None:
+    """Raise ValueError if `source_mask`, whose rows may be repeated, is not the `expected` mask, or
+    if a row of `target_mask` has zeros before ones. Masks may be `None`."""
     if source_mask is not None:
-        seen = source_mask[:: len(source_mask) // len(expected) or 1]
-        if not np.array_equal(seen, expected):
-            masks = f"{seen.tolist()}, expected that of the encoder, {expected.tolist()}"
+        mask = source_mask[:: len(source_mask) // len(expected) or 1]
+        if not np.array_equal(mask, expected):
+            masks = f"{mask.tolist()}, expected that of the encoder, {expected.tolist()}"
             raise ValueError(f"attention_mask is {masks}")
     if target_mask is not None and (np.diff(target_mask.astype(int), prepend=1) > 0).any():
-        masks = f"{target_mask.tolist()}, expected zeros only on the right"
-        raise ValueError(f"decoder_attention_mask is {masks}")
+        mask = target_mask.tolist()
+        raise ValueError(f"decoder_attention_mask is {mask}, expected zeros only on the right")
 
 
 class ORTModelForCausalLM(
@@ -223,15 +211,13 @@ class ORTModelForCausalLM(
             return_dict: False to return a tuple in place of named outputs.
             labels, kwargs: ignored with a warning.
 
-        Raises:
-            ValueError: for wrong tokens, masks or positions, a cache of another model, and logits
-                that the target does not return.
+        Raises ValueError for wrong tokens, masks or positions, a cache of another model, and logits
+        that the target does not return.
         """
         self.warn_of_ignored({"labels": labels, **kwargs})
-        cache = past_key_values if cache is None else cache
-        options = to_numpy(attention_mask), None, logits_to_keep, to_numpy(position_ids)
-        output = self._decode(input_ids, cache, options)
-        return output.to_tuple() if return_dict is False else output
+        cache = check_cache(past_key_values if cache is None else cache, self.runtime)
+        logits = cache.read(input_ids, logits_to_keep, attention_mask, positions=position_ids)
+        return self._output({"logits": logits, CACHE: cache}, input_ids, return_dict)
 
 
 class ORTModelForSeq2SeqLM(
@@ -259,8 +245,7 @@ class ORTModelForSeq2SeqLM(
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Feed target tokens and return the logits (B, T, V) after each, a cache for the next call,
-        and the states of the encoder.
+        """Feed target tokens and return logits (B, T, V), a cache, and the states of the encoder.
 
         Args:
             input_ids, attention_mask: sources (B, S), unless there are `encoder_outputs`.
@@ -270,20 +255,19 @@ class ORTModelForSeq2SeqLM(
             past_key_values, cache, logits_to_keep, use_cache, return_dict: as for causal models.
             token_type_ids, labels, kwargs: ignored with a warning.
 
-        Raises:
-            ValueError: for wrong tokens or masks, encoder outputs or caches of another model, and
-                logits that the target does not return.
+        Raises ValueError for wrong tokens or masks, encoder outputs or caches of another model, and
+        logits that the target does not return.
         """
         self.warn_of_ignored({"labels": labels, "token_type_ids": token_type_ids, **kwargs})
-        cache = past_key_values if cache is None else cache
         encoder_outputs = encoder_outputs or self.encode(input_ids, attention_mask)
         source = getattr(encoder_outputs, "source", None)
         if source is None:
             raise ValueError("encoder_outputs has no source, expected those of this encoder")
-        check_masks(source, to_numpy(attention_mask), to_numpy(decoder_attention_mask))
-        states = {"encoder_last_hidden_state": encoder_outputs.last_hidden_state}
-        output = self._decode(decoder_input_ids, cache, (None, source, logits_to_keep), **states)
-        return output.to_tuple() if return_dict is False else output
+        check_masks(source[1], to_numpy(attention_mask), to_numpy(decoder_attention_mask))
+        cache = check_cache(past_key_values if cache is None else cache, self.runtime)
+        fields = {"encoder_last_hidden_state": encoder_outputs.last_hidden_state, CACHE: cache}
+        fields["logits"] = cache.read(decoder_input_ids, logits_to_keep, source=source)
+        return self._output(fields, decoder_input_ids, return_dict)
 
     def get_encoder(self, modality: str | None = None) -> Any:
         return self.encode

@@ -1,10 +1,14 @@
 """The arguments of optimum's `from_pretrained`: which files are opened, and how."""
 
 import os
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from multiprocessing.context import get_spawning_popen
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from pickle import PicklingError
 from typing import Any
 
 import onnxruntime
@@ -17,7 +21,7 @@ from ..exporting.export import export
 from ..inference.export_info import MANIFEST
 from ..runtime import Runtime
 from .foreign import DEVICES, ForeignRuntime, Form, find_graphs
-from .saving import COMPANION_FILES, TemporaryFolder, companion_files, copy_files, read_json
+from .saving import COMPANION_FILES, companion_files, copy_files, read_json
 
 logger = logging.get_logger(__name__)
 
@@ -28,13 +32,13 @@ OPTIONS = {*CHECKPOINT_OPTIONS, *IGNORED, "provider", "providers"}
 OPTIONS |= {"session_options", "use_io_binding", "dtype"}
 PROVIDERS = {**DEVICES, "AzureExecutionProvider": "cpu"}  # and their devices
 THREADS = "intra_op_num_threads"
+PREFIX = "vanilla-transformer-"  # of temporary folders
 
 
 def runtime_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return device and threads for `Runtime` from the `options` of `from_pretrained`.
+    """Return device and threads for `Runtime`, and log options of `from_pretrained` without effect.
 
-    Options without effect are warnings. Raises TypeError for an unknown option, and UsageError for
-    an unknown provider.
+    Raises TypeError for an unknown option, and UsageError for an unknown provider.
     """
     if unknown := sorted(options.keys() - OPTIONS):
         raise TypeError(f"unknown {unknown}, expected some of {sorted(OPTIONS)}")
@@ -53,7 +57,7 @@ def runtime_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_threads(session_options: Any) -> int | None:
-    """Return the threads that onnxruntime's `session_options` set; other attributes are a warning.
+    """Return the threads that onnxruntime's `session_options` set, and log other attributes.
 
     onnxruntime does not list config entries. Raises TypeError for another class.
     """
@@ -94,7 +98,7 @@ def download(model_id: str, subfolder: str, graphs: Sequence[str], hub: Mapping[
         cached_file(model_id, CONFIG_NAME, **hub)  # with transformers' errors
     get = partial(snapshot_download, model_id, **hub)
     root = Path(get(allow_patterns=[*COMPANION_FILES]))
-    directory = config_directory(root, subfolder)
+    directory = config_directory(root, root / subfolder)
     if files := read_json(directory / MANIFEST).get("files"):
         prefix = directory.relative_to(root)
         return Path(get(allow_patterns=[(prefix / name).as_posix() for name in files]))
@@ -105,9 +109,8 @@ def download(model_id: str, subfolder: str, graphs: Sequence[str], hub: Mapping[
     return root
 
 
-def config_directory(root: Path, subfolder: str) -> Path:
-    """Return the folder of config.json and the manifest: the `subfolder`, or else `root`."""
-    folder = root / subfolder
+def config_directory(root: Path, folder: Path) -> Path:
+    """Return the directory of config.json and the manifest: the subfolder `folder`, else `root`."""
     return folder if (folder / CONFIG_NAME).is_file() else root
 
 
@@ -121,37 +124,63 @@ def must_export(folder: Path, export: bool) -> bool:
     return export or not has_graphs
 
 
-def export_checkpoint(model: Any, companions: Path, target: str | None) -> TemporaryFolder:
+def export_checkpoint(model: Any, companions: Path, target: str | None) -> "TemporaryFolder":
     """Export the torch `model` to a temporary folder, and return the folder.
 
-    The folder `companions` has its tokenizer, image processor and modules of sentence-transformers.
-    `target` is by default portable.
+    The tokenizer and other files beside the weights are in the folder `companions`.
     """
     folder = TemporaryFolder()
-    with TemporaryDirectory(prefix="vanilla-transformer-") as checkpoint:
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as checkpoint:
         copy_files(companions, companion_files(companions), Path(checkpoint))
         model.save_pretrained(checkpoint)
         export(checkpoint, folder.path, **({} if target is None else {"target": target}))
     return folder
 
 
+class TemporaryFolder:
+    """A folder that its process removes when no model uses it any more. Copies of models share it.
+
+    It is pickled, as its path, for processes that this one starts. Others may live longer.
+    """
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
+        weakref.finalize(self, remove_folder, self.path, os.getpid())
+
+    def __deepcopy__(self, memo: dict) -> "TemporaryFolder":
+        return self
+
+    def __reduce__(self) -> tuple:
+        if get_spawning_popen() is None:
+            raise PicklingError(
+                f"the model is in the temporary folder {self.path}, expected a saved one: call "
+                "save_pretrained and open what it saved"
+            )
+        return Path, (str(self.path),)
+
+
+def remove_folder(path: Path, process_id: int) -> None:
+    """Remove the folder `path`, unless this is a fork of the process that made it."""
+    if os.getpid() == process_id:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def find_runtime(
     root: Path,
-    subfolder: str,
+    folder: Path,
     file_name: str | None,
     forms: Sequence[Form],
     config: PreTrainedConfig | None,
     options: Mapping[str, Any],
 ) -> tuple[Callable[..., Any], PreTrainedConfig | None]:
-    """Return a function of threads and device that opens a `Runtime` or a `ForeignRuntime`, and its
-    config, which is None for that of an export.
+    """Return a function of device and threads that opens the graphs in `folder`, and the config.
 
-    Graphs are in the `subfolder` of `root`, see `find_graphs` for `file_name`, `forms` and errors.
-    config.json and the manifest of an export are there too, or else in `root`.
+    The config is None for that of an export. `folder` is `root` or a subfolder of it. See
+    `find_graphs` for the other arguments and errors.
     """
-    directory, folder = config_directory(root, subfolder), root / subfolder
+    directory = config_directory(root, folder)
     is_export = (directory / MANIFEST).is_file()
-    if is_export and directory != folder:  # whose graphs may be others than those of the folder
+    if is_export and directory != folder:  # whose graphs may be others than those of the export
         files = read_json(directory / MANIFEST).get("files", {})
         is_export = any((directory / name).is_relative_to(folder) for name in files)
     if is_export:
@@ -180,9 +209,9 @@ def find_dtype(directory: Path, file_name: str | None) -> str | None:
     """
     if file_name is None:
         return None
-    variants = read_json(directory / MANIFEST)["variants"].items()
-    graphs = [(file, dtype) for dtype, variant in variants for file in variant["graphs"].values()]
-    dtypes = {Path(file).name: dtype for file, dtype in graphs}
+    dtypes: dict[str, str] = {}
+    for dtype, variant in read_json(directory / MANIFEST)["variants"].items():
+        dtypes |= {Path(file).name: dtype for file in variant["graphs"].values()}
     if Path(file_name).name not in dtypes:
         raise FileNotFoundError(f"{directory} has no {file_name}, expected one of {list(dtypes)}")
     return dtypes[Path(file_name).name]

@@ -31,18 +31,21 @@ def pipeline(
         ValueError: for a task that exports do not have, if `model` is a path or name.
     """
     if isinstance(model, str | os.PathLike) and task is not None:
-        auto_classes = check_task(task)[1]["pt"]
-        known = [value for value in MODEL_CLASSES.values() if value.auto_class in auto_classes]
-        if not known:
-            classes, ours = (
-                ", ".join(sorted({auto_class.__name__ for auto_class in group}))
-                for group in (auto_classes, (value.auto_class for value in MODEL_CLASSES.values()))
-            )
-            raise ValueError(f"task {task!r} needs {classes}, expected a task of one of {ours}")
         hub = {name: kwargs[name] for name in HUB_ARGUMENTS if kwargs.get(name) is not None}
-        model = known[0].from_pretrained(model, **hub, **(model_kwargs or {}))
+        model = find_class(task).from_pretrained(model, **hub, **(model_kwargs or {}))
     if isinstance(model, ORTModel):
         processor = "tokenizer" if "text" in model.input_modalities else "image_processor"
         if kwargs.get(processor) is None and kwargs.get("feature_extractor") is None:
             kwargs[processor] = str(model.runtime.info.directory)
     return transformers.pipeline(task, model=model, **kwargs)
+
+
+def find_class(task: str) -> type[ORTModel]:
+    """Return the class of models for `task`. Raises ValueError if there is none."""
+    expected = {auto_class.__name__ for auto_class in check_task(task)[1]["pt"]}
+    classes = {value: value.auto_class.__name__ for value in MODEL_CLASSES.values()}
+    for model_class, name in classes.items():
+        if name in expected:
+            return model_class
+    names, ours = ", ".join(sorted(expected)), ", ".join(sorted({*classes.values()}))
+    raise ValueError(f"task {task!r} needs {names}, expected a task of one of {ours}")
