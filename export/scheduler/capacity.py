@@ -108,10 +108,10 @@ def sources_length(config: dict) -> int:
 def well_filled(config: dict) -> int:
     """Return how many rows a batch should have before other workers start batches beside it.
 
-    It is 0 for larger models, whose steps take longer with each row. `config` are the fields of
-    config.json.
+    It is 0 for larger models, whose steps take longer with each row, and for decoder-only models,
+    whose prompts several workers read faster. `config` are the fields of config.json.
     """
-    return int(STEP_COST / token_cost(config))
+    return int(STEP_COST / token_cost(config)) if "decoder_layers" in config else 0
 
 
 def slots_per_worker(workers: int, slot_bytes: int) -> int:

@@ -14,6 +14,7 @@ JOIN_SIZE = 8
 # nothing joins until it fits.
 MAX_OVERTAKEN = 0.5
 MAX_LEFT = 0.005  # seconds that a part is left to another batch, which should grow
+SHORTEST_WAIT = 0.0001  # seconds
 
 
 class RequestQueue:
@@ -28,7 +29,7 @@ class RequestQueue:
         self.num_rows = 0
         self.changed = threading.Condition()
         self.is_closed = False
-        # running parts of each batch before its current step, 0 if it should not grow
+        # running parts of each batch before its current step, 0 if it should or can not grow
         self.growing: dict[Batch, int] = {}
 
     def put(self, request: ClientRequest) -> None:
@@ -56,14 +57,23 @@ class RequestQueue:
         with self.changed:
             while True:
                 now = time.perf_counter()
-                self.growing[batch] = len(batch.running) if batch.should_grow else 0
+                grows = batch.should_grow and batch.join_delay < MAX_LEFT
+                self.growing[batch] = len(batch.running) if grows else 0
                 if self.requests and self.is_worth_joining(batch, now, last_join):
                     return self.select(batch, now)
                 if not is_empty:
                     return []
                 if self.is_closed and not self.requests:
                     return None
-                self.changed.wait((batch.join_delay or MAX_LEFT) if self.requests else None)
+                self.changed.wait(self.patience(batch, now))
+
+    def patience(self, batch: Batch, now: float) -> float | None:
+        """Return the seconds that `batch` may wait for more parts at the time `now`, `None` without
+        limit."""
+        if not self.requests:
+            return None
+        left = self.requests[0].arrived_at + MAX_LEFT - now
+        return batch.join_delay or max(left, SHORTEST_WAIT)
 
     def is_worth_joining(self, batch: Batch, now: float, last_join: float) -> bool:
         """Return True if parts should join `batch` now instead of waiting for more.
@@ -119,6 +129,9 @@ class RequestQueue:
             else:
                 num_blocked += 1
             self.requests.rotate(-1)
+        if self.num_rows:  # the other rows do not fit, so another batch takes them
+            self.growing[batch] = 0
+            self.changed.notify()
         return parts
 
     def cancel(self, request: ClientRequest) -> None:

@@ -125,7 +125,8 @@ class SlotBatch:
 
     @property
     def should_grow(self) -> bool:
-        return 0 < len(self.running) < self.well_filled and self.num_free_rows > 0
+        num_rows = self.capacity - self.num_free_rows
+        return bool(self.running) and num_rows < min(self.well_filled, self.capacity)
 
     @property
     def num_free_rows(self) -> int:

@@ -151,7 +151,8 @@ def test_small_models_use_several_workers_and_large_models_all_threads():
     assert arrange_workers(tiny, 4, workers=1, threads=3) == Arrangement(1, 3)
     assert [chunk_length(config) for config in (tiny, base, gpt2)] == [256, 32, 16]
     assert [sources_length(config) for config in (tiny, base)] == [512, 122]
-    assert [well_filled(config) for config in (tiny, base, gpt2)] == [24, 0, 0]
+    decoder = {**gpt2, "hidden_size": 128, "num_attention_heads": 2}
+    assert [well_filled(config) for config in (tiny, base, gpt2, decoder)] == [24, 0, 0, 0]
     assert (
         slots_per_worker(2, 4_000_000) == 32
         and slots_per_worker(1, 100_000_000) == 10

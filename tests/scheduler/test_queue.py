@@ -7,7 +7,7 @@ from messages import raises
 from opened_engines import first_batch, open_engine
 
 from vanilla_transformer_export.errors import RequestError
-from vanilla_transformer_export.scheduler.queue import RequestQueue
+from vanilla_transformer_export.scheduler.queue import MAX_LEFT, RequestQueue
 from vanilla_transformer_export.scheduler.sequence_group import start_request
 
 DECODER = "causal"
@@ -150,6 +150,45 @@ def test_new_rows_join_the_larger_batch_until_it_is_well_filled(exported_for, mo
     monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_LEFT", 1000.0)
     assert [joining(larger, 2), joining(larger, 0)] == [2, 0]
     assert joining(smaller, 1) == 1  # the larger batch is well filled
+
+
+def test_rows_that_do_not_fit_the_larger_batch_join_another_at_once(exported_for, monkeypatch):
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_LEFT", 1000.0)
+    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=16, workers=2)
+    queue, admit = RequestQueue(), engine.admission.admit
+    larger, smaller = (worker.batch for worker in engine.scheduler.workers)
+    larger.well_filled = smaller.well_filled = 100
+    rows = larger.capacity
+    queue.put(start_request([admit([5], dict(max_new_tokens=20))], lambda *update: None))
+    larger.join(queue.take(larger))
+    queue.put(start_request([admit([5], dict(max_new_tokens=20))] * rows, lambda *update: None))
+    assert [len(queue.take(larger)), len(queue.take(smaller))] == [rows - 1, 1]
+
+
+def test_well_filled_batch_counts_rows_of_beams_and_of_unread_prompts(exported_for, monkeypatch):
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
+    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=16)
+    batch, queue = first_batch(engine), RequestQueue()
+    batch.well_filled, batch.chunk = 9, 1
+    beams = engine.admission.admit([5], dict(num_beams=4, max_new_tokens=20))
+    long = engine.admission.admit([5, 6, 7, 8], dict(max_new_tokens=20))
+    should_grow = []
+    for job, count in ((beams, 2), (long, 1)):
+        queue.put(start_request([job] * count, lambda *update: None))
+        batch.join(queue.take(batch))
+        batch.join([])  # reads the second prompt of the beams
+        should_grow.append(batch.should_grow)
+    assert [len(batch.running), len(batch.prefilling), should_grow] == [2, 1, [True, False]]
+
+
+def test_part_is_left_no_longer_than_its_limit(exported_for):
+    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=4)
+    batch, queue = first_batch(engine), RequestQueue()
+    assert queue.patience(batch, 0.0) is None
+    request = start_request([engine.admission.admit([5], {})], lambda *update: None)
+    queue.put(request)
+    assert queue.patience(batch, request.arrived_at + 0.004) == pytest.approx(MAX_LEFT - 0.004)
 
 
 def test_large_sequence_group_is_not_overtaken_indefinitely(exported_for, monkeypatch):
