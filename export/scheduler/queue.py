@@ -29,7 +29,7 @@ class RequestQueue:
         self.num_rows = 0
         self.changed = threading.Condition()
         self.is_closed = False
-        # running parts of each batch before its current step, 0 if it should or can not grow
+        # running parts of each batch before its current step, 0 if it should not or cannot grow
         self.growing: dict[Batch, int] = {}
 
     def put(self, request: ClientRequest) -> None:
