@@ -29,6 +29,7 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 from transformers.modeling_utils import slice_logits_to_keep
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 
@@ -200,6 +201,10 @@ class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
         )
 
 
+# `Trainer` smooths the labels of the classes in this dictionary shifted by one.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[VanillaDecoderConfig.model_type] = "VanillaDecoderForCausalLM"
+
+
 def shift_tokens_right(ids, config):
     """Return `ids` (B, T) shifted right by one, with padding in place of -100.
 
@@ -335,6 +340,22 @@ def mean_state(hidden_states, attention_mask):
         return hidden_states.mean(1)
     weights = attention_mask[:, :, None].to(hidden_states.dtype)
     return (hidden_states * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+def classification_loss(model, logits, labels, num_items_in_batch=None, **kwargs):
+    """Return the loss of `logits` (B, num_labels) by `config.problem_type`, or None without
+    `labels`.
+
+    It is a mean over the labels. With `num_items_in_batch`, the number of labels in all batches of
+    an update, it is this batch's part of the mean over them.
+    """
+    if labels is None:
+        return None
+    kwargs = {"labels": labels, "pooled_logits": logits, "config": model.config, **kwargs}
+    loss = model.loss_function(num_items_in_batch=num_items_in_batch, **kwargs)
+    if num_items_in_batch is None or model.config.problem_type == "single_label_classification":
+        return loss
+    return loss * labels.numel() / num_items_in_batch  # transformers ignored the number
 
 
 class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
@@ -483,11 +504,7 @@ class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
         else:
             state = pooled_state(outputs)
         logits = self.classifier(self.dropout(state))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                labels=labels, pooled_logits=logits, config=self.config, **kwargs
-            )
+        loss = classification_loss(self, logits, labels, **kwargs)
         return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
@@ -666,11 +683,7 @@ class VanillaDecoderForSequenceClassification(VanillaPreTrainedModel):
         hidden_states = outputs.last_hidden_state
         last = self.last_real_token(hidden_states, input_ids, attention_mask)
         logits = self.score(hidden_states[torch.arange(len(last), device=last.device), last])
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                labels=labels, pooled_logits=logits, config=self.config, **kwargs
-            )
+        loss = classification_loss(self, logits, labels, **kwargs)
         return SequenceClassifierOutputWithPast(
             loss, logits, outputs.past_key_values, outputs.hidden_states, outputs.attentions
         )
@@ -844,11 +857,7 @@ class VanillaSeq2SeqForSequenceClassification(VanillaPreTrainedModel):
         rows = torch.arange(last.shape[0], device=last.device)
         state = self.dense(self.dropout(outputs.last_hidden_state[rows, last])).tanh()
         logits = self.classifier(self.dropout(state))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                labels=labels, pooled_logits=logits, config=self.config, **kwargs
-            )
+        loss = classification_loss(self, logits, labels, **kwargs)
         return Seq2SeqSequenceClassifierOutput(loss, logits, **both_stacks(outputs))
 
     def last_end_token(self, input_ids, attention_mask):
@@ -971,11 +980,7 @@ class VanillaVisionForImageClassification(VanillaPreTrainedModel):
         outputs = self.model(pixel_values, interpolate_pos_encoding, **kwargs)
         states = outputs.last_hidden_state[:, : self.config.num_first_tokens]
         logits = self.classifier(self.dropout(states.flatten(1)))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                labels=labels, pooled_logits=logits, config=self.config, **kwargs
-            )
+        loss = classification_loss(self, logits, labels, **kwargs)
         return ImageClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 

@@ -402,7 +402,7 @@ def test_classification_loss_is_cross_entropy_of_class(model_class, divisor):
     assert compute_loss(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("divisor", [None, 17], ids=["mean", "num_items_in_batch"])
+@LOSS_KWARGS
 @over(CLASSIFIERS)
 @pytest.mark.parametrize("num_labels", [1, 3])
 def test_regression_loss_is_mean_squared_error(model_class, num_labels, divisor):
@@ -410,11 +410,12 @@ def test_regression_loss_is_mean_squared_error(model_class, num_labels, divisor)
     given, labels = dict(input_ids=tokens_with_ends([5], [3], [4])), torch.randn(3, num_labels)
     logits = model(**given).logits
     assert logits.shape == (3, num_labels)
-    expected = np.mean((logits.detach().numpy() - labels.numpy()) ** 2)
+    errors = (logits.detach().numpy() - labels.numpy()) ** 2
+    expected = np.sum(errors) / (errors.size if divisor is None else 17)
     assert compute_loss(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("divisor", [None, 17], ids=["mean", "num_items_in_batch"])
+@LOSS_KWARGS
 @over(CLASSIFIERS)
 def test_multi_label_loss_is_mean_binary_cross_entropy(model_class, divisor):
     model = build(
@@ -425,7 +426,8 @@ def test_multi_label_loss_is_mean_binary_cross_entropy(model_class, divisor):
         torch.tensor([[1.0, 0, 1], [0, 0, 0], [1, 1, 1]]),
     )
     p = 1 / (1 + np.exp(-model(**given).logits.detach().double().numpy()))
-    expected = -np.mean(np.log(np.where(labels.numpy() == 1, p, 1 - p)))
+    expected = -np.sum(np.log(np.where(labels.numpy() == 1, p, 1 - p)))
+    expected /= labels.numel() if divisor is None else 17
     assert compute_loss(model, divisor, **given, labels=labels) == pytest.approx(expected, rel=1e-5)
 
 
