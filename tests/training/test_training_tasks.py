@@ -170,6 +170,26 @@ def test_packed_documents_have_same_logits_as_single_documents():
         torch.testing.assert_close(row, expected, atol=1e-5, rtol=1e-4)
 
 
+def test_nll_of_packed_documents_is_that_of_single_documents(tmp_path):
+    lines = [line for line in VERSE.split("\n") if line]
+    (tmp_path / "lines.txt").write_text("\n".join(lines))
+    recipe = language_model(tmp_path / "lines.txt", max_steps=20)
+    del recipe.data["validation_fraction"]
+    recipe.data |= {"validation": recipe.data["train"], "documents": "line", "block_size": 200}
+    metrics = train(recipe, tmp_path / "model")
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "model"),
+        AutoTokenizer.from_pretrained(tmp_path / "model"),
+    )
+    assert model.config.use_cache
+    losses = []
+    for line in lines:
+        ids = tokenizer(line)["input_ids"][1:] + [tokenizer.eos_token_id]
+        logits = model(torch.tensor([tokenizer(line)["input_ids"]])).logits[0]
+        losses.append(F.cross_entropy(logits, torch.tensor(ids), reduction="none"))
+    assert metrics["validation_nll"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-4)
+
+
 def test_line_documents_end_with_end_token(tmp_path):
     (tmp_path / "lines.txt").write_text(VERSE)
     recipe = language_model(tmp_path / "lines.txt")

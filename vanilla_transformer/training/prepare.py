@@ -237,11 +237,7 @@ def load_pretrained(
 
 
 def set_generation(model: PreTrainedModel, recipe: Recipe) -> None:
-    """Set the generation config that the result shall have, and turn on the cache.
-
-    Training turns the cache off, and `generate` fills every field with a default.
-    """
-    model.config.use_cache = True
+    """Set the generation config of the result. `generate` fills every field with a default."""
     if model.can_generate():
         model.generation_config = generation_config(recipe, model.config)
 

@@ -174,6 +174,7 @@ def write_result(
     name: str,
 ) -> None:
     set_generation(model, recipe)
+    model.config.use_cache = True  # `Trainer` turns it off: with a cache, packed texts would mix
     save_checkpoint(model, tokenizer, directory, recipe.save_dtype)
     if TASKS[recipe.task].ABILITIES.carries_pipeline:
         carry_translation(directory)
