@@ -223,6 +223,13 @@ def test_line_documents_end_with_end_token(tmp_path):
         assert actual == [added + ids for ids in expected]
 
 
+def test_text_without_documents_raises(tmp_path):
+    (tmp_path / "empty.txt").write_text("\n\n")
+    data = {"train": "lines.txt", "validation": "empty.txt", "directory": str(tmp_path)}
+    with raises(ValueError, seen="validation", expected="one document"):
+        causal_lm.read(data | {"documents": "line"}, "validation")
+
+
 def test_line_documents_without_end_token_raise():
     tokenizer = train_tokenizer(["the cat"], kind="character", variant="decoder")
     tokenizer.eos_token = None
@@ -549,6 +556,13 @@ def opinions(tmp_path):
     return path
 
 
+def test_training_text_with_one_label_raises(opinions):
+    [label] = {line.partition(" ")[0] for line in OPINIONS[:1]}
+    opinions.write_text(f"{label} fine\n{label} nice\n")
+    with raises(ValueError, seen=("labels", label), expected="two"):
+        prepare(classifier(opinions))
+
+
 def test_classifier_learns_labels_by_name(opinions, tmp_path):
     metrics = train(classifier(opinions), tmp_path / "model")
     assert metrics["validation_accuracy"] == 1.0
@@ -634,6 +648,9 @@ def test_folds_partition_unique_lines(opinions):
     assert sorted(validation) == sorted(OPINIONS)
     with raises(ValueError, seen=("fold", 5), expected=(0, 4)):
         sequence_classification.read(data | {"fold": 5}, "train")
+    opinions.write_text("good fine\nbad poor\n")
+    with raises(ValueError, seen=("validation", 3), expected=("folds", 5)):
+        sequence_classification.read(data | {"fold": 3}, "validation")
 
 
 def test_missing_and_unknown_labels_raise(opinions, tmp_path):

@@ -43,9 +43,10 @@ def read(data: dict, split: str) -> Rows | None:
     elif split == "train" and "validation" not in data:
         text = text[: training_length(text, data)]
     by_line = data.get("documents", "file") == "line"
-    return Dataset.from_dict(
-        {"text": [line for line in text.split("\n") if line] if by_line else [text]}
-    )
+    documents = [line for line in text.split("\n") if line] if by_line else [text]
+    if not documents:
+        raise ValueError(f"the {split} text has no lines, expected at least one document")
+    return Dataset.from_dict({"text": documents})
 
 
 def joined_text(data: dict, split: str, reports: bool) -> str:

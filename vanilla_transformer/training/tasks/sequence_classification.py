@@ -47,6 +47,11 @@ def read(data: dict, split: str) -> Rows | None:
             for number, line in enumerate(lines)
             if (number % count == fold) == (split == "validation")
         ]
+        if not lines:
+            raise ValueError(
+                f"the {split} text of fold {fold} has no lines, expected at least folds={count} "
+                "different lines"
+            )
     elif split in data:
         lines = labelled(data, split)
     else:
@@ -95,9 +100,11 @@ def label_fields(of_splits: dict[str, set[str]], what: str) -> dict:
     `of_splits` has the set of labels of each split. `what` names them in errors, such as "tags".
 
     Raises:
-        ValueError: for a label that only another split has.
+        ValueError: for a label that only another split has, and for a training text with one label.
     """
     names = sorted(of_splits["train"])
+    if len(names) < 2:  # transformers takes one label for a regression
+        raise ValueError(f"the training text has the {what} {names}, expected at least two")
     for split, labels in of_splits.items():
         if unknown := sorted(labels - of_splits["train"]):
             raise ValueError(
