@@ -269,6 +269,20 @@ def test_dataset_on_disk_is_read_by_column_names(tmp_path):
         translation.read(data | {"columns": ["text", "translation.en"]}, "train")
 
 
+def test_dataset_rows_without_text_raise_or_are_skipped(tmp_path, capsys):
+    pairs = [{"en": "one", "de": "eins"}, None, {"en": "two", "de": None}]
+    rows = Dataset.from_dict({"translation": pairs, "title": ["a", "b", "c"]})
+    DatasetDict(train=rows).save_to_disk(tmp_path / "saved")
+    data = {"dataset": str(tmp_path / "saved"), "columns": ["translation.en", "translation.de"]}
+    with raises(ValueError, seen=("row", 1, "source")):
+        translation.read(data, "train")
+    kept = translation.read(data | {"skip_bad_rows": True}, "train")
+    assert kept.to_dict() == {"source": ["one"], "target": ["eins"]}
+    for column, seen in (("translation.fr", "eins"), ("title.fr", "a")):
+        with raises(ValueError, seen=(column.partition(".")[0], seen), expected="fr"):
+            translation.read(data | {"columns": ["translation.en", column]}, "train")
+
+
 def test_streaming_of_files_raises():
     with raises(ValueError, seen="data.streaming", expected="data.dataset"):
         translation.read({"train": ["a.en", "a.de"], "streaming": True}, "train")

@@ -89,6 +89,16 @@ def test_dataset_of_tagged_words_matches_conll_file(tmp_path, conll):
         token_classification.read(data | {"columns": ["tokens", "pos"]}, "train")
 
 
+def test_dataset_tags_may_be_numbers_but_not_missing(tmp_path):
+    columns = {"tokens": [["a", "b"], None], "ner_tags": [[0, 1], None]}
+    DatasetDict(train=Dataset.from_dict(columns)).save_to_disk(tmp_path / "saved")
+    data = {"dataset": str(tmp_path / "saved")}
+    with raises(ValueError, seen=("row", 1, "words")):
+        token_classification.read(data, "train")
+    rows = token_classification.read(data | {"skip_bad_rows": True}, "train")
+    assert rows.to_dict() == {"words": [["a", "b"]], "tags": [["0", "1"]]}
+
+
 def test_word_tag_is_assigned_to_first_piece(conll):
     tokenizer, model, rows = prepare(tagger(conll))
     row = rows["train"][3]

@@ -9,6 +9,7 @@ import gzip
 import io
 import lzma
 import re
+import reprlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
@@ -277,15 +278,15 @@ def read_columns(
     Instead of files there may be `data["dataset"]`, a name on the Hub (with `data["config"]`) or a
     directory that `save_to_disk` wrote. `data["columns"]` are the names of its columns; "a.b" is
     field b of column a. With `data["streaming"]` the training split is a
-    `datasets.IterableDataset`, read as it is needed. Rows of a data set are checked only with
-    `data["skip_bad_rows"]`, which leaves out those without text.
+    `datasets.IterableDataset`, read as it is needed. A row of a data set that lacks a value is bad.
+    With `data["skip_bad_rows"]`, rows with blank text are bad too, and bad rows are left out.
 
     Raises:
         FileNotFoundError: if a file is missing.
         UsageError: for another number of files than columns, and for bad rows that are to be
             skipped in a stream, where they cannot be counted beforehand.
-        ValueError: for files with different numbers of lines, a bad line, and files that are to be
-            streamed.
+        ValueError: for files with different numbers of lines, a bad line or row, a column or field
+            that does not exist, and files that are to be streamed.
     """
     from datasets import Dataset  # imported here, because reading lines does not need it
 
@@ -298,9 +299,8 @@ def read_columns(
                 "are not counted"
             )
         rows = select_columns(data_set(data, streams), split, data.get("columns", names), names)
-        return (
-            rows.select(valid_positions(rows, lacking, bad)) if rows and bad.are_skipped else rows
-        )
+        is_checked = rows and (bad.are_skipped or has_missing_values(rows))
+        return rows.select(valid_positions(rows, lacking, bad)) if is_checked else rows
     if data.get("streaming"):
         raise ValueError("data.streaming is true, expected data.dataset with it")
     if split not in data:
@@ -335,6 +335,12 @@ def valid_positions(
             kept.append(index)
     bad.report(len(kept))
     return kept
+
+
+def has_missing_values(rows: "Dataset | IterableDataset") -> bool:
+    """Return True if a value of `rows` is None. Of a stream this is not known: False."""
+    columns = getattr(rows, "data", None)
+    return columns is not None and any(column.null_count for column in columns.itercolumns())
 
 
 def lacking(row: dict) -> str | None:
@@ -391,7 +397,15 @@ def values(rows: dict, column: str) -> list:
     name, dot, key = column.partition(".")
     if name not in rows:
         raise ValueError(f"the data set has no column {name!r}, expected one of {sorted(rows)}")
-    return [value[key] for value in rows[name]] if dot else rows[name]
+    if not dot:
+        return rows[name]
+    for value in rows[name]:
+        if value is not None and (not isinstance(value, dict) or key not in value):
+            raise ValueError(
+                f"the data set's column {name!r} has the value {reprlib.repr(value)}, expected a "
+                f"field {key!r} in it"
+            )
+    return [value and value[key] for value in rows[name]]
 
 
 def split_files(data: dict, split: str) -> list[Path]:

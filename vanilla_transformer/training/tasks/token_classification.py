@@ -21,7 +21,17 @@ from transformers import (
 
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForTokenClassification
-from ..data import SOURCES, BadRows, Fault, data_set, lines, shorten, split_files, valid_positions
+from ..data import (
+    SOURCES,
+    BadRows,
+    Fault,
+    data_set,
+    lacking,
+    lines,
+    shorten,
+    split_files,
+    valid_positions,
+)
 from ..values import SPLITS, data_keys
 from .sequence_classification import label_fields
 from .task import Abilities, Columns, Metrics, Rows
@@ -75,16 +85,16 @@ def of_data_set(data: dict, split: str) -> Dataset | None:
     bad = BadRows(data, split)
     kept = valid_positions(rows, unequal, bad)
     rows = rows.select(kept) if bad.count else rows
-    return (
-        rows.map(lambda row: {"tags": tag.int2str(row["tags"])}, features=FEATURES)
-        if isinstance(tag, ClassLabel)
-        else rows
-    )
+    if isinstance(tag, ClassLabel):
+        return rows.map(lambda row: {"tags": tag.int2str(row["tags"])}, features=FEATURES)
+    return rows.cast(FEATURES)
 
 
 def unequal(row: dict) -> str | None:
     words, tags = (len(row[name] or ()) for name in FEATURES)
-    return None if words == tags else f"{words} words and {tags} tags, expected one for each"
+    if words != tags:
+        return f"{words} words and {tags} tags, expected one for each"
+    return lacking(row)
 
 
 def sentences(path: Path, encoding: str, bad: BadRows) -> list[dict[str, list[str]]]:
