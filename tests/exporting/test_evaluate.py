@@ -242,6 +242,33 @@ def test_verify_with_references_compares_bleu(exported, tmp_path, capsys, monkey
     assert read_error(*words).endswith(": pip install 'vanilla-transformer[train,cpu]'")
 
 
+@pytest.mark.parametrize(
+    "settings", [dict(num_return_sequences=2, num_beams=3), dict(prompt_lookup_num_tokens=3)]
+)
+def test_bleu_of_one_translation_per_text_whatever_the_checkpoint_sets(
+    exported, tmp_path, settings
+):
+    original, _ = exported("seq2seq", "cpu")
+    checkpoint = copy_folder(original, tmp_path / "checkpoint")
+    edit_json(checkpoint / "generation_config.json", **settings)
+    export(checkpoint, tmp_path / "export", cases=2, target="cpu")
+    sources = [source for source, _ in toy_corpus(6, seed=1)]
+    model, tokenizer = load(checkpoint)
+    inputs = [tokenizer(source, return_tensors="pt") for source in sources]
+    outputs = [
+        tokenizer.decode(model.generate(**row, num_return_sequences=1)[0], True) for row in inputs
+    ]
+    references = [f"{output} and more" for output in outputs]
+    for name, lines in (("en", sources), ("de", references)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    files = dict(source=tmp_path / "en", references=tmp_path / "de")
+    expected = round(sacrebleu.corpus_bleu(outputs, [references]).score, 2)
+    for directory in (checkpoint, tmp_path / "export"):
+        assert evaluate(directory, **files)["bleu"] == expected
+        with raises(UsageError, seen=("num_return_sequences", 2), expected=1):
+            evaluate(directory, **files, num_return_sequences=2)
+
+
 def test_bleu_uses_requested_tokenization(exported, tmp_path, capsys):
     checkpoint, _ = exported("seq2seq", "cpu")
     sources = [source for source, _ in toy_corpus(6, seed=1)]
