@@ -241,9 +241,9 @@ def pseudo_perplexity(engine: Backend, text: Path, batch_size: int) -> dict[str,
         raise ValueError("the tokenizer has no mask token, which pseudo-perplexity needs")
     encodings = engine.encode(read_lines(text), special_tokens=True)
     rows = [
-        (e.ids, position)
-        for e in encodings
-        for position, special in enumerate(e.special_tokens_mask)
+        (ids, position)
+        for ids, specials in [(e.ids, e.special_tokens_mask) for e in encodings]  # lists, made once
+        for position, special in enumerate(specials)
         if not special
     ]
     max_rows = max(

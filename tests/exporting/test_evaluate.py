@@ -5,7 +5,10 @@ import gzip
 import json
 import math
 import sys
+import tracemalloc
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import sacrebleu
 import torch
@@ -14,6 +17,7 @@ from checkpoints import copy_folder, edit_json, perturbed, seal, toy_corpus
 from command_line import read_error
 from filelock import FileLock
 from messages import raises
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from vanilla_transformer.training.data import read_lines
 from vanilla_transformer.training.tokenizer import train_tokenizer
@@ -161,6 +165,29 @@ def test_pseudo_perplexity_masks_each_token_in_turn(exported, files):
     assert result == pytest.approx(
         {"pseudo_perplexity": math.exp(total / count), "tokens": count}, rel=1e-4
     )
+
+
+def test_pseudo_perplexity_of_a_long_line_keeps_its_tokens_once(tmp_path):
+    """Equal logits give each of four tokens the probability 1/4. A copy of the line for each of its
+    tokens would take 70 MB."""
+    tokenizer = Tokenizer(models.WordLevel({"<mask>": 0, "a": 1, "b": 2, "c": 3}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    engine = SimpleNamespace(
+        tokenizer=tokenizer,
+        mask_token="<mask>",
+        config={"vocab_size": 4, "pad_token_id": 0},
+        encode=lambda texts, special_tokens: tokenizer.encode_batch(texts),
+        logits=lambda ids, mask: np.zeros((*ids.shape, 4), np.float32),
+    )
+    (tmp_path / "text").write_text("a b c " * 1000 + "\n")
+    tracemalloc.start()
+    try:
+        result = module.pseudo_perplexity(engine, tmp_path / "text", 8)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert result == {"pseudo_perplexity": 4.0, "tokens": 3000}
+    assert peak < 20e6
 
 
 def test_windows_lines_and_other_spaces_give_same_tokens(exported, files, tmp_path):
