@@ -414,7 +414,7 @@ class TorchEngine:
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
         """Return 1 with prompt lookup in `options` or the checkpoint, else `batch_size`."""
-        default = self.model.generation_config.prompt_lookup_num_tokens  # type: ignore[union-attr]
+        default = getattr(self.model.generation_config, "prompt_lookup_num_tokens", None)
         return batch_size if options.get("prompt_lookup_num_tokens", default) is None else 1
 
     def chosen_languages(self, src_lang: str | None, tgt_lang: str | None) -> dict[str, int]:
