@@ -38,6 +38,11 @@ class SessionError(ValueError):
     """A failure of onnxruntime when it loads or runs a graph."""
 
 
+class MissingImage(FileNotFoundError, ValueError):
+    """A path of an image without a file. It is a ValueError too, because one input is wrong and the
+    others can be computed."""
+
+
 class RequestError(Exception):
     """A request that is answered with an error.
 

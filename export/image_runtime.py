@@ -20,7 +20,7 @@ except ImportError:
         "Pillow is not installed: pip install 'vanilla-transformer[images]'"
     ) from None
 
-from .errors import UsageError
+from .errors import MissingImage, UsageError
 from .inference.config import VISION
 from .inference.export_info import IMAGE_PROCESSOR, json_object
 from .inference.lfs import check_no_pointer
@@ -128,6 +128,8 @@ class ImageRuntime:
             name = os.fspath(image)
         try:
             pixels = self.processor(open_image(image))
+        except MissingImage:  # names its path itself
+            raise
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         expected = self.info.specs["encoder"].inputs[0].shape[1:]
@@ -180,7 +182,7 @@ def open_image(image: Input) -> Image.Image | np.ndarray:
         return image
     if isinstance(image, str | os.PathLike):
         if not Path(image).is_file():
-            raise FileNotFoundError(f"{os.fspath(image)!r} is not a file, expected an image")
+            raise MissingImage(f"{os.fspath(image)!r} is not a file, expected an image")
         check_no_pointer(image)
         with image_errors(), Image.open(image) as file:
             return rotate_upright(file)

@@ -226,7 +226,8 @@ def start_tokens(
         raise ValueError(
             "decoder_start_token_id is None, expected the token id generation starts from"
         )
-    if not 0 <= start < (size := info.config["vocab_size"]):
+    size = info.config["vocab_size"]
+    if not 0 <= start < size:
         raise UsageError(f"decoder_start_token_id must be in [0, {size - 1}], got {start}")
     starts = np.full((rows, 1), start)
     if decoder_input_ids is None:

@@ -198,11 +198,7 @@ class TextRuntime:
         each row, and `options` are generation options.
         """
         option_fields.check_seeds(seeds, len(rows))
-        copies = (
-            options.get("num_return_sequences")
-            or self.info.defaults.get("num_return_sequences")
-            or 1
-        )
+        copies = special_token("num_return_sequences", options, self.info.defaults) or 1
         tokens: list[list[list[int]]] = [[]] * len(rows)
         scores = np.full((len(rows), copies), np.nan, np.float32)
         kinds = [

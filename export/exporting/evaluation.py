@@ -30,7 +30,7 @@ from ..inference.decoder import GenerationRequest
 from ..inference.export_info import MANIFEST
 from ..inference.inputs import batches, pad_sequences
 from ..inference.logits import log_sum_exp
-from ..inference.options import Options
+from ..inference.options import Options, check_single
 
 WINDOW = 256  # tokens a decoder sees at most; windows do not overlap
 MAX_LOGITS = 1 << 26  # held at once, 256 MB
@@ -197,6 +197,7 @@ def bleu(
         check_tokenize(bleu_tokenize)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    options = check_single(options, "BLEU scores")
     sources, targets = zip(*read_parallel(source, references))
     outputs = [""] * len(sources)
     for batch in batches(sources, engine.rows_together(len(sources), batch_size, options)):
@@ -240,9 +241,9 @@ def pseudo_perplexity(engine: Backend, text: Path, batch_size: int) -> dict[str,
         raise ValueError("the tokenizer has no mask token, which pseudo-perplexity needs")
     encodings = engine.encode(read_lines(text), special_tokens=True)
     rows = [
-        (e.ids, position)
-        for e in encodings
-        for position, special in enumerate(e.special_tokens_mask)
+        (ids, position)
+        for ids, specials in [(e.ids, e.special_tokens_mask) for e in encodings]  # lists, made once
+        for position, special in enumerate(specials)
         if not special
     ]
     max_rows = max(
@@ -412,8 +413,9 @@ class TorchEngine:
         return self.text.batch_decode(outputs, skip_special_tokens=True)
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """Return `batch_size`: torch gets no more texts at once."""
-        return batch_size
+        """Return 1 with prompt lookup in `options` or the checkpoint, else `batch_size`."""
+        default = getattr(self.model.generation_config, "prompt_lookup_num_tokens", None)
+        return batch_size if options.get("prompt_lookup_num_tokens", default) is None else 1
 
     def chosen_languages(self, src_lang: str | None, tgt_lang: str | None) -> dict[str, int]:
         """Set the tokenizer's source language, and return options of `generate` that select the

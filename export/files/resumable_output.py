@@ -31,7 +31,7 @@ except ImportError:  # not on Windows
 
 MANIFEST = "manifest.json"
 KIND = "files"  # kind of our manifests
-BAD_LINES = ".bad.jsonl"  # after the name of the output
+BAD_LINES, PARTS = ".bad.jsonl", ".parts"  # after the name of the output
 
 
 @contextlib.contextmanager
@@ -198,7 +198,7 @@ class Parts:
 
     @property
     def folder(self) -> Path:
-        return self.directory / f"{self.path.name}.parts"
+        return self.directory / f"{self.path.name}{PARTS}"
 
     @property
     def bad_lines(self) -> Path:
@@ -299,7 +299,7 @@ def check_output(output: Path, inputs: Sequence[Path | None], export: Path, forc
 
     Raises:
         UsageError: if `output` has the ending of a compressed file, is inside `export` (a path
-            without symbolic links), or is one of `inputs`.
+            without symbolic links), or if it or the file of its bad lines is one of `inputs`.
         FileExistsError: for something other than a file. Without `force` also if `output` or the
             file of its bad lines exists.
     """
@@ -311,14 +311,14 @@ def check_output(output: Path, inputs: Sequence[Path | None], export: Path, forc
         )
     if out.is_relative_to(export):
         raise UsageError(f"the output is {output}, inside the export: expected a place outside")
-    for path in inputs:
-        if path is not None and out.exists() and path.exists() and out.samefile(path):
-            raise UsageError(f"the output {output} is also an input, expected another file")
     if out.exists() and not out.is_file():
         raise FileExistsError(f"{output} is not a file, expected a file or a new path")
-    for path in (output, output.with_name(f"{output.name}{BAD_LINES}")):
-        if path.exists() and not force:
+    for written in filter(Path.exists, (out, out.with_name(f"{out.name}{BAD_LINES}"))):
+        for path in inputs:
+            if path is not None and path.exists() and written.samefile(path):
+                raise UsageError(f"the output {written} is also an input, expected another file")
+        if not force:
             raise FileExistsError(
-                f"{path} exists already, expected a new path, or --force to replace it"
+                f"{written} exists already, expected a new path, or --force to replace it"
             )
     return out

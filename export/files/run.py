@@ -26,6 +26,9 @@ from .predictions import Predictions
 from .progress_bar import Bar, ProgressLog, progress
 from .results import Results, compute
 from .resumable_output import (
+    BAD_LINES,
+    MANIFEST,
+    PARTS,
     Directory,
     Parts,
     atomic_write,
@@ -392,7 +395,8 @@ def unique_names(paths: Sequence[Path], output: Path, predictions: Predictions) 
     """Return the names of the outputs of `paths` in the directory `output`, without .gz, .bz2 and
     .xz. Results in another format than the input get .jsonl appended.
 
-    Raises UsageError if two are the same, and for compressed Parquet."""
+    Raises UsageError if two are the same, if one is the name of another file of the run, and for
+    compressed Parquet."""
     names: dict[str, Path] = {}
     for path in paths:
         name = without_compression(path.name)
@@ -404,6 +408,12 @@ def unique_names(paths: Sequence[Path], output: Path, predictions: Predictions) 
                 "different file names"
             )
         names[name] = path
+    others = [MANIFEST, *(f"{name}{ending}" for name in names for ending in (BAD_LINES, PARTS))]
+    for name in names.keys() & others:
+        raise UsageError(
+            f"{names[name]} would become {output / name}, which the run itself writes, expected "
+            "another file name"
+        )
     return list(names)
 
 

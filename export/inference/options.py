@@ -365,8 +365,25 @@ class Options:
 
 def check_seeds(seeds: Sequence[int] | None, count: int) -> None:
     """Raise UsageError if `seeds` is not None and has not one seed for each of `count` inputs."""
-    if seeds is not None and len(seeds) != count:
+    if seeds is None:
+        return
+    if not isinstance(seeds, Sequence | np.ndarray) or not all(map(SEED.holds, seeds)):
+        raise UsageError(f"seeds must be whole numbers of at least 0, got {reprlib.repr(seeds)}")
+    if len(seeds) != count:
         raise UsageError(f"seeds has {len(seeds)} values, expected one for each of {count} inputs")
+
+
+def check_single(options: dict[str, Any], user: str) -> dict[str, Any]:
+    """Return `options` with one result per text, whatever generation_config.json sets.
+
+    Raises UsageError if `options` ask for several. The message says what `user` does with one.
+    """
+    count = options.get("num_return_sequences")
+    if count not in (None, 1):
+        raise UsageError(
+            f"num_return_sequences is {count}, expected 1: {user} one translation per text"
+        )
+    return {**options, "num_return_sequences": 1}
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}

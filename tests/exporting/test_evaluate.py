@@ -5,7 +5,10 @@ import gzip
 import json
 import math
 import sys
+import tracemalloc
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import sacrebleu
 import torch
@@ -14,6 +17,7 @@ from checkpoints import copy_folder, edit_json, perturbed, seal, toy_corpus
 from command_line import read_error
 from filelock import FileLock
 from messages import raises
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from vanilla_transformer.training.data import read_lines
 from vanilla_transformer.training.tokenizer import train_tokenizer
@@ -163,6 +167,29 @@ def test_pseudo_perplexity_masks_each_token_in_turn(exported, files):
     )
 
 
+def test_pseudo_perplexity_of_a_long_line_keeps_its_tokens_once(tmp_path):
+    """Equal logits give each of four tokens the probability 1/4. A copy of the line for each of its
+    tokens would take 70 MB."""
+    tokenizer = Tokenizer(models.WordLevel({"<mask>": 0, "a": 1, "b": 2, "c": 3}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    engine = SimpleNamespace(
+        tokenizer=tokenizer,
+        mask_token="<mask>",
+        config={"vocab_size": 4, "pad_token_id": 0},
+        encode=lambda texts, special_tokens: tokenizer.encode_batch(texts),
+        logits=lambda ids, mask: np.zeros((*ids.shape, 4), np.float32),
+    )
+    (tmp_path / "text").write_text("a b c " * 1000 + "\n")
+    tracemalloc.start()
+    try:
+        result = module.pseudo_perplexity(engine, tmp_path / "text", 8)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert result == {"pseudo_perplexity": 4.0, "tokens": 3000}
+    assert peak < 20e6
+
+
 def test_windows_lines_and_other_spaces_give_same_tokens(exported, files, tmp_path):
     clean = evaluate_both(exported, "masked-lm", text=files["text"])
     lines = [
@@ -240,6 +267,33 @@ def test_verify_with_references_compares_bleu(exported, tmp_path, capsys, monkey
     assert (result["metric"], result["difference"]) == ("bleu", 0)
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
     assert read_error(*words).endswith(": pip install 'vanilla-transformer[train,cpu]'")
+
+
+@pytest.mark.parametrize(
+    "settings", [dict(num_return_sequences=2, num_beams=3), dict(prompt_lookup_num_tokens=3)]
+)
+def test_bleu_of_one_translation_per_text_whatever_the_checkpoint_sets(
+    exported, tmp_path, settings
+):
+    original, _ = exported("seq2seq", "cpu")
+    checkpoint = copy_folder(original, tmp_path / "checkpoint")
+    edit_json(checkpoint / "generation_config.json", **settings)
+    export(checkpoint, tmp_path / "export", cases=2, target="cpu")
+    sources = [source for source, _ in toy_corpus(6, seed=1)]
+    model, tokenizer = load(checkpoint)
+    inputs = [tokenizer(source, return_tensors="pt") for source in sources]
+    outputs = [
+        tokenizer.decode(model.generate(**row, num_return_sequences=1)[0], True) for row in inputs
+    ]
+    references = [f"{output} and more" for output in outputs]
+    for name, lines in (("en", sources), ("de", references)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    files = dict(source=tmp_path / "en", references=tmp_path / "de")
+    expected = round(sacrebleu.corpus_bleu(outputs, [references]).score, 2)
+    for directory in (checkpoint, tmp_path / "export"):
+        assert evaluate(directory, **files)["bleu"] == expected
+        with raises(UsageError, seen=("num_return_sequences", 2), expected=1):
+            evaluate(directory, **files, num_return_sequences=2)
 
 
 def test_bleu_uses_requested_tokenization(exported, tmp_path, capsys):

@@ -36,6 +36,18 @@ def test_unusable_paths_are_rejected_and_existing_files_kept(bulk, runtime_of, t
     assert names(tmp_path) == ["a", "mine", "other"] and names(tmp_path / "mine") == ["notes"]
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "a.bad.jsonl", "a.parts"])
+def test_input_named_as_another_file_of_the_run_is_rejected(bulk, tmp_path, name):
+    """The outputs of `a` and of this input would be one file, and one of them would be lost."""
+    inputs = [write(tmp_path / "a", ["w5"]), write(tmp_path / name, ['{"text": "w5"}'])]
+    with raises(UsageError, seen=f"out/{name}"):
+        bulk().to_directory(inputs, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    if name != "manifest.json":
+        bulk().to_directory(inputs[1:], tmp_path / "alone")
+        assert names(tmp_path / "alone") == [name, "manifest.json"]
+
+
 def test_invalid_arguments_raise_before_output_is_written(bulk, runtime_of, tmp_path):
     text = write(tmp_path / "a", ["w5"])
     pyarrow.parquet.write_table(

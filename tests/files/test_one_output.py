@@ -140,6 +140,21 @@ def test_number_of_seeds_must_match_number_of_texts(runtime):
         runtime.runtime.generate(ids, seeds=[1, 2], do_sample=True)
 
 
+@pytest.mark.parametrize("seeds", [[-1], ["a"], [1.5], [None], 1, "1"])
+def test_invalid_seeds_are_rejected(runtime, seeds):
+    for call in (runtime.generate, runtime.translate):
+        with raises(UsageError, seen=("seeds", seeds), expected=0):
+            call(["w5"], seeds=seeds, do_sample=True)
+
+
+def test_seeds_may_be_any_sequence_of_integers(runtime):
+    outputs = [
+        runtime.generate(["w5", "w6"], seeds=seeds, do_sample=True)
+        for seeds in ([0, 1], (0, 1), range(2), np.arange(2))
+    ]
+    assert all(output == outputs[0] for output in outputs)
+
+
 def test_translations_start_with_target_prefixes(runtime, tmp_path):
     lines, rng = some_lines(30, seed=3), np.random.default_rng(5)
     prefixes = [
@@ -396,6 +411,22 @@ def test_invalid_output_path_is_rejected_and_force_overwrites(runtime, export, t
     job.to_file(source, tmp_path / "there", force=True)
     assert (tmp_path / "there").read_text() != "mine\n"
     assert names(tmp_path) == ["in", "there"]
+
+
+def test_file_of_bad_lines_never_replaces_an_input(runtime, tmp_path):
+    source = write(tmp_path / "out.jsonl.bad.jsonl", ['{"text": "w5"}'])
+    with raises(UsageError, seen="out.jsonl.bad.jsonl"):
+        runner(runtime).to_file(source, tmp_path / "out.jsonl", force=True)
+    assert names(tmp_path) == ["out.jsonl.bad.jsonl"]
+
+
+def test_existing_file_of_bad_lines_beside_a_linked_output_is_kept(runtime, tmp_path):
+    source = write(tmp_path / "in", ["w5"])
+    kept = write(tmp_path / "real.bad.jsonl", ["mine"])
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with raises(FileExistsError, seen="real.bad.jsonl", expected="--force"):
+        runner(runtime).to_file(source, tmp_path / "link")
+    assert kept.read_text() == "mine\n" and not (tmp_path / "real").exists()
 
 
 def test_parquet_input_requires_parquet_output(runtime, tmp_path):

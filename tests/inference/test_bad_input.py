@@ -33,6 +33,8 @@ IDS, MASK = prompts()
         (IDS, MASK, dict(num_beams=0), ("num_beams", 0), (1, "2**63")),
         (IDS, MASK, dict(max_new_tokens=0), ("max_new_tokens", 0), (1, "2**63")),
         (IDS, MASK, dict(max_new_tokens=-3), -3, ()),
+        (IDS, MASK, dict(decoder_start_token_id=-1), -1, (0, 47)),
+        (IDS, MASK, dict(decoder_start_token_id=48), 48, (0, 47)),
         (IDS, MASK, dict(num_beams=49), ("num_beams", 49, 1, 48), ()),
         (IDS, MASK, dict(num_beams=2, eos_token_id=list(range(48))), ("num_beams", 2, 48), ()),
     ],

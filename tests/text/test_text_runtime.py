@@ -172,6 +172,20 @@ def test_stream_of_invalid_text_raises(runtime, text):
         runtime.stream(text)
 
 
+def test_num_return_sequences_of_none_is_one_result_per_text(runtime, directory, tmp_path):
+    """`None` means the default of the option, not the setting of the export."""
+    changed = copy_folder(directory, tmp_path)
+    edit_json(changed / "generation_config.json", num_return_sequences=2, num_beams=2)
+    seal(changed)
+    texts, options = ["w5 w6", "w7 w8"], dict(max_new_tokens=4, num_beams=2)
+    expected = runtime.generate(texts, **options)
+    several = TextRuntime(changed, threads=1)
+    assert several.generate(texts, **options)[::2] == expected
+    assert several.generate(texts, num_return_sequences=None, **options) == expected
+    outputs, scores = several.generate_with_scores(texts, num_return_sequences=None, **options)
+    assert outputs == expected and scores.shape == (2,)
+
+
 @pytest.mark.parametrize(
     "name", ["texts", "text", "self", "input_ids", "attention_mask", "options", "num_beam"]
 )

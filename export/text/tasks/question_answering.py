@@ -1,6 +1,7 @@
 """Extractive question answering (Devlin et al. 2019, section 4.2), like our pipeline
 "question-answering"."""
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -71,12 +72,14 @@ def answer(
         raise UsageError(f"doc_stride is {doc_stride}, expected at most max_seq_len, {max_seq_len}")
     rows: list[Encoding] = []
     numbers: list[int] = []  # example of each row
+    row_slices: list[slice] = []  # rows of each example
     for number, (question, context) in enumerate(examples):
         if max_question_len is not None:
             [encoding] = runtime.encode([question], special_tokens=False)
             if len(encoding.ids) > max_question_len:
                 question = question[: encoding.offsets[max_question_len - 1][1]]
         windows = make_windows(runtime, question, context, number, max_seq_len, doc_stride)
+        row_slices.append(slice(len(rows), len(rows) + len(windows)))
         rows += windows
         numbers += [number] * len(windows)
     # spans may become equal when they are extended to words, so more are needed
@@ -95,12 +98,9 @@ def answer(
                 {"score": score, "start": begin, "end": stop, "answer": context[begin:stop]}
             )
     results = []
-    for number in range(len(examples)):
-        own_rows = [index for index, of in enumerate(numbers) if of == number]
-        null_score = float(nulls[own_rows].min()) if handle_impossible_answer else None
-        results.append(
-            merge_spans([span for index in own_rows for span in spans[index]], null_score)[:top_k]
-        )
+    for row_slice in row_slices:
+        null_score = float(nulls[row_slice].min()) if handle_impossible_answer else None
+        results.append(merge_spans([*itertools.chain(*spans[row_slice])], null_score)[:top_k])
     return results
 
 

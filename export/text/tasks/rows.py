@@ -19,6 +19,7 @@ from ...inference.inputs import (
     num_positions,
     pad_sequences,
 )
+from ...inference.options import is_integer
 from ..tokenization_spaces import clean_up, cleans_up
 
 if TYPE_CHECKING:
@@ -237,12 +238,7 @@ def check_choice(name: str, value: object, known: Iterable[object]) -> None:
 
 
 def check_count(name: str, value: object, min_value: int = 1, max_value: int | None = None) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or value < min_value
-        or (max_value is not None and value > max_value)
-    ):
+    if not is_integer(value) or value < min_value or (max_value is not None and value > max_value):
         upper = "" if max_value is None else f" and at most {max_value}"
         raise UsageError(
             f"{name} is {value!r:.60}, expected an integer of at least {min_value}{upper}", name

@@ -1,5 +1,6 @@
 """Token classification and named entities, like transformers' pipeline "token-classification"."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +88,9 @@ def tag(
     results: list[list[dict[str, Any]]] = [[] for _ in texts]
     for source, entities in zip(sources, entities_by_row):
         results[source] += entities
+    windows = Counter(sources)
     return [
-        remove_overlaps(result) if sources.count(source) > 1 else result
+        remove_overlaps(result) if windows[source] > 1 else result
         for source, result in enumerate(results)
     ]
 

@@ -59,7 +59,7 @@ def translate(
         ValueError: if the export is not an encoder-decoder, a text is blank or begins with an
             unknown language word, or a sentence has more tokens than the model has positions.
     """
-    options = check_single(option_fields.check(options))
+    options = option_fields.check_single(option_fields.check(options), "translate returns")
     plan = make_plan(runtime, texts, Splitting(split, copy_letterless), src_lang, tgt_lang, options)
     return plan.join(translate_plan(runtime, plan, options, sentence_seeds(plan, seeds)))
 
@@ -194,16 +194,6 @@ def check_arguments(
     if src_lang is not None:
         runtime.languages.ids("src_lang", src_lang, len(texts))
     return runtime.target_options(tgt_lang, len(texts), options)
-
-
-def check_single(options: dict[str, Any]) -> dict[str, Any]:
-    count = options.get("num_return_sequences")
-    if count not in (None, 1):
-        raise UsageError(
-            f"num_return_sequences is {count}, expected 1: translate returns one translation per "
-            f"text"
-        )
-    return {**options, "num_return_sequences": 1}
 
 
 def repeat_language(language: Choice, indices: list[int]) -> Choice:

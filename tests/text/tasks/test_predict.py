@@ -136,3 +136,12 @@ def test_predict_reads_images(tmp_path, capsys):
     line = json.dumps({"image": str(tmp_path / "a.png")})
     for given in (tmp_path / "a.png", line):
         same(run_predict(capsys, tmp_path / "export", given, "--set", "top_k=2"), expected)
+    lines = [tmp_path / "a.png", tmp_path / "none.png", tmp_path, tmp_path / "a.png"]
+    (tmp_path / "paths").write_text("".join(f"{line}\n" for line in lines))
+    files = ["--input", tmp_path / "paths", "--output", tmp_path / "out.jsonl"]
+    report = run_predict(capsys, tmp_path / "export", *files, "--set", "top_k=2")[0]
+    assert (report["lines"], report["bad"]) == (4, 2)
+    results = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    same(results, [*expected, None, None, *expected])
+    bad = (tmp_path / "out.jsonl.bad.jsonl").read_text().splitlines()
+    assert [json.loads(line)["line"] for line in bad] == [2, 3]

@@ -1,5 +1,6 @@
 """Tests of errors: texts, pairs, tasks and options that an export does not accept."""
 
+import numpy as np
 import pytest
 from messages import raises
 
@@ -50,6 +51,7 @@ def test_task_of_another_head_raises_and_names_architecture(made):
     "name, call, seen, expected",
     [
         ("classify", lambda r: r.classify(["a"], top_k=0), ("top_k", 0), 1),
+        ("classify", lambda r: r.classify(["a"], top_k=np.int64(0)), "top_k", 1),
         (
             "classify",
             lambda r: r.classify(["a"], function_to_apply="soft"),
