@@ -163,9 +163,8 @@ class SchedulerProcess(asyncio.Protocol):
         # has no effect on the exit status of a child that has already ended
         os.kill(self.pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        names = {
-            number.value: number.name for number in signal.Signals
-        }  # without real-time signals
+        # without real-time signals
+        names = {number.value: number.name for number in signal.Signals}
         return f"with code {code}" if code >= 0 else f"by {names.get(-code, f'signal {-code}')}"
 
     def close(self) -> None:
