@@ -31,7 +31,7 @@ def nll_interval(losses: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
     """Return (low, high), the 95% interval of the mean of `losses` (B, T) where `labels` are not
     -100.
 
-    Neighbours in a text are alike, so the bootstrap is over stretches of the B blocks.
+    Neighbors in a text are alike, so the bootstrap is over stretches of the B blocks.
     """
 
     def mean(total, count, axis):

@@ -29,7 +29,7 @@ Pairs = Iterator[tuple[str, str]]  # an endless stream of a source and its targe
 
 
 def with_errors(text: str, rng: random.Random) -> str:
-    """Return `text` with two neighbouring letters exchanged in `ERRORS` words, chosen by `rng`."""
+    """Return `text` with two neighboring letters exchanged in `ERRORS` words, chosen by `rng`."""
     words = text.split(" ")
     long = [index for index, word in enumerate(words) if len(word) > 3]
     for index in rng.sample(long, min(ERRORS, len(long))):

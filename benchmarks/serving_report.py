@@ -214,7 +214,8 @@ def offline_table(models):
 
 
 def share(same):
-    return "-" if same is None else f"{100 * same:.1f}%"  # None: texts, not tokens
+    """Return `same` as a percentage, "-" for None: an engine of texts has no tokens to compare."""
+    return "-" if same is None else f"{100 * same:.1f}%"
 
 
 def saturation_table(models):

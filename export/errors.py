@@ -1,4 +1,4 @@
-"""The classes of errors, and suggestions for misspelt names.
+"""The classes of errors, and suggestions for misspelled names.
 
 A class or a field says what an error is about, so that no caller reads its message. Each class can
 be pickled."""

@@ -146,7 +146,7 @@ def image_attention_maps(
     weights = torch.cat(outputs.attentions)[:, :, 0, model.config.num_first_tokens :].unflatten(
         -1, (rows, columns)
     )
-    pixels = np.broadcast_to(seen.transpose(1, 2, 0), (*seen.shape[1:], 3))  # one channel is grey
+    pixels = np.broadcast_to(seen.transpose(1, 2, 0), (*seen.shape[1:], 3))  # one channel is gray
     return ImageAttentionMaps(weights.double().numpy(), pixels, model.config.patch_shape)
 
 
@@ -306,7 +306,7 @@ def draw(axes: Axes, maps: AttentionMaps | ImageAttentionMaps, weights: np.ndarr
         return axes.imshow(weights, cmap="Blues", aspect="auto", **scale)
     axes.imshow(maps.image)
     height, width = (count * side for count, side in zip(weights.shape, maps.patch))
-    extent = (-0.5, width - 0.5, height - 0.5, -0.5)  # pixel centres are whole numbers
+    extent = (-0.5, width - 0.5, height - 0.5, -0.5)  # pixel centers are whole numbers
     return axes.imshow(weights, cmap="inferno", alpha=0.6, extent=extent, **scale)
 
 

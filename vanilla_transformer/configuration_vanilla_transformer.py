@@ -77,12 +77,13 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
             3.1; `True` is x + Sublayer(LayerNorm(x)) (GPT-2).
         final_norm (`bool`, defaults to `norm_first`): one more LayerNorm after the last layer of a
             stack.
-        norm_type (`str`, defaults to `"layer_norm"`): or `"rms_norm"`, which neither centres nor
+        norm_type (`str`, defaults to `"layer_norm"`): or `"rms_norm"`, which neither centers nor
             shifts (Zhang and Sennrich 2019).
         layer_norm_eps (`float`, defaults to 1e-5): of either.
         gated (`bool`, defaults to `False`): the feed-forward network multiplies its activation by a
             second map of the same input (Shazeer 2020, GLU Variants).
-        linear_bias (`bool`, defaults to `True`): biases of the linear maps in the layers.
+        linear_bias (`bool`, defaults to `True`): biases of the feed-forward network, and
+            by default of attention.
         attention_bias (`bool`, defaults to `linear_bias`): biases of the linear maps of attention,
             which the paper's equations do not have (sections 3.2.1 and 3.2.2).
         initializer_range (`float`, defaults to 0.02): standard deviation of new linear weights.
@@ -166,7 +167,7 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
     def _warn_near_misses(self, unknown):
         """Log a warning for each name in `unknown` that is similar to a field.
 
-        transformers keeps unknown names, so a misspelt field would silently have no effect.
+        transformers keeps unknown names, so a misspelled field would silently have no effect.
         """
         names = self.field_names()
         for name in unknown:

@@ -391,7 +391,7 @@ class VanillaEncoderForPreTraining(VanillaPreTrainedModel):
         """Return the logits of both objectives, and the sum of the losses of those with labels.
 
         `input_ids` are (B, S), or `inputs_embeds` (B, S, E); `attention_mask` (B, S) is 0 for
-        padding. `labels` (B, S) of masked language modelling are -100 where nothing is predicted.
+        padding. `labels` (B, S) of masked language modeling are -100 where nothing is predicted.
         `next_sentence_label` (B,) is 0 if the second sentence follows, else 1. The losses are
         cross-entropies; without any labels the loss is None. With a mask `logits_to_keep` (B, S),
         only its N positions have prediction logits (N, V) and count in the loss.

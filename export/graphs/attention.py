@@ -251,7 +251,7 @@ def block_attention(g: GraphContext, tokens: Tokens) -> Attention:
     missing = op("Mod", op("Neg", length), block)
     around = op.shape(0, 0, block, 0, 0, 0, op("Add", missing, block), 0)  # padding at both ends
 
-    def neighbours(states: Value, width: int) -> Value:
+    def neighbors(states: Value, width: int) -> Value:
         """(B, H, S, d) -> (B, H, blocks, 3 * block, d)."""
         blocks = op("Reshape", op("Pad", states, around), [0, 0, -1, block, width])
         ends = (0, -2), (1, -1), (2, np.iinfo(np.int64).max)
@@ -259,7 +259,7 @@ def block_attention(g: GraphContext, tokens: Tokens) -> Attention:
             "Concat", *(op("Slice", blocks, [start], [end], [2]) for start, end in ends), axis=3
         )
 
-    flags = neighbours(op("Unsqueeze", op.cast(mask, "float32"), [1, 3]), 1)
+    flags = neighbors(op("Unsqueeze", op.cast(mask, "float32"), [1, 3]), 1)
     is_key = op("Transpose", op("Greater", flags, np.float32(0)), perm=[0, 1, 2, 4, 3])
     distance = op(
         "Sub", op("Range", -block, 2 * block, 1), op("Unsqueeze", op("Range", 0, block, 1), [1])
@@ -271,11 +271,9 @@ def block_attention(g: GraphContext, tokens: Tokens) -> Attention:
         queries = split_keys(g, op("Mul", query, scale(g)))
         queries = op("Pad", queries, op.shape(0, 0, 0, 0, 0, 0, missing, 0))
         queries = op("Reshape", queries, [0, 0, -1, block, config.head_dim])
-        keys = op(
-            "Transpose", neighbours(split_keys(g, key), config.head_dim), perm=[0, 1, 2, 4, 3]
-        )
+        keys = op("Transpose", neighbors(split_keys(g, key), config.head_dim), perm=[0, 1, 2, 4, 3])
         weights = op("Softmax", op("Add", op("MatMul", queries, keys), bias), axis=-1)
-        values = neighbours(split_values(g, value), config.value_head_dim)
+        values = neighbors(split_values(g, value), config.value_head_dim)
         output = op(
             "Reshape",
             op("MatMul", weights, values),

@@ -132,7 +132,8 @@ def layers(config: Config, prefix: str) -> Shapes:
 
 
 def layer(config: Config, name: str, attentions: tuple[str, ...]) -> Shapes:
-    size, inner, has_bias = config.hidden_size, config.intermediate_size, config.linear_bias
+    size, inner = config.hidden_size, config.intermediate_size
+    attention_bias, linear_bias = config.attention_bias, config.linear_bias
     widths = {"q": config.head_dim, "k": config.head_dim, "v": config.value_head_dim}
     for attention in attentions:
         for part, width in widths.items():
@@ -140,18 +141,18 @@ def layer(config: Config, name: str, attentions: tuple[str, ...]) -> Shapes:
                 f"{name}.{attention}.{part}_proj",
                 size,
                 config.num_attention_heads * width,
-                config.attention_bias,
+                attention_bias,
             )
         yield from linear(
             f"{name}.{attention}.o_proj",
             config.num_attention_heads * config.value_head_dim,
             size,
-            config.attention_bias,
+            attention_bias,
         )
         yield from norm(config, f"{name}.{attention}_norm", size)
     for part in ("gate", "up") if config.gated else ("up",):
-        yield from linear(f"{name}.feed_forward.{part}_proj", size, inner, has_bias)
-    yield from linear(f"{name}.feed_forward.down_proj", inner, size, has_bias)
+        yield from linear(f"{name}.feed_forward.{part}_proj", size, inner, linear_bias)
+    yield from linear(f"{name}.feed_forward.down_proj", inner, size, linear_bias)
     yield from activation(f"{name}.feed_forward", config.hidden_act)
     yield from norm(config, f"{name}.feed_forward_norm", size)
 

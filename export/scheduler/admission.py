@@ -158,9 +158,7 @@ class Admission:
             prefix: tokens that the target of a seq2seq model begins with.
 
         Raises:
-            UsageError: for an unknown option, a wrong value, and options that cannot be combined.
-            ValueError: for no tokens, tokens that the model does not have, and more tokens than
-                it has learned positions.
+            UsageError, ValueError: for wrong options or tokens, see `admit`.
         """
         if prefix:
             return self.resolve(input_ids, options, prefix)
@@ -185,9 +183,7 @@ class Admission:
         `input_ids` are a source or a prompt, `prefix` the tokens that a target begins with.
 
         Raises:
-            UsageError: for an unknown option, a wrong value, and options that cannot be combined.
-            ValueError: for no tokens, tokens that the model does not have, and more tokens than
-                it has learned positions.
+            UsageError, ValueError: for wrong options or tokens, see `admit`.
         """
         ids = np.array([input_ids], np.int64)
         start = np.array([prefix], np.int64) if prefix else None

@@ -105,7 +105,7 @@ def sources_length(config: dict) -> int:
     return min(maximum, max(minimum, int(ENCODE_COST / token_cost(config))))
 
 
-def well_filled(config: dict) -> int:
+def preferred_rows(config: dict) -> int:
     """Return how many rows a batch should have before other workers start batches beside it.
 
     It is 0 for larger models, whose steps take longer with each row, and for decoder-only models,

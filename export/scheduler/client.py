@@ -12,12 +12,15 @@ from .admission import Admission
 from .client_request import ClientRequest
 from .request import Event, Generated, GenerationInput
 from .scheduler import Scheduler, open_batches
-from .sequence_group import SequenceGroup, read_results, start_request
+from .sequence_group import read_results, start_request
 from .worker import NoEvents, SchedulerEvents
 
 
 class Client(Protocol):
-    """The interface of a scheduler of one export, in this process or in a child process."""
+    """A scheduler of one export, in this process or in a child process.
+
+    `generate` and `stream` put a request into its queue and await the results.
+    """
 
     admission: Admission
 
@@ -28,27 +31,6 @@ class Client(Protocol):
     @property
     def running(self) -> int:
         """The number of rows that the workers computed in their last step."""
-
-    async def generate(self, inputs: Sequence[GenerationInput]) -> list[list[Generated]]:
-        """Return the `num_return_sequences` sequences of each of `inputs`.
-
-        Those of beam search are sorted, best first. Samples are in the order of their numbers.
-        Cancelling the coroutine stops the generation.
-
-        Raises:
-            RequestError: if the queue is full or the server is shutting down.
-            Exception: what stopped the generation, such as a RuntimeError of the engine.
-        """
-
-    def stream(self, generation_input: GenerationInput) -> AsyncGenerator[Event, None]:
-        """Yield an event for each new token of all sequences. Closing the generator stops the
-        generation.
-
-        Raises:
-            RequestError: if the queue is full or the server is shutting down.
-            UsageError: for beam search, which cannot stream.
-            Exception: what stopped the generation, such as a RuntimeError of the engine.
-        """
 
     def put(self, request: ClientRequest) -> None:
         """Add a request to the queue.
@@ -67,9 +49,67 @@ class Client(Protocol):
         The client of a child process does not wait.
         """
 
+    async def generate(self, inputs: Sequence[GenerationInput]) -> list[list[Generated]]:
+        """Return the `num_return_sequences` sequences of each of `inputs`.
 
-class LocalScheduler:
-    """The `Client` of a scheduler in this process, which runs `model` in threads.
+        Those of beam search are sorted, best first. Samples are in the order of their numbers.
+        Cancelling the coroutine stops the generation.
+
+        Raises:
+            RequestError: if the queue is full or the server is shutting down.
+            Exception: what stopped the generation, such as a RuntimeError of the engine.
+        """
+        if not inputs:
+            return []
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+
+        def receive(events: list[Event], is_finished: bool) -> None:
+            if not future.done():
+                future.set_result(None)
+
+        request = start_request(inputs, receive)
+        request.call = loop.call_soon_threadsafe
+        self.put(request)
+        try:
+            await future
+        finally:
+            self.cancel(request)
+        if request.error is not None:
+            raise request.error
+        return read_results(request)
+
+    async def stream(self, generation_input: GenerationInput) -> AsyncGenerator[Event, None]:
+        """Yield an event for each new token of all sequences. Closing the generator stops the
+        generation.
+
+        Raises:
+            RequestError: if the queue is full or the server is shutting down.
+            UsageError: for beam search, which cannot stream.
+            Exception: what stopped the generation, such as a RuntimeError of the engine.
+        """
+        if (num_beams := generation_input.options.num_beams) > 1:
+            raise UsageError(f"num_beams is {num_beams}, which cannot stream: expected num_beams=1")
+        updates: asyncio.Queue[tuple[list[Event], bool]] = asyncio.Queue()
+        request = start_request(
+            [generation_input], lambda *update: updates.put_nowait(update), streams=True
+        )
+        request.call = asyncio.get_running_loop().call_soon_threadsafe
+        self.put(request)
+        try:
+            is_finished = False
+            while not is_finished:
+                events, is_finished = await updates.get()
+                for event in events:
+                    yield event
+            if request.error is not None:
+                raise request.error
+        finally:
+            self.cancel(request)
+
+
+class LocalScheduler(Client):
+    """A scheduler in this process, which runs `model` in threads.
 
     `events` gets the events of the workers, for metrics. Call `start` first.
     """
@@ -91,12 +131,6 @@ class LocalScheduler:
     def start(self) -> "LocalScheduler":
         self.scheduler.start()
         return self
-
-    async def generate(self, inputs: Sequence[GenerationInput]) -> list[list[Generated]]:
-        return await generated(self, inputs)
-
-    def stream(self, generation_input: GenerationInput) -> AsyncGenerator[Event, None]:
-        return streamed(self, generation_input)
 
     def put(self, request: ClientRequest) -> None:
         if not self.scheduler.queue.is_closed:
@@ -132,76 +166,3 @@ class LocalScheduler:
         if request.error is not None:
             raise request.error
         return read_results(request)
-
-
-async def generated(scheduler: Client, inputs: Sequence[GenerationInput]) -> list[list[Generated]]:
-    """Return the `num_return_sequences` sequences of each of `inputs`.
-
-    Those of beam search are sorted, best first. Samples are in the order of their numbers.
-    Cancelling the coroutine stops the generation.
-
-    Raises:
-        RequestError: if the queue is full or the server is shutting down.
-        Exception: what stopped the generation, such as a RuntimeError of the engine.
-    """
-    if not inputs:
-        return []
-    loop = asyncio.get_running_loop()
-    future = loop.create_future()
-
-    def receive(events: list[Event], is_finished: bool) -> None:
-        if not future.done():
-            future.set_result(None)
-
-    request = put(scheduler, start_request(inputs, receive), loop)
-    try:
-        await future
-    finally:
-        scheduler.cancel(request)
-    if request.error is not None:
-        raise request.error
-    return read_results(request)
-
-
-async def streamed(
-    scheduler: Client, generation_input: GenerationInput
-) -> AsyncGenerator[Event, None]:
-    """Yield an event for each new token of all sequences. Closing the generator stops the
-    generation.
-
-    Raises:
-        RequestError: if the queue is full or the server is shutting down.
-        UsageError: for beam search, which cannot stream.
-        Exception: what stopped the generation, such as a RuntimeError of the engine.
-    """
-    if (num_beams := generation_input.options.num_beams) > 1:
-        raise UsageError(f"num_beams is {num_beams}, which cannot stream: expected num_beams=1")
-    loop = asyncio.get_running_loop()
-    updates: asyncio.Queue[tuple[list[Event], bool]] = asyncio.Queue()
-    request = put(
-        scheduler,
-        start_request([generation_input], lambda *update: updates.put_nowait(update), True),
-        loop,
-    )
-    try:
-        is_finished = False
-        while not is_finished:
-            events, is_finished = await updates.get()
-            for event in events:
-                yield event
-        if request.error is not None:
-            raise request.error
-    finally:
-        scheduler.cancel(request)
-
-
-def put(
-    scheduler: Client, request: ClientRequest[SequenceGroup], loop: asyncio.AbstractEventLoop
-) -> ClientRequest[SequenceGroup]:
-    """Send `request` to `scheduler` and return it.
-
-    Its `receive` is called in `loop`, the event loop of the caller.
-    """
-    request.call = loop.call_soon_threadsafe
-    scheduler.put(request)
-    return request

@@ -112,7 +112,8 @@ class EncoderScheduler:
         if self.scheduler.queue.is_closed:
             raise shutting_down()
         if self.num_unanswered and self.num_unanswered + num_rows > self.max_waiting:
-            raise overloaded(self.num_unanswered, num_rows, self.max_waiting)
+            state = "waiting or running"
+            raise overloaded(self.num_unanswered, num_rows, self.max_waiting, state)
         call, context = Call(), contextvars.copy_context()
         context.run(CALL.set, call)
         self.num_unanswered += num_rows

@@ -18,15 +18,15 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .admission import Admission
 from .child import HEADER, frame, run_child
-from .client import generated, streamed
+from .client import Client
 from .client_request import ClientRequest
 from .rejections import shutting_down
-from .request import Event, Generated, GenerationInput
+from .request import Event, Generated
 from .sequence_group import SequenceGroup
 from .worker import SchedulerEvents
 
@@ -163,9 +163,8 @@ class SchedulerProcess(asyncio.Protocol):
         # has no effect on the exit status of a child that has already ended
         os.kill(self.pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        names = {
-            number.value: number.name for number in signal.Signals
-        }  # without real-time signals
+        # without real-time signals
+        names = {number.value: number.name for number in signal.Signals}
         return f"with code {code}" if code >= 0 else f"by {names.get(-code, f'signal {-code}')}"
 
     def close(self) -> None:
@@ -180,8 +179,8 @@ class SchedulerProcess(asyncio.Protocol):
             self.reap()
 
 
-class SchedulerClient:
-    """The `Client` of the scheduler `name` in the child `process`.
+class SchedulerClient(Client):
+    """A client of the scheduler `name` in the child `process`.
 
     Its methods must be called in the event loop.
     """
@@ -198,7 +197,7 @@ class SchedulerClient:
         self.numbers = itertools.count()
         self.num_rows_sent = 0
         self.num_rows_started = 0  # or cancelled, as last reported by the child
-        self.running = 0
+        self.num_rows_running = 0
         self.is_closed = False
 
     @property
@@ -206,11 +205,9 @@ class SchedulerClient:
         """The number of rows in the queue, including those on their way to the child."""
         return self.num_rows_sent - self.num_rows_started
 
-    async def generate(self, inputs: Sequence[GenerationInput]) -> list[list[Generated]]:
-        return await generated(self, inputs)
-
-    def stream(self, generation_input: GenerationInput) -> AsyncGenerator[Event, None]:
-        return streamed(self, generation_input)
+    @property
+    def running(self) -> int:
+        return self.num_rows_running
 
     def put(self, request: ClientRequest[SequenceGroup]) -> None:
         if self.is_closed or self.process.error is not None:
@@ -249,7 +246,7 @@ class SchedulerClient:
                 `self.events`.
             updates: `(number, events, results, error)` of each changed request.
         """
-        self.num_rows_started, self.running = counts
+        self.num_rows_started, self.num_rows_running = counts
         callbacks: tuple[Callable[..., None], ...] = (
             self.events.joined,
             self.events.first_token,

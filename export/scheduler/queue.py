@@ -13,8 +13,7 @@ JOIN_SIZE = 8
 # Seconds that a part of many rows, such as beams, may be overtaken by smaller parts. After that
 # nothing joins until it fits.
 MAX_OVERTAKEN = 0.5
-MAX_LEFT = 0.005  # seconds that a part is left to another batch, which should grow
-SHORTEST_WAIT = 0.0001  # seconds
+MAX_DEFERRED = 0.005  # seconds that a part waits for another batch, which should grow
 
 
 class RequestQueue:
@@ -57,30 +56,32 @@ class RequestQueue:
         with self.changed:
             while True:
                 now = time.perf_counter()
-                grows = batch.should_grow and batch.join_delay < MAX_LEFT
-                self.growing[batch] = len(batch.running) if grows else 0
+                # parts deferred to a batch with a longer delay would wait in vain
+                should_grow = batch.should_grow and batch.join_delay < MAX_DEFERRED
+                self.growing[batch] = len(batch.running) if should_grow else 0
                 if self.requests and self.is_worth_joining(batch, now, last_join):
                     return self.select(batch, now)
                 if not is_empty:
                     return []
                 if self.is_closed and not self.requests:
                     return None
-                self.changed.wait(self.patience(batch, now))
+                self.changed.wait(self.wait_seconds(batch, now))
 
-    def patience(self, batch: Batch, now: float) -> float | None:
-        """Return the seconds that `batch` may wait for more parts at the time `now`, `None` without
-        limit."""
+    def wait_seconds(self, batch: Batch, now: float) -> float | None:
+        """Return the seconds until `batch` looks at the queue again, `None` to wait for a change.
+
+        `now` is the time, in seconds of `time.perf_counter`.
+        """
         if not self.requests:
             return None
-        left = self.requests[0].arrived_at + MAX_LEFT - now
-        return batch.join_delay or max(left, SHORTEST_WAIT)
+        return batch.join_delay or self.requests[0].arrived_at + MAX_DEFERRED - now
 
     def is_worth_joining(self, batch: Batch, now: float, last_join: float) -> bool:
-        """Return True if parts should join `batch` now instead of waiting for more.
+        """Return True if parts should join `batch` now instead of waiting for more parts or for
+        another batch.
 
-        They may also be left to another batch. After `close` no more requests arrive. Parts then
-        join once one of these numbers of rows is free: JOIN_SIZE, all waiting rows, or as many as
-        there are running parts.
+        After `close` no more requests arrive. Parts then join once one of these numbers of rows is
+        free: JOIN_SIZE, all waiting rows, or as many as there are running parts.
 
         Args:
             batch: the batch.
@@ -90,16 +91,16 @@ class RequestQueue:
         free = batch.num_free_rows
         if self.is_closed:
             return free >= min(JOIN_SIZE, self.num_rows, len(batch.running))
-        if self.is_left_to_another(batch, now):
+        if self.should_defer(batch, now):
             return False
         waited = now - max(self.requests[0].arrived_at, last_join)
         is_due = waited >= batch.join_delay
         return free > 0 and (is_due or min(self.num_rows, free) >= JOIN_SIZE)
 
-    def is_left_to_another(self, batch: Batch, now: float) -> bool:
+    def should_defer(self, batch: Batch, now: float) -> bool:
         """Return True if `batch` should leave the next parts to a batch with more running parts,
         which should grow. `now` is the time, in seconds of `time.perf_counter`."""
-        if now - self.requests[0].arrived_at > MAX_LEFT:
+        if now - self.requests[0].arrived_at > MAX_DEFERRED:
             return False
         return len(batch.running) < max(self.growing.values())
 
@@ -129,7 +130,7 @@ class RequestQueue:
             else:
                 num_blocked += 1
             self.requests.rotate(-1)
-        if self.num_rows:  # the other rows do not fit, so another batch takes them
+        if self.num_rows:  # the other rows did not fit: wake another worker
             self.growing[batch] = 0
             self.changed.notify()
         return parts

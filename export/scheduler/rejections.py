@@ -3,15 +3,17 @@
 from ..errors import RequestError
 
 
-def overloaded(num_waiting: int, num_rows: int, max_waiting: int) -> RequestError:
+def overloaded(
+    num_waiting: int, num_rows: int, max_waiting: int, state: str = "waiting"
+) -> RequestError:
     """Return the error, status 429, of a request for which the queue has no room.
 
-    `num_waiting` rows are waiting, the request has `num_rows`, and both together may be
-    `max_waiting`.
+    `num_waiting` rows are waiting, or in another `state`. The request has `num_rows`. Both together
+    may be `max_waiting`.
     """
     return RequestError(
         429,
-        f"{num_waiting} rows are waiting and this request has {num_rows}, expected at most "
+        f"{num_waiting} rows are {state} and this request has {num_rows}, expected at most "
         f"{max_waiting} together: try again later",
         retry_after=1,
     )

@@ -21,7 +21,7 @@ from ..model import OnnxModel
 from ..specs.graph_spec import TensorSpec, concrete_shape
 from .batch import WAIT_PER_PART
 from .beam_groups import BeamGroups, assign_slots, group_beams, joined_beams
-from .capacity import chunk_length, sources_length, well_filled
+from .capacity import chunk_length, preferred_rows, sources_length
 from .sequence_group import SequenceGroup
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class SlotBatch:
         self.spec = info.specs[step]
         self.encodes = "encoder" in info.specs
         self.chunk = chunk_length(info.config)
-        self.well_filled = well_filled(info.config)
+        self.preferred_rows = preferred_rows(info.config)
         self.sources_length = sources_length(info.config)
         caches = [
             tensor for tensor in self.spec.inputs if tensor.name.startswith("past_key_values")
@@ -126,7 +126,7 @@ class SlotBatch:
     @property
     def should_grow(self) -> bool:
         num_rows = self.capacity - self.num_free_rows
-        return bool(self.running) and num_rows < min(self.well_filled, self.capacity)
+        return num_rows < min(self.preferred_rows, self.capacity)
 
     @property
     def num_free_rows(self) -> int:

@@ -110,8 +110,8 @@ class Settings:
     max_source: int | None = setting(
         positive,
         None,
-        "maximum number of source tokens, longer sources are rejected; default: the model's limit, "
-        "for models that generate at most 512",
+        "maximum number of source tokens, longer sources are rejected; default: the model's limit; "
+        "at most 512 for models that generate",
     )
     max_length: int | None = setting(
         positive,

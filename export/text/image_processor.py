@@ -249,7 +249,7 @@ def rgb(image: Image.Image) -> Image.Image:
 
 
 def rgb_pixels(pixels: np.ndarray) -> np.ndarray:
-    """Return pixels (C, H, W) as RGB (3, H, W): grey is repeated, and an alpha channel blended with
+    """Return pixels (C, H, W) as RGB (3, H, W): gray is repeated, and an alpha channel blended with
     white.
 
     Other numbers of channels are returned unchanged. Raises ValueError for fractions outside of 0

@@ -1,5 +1,6 @@
 """Tests of certification: correct exports, the report, and exports that cannot be certified."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -10,7 +11,7 @@ from messages import raises
 
 from vanilla_transformer_export import export
 from vanilla_transformer_export.certification import outcomes
-from vanilla_transformer_export.certification.certify import certify
+from vanilla_transformer_export.certification.certify import certify, compare_manifests
 from vanilla_transformer_export.certification.comparison import compare_tokens, compare_values
 from vanilla_transformer_export.certification.kernels import count_copies, describe_kernels
 from vanilla_transformer_export.certification.reference import FILE, Reference, sample
@@ -100,6 +101,14 @@ def test_command_exits_with_names_of_failed_checks(exported_for, tmp_path, capsy
     [failed] = [line for line in capsys.readouterr().out.splitlines() if line[:2] != "ok"]
     assert failed == "FAILED manifest: opset is 20, expected 18"
     assert json.loads(output.read_text())["certified"] is False
+
+
+def test_field_that_only_the_reference_has_is_not_compared(exported):
+    directory = exported("causal").directory
+    manifest = json.loads((directory / "manifest.json").read_text())
+    reference = Reference.read(directory)
+    fields = {**reference.manifest, "default_dtype": "fp32"}
+    assert compare_manifests(manifest, dataclasses.replace(reference, manifest=fields)).ok
 
 
 def test_failing_check_does_not_stop_other_checks(exported_for, monkeypatch):

@@ -18,9 +18,9 @@ from vanilla_transformer_export.scheduler.capacity import (
     Arrangement,
     arrange_workers,
     chunk_length,
+    preferred_rows,
     slots_per_worker,
     sources_length,
-    well_filled,
 )
 from vanilla_transformer_export.scheduler.slot_batch import SlotBatch
 
@@ -152,7 +152,7 @@ def test_small_models_use_several_workers_and_large_models_all_threads():
     assert [chunk_length(config) for config in (tiny, base, gpt2)] == [256, 32, 16]
     assert [sources_length(config) for config in (tiny, base)] == [512, 122]
     decoder = {**gpt2, "hidden_size": 128, "num_attention_heads": 2}
-    assert [well_filled(config) for config in (tiny, base, gpt2, decoder)] == [24, 0, 0, 0]
+    assert [preferred_rows(config) for config in (tiny, base, gpt2, decoder)] == [24, 0, 0, 0]
     assert (
         slots_per_worker(2, 4_000_000) == 32
         and slots_per_worker(1, 100_000_000) == 10

@@ -280,7 +280,7 @@ def test_full_queue_returns_429_but_empty_queue_accepts_large_request(stub):
         session.free.clear()
         waiting = asyncio.create_task(submit(scheduler, [[5]] * 18))
         await wait_until(lambda: scheduler.num_unanswered == 18)
-        with raises(RequestError, seen=18, expected=20) as refused:
+        with raises(RequestError, seen="18 rows are waiting or running", expected=20) as refused:
             await submit(scheduler, [[5]] * 3)
         assert refused.value.status == 429 and refused.value.retry_after
         session.free.set()

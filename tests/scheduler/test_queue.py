@@ -1,13 +1,14 @@
 """Tests of the queue: turns of requests, groups that join, and the batch that they join."""
 
 import functools
+import threading
 
 import pytest
 from messages import raises
 from opened_engines import first_batch, open_engine
 
 from vanilla_transformer_export.errors import RequestError
-from vanilla_transformer_export.scheduler.queue import MAX_LEFT, RequestQueue
+from vanilla_transformer_export.scheduler.queue import MAX_DEFERRED, RequestQueue
 from vanilla_transformer_export.scheduler.sequence_group import start_request
 
 DECODER = "causal"
@@ -125,14 +126,14 @@ def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
     assert joining() == 3  # all waiting rows
 
 
-def test_new_rows_join_the_larger_batch_until_it_is_well_filled(exported_for, monkeypatch):
+def test_new_rows_join_the_larger_batch_until_it_has_its_preferred_rows(exported_for, monkeypatch):
     monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_LEFT", 1000.0)
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_DEFERRED", 1000.0)
     engine = open_engine(exported_for(DECODER, "cpu")[1], slots=16, workers=2)
     job = engine.admission.admit([5], dict(max_new_tokens=20, min_new_tokens=20))
     queue = RequestQueue()
     larger, smaller = (worker.batch for worker in engine.scheduler.workers)
-    larger.well_filled = smaller.well_filled = 4
+    larger.preferred_rows = smaller.preferred_rows = 4
 
     def joining(batch, count):
         for _ in range(count):
@@ -142,35 +143,67 @@ def test_new_rows_join_the_larger_batch_until_it_is_well_filled(exported_for, mo
         return len(parts)
 
     assert [joining(smaller, 1), joining(larger, 2), joining(larger, 0)] == [1, 2, 0]
-    assert joining(smaller, 1) == 0  # left to the larger batch
+    assert joining(smaller, 1) == 0  # deferred to the larger batch
     assert joining(larger, 0) == 1
     assert joining(smaller, 1) == 0
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_LEFT", 0.0)
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_DEFERRED", 0.0)
     assert joining(smaller, 0) == 1  # it has waited long enough for the larger batch
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_LEFT", 1000.0)
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_DEFERRED", 1000.0)
     assert [joining(larger, 2), joining(larger, 0)] == [2, 0]
-    assert joining(smaller, 1) == 1  # the larger batch is well filled
+    assert joining(smaller, 1) == 1  # the larger batch has its preferred rows
+
+
+@pytest.mark.parametrize("join_delay, is_deferred", [(999.0, True), (1000.0, False)])
+def test_parts_are_not_deferred_to_a_batch_with_a_long_join_delay(
+    exported_for, monkeypatch, join_delay, is_deferred
+):
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", join_delay)
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_DEFERRED", 1000.0)
+    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=16, workers=2)
+    job = engine.admission.admit([5], dict(max_new_tokens=20))
+    queue = RequestQueue()
+    larger, smaller = (worker.batch for worker in engine.scheduler.workers)
+    larger.preferred_rows = 4
+    first, second = (start_request([job], lambda *update: None) for _ in range(2))
+    queue.put(first)
+    larger.join(queue.take(larger))
+    queue.put(second)
+    assert queue.take(larger) == []
+    assert queue.should_defer(smaller, second.arrived_at) == is_deferred
 
 
 def test_rows_that_do_not_fit_the_larger_batch_join_another_at_once(exported_for, monkeypatch):
     monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_LEFT", 1000.0)
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_DEFERRED", 1000.0)
     engine = open_engine(exported_for(DECODER, "cpu")[1], slots=16, workers=2)
     queue, admit = RequestQueue(), engine.admission.admit
     larger, smaller = (worker.batch for worker in engine.scheduler.workers)
-    larger.well_filled = smaller.well_filled = 100
+    larger.preferred_rows = smaller.preferred_rows = 100
     rows = larger.capacity
     queue.put(start_request([admit([5], dict(max_new_tokens=20))], lambda *update: None))
     larger.join(queue.take(larger))
+    assert queue.take(larger) == []
     queue.put(start_request([admit([5], dict(max_new_tokens=20))] * rows, lambda *update: None))
-    assert [len(queue.take(larger)), len(queue.take(smaller))] == [rows - 1, 1]
+    waits, taken, wait = threading.Event(), [], queue.changed.wait
+
+    def announced_wait(seconds):
+        waits.set()
+        return wait(seconds)
+
+    monkeypatch.setattr(queue.changed, "wait", announced_wait)
+    worker = threading.Thread(target=lambda: taken.extend(queue.take(smaller)), daemon=True)
+    worker.start()
+    assert waits.wait(60)  # its parts are deferred to the larger batch
+    assert len(queue.take(larger)) == rows - 1
+    worker.join(60)
+    assert len(taken) == 1
 
 
-def test_well_filled_batch_counts_rows_of_beams_and_of_unread_prompts(exported_for, monkeypatch):
+def test_preferred_rows_count_beams_and_unread_prompts(exported_for, monkeypatch):
     monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
     engine = open_engine(exported_for(DECODER, "cpu")[1], slots=16)
     batch, queue = first_batch(engine), RequestQueue()
-    batch.well_filled, batch.chunk = 9, 1
+    batch.preferred_rows, batch.chunk = 9, 1
     beams = engine.admission.admit([5], dict(num_beams=4, max_new_tokens=20))
     long = engine.admission.admit([5, 6, 7, 8], dict(max_new_tokens=20))
     should_grow = []
@@ -182,13 +215,15 @@ def test_well_filled_batch_counts_rows_of_beams_and_of_unread_prompts(exported_f
     assert [len(batch.running), len(batch.prefilling), should_grow] == [2, 1, [True, False]]
 
 
-def test_part_is_left_no_longer_than_its_limit(exported_for):
+def test_part_is_deferred_no_longer_than_its_limit(exported_for):
     engine = open_engine(exported_for(DECODER, "cpu")[1], slots=4)
     batch, queue = first_batch(engine), RequestQueue()
-    assert queue.patience(batch, 0.0) is None
+    assert queue.wait_seconds(batch, 0.0) is None
     request = start_request([engine.admission.admit([5], {})], lambda *update: None)
     queue.put(request)
-    assert queue.patience(batch, request.arrived_at + 0.004) == pytest.approx(MAX_LEFT - 0.004)
+    assert queue.wait_seconds(batch, request.arrived_at + 0.004) == pytest.approx(
+        MAX_DEFERRED - 0.004
+    )
 
 
 def test_large_sequence_group_is_not_overtaken_indefinitely(exported_for, monkeypatch):

@@ -84,7 +84,7 @@ def check_data(data: dict, task: "Task") -> None:
     if "folds" in data and "labelled" in task.DATA and not data.get("labelled"):
         raise UsageError(
             f"data.folds is {data['folds']}, expected data.labelled=true too: folds are of "
-            f"labelled text"
+            f"labeled text"
         )
     if "folds" in data and not data["fold"] < data["folds"]:
         raise UsageError(f"data.fold is {data['fold']}, expected one of 0 to {data['folds'] - 1}")
@@ -141,6 +141,7 @@ def check_batches(recipe: "Recipe", task: "Task") -> None:
     if tokens and others:
         expected = "expected none: tokens_per_update is the size of an update"
         raise UsageError(f"training.{others[0]} is {training[others[0]]}, {expected}")
+    # a causal language model reads blocks of one long text, unless each line is a document
     is_in_blocks = "documents" in task.DATA and recipe.data.get("documents") != "line"
     if tokens and (task.ABILITIES.images or is_in_blocks):
         examples = "blocks of data.block_size" if is_in_blocks else "images"

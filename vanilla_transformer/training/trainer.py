@@ -73,7 +73,7 @@ def training_arguments(recipe: Recipe, state: Path, **changes: Any) -> Seq2SeqTr
 
 
 def keep_labelled(model: PreTrainedModel, args: tuple, inputs: dict) -> tuple[tuple, dict]:
-    """Add the mask `logits_to_keep` of the labelled tokens to `inputs`, if the model is in training
+    """Add the mask `logits_to_keep` of the labeled tokens to `inputs`, if the model is in training
     mode.
 
     The mask is False for labels of -100. Without labels nothing is added. `inputs` is changed in
@@ -180,7 +180,7 @@ def training_dataset(rows: Any, recipe: Recipe, augmentation: Augmentation | Non
     """Return the training rows for `Trainer`.
 
     They are augmented if there is an `augmentation`, and in batches by token count if the recipe
-    sets one. A stream must have one (`checks.check_batches`).
+    sets one. A stream needs a token count, see `checks.check_batches`.
     """
     seed = recipe.training.get("seed", 42)
     limit = recipe.training.get("tokens_per_batch", recipe.training.get("tokens_per_update"))

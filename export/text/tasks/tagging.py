@@ -42,7 +42,7 @@ def tag(
     ignore_labels: Sequence[str] = ("O",),
     stride: int | None = None,
 ) -> list[list[dict[str, Any]]]:
-    """Return the labelled tokens of each text, as the pipeline "token-classification" does. A token
+    """Return the labeled tokens of each text, as the pipeline "token-classification" does. A token
     is `{"entity": str, "score": float, "index": int, "word": str, "start": int, "end": int}`.
     Aggregation returns entities, `{"entity_group": str, "score": float, "word": str, "start": int,
     "end": int}`. `start` and `end` are offsets in the text, `index` is an index of a token.
@@ -50,7 +50,7 @@ def tag(
     Args:
         texts: strings. Texts longer than the tokenizer's `model_max_length` are truncated, or split
             into windows if `stride` is set.
-        aggregation_strategy: `"none"` returns tokens. `"simple"` joins neighbours with the same
+        aggregation_strategy: `"none"` returns tokens. `"simple"` joins neighbors with the same
             label; `B-` begins a new entity. The others first give each word one label: `"first"` of
             its first token, `"average"` by the mean of its scores, `"max"` of the token with the
             best score.
@@ -198,10 +198,10 @@ def merge_word(
 
 
 def group_entities(runtime: "TextRuntime", entities: list[dict]) -> list[dict[str, Any]]:
-    """Return neighbours with the same label joined to one entity. A label with `B-` begins a new
+    """Return neighbors with the same label joined to one entity. A label with `B-` begins a new
     entity.
 
-    `entities` are labelled tokens or words. The results have the keys entity_group, score (mean),
+    `entities` are labeled tokens or words. The results have the keys entity_group, score (mean),
     word, start and end.
     """
     groups: list[list[dict]] = []

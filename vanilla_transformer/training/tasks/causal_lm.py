@@ -1,4 +1,4 @@
-"""Causal language modelling: prediction of the next token of any text."""
+"""Causal language modeling: prediction of the next token of any text."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Masked language modelling: prediction of masked words (Devlin et al. 2019), one text a line."""
+"""Masked language modeling: prediction of masked words (Devlin et al. 2019), one text a line."""
 
 from collections.abc import Callable, Iterable
 from random import Random
