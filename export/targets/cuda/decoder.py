@@ -238,9 +238,12 @@ class CudaDecoder:
         """Feed one token per beam, `tokens` (B * beams, 1), and return the logits (B * beams, 1,
         V).
 
-        `beam_idx` (B * beams,), if set, is the row that each row continues.
+        `beam_idx` (B * beams,), if set, is the row that each row continues. Raises UsageError if
+        the caches are full.
         """
         beams = self.visible.shape[1]
+        if (needed := self.used + beams) > self.slots:
+            raise UsageError(f"{needed} cache slots, expected at most {self.slots} on this target")
         if beam_idx is not None:
             parents = pad_batch((beam_idx % beams).reshape(-1, beams, 1), self.rows)
             self.visible = np.take_along_axis(self.visible, parents, axis=1)
