@@ -228,7 +228,7 @@ def input_spec(value: Any, config: Mapping[str, Any]) -> TensorSpec:
     return TensorSpec(value.name, DTYPES[value.type], axes, limits, DEFAULTS.get(value.name))
 
 
-def matching_forms(forms: Sequence[Form], file_name: str | Path | None) -> list[Form]:
+def matching_forms(forms: Sequence[Form], file_name: str | Path | None) -> Sequence[Form]:
     """Return `forms` with file names: those that have the graph `file_name`, or all without a name.
 
     The graphs of a form have the ending of `file_name`, such as _int8 in decoder_model_int8.onnx. A

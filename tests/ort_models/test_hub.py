@@ -60,10 +60,11 @@ def test_exports_and_checkpoints_are_downloaded_and_pushed(saved, tmp_path):
 
 
 DOWNLOADS = """
+import sys
 from vanilla_transformer_export.ort_models.foreign import SEQ2SEQ_FORMS, matching_forms
 from vanilla_transformer_export.ort_models.opening import download
 for name in (None, "decoder_model.onnx", "other.onnx"):
-    forms, cache = matching_forms(SEQ2SEQ_FORMS, name), {"cache_dir": f"cache-{name}"}
+    forms, cache = matching_forms(SEQ2SEQ_FORMS, name), {"cache_dir": f"{sys.argv[1]}/{name}"}
     root = download("someone/generator", "", forms, cache)
     print(*sorted(path.name for path in root.iterdir()))
 """
@@ -84,7 +85,7 @@ def test_decoders_that_are_not_opened_are_not_downloaded(tmp_path):
         (repository / name).write_text("{}")
     with running() as hub:
         hub.add("someone/generator", repository)
-        process = hub.run(tmp_path, "-c", DOWNLOADS)
+        process = hub.run(tmp_path, "-c", DOWNLOADS, str(tmp_path / "caches"))
     assert process.returncode == 0, process.stderr
     assert [line.split() for line in process.stdout.splitlines()] == [
         [*config, merged, encoder],

@@ -48,7 +48,7 @@ def test_step_of_full_caches_raises(exported):
     ids = np.full((1, 2), 5)
     decoder = runtime.model.decoders.start(GenerationRequest(Options(1), ids, np.ones_like(ids)))
     decoder.prefill(ids, np.ones_like(ids))
-    decoder.used = decoder.slots - 1
+    decoder.used = decoder.slots - 2
     decoder.step(ids[:, :1])
     with raises(UsageError, seen=decoder.slots + 1, expected=decoder.slots):
         decoder.step(ids[:, :1])

@@ -242,7 +242,8 @@ class CudaDecoder:
         the caches are full.
         """
         beams = self.visible.shape[1]
-        if (needed := self.used + beams) > self.slots:
+        # the graph also writes the next tokens
+        if (needed := self.used + 2 * beams) > self.slots:
             raise UsageError(f"{needed} cache slots, expected at most {self.slots} on this target")
         if beam_idx is not None:
             parents = pad_batch((beam_idx % beams).reshape(-1, beams, 1), self.rows)
