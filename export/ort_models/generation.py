@@ -130,8 +130,8 @@ class ORTModelForGeneration(GenerationMixin, ORTModel):
         loop_only = {name for name in LOOP_ONLY if settings.get(name)}
         loop_only |= without_none(settings).keys() - fields.keys()
         if loop_only or ids is None or not isinstance(self.runtime, Runtime):
-            reason = f"{sorted(loop_only) or 'graphs of another exporter'} need the loop of"
-            raise ValueError(f"{reason} transformers, expected input_ids as a tensor (B, S)")
+            reason = sorted(loop_only) or "graphs of another exporter"
+            raise ValueError(f"{reason} need the loop of transformers, expected tensors (B, S)")
         check_applied(settings, is_sampling=False)
         if not self.config.is_encoder_decoder:
             check_prompts(ids, mask, settings)
