@@ -18,7 +18,7 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, PushToHubMix
 from ..exporting.repository_files import MARIAN_NAMES
 from ..heads import HEADS, Task, has_task
 from . import opening
-from .foreign import ENCODER_FORMS, MERGED, ForeignRuntime, Form, graph_names
+from .foreign import ENCODER_FORMS, MERGED, ForeignRuntime, Form, matching_forms
 from .saving import read_json, save
 
 logger = logging.get_logger(__name__)
@@ -46,7 +46,7 @@ class ORTModel(PushToHubMixin):
     forms: ClassVar[Sequence[Form]]
     generation_config: GenerationConfig | None = None
     dtype, training = torch.float32, False
-    _temporary: opening.TemporaryFolder | Path | None = None  # a path after pickling
+    _temporary: opening.TemporaryFolder | None = None
 
     def __init_subclass__(
         cls, tasks: Sequence[Task] = (), output_class: Any = None, forms: Any = ENCODER_FORMS
@@ -112,7 +112,8 @@ class ORTModel(PushToHubMixin):
 
         Args:
             model_id: directory or Hub repository.
-            config: config of the model, or its directory, by default that of the export.
+            config: config of the model, or its directory or Hub repository, by default that of the
+                export.
             export: True to export a checkpoint that has graphs already. One without graphs is
                 exported anyway, with a warning.
             target: target of a new export, by default portable; an export that is there keeps its
@@ -140,11 +141,11 @@ class ORTModel(PushToHubMixin):
         forms = cls.forms
         if use_merged is False:
             forms = [form for form in forms if form.get("decoder") != MERGED]
-        names = [] if export else [name for form in graph_names(forms, file_name) for name in form]
-        root, temporary = opening.local_directory(model_id, subfolder, names, options), None
-        folder = root / subfolder
+        matching = [] if export else matching_forms(forms, file_name)
+        root = opening.local_directory(model_id, subfolder, matching, options)
+        folder, temporary = root / subfolder, None
         if opening.must_export(folder, export):
-            hub = {name: options[name] for name in opening.CHECKPOINT_OPTIONS & options.keys()}
+            hub = opening.checkpoint_options(options)
             hub |= {"config": config, "subfolder": subfolder}
             checkpoint = cls.auto_class.from_pretrained(model_id, **hub)
             temporary = opening.export_checkpoint(checkpoint, folder, target)
@@ -168,7 +169,8 @@ class ORTModel(PushToHubMixin):
         """
         info, directory = self.runtime.info, Path(save_directory)
         before, after = self._saved_fields, self._config_fields()
-        save(info, directory, {name: changed_fields(before[name], after[name]) for name in after})
+        changes = {name: changed_fields(before.get(name, {}), after[name]) for name in after}
+        save(info, directory, changes)
         if directory.resolve() == info.directory.resolve():
             self._saved_fields = after
         if kwargs.pop("push_to_hub", False):

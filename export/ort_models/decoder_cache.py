@@ -24,6 +24,7 @@ class DecoderCache(Cache):
 
     # transformers derives them from layers
     is_compileable, is_linear, is_croppable = False, [False], False
+    _is_user_defined = False  # transformers' name: the caller of `generate` passed the cache
 
     def __init__(self, runtime: Any, options: Options):
         super().__init__(layers=[])
@@ -31,6 +32,8 @@ class DecoderCache(Cache):
         self.is_croppable = options.prompt_lookup_num_tokens is not None
         self.decoder: Any = None
         self.length, self.padding = 0, np.zeros(1, int)  # tokens and padding (rows,) so far
+        self.step_length = 1  # tokens of the last step
+        self.window: int | None = None  # tokens that the decoder keeps, `None` for all
         self.beam_idx: np.ndarray | None = None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -43,11 +46,20 @@ class DecoderCache(Cache):
         self.padding = self.padding[rows]
 
     def crop(self, tokens: int) -> None:
-        """Remove -`tokens` tokens from the end."""
-        if not -self.length <= tokens <= 0:
-            raise ValueError(f"crop has {tokens}, expected {-self.length} to 0, tokens to remove")
-        self.decoder.crop(-tokens)
-        self.length += tokens
+        """Remove -`tokens` tokens from the end.
+
+        Raises ValueError for more tokens than the decoder can remove. Once its sliding window is
+        full, these are fewer tokens than the last step had.
+        """
+        is_full = self.window is not None and self.length >= self.window
+        limit = self.step_length - 1 if is_full else self.length
+        if not hasattr(self.decoder, "crop"):
+            limit = 0
+        if not -limit <= tokens <= 0:
+            raise ValueError(f"crop has {tokens}, expected {-limit} to 0, tokens to remove")
+        if tokens:
+            self.decoder.crop(-tokens)
+            self.length, self.step_length = self.length + tokens, self.step_length + tokens
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         return -1  # as a `DynamicCache`, which grows
@@ -90,14 +102,20 @@ class DecoderCache(Cache):
         return logits[:, -kept:]
 
     def _check_later(self, ids: np.ndarray, mask: Any) -> None:
-        """Raise ValueError for new tokens `ids` with other rows than the prompts, or a `mask`, of
-        all or only of new tokens, with other padding."""
+        """Raise ValueError unless `ids` have the rows of the prompts and `mask` their padding.
+
+        The mask is of all tokens or of the new ones.
+        """
         rows = len(self.padding)
         if len(ids) != rows:
             raise ValueError(f"{len(ids)} rows of new tokens, expected {rows}, those of the cache")
         if mask is not None:
-            zeros, is_full = (mask == 0).sum(axis=1), mask.shape[1] == self.length + ids.shape[1]
-            padding = self.padding if is_full else 0 * self.padding
+            shape = (rows, self.length + ids.shape[1])
+            if mask.shape not in (shape, ids.shape):
+                expected = f"{shape}, or {ids.shape} for the new tokens"
+                raise ValueError(f"attention_mask has the shape {mask.shape}, expected {expected}")
+            zeros = (mask == 0).sum(axis=1)
+            padding = self.padding if mask.shape == shape else 0 * self.padding
             if not np.array_equal(zeros, padding):
                 counts = f"{zeros.tolist()} zeros by row, expected {padding.tolist()}"
                 raise ValueError(f"attention_mask has {counts}, the padding of the prompts")
@@ -117,6 +135,7 @@ class DecoderCache(Cache):
         source = source and check_source(self.runtime, source, len(prompt))
         request = GenerationRequest(self.options, prompt, prompt_mask, source)
         self.decoder = self.runtime.model.decoders.start(request)
+        self.window = getattr(self.decoder, "window", None)
         weakref.finalize(self, self.decoder.close)
         length = self._prefill_length(mask, kept)
         logits = self.decoder.prefill(prompt[:, :length], prompt_mask[:, :length]).copy()
@@ -124,32 +143,37 @@ class DecoderCache(Cache):
             self.decoder.expand(self.expand_size)
             logits = np.repeat(logits, self.expand_size, axis=0)
         if length < ids.shape[1]:
-            return np.concatenate([logits, self._feed(ids[:, length:])], axis=1)
+            logits = np.concatenate([logits, self._feed(ids[:, length:])], axis=1)
+            self.step_length = kept
+            return logits
         return logits if kept == 1 else align_padding(logits, mask)
 
     def _prefill_length(self, mask: np.ndarray, kept: int) -> int:
         """Return how many tokens of the prompts are fed at once.
 
-        The other `kept` tokens are fed one by one if the decoder returns only the last logits.
-        Raises ValueError if that is impossible: for all logits, and for padding among `kept`.
+        The other `kept` tokens follow in steps if the decoder returns only the last logits, or
+        could not remove them otherwise, because of its window. Raises ValueError if that is
+        impossible: for all logits, and for padding among `kept`.
         """
-        length = mask.shape[1]
-        if self.decoder.all_logits or length == 1 or kept == 1:
+        length, all_logits = mask.shape[1], self.decoder.all_logits
+        is_cropped = self.is_croppable and self.window is not None
+        if length == 1 or kept == 1 or (all_logits and not is_cropped):
             return length
         if not kept or not mask[:, -kept:].all():
             raise ValueError(
                 f"target {self.runtime.target!r} returns only the logits after the last token: "
                 "expected logits_to_keep=1, or an export with the target 'portable'"
             )
-        return length - kept + 1
+        return max(length - kept, 1) if all_logits else length - kept + 1
 
     def _feed(self, ids: np.ndarray) -> np.ndarray:
         """Feed tokens (rows, T) in as many steps as needed, and return the logits (rows, T, V)."""
         size = self.decoder.max_step_tokens or ids.shape[1]
         logits = []
         for start in range(0, ids.shape[1], size):
-            logits.append(self.decoder.step(ids[:, start : start + size], self.beam_idx).copy())
-            self.beam_idx = None
+            tokens = ids[:, start : start + size]
+            logits.append(self.decoder.step(tokens, self.beam_idx).copy())
+            self.beam_idx, self.step_length = None, tokens.shape[1]
         return np.concatenate(logits, axis=1)
 
 
@@ -166,9 +190,10 @@ def check_cache(cache: Any, runtime: Any) -> DecoderCache:
 
 
 def check_tokens(runtime: Any, ids: Any, mask: Any, prefix: str = "") -> Any:
-    """Return ids and mask (B, T), by default all ones, which are named with `prefix` in errors.
+    """Return checked ids and mask (B, T). The mask is by default all ones.
 
-    Raises ValueError for ids outside the vocabulary, wrong masks, and a row without tokens.
+    Raises ValueError for ids outside the vocabulary, wrong masks, and a row without tokens. Errors
+    name both with `prefix`.
     """
     tensors = token_inputs(runtime.config, ("batch_size", "length"), prefix=prefix)
     arrays = dict(zip([tensor.name for tensor in tensors], (ids, mask)))

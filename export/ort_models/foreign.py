@@ -49,6 +49,7 @@ class ForeignRuntime:
     """
 
     target = "portable"
+    supports_candidates = True  # as a factory of decoders
 
     def __init__(
         self,
@@ -65,6 +66,8 @@ class ForeignRuntime:
             role: Graph(path, role == "encoder", self.threads, self.device)
             for role, path in graphs.items()
         }
+        if {"encoder", "decoder"} <= graphs.keys():
+            self.graphs["encoder"].require_output("last_hidden_state")
         self.output_names = [name for graph in self.graphs.values() for name in graph.outputs]
         self.model = SimpleNamespace(decoders=self)
 
@@ -117,9 +120,14 @@ class Graph:
         types = {name: value.type for name, value in self.inputs.items()}
         if not {*types.values()} <= DTYPES.keys():
             raise ValueError(f"{self.path} has the inputs {types}, expected only {[*DTYPES]}")
-        shapes = {name: value.shape for name, value in self.outputs.items()}
-        if not is_encoder and len(shapes.get("logits", ())) != 3:
-            raise ValueError(f"{self.path} returns {shapes}, expected logits with 3 axes")
+        if not is_encoder:
+            self.require_output("logits")
+
+    def require_output(self, name: str) -> None:
+        """Raise ValueError if the graph has no output `name` with 3 axes."""
+        shapes = {output: value.shape for output, value in self.outputs.items()}
+        if len(shapes.get(name, ())) != 3:
+            raise ValueError(f"{self.path} returns {shapes}, expected {name} with 3 axes")
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Run the graph on those of `feeds` that are its inputs, and return all outputs by name.
@@ -220,39 +228,43 @@ def input_spec(value: Any, config: Mapping[str, Any]) -> TensorSpec:
     return TensorSpec(value.name, DTYPES[value.type], axes, limits, DEFAULTS.get(value.name))
 
 
-def graph_names(forms: Sequence[Form], file_name: str | Path | None) -> list[list[str]]:
-    """Return the names of the graphs of each form, without ".onnx".
+def matching_forms(forms: Sequence[Form], file_name: str | Path | None) -> Sequence[Form]:
+    """Return `forms` with file names: those that have the graph `file_name`, or all without a name.
 
-    They have the ending of the graph `file_name`, such as _int8 in decoder_model_int8.onnx.
+    The graphs of a form have the ending of `file_name`, such as _int8 in decoder_model_int8.onnx. A
+    `file_name` that no form has is the graph of each role.
     """
     stem = Path(file_name or "").stem
     known = [name for form in forms for name in form.values() if stem.startswith(name)]
-    if stem and not known and len(forms[0]) == 1:  # a graph with a name of its own
-        return [[stem]]
-    ending = stem.removeprefix(max(known, key=len)) if known else ""
-    return [[f"{name}{ending}" for name in form.values()] for form in forms]
+    ending = stem.removeprefix(max(known, key=len, default=stem))
+    files = [{role: f"{name}{ending}.onnx" for role, name in form.items()} for form in forms]
+    if not stem:
+        return files
+    file = f"{stem}.onnx"
+    return [form for form in files if file in form.values()] or [dict.fromkeys(forms[0], file)]
 
 
 def find_graphs(folder: Path, forms: Sequence[Form], file_name: str | None) -> dict[str, Path]:
     """Return `{role: path}` of the graphs of the first of `forms` that `folder` has.
 
     Subfolders are searched too, and the least deep ones are preferred. `file_name` is one of the
-    graphs, see `graph_names`, and may have folders. By default, it is the only graph.
+    graphs, see `matching_forms`, and may have folders. For forms of one graph, it is by default the
+    only graph.
 
     Raises FileNotFoundError if no form has all its graphs, and ValueError if two folders of the
     same depth have them.
     """
-    graphs = sorted(folder.rglob(str(Path(file_name or "").parent / "*.onnx")))
-    is_single = file_name is None and len(graphs) == 1
-    expected = graph_names(forms, graphs[0] if is_single else file_name)
-    parents = sorted({path.parent for path in graphs}, key=lambda parent: len(parent.parts))
-    for form, names in zip(forms, expected):
-        files = [f"{name}.onnx" for name in names]
-        folders = [parent for parent in parents if {parent / file for file in files} <= {*graphs}]
+    graphs = [*folder.rglob(str(Path(file_name or "").parent / "*.onnx"))]
+    is_single = file_name is None and len(graphs) == len(forms[0]) == 1
+    expected = matching_forms(forms, graphs[0] if is_single else file_name)
+    parents = sorted({path.parent for path in graphs}, key=lambda path: (len(path.parts), path))
+    for form in expected:
+        folders = [path for path in parents if {path / file for file in form.values()} <= {*graphs}]
         if len(folders) > 1 and len(folders[0].parts) == len(folders[1].parts):
             first, second = (str(parent.relative_to(folder)) for parent in folders[:2])
+            files = [*form.values()]
             raise ValueError(f"{files} are in {first} and {second}, expected one: pass subfolder")
         if folders:
-            return {role: folders[0] / file for role, file in zip(form, files)}
+            return {role: folders[0] / file for role, file in form.items()}
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.onnx")]
     raise FileNotFoundError(f"{folder} has the graphs {names}, expected {file_name or expected}")

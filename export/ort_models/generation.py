@@ -10,6 +10,7 @@ from transformers import modeling_outputs as outputs
 from transformers.generation import GenerationMode
 
 from .. import heads
+from ..errors import SessionError
 from ..inference.options import FIELDS, Options, as_list, check_applied, to_python
 from ..runtime import Runtime
 from .base import ORTModel, from_numpy, to_numpy
@@ -44,15 +45,21 @@ class ORTModelForGeneration(GenerationMixin, ORTModel):
         """Put a `DecoderCache` into `model_kwargs`, even for `use_cache=False`, if it has none."""
         generation_config.use_cache = True
         self.warn_of_ignored({name: getattr(generation_config, name) for name in NO_OUTPUTS})
-        vars(generation_config).update(dict.fromkeys(NO_OUTPUTS, False))
+        for name in NO_OUTPUTS:
+            setattr(generation_config, name, False)
+        is_assisted = (
+            generation_mode == GenerationMode.ASSISTED_GENERATION or generation_config.is_assistant
+        )
+        if is_assisted and not self.runtime.model.decoders.supports_candidates:
+            problem = f"graphs for {self.runtime.target!r} that check one token per step"
+            raise ValueError(f"{problem}, expected no assistant and no prompt_lookup_num_tokens")
         if (cache := model_kwargs.get(CACHE)) is not None:
-            vars(check_cache(cache, self.runtime))["_is_user_defined"] = True
+            check_cache(cache, self.runtime)._is_user_defined = True
             return
-        is_assisted = generation_mode == GenerationMode.ASSISTED_GENERATION
         options = Options(
             generation_config.max_length,
             num_beams=max(generation_config.num_beams, generation_config.num_return_sequences),
-            prompt_lookup_num_tokens=1 if is_assisted or generation_config.is_assistant else None,
+            prompt_lookup_num_tokens=1 if is_assisted else None,
         )
         model_kwargs[CACHE] = DecoderCache(self.runtime, options)
 
@@ -104,6 +111,8 @@ class ORTModelForGeneration(GenerationMixin, ORTModel):
         if not args:
             try:
                 return self._search(generation_config, **arguments)
+            except SessionError:  # the loop would run the same graphs
+                raise
             except ValueError:  # the loop supports more, or has an error of its own
                 if not fits_loop:
                     raise
@@ -121,8 +130,8 @@ class ORTModelForGeneration(GenerationMixin, ORTModel):
         loop_only = {name for name in LOOP_ONLY if settings.get(name)}
         loop_only |= without_none(settings).keys() - fields.keys()
         if loop_only or ids is None or not isinstance(self.runtime, Runtime):
-            names = f"{sorted(loop_only)} of {self.runtime.architecture}"
-            raise ValueError(f"{names} need the loop of transformers, expected tensors (B, S)")
+            reason = sorted(loop_only) or "graphs of another exporter"
+            raise ValueError(f"{reason} need the loop of transformers, expected tensors (B, S)")
         check_applied(settings, is_sampling=False)
         if not self.config.is_encoder_decoder:
             check_prompts(ids, mask, settings)
@@ -151,7 +160,7 @@ def with_source(states: Any, input_ids: Any, attention_mask: Any) -> outputs.Bas
 def check_prompts(ids: np.ndarray, mask: np.ndarray | None, settings: dict[str, Any]) -> None:
     """Raise ValueError unless prompts (B, S) are padded on the left with the pad token.
 
-    `Runtime.generate` returns no others.
+    `Runtime.generate` returns prompts in this form only.
     """
     tokens = as_list(settings.get("pad_token_id")) or as_list(settings.get("eos_token_id")) or [0]
     pad = to_python(tokens[0])
@@ -252,7 +261,9 @@ class ORTModelForSeq2SeqLM(
             decoder_input_ids, decoder_attention_mask: target tokens (B, T), padded on the right.
             encoder_outputs: what this model's encoder returned for the sources. Changes of its
                 states have no effect.
-            past_key_values, cache, logits_to_keep, use_cache, return_dict: as for causal models.
+            past_key_values, cache, use_cache, return_dict: as for causal models.
+            logits_to_keep: the number of last tokens whose logits are returned, padding included.
+                0 is all, which only portable exports support.
             token_type_ids, labels, kwargs: ignored with a warning.
 
         Raises ValueError for wrong tokens or masks, encoder outputs or caches of another model, and

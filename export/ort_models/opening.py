@@ -13,6 +13,7 @@ from typing import Any
 
 import onnxruntime
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import CONFIG_NAME, cached_file, logging
 
@@ -27,10 +28,11 @@ logger = logging.get_logger(__name__)
 
 HUB_OPTIONS = {"revision", "token", "cache_dir", "local_files_only", "force_download"}
 CHECKPOINT_OPTIONS = {*HUB_OPTIONS, "trust_remote_code"}
-IGNORED = {"use_cache": True, "provider_options": None}  # and their values without a warning
+# options without effect, and the value that gives no warning
+IGNORED = {"use_cache": True, "provider_options": None}
 OPTIONS = {*CHECKPOINT_OPTIONS, *IGNORED, "provider", "providers"}
 OPTIONS |= {"session_options", "use_io_binding", "dtype"}
-PROVIDERS = {**DEVICES, "AzureExecutionProvider": "cpu"}  # and their devices
+PROVIDERS = {**DEVICES, "AzureExecutionProvider": "cpu"}  # device of each provider
 THREADS = "intra_op_num_threads"
 PREFIX = "vanilla-transformer-"  # of temporary folders
 
@@ -75,7 +77,7 @@ def find_threads(session_options: Any) -> int | None:
 
 
 def local_directory(
-    model_id: str | os.PathLike, subfolder: str, graphs: Sequence[str], options: Mapping[str, Any]
+    model_id: str | os.PathLike, subfolder: str, forms: Sequence[Form], options: Mapping[str, Any]
 ) -> Path:
     """Return the directory `model_id`, or the folder of the Hub repository, see `download`.
 
@@ -83,28 +85,36 @@ def local_directory(
     """
     hub = {name: options[name] for name in HUB_OPTIONS & options.keys()}
     is_local = Path(model_id).is_dir()
-    root = Path(model_id) if is_local else download(str(model_id), subfolder, graphs, hub)
+    root = Path(model_id) if is_local else download(str(model_id), subfolder, forms, hub)
     if not (root / subfolder).is_dir():
         raise FileNotFoundError(f"{root} has no folder {subfolder!r}, expected one with the model")
     return root.resolve()
 
 
-def download(model_id: str, subfolder: str, graphs: Sequence[str], hub: Mapping[str, Any]) -> Path:
-    """Download an export, or companion files and `graphs` by name, and return the folder.
+def download(model_id: str, subfolder: str, forms: Sequence[Form], hub: Mapping[str, Any]) -> Path:
+    """Download an export, or companion files and the graphs of a form, and return the folder.
 
-    Without graphs of these names, all graphs are downloaded. Raises OSError, as transformers does.
+    It is the first of `forms` that the repository has. If it has none, all graphs are downloaded.
+    Raises OSError, as transformers does.
     """
-    if not subfolder:  # which may have the only config
+    if not subfolder:  # a subfolder may have the only config.json
         cached_file(model_id, CONFIG_NAME, **hub)  # with transformers' errors
     get = partial(snapshot_download, model_id, **hub)
-    root = Path(get(allow_patterns=[*COMPANION_FILES]))
+    try:
+        root = Path(get(allow_patterns=[*COMPANION_FILES]))
+    except HFValidationError as error:
+        raise OSError(f"{model_id} is no folder, expected one or a repository: {error}") from None
     directory = config_directory(root, root / subfolder)
     if files := read_json(directory / MANIFEST).get("files"):
         prefix = directory.relative_to(root)
         return Path(get(allow_patterns=[(prefix / name).as_posix() for name in files]))
     folder = f"{subfolder}/" if subfolder else ""
-    get(allow_patterns=[f"{folder}*{name}.onnx*" for name in graphs])
-    if graphs and not any(path.stem in graphs for path in (root / subfolder).rglob("*.onnx")):
+    for form in forms:
+        files = {*form.values()}
+        get(allow_patterns=[f"{folder}{path}{file}*" for path in ("", "*/") for file in files])
+        if files <= {path.name for path in (root / subfolder).rglob("*.onnx")}:
+            return root
+    if forms:
         get(allow_patterns=f"{folder}*.onnx*")
     return root
 
@@ -115,7 +125,7 @@ def config_directory(root: Path, folder: Path) -> Path:
 
 
 def must_export(folder: Path, export: bool) -> bool:
-    """Return True if `folder` has no graphs or `export` is True, and warn unless both hold."""
+    """Return True if `folder` has no graphs or `export` is True, and warn if only one is true."""
     has_graphs = any(folder.rglob("*.onnx"))
     if has_graphs and export:
         logger.warning(f"{folder} has ONNX graphs and export=True: it is exported again")
@@ -140,7 +150,7 @@ def export_checkpoint(model: Any, companions: Path, target: str | None) -> "Temp
 class TemporaryFolder:
     """A folder that its process removes when no model uses it any more. Copies of models share it.
 
-    It is pickled, as its path, for processes that this one starts. Others may live longer.
+    Only child processes can unpickle a model in it, as others could outlive the folder.
     """
 
     def __init__(self) -> None:
@@ -156,7 +166,7 @@ class TemporaryFolder:
                 f"the model is in the temporary folder {self.path}, expected a saved one: call "
                 "save_pretrained and open what it saved"
             )
-        return Path, (str(self.path),)
+        return type(None), ()  # the parent process keeps the folder
 
 
 def remove_folder(path: Path, process_id: int) -> None:
@@ -175,15 +185,12 @@ def find_runtime(
 ) -> tuple[Callable[..., Any], PreTrainedConfig | None]:
     """Return a function of device and threads that opens the graphs in `folder`, and the config.
 
-    The config is None for that of an export. `folder` is `root` or a subfolder of it. See
-    `find_graphs` for the other arguments and errors.
+    By default, the config is that of graphs of another exporter, and `None` for an export. `folder`
+    is `root` or a subfolder of it. See `find_graphs` for the other arguments and errors.
     """
     directory = config_directory(root, folder)
-    is_export = (directory / MANIFEST).is_file()
-    if is_export and directory != folder:  # whose graphs may be others than those of the export
-        files = read_json(directory / MANIFEST).get("files", {})
-        is_export = any((directory / name).is_relative_to(folder) for name in files)
-    if is_export:
+    files = read_json(directory / MANIFEST).get("files", {})
+    if any((directory / name).is_relative_to(folder) for name in files):  # not beside an export
         return partial(Runtime, directory, dtype=find_dtype(directory, file_name)), config
     graphs = find_graphs(folder, forms, file_name)
     config = config or resolve_config(directory, options)
@@ -191,15 +198,18 @@ def find_runtime(
 
 
 def resolve_config(config: Any, options: Mapping[str, Any]) -> PreTrainedConfig:
-    """Return a config that may be a directory or Hub repository. Raises TypeError for others."""
+    """Return `config`, or that of a directory or Hub repository. Raises TypeError for others."""
     if isinstance(config, PreTrainedConfig):
         return config
     if not isinstance(config, str | os.PathLike):
-        kind = type(config).__name__
-        raise TypeError(f"config is a {kind}, expected a PreTrainedConfig or its directory")
-    return AutoConfig.from_pretrained(
-        config, trust_remote_code=options.get("trust_remote_code"), token=options.get("token")
-    )
+        expected = "a PreTrainedConfig, a directory or a Hub repository"
+        raise TypeError(f"config is a {type(config).__name__}, expected {expected}")
+    return AutoConfig.from_pretrained(config, **checkpoint_options(options))
+
+
+def checkpoint_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of `options` that `from_pretrained` of transformers takes."""
+    return {name: options[name] for name in CHECKPOINT_OPTIONS & options.keys()}
 
 
 def find_dtype(directory: Path, file_name: str | None) -> str | None:

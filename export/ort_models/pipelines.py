@@ -42,10 +42,10 @@ def pipeline(
 
 def find_class(task: str) -> type[ORTModel]:
     """Return the class of models for `task`. Raises ValueError if there is none."""
-    expected = {auto_class.__name__ for auto_class in check_task(task)[1]["pt"]}
-    classes = {value: value.auto_class.__name__ for value in MODEL_CLASSES.values()}
-    for model_class, name in classes.items():
-        if name in expected:
+    auto_classes = check_task(task)[1]["pt"]
+    for model_class in MODEL_CLASSES.values():
+        if model_class.auto_class in auto_classes:
             return model_class
-    names, ours = ", ".join(sorted(expected)), ", ".join(sorted({*classes.values()}))
+    names = ", ".join(sorted(auto_class.__name__ for auto_class in auto_classes))
+    ours = ", ".join(sorted({value.auto_class.__name__ for value in MODEL_CLASSES.values()}))
     raise ValueError(f"task {task!r} needs {names}, expected a task of one of {ours}")

@@ -8,8 +8,8 @@ from typing import Any
 from ..exporting.repository_files import write_json
 from ..inference.export_info import MANIFEST, ExportInfo, is_rewritable, json_object, sha256
 
-# configs, tokenizers and modules of sentence-transformers, beside weights or graphs
-COMPANION_FILES = ("*.json", "*.txt", "*.jinja", "*.model", "*.spm", "*.bpe", "[0-9]_*/*")
+# configs and their code, tokenizers and modules of sentence-transformers, beside weights or graphs
+COMPANION_FILES = ("*.json", "*.py", "*.txt", "*.jinja", "*.model", "*.spm", "*.bpe", "[0-9]_*/*")
 
 
 def save(info: ExportInfo, directory: Path, changes: Mapping[str, dict[str, Any]]) -> None:
@@ -59,9 +59,9 @@ def remove_export(directory: Path, names: Iterable[str]) -> None:
     fixed = {name for name in paths if not is_rewritable(name)}
     exported = read_json(directory / MANIFEST).get("files", {}).keys()
     folders = {folder for name in names if ".onnx" in name for folder in Path(name).parents}
-    others = sorted(name for name in fixed - exported - {*names} if ".onnx" in name)
-    if graphs := [name for name in others if Path(name).parent in folders]:
-        raise FileExistsError(f"{directory} has {graphs} of another model, expected none of these")
+    graphs = {name for name in fixed if ".onnx" in name and Path(name).parent in folders}
+    if others := sorted(graphs - exported - {*names}):
+        raise FileExistsError(f"{directory} has {others} of another model, expected none of these")
     for name in fixed & exported:
         (directory / name).unlink()
     (directory / MANIFEST).unlink(missing_ok=True)

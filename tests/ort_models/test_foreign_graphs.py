@@ -187,6 +187,24 @@ def test_seq2seq_repository_is_saved_pickled_and_opened_by_suffix(repositories, 
         assert torch.equal(tokens, expected["beams"])
 
 
+def test_file_name_selects_split_decoder_and_unknown_name_raises(repositories):
+    inputs, expected = read_expected(repositories / "marian")
+    split = {"encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"}
+    for name in ("decoder_model.onnx", "decoder_with_past_model.onnx"):
+        model = open_generator(repositories / "marian", file_name=name)
+        assert {graph.path.name for graph in model.runtime.graphs.values()} == split
+    torch.testing.assert_close(model(**inputs).logits, expected["logits"], rtol=0, atol=1e-4)
+    with raises(FileNotFoundError, seen="decoder_model.onnx", expected="typo.onnx"):
+        open_generator(repositories / "marian", file_name="typo.onnx")
+
+
+def test_encoder_of_generator_without_states_raises(repositories, tmp_path):
+    marian = shutil.copytree(repositories / "marian", tmp_path / "marian")
+    write_graph(marian / "encoder_model.onnx", TOKENS, 1)
+    with raises(ValueError, seen=("encoder_model.onnx", "logits"), expected="last_hidden_state"):
+        open_generator(marian)
+
+
 def test_missing_or_unsuitable_graph_or_inputs_error_names_values(foreign):
     with raises(FileNotFoundError, seen="model_O3", expected="other"):
         open_classifier(foreign, file_name="other.onnx")
@@ -288,7 +306,8 @@ def test_config_with_code_is_trusted_or_passed(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(fields))
     (tmp_path / "other.py").write_text(CODE)
     assert first_logit(tmp_path, config=BertConfig()) == 1
-    model = open_classifier(tmp_path, trust_remote_code=True)
+    open_classifier(tmp_path, trust_remote_code=True).save_pretrained(tmp_path / "saved")
+    model = open_classifier(tmp_path / "saved", trust_remote_code=True)
     assert type(model.config).__name__ == "OtherConfig"
     assert pickle.loads(pickle.dumps(model))(IDS).logits[0, 0] == 1
 

@@ -16,14 +16,17 @@ from transformers import (
     LogitsProcessorList,
 )
 
+from vanilla_transformer_export.errors import SessionError
+from vanilla_transformer_export.inference.options import Options
 from vanilla_transformer_export.ort_models import (
     ORTModelForCausalLM,
     ORTModelForImageClassification,
     ORTModelForSeq2SeqLM,
 )
 from vanilla_transformer_export.ort_models.decoder_cache import DecoderCache
-from vanilla_transformer_export.ort_models.generation import CACHE
+from vanilla_transformer_export.ort_models.generation import CACHE, with_source
 from vanilla_transformer_export.runtime import Runtime
+from vanilla_transformer_export.targets.cpu.decoder import CpuDecoders
 
 CLASSES = {
     "seq2seq": (ORTModelForSeq2SeqLM, AutoModelForSeq2SeqLM),
@@ -352,6 +355,76 @@ def get_cache(output):
     return getattr(output, CACHE)
 
 
+@torch.no_grad()
+def test_seq2seq_cache_is_cropped_where_the_decoder_can(saved):
+    exported = saved("seq2seq")
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(exported.checkpoint).eval()
+    ids, targets = torch.randint(3, 48, (2, 6)), torch.randint(3, 48, (2, 5))
+    expected = theirs(ids, decoder_input_ids=targets[:, :4]).logits[:, 3:]
+    for target in ("portable", "cpu"):
+        ours = ORTModelForSeq2SeqLM.from_pretrained(saved("seq2seq", target).directory)
+        states = with_source(torch.zeros(2, 6, 1), ids, None)  # cpu exports return none
+        inputs = {"encoder_outputs": states, "logits_to_keep": 1}
+        cache = get_cache(ours(decoder_input_ids=targets, **inputs))
+        if target == "cpu":
+            with raises(ValueError, seen=-2, expected=0):
+                cache.crop(-2)
+            continue
+        cache.crop(-2)
+        actual = ours(decoder_input_ids=targets[:, 3:4], **inputs, **{CACHE: cache}).logits
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    unused = DecoderCache(ours.runtime, Options(9))
+    unused.crop(0)
+    with raises(ValueError, seen=-1, expected=0):
+        unused.crop(-1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_full_sliding_window_is_cropped_by_tokens_of_last_step(saved, target):
+    """Prompt lookup finds wrong candidates in the first step."""
+    exported = saved("causal-window", target)
+    ours = ORTModelForCausalLM.from_pretrained(exported.directory)
+    theirs = AutoModelForCausalLM.from_pretrained(exported.checkpoint).eval()
+    row = {"input_ids": torch.tensor([[5, 6, 7, 8] * 3])}
+    lookup = {"prompt_lookup_num_tokens": 3, **PROCESSORS}
+    for options in (lookup, {"assistant_model": theirs}):
+        tokens = generate_seeded(ours, row, options)
+        assert torch.equal(tokens, generate_seeded(theirs, row, {})), options
+    cache = get_cache(ours(row["input_ids"], logits_to_keep=1))
+    with raises(ValueError, seen=-1, expected=0):
+        cache.crop(-1)
+    ids = torch.randint(3, 48, (2, 4))
+    if target == "portable":
+        cache = get_cache(ours(ids.repeat(1, 2)))
+        cache = get_cache(ours(ids, **{CACHE: cache}))
+        with raises(ValueError, seen=-4, expected=(-3, 0)):
+            cache.crop(-4)
+        cache.crop(-3)
+        expected = theirs(ids.repeat(1, 3)).logits[:, 9:]
+        actual = ours(ids[:, 1:], **{CACHE: cache}).logits
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_assistants_raise_if_graphs_check_one_token_per_step(saved, monkeypatch):
+    monkeypatch.setattr(CpuDecoders, "supports_candidates", False)
+    for name, (model_class, _) in CLASSES.items():
+        model = model_class.from_pretrained(saved(name, "cpu").directory)
+        for options in ({"prompt_lookup_num_tokens": 3}, {"assistant_model": model}):
+            with raises(ValueError, seen="cpu", expected=("assistant", "prompt_lookup_num_tokens")):
+                model.generate(torch.tensor([[5, 6, 7, 5, 6]]), max_new_tokens=4, **options)
+
+
+def test_failure_of_onnxruntime_does_not_start_the_loop(saved, monkeypatch):
+    def fail(*args, **kwargs):
+        raise SessionError("no memory")
+
+    monkeypatch.setattr(Runtime, "generate", fail)
+    model = ORTModelForCausalLM.from_pretrained(saved("causal").directory)
+    with pytest.raises(SessionError, match="no memory"):
+        model.generate(torch.tensor([[5, 6]]), max_new_tokens=2)
+
+
 def test_padding_after_first_call_and_other_positions_raise(saved):
     model = ORTModelForCausalLM.from_pretrained(saved("causal").directory)
     ids, mask = torch.randint(3, 48, (2, 6)), torch.tensor([[0, 0, 1, 1, 0, 1], [1] * 6])
@@ -363,6 +436,9 @@ def test_padding_after_first_call_and_other_positions_raise(saved):
             model(ids[:, 4:], changed, **{CACHE: cache})
     with raises(ValueError, seen=("attention_mask", [1, 0]), expected=[0, 0]):
         model(ids[:, 4:], mask[:, 4:], **{CACHE: cache})
+    for ones in (torch.ones(2, 3), torch.ones(6), torch.ones(1, 2)):
+        with raises(ValueError, seen=str(tuple(ones.shape)), expected=("(2, 6)", "(2, 2)")):
+            model(ids[:, 4:], ones, **{CACHE: cache})
     whole = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
     model(ids[:, 4:], whole, position_ids=torch.tensor([[2, 3], [4, 5]]), **{CACHE: cache})
     positions = torch.tensor([[1, 1, 0, 1], [0, 1, 2, 3]])

@@ -18,7 +18,7 @@ import pytest
 import torch
 from checkpoints import copy_folder
 from messages import raises
-from transformers import AutoConfig, AutoTokenizer, WatermarkingConfig
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, WatermarkingConfig
 
 from vanilla_transformer_export import Runtime, TextRuntime, export
 from vanilla_transformer_export.certification.certify import certify
@@ -109,6 +109,8 @@ def test_invalid_arguments_raise(directory):
         ORTModel.from_pretrained(directory)
     with raises(FileNotFoundError, seen=(str(directory), "nope")):
         open_classifier(directory, subfolder="nope")
+    with raises(OSError, seen="./no/such/folder"):
+        open_classifier("./no/such/folder", subfolder="onnx")
     with pytest.raises(OSError, match="find them in the cached files"):  # transformers' message
         open_classifier("no-such-model", local_files_only=True)
     seen = ("VanillaEncoderForSequenceClassification", "ORTModelForMaskedLM")
@@ -248,6 +250,30 @@ def test_config_argument_and_watermark_are_saved(saved, directory, tmp_path):
     generator.save_pretrained(tmp_path / "marked")
     again = ORTModelForCausalLM.from_pretrained(tmp_path / "marked")
     assert again.generation_config.watermarking_config.bias == 2.5
+
+
+def test_config_of_cached_hub_repository_is_used(directory, tmp_path):
+    """The cache has the layout that huggingface_hub documents."""
+    repository = tmp_path / "models--someone--config"
+    shutil.copytree(directory, repository / "snapshots/1234")
+    (repository / "refs").mkdir()
+    (repository / "refs/v1").write_text("1234")
+    config = json.loads((directory / "config.json").read_text())
+    labels = {"0": "no", "1": "maybe", "2": "yes"}
+    (repository / "snapshots/1234/config.json").write_text(
+        json.dumps(config | {"id2label": labels})
+    )
+    cache = {"cache_dir": tmp_path, "local_files_only": True, "revision": "v1"}
+    model = open_classifier(directory, config="someone/config", **cache)
+    assert model.config.id2label[1] == "maybe"
+
+
+def test_generation_config_of_model_that_does_not_generate_is_saved(directory, tmp_path):
+    model = open_classifier(directory)
+    model.generation_config = GenerationConfig(num_beams=3)
+    model.save_pretrained(tmp_path / "out")
+    assert GenerationConfig.from_pretrained(tmp_path / "out").num_beams == 3
+    assert open_classifier(tmp_path / "out")(IDS).logits.shape == (2, 3)
 
 
 def test_save_with_push_to_hub_also_pushes(directory, tmp_path, monkeypatch):

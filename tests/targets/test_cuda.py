@@ -10,6 +10,7 @@ from targets import exports_for, generators, prompts
 
 from vanilla_transformer_export import Options, Runtime
 from vanilla_transformer_export.cli import main as cli
+from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.inference import devices
 from vanilla_transformer_export.inference.decoder import GenerationRequest
 
@@ -40,6 +41,17 @@ def test_buffers_are_reused_by_batch_of_similar_size(exported, name):
     assert np.array_equal(first, third) and not np.array_equal(first, second)
     runtime.generate(ids[:2], mask[:2], max_new_tokens=5)
     assert len(runtime.model.decoders.pool.free) == 2
+
+
+def test_step_of_full_caches_raises(exported):
+    runtime = Runtime(exported("causal")[1], device="cpu")
+    ids = np.full((1, 2), 5)
+    decoder = runtime.model.decoders.start(GenerationRequest(Options(1), ids, np.ones_like(ids)))
+    decoder.prefill(ids, np.ones_like(ids))
+    decoder.used = decoder.slots - 2
+    decoder.step(ids[:, :1])
+    with raises(UsageError, seen=decoder.slots + 1, expected=decoder.slots):
+        decoder.step(ids[:, :1])
 
 
 @generators

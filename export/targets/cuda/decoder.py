@@ -238,9 +238,13 @@ class CudaDecoder:
         """Feed one token per beam, `tokens` (B * beams, 1), and return the logits (B * beams, 1,
         V).
 
-        `beam_idx` (B * beams,), if set, is the row that each row continues.
+        `beam_idx` (B * beams,), if set, is the row that each row continues. Raises UsageError if
+        the caches are full.
         """
         beams = self.visible.shape[1]
+        # the graph also writes the next tokens
+        if (needed := self.used + 2 * beams) > self.slots:
+            raise UsageError(f"{needed} cache slots, expected at most {self.slots} on this target")
         if beam_idx is not None:
             parents = pad_batch((beam_idx % beams).reshape(-1, beams, 1), self.rows)
             self.visible = np.take_along_axis(self.visible, parents, axis=1)
