@@ -1,4 +1,4 @@
-# make demo           Translate captions with torch and with onnxruntime. TEXT="A dog runs." adds a sentence.
+# make demo           Export a translator, compare it with torch, and translate with both. TEXT="A dog runs." adds a sentence.
 # make lint           Run ruff and mypy.
 # make test           Run the tests, except the slow ones.
 # make test-all       Run all tests.
@@ -20,8 +20,9 @@ export TOKENIZERS_PARALLELISM := false
 
 .PHONY: bench bench-cuda bench-peers cards demo docs test test-all test-clients test-cuda-dry test-versions lint
 
-demo: .venv/installed
-	$(BIN)/python benchmarks/demo.py $${TEXT:+"$$TEXT"}
+demo: .venv/demo
+	@echo "Importing torch and onnxruntime"
+	@$(BIN)/python benchmarks/demo.py $${TEXT:+"$$TEXT"}
 
 test: .venv/installed
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow"
@@ -70,10 +71,14 @@ lint: .venv/installed
 	$(BIN)/python .ci/prose.py
 
 # torch first and by itself: the version pinned here has a CPU build, what other packages ask for may not.
-.venv/installed: pyproject.toml constraints.txt
+.venv/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[cpu,test]"
+	.ci/install "torch" torch
+	.ci/install "transformers and onnxruntime" -e ".[torch,cpu]"
+	touch $@
+
+.venv/installed: .venv/demo
+	.ci/install "what the tests need" -e ".[cpu,test]"
 	touch $@
 
 # An environment of its own, because onnxruntime-gpu and onnxruntime write the same files.

@@ -29,6 +29,7 @@ ENGINES = {
     "openvino-fp32": "sentence-transformers, OpenVINO fp32",
     "openvino": "sentence-transformers, OpenVINO in its default precision",
     **{f"module-{dtype}": f"sentence-transformers over our {dtype}" for dtype in DTYPES},
+    "portable-int8": "`TextRuntime.embed`, int8 in standard ONNX operators",
     **{f"runtime-{dtype}": f"`TextRuntime.embed`, {dtype}" for dtype in DTYPES},
 }
 PACKAGES = ("sentence-transformers", "transformers", "torch")
@@ -44,10 +45,11 @@ def open_engine(engine: str, files: Path, checkpoint: str, threads: int):
     `files` has the exports, in folders named by their dtypes.
     """
     name, _, dtype = engine.partition("-")
-    if name == "runtime":
+    if name in ("runtime", "portable"):
         from vanilla_transformer_export import TextRuntime
 
-        return TextRuntime(files / dtype, threads=threads).embed, ("onnxruntime",)
+        folder = files / (engine if name == "portable" else dtype)
+        return TextRuntime(folder, threads=threads).embed, ("onnxruntime",)
     import torch
     from sentence_transformers import SentenceTransformer
 
@@ -82,11 +84,13 @@ def open_module(export: Path, threads: int):
 def work(engine: str, files: Path, checkpoint: str, threads: int) -> None:
     """Embed the texts in `files` once for each line of standard input, and print the seconds.
 
-    The first time, which is not printed, writes the vectors to a file and prints versions.
+    The first time, which is not printed, writes the vectors to files, those of the texts together
+    and alone, and prints versions.
     """
     texts = json.loads((files / "texts.json").read_text())
     embed, packages = open_engine(engine, files, checkpoint, threads)
     np.save(files / f"{engine}.npy", embed(texts))
+    np.save(files / f"{engine}-alone.npy", np.concatenate([embed([text]) for text in texts]))
     print(json.dumps({name: version(name) for name in packages}), flush=True)
     for _ in sys.stdin:
         start = time.perf_counter()
@@ -117,6 +121,7 @@ def compare(files: Path, args: argparse.Namespace) -> dict:
         for engine, worker in workers.items():
             seconds[engine].append(worker.run())
     vectors = {engine: np.load(files / f"{engine}.npy") for engine in workers}
+    alone = {engine: np.load(files / f"{engine}-alone.npy") for engine in workers}
     expected = vectors["torch"]
     return {
         engine: {
@@ -124,6 +129,7 @@ def compare(files: Path, args: argparse.Namespace) -> dict:
             "per_second": len(expected) / spread(seconds[engine])["median"],
             "max_difference": float(np.abs(vectors[engine] - expected).max()),
             "min_cosine": float(cosines(vectors[engine], expected).min()),
+            "max_change_by_batch": float(np.abs(vectors[engine] - alone[engine]).max()),
             "versions": worker.versions,
         }
         for engine, worker in workers.items()
@@ -148,6 +154,7 @@ def measure(args: argparse.Namespace) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder)
         (files / "texts.json").write_text(json.dumps(texts))
+        export(args.checkpoint, files / "portable-int8", dtype="int8")
         for dtype in DTYPES:
             export(args.checkpoint, files / dtype, target="cpu", dtype=dtype)
         return {
@@ -172,11 +179,12 @@ def table(result: dict) -> str:
             f"{record['per_second'] / base:.2f}",
             f"{record['max_difference']:.1e}",
             f"{record['min_cosine']:.4f}",
+            f"{record['max_change_by_batch']:.1e}",
         ]
         for engine, record in result["engines"].items()
     ]
     header = ["engine", "texts/s", "over torch", "largest difference from torch", "lowest cosine"]
-    return report.table(header, rows)
+    return report.table([*header, "largest change of a value by the batch"], rows)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -82,6 +82,12 @@ SPEEDS = {
     ("captions", 1): ("captions, greedy", "sentences/s"),
     ("captions", 5): ("captions, beam 5", "sentences/s"),
 }
+# title of a table: its keys of `SPEEDS`
+OVERVIEWS = {
+    "Translation, greedy": [("seq2seq", 1), ("captions", 1)],
+    "Translation, beams": [("seq2seq", 4), ("captions", 5)],
+    "GPT-2 and BERT": [("gpt2", 1), ("bert", 1)],
+}
 # descriptions of the work of growing shapes
 WORKS = {
     "length": "seq2seq, greedy, {new_tokens} new tokens",
@@ -153,31 +159,32 @@ def tables(result: dict) -> str:
 
 
 def overview(result: dict) -> str:
-    """Return the table of docs/results.md: the speed of each engine for each shape and batch.
+    """Return the tables of docs/speed.md: the speed of each engine for each shape and batch.
 
     `result` is the JSON of a benchmark.
     """
+    parts = [overview_table(result, title, keys) for title, keys in OVERVIEWS.items()]
+    return "\n\n".join(part for part in parts if part)
+
+
+def overview_table(result: dict, title: str, keys: list[tuple[str, int]]) -> str:
     columns = {
-        f"{name}, {batch}": {
+        f"{SPEEDS[key][0]}, {batch}": {
             record["engine"]: record for record in records(result, *key) if record["batch"] == batch
         }
-        for key, (name, _) in SPEEDS.items()
+        for key in keys
         for batch in sorted({record["batch"] for record in records(result, *key)})
     }
     rows = []
     for engine, label in LABELS.items():
         cells = [by_engine_name.get(engine, {}) for by_engine_name in columns.values()]
-        if any(cells):
-            rows.append(
-                [
-                    label,
-                    *(
-                        number(cell["per_second"]) if "per_second" in cell else "-"
-                        for cell in cells
-                    ),
-                ]
-            )
-    return table(["", *columns], rows)
+        if any("per_second" in cell for cell in cells):
+            rows.append([label, *map(speed_cell, cells)])
+    return markdown(title, ["", *columns], rows) if rows else ""
+
+
+def speed_cell(record: dict) -> str:
+    return number(record["per_second"]) if "per_second" in record else "-"
 
 
 def setting(result):

@@ -1,6 +1,6 @@
-"""The speeds in README.md and docs/results.md, from the results of all processors: `python
-benchmarks/speed_pages.py` writes them there, between the comments that name this file and a
-table."""
+"""The speeds in README.md and docs/: `python benchmarks/speed_pages.py` writes them there from
+benchmarks/results/, between the comments that name this file and a table, and draws
+docs/speed.svg."""
 
 import json
 import re
@@ -11,16 +11,27 @@ import embeddings
 import report
 
 ROOT = Path(__file__).parents[1]
-URL = "https://github.com/vanilla-transformer/vanilla-transformer"
 MARKS = "<!-- benchmarks/speed_pages.py {} -->", "<!-- /benchmarks/speed_pages.py {} -->"
+HIGHLIGHTS_MACHINE = "cpu-amx"  # that of embeddings.json too
 # (shape, beams, batch): its name in README.md
 HIGHLIGHTS = {
-    ("seq2seq", 4, 1): "base seq2seq, beam 4, batch 1, tokens per second",
-    ("gpt2", 1, 1): "GPT-2 small, greedy, batch 1, tokens per second",
-    ("bert", 1, 8): "BERT base, batch 8, sequences per second",
+    ("bert", 1, 8): "BERT base, 128 tokens, batch 8: sequences/s",
+    ("seq2seq", 4, 8): "the paper's base model, 4 beams, batch 8: tokens/s",
+    ("captions", 5, 1000): "the small translator, 5 beams, 1,000 captions: sentences/s",
+    ("gpt2", 1, 1): "GPT-2 small, greedy, batch 1: tokens/s",
 }
-PROGRAMS = ("CTranslate2", "OpenVINO", "llama.cpp", "transformers")
+EMBEDDING = "all-MiniLM-L6-v2, 512 captions: embeddings/s"
+# program: the beginnings of its engines in `report.LABELS` and `embeddings.ENGINES`
+PROGRAMS = {
+    "ours": ("ours, cpu ", "`TextRuntime.embed`, "),
+    "transformers": ("transformers, ", "sentence-transformers, torch "),
+    "CTranslate2": ("CTranslate2 ",),
+    "OpenVINO": ("OpenVINO ", "sentence-transformers, OpenVINO "),
+    "llama.cpp": ("llama.cpp ",),
+}
 PACKAGES = ("torch", "transformers", "onnxruntime", "ctranslate2", "openvino")
+
+Speeds = dict[str, float]  # by the name of the engine in a table
 
 
 def results(folder: Path = report.RESULTS) -> dict[str, dict]:
@@ -28,96 +39,119 @@ def results(folder: Path = report.RESULTS) -> dict[str, dict]:
     return {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("cpu-*.json"))}
 
 
-def tables(by_machine: dict[str, dict]) -> dict[str, dict[str, str]]:
-    """Return the tables by page and name."""
+def tables(by_machine: dict[str, dict], embedded: dict) -> dict[str, dict[str, str]]:
+    """Return the tables by page and name; `embedded` is the result of embeddings.py."""
+    highlights = comparison(highlight_speeds(by_machine[HIGHLIGHTS_MACHINE], embedded))
     return {
-        "README.md": {"highlights": comparison(complete(by_machine, HIGHLIGHTS), HIGHLIGHTS)},
-        "docs/results.md": {
-            "comparison": comparison(by_machine, all_workloads(by_machine)),
+        "README.md": {"highlights": highlights},
+        "docs/speed.md": {
             "engines": overviews(by_machine),
-            "embeddings": embeddings.table(json.loads(embeddings.RESULT.read_text())),
+            "embeddings": embeddings.table(embedded),
         },
     }
 
 
-def all_workloads(by_machine: dict[str, dict]) -> dict[tuple[str, int, int], str]:
-    """Return the name of each workload that was measured on some CPU."""
+def highlight_speeds(result: dict, embedded: dict) -> dict[str, Speeds]:
+    """Return the rows of README.md: {name of the workload: speeds}."""
+    embedders = {
+        embeddings.ENGINES[engine]: record["per_second"]
+        for engine, record in embedded["engines"].items()
+    }
+    return {EMBEDDING: embedders} | {name: speeds(result, *key) for key, name in HIGHLIGHTS.items()}
+
+
+def all_speeds(result: dict) -> dict[str, Speeds]:
+    """Return {name: speeds} of each workload that was measured on a CPU."""
     return {
-        (*key, batch): f"{name}, batch {batch}, {unit}"
+        f"{name}, batch {batch}, {unit}": speeds(result, *key, batch)
         for key, (name, unit) in report.SPEEDS.items()
-        for batch in sorted(
-            {
-                record["batch"]
-                for result in by_machine.values()
-                for record in report.records(result, *key)
-            }
-        )
+        for batch in sorted({record["batch"] for record in report.records(result, *key)})
     }
 
 
-def complete(by_machine: dict[str, dict], workloads: Iterable) -> dict[str, dict]:
-    """Return the results of the CPUs on which all `workloads` were measured."""
+def speeds(result: dict, shape: str, beams: int, batch: int) -> Speeds:
     return {
-        name: result
-        for name, result in by_machine.items()
-        if all(compared(result, key) != ("-", "-") for key in workloads)
+        report.LABELS[record["engine"]]: record["per_second"]
+        for record in report.records(result, shape, beams)
+        if record["batch"] == batch and "per_second" in record
     }
 
 
-def comparison(by_machine: dict[str, dict], workloads: dict[tuple[str, int, int], str]) -> str:
-    """Return a table with a row for each of `workloads`.
+def comparison(workloads: dict[str, Speeds]) -> str:
+    """Return a table with a row for each workload and a column for each program.
 
-    For each CPU it has our fastest export, and the fastest engine of each program.
+    A cell has the speed and the precision of the program's fastest engine; the fastest cell is in
+    bold.
     """
-    names = [
-        name
-        for result in by_machine.values()
-        for name in (f"ours, {kind(result)}", "other engines")
+    rows = [[name, *program_cells(measured)] for name, measured in workloads.items()]
+    return report.table(["", *PROGRAMS], rows)
+
+
+def program_cells(measured: Speeds) -> list[str]:
+    best = {program: fastest(measured, starts) for program, starts in PROGRAMS.items()}
+    top = max(speed for speed, _ in best.values())
+    return [format_cell(speed, detail, speed == top) for speed, detail in best.values()]
+
+
+def fastest(measured: Speeds, starts: Iterable[str]) -> tuple[float, str]:
+    """Return the highest speed of the engines whose names begin with one of `starts`, and the rest
+    of that name: (0.0, "") if there is none."""
+    candidates = [
+        (speed, name.removeprefix(start))
+        for name, speed in measured.items()
+        for start in starts
+        if name.startswith(start)
     ]
-    rows = [
-        [what, *(cell for result in by_machine.values() for cell in compared(result, key))]
-        for key, what in workloads.items()
-    ]
-    return report.table(["2 CPU threads", *names], rows)
+    return max(candidates, default=(0.0, ""))
 
 
-def compared(result: dict, key: tuple[str, int, int]) -> tuple[str, str]:
-    """Return (our speed, those of the others) in `result` as text.
-
-    `key` is a workload: shape, beams and batch.
-    """
-    shape, beams, batch = key
-    records = [
-        record for record in report.records(result, shape, beams) if record["batch"] == batch
-    ]
-    measured = {record["engine"]: record for record in records if "per_second" in record}
-    ours = format_names(measured, [name for name in measured if name.startswith("cpu-")])
-    others = [
-        format_names(
-            measured, [name for name in measured if report.LABELS[name].startswith(program)]
-        )
-        for program in PROGRAMS
-    ]
-    return ours or "-", "; ".join(filter(None, others)) or "-"
+def format_cell(speed: float, detail: str, is_best: bool) -> str:
+    if not speed:
+        return "-"
+    number = report.number(speed)
+    return f"**{number}** {detail}" if is_best else f"{number} {detail}"
 
 
-def format_names(measured: dict, names: list[str]) -> str:
-    """Return the speed and the name of the fastest of the engines `names`, `""` if none was
-    measured.
+# ------------------------------------------------------------------------------------------ picture
 
-    `measured` is {engine: record}.
-    """
-    best = report.fastest(measured, names)
+BAR, GAP, LEFT, WIDTH = 14, 26, 110, 560  # pixels
+COLORS = ("#08519c", "#555555", "#d95f02", "#1b7837", "#8c510a")  # of PROGRAMS
+
+
+def picture(workloads: dict[str, Speeds]) -> str:
+    """Return an SVG with bars of each program's fastest engine, relative to the fastest of all."""
+    parts, y = [], 0
+    for name, measured in workloads.items():
+        y += GAP
+        parts.append(f'<text x="0" y="{y - 6}" font-weight="bold">{name}</text>')
+        best = {program: fastest(measured, starts) for program, starts in PROGRAMS.items()}
+        top = max(speed for speed, _ in best.values())
+        for (program, (speed, detail)), color in zip(best.items(), COLORS, strict=True):
+            if speed:
+                parts.append(
+                    bar(y, program, f"{report.number(speed)} {detail}", speed / top, color)
+                )
+                y += BAR
+    size = f'width="{LEFT + WIDTH + 170}" height="{y + 10}"'
+    style = 'font-family="sans-serif" font-size="12" fill="#777777"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>'
+    return "\n".join([head, *parts, "</svg>\n"])
+
+
+def bar(y: int, program: str, text: str, share: float, color: str) -> str:
+    width = round(share * WIDTH)
     return (
-        f"{report.number(best['per_second'])} "
-        f"{report.LABELS[best['engine']].removeprefix('ours, cpu ')}"
-        if best
-        else ""
+        f'<text x="{LEFT - 6}" y="{y + 11}" text-anchor="end">{program}</text>'
+        f'<rect x="{LEFT}" y="{y + 1}" width="{width}" height="{BAR - 2}" fill="{color}"/>'
+        f'<text x="{LEFT + width + 4}" y="{y + 11}">{text}</text>'
     )
 
 
+# -------------------------------------------------------------------------------------------- pages
+
+
 def overviews(by_machine: dict[str, dict]) -> str:
-    """Return the speeds of all engines, a table for each CPU, with a link to the rest."""
+    """Return the speeds of all engines, a section for each CPU, with a link to the rest."""
     return "\n\n".join(overview(name, result) for name, result in by_machine.items())
 
 
@@ -131,22 +165,19 @@ def overview(name: str, result: dict) -> str:
     arranged = any("arrangement" in record for record in result["cells"])
     threads = "in its fastest arrangement of threads" if arranged else "with all threads"
     setting = (
-        f"{kind(result)}: {result['options']['threads']} threads, {report.machine(result)}, each "
-        f"engine {threads}."
+        f"{result['options']['threads']} threads, {report.machine(result)}, each engine {threads}."
     )
     parts = [
+        f"### {report.processor(result['hardware']['instructions']).upper()}",
         f"{setting}\n{packages}.",
+        comparison(all_speeds(result)),
         report.overview(result),
         f"[benchmarks/results/{name}.json][{name}.json] is that run.",
         f"![The same, with slowest and fastest rounds][{name}.png]",
-        f"[{name}.json]: {URL}/blob/main/benchmarks/results/{name}.json\n"
-        f"[{name}.png]: {URL}/raw/main/benchmarks/results/{name}.png",
+        f"[{name}.json]: ../benchmarks/results/{name}.json\n"
+        f"[{name}.png]: ../benchmarks/results/{name}.png",
     ]
     return "\n\n".join(parts)
-
-
-def kind(result: dict) -> str:
-    return report.processor(result["hardware"]["instructions"]).upper()
 
 
 def filled(page: str, name: str, text: str) -> str:
@@ -169,12 +200,15 @@ def filled(page: str, name: str, text: str) -> str:
 
 def main(root: Path = ROOT) -> None:
     by_machine = results(root / "benchmarks/results")
-    for page, texts in tables(by_machine).items():
+    embedded = json.loads(embeddings.RESULT.read_text())
+    for page, texts in tables(by_machine, embedded).items():
         content = (root / page).read_text()
         for name, text in texts.items():
             content = filled(content, name, text)
         (root / page).write_text(content)
         print(f"{page}: {', '.join(by_machine)}")
+    workloads = highlight_speeds(by_machine[HIGHLIGHTS_MACHINE], embedded)
+    (root / "docs/speed.svg").write_text(picture(workloads))
 
 
 if __name__ == "__main__":

@@ -14,12 +14,17 @@ from vanilla_transformer_export import export
 def test_table_has_speed_relative_to_torch():
     seconds = {"torch": 4.0, "runtime-int8": 2.0}
     engines = {
-        engine: {"per_second": 100 / value, "max_difference": 0.02, "min_cosine": 0.99}
+        engine: {
+            "per_second": 100 / value,
+            "max_difference": 0.02,
+            "min_cosine": 0.99,
+            "max_change_by_batch": 0.0,
+        }
         for engine, value in seconds.items()
     }
     _, _, first, second = embeddings.table({"engines": engines}).splitlines()
-    assert first == "| sentence-transformers, torch fp32 | 25 | 1.00 | 2.0e-02 | 0.9900 |"
-    assert second == "| `TextRuntime.embed`, int8 | 50 | 2.00 | 2.0e-02 | 0.9900 |"
+    assert first == "| sentence-transformers, torch fp32 | 25 | 1.00 | 2.0e-02 | 0.9900 | 0.0e+00 |"
+    assert second == "| `TextRuntime.embed`, int8 | 50 | 2.00 | 2.0e-02 | 0.9900 | 0.0e+00 |"
 
 
 def test_cosines_are_computed_row_by_row():
@@ -40,4 +45,6 @@ def test_worker_prints_versions_and_seconds_per_input_line(tmp_path, monkeypatch
     versions, *seconds = map(json.loads, capsys.readouterr().out.splitlines())
     assert [*versions] == ["onnxruntime"]
     assert len(seconds) == 2 and min(seconds) > 0
-    assert np.load(tmp_path / "runtime-fp32.npy").shape == (2, 32)
+    together, alone = (np.load(tmp_path / f"runtime-fp32{name}.npy") for name in ("", "-alone"))
+    assert together.shape == (2, 32)
+    np.testing.assert_allclose(together, alone, atol=1e-6)

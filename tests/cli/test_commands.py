@@ -227,7 +227,7 @@ def repository(tmp_path_factory):
     recipe = read_recipe("multi30k-en-de-cased", changes)
     (folder / "DATA").mkdir()
     (folder / "docs").mkdir()
-    for page in ("README.md", "docs/results.md"):
+    for page in ("README.md", "docs/speed.md"):
         shutil.copy(ROOT / page, folder / page)
     standins.write_text(recipe, folder / "DATA" / "multi30k")
     tokenized = read_recipe("multi30k-en-de", changes)

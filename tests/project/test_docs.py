@@ -84,7 +84,7 @@ It prints:
 SHOWN
 ```
 
-Not run by the tests: needs a GPU.
+<!-- not run: needs a GPU. -->
 
 ```bash
 vanilla-transformer doctor

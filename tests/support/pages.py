@@ -1,6 +1,6 @@
 """README.md and the pages of docs/: their blocks of code, and how these run.
 
-A block that cannot run has a line above it, "Not run by the tests: REASON". What a block prints may
+A block that cannot run has a comment above it, "<!-- not run: REASON -->". What a block prints may
 stand below it, after "It prints:"; there, `...` is any text.
 """
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 LANGUAGES = ("python", "bash", "toml", "text")  # "text" is a drawing
 BLOCK = re.compile(
-    r"(?:^Not run by the tests: (?P<reason>[^\n]+)\n\n)?"
+    r"(?:^<!-- not run: (?P<reason>[^\n]+) -->\n\n)?"
     r"^```(?P<language>[\w-]*)\n(?P<code>.*?)^```$"
     r"(?:\n\nIt prints:\n\n```text\n(?P<output>.*?)^```$)?",
     re.MULTILINE | re.DOTALL,
