@@ -5,7 +5,7 @@
 # make test-versions  Run the tests with the lowest and with the newest versions of the dependencies.
 # make test-clients   Run programs of others on our checkpoints and exports. Needs Node and Chromium.
 # make test-cuda-dry  Run the cuda target on onnxruntime's CUDA provider, without a GPU. Needs g++ and 300 MB from PyPI.
-# make cards          Write the models of model_cards/ with their code, ready for the Hub, to build/cards/.
+# make cards          Copy the models of model_cards/, links to their code resolved, to build/cards/, ready for the Hub.
 # make docs           Build the documentation with the API reference into build/docs/.
 # make bench          Measure speed on a CPU. Takes hours on an idle machine, and writes benchmarks/results/cpu-*.json.
 #                     CAPTIONS=FILE also translates the first 1000 lines of FILE.
@@ -43,13 +43,9 @@ docs: .venv/installed
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	$(BIN)/python -m sphinx -q -E -W --keep-going docs build/docs
 
-PIPELINES := pipelines_vanilla_transformer
-CODE := $(patsubst %,vanilla_transformer/%_vanilla_transformer.py,configuration layers modeling)
-
+# the code of a card is a link to the package
 cards:
 	rm -rf build/cards && mkdir -p build && cp -RL model_cards build/cards
-	for card in build/cards/*; do cp $(CODE) $$card; done
-	for config in $$(grep -l $(PIPELINES) build/cards/*/config.json); do cp vanilla_transformer/$(PIPELINES).py $${config%/*}; done
 
 bench: .venv/installed
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[cpu,bench]"

@@ -21,6 +21,19 @@ HIGHLIGHTS = {
     ("gpt2", 1, 1): "GPT-2 small, greedy, batch 1: tokens/s",
 }
 EMBEDDING = "all-MiniLM-L6-v2, 512 captions: embeddings/s"
+# engine of embeddings.py: its name in the first table of README.md
+PROOF = {
+    "torch": "sentence-transformers, torch",
+    "portable-int8": "int8 in standard ONNX operators",
+    "runtime-fp32": "ours, fp32",
+    "runtime-int8": "ours, int8",
+}
+PROOF_HEADER = (
+    "all-MiniLM-L6-v2, 512 captions",
+    "largest difference from torch",
+    "largest change by other texts of the batch",
+    "texts/s",
+)
 # program: the beginnings of its engines in `report.LABELS` and `embeddings.ENGINES`
 PROGRAMS = {
     "ours": ("ours, cpu ", "`TextRuntime.embed`, "),
@@ -43,12 +56,27 @@ def tables(by_machine: dict[str, dict], embedded: dict) -> dict[str, dict[str, s
     """Return the tables by page and name; `embedded` is the result of embeddings.py."""
     highlights = comparison(highlight_speeds(by_machine[HIGHLIGHTS_MACHINE], embedded))
     return {
-        "README.md": {"highlights": highlights},
+        "README.md": {"proof": proof(embedded), "highlights": highlights},
         "docs/speed.md": {
             "engines": overviews(by_machine),
             "embeddings": embeddings.table(embedded),
         },
     }
+
+
+def proof(embedded: dict) -> str:
+    """Return the first table of README.md: our exports beside sentence-transformers."""
+    rows = [
+        [
+            name,
+            f"{record['max_difference']:.0e}" if engine != "torch" else "-",
+            f"{record['max_change_by_batch']:.0e}" if record["max_change_by_batch"] else "**none**",
+            report.number(record["per_second"]),
+        ]
+        for engine, name in PROOF.items()
+        for record in [embedded["engines"][engine]]
+    ]
+    return report.table(PROOF_HEADER, rows)
 
 
 def highlight_speeds(result: dict, embedded: dict) -> dict[str, Speeds]:

@@ -3,6 +3,7 @@
 `make cards` turns the cards into repositories for the Hub.
 """
 
+import filecmp
 import functools
 import json
 import os
@@ -102,34 +103,36 @@ def test_card_folder_has_exactly_the_expected_files(card):
         "curves.png",
         "examples.tsv",
         *generation,
+        *code_names(card),
     }
 
 
-@pytest.fixture(scope="module")
-def repositories(tmp_path_factory):
-    """The directory that `make cards` writes."""
-    root = tmp_path_factory.mktemp("root")
-    shutil.copy(ROOT / "Makefile", root)
-    shutil.copytree(
-        PACKAGE, root / "vanilla_transformer", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    (root / "model_cards").symlink_to(FOLDER)
-    subprocess.run(["make", "cards"], cwd=root, check=True, capture_output=True)
-    return root / "build/cards"
-
-
-@cards()
-def test_make_cards_adds_code_named_in_config(card, repositories):
-    repository = repositories / card.name
+def code_names(card):
+    """Return the names of the modules that the config of `card` names, and of what they import."""
     config = json.loads((card / "config.json").read_text())
     references = [
         *config["auto_map"].values(),
         *(entry["impl"] for entry in config.get("custom_pipelines", {}).values()),
     ]
-    imported = {reference.partition(".")[0] for reference in references}
-    added = {path.name for path in repository.iterdir()} - {path.name for path in card.iterdir()}
-    assert added == {f"{module}.py" for module in {*imported, "layers_vanilla_transformer"}}
-    assert all((repository / name).read_text() == (PACKAGE / name).read_text() for name in added)
+    modules = {reference.partition(".")[0] for reference in references}
+    return {f"{module}.py" for module in {*modules, "layers_vanilla_transformer"}}
+
+
+@cards()
+def test_code_beside_card_is_link_to_package(card):
+    for name in code_names(card):
+        assert (card / name).is_symlink() and (card / name).samefile(PACKAGE / name)
+
+
+def test_make_cards_writes_repositories_of_plain_files(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for folder in (FOLDER, PACKAGE):
+        (tmp_path / folder.name).symlink_to(folder)
+    subprocess.run(["make", "cards"], cwd=tmp_path, check=True, capture_output=True)
+    for card in FOLDER.iterdir():
+        repository = tmp_path / "build/cards" / card.name
+        assert not any(path.is_symlink() for path in repository.iterdir())
+        assert not filecmp.cmpfiles(card, repository, [path.name for path in card.iterdir()])[1]
 
 
 # Print the logits of a repository as JSON, without the package. Arguments: an Auto class and a
@@ -150,14 +153,14 @@ print(json.dumps(model(tokens, **target).logits.tolist()))
 @pytest.mark.parametrize(
     "name", ["decoder-tiny-shakespeare", "encoder-tiny-sst2", "seq2seq-tiny-multi30k-en-de"]
 )
-def test_repository_loads_without_package(name, repositories, tmp_path):
+def test_card_loads_without_package(name, tmp_path):
     card = FOLDER / f"vanilla-{name}"
     command = [
         sys.executable,
         "-c",
         CODE_WITHOUT_PACKAGE,
         AUTO[task(card)].__name__,
-        repositories / card.name,
+        card,
     ]
     environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path)}
     process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

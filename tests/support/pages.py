@@ -14,7 +14,10 @@ from pathlib import Path
 
 import standins
 from checkpoints import toy_corpus
+from heads import word_pieces
+from sentence_transformers import SentenceTransformer
 from shell import commands
+from transformers import BertConfig, BertModel
 
 from vanilla_transformer.training.recipe import read_recipe
 from vanilla_transformer_export.cli import main as cli
@@ -70,6 +73,7 @@ def run(page: Path, folder: Path, printed) -> int:
     (folder / "examples").symlink_to(ROOT / "examples")
     if page.name == "README.md":
         write_corpus(folder)
+        save_embedder(folder / "sentence-transformers" / "all-MiniLM-L6-v2")
     runnable = [
         block for block in blocks(page) if block.reason is None and block.language != "text"
     ]
@@ -99,6 +103,16 @@ def write_corpus(folder: Path) -> None:
     for split in ("train", "val"):
         for side, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
             (folder / f"{split}.{side}").write_text("".join(line + "\n" for line in lines))
+
+
+def save_embedder(directory: Path) -> None:
+    """Write a stand-in for the embedder of the README: one layer of BERT, random, with pooling."""
+    tokenizer = word_pieces()
+    config = BertConfig(vocab_size=len(tokenizer), hidden_size=384, num_hidden_layers=1)
+    transformer = directory.with_name("transformer")
+    for part in (BertModel(config), tokenizer):
+        part.save_pretrained(transformer)
+    SentenceTransformer(str(transformer)).save_pretrained(str(directory))
 
 
 def run_call(call: list[str], is_cut: bool) -> None:

@@ -1,0 +1,1 @@
+../../vanilla_transformer/configuration_vanilla_transformer.py

@@ -1,0 +1,1 @@
+../../vanilla_transformer/layers_vanilla_transformer.py

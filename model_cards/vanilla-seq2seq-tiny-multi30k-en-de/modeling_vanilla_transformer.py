@@ -1,0 +1,1 @@
+../../vanilla_transformer/modeling_vanilla_transformer.py

@@ -1,0 +1,1 @@
+../../vanilla_transformer/pipelines_vanilla_transformer.py
