@@ -3,6 +3,8 @@
 import argparse
 import json
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 from ..arguments import (
     DTYPE_HELP,
@@ -51,9 +53,7 @@ def export(args: argparse.Namespace) -> None:
             directory, [text for text in (args.shortlist, args.calibrate) if text is not None]
         )
     manifest = export(args.checkpoint, output, **options_from_flags(args))
-    files = {
-        name: facts["bytes"] for name, facts in manifest["files"].items() if name.endswith(".onnx")
-    }
+    files = {name: facts["bytes"] for name, facts in manifest["files"].items()}
     parity = {dtype: facts["parity"] for dtype, facts in manifest["variants"].items()}
     first = parity.pop(manifest["default_dtype"])
     others = {f"parity of {dtype}": report for dtype, report in parity.items()}
@@ -64,6 +64,33 @@ def export(args: argparse.Namespace) -> None:
             name: fact for name, fact in manifest["calibration"].items() if name != "left_out"
         }
     say(json.dumps({"out": str(output), "files": files, "parity": first, **others}))
+    for line in describe_export(output, manifest):
+        print(line, file=sys.stderr)
+
+
+def describe_export(output: Path, manifest: dict) -> Iterator[str]:
+    """Yield lines for people: the size of the graphs, the largest error of each dtype, and the next
+    command."""
+    from ..certification.tolerances import TOLERANCES
+    from ..heads import HEADS
+
+    sizes = [facts["bytes"] for name, facts in manifest["files"].items() if "onnx/" in name]
+    yield f"{output} has {sum(sizes) / 1e6:,.1f} MB of graphs and weights"
+    for dtype, facts in manifest["variants"].items():
+        if "max_error" in (facts["parity"] or {}):
+            error, tolerance = facts["parity"]["max_error"], TOLERANCES[dtype].max_error
+            yield f"{dtype}: largest error against torch {error:.1e}, tolerance {tolerance:g}"
+    for task in HEADS[manifest["architecture"]].tasks[:1]:
+        yield f"next: vanilla-transformer predict {output} {example_input(task.forms[0])}"
+
+
+def example_input(form: tuple[str, ...]) -> str:
+    """Return an input with the keys of `form`, as a user of `predict` types it."""
+    if form == ("image",):
+        return "PHOTO.png"
+    if form == ("text",):
+        return '"A dog runs."'
+    return f"'{json.dumps(dict.fromkeys(form, '...'))}'"
 
 
 def verify_arguments(parser: Parser) -> None:

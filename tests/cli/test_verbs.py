@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 import sacrebleu
@@ -71,11 +72,21 @@ def test_export_prints_path_file_sizes_and_parity(translator):
     facts = json.loads(last_line(done))
     assert facts["out"] == str(out)
     sizes = {
-        name: (out / name).stat().st_size
-        for name in ("onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx")
+        path.relative_to(out).as_posix(): path.stat().st_size
+        for path in out.rglob("*")
+        if path.is_file() and path.name != "manifest.json"
     }
     assert facts["files"] == sizes
     assert facts["parity"]["failures"] == 0 < facts["parity"]["cases"]
+
+
+def test_export_prints_size_error_and_next_command_for_people(translator):
+    out, done = translator
+    size, error, next_command = done.stderr.splitlines()[-3:]
+    graphs = sum(path.stat().st_size for path in (out / "onnx").iterdir())
+    assert size == f"{out} has {graphs / 1e6:,.1f} MB of graphs and weights"
+    assert re.fullmatch(r"fp32: largest error against torch \d\.\de-\d\d, tolerance 5e-05", error)
+    assert next_command == f'next: vanilla-transformer predict {out} "A dog runs."'
 
 
 def test_verify_prints_its_report_and_succeeds(trained, translator, capsys):
