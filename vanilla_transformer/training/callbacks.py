@@ -27,6 +27,7 @@ TOKEN_INPUTS = {
     "target token": "decoder_input_ids",
     "patch": "pixel_values",
 }
+MIN_LOGS = 20  # of a run
 MAX_SHOWN = 60  # characters of each row shown in an error
 
 
@@ -36,9 +37,23 @@ def callbacks(recipe: Recipe) -> list[TrainerCallback]:
     return [
         CompleteCheckpoints(),
         Epochs(),
+        CurvePoints(),
         length,
         *([EarlyStoppingCallback(patience)] if patience else []),
     ]
+
+
+class CurvePoints(TrainerCallback):
+    """A callback that logs the loss at least `MIN_LOGS` times, also in a short run."""
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        state.logging_steps = max(1, min(state.logging_steps, state.max_steps // MIN_LOGS))
 
 
 class Epochs(TrainerCallback):

@@ -13,6 +13,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
+from transformers.utils import logging
 
 from ..checkpoint import config_and_class, limit_generation, load_image_processor, load_tokenizer
 from ..checkpoint_files import checkpoint_directory
@@ -27,6 +28,8 @@ from .tasks.task import Rows, Task
 from .tokenizer import train_tokenizer
 from .values import SPLITS, describe_type
 
+logger = logging.get_logger(__name__)
+FEW_ROWS, USEFUL_ROWS = 1_000, 10_000
 TOKEN_KEYS = (
     "forced_bos_token_id",
     "forced_eos_token_id",
@@ -142,6 +145,8 @@ def prepare(
     if tokenizer is None and not task.ABILITIES.images:
         tokenizer = new_tokenizer(recipe, task, text)
     model = make_model(recipe, task, tokenizer, text)
+    if "path" not in recipe.model:
+        note_short_text(text["train"])
     if task.ABILITIES.images:
         tokenizer = image_processor(recipe, task, model, checkpoint)
     rows = {
@@ -149,6 +154,15 @@ def prepare(
         for split, of_split in text.items()
     }
     return tokenizer, model, rows
+
+
+def note_short_text(rows: Rows) -> None:
+    """Log what to expect of a new model that learns from few rows."""
+    if not isinstance(rows, IterableDataset) and len(rows) < FEW_ROWS:
+        logger.warning(
+            f"data.train has {len(rows)} rows: a new model learns frequent words from so few, and "
+            f"sentences from about {USEFUL_ROWS:,} on; model.path starts from a trained one"
+        )
 
 
 def new_tokenizer(recipe: Recipe, task: Task, text: dict[str, Rows]) -> PreTrainedTokenizerFast:

@@ -39,8 +39,8 @@ def train_tokenizer(
 
     Args:
         lines: the text.
-        vocab_size: entries of the vocabulary, with the four special tokens. With kind
-            `"character"` the text determines the size: `None`, or exactly this number.
+        vocab_size: maximum number of entries of the vocabulary, with the four special tokens. A
+            short text gives fewer. With kind `"character"` it may be `None`.
         kind: `"bpe"` is byte-pair encoding (section 5.1 of the paper, Sennrich et al. 2016) of
             words that keep the space in front of them as "▁"; punctuation is always its own token.
             Decoding gives back the text, in composed Unicode characters and without a space in
@@ -62,8 +62,8 @@ def train_tokenizer(
 
     Raises:
         ValueError: for an unknown `variant` or `kind`, for `lowercase` with kinds of bytes or
-            characters, if `vocab_size` is missing, and if `lines` have fewer distinct subwords than
-            `vocab_size`, or more characters.
+            characters, if `vocab_size` is missing, and if the characters of `lines` need more than
+            `vocab_size` entries.
     """
     if variant not in ("encoder", "decoder", "seq2seq"):
         raise ValueError(f'variant must be "encoder", "decoder" or "seq2seq", got {variant!r}')
@@ -89,14 +89,10 @@ def train_tokenizer(
         trainer.initial_alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer.train_from_iterator(lines, trainer)
     size = tokenizer.get_vocab_size()
-    if vocab_size is not None and size != vocab_size:
-        remedy = (
-            "set a smaller one"
-            if size < vocab_size
-            else ("set a larger one, its characters alone need more")
-        )
+    if vocab_size is not None and size > vocab_size:
         raise ValueError(
-            f"the text gives a vocabulary of {size} entries, expected {vocab_size}: {remedy}"
+            f"the characters of the text need a vocabulary of {size} entries, expected at most "
+            f"{vocab_size}: set a larger tokenizer.vocab_size"
         )
     added = template(tokenizer, variant, token_types)
     # A word of bytes includes its space; the offsets are those of the word alone.
