@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from .errors import UsageError
-from .heads import HEADS
+from .heads import GENERATORS, HEADS
 from .inference import options as option_fields
 from .inference.decoder import GenerationRequest, check_memory
 from .inference.export_info import ExportInfo
@@ -38,7 +38,11 @@ def check_options(info: ExportInfo, options: dict[str, Any]) -> Options:
 def check_generates(info: ExportInfo) -> None:
     """Raise ValueError for a model that does not generate."""
     if not info.generates:
-        raise ValueError(f"{info.architecture} cannot generate: use encode")
+        methods = " or ".join(task.method for task in HEADS[info.architecture].tasks)
+        raise ValueError(
+            f"{info.architecture} cannot generate, expected one of {', '.join(GENERATORS)}: use "
+            f"{methods or 'encode'}"
+        )
 
 
 def resolve_options(info: ExportInfo, options: dict[str, Any], prompt_length: int) -> Options:

@@ -37,6 +37,8 @@ MARGIN_INCHES = 1.5
 MAP_INCHES = 1.5
 TOKEN_INCHES = 0.25
 MAX_INCHES = 50.0
+POINTS_PER_INCH = 72
+TINY_TEXT = 5  # points, for the tokens of one of several maps
 IMAGE_INCHES = 4.0  # side of a single image
 
 
@@ -255,14 +257,13 @@ def plot(
 ) -> Figure:
     """Draw the maps of all layers and heads as a grid, or of one `layer` or `head`, counted from 0.
 
-    A single map shows its tokens. Maps of an image are drawn over it.
+    The tokens stand at the left and at the bottom, if they fit. Maps of an image are drawn over it.
 
     Raises:
         UsageError: for a layer or a head that does not exist.
     """
     layers = selected_indices("layer", layer, maps.weights.shape[0])
     heads = selected_indices("head", head, maps.weights.shape[1])
-    is_alone = len(layers) == len(heads) == 1
     # no pyplot, which would keep the figure alive
     figure = Figure(figsize=figure_size(maps, layers, heads), layout="constrained")
     grid = figure.subplots(len(layers), len(heads), squeeze=False)
@@ -274,13 +275,25 @@ def plot(
     if isinstance(maps, ImageAttentionMaps):
         figure.colorbar(image, ax=grid, label="attention of the first token")
         return figure
-    if is_alone:  # a "$" in a token is not a formula
-        axes.set_xticks(range(len(maps.keys)), maps.keys, rotation=90, parse_math=False)
-        axes.set_yticks(range(len(maps.queries)), maps.queries, parse_math=False)
+    label_tokens(grid, maps)
     figure.colorbar(image, ax=grid, label=f"{maps.kind} attention")
     figure.supxlabel("key")
     figure.supylabel("query")
     return figure
+
+
+def label_tokens(grid: np.ndarray, maps: AttentionMaps) -> None:
+    """Write the tokens of `maps` at the left and at the bottom of a `grid` of axes, if they fit."""
+    size, max_tokens = None, math.inf
+    if grid.size > 1:
+        size, max_tokens = TINY_TEXT, MAP_INCHES * POINTS_PER_INCH / TINY_TEXT
+    style = {"parse_math": False, "fontsize": size}  # a "$" in a token is not a formula
+    if len(maps.keys) <= max_tokens:
+        for axes in grid[-1]:
+            axes.set_xticks(range(len(maps.keys)), maps.keys, rotation=90, **style)
+    if len(maps.queries) <= max_tokens:
+        for axes in grid[:, 0]:
+            axes.set_yticks(range(len(maps.queries)), maps.queries, **style)
 
 
 def figure_size(

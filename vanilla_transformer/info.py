@@ -15,11 +15,13 @@ from .checkpoint import config_and_class
 from .checkpoint_files import checkpoint_directory
 from .configuration_vanilla_transformer import (
     VanillaEncoderConfig,
+    VanillaSeq2SeqConfig,
     VanillaTransformerConfig,
     VanillaVisionConfig,
 )
 from .conversion import plan_conversion
 from .converted import is_ours
+from .modeling_vanilla_transformer import VanillaSeq2SeqForConditionalGeneration
 from .variants import check_variant
 
 BYTES = {"float32": 4, "float16 or bfloat16": 2, "int8": 1, "int4": 0.5}
@@ -45,7 +47,21 @@ def info(source: str | os.PathLike, variant: str | None = None) -> dict[str, Any
         OSError: if there is no config, or no weights of `variant`.
         ValueError: if it is damaged, or neither one of ours nor one that converts.
     """
-    config, model_class = load_config_and_class(source, variant)
+    return describe(*load_config_and_class(source, variant))
+
+
+def preset_info(name: str) -> dict[str, Any]:
+    """Return the facts of `info` for the paper's model `name` of `VanillaSeq2SeqConfig.preset`.
+
+    Raises ValueError for an unknown name.
+    """
+    return describe(VanillaSeq2SeqConfig.preset(name), VanillaSeq2SeqForConditionalGeneration)
+
+
+def describe(
+    config: VanillaTransformerConfig, model_class: type[PreTrainedModel]
+) -> dict[str, Any]:
+    """Return the facts of `info` for a model of `model_class` with `config`."""
     model = with_one_layer(model_class, config)
     parameters = parameters_by_block(model, config)
     total = sum(parameters.values())

@@ -122,16 +122,20 @@ def check_convert_flags(args: argparse.Namespace, is_file: bool) -> None:
 
 
 def info_arguments(parser: Parser) -> None:
-    parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
+    parser.add_argument("checkpoint", type=source, nargs="?", metavar="CHECKPOINT", help=CHECKPOINT)
+    parser.add_argument("--preset", metavar="NAME", help="a model of the paper: base, big ...")
     add_variant(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 @verb("show shape, parameters, memory and FLOPs of a checkpoint", info_arguments, extras="torch")
 def info(args: argparse.Namespace) -> None:
-    from vanilla_transformer.info import info, report
+    from vanilla_transformer.info import info, preset_info, report
 
-    facts = info(args.checkpoint, args.variant)
+    if (args.checkpoint is None) == (args.preset is None):
+        got = "neither" if args.preset is None else "both"
+        raise UsageError(f"expected CHECKPOINT or --preset NAME, got {got}")
+    facts = preset_info(args.preset) if args.preset else info(args.checkpoint, args.variant)
     say(json.dumps(facts) if args.json else report(facts))
 
 

@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import sys
+from pathlib import Path
 
 from ..arguments import VARIANT_HELP, Parser, add_set, path, source
 from ..terminal import say
@@ -41,6 +43,9 @@ def train_arguments(parser: Parser) -> None:
 
 @verb("train a model from a recipe", train_arguments, extras="train,cpu")
 def train(args: argparse.Namespace) -> None:
+    if not args.restart:
+        say_resumed(Path(f"{args.output}-run"))
+
     from accelerate import PartialState
 
     from vanilla_transformer.training.recipe import read_recipe
@@ -63,6 +68,16 @@ def train(args: argparse.Namespace) -> None:
         result = json.dumps(train(recipe, args.output, args.force, args.restart))
     if PartialState().is_main_process:
         say(result)
+
+
+def say_resumed(state: Path) -> None:
+    """Print on standard error from where a run with checkpoints in `state` resumes.
+
+    This is before torch is imported, which takes seconds.
+    """
+    updates = [int(path.name.rpartition("-")[2]) for path in state.glob("checkpoint-[0-9]*")]
+    if updates:
+        print(f"Resuming the run in {state}, after {max(updates):,} updates", file=sys.stderr)
 
 
 def average_arguments(parser: Parser) -> None:

@@ -224,7 +224,8 @@ def check_has_manifest(directory: Path) -> None:
         return
     expected = "expected a directory `vanilla-transformer export` wrote"
     if not directory.is_file():
-        raise FileNotFoundError(f"{directory} has no {MANIFEST}: {expected}")
+        problem = f"has no {MANIFEST}" if directory.is_dir() else "does not exist"
+        raise FileNotFoundError(f"{directory} {problem}: {expected}")
     exports = [str(parent) for parent in directory.parents[:2] if (parent / MANIFEST).is_file()]
     raise NotADirectoryError(
         f"{directory} is a file, {expected}" + "".join(f", such as {export}" for export in exports)

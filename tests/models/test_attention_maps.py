@@ -188,11 +188,25 @@ def test_figure_shows_selected_layers_and_heads(layer, head):
         figure_arrays(figure), [MAPS.weights[i, j] for i in layers for j in heads], strict=True
     ):
         np.testing.assert_array_equal(actual, expected)
-    labels = [
-        [label.get_text() for label in axis.get_ticklabels()]
-        for axis in (figure.axes[0].xaxis, figure.axes[0].yaxis)
-    ]
-    assert labels == ([MAPS.keys, MAPS.queries] if (layer, head) == (1, 2) else [[], []])
+    maps = [axes for axes in figure.axes if axes.images]
+    rows, columns = len(layers), len(heads)
+    assert [tick_labels(axes.xaxis) for axes in maps[-columns:]] == [MAPS.keys] * columns
+    assert [tick_labels(axes.yaxis) for axes in maps[::columns]] == [MAPS.queries] * rows
+    assert not any(tick_labels(axes.xaxis) for axes in maps[:-columns])
+    assert not any(tick_labels(axes.yaxis) for number, axes in enumerate(maps) if number % columns)
+
+
+def tick_labels(axis):
+    return [label.get_text() for label in axis.get_ticklabels()]
+
+
+def test_tokens_that_do_not_fit_one_of_several_maps_are_not_shown():
+    keys = [str(number) for number in range(60)]
+    weights = np.random.default_rng(0).random((1, 2, 4, 60))
+    figure = plot(AttentionMaps("cross", weights, list("abcd"), keys))
+    first, second = (axes for axes in figure.axes if axes.images)
+    assert tick_labels(first.xaxis) == tick_labels(second.xaxis) == []
+    assert tick_labels(first.yaxis) == list("abcd")
 
 
 @pytest.mark.parametrize(

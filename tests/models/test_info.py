@@ -9,7 +9,7 @@ from messages import raises
 from torch.utils.flop_counter import FlopCounterMode
 
 from vanilla_transformer import VanillaSeq2SeqConfig, VanillaSeq2SeqForConditionalGeneration
-from vanilla_transformer.info import info
+from vanilla_transformer.info import describe, info, preset_info
 from vanilla_transformer_export.cli.main import main
 
 
@@ -151,3 +151,23 @@ def test_foreign_config_without_weights_is_rejected(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     with raises(SystemExit, expected=("model.safetensors", "pytorch_model.bin")):
         main(["info", str(tmp_path)])
+
+
+@pytest.mark.parametrize("name, subwords, millions", [("base", 40_000, 65), ("big", 36_000, 213)])
+def test_preset_without_attention_biases_has_parameters_of_papers_table_3(name, subwords, millions):
+    """The paper rounds to millions and says "about 37000 tokens"; docs/paper.md has the rest."""
+    biases = {"attention_bias": False, "lm_head_bias": False}
+    config = VanillaSeq2SeqConfig.preset(name, vocab_size=subwords, **biases)
+    facts = describe(config, VanillaSeq2SeqForConditionalGeneration)
+    assert round(facts["total_parameters"] / 1e6) == millions
+
+
+def test_command_prints_preset_and_needs_exactly_one_model(capsys):
+    main(["info", "--preset", "base", "--json"])
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["shape"]["hidden_size"] == 512 and facts["shape"]["encoder_layers"] == 6
+    assert facts == json.loads(json.dumps(preset_info("base")))
+    for arguments, seen in (([], "neither"), (["nothere", "--preset", "base"], "both")):
+        with pytest.raises(SystemExit):
+            main(["info", *arguments])
+        assert seen in capsys.readouterr().err

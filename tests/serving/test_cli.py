@@ -337,7 +337,8 @@ def test_missing_dtype_error_names_available_dtype(decoder_export):
 @pytest.mark.parametrize("name, extra", [("Dockerfile", "cpu"), ("Dockerfile.gpu", "gpu")])
 def test_dockerfile_copies_existing_files_and_runs_as_unprivileged_user(name, extra):
     lines = (ROOT / "examples" / "serving" / name).read_text().splitlines()
-    assert any(line.endswith(f'pip install --no-cache-dir ".[{extra},serve]"') for line in lines)
+    install = f'pip install --no-cache-dir -c constraints.txt ".[{extra},serve]"'
+    assert any(line.endswith(install) for line in lines)
     steps = [line.split() for line in lines if line and not line.startswith((" ", "#"))]
     copied = [
         word
@@ -345,7 +346,9 @@ def test_dockerfile_copies_existing_files_and_runs_as_unprivileged_user(name, ex
         if name == "COPY" and not words[0].startswith("--")
         for word in words[:-1]
     ]
-    assert len(copied) == 5 and [name for name in copied if not (ROOT / name).exists()] == []
+    assert len(copied) == 6 and [name for name in copied if not (ROOT / name).exists()] == []
+    sent = {f"!{name}" for name in copied}
+    assert sent == {*(ROOT / ".dockerignore").read_text().splitlines()} & sent
     variables = [
         word.partition("=")[0].removeprefix(PREFIX).lower()
         for name, *words in steps

@@ -92,7 +92,7 @@ def eval_result(recipe: dict, split: str, metric: str, value: float) -> EvalResu
         dataset_name=data.get("dataset", ", ".join(names)),
         dataset_split=split,
         metric_type=metric,
-        metric_value=value,
+        metric_value=float(f"{value:.6g}"),
     )
 
 
