@@ -9,9 +9,11 @@ import functools
 import inspect
 import io
 import json
+import operator
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -28,6 +30,7 @@ from ...text_runtime import TextRuntime, task_function
 from ..models import ServedModel
 from ..translation.translator import call_off_loop, translate
 from .protocol import (
+    Items,
     Protocol,
     checked_options,
     name_in_path,
@@ -380,11 +383,21 @@ def signature_fields(method: Callable[..., Any]) -> dict[str, Any]:
     ]
     return {
         parameter.name: (
-            parameter.annotation,
+            json_type(parameter.annotation),
             ... if parameter.default is parameter.empty else parameter.default,
         )
         for parameter in positional
     }
+
+
+def json_type(annotation: Any) -> Any:
+    """Return the type of values in JSON that fit `annotation`, in which sequences are lists."""
+    match get_origin(annotation), get_args(annotation):
+        case types.UnionType, members:
+            return functools.reduce(operator.or_, map(json_type, members))
+        case Sequence, [item]:
+            return Items[item]
+    return annotation
 
 
 @functools.cache
