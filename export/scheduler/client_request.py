@@ -47,6 +47,7 @@ class ClientRequest(Generic[AnyPart]):
         for part in self.parts:
             part.request = self
         self.waiting = deque(self.parts)
+        self.num_rows = self.num_waiting_rows
         self.receive = receive
         self.streams = streams
         self.num_unfinished = len(self.parts) if num_results is None else num_results

@@ -228,14 +228,13 @@ class SchedulerClient(Client):
     def put(self, request: ClientRequest[SequenceGroup]) -> None:
         if self.is_closed or self.process.error is not None:
             raise shutting_down()
-        num_rows = request.num_waiting_rows
-        self.admission.check_queue(self.waiting, num_rows)
+        self.admission.check_queue(self.waiting, request, self.requests.values())
         request.number = next(self.numbers)
         inputs = [group.input for group in request.parts]
         message = ("put", self.name, request.number, inputs, request.streams, time.perf_counter())
         self.process.send(message)
         self.requests[request.number] = request
-        self.num_rows_sent += num_rows
+        self.num_rows_sent += request.num_rows
 
     def cancel(self, request: ClientRequest[SequenceGroup]) -> None:
         request.is_cancelled = True

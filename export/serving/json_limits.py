@@ -88,8 +88,9 @@ def outside_strings(text: bytes) -> bytes:
 
 
 def lone_surrogate(text: bytes) -> str | None:
-    """Return the first half of a surrogate pair without its other half, as bytes or as an escape
-    in the JSON `text`, or None without one."""
+    """Return the first half of a surrogate pair without its other half in the JSON `text`, or None.
+
+    It is written as bytes or as an escape."""
     if b"\xed" in text and (raw := RAW_SURROGATE.search(text)):
         return raw[0].decode("utf-8", "surrogatepass")
     if rb"\ud" not in text and rb"\uD" not in text:
