@@ -2,8 +2,8 @@
 `TextRuntime`, without."""
 
 import importlib
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # as in typing, whose import takes as long as all else here
 if TYPE_CHECKING:
     from .exporting.evaluation import evaluate
     from .exporting.export import export

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from ..inference.inputs import position_limit
 from ..inference.options import Options
 from ..requests import generation_request
 from .capacity import Arrangement, slots_per_worker
-from .rejections import overloaded
+from .client_request import ClientRequest
+from .rejections import SMALL_ROWS, check_room
 from .request import GenerationInput
 from .slot_batch import SlotSize, slot_bytes
 
@@ -203,18 +204,21 @@ class Admission:
         fits = 0 < len(input_ids) <= config["max_position_embeddings"]
         return fits and min(input_ids) >= 0 and max(input_ids) < config["vocab_size"]
 
-    def check_queue(self, num_waiting: int, num_rows: int) -> None:
-        """Check that the queue has room for a request. An empty queue accepts any number of rows.
+    def check_queue(
+        self, num_waiting: int, request: ClientRequest, others: Iterable[ClientRequest]
+    ) -> None:
+        """Check that the queue has room for a new `request`.
 
         Args:
             num_waiting: the number of rows in the queue.
-            num_rows: the number of rows of the request.
+            request: the new request.
+            others: unanswered requests.
 
         Raises:
-            RequestError: 429 if both together are more than `max_waiting`.
+            RequestError: 429 if there is no room, see `rejections.check_room`.
         """
-        if num_waiting and num_waiting + num_rows > self.max_waiting:
-            raise overloaded(num_waiting, num_rows, self.max_waiting)
+        num_small = sum(other.num_rows for other in others if other.num_rows <= SMALL_ROWS)
+        check_room(num_waiting, request.num_rows, self.max_waiting, num_small)
 
     def check_lengths(self, length: int) -> None:
         """Check that `length` tokens of a source, or of a prompt without an encoder, fit into a

@@ -36,6 +36,10 @@ class Batch(Protocol):
     def num_free_rows(self) -> int:
         """Number of rows that can join now."""
 
+    @property
+    def num_spare_rows(self) -> int:
+        """Number of further rows, for first parts of requests while larger requests wait."""
+
     def fits(self, part: Any, beside: Sequence[Any]) -> bool:
         """Return True if `part` can join now together with `beside`.
 

@@ -23,6 +23,7 @@ from .scheduler import Scheduler, open_batches
 from .sequence_group import SequenceGroup, read_results, start_request
 from .worker import SWITCH_INTERVAL, SchedulerEvents
 
+PING = ""  # the kind of a message that is answered by itself, and no name of a scheduler
 HEADER = 4  # bytes of the length before each message
 MAX_DELAY = 0.005  # seconds after which events are sent to the parent without a result
 PR_SET_PDEATHSIG = 1  # from sys/prctl.h
@@ -80,7 +81,9 @@ class Child:
         with self.connection.makefile("rb") as stream, contextlib.suppress(ConnectionError):
             while (message := read_message(stream)) is not None:
                 kind, name, *content = message
-                if kind == "open":
+                if kind == PING:
+                    self.send(PING)
+                elif kind == "open":
                     self.open(name, *content)
                 else:
                     getattr(self.outboxes[name], kind)(*content)

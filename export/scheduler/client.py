@@ -134,7 +134,8 @@ class LocalScheduler(Client):
 
     def put(self, request: ClientRequest) -> None:
         if not self.scheduler.queue.is_closed:
-            self.admission.check_queue(self.waiting, request.num_waiting_rows)
+            others = list(self.scheduler.queue.requests)
+            self.admission.check_queue(self.waiting, request, others)
         self.scheduler.put(request)
 
     def cancel(self, request: ClientRequest) -> None:

@@ -47,6 +47,7 @@ class ClientRequest(Generic[AnyPart]):
         for part in self.parts:
             part.request = self
         self.waiting = deque(self.parts)
+        self.num_rows = self.num_waiting_rows
         self.receive = receive
         self.streams = streams
         self.num_unfinished = len(self.parts) if num_results is None else num_results
@@ -55,6 +56,7 @@ class ClientRequest(Generic[AnyPart]):
         self.is_cancelled = False
         self.number = 0  # identifies the request in another process
         self.arrived_at = 0.0  # in seconds of time.perf_counter, possibly of another process
+        self.joined_at = 0.0  # time of the last join of one of its parts
         self.has_started = False
         self.is_changed = False
         self.call: Callable[..., Any] = call_at_once
@@ -63,6 +65,11 @@ class ClientRequest(Generic[AnyPart]):
     @property
     def num_waiting_rows(self) -> int:
         return sum(part.num_rows for part in self.waiting)
+
+    @property
+    def has_joined(self) -> bool:
+        """True if a part has left the queue."""
+        return len(self.waiting) < len(self.parts)
 
     @property
     def is_finished(self) -> bool:

@@ -218,6 +218,7 @@ class EncoderBatch:
         self.running: list[EncoderRow] = []
         self.prefilling = ()
         self.num_free_rows = MAX_ROWS
+        self.num_spare_rows = 0
 
     @property
     def join_delay(self) -> float:

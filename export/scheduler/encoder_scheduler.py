@@ -15,7 +15,7 @@ from ..model import OnnxModel
 from .capacity import Arrangement
 from .client_request import ClientRequest
 from .encoder_batch import EncoderBatch, EncoderGraph, EncoderInputs
-from .rejections import overloaded, shutting_down
+from .rejections import SMALL_ROWS, check_room, shutting_down
 from .scheduler import Scheduler
 from .worker import NoEvents, SchedulerEvents
 
@@ -74,6 +74,7 @@ class EncoderScheduler:
         self.max_length = min(max_source or 2**31, positions or 2**31)
         self.max_waiting = max_waiting
         self.num_unanswered = 0  # rows of calls
+        self.num_small = 0  # those of small calls
         batches: list[EncoderBatch] = []
         for _ in range(workers):
             EncoderBatch(self.graph, batches)
@@ -111,12 +112,13 @@ class EncoderScheduler:
         """
         if self.scheduler.queue.is_closed:
             raise shutting_down()
-        if self.num_unanswered and self.num_unanswered + num_rows > self.max_waiting:
-            state = "waiting or running"
-            raise overloaded(self.num_unanswered, num_rows, self.max_waiting, state)
+        is_small = num_rows <= SMALL_ROWS
+        limit, state = self.max_waiting, "waiting or running"
+        check_room(self.num_unanswered, num_rows, limit, self.num_small, state)
         call, context = Call(), contextvars.copy_context()
         context.run(CALL.set, call)
         self.num_unanswered += num_rows
+        self.num_small += num_rows * is_small
         try:
             work = functools.partial(context.run, function, *args, **options)
             return await asyncio.get_running_loop().run_in_executor(self.pool, work)
@@ -125,6 +127,7 @@ class EncoderScheduler:
             raise
         finally:
             self.num_unanswered -= num_rows
+            self.num_small -= num_rows * is_small
 
     def run(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return `{output: array}` for `feeds`, the inputs that `requests.encoder_feeds` returns.

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from .admission import Admission
-from .child import HEADER, frame, run_child
+from .child import HEADER, PING, frame, run_child
 from .client import Client
 from .client_request import ClientRequest
 from .rejections import shutting_down
@@ -31,6 +31,7 @@ from .sequence_group import SequenceGroup
 from .worker import SchedulerEvents
 
 M_ARENA_MAX = -8  # from malloc.h
+MAX_SILENCE = 2.0  # seconds that the child may take to answer a ping
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # termination signals, handled by the parent
 
 
@@ -74,6 +75,7 @@ class SchedulerProcess(asyncio.Protocol):
         self.failed: Callable[[ChildProcessError], object] = lambda error: None
         self.error: ChildProcessError | None = None
         self._buffer = bytearray()
+        self._asked_at: float | None = None  # time of a ping without a message since
         self._opened: asyncio.Future[None] | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._is_closing = False
@@ -116,7 +118,19 @@ class SchedulerProcess(asyncio.Protocol):
         assert self._transport is not None  # `connect` was called
         self._transport.write(frame(message))
 
+    def is_responsive(self) -> bool:
+        """Return True if the child answers, and ask it for its next sign of life.
+
+        It is False `MAX_SILENCE` seconds after the child has stopped, for example by SIGSTOP. Call
+        it about twice a second.
+        """
+        if self._asked_at is None and self.error is None:
+            self._asked_at = time.monotonic()
+            self.send((PING, ""))
+        return self._asked_at is None or time.monotonic() - self._asked_at < MAX_SILENCE
+
     def data_received(self, data: bytes) -> None:
+        self._asked_at = None
         self._buffer += data
         while len(self._buffer) >= HEADER:
             end = HEADER + int.from_bytes(self._buffer[:HEADER], "little")
@@ -127,6 +141,8 @@ class SchedulerProcess(asyncio.Protocol):
             self.received(*message)
 
     def received(self, name: str, *content: Any) -> None:
+        if name == PING:
+            return
         if name in self.clients:
             self.clients[name].received(*content)
             return
@@ -212,14 +228,13 @@ class SchedulerClient(Client):
     def put(self, request: ClientRequest[SequenceGroup]) -> None:
         if self.is_closed or self.process.error is not None:
             raise shutting_down()
-        num_rows = request.num_waiting_rows
-        self.admission.check_queue(self.waiting, num_rows)
+        self.admission.check_queue(self.waiting, request, self.requests.values())
         request.number = next(self.numbers)
         inputs = [group.input for group in request.parts]
         message = ("put", self.name, request.number, inputs, request.streams, time.perf_counter())
         self.process.send(message)
         self.requests[request.number] = request
-        self.num_rows_sent += num_rows
+        self.num_rows_sent += request.num_rows
 
     def cancel(self, request: ClientRequest[SequenceGroup]) -> None:
         request.is_cancelled = True

@@ -11,7 +11,7 @@ from .rejections import shutting_down
 # Minimum rows that join together. Fewer join once a row has waited the batch's `join_delay`.
 JOIN_SIZE = 8
 # Seconds that a part of many rows, such as beams, may be overtaken by smaller parts. After that
-# nothing joins until it fits.
+# nothing joins until it fits. New requests overtake others for as long.
 MAX_OVERTAKEN = 0.5
 MAX_DEFERRED = 0.005  # seconds that a part waits for another batch, which should grow
 
@@ -19,8 +19,8 @@ MAX_DEFERRED = 0.005  # seconds that a part waits for another batch, which shoul
 class RequestQueue:
     """The requests that wait for a batch.
 
-    They take turns, one part each, in the order of their arrival. So a long list of texts does not
-    delay a short request.
+    They take turns, one part each, and a new request has the next turn. So a long list of texts
+    does not delay a short request.
     """
 
     def __init__(self) -> None:
@@ -41,9 +41,16 @@ class RequestQueue:
             if self.is_closed:
                 raise shutting_down()
             request.arrived_at = request.arrived_at or time.perf_counter()
-            self.requests.append(request)
+            self.requests.insert(self.next_turn(), request)
             self.num_rows += request.num_waiting_rows
             self.changed.notify(len(request.parts))
+
+    def next_turn(self) -> int:
+        """Return the index of a new request in `requests`: before those that have had a turn
+        within `MAX_OVERTAKEN`."""
+        since = time.perf_counter() - MAX_OVERTAKEN
+        turns = (index for index, other in enumerate(self.requests) if other.joined_at > since)
+        return next(turns, len(self.requests))
 
     def take(self, batch: Batch, last_join: float = 0.0) -> list[RequestPart] | None:
         """Remove and return the parts that join `batch` now, an empty list if none do.
@@ -88,7 +95,7 @@ class RequestQueue:
             now: the time, in seconds of `time.perf_counter`.
             last_join: the time of the batch's last join.
         """
-        free = batch.num_free_rows
+        free = self.num_free_rows(batch)
         if self.is_closed:
             return free >= min(JOIN_SIZE, self.num_rows, len(batch.running))
         if self.should_defer(batch, now):
@@ -96,6 +103,12 @@ class RequestQueue:
         waited = now - max(self.requests[0].arrived_at, last_join)
         is_due = waited >= batch.join_delay
         return free > 0 and (is_due or min(self.num_rows, free) >= JOIN_SIZE)
+
+    def num_free_rows(self, batch: Batch) -> int:
+        """Return the number of rows of `batch` that the next part may use. The spare ones are for
+        the first part of a request that has had no turn while others have."""
+        is_first = not self.requests[0].has_joined and self.requests[-1].has_joined
+        return batch.num_free_rows + (batch.num_spare_rows if is_first else 0)
 
     def should_defer(self, batch: Batch, now: float) -> bool:
         """Return True if `batch` should leave the next parts to a batch with more running parts,
@@ -113,23 +126,27 @@ class RequestQueue:
         """
         parts: list[RequestPart] = []
         num_blocked = 0  # consecutive requests whose next part does not fit
-        free = batch.num_free_rows
-        while free > 0 and self.requests and num_blocked < len(self.requests):
+        num_rows = 0  # of `parts`
+        while self.requests and num_blocked < len(self.requests):
             request = self.requests[0]
-            if request.is_finished or not request.waiting:
+            if request.is_finished:
                 self.num_rows -= request.num_waiting_rows
                 self.requests.popleft()
                 continue
-            if batch.fits(part := request.waiting[0], parts):
-                parts.append(request.waiting.popleft())
-                self.num_rows -= part.num_rows
-                free -= part.num_rows
-                num_blocked = 0
-            elif part.num_rows > free and now - request.arrived_at > MAX_OVERTAKEN:
+            part, free = request.waiting[0], self.num_free_rows(batch) - num_rows
+            if free <= 0 or part.num_rows > free and now - request.arrived_at > MAX_OVERTAKEN:
                 break
+            if part.num_rows <= free and batch.fits(part, parts):
+                parts.append(request.waiting.popleft())
+                request.joined_at = now
+                num_rows += part.num_rows
+                num_blocked = 0
             else:
                 num_blocked += 1
             self.requests.rotate(-1)
+            if not request.waiting:
+                self.requests.pop()
+        self.num_rows -= num_rows
         if self.num_rows:  # the other rows did not fit: wake another worker
             self.growing[batch] = 0
             self.changed.notify()

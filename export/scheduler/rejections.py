@@ -2,6 +2,30 @@
 
 from ..errors import RequestError
 
+# Small requests, of at most this number of rows, may exceed the limit of waiting rows by a share,
+# so that long lists of texts do not exclude all others.
+SMALL_ROWS, SMALL_SHARE = 16, 8
+
+
+def check_room(
+    num_waiting: int, num_rows: int, max_waiting: int, num_small: int, state: str = "waiting"
+) -> None:
+    """Check that the queue has room for a request. An empty queue accepts any number of rows.
+
+    Args:
+        num_waiting: the number of rows in the queue, or in another `state`.
+        num_rows: the number of rows of the request.
+        max_waiting: the maximum of both together.
+        num_small: the rows of unanswered requests of at most `SMALL_ROWS`. Such a request is
+            accepted while they have less than a share of `max_waiting`.
+
+    Raises:
+        RequestError: 429 if the queue has no room.
+    """
+    is_small = num_rows <= SMALL_ROWS and num_small + num_rows <= max_waiting // SMALL_SHARE
+    if num_waiting and num_waiting + num_rows > max_waiting and not is_small:
+        raise overloaded(num_waiting, num_rows, max_waiting, state)
+
 
 def overloaded(
     num_waiting: int, num_rows: int, max_waiting: int, state: str = "waiting"

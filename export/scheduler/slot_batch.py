@@ -6,6 +6,7 @@ source. No operator of the step graph mixes rows, so the logits of a row have th
 batch.
 """
 
+import dataclasses
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ from .sequence_group import SequenceGroup
 if TYPE_CHECKING:
     import onnxruntime
 
+# Slots besides those of the setting: a part per four, at most 8. A new request need not wait for a
+# slot while long lists of texts have all others.
+SPARE_SHARE, MAX_SPARE = 4, 8
 TOTALS = ("total_length", "total_source_length")  # inputs without a rows axis
 
 
@@ -73,6 +77,8 @@ class SlotBatch:
         assert step is not None
         self.model = model
         self.capacity = size.rows
+        self.num_spare_rows = min(MAX_SPARE, size.rows // SPARE_SHARE)
+        size = dataclasses.replace(size, rows=size.rows + self.num_spare_rows)
         self.session = model.session(step)
         self.spec = info.specs[step]
         self.encodes = "encoder" in info.specs
@@ -130,7 +136,8 @@ class SlotBatch:
 
     @property
     def num_free_rows(self) -> int:
-        """The number of slots that are free and not reserved for beams or samples."""
+        """The number of slots that are free and not reserved for beams or samples. It is negative
+        while spare rows run."""
         used = (
             len(self.slots)
             - self.slots.count(None)
@@ -140,11 +147,12 @@ class SlotBatch:
         return self.capacity - used
 
     def fits(self, group: SequenceGroup, beside: Sequence[SequenceGroup]) -> bool:
-        """Return True if slots are free for `group` and the groups `beside` it.
+        """Return True if slots, spare ones too, are free for `group` and the groups `beside` it.
 
         The sources of several groups must also be short enough to be encoded together.
         """
-        if sum(other.num_rows for other in beside) + group.num_rows > self.num_free_rows:
+        num_rows = sum(other.num_rows for other in (*beside, group))
+        if num_rows > self.num_free_rows + self.num_spare_rows:
             return False
         sources = [len(other.input.source or ()) for other in (*beside, group)]
         return not beside or max(sources) * len(sources) <= self.sources_length
@@ -226,7 +234,7 @@ class SlotBatch:
         It is read in the last slot. When only the last token is left, which the next step feeds,
         the sequence gets the first free slot, so the last one is free for the next prompt.
         """
-        slot = self.capacity - 1
+        slot = len(self.bindings) - 1
         if not group.num_prefilled:
             self.close_gaps()  # the last slot may be in use
         end = len(group.input.prompt) - 1

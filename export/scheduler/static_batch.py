@@ -41,6 +41,8 @@ class StaticBatch:
     def join_delay(self) -> float:
         return WAIT_PER_PART * len(self.running)
 
+    num_spare_rows = 0
+
     @property
     def num_free_rows(self) -> int:
         """The number of rows that can join: none while rows run."""

@@ -1,9 +1,7 @@
 """The FastAPI application with the endpoints of all protocols. Errors become responses in the
 format of the protocol that the request uses."""
 
-import contextlib
 import functools
-import json
 import re
 import reprlib
 from collections.abc import Sequence
@@ -31,8 +29,6 @@ MAX_ERROR_LENGTH = 1000  # characters of an error
 TOO_NESTED = "the body is nested too deeply, expected fewer levels of brackets"
 SHORT = reprlib.Repr()
 SHORT.maxother = SHORT.maxstring = SHORT.maxlong = MAX_VALUE_LENGTH
-# signs of values that JSON does not allow: the last three begin surrogates, but not only those
-SUSPICIOUS = (b"NaN", b"Infinity", b"\\ud", b"\\uD", b"\xed")
 # modules that write responses; a ValueError from them is not the fault of the request
 RENDERING = ("json.encoder", "starlette.responses", "fastapi.routing", "fastapi.encoders")
 
@@ -142,15 +138,6 @@ class Errors:
         rejection = to_request_error(error, 400 if protocol is None else protocol.validation)
         body = {"error": rejection.message} if protocol is None else protocol.error_body(rejection)
         return JSONResponse(body, rejection.status, error_headers(rejection, error))
-
-    def check(self, path: str, body: bytes) -> None:
-        """Raise RequestError if the JSON `body` of a request to `path` has NaN, Infinity or half of
-        a surrogate pair. Its status is that of validation errors at `path`.
-
-        A body that is not JSON passes.
-        """
-        if any(map(body.__contains__, SUSPICIOUS)):
-            check_values(body, self.validation(path))
 
     def validation(self, path: str) -> int:
         """Return the status of validation errors at `path`, 400 for a path without a protocol."""
@@ -370,28 +357,3 @@ def one_line(text: str) -> str:
         .encode("utf-8", "backslashreplace")
         .decode()
     )
-
-
-def check_values(body: bytes, validation: int) -> None:
-    """Check that the JSON `body` has no NaN, Infinity or half of a surrogate pair, which
-    `json.loads` accepts. A body that is not JSON passes.
-
-    Raises:
-        RequestError: with the status `validation`, if the body has one of them.
-    """
-
-    def reject(name: str) -> None:
-        raise RequestError(
-            validation, f"the body has the value {name}, expected numbers that JSON allows"
-        )
-
-    with contextlib.suppress(ValueError, RecursionError):  # the endpoint reports it
-        content = json.loads(body, parse_constant=reject)
-        try:
-            json.dumps(content, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            surrogate = error.object[error.start]
-            raise RequestError(
-                validation,
-                f"the body has the lone surrogate {surrogate!a}, expected Unicode characters",
-            ) from None

@@ -3,6 +3,7 @@
 uvicorn limits neither the header nor the time that a client may leave a response unread."""
 
 import asyncio
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ TOO_LARGE = (
     b"close\r\nContent-Length: "
     b"0\r\n\r\n"
 )
+# a name or an address, and a port; empty for a target without a host (RFC 3986, 3.2)
+HOST = re.compile(rb"(\[[\w:.%~-]+\]|[\w.~!$&'()*+,;=%-]*)(:\d*)?")
 MAX_PIPELINED = 16  # requests of one connection that may wait for an earlier response
 SPARE_FILES = 128  # open files besides connections
 
@@ -33,6 +36,7 @@ class Connection(HttpToolsProtocol):
 
     _size = 0  # bytes since the last header or part of a body
     _data = _again = b""  # bytes being parsed, and bytes to parse after them
+    _fault = ""  # the reason of a response 400, if it is known
 
     def data_received(self, data: bytes) -> None:
         self._again = data
@@ -56,8 +60,18 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        """Start the request. Raises ValueError, which becomes a response 400, for a Host that is
+        invalid, occurs twice or is missing in HTTP/1.1 (RFC 9112, 3.2)."""
         self._size = 0
+        hosts = [value for name, value in self.headers if name == b"host"]
+        is_missing = not hosts and self.parser.get_http_version() == "1.1"
+        if is_missing or len(hosts) > 1 or not all(map(HOST.fullmatch, hosts)):
+            self._fault = f"the request has the hosts {hosts!a:.200}, expected one valid Host"
+            raise ValueError(self._fault)
         super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        super().send_400_response(self._fault or msg)
 
     def on_body(self, body: bytes) -> None:
         self._size = 0

@@ -26,8 +26,8 @@ async def live() -> JSONResponse:
 async def ready(request: Request) -> JSONResponse:
     """Return status 200 if the server accepts requests.
 
-    Return 503 while it loads the models and while it shuts down. The body is `{"status": text}`,
-    with "ok" for status 200."""
+    Return 503 while it loads the models, while it shuts down, and while the process of the workers
+    does not answer. The body is `{"status": text}`, with "ok" for status 200."""
     status = request.app.state.lifecycle.status
     return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 

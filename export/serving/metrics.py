@@ -103,9 +103,9 @@ class Metrics:
         self._running.labels(model).set_function(running)
 
     def watch_slots(self, model: str, slots: int, running: Callable[[], int]) -> None:
-        """Report the share of the `slots` of `model` that are in use. `running` is called whenever
-        the metrics are read."""
-        self._slots_used.labels(model).set_function(lambda: running() / slots)
+        """Report the share of the `slots` of `model` that are in use, 1 also with spare ones.
+        `running` is called whenever the metrics are read."""
+        self._slots_used.labels(model).set_function(lambda: min(1.0, running() / slots))
 
     def text(self) -> tuple[bytes, str]:
         """Return the metrics in the text format of Prometheus, and their media type."""

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -18,15 +19,20 @@ from ..errors import RequestError
 from ..scheduler.rejections import shutting_down
 from . import health, rejections
 from .app import Errors
+from .json_limits import check_size, check_values, json_text
 from .lifecycle import Lifecycle
 from .logs import Log, format_error
 from .metrics import Metrics
+from .origins import check_origin
 from .settings import Settings
 
 # reasons to cancel a request: disconnect, slow body, timeout, shutdown
 GONE, SLOW, LATE, ENDED = "gone", "slow", "late", "ended"
 UNWATCHED = 0.1  # seconds that a request runs before a disconnected client is noticed
 CLIENT_GONE = 499  # in metrics and in the log only
+LARGE = 1 << 16  # bytes of JSON; those of larger bodies are checked in a thread
+JSON_LENGTH = b"inference-header-content-length"  # of the Open Inference Protocol
+LENGTH = re.compile(rb"\d{1,18}")
 REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 
 
@@ -118,6 +124,13 @@ class Exchange:
                 break
         self.body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
+    def json_text(self) -> bytes:
+        """Return the JSON in `body`, without binary data after it, or empty bytes without JSON."""
+        length = self.headers.get(JSON_LENGTH, b"")
+        body = self.body or b""
+        # the endpoint rejects another length
+        return json_text(body[: int(length)] if LENGTH.fullmatch(length) else body)
+
     async def watch(self) -> None:
         """Cancel the application when the client disconnects before the response is complete.
 
@@ -194,10 +207,14 @@ class Frame:
         try:
             self._admit()
             self.running.add(exchange)
+            check_encoding(exchange.headers)
+            check_origin(exchange.method, exchange.headers, self.settings.cors_origin)
             exchange.until = exchange.started + self.settings.body_timeout
             await exchange.read(self.settings.max_body)
+            text = exchange.json_text()
+            await call_for(text, check_size, self.settings.max_body)
             await self._authorize(exchange)
-            self.errors.check(exchange.scope["path"], exchange.body or b"")
+            await call_for(text, check_values, self.errors.validation(exchange.scope["path"]))
             exchange.until, exchange.reason = time.perf_counter() + self.settings.timeout, LATE
             # Starlette then does not watch the client of a stream; `Exchange.watch` does
             exchange.scope["asgi"] = {**exchange.scope["asgi"], "spec_version": "2.4"}
@@ -336,6 +353,25 @@ class Frame:
         if request_id is not None and REQUEST_ID.fullmatch(request_id):
             return request_id
         return f"{self._prefix}-{next(self._numbers):x}".encode()
+
+
+def check_encoding(headers: Mapping[bytes, bytes]) -> None:
+    """Raise RequestError 415 if the body of a request is compressed."""
+    encoding = headers.get(b"content-encoding", b"identity")
+    if encoding.lower() not in (b"identity", b""):
+        raise RequestError(
+            415,
+            f"Content-Encoding is {encoding.decode('latin-1')!r:.60}, expected none: compressed "
+            "bodies are not supported",
+        )
+
+
+async def call_for(text: bytes, check: Callable[[bytes, int], None], limit: int) -> None:
+    """Call `check(text, limit)`, in a thread if there are more than `LARGE` bytes."""
+    if len(text) > LARGE:
+        await asyncio.to_thread(check, text, limit)
+    elif text:
+        check(text, limit)
 
 
 async def api_key(exchange: Exchange) -> bytes:

@@ -230,11 +230,22 @@ class Service:
             try:
                 self.frame.sweep()
                 if tick % TICKS == 0:
+                    self.check_process()
                     sometimes()
             except Exception as error:  # the next check runs anyway
                 self.log.write(
                     "error", "the check of the running requests failed", error=format_error(error)
                 )
+
+    def check_process(self) -> None:
+        """Set `lifecycle.silent` if the process of the workers does not answer. Log each change."""
+        if self.process is None or self.lifecycle.loading:  # it loads models, and answers nothing
+            return
+        is_silent = not self.process.is_responsive()
+        if is_silent != self.lifecycle.silent:
+            state = "does not answer" if is_silent else "answers again"
+            self.log.write("warning", f"the process of the workers {state}")
+        self.lifecycle.silent = is_silent
 
     async def drain(self) -> bool:
         """Reject new requests and wait for the running ones, at most for the setting `drain` in

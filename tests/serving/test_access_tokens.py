@@ -79,7 +79,7 @@ def test_token_in_json_of_any_encoding_is_accepted(token_server, encoding):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b'{"a":' * 100_000, b"\xff", b"--x\r\n", b"[1]", b'{"api_key": NaN}'],
+    [b"", b"{", b'{"a":' * 10_000, b"\xff", b"--x\r\n", b"[1]", b'{"api_key": NaN}'],
     ids=str,
 )
 @pytest.mark.parametrize(

@@ -15,12 +15,13 @@ from ...text.tasks.translation import Splitting
 from ..models import ServedModel
 from ..translation.html_text import TextRun, replace_runs, text_runs
 from ..translation.translator import MAX_SENTENCES, call_off_loop, translate
-from .protocol import Protocol, name_in_path, served_models, server_settings
+from .protocol import Items, Protocol, name_in_path, served_models, server_settings
 
 AUTO = "auto"
 NO_LIMIT = -1
 # milliseconds that LibreTranslate's page waits after a key press, by default
 FRONTEND_TIMEOUT = 500
+MAX_FORM_FIELDS = 1000  # Starlette's limit of a multipart form
 MAX_LISTED_PAIRS = 10  # pairs of languages in an error
 
 
@@ -39,7 +40,7 @@ router = APIRouter(tags=["LibreTranslate"], responses=ERRORS)
 class Translation(BaseModel):
     """A request to translate texts. Unknown fields are ignored."""
 
-    q: str | list[str] = Field(
+    q: str | Items[str] = Field(
         description="text or list of texts to translate", examples=["A dog runs across a field."]
     )
     source: str = Field(
@@ -282,7 +283,13 @@ async def read_form(request: Request, kind: str) -> dict[str, Any]:
         body = await request.body()
         try:
             pairs = await call_off_loop(
-                len(body), lambda: parse_qsl(body.decode(), keep_blank_values=True, errors="strict")
+                len(body),
+                lambda: parse_qsl(
+                    body.decode(),
+                    keep_blank_values=True,
+                    errors="strict",
+                    max_num_fields=MAX_FORM_FIELDS,
+                ),
             )
         except ValueError as error:
             raise RequestError(

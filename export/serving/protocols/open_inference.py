@@ -212,13 +212,6 @@ async def infer(request: Request, name: str) -> Response:
     bytes instead; the header `Inference-Header-Content-Length` is then the length of the JSON. A
     model that generates has the one output `generated_text`."""
     model = find_model(request, name)
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding != "identity":
-        raise RequestError(
-            415,
-            f"Content-Encoding is {encoding!r:.60}, expected none: compressed bodies are not "
-            f"supported",
-        )
     content = await request.body()
     max_rows = server_settings(request).max_batch
     parsed = await call_off_loop(

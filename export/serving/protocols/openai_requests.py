@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, create_model
 
-from ...errors import RequestError, UsageError
+from ...errors import RequestError, TooLong, UsageError
 from ...inference import options as generation
 from ...inference.options import special_token
 from ...text.tasks.rows import check_unicode
 from ...text_runtime import TextRuntime, prompt
-from ..translation.translator import call_off_loop
+from ..translation.translator import call_off_loop, check_characters
 from .protocol import check_vocabulary, checked_options
 
 GREEDY = 1e-5  # lower temperatures mean greedy search, as in vLLM
@@ -257,13 +257,18 @@ async def parse_prompts(value: Any, runtime: TextRuntime, max_items: int) -> lis
     Raises:
         UsageError: for invalid prompts, for more than `max_items`, and for an empty prompt if the
             model has no start token.
-        RequestError: for a row of more token ids than `max_position_embeddings`. Texts are not
-            checked.
+        RequestError: for a row of more token ids than `max_position_embeddings`, and for a text of
+            more characters than such a row can have.
     """
+    longest = runtime.info.config["max_position_embeddings"]
     inputs: list[Any] = [""] if value is None else parse_inputs("prompt", value, max_items, runtime)
     if not isinstance(inputs[0], str):
-        check_lengths("prompt", inputs, runtime.info.config["max_position_embeddings"])
+        check_lengths("prompt", inputs, longest)
         return [CompletionPrompt(ids) for ids in inputs]
+    try:
+        check_characters("prompt", map(len, inputs), longest)
+    except TooLong as error:
+        raise too_long(str(error)) from None
     encodings = await call_off_loop(sum(map(len, inputs)), runtime.encode, inputs, True)
     rows: list[list[int]] = [prompt(encoding) for encoding in encodings]
     first = special_token("bos_token_id", runtime.info.generation_config, runtime.info.config)

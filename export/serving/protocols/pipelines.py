@@ -9,9 +9,11 @@ import functools
 import inspect
 import io
 import json
+import operator
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -26,8 +28,9 @@ from ...text.tasks.rows import check_strings, check_texts, encode_texts, run, so
 from ...text.tasks.translation import Splitting
 from ...text_runtime import TextRuntime, task_function
 from ..models import ServedModel
-from ..translation.translator import call_off_loop, translate
+from ..translation.translator import call_off_loop, check_characters, translate
 from .protocol import (
+    Items,
     Protocol,
     checked_options,
     name_in_path,
@@ -380,11 +383,20 @@ def signature_fields(method: Callable[..., Any]) -> dict[str, Any]:
     ]
     return {
         parameter.name: (
-            parameter.annotation,
+            json_type(parameter.annotation),
             ... if parameter.default is parameter.empty else parameter.default,
         )
         for parameter in positional
     }
+
+
+def json_type(annotation: Any) -> Any:
+    """Return the type of values in JSON that fit `annotation`, in which sequences are lists."""
+    if isinstance(annotation, types.UnionType):
+        return functools.reduce(operator.or_, map(json_type, get_args(annotation)))
+    if get_origin(annotation) is Sequence:
+        return Items[get_args(annotation)[0]]  # type: ignore[misc]
+    return annotation
 
 
 @functools.cache
@@ -619,6 +631,8 @@ async def continue_texts(
     model: ServedModel, rows: list[str], languages: dict[str, Any], options: dict[str, Any]
 ) -> list[list[str]]:
     assert model.scheduler is not None  # every model that generates has one
+    slot = model.admission.slot_size
+    check_characters("text", map(len, rows), slot.source or slot.length)
     size = sum(map(len, rows))
     inputs = await call_off_loop(size, admit_rows, model, rows, languages, options)
     results = await model.scheduler.generate(inputs)

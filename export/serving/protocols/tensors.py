@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ...errors import UsageError, did_you_mean
 from ...specs.graph_spec import TensorSpec
-from .protocol import parse_body
+from .protocol import Items, parse_body
 
 # header with the number of bytes of JSON, if binary data follow
 JSON_LENGTH = "Inference-Header-Content-Length"
@@ -31,7 +31,7 @@ class InputTensor(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = Field(description="name of the input")
-    shape: list[int] = Field(min_length=1, description="sizes of all axes")
+    shape: Items[int] = Field(min_length=1, description="sizes of all axes")
     datatype: str = Field(
         description="data type, as in the metadata of the model", examples=["BYTES"]
     )
@@ -63,8 +63,8 @@ class InferRequest(BaseModel):
         None,
         description="options of the model, and binary_data_output, the default of binary_data",
     )
-    inputs: list[InputTensor] = Field(min_length=1, description="inputs of the model")
-    outputs: list[OutputTensor] | None = Field(
+    inputs: Items[InputTensor] = Field(min_length=1, description="inputs of the model")
+    outputs: Items[OutputTensor] | None = Field(
         None, description="requested outputs; by default all"
     )
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from ...errors import RequestError, TooLong, UsageError
 from ...text.tasks.rows import Pair, check_string
 from ...text_runtime import TextRuntime
-from .protocol import check_vocabulary
+from .protocol import Items, check_vocabulary
 
 INPUTS = {
     "anyOf": [
@@ -105,7 +105,7 @@ class RerankRequest(Truncation):
     """A query and texts to rank."""
 
     query: str = Field(description="query that the texts are compared with")
-    texts: list[str] = Field(description="texts to rank")
+    texts: Items[str] = Field(description="texts to rank")
     raw_scores: bool = Field(False, description="return logits instead of probabilities")
     return_text: bool = Field(False, description="include the text of each rank in the response")
 
@@ -114,7 +114,7 @@ class Sentences(TEIRequest):
     """A sentence, and sentences to compare it with."""
 
     source_sentence: str = Field(description="sentence to compare")
-    sentences: list[str] = Field(description="sentences to compare it with")
+    sentences: Items[str] = Field(description="sentences to compare it with")
 
 
 class SimilarityParameters(Truncation):

@@ -2,7 +2,7 @@
 as `TextRuntime.translate` does."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ...errors import TooLong
@@ -105,10 +105,17 @@ def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitti
         raise TooLong(
             f"the texts have {len(sizes)} sentences together, expected at most {MAX_SENTENCES}"
         )
-    longest = max(sizes, default=0)
-    max_characters = model.admission.slot_size.source * MAX_TOKEN_LENGTH
-    if longest > max_characters:
-        raise TooLong(f"a sentence has {longest} characters, expected at most {max_characters}")
+    check_characters("sentence", sizes, model.admission.slot_size.source)
+
+
+def check_characters(name: str, sizes: Iterable[int], max_tokens: int) -> None:
+    """Raise TooLong if one of `sizes`, numbers of characters, cannot be of `max_tokens` tokens.
+
+    `name` is what has as many characters, for the message.
+    """
+    longest, limit = max(sizes, default=0), max_tokens * MAX_TOKEN_LENGTH
+    if longest > limit:
+        raise TooLong(f"a {name} has {longest} characters, expected at most {limit}")
 
 
 def join_translations(
