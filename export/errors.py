@@ -43,6 +43,9 @@ class MissingImage(FileNotFoundError, ValueError):
     others can be computed."""
 
 
+UNKNOWN_PATH = "unknown_url"  # the code of a path that does not exist, as OpenAI calls it
+
+
 class RequestError(Exception):
     """A request that is answered with an error.
 

@@ -104,6 +104,11 @@ class Checkpoint:
         return checkpoint_directory(self.name, (CONFIG,)) / CARD
 
     @property
+    def pipeline(self) -> str | None:
+        """The pipeline that the checkpoint carries, such as "translation", or None."""
+        return next(iter(self.config.to_dict().get("custom_pipelines") or {}), None)
+
+    @property
     def config_json(self) -> dict[str, Any]:
         """Content of the export's config.json: without references to code, and without the
         checkpoint's place."""

@@ -237,8 +237,8 @@ def without_parity(
 def manifest_facts(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
     """Return the fields of the manifest about the checkpoint and all graphs.
 
-    They are model_type, architecture, target, activations, shortlist and opset, and calibration and
-    step if there are any.
+    They are model_type, architecture, target, activations, shortlist and opset, and pipeline,
+    calibration and step if there are any.
     """
     config, architecture = checkpoint.config_json, checkpoint.architecture
     facts = {
@@ -249,6 +249,8 @@ def manifest_facts(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
         "shortlist": graphs.source.shortlist,
         "opset": graphs.opset,
     }
+    if checkpoint.pipeline is not None:
+        facts["pipeline"] = checkpoint.pipeline
     if graphs.source.calibration is not None:
         facts["calibration"] = graphs.source.calibration.facts()
     if step := graphs.target.step_role(config, architecture):

@@ -63,6 +63,11 @@ class ExportInfo:
         return self.manifest["architecture"]
 
     @property
+    def pipeline(self) -> str | None:
+        """The only pipeline that the model was trained for, or None if it is not known."""
+        return self.manifest.get("pipeline")
+
+    @property
     def step(self) -> str | None:
         """Role of the step graph for continuous batching, or None if the export has none."""
         role = self.manifest.get("step")

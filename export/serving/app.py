@@ -14,7 +14,14 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from ..errors import TOKENIZER_FAILED, RequestError, TokenizerError, TooLong, UsageError
+from ..errors import (
+    TOKENIZER_FAILED,
+    UNKNOWN_PATH,
+    RequestError,
+    TokenizerError,
+    TooLong,
+    UsageError,
+)
 from . import health
 from .lifecycle import Lifecycle
 from .metrics import Metrics
@@ -250,7 +257,9 @@ def convert_error(error: BaseException, validation: int) -> RequestError:
         case HTTPException():
             # FastAPI could not parse the body
             is_unread = error.status_code == 400 and error.__cause__ is not None
-            return RequestError(validation if is_unread else error.status_code, http_message(error))
+            code = UNKNOWN_PATH if error.status_code == 404 else None
+            status = validation if is_unread else error.status_code
+            return RequestError(status, http_message(error), code=code)
     return RequestError(
         500, "internal server error: the request is not at fault, see the log of the server"
     )

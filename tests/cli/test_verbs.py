@@ -89,6 +89,11 @@ def test_export_prints_size_error_and_next_command_for_people(translator):
     assert next_command == f'next: vanilla-transformer predict {out} "A dog runs."'
 
 
+def test_export_records_the_pipeline_that_a_trained_translator_carries(translator):
+    manifest = json.loads((translator[0] / "manifest.json").read_text())
+    assert manifest["pipeline"] == "translation"
+
+
 def test_verify_prints_its_report_and_succeeds(trained, translator, capsys):
     main(["verify", str(translator[0]), str(trained[0]), "--cases", "7"])
     line = capsys.readouterr().out.removesuffix("\n")

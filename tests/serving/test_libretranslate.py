@@ -676,3 +676,21 @@ def test_sentence_longer_than_slot_returns_413(client):
     for body in ({"q": long}, {"q": f"<p>{long}</p>", "format": "html"}, {"q": f"w5. W{long}"}):
         result = client.post("/translate", json={**ENGLISH, **body})
         check_message(error_message(result, 413), seen=41, expected=40)
+
+
+@pytest.mark.parametrize(
+    "fields, warning",
+    [
+        ({"fromat": "html"}, "299 - \"'fromat' is ignored, expected 'format'\""),
+        (
+            {"zzz": 1, "alternative": 2},
+            "299 - \"'alternative' is ignored, expected 'alternatives'\"",
+        ),
+        ({"zzz": 1}, None),
+        ({}, None),
+    ],
+)
+def test_unknown_field_that_resembles_a_field_is_named_in_warning_header(client, fields, warning):
+    response = client.post("/translate", json={**ENGLISH, "q": "w5 w6", **fields})
+    assert response.json() == answer(client, {"q": "w5 w6"})
+    assert response.headers.get("Warning") == warning

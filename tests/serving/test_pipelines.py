@@ -19,6 +19,7 @@ from served_models import PROTOCOLS, serving
 from transformers import pipeline
 
 from vanilla_transformer_export import ImageRuntime, TextRuntime, export
+from vanilla_transformer_export.inference.export_info import ExportInfo
 from vanilla_transformer_export.serving.models import ServedModel
 
 
@@ -376,3 +377,19 @@ def test_translation_and_text2text_tasks_match_runtime(generators):
     [expected] = runtime.generate(TEXTS[:1])
     assert client(url, "summarization").summarization(TEXTS[0]).summary_text == expected
     assert post(url, "translation", "a", src_lang="xx").status_code == 400
+
+
+def test_translator_that_carries_its_pipeline_does_not_summarize(generators, monkeypatch):
+    """A checkpoint that carries a pipeline was trained for that task only."""
+    _, url = generators
+    assert post(url, "summarization", TEXTS[0]).status_code == 200
+    monkeypatch.setattr(ExportInfo, "pipeline", "translation")
+    for task in ("translation", "text2text-generation"):
+        assert post(url, task, TEXTS[0]).status_code == 200
+    response = post(url, "summarization", TEXTS[0])
+    assert response.status_code == 404
+    check_message(
+        response.json()["error"],
+        seen="summarization",
+        expected=("translation", "text2text-generation"),
+    )

@@ -1,15 +1,16 @@
 """The endpoints of LibreTranslate (https://docs.libretranslate.com)."""
 
 import json
+from itertools import islice
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from ...errors import RequestError, TooLong
+from ...errors import RequestError, TooLong, nearest
 from ...text.language_pairs import Direction, language_name
 from ...text.tasks.translation import Splitting
 from ..models import ServedModel
@@ -22,6 +23,7 @@ NO_LIMIT = -1
 # milliseconds that LibreTranslate's page waits after a key press, by default
 FRONTEND_TIMEOUT = 500
 MAX_FORM_FIELDS = 1000  # Starlette's limit of a multipart form
+MAX_UNKNOWN_FIELDS = 20  # that are compared with the known ones
 MAX_LISTED_PAIRS = 10  # pairs of languages in an error
 
 
@@ -38,7 +40,12 @@ router = APIRouter(tags=["LibreTranslate"], responses=ERRORS)
 
 
 class Translation(BaseModel):
-    """A request to translate texts. Unknown fields are ignored."""
+    """A request to translate texts.
+
+    Unknown fields are ignored. One that resembles a field is named in the header `Warning` of the
+    response."""
+
+    model_config = ConfigDict(extra="allow")
 
     q: str | Items[str] = Field(
         description="text or list of texts to translate", examples=["A dog runs across a field."]
@@ -128,7 +135,16 @@ async def translate_texts(request: Request) -> JSONResponse:
         translations = await translate_html(model, direction, texts, splitting)
     else:
         translations = await translate_plain(model, direction, texts, count, splitting)
-    return JSONResponse(response_fields(body, direction, translations))
+    return JSONResponse(response_fields(body, direction, translations), headers=warnings(body))
+
+
+def warnings(body: Translation) -> dict[str, str]:
+    """Return the header `Warning` (RFC 7234, 5.5) with the first unknown field that resembles a
+    field of `Translation`, or no header."""
+    for name in islice(body.model_extra or (), MAX_UNKNOWN_FIELDS):
+        if meant := nearest(name, Translation.model_fields):
+            return {"Warning": f'299 - "{ascii(name[:40])} is ignored, expected {meant!r}"'}
+    return {}
 
 
 def check_counts(request: Request, model: ServedModel, body: Translation) -> None:

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from tokenizers import Encoding
 
-from ...errors import RequestError, TooLong, UsageError
+from ...errors import UNKNOWN_PATH, RequestError, TooLong, UsageError
 from ...scheduler.client import Client
 from ...scheduler.request import Generated, GenerationInput
 from ...text.tasks import embedding
@@ -57,22 +57,38 @@ ERRORS = {
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
-    kind, code = ERRORS.get(
-        error.status,
-        ("invalid_request_error" if error.status < 500 else "server_error", error.code),
-    )
+    other = "invalid_request_error" if error.status < 500 else "server_error"
+    kind, code = ERRORS.get(error.status, (other, None))
     is_field = (
         error.param in CompletionRequest.model_fields
         or error.param in EmbeddingRequest.model_fields
     )
     param = error.param if is_field else None
-    return {"error": {"message": error.message, "type": kind, "param": param, "code": code}}
+    return {
+        "error": {
+            "message": error.message,
+            "type": kind,
+            "param": param,
+            "code": error.code or code,
+        }
+    }
 
 
 PROTOCOL = Protocol("OpenAI", router, error_body)
 
 
 # -------------------------------------------------------------------------------------- completions
+
+
+@router.post("/v1/chat/completions", include_in_schema=False)
+async def chat() -> None:
+    """Say where completions are: the models have no chat template."""
+    raise RequestError(
+        404,
+        "there is no chat, because the models have no chat template: expected /v1/completions, "
+        "with a prompt",
+        code=UNKNOWN_PATH,
+    )
 
 
 @router.post("/v1/completions")

@@ -43,6 +43,7 @@ from .text_embeddings import json_response, render_list
 
 router = APIRouter(tags=["pipelines"])
 
+GENERAL = "text2text-generation"  # the pipeline that promises no kind of text
 MAX_CHARACTERS = 250_000  # maximum length of a text
 MAX_WINDOWS = 2000  # maximum number of windows of a text
 # Fields of text-generation-inference that huggingface_hub omits after a certain error message, see
@@ -124,12 +125,25 @@ async def predict(request: Request, task: str) -> Response:
         name_in_path(request),
         body.model,
     )
+    check_pipeline(model, task)
     fields = {**(body.model_extra or {}), **(body.parameters or {})}
     parameters = {name: value for name, value in fields.items() if value is not None}
     if body.stream:
         raise UsageError("stream is true, expected false: use /v1/completions to stream")
     answer_all = generate_answers if task in GENERATION_OPTIONS else run_task
     return await answer_all(model, task, body, parameters, server_settings(request).max_batch)
+
+
+def check_pipeline(model: ServedModel, task: str) -> None:
+    """Raise RequestError 404 for a pipeline that `model`, trained for another one, would run
+    without an error and answer wrongly."""
+    pipeline = model.runtime.info.pipeline
+    if pipeline is not None and task not in (pipeline, GENERAL):
+        raise RequestError(
+            404,
+            f"task is {task!r}, expected {pipeline} or {GENERAL}: {model.name} was trained for "
+            f"{pipeline}",
+        )
 
 
 async def run_task(

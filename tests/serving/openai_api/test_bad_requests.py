@@ -201,3 +201,13 @@ def test_long_text_is_tokenized_outside_event_loop(url, decoder, monkeypatch):
     start = time.monotonic()
     assert httpx.get(f"{url}/v1/models").status_code == 200 and time.monotonic() - start < 0.3
     pending.join()
+
+
+@pytest.mark.parametrize(
+    "path, seen", [("chat/completions", "/v1/completions"), ("responses", "/openapi.json")]
+)
+def test_path_without_endpoint_is_no_missing_model(client, path, seen):
+    with pytest.raises(openai.NotFoundError) as raised:
+        client.post(f"/{path}", body={"messages": []}, cast_to=object)
+    assert raised.value.code == "unknown_url"
+    check_message(str(raised.value), seen=(), expected=seen)
