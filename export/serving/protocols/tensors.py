@@ -164,8 +164,8 @@ def binary_size(tensor: InputTensor, remaining: int) -> int | None:
         return None
     if type(size) is not int or not 0 <= size <= remaining:
         raise UsageError(
-            f"binary_data_size of {tensor.name} is {short_repr(size)}, expected at most {remaining}, the "
-            "remaining bytes"
+            f"binary_data_size of {tensor.name} is {short_repr(size)}, expected at most "
+            f"{remaining}, the remaining bytes"
         )
     if tensor.data is not None:
         raise UsageError(f"{tensor.name} has data and binary_data_size, expected only one of them")
