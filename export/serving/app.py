@@ -3,7 +3,6 @@ format of the protocol that the request uses."""
 
 import functools
 import re
-import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,16 +25,13 @@ from . import health
 from .lifecycle import Lifecycle
 from .metrics import Metrics
 from .models import ServedModels
-from .protocols.protocol import Protocol
+from .protocols.protocol import Protocol, short_repr
 from .settings import Settings
 
 MODEL_PREFIX = "/models/{model}"
 MODEL_IN_PATH = re.compile(r"^/models/[^/]+(?=/|$)")
-MAX_VALUE_LENGTH = 80  # characters of a wrong value in an error
 MAX_ERROR_LENGTH = 1000  # characters of an error
 TOO_NESTED = "the body is nested too deeply, expected fewer levels of brackets"
-SHORT = reprlib.Repr()
-SHORT.maxother = SHORT.maxstring = SHORT.maxlong = MAX_VALUE_LENGTH
 # modules that write responses; a ValueError from them is not the fault of the request
 RENDERING = ("json.encoder", "starlette.responses", "fastapi.routing", "fastapi.encoders")
 
@@ -345,13 +341,6 @@ def expectation(error: dict[str, Any]) -> str:
         r"a number \1 than",
         re.sub(r"^(Input|Value) should be ", "", message),
     )
-
-
-def short_repr(value: Any) -> str:
-    try:
-        return SHORT.repr(value)
-    except ValueError:  # an integer with too many digits
-        return f"a {type(value).__name__}"
 
 
 def one_line(text: str) -> str:

@@ -46,6 +46,43 @@ def test_long_request_does_not_delay_short_ones_and_full_queue_returns_429(expor
     assert refused.value.status == 503
 
 
+def test_new_request_uses_spare_rows_beside_a_long_one(exported_for):
+    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=4)
+    job = engine.admission.admit([5], dict(max_new_tokens=3))
+    batch, queue = first_batch(engine), engine.scheduler.queue
+    long, first, second = (
+        start_request([job] * count, lambda *update: None) for count in (9, 1, 1)
+    )
+
+    def joining():
+        parts = queue.take(batch)
+        batch.join(parts)
+        return [part.request for part in parts]
+
+    engine.put(long)
+    assert joining() == [long] * 4 and joining() == []
+    engine.put(first)
+    engine.put(second)
+    assert joining() == [first] and joining() == []
+    batch.step()
+    assert len({slot for part in batch.running for slot in part.slots}) == 5
+    for part in list(batch.running):
+        batch.remove(part)
+    assert joining() == [second, long, long, long]
+
+
+def test_request_that_was_overtaken_for_long_is_next(exported_for, monkeypatch):
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_OVERTAKEN", 0.0)
+    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=1)
+    job = engine.admission.admit([5], dict(max_new_tokens=3))
+    long, new = (start_request([job] * count, lambda *update: None) for count in (3, 1))
+    engine.put(long)
+    [part] = engine.scheduler.queue.take(first_batch(engine))
+    assert part.request is long
+    engine.put(new)
+    assert list(engine.scheduler.queue.requests) == [long, new]
+
+
 def test_cancelled_request_leaves_queue_and_full_batch_takes_nothing(
     exported_for,
 ):

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import urllib.error
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -254,6 +255,85 @@ def test_stopped_child_adds_to_first_token_seconds_and_ends_with_server(export, 
     server.process.kill()
     server.process.wait()
     wait_until(lambda: not is_running(child))
+
+
+def is_ready(server: Server, path: str) -> bool:
+    try:
+        with urllib.request.urlopen(server.url(path), timeout=10) as answer:
+            return answer.status == 200
+    except urllib.error.HTTPError as error:
+        assert error.code == 503
+        return False
+
+
+def test_server_is_not_ready_while_child_is_stopped(export, tmp_path):
+    with serving(export, tmp_path / "log") as server:
+        child, paths = server.processes[1], ("/health/ready", "/v2/health/ready")
+        assert all(is_ready(server, path) for path in paths)
+        os.kill(child, signal.SIGSTOP)
+        wait_until(lambda: not any(is_ready(server, path) for path in paths))
+        assert server.status("/health/live") == 200
+        os.kill(child, signal.SIGCONT)
+        wait_until(lambda: all(is_ready(server, path) for path in paths))
+
+
+# --------------------------------------------------------------------------------------- fair turns
+
+
+WAITING = "vanilla_transformer_rows_waiting"
+
+
+def ask(server: Server, texts: str | list[str]) -> object:
+    """Return the translations of `texts`, or the status of the error."""
+    try:
+        fields = {"q": texts, "source": "en", "target": "de"}
+        return server.post("/translate", fields)["translatedText"]
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_new_request_overtakes_lists_of_texts(export, tmp_path):
+    """60 lists have had a turn, and wait for their second. Then the process stops until one more
+    request is there."""
+    code = "from vanilla_transformer_export.scheduler import queue\nqueue.MAX_OVERTAKEN = 1000.0"
+    server = start_patched(code, export, tmp_path / "log", "--slots", "1", "--workers", "1")
+    child, order = server.processes[1], []
+    os.kill(child, signal.SIGSTOP)
+    with ThreadPoolExecutor(61) as pool:
+
+        def answer(texts):
+            pool.submit(lambda: (ask(server, texts), order.append(texts)))
+
+        for _ in range(60):
+            answer(["w5 w6", "w7 w8 w9"])
+        wait_until(lambda: metric(server, WAITING) == 120)
+        os.kill(child, signal.SIGCONT)
+        wait_until(lambda: metric(server, WAITING) < 58, pause=0.001)
+        os.kill(child, signal.SIGSTOP)
+        time.sleep(0.1)  # for messages on their way
+        num_waiting, num_before = metric(server, WAITING), len(order)
+        assert num_waiting > 20
+        answer("w5")
+        wait_until(lambda: metric(server, WAITING) == num_waiting + 1)
+        os.kill(child, signal.SIGCONT)
+    assert order.index("w5") - num_before <= 3
+    assert server.stop() == 0
+
+
+def test_queue_full_of_one_request_accepts_small_ones(export, tmp_path):
+    with serving(
+        export, tmp_path / "log", "--slots", "1", "--workers", "1", "--queue", "16"
+    ) as server:
+        child = server.processes[1]
+        os.kill(child, signal.SIGSTOP)
+        with ThreadPoolExecutor(3) as pool:
+            requests = []
+            for texts, num_waiting in ((["w5"] * 40, 40), ("w6", 41), ("w7", 42)):
+                requests.append(pool.submit(ask, server, texts))
+                wait_until(lambda: metric(server, WAITING) == num_waiting)  # noqa: B023
+            assert [ask(server, ["w8"] * 17), ask(server, "w8")] == [429, 429]
+            os.kill(child, signal.SIGCONT)
+        assert all(not isinstance(request.result(), int) for request in requests)
 
 
 def test_unreadable_message_ends_child_and_server(export, tmp_path):

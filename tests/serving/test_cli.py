@@ -435,3 +435,19 @@ def test_cuda_export_rejects_two_workers(exported_for, name):
     [source] = sources([str(exported_for(name, "cuda")[1])], [])
     with raises(UsageError, seen=("workers", 2), expected=(1, "cuda")):
         asyncio.run(load(source, Settings(workers=2), Metrics(), 2, None))
+
+
+def test_interrupt_while_modules_are_imported_prints_no_traceback():
+    code = """
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "vanilla_transformer_export.arguments":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a parallel test run ignores it
+from vanilla_transformer_export.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code, "serve", "x"], capture_output=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")

@@ -80,7 +80,8 @@ def test_endless_header_returns_431(piece):
 def test_endless_trailers_or_chunk_extension_return_431(beginning, piece):
     with served() as server:
         connection = server.send(
-            b"POST /stub HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n" + beginning
+            b"POST /stub HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
+            + beginning
         )
         wait_for(lambda: server.server.service.frame.running)
         connection.sendall(piece)
@@ -91,7 +92,7 @@ def test_body_in_small_chunks_is_accepted_and_trailers_are_ignored():
     content = json.dumps({"q": "a" * 70_000}).encode()
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in content)
     head = (
-        b"POST /stub HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: "
+        b"POST /stub HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: "
         b"chunked\r\n\r\n"
     )
     with served() as server:
@@ -112,7 +113,7 @@ def test_request_with_http2_upgrade_is_answered_over_http1(is_at_once):
     first, second = (
         request("/stub", {"q": text}).replace(b"\r\n", b"\r\n" + UPGRADE, 1) for text in "ab"
     )
-    health = b"GET /health HTTP/1.1\r\n" + UPGRADE + b"\r\n"
+    health = b"GET /health HTTP/1.1\r\nHost: x\r\n" + UPGRADE + b"\r\n"
     with served() as server:
         content = first + health + second
         pieces = (
@@ -136,7 +137,7 @@ def test_request_with_http2_upgrade_is_answered_over_http1(is_at_once):
 
 
 def test_too_many_pipelined_http2_upgrades_close_connection():
-    health = b"GET /health HTTP/1.1\r\n" + UPGRADE + b"\r\n"
+    health = b"GET /health HTTP/1.1\r\nHost: x\r\n" + UPGRADE + b"\r\n"
     with served() as server:
         connection = server.send(request("/slow", {"q": "a", "x": 1.5}) + health * 2000)
         assert is_closed(connection)

@@ -112,11 +112,11 @@ def connect(server: Server, content: bytes = b"") -> socket.socket:
     return connection
 
 
-def wait_until(holds, seconds=10.0):
+def wait_until(holds, seconds=10.0, pause=0.02):
     limit = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < limit, "nothing happened"
-        time.sleep(0.02)
+        time.sleep(pause)
 
 
 def request(text: str, **more) -> bytes:

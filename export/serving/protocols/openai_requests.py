@@ -12,7 +12,7 @@ from ...inference.options import special_token
 from ...text.tasks.rows import check_unicode
 from ...text_runtime import TextRuntime, prompt
 from ..translation.translator import call_off_loop, check_characters
-from .protocol import check_vocabulary, checked_options
+from .protocol import check_vocabulary, checked_options, short_repr
 
 GREEDY = 1e-5  # lower temperatures mean greedy search, as in vLLM
 TOO_LONG = "context_length_exceeded"
@@ -318,7 +318,3 @@ def check_lengths(name: str, rows: Sequence[list[int]], longest: int) -> None:
     size = max(map(len, rows))
     if size > longest:
         raise too_long(f"{name} has {size} tokens, expected at most {longest}, the model's maximum")
-
-
-def short_repr(value: Any) -> str:
-    return f"{value!r:.80}"

@@ -37,6 +37,7 @@ from .protocol import (
     parse_body,
     served_models,
     server_settings,
+    short_repr,
     validated,
 )
 from .text_embeddings import json_response, render_list
@@ -45,6 +46,7 @@ router = APIRouter(tags=["pipelines"])
 
 GENERAL = "text2text-generation"  # the pipeline that promises no kind of text
 MAX_CHARACTERS = 250_000  # maximum length of a text
+MAX_ALL_CHARACTERS = 1_000_000  # of all texts; their tokens take up to 300 times their size
 MAX_WINDOWS = 2000  # maximum number of windows of a text
 # Fields of text-generation-inference that huggingface_hub omits after a certain error message, see
 # `generation_options`.
@@ -211,9 +213,13 @@ def check_inputs(rows: list[Any], is_list: bool, max_rows: int) -> RequestInputs
         raise UsageError("inputs is empty, expected at least one input")
     if len(rows) > max_rows:
         raise TooLong(f"inputs has {len(rows)} items, expected at most {max_rows}")
-    for text in find_texts(rows):
-        if len(text) > MAX_CHARACTERS:
-            raise TooLong(f"a text has {len(text)} characters, expected at most {MAX_CHARACTERS}")
+    sizes = [len(text) for text in find_texts(rows)]
+    for name, size, limit in (
+        ("a text has", max(sizes, default=0), MAX_CHARACTERS),
+        ("the texts have", sum(sizes), MAX_ALL_CHARACTERS),
+    ):
+        if size > limit:
+            raise TooLong(f"{name} {size} characters, expected at most {limit}")
     return RequestInputs(rows, is_list)
 
 
@@ -264,7 +270,9 @@ def read_pairs(value: Any, max_rows: int) -> RequestInputs:
     )
     rows = [value] if is_one else value
     if not isinstance(rows, list):
-        raise UsageError(f"inputs is {value!r:.80}, expected a pair of texts or a list of pairs")
+        raise UsageError(
+            f"inputs is {short_repr(value)}, expected a pair of texts or a list of pairs"
+        )
     return check_inputs(
         [tuple(row) if isinstance(row, list) else row for row in rows], not is_one, max_rows
     )
@@ -283,7 +291,7 @@ def object_reader(*keys: str) -> Callable[[Any, int], RequestInputs]:
         for row in rows:
             if not isinstance(row, dict) or set(row) != set(keys):
                 raise UsageError(
-                    f"inputs is {row!r:.80}, expected an object with {' and '.join(keys)}"
+                    f"inputs is {short_repr(row)}, expected an object with {' and '.join(keys)}"
                 )
         inputs = check_inputs(rows, isinstance(value, list), max_rows)
         for row in rows:
@@ -322,7 +330,7 @@ def decode_image(value: Any) -> Any:
                 f"inputs is {value!r:.40}, expected an image's bytes in base64: {error}"
             ) from None
     if not isinstance(value, bytes):
-        raise UsageError(f"inputs is {value!r:.80}, expected an image's bytes in base64")
+        raise UsageError(f"inputs is {short_repr(value)}, expected an image's bytes in base64")
     try:
         with image_errors(), Image.open(io.BytesIO(value)) as file:
             return rotate_upright(file)
@@ -513,7 +521,7 @@ def compare_sentences(
     for row in rows:
         sentences = row["sentences"]
         if not isinstance(sentences, list) or not sentences:
-            raise UsageError(f"sentences is {sentences!r:.80}, expected a list of texts")
+            raise UsageError(f"sentences is {short_repr(sentences)}, expected a list of texts")
         vectors = runtime.embed([row["source_sentence"], *sentences], **options)
         scores.append(runtime.similarity(vectors[:1], vectors[1:])[0].tolist())
     return scores
@@ -617,7 +625,7 @@ def generation_options(
     parameters = dict(parameters)
     more = parameters.pop("generate_parameters", {})
     if not isinstance(more, dict):
-        raise UsageError(f"generate_parameters is {more!r:.80}, expected an object")
+        raise UsageError(f"generate_parameters is {short_repr(more)}, expected an object")
     parameters |= {name: value for name, value in more.items() if value is not None}
     task_options = {
         name: parameters.pop(name, default) for name, default in GENERATION_OPTIONS[task].items()
@@ -632,11 +640,11 @@ def generation_options(
         )
     for name in ("return_full_text", "copy_letterless"):
         if name in task_options and not isinstance(task_options[name], bool):
-            raise UsageError(f"{name} is {task_options[name]!r:.60}, expected true or false")
+            raise UsageError(f"{name} is {short_repr(task_options[name])}, expected true or false")
     for name in ("src_lang", "tgt_lang"):
         if task_options.get(name) is not None and not isinstance(task_options[name], str):
             raise UsageError(
-                f"{name} is {task_options[name]!r:.60}, expected the name of a language"
+                f"{name} is {short_repr(task_options[name])}, expected the name of a language"
             )
     return task_options, checked_options(parameters)
 

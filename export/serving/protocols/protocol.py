@@ -5,6 +5,7 @@ A new protocol is a module of this folder with `PROTOCOL`, and a name in `PROTOC
 
 import contextlib
 import json
+import reprlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -20,6 +21,9 @@ from ..settings import Settings
 
 # token ids in one option; every step checks all of them, which delays other requests
 MAX_IDS = 1 << 16
+MAX_VALUE_LENGTH = 80  # characters of a wrong value in an error
+SHORT = reprlib.Repr()
+SHORT.maxother = SHORT.maxstring = SHORT.maxlong = MAX_VALUE_LENGTH
 Model = TypeVar("Model", bound=BaseModel)
 Item = TypeVar("Item")
 # a list whose first wrong item is the only error: an error of each item would take seconds
@@ -52,6 +56,14 @@ def name_in_path(request: Request) -> str | None:
     return request.path_params.get("model")
 
 
+def short_repr(value: Any) -> str:
+    """Return `repr(value)`, cut to a few items and characters. A list is not read to its end."""
+    try:
+        return SHORT.repr(value)
+    except ValueError:  # an integer with too many digits
+        return f"a {type(value).__name__}"
+
+
 @contextlib.contextmanager
 def validated(value: Any, *location: str) -> Iterator[None]:
     """Convert a ValidationError of pydantic in the block to a RequestValidationError of FastAPI.
@@ -77,7 +89,7 @@ def parse_body(content: bytes, model: type[Model]) -> Model:
             f"the body is not valid JSON: {error}, expected an object with inputs"
         ) from None
     if not isinstance(fields, dict):
-        raise UsageError(f"the body is {fields!r:.80}, expected an object with inputs")
+        raise UsageError(f"the body is {short_repr(fields)}, expected an object with inputs")
     with validated(fields, "body"):
         return model.model_validate(fields)
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ...errors import UsageError, did_you_mean
 from ...specs.graph_spec import TensorSpec
-from .protocol import Items, parse_body
+from .protocol import Items, parse_body, short_repr
 
 # header with the number of bytes of JSON, if binary data follow
 JSON_LENGTH = "Inference-Header-Content-Length"
@@ -132,7 +132,7 @@ def parse_inputs(
             )
         if min(tensor.shape) < 1:
             raise UsageError(
-                f"{tensor.name} has shape {tensor.shape!r:.60}, expected sizes of at least 1"
+                f"{tensor.name} has shape {short_repr(tensor.shape)}, expected sizes of at least 1"
             )
         size = binary_size(tensor, len(binary) - offset)
         values = (
@@ -164,8 +164,8 @@ def binary_size(tensor: InputTensor, remaining: int) -> int | None:
         return None
     if type(size) is not int or not 0 <= size <= remaining:
         raise UsageError(
-            f"binary_data_size of {tensor.name} is {size!r:.60}, expected at most {remaining}, the "
-            "remaining bytes"
+            f"binary_data_size of {tensor.name} is {short_repr(size)}, expected at most "
+            f"{remaining}, the remaining bytes"
         )
     if tensor.data is not None:
         raise UsageError(f"{tensor.name} has data and binary_data_size, expected only one of them")
@@ -186,12 +186,14 @@ def json_values(tensor: InputTensor, dtype: str) -> np.ndarray:
     or shape.
     """
     if not isinstance(tensor.data, list):
-        raise UsageError(f"data of {tensor.name} is {tensor.data!r:.60}, expected a list of values")
+        raise UsageError(
+            f"data of {tensor.name} is {short_repr(tensor.data)}, expected a list of values"
+        )
     # a numpy string type would reserve the size of the longest text for each value
     values = np.array(tensor.data, object)
     count = math.prod(tensor.shape)
     if values.size != count or (values.ndim > 1 and list(values.shape) != tensor.shape):
-        shape = f"{tensor.shape!r:.60}"
+        shape = f"{short_repr(tensor.shape)}"
         raise UsageError(
             f"data of {tensor.name} has shape {list(values.shape)}, expected {shape} or "
             f"[{count}] to fit its shape"
@@ -200,7 +202,7 @@ def json_values(tensor: InputTensor, dtype: str) -> np.ndarray:
     if wrong := types - TYPES[dtype]:
         seen = next(value for value in values.flat if type(value) in wrong)
         raise UsageError(
-            f"data of {tensor.name} has {seen!r:.60}, expected values of {DATATYPES[dtype]}"
+            f"data of {tensor.name} has {short_repr(seen)}, expected values of {DATATYPES[dtype]}"
         )
     if dtype == TEXTS:
         return values
@@ -231,7 +233,9 @@ def binary_values(content: memoryview, tensor: InputTensor, dtype: str) -> np.nd
         return np.array(texts, object)
     little = np.dtype(dtype).newbyteorder("<")
     if len(content) != count * little.itemsize:
-        expected = f"{count * little.itemsize} for {DATATYPES[dtype]} of shape {tensor.shape!r:.60}"
+        expected = (
+            f"{count * little.itemsize} for {DATATYPES[dtype]} of shape {short_repr(tensor.shape)}"
+        )
         raise UsageError(
             f"binary_data_size of {tensor.name} is {len(content)}, expected {expected}"
         )
@@ -290,7 +294,7 @@ def flag(name: str, value: Any, default: bool) -> bool:
     """Return `value`, or `default` if it is None. Raises UsageError unless it is True or False;
     `name` is for the message."""
     if value is not None and not isinstance(value, bool):
-        raise UsageError(f"{name} is {value!r:.60}, expected true or false")
+        raise UsageError(f"{name} is {short_repr(value)}, expected true or false")
     return default if value is None else value
 
 

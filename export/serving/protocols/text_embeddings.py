@@ -30,7 +30,14 @@ from ...text.tasks.rows import (
 )
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
-from .protocol import Protocol, name_in_path, served_models, server_settings, validated
+from .protocol import (
+    Protocol,
+    name_in_path,
+    served_models,
+    server_settings,
+    short_repr,
+    validated,
+)
 from .text_embeddings_requests import (
     DecodeRequest,
     EmbedAllRequest,
@@ -183,7 +190,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     model = choose_model(request, has_tokenizer, "tokenize texts", body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise UsageError(f"inputs is {body.inputs!r:.80}, expected a text or a list of texts")
+        raise UsageError(f"inputs is {short_repr(body.inputs)}, expected a text or a list of texts")
     check_number("inputs", texts, server_settings(request).max_batch)
     size = sum(map(len, texts))
     if size > MAX_CHARACTERS:
@@ -200,7 +207,7 @@ async def decode_ids(request: Request, body: DecodeRequest) -> Response:
     rows = parse_inputs("ids", body.ids, server_settings(request).max_batch, model.runtime)
     if any(isinstance(row, str) for row in rows):
         raise UsageError(
-            f"ids is {body.ids!r:.80}, expected token ids or a list of lists of token ids"
+            f"ids is {short_repr(body.ids)}, expected token ids or a list of lists of token ids"
         )
 
     def texts() -> list[str]:

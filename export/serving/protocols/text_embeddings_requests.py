@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from ...errors import RequestError, TooLong, UsageError
 from ...text.tasks.rows import Pair, check_string
 from ...text_runtime import TextRuntime
-from .protocol import Items, check_vocabulary
+from .protocol import Items, check_vocabulary, short_repr
 
 INPUTS = {
     "anyOf": [
@@ -183,7 +183,7 @@ def parse_inputs(
         inputs = [inputs]
     if not isinstance(inputs, list):
         raise UsageError(
-            f"{name} is {value!r:.80}, expected a text, token ids or a "
+            f"{name} is {short_repr(value)}, expected a text, token ids or a "
             f"list of texts and lists of token ids"
         )
     check_number(name, inputs, max_items)
@@ -193,7 +193,7 @@ def parse_inputs(
             check_input(item, f"{name} {index} of {len(inputs)}")
             continue
         if not isinstance(item, list) or not item or not all(type(token) is int for token in item):
-            raise UsageError(f"{name} has {item!r:.80}, expected a text or token ids")
+            raise UsageError(f"{name} has {short_repr(item)}, expected a text or token ids")
         check_vocabulary(name, item, size)
     return inputs
 
@@ -222,6 +222,8 @@ def parse_sequence(value: Any, name: str) -> str | Pair:
         or len(value) not in (1, 2)
         or not all(isinstance(part, str) for part in value)
     ):
-        raise UsageError(f"{name} is {value!r:.80}, expected a text, or a list of one or two texts")
+        raise UsageError(
+            f"{name} is {short_repr(value)}, expected a text, or a list of one or two texts"
+        )
     parts = [check_input(part, name) for part in value]
     return parts[0] if len(parts) == 1 else (parts[0], parts[1])
