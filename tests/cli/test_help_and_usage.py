@@ -105,7 +105,7 @@ def test_version_matches_installed_package(start):
         ("train", "RECIPE"),
         ("average", "CHECKPOINT [CHECKPOINT ...]"),
         ("convert", "SOURCE [OUTPUT]"),
-        ("info", "CHECKPOINT"),
+        ("info", "[CHECKPOINT]"),
         ("attention", "CHECKPOINT SOURCE [TARGET]"),
         ("export", "CHECKPOINT [OUTPUT]"),
         ("verify", "EXPORT CHECKPOINT"),
