@@ -90,7 +90,12 @@ from openai_server import greedy, post
             (),
         ),
         (dict(suppress_tokens=[5] * 70_000), "suppress_tokens", ("suppress_tokens", 70000), 65536),
-        (dict(bad_words_ids=[[5, 6] * 10] * 4_000), "bad_words_ids", ("bad_words_ids", 80000), 65536),
+        (
+            dict(bad_words_ids=[[5, 6] * 10] * 4_000),
+            "bad_words_ids",
+            ("bad_words_ids", 80000),
+            65536,
+        ),
         (dict(best_of=2), "best_of", ("best_of", 2), 1),
         (dict(suffix="a"), "suffix", ("suffix", "a"), ()),
         (dict(logit_bias={"5": 1}), "logit_bias", ("logit_bias", 5, 1), "{}"),
