@@ -120,7 +120,10 @@ class Settings:
         "at most 512",
     )
     queue: int = setting(
-        positive, 1024, "maximum number of waiting rows; further requests are rejected with 429"
+        positive,
+        1024,
+        "maximum number of waiting rows; further requests are rejected with 429, small ones "
+        "beyond an eighth more",
     )
     max_batch: int = setting(positive, 128, "maximum number of texts in a request")
     auto_truncate: bool = setting(
@@ -130,7 +133,11 @@ class Settings:
         "/rerank and /v1/embeddings that are too long; false rejects them; a request's `truncate` "
         "takes precedence",
     )
-    max_body: int = setting(positive, 4 * MEBIBYTE, "maximum size of a request body in bytes")
+    max_body: int = setting(
+        positive,
+        4 * MEBIBYTE,
+        "maximum size of a request body in bytes; its JSON may have a value per 16 bytes",
+    )
     requests: int = setting(
         positive, 512, "maximum number of requests at once, not counting health checks and metrics"
     )
@@ -159,7 +166,9 @@ class Settings:
         f"variable {TOKEN} to the token, but not both; default: no token is required",
     )
     cors_origin: tuple[str, ...] = setting(
-        origin, (), "origin of web pages that may send requests, or *; may be repeated"
+        origin,
+        (),
+        "origin of web pages of other hosts that may send requests, or *; may be repeated",
     )
     log_level: str = setting(
         choice_type("level", LEVELS), "info", f"minimum level of log lines: {', '.join(LEVELS)}"

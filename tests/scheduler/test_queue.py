@@ -46,7 +46,8 @@ def test_long_request_does_not_delay_short_ones_and_full_queue_returns_429(expor
     assert refused.value.status == 503
 
 
-def test_new_request_uses_spare_rows_beside_a_long_one(exported_for):
+def test_new_request_uses_spare_rows_beside_a_long_one(exported_for, monkeypatch):
+    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
     engine = open_engine(exported_for(DECODER, "cpu")[1], slots=4)
     job = engine.admission.admit([5], dict(max_new_tokens=3))
     batch, queue = first_batch(engine), engine.scheduler.queue

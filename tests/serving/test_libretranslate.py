@@ -638,7 +638,7 @@ def test_missing_field_error_names_field(client, field):
         ("application/json", b'{"q": "w5",', ("JSON", "EOF")),
         ("application/json", b'{"q": "\xff"}', "JSON"),
         ("application/json", b'{"q": "\\ud83d", "source": "en", "target": "de"}', ()),
-        ("application/json", b"[" * 100_000, "JSON"),
+        ("application/json", b"[" * 10_000, "JSON"),
         ("application/json", b"[1]", 1),
         ("text/plain", b"w5", "JSON"),
         ("application/x-www-form-urlencoded", b"q=%ff&source=en&target=de", ()),

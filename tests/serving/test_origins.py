@@ -1,5 +1,5 @@
-"""Tests of header fields: Origin of web pages, of which those of other hosts are rejected unless they
-are allowed, Host and Content-Encoding."""
+"""Tests of header fields: Host, Content-Encoding, and Origin of web pages, of which those of other
+hosts are rejected unless they are allowed."""
 
 import gzip
 
