@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ...errors import RequestError, TooLong, UsageError, did_you_mean
-from ...heads import IMAGE, PAIR, PIPELINES, TEXT, Task
+from ...heads import IMAGE, MAX_CHARACTERS, PAIR, PIPELINES, TEXT, Task
 from ...scheduler.request import GenerationInput
 from ...text.tasks.classification import parse_candidates
 from ...text.tasks.rows import check_strings, check_texts, encode_texts, run, softmax
@@ -40,7 +40,6 @@ from .text_embeddings import json_response, render_list
 
 router = APIRouter(tags=["pipelines"])
 
-MAX_CHARACTERS = 250_000  # maximum length of a text
 MAX_WINDOWS = 2000  # maximum number of windows of a text
 # Fields of text-generation-inference that huggingface_hub omits after a certain error message, see
 # `generation_options`.
