@@ -102,17 +102,19 @@ class Parquet:
 
 
 def split_rows(batches: Iterable[pyarrow.RecordBatch], size: int) -> Iterator[pyarrow.Table]:
-    """Yield tables of whole batches with at most `size` rows, fewer if they are as long as
+    """Yield tables of `size` rows. A table has fewer if it is the last, or as long as
     `MAX_SHARD_BYTES`."""
     content: list[pyarrow.RecordBatch] = []
     num_rows = num_bytes = 0
     for batch in batches:
-        if content and (num_rows + len(batch) > size or num_bytes >= MAX_SHARD_BYTES):
-            yield pyarrow.Table.from_batches(content)
-            content, num_rows, num_bytes = [], 0, 0
-        content.append(batch)
-        num_rows += len(batch)
-        num_bytes += batch.nbytes
+        while len(batch):
+            content.append(batch.slice(0, size - num_rows))
+            batch = batch.slice(len(content[-1]))
+            num_rows += len(content[-1])
+            num_bytes += content[-1].nbytes
+            if num_rows == size or num_bytes >= MAX_SHARD_BYTES:
+                yield pyarrow.Table.from_batches(content)
+                content, num_rows, num_bytes = [], 0, 0
     if content:
         yield pyarrow.Table.from_batches(content)
 
