@@ -7,7 +7,7 @@ import importlib
 import io
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -74,7 +74,7 @@ def open_lines(path: Path) -> BinaryIO:
     return io.BufferedReader(Chunks(chunks))
 
 
-def streams(path: Path, new: Callable[[], Any], padding: int = 0) -> Iterator[bytes]:
+def streams(path: Path, new: Callable[[], Any], padding: int = 0) -> Generator[bytes, None, None]:
     """Yield the decompressed bytes of all streams of a file, for each of which `new` makes a
     decompressor.
 
@@ -104,7 +104,7 @@ def streams(path: Path, new: Callable[[], Any], padding: int = 0) -> Iterator[by
 class Chunks(io.RawIOBase):
     """The bytes of `chunks` as a file."""
 
-    def __init__(self, chunks: Iterator[bytes]):
+    def __init__(self, chunks: Generator[bytes, None, None]):
         self.chunks = chunks
         self.rest = b""
 

@@ -18,6 +18,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import BufferedRandom
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -248,7 +249,7 @@ class Parts:
         return facts
 
     @contextlib.contextmanager
-    def new(self, number: int, facts: dict) -> Iterator[BinaryIO]:
+    def new(self, number: int, facts: dict) -> Iterator[BufferedRandom]:
         """Yield a file to write the results of the shard `number` to.
 
         When the block ends without an error, the file replaces earlier results, and `facts` is

@@ -6,9 +6,9 @@ import os
 import re
 import secrets
 from collections.abc import Iterator
+from io import BufferedRandom
 from pathlib import Path
 from stat import S_IMODE, S_ISREG
-from typing import BinaryIO
 
 from ..inference.export_info import file_stamp
 
@@ -26,7 +26,7 @@ def regular_file(path: Path) -> os.stat_result | None:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path, folder: Path, before: os.stat_result | None) -> Iterator[BinaryIO]:
+def whole_file(path: Path, folder: Path, before: os.stat_result | None) -> Iterator[BufferedRandom]:
     """Yield a new file for writing and reading. It becomes `path` when the block ends without an
     error.
 
