@@ -582,7 +582,8 @@ def settle(claim: Path, out: Path) -> None:
 def set_modes(path: Path, out: Path, claim: Path) -> None:
     """Give `path` and everything in it the file modes of what they replace in `out`.
 
-    New entries get the mode of the folder `claim`, which follows the umask. Some libraries write files that only their owner may read.
+    New entries get the mode of the folder `claim`, which follows the umask. Some libraries write
+    files that only their owner may read.
     """
     mode = claim.stat().st_mode & 0o777
     for entry in (path, *path.rglob("*")):
