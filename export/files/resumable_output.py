@@ -274,9 +274,10 @@ class Parts:
 
     def remove(self) -> None:
         """Remove the files of shards from the folder, and the folder if nothing else is in it."""
-        for part_file in self.folder.glob("[0-9]*"):
-            if part_file.stem.isdecimal() and part_file.suffix in (".facts", self.path.suffix):
-                part_file.unlink()
+        for facts_path in self.folder.glob("[0-9]*.facts"):
+            if facts_path.stem.isdecimal() and read_json(facts_path) is not None:
+                self.part_path(int(facts_path.stem)).unlink(missing_ok=True)
+                facts_path.unlink()
         remove_temporary(self.folder)
         with contextlib.suppress(OSError):
             self.folder.rmdir()

@@ -158,7 +158,7 @@ def test_foreign_files_among_the_parts_are_kept(bulk, source, expected, tmp_path
     out = tmp_path / "out"
     interrupt(lambda: bulk().to_file(source, out), 1)
     parts = tmp_path / ".out.partial" / "out.parts"
-    notes = [parts / "notes", parts.parent / "notes", parts / "000001"]
+    notes = [parts / "notes", parts.parent / "notes", parts / "000099", parts / "000001"]
     for path in notes:
         write(path, ["theirs"])
     with raises(FileExistsError, seen=notes[-1]):
