@@ -18,6 +18,7 @@ READS_TOKENS = "tokens"
 READS_CHOICES = "choices"  # several sequences of tokens per row, for multiple choice
 READS_TARGETS = "targets"  # tokens of the source and of the target, of seq2seq models
 READS_IMAGES = "images"
+MAX_CHARACTERS = 250_000  # of a text from a request or a file: its tokens take much more memory
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import errno
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -130,10 +131,10 @@ def new_directory(
     with claim_output(out) as claim:
         check_replaceable(out, force)
         before, new = file_states(out), claim / "new"
-        new.mkdir()
+        new.mkdir(0o700)  # until it has the mode of what it replaces, which may be as private
         with full_disk_named(out):
             yield new
-        set_modes(new, claim)
+        set_modes(new, out, claim)
         publish(claim, out, before)
 
 
@@ -157,12 +158,28 @@ def new_file(path: StrPath, force: bool = False, inputs: Iterable[StrPath] = ())
                 f"{out} exists already, expected a new path, or --force to replace it"
             )
         before, folder = file_states(out), claim / "writing"
-        folder.mkdir()
+        folder.mkdir(0o700)
         with full_disk_named(out):
             yield folder / out.name  # matplotlib reads the image format from the name
+        set_modes(folder / out.name, out, claim)
         (folder / out.name).rename(claim / "new")
-        set_modes(claim / "new", claim)
         publish(claim, out, before)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write `text` to the file `path`, which is replaced in one step and keeps its mode.
+
+    A link at `path` is replaced, not followed.
+    """
+    new = path.with_name(f".{secrets.token_hex(16)}.new")
+    try:
+        with open(new, "x", encoding="utf-8") as file:  # follows no link
+            file.write(text)
+        if path.is_file():
+            shutil.copymode(path, new)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -562,12 +579,16 @@ def settle(claim: Path, out: Path) -> None:
             part.unlink()
 
 
-def set_modes(path: Path, claim: Path) -> None:
-    """Give `path` and everything in it the file mode of the folder `claim`, which follows the
-    umask.
+def set_modes(path: Path, out: Path, claim: Path) -> None:
+    """Give `path` and everything in it the file modes of what they replace in `out`.
 
-    Some libraries write files that only their owner may read.
+    New entries get the mode of the folder `claim`, which follows the umask. Some libraries write
+    files that only their owner may read.
     """
     mode = claim.stat().st_mode & 0o777
     for entry in (path, *path.rglob("*")):
-        entry.chmod(mode if entry.is_dir() else mode & 0o666)
+        replaced = out / entry.relative_to(path)
+        if replaced.exists() and replaced.is_dir() == entry.is_dir():
+            entry.chmod(replaced.stat().st_mode & 0o777)
+        else:
+            entry.chmod(mode if entry.is_dir() else mode & 0o666)

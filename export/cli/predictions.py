@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..arguments import Parser, add_set, choice_type, path, positive, unicode
 from ..errors import UsageError
+from ..heads import MAX_CHARACTERS
 from ..terminal import say
 from .verbs import (
     add_generation_options,
@@ -62,6 +63,16 @@ def add_files(parser: Parser) -> None:
         f"default: 4096 with an output, otherwise {STREAM_LINES}"
     )
     group.add_argument("--shard-lines", type=positive, metavar="N", help=shard_help)
+    characters_help = (
+        "maximum number of characters of a text; a longer one is a bad line; default: %(default)s"
+    )
+    group.add_argument(
+        "--max-characters",
+        type=positive,
+        default=MAX_CHARACTERS,
+        metavar="N",
+        help=characters_help,
+    )
     field_help = (
         "field of the text in .jsonl and .parquet, also nested as doc.text; default: the "
         "fields of the task, such as text"
@@ -264,7 +275,15 @@ def open_predictions(args: argparse.Namespace, task: str | None) -> "Predictions
     settings = runtime_settings(args) | ({} if args.workers is None else {"workers": args.workers})
     runtime = open_runtime(args.export, args.threads, **settings)
     try:
-        return Predictions(runtime, task, options, args.batch_size, args.n_best, args.scores)
+        return Predictions(
+            runtime,
+            task,
+            options,
+            args.batch_size,
+            args.n_best,
+            args.scores,
+            args.max_characters,
+        )
     except UsageError as error:
         if error.param == "num_return_sequences" and args.n_best is not None:
             raise UsageError(f"--n-best {args.n_best}: {error}", error.param) from None

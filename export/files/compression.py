@@ -4,9 +4,10 @@ name or first bytes."""
 import contextlib
 import gzip
 import importlib
+import io
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -42,6 +43,7 @@ READABLE = tuple(
     suffix for suffix, compression in COMPRESSIONS.items() if compression.module is not None
 )
 HEAD = 64  # bytes
+CHUNK = 2**16  # bytes that are decompressed together
 
 
 def without_compression(name: str) -> str:
@@ -57,19 +59,70 @@ def open_lines(path: Path) -> BinaryIO:
             git-lfs pointer. Damage raises EOFError and others while the file is read.
     """
     check_lines(path)
-    module = compression_module(path.name)
-    return open(path, "rb") if module is None else module.open(path, "rb")
-
-
-def compression_module(name: str) -> Any:
-    """Return the module that decompresses a file of this name: gzip, bz2 or lzma, by its ending.
-
-    Return None for any other name. That includes .zst and .zip, which `check_lines` rejects.
-    """
-    compression = COMPRESSIONS.get(Path(name).suffix)
+    suffix = Path(path.name).suffix
+    compression = COMPRESSIONS.get(suffix)
     if compression is None or compression.module is None:
-        return None
-    return importlib.import_module(compression.module)
+        return open(path, "rb")
+    module = importlib.import_module(compression.module)
+    match suffix:
+        case ".bz2":
+            chunks = streams(path, module.BZ2Decompressor)
+        case ".xz":
+            chunks = streams(path, lambda: module.LZMADecompressor(module.FORMAT_XZ), padding=4)
+        case _:
+            return module.open(path, "rb")
+    return io.BufferedReader(Chunks(chunks))
+
+
+def streams(path: Path, new: Callable[[], Any], padding: int = 0) -> Generator[bytes, None, None]:
+    """Yield the decompressed bytes of all streams of a file, for each of which `new` makes a
+    decompressor.
+
+    After a stream there may be zeros, if their number is a multiple of `padding`. (The standard
+    library ignores whatever follows the first stream and is damaged.)
+    """
+    with open(path, "rb") as file:
+        rest = file.read(CHUNK)
+        while True:
+            decompressor = new()
+            while not decompressor.eof:
+                if decompressor.needs_input and not (rest := rest or file.read(CHUNK)):
+                    raise EOFError("it ends within a stream")
+                yield decompressor.decompress(rest, CHUNK)
+                rest = b""
+            rest = decompressor.unused_data or file.read(CHUNK)
+            zeros = 0
+            while padding and rest.startswith(b"\0"):
+                zeros += len(rest) - len(rest := rest.lstrip(b"\0"))
+                rest = rest or file.read(CHUNK)
+            if padding and zeros % padding:
+                raise EOFError(f"{zeros} zeros follow a stream, expected a multiple of {padding}")
+            if not rest:
+                return
+
+
+class Chunks(io.RawIOBase):
+    """The bytes of `chunks` as a file."""
+
+    def __init__(self, chunks: Generator[bytes, None, None]):
+        self.chunks = chunks
+        self.rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.rest:
+            if (chunk := next(self.chunks, None)) is None:
+                return 0
+            self.rest = chunk
+        count = min(len(buffer), len(self.rest))
+        buffer[:count], self.rest = self.rest[:count], self.rest[count:]
+        return count
+
+    def close(self) -> None:
+        self.chunks.close()
+        super().close()
 
 
 def check_lines(path: Path) -> None:

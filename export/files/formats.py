@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from ..errors import UsageError
 from .compression import check_lines, open_lines, without_compression
@@ -41,13 +41,13 @@ class FileFormat(Protocol):
         A line that cannot be read is a row with a fault. `content` is that of a shard.
         """
 
-    def write(self, path: Path, shard: Shard, rows: list[Row], results: list[Any]) -> None:
-        """Write the results of one shard to the file `path`. `rows` and `results` have an item for
+    def write(self, file: BinaryIO, shard: Shard, rows: list[Row], results: list[Any]) -> None:
+        """Write the results of one shard to `file`. `rows` and `results` have an item for
         each line; the result of a bad or blank line is None."""
 
-    def join(self, parts: Iterable[Path], path: Path) -> None:
+    def join(self, parts: Iterable[Path], file: BinaryIO) -> None:
         """Write the contents of the files `parts`, which `write` has written, one after the other
-        to the file `path`. A table needs at least one part."""
+        to `file`. A table needs at least one part."""
 
 
 def format_name(path: Path) -> str:
@@ -107,10 +107,7 @@ def select_format(
                 raise UsageError(f"{problem}: expected another --output-field NAME for the results")
             read = lambda line: without_field(fields.parse_json(line), name)  # noqa: E731
             return Lines(
-                read,
-                lambda number, row, result: to_json(
-                    None if row.record is None else {**row.record, name: result}
-                ),
+                read, lambda number, line, row, result: with_result(line, row, name, result)
             )
     keys = fields.forms[0]
     if len(keys) > 1:
@@ -144,10 +141,12 @@ def text_format(predictions: Predictions, read: Callable[[bytes], Row]) -> "Line
     Results are written as text if they are generated texts, else as JSON.
     """
     if not predictions.generates:
-        return Lines(read, lambda number, row, result: to_json(result))
+        return Lines(read, lambda number, line, row, result: to_json(result))
     # no runtime in the function: Ray pickles the formats
     n_best, scores = predictions.n_best, predictions.scores
-    return Lines(read, lambda number, row, result: generated_text(number, result, n_best, scores))
+    return Lines(
+        read, lambda number, line, row, result: generated_text(number, result, n_best, scores)
+    )
 
 
 def first_line_with(path: Path, name: str) -> int | None:
@@ -183,10 +182,10 @@ class Lines:
     """The `FileFormat` of lines. The content of a shard is a list of lines in bytes, without their
     ends. `read` returns the row of a line, with a fault if it is bad. `written` returns the output
     of a line, one or several lines without the last line break, from the number of the line (from
-    0), its row and its result."""
+    0), the line itself, its row and its result."""
 
     read: Callable[[bytes], Row]
-    written: Callable[[int, Row, Any], str]
+    written: Callable[[int, bytes, Row, Any], str]
 
     def count(self, path: Path) -> int:
         with open_lines(path) as file:
@@ -208,18 +207,30 @@ class Lines:
         `rows` and `results` have an item for each line of `shard`. Halves of surrogate pairs, which
         JSON may have, are escaped.
         """
-        for number, (row, result) in enumerate(zip(rows, results, strict=True), shard.first):
-            yield self.written(number, row, result).encode(errors="backslashreplace") + b"\n"
+        lines = zip(shard.content, rows, results, strict=True)
+        for number, (line, row, result) in enumerate(lines, shard.first):
+            yield self.written(number, line, row, result).encode(errors="backslashreplace") + b"\n"
 
-    def write(self, path: Path, shard: Shard, rows: list[Row], results: list[Any]) -> None:
-        with open(path, "wb") as file:
-            file.writelines(self.lines(shard, rows, results))
+    def write(self, file: BinaryIO, shard: Shard, rows: list[Row], results: list[Any]) -> None:
+        file.writelines(self.lines(shard, rows, results))
 
-    def join(self, parts: Iterable[Path], path: Path) -> None:
-        with open(path, "wb") as output:
-            for part in parts:
-                with open(part, "rb") as file:
-                    shutil.copyfileobj(file, output)
+    def join(self, parts: Iterable[Path], file: BinaryIO) -> None:
+        for part in parts:
+            with open(part, "rb") as lines:
+                shutil.copyfileobj(lines, file)
+
+
+def with_result(line: bytes, row: Row, name: str, result: Any) -> str:
+    """Return the JSON object `line` with the field `name` for its result, or null if `row` could
+    not be read.
+
+    All else stays as it was read, also the digits of numbers.
+    """
+    if row.record is None:
+        return "null"
+    fields = line.decode().strip().removesuffix("}").rstrip()
+    separator = ", " if row.record else ""
+    return f"{fields}{separator}{to_json(name)}: {to_json(result)}}}"
 
 
 def to_json(value: Any) -> str:

@@ -6,20 +6,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow
 import pyarrow.parquet
 
 from ..errors import UsageError
 from .rows import RecordFields, Row
-from .shards import Shard
+from .shards import MAX_SHARD_BYTES, Shard
+
+READ_ROWS = 16  # rows that are read together; a row may be long
 
 
 @dataclass(frozen=True)
 class Parquet:
-    """The `FileFormat` of tables: the content of a shard is a batch of rows. Results are written as
-    a column `output_field` after the others: a list of float32 if the results are vectors, else a
+    """The `FileFormat` of tables: the content of a shard is a table. Results are written as a
+    column `output_field` after the others: a list of float32 if the results are vectors, else a
     string, which is JSON unless the result is a text."""
 
     fields: RecordFields
@@ -54,21 +56,25 @@ class Parquet:
     def count(self, path: Path) -> int:
         return pyarrow.parquet.read_metadata(path).num_rows
 
-    def shards(self, path: Path, size: int) -> Iterator[pyarrow.RecordBatch]:
-        """Yield the rows in batches of at most `size`. A table without rows gives one empty batch.
-        Raises ValueError for a damaged file."""
+    def shards(self, path: Path, size: int) -> Iterator[pyarrow.Table]:
+        """Yield the rows in tables of at most `size`, fewer if they are as long as
+        `MAX_SHARD_BYTES`. A table without rows gives one empty table. Raises ValueError for a
+        damaged file."""
         try:
             with pyarrow.parquet.ParquetFile(path) as file:
-                yield from file.iter_batches(size)
+                yield from split_rows(file.iter_batches(min(size, READ_ROWS)), size)
                 if not file.metadata.num_rows:  # whose columns are to be there all the same
-                    yield pyarrow.RecordBatch.from_pylist([], file.schema_arrow)
+                    yield file.schema_arrow.empty_table()
         except (pyarrow.ArrowInvalid, OSError) as error:
             raise ValueError(f"{path} is not a complete Parquet file: {error}") from None
 
-    def digest(self, content: pyarrow.RecordBatch) -> str:
-        return hashlib.sha256(content.serialize()).hexdigest()
+    def digest(self, content: pyarrow.Table) -> str:
+        digest = hashlib.sha256()
+        for batch in content.to_batches():
+            digest.update(batch.serialize())
+        return digest.hexdigest()
 
-    def rows(self, content: pyarrow.RecordBatch) -> list[Row]:
+    def rows(self, content: pyarrow.Table) -> list[Row]:
         read = (
             [name for form in self.fields.forms for name in form]
             if self.fields.field is None
@@ -79,22 +85,38 @@ class Parquet:
         known = content.select([name for name in columns if name in names])
         return [self.fields.parse_record(record) for record in known.to_pylist()]
 
-    def write(self, path: Path, shard: Shard, rows: list[Row], results: list[Any]) -> None:
+    def write(self, file: BinaryIO, shard: Shard, rows: list[Row], results: list[Any]) -> None:
         kind = pyarrow.list_(pyarrow.float32()) if self.has_vectors else pyarrow.string()
         values = results if self.has_vectors else [*map(text_or_json, results)]
-        table = pyarrow.Table.from_batches([shard.content]).append_column(
-            self.output_field, pyarrow.array(values, kind)
-        )
-        pyarrow.parquet.write_table(table, path)
+        table = shard.content.append_column(self.output_field, pyarrow.array(values, kind))
+        pyarrow.parquet.write_table(table, file)
 
-    def join(self, parts: Iterable[Path], path: Path) -> None:
-        """Write a table to `path` whose row groups are the files `parts`, at least one."""
+    def join(self, parts: Iterable[Path], file: BinaryIO) -> None:
+        """Write a table to `file` whose row groups are the files `parts`, at least one."""
         tables = (pyarrow.parquet.read_table(part) for part in parts)
         first = next(tables)
-        with pyarrow.parquet.ParquetWriter(path, first.schema) as writer:
+        with pyarrow.parquet.ParquetWriter(file, first.schema) as writer:
             writer.write_table(first)
             for table in tables:
                 writer.write_table(table)
+
+
+def split_rows(batches: Iterable[pyarrow.RecordBatch], size: int) -> Iterator[pyarrow.Table]:
+    """Yield tables of `size` rows. A table has fewer if it is the last, or as long as
+    `MAX_SHARD_BYTES`."""
+    content: list[pyarrow.RecordBatch] = []
+    num_rows = num_bytes = 0
+    for batch in batches:
+        while len(batch):
+            content.append(batch.slice(0, size - num_rows))
+            batch = batch.slice(len(content[-1]))
+            num_rows += len(content[-1])
+            num_bytes += content[-1].nbytes
+            if num_rows == size or num_bytes >= MAX_SHARD_BYTES:
+                yield pyarrow.Table.from_batches(content)
+                content, num_rows, num_bytes = [], 0, 0
+    if content:
+        yield pyarrow.Table.from_batches(content)
 
 
 def text_or_json(result: Any) -> str | None:

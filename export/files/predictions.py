@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError, did_you_mean
-from ..heads import PAIR, Task, find_task
+from ..heads import MAX_CHARACTERS, PAIR, Task, find_task
 from ..inference.logits import derive_seed
 from ..text_runtime import task_function
 
@@ -32,6 +32,7 @@ class Predictions:
         n_best: for `generate`, the number of texts of each example, which then come in a list with
             their scores, best first. None for one text.
         scores: for `generate`, add the score of each text.
+        max_characters: maximum length of a text, checked before it is tokenized.
 
     Raises:
         UsageError: for a task that the architecture is not for, an unknown or a missing option of
@@ -46,6 +47,7 @@ class Predictions:
     batch_size: int = 32
     n_best: int | None = None
     scores: bool = False
+    max_characters: int = MAX_CHARACTERS
 
     def __post_init__(self) -> None:
         self.check_options()
@@ -121,6 +123,17 @@ class Predictions:
         """Options that `Runtime.generate` takes, with num_return_sequences for `n_best`."""
         options = {name: self.options[name] for name in self.options.keys() - OF_TEXTS}
         return options if self.n_best is None else options | {"num_return_sequences": self.n_best}
+
+    def length_fault(self, example: dict[str, Any]) -> str | None:
+        """Return what is wrong with a text of `example` that has more than `max_characters`, else
+        None."""
+        for name, value in example.items():
+            if (length := len(str(value))) > self.max_characters:
+                return (
+                    f"its {name} has {length:,} characters, expected at most "
+                    f"{self.max_characters:,}: see --max-characters"
+                )
+        return None
 
     def call(self, examples: list[dict[str, Any]], numbers: list[int]) -> list[Any]:
         """Return the result of each example in the same order, ready for JSON.
@@ -200,6 +213,7 @@ class Predictions:
             "batch_size": self.batch_size,
             "n_best": self.n_best,
             "scores": self.scores,
+            "max_characters": self.max_characters,
             "task": self.kind.method,
             **self.options,
         }

@@ -25,17 +25,19 @@ def compute(
 ) -> Results:
     """Return the results of `rows`, which are the lines from the number `first` (from 0) on.
 
-    A row that the task cannot run becomes a bad line in the results. `update` is called with the
-    number of blank and bad rows, then with the number of rows of each batch after it ran. Python
-    warnings are collected in the results and not shown.
+    A row that is too long, or that the task cannot run, becomes a bad line in the results. `update`
+    is called with the number of blank and bad rows, then with the number of rows of each batch
+    after it ran. Python warnings are collected in the results and not shown.
 
     Raises:
         UsageError: for options that the task does not take.
         ValueError: if onnxruntime fails, as where memory is short: no line is to blame for that.
     """
     values: list[Any] = [None] * len(rows)
-    faults = [row.fault for row in rows]
-    indices = [index for index, row in enumerate(rows) if row.example is not None]
+    faults = [row.fault or predictions.length_fault(row.example or {}) for row in rows]
+    indices = [
+        index for index, row in enumerate(rows) if row.example is not None and not faults[index]
+    ]
     update(len(rows) - len(indices))
     indices.sort(key=lambda index: length_key(rows[index]))
     size = predictions.rows_together(len(indices)) if indices else 1

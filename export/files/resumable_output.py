@@ -12,17 +12,19 @@ The manifest and the parts of a single file NAME are in `.NAME.partial` until it
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
-import shutil
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import BufferedRandom
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..errors import UsageError
 from .compression import without_compression
+from .whole_file import TEMPORARY, regular_file, remove, whole_file
 
 try:
     import fcntl
@@ -32,29 +34,14 @@ except ImportError:  # not on Windows
 MANIFEST = "manifest.json"
 KIND = "files"  # kind of our manifests
 BAD_LINES, PARTS = ".bad.jsonl", ".parts"  # after the name of the output
+MAX_NAME = 255  # bytes of a file name
 
 
-@contextlib.contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, to which the block must write a file.
-
-    It is renamed to `path`, also if that exists, when the block ends without an error. After an
-    error it is removed.
-    """
-    new = path.with_name(f".{path.name}.new")
-    try:
-        yield new
-        with open(new, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` to a JSON file, which appears complete or not at all."""
-    with atomic_write(path) as new:
-        new.write_text(json.dumps(value), encoding="utf-8")
+def write_json(path: Path, value: Any, folder: Path, before: os.stat_result | None) -> None:
+    """Write `value` to a JSON file, which appears complete or not at all. `folder` and `before` are
+    those of `whole_file`."""
+    with whole_file(path, folder, before) as file:
+        file.write(json.dumps(value).encode())
 
 
 def read_json(path: Path) -> dict | None:
@@ -72,11 +59,13 @@ class Directory:
     """The directory with the manifest of a run.
 
     Only one process at a time can open it (not checked on Windows). It must have the same `facts`,
-    the settings and versions, as the call that created the directory.
+    the settings and versions, as the call that created the directory. One that `is_temporary` is
+    for its owner alone. It is removed at the end, and after an error before the first shard.
     """
 
     path: Path
     facts: dict
+    is_temporary: bool = False
 
     @contextlib.contextmanager
     def open(self) -> Iterator[dict[str, dict]]:
@@ -92,7 +81,7 @@ class Directory:
         """
         if self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(f"{self.path} is a file, expected a directory or a new path")
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(0o700 if self.is_temporary else 0o777, parents=True, exist_ok=True)
         handle = os.open(self.path, os.O_RDONLY) if fcntl is not None else None
         try:
             if handle is not None:
@@ -103,10 +92,12 @@ class Directory:
                 os.close(handle)
 
     def finished(self) -> dict[str, dict]:
-        manifest = read_json(self.path / MANIFEST)
-        if manifest is None or manifest.get("kind") != KIND:
+        manifest = self.manifest()
+        if manifest is None:
             names = sorted(
-                entry.name for entry in self.path.iterdir() if entry.name != f".{MANIFEST}.new"
+                entry.name
+                for entry in self.path.iterdir()
+                if not TEMPORARY.fullmatch(entry.name)  # of a run killed at its start
             )
             if names:
                 raise FileExistsError(
@@ -114,13 +105,31 @@ class Directory:
                     f"directory"
                 )
             self.note({})
-            return {}
-        check_same(str(self.path), manifest["facts"], self.facts)
-        return manifest["finished"]
+        else:
+            check_same(str(self.path), manifest["facts"], self.facts)
+        remove_temporary(self.path)
+        return {} if manifest is None else manifest["finished"]
+
+    def manifest(self) -> dict | None:
+        """Return the manifest of the run, or None if no run wrote what is there."""
+        path = self.path / MANIFEST
+        manifest = None if regular_file(path) is None else read_json(path)
+        return manifest if manifest is not None and manifest.get("kind") == KIND else None
 
     def note(self, finished: dict[str, dict]) -> None:
-        """Replace the manifest by one with `finished`, {name: facts} of the finished files."""
-        write_json(self.path / MANIFEST, {"kind": KIND, "facts": self.facts, "finished": finished})
+        """Replace the manifest by one with `finished`, {name: facts} of the finished files. Raises
+        FileExistsError if anything else has its name."""
+        path = self.path / MANIFEST
+        before = None if self.manifest() is None else regular_file(path)
+        manifest = {"kind": KIND, "facts": self.facts, "finished": finished}
+        write_json(path, manifest, self.path, before)
+
+    def remove(self) -> None:
+        """Remove the manifest, and the directory if nothing else is in it."""
+        if self.manifest() is not None:
+            (self.path / MANIFEST).unlink()
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
 
     @property
     def is_started(self) -> bool:
@@ -128,15 +137,25 @@ class Directory:
         return any(path.name != MANIFEST for path in self.path.rglob("*") if path.is_file())
 
 
+def remove_temporary(folder: Path) -> None:
+    """Remove the files that a killed run did not finish in `folder`."""
+    for entry in folder.glob(".*.new"):
+        if TEMPORARY.fullmatch(entry.name):
+            entry.unlink()
+
+
 @contextlib.contextmanager
-def remove_unless_started(directory: Directory) -> Iterator[None]:
-    """Remove the directory after an error in the block, if no shard is written yet."""
+def removal(directory: Directory) -> Iterator[None]:
+    """Remove a temporary directory after the block. After an error it stays if a shard is
+    written."""
     try:
         yield
     except BaseException:
-        if not directory.is_started:
-            shutil.rmtree(directory.path, ignore_errors=True)
+        if directory.is_temporary and not directory.is_started:
+            directory.remove()
         raise
+    if directory.is_temporary:
+        directory.remove()
 
 
 @contextlib.contextmanager
@@ -218,9 +237,10 @@ class Parts:
         with another `digest`.
         """
         facts = read_json(self.facts_path(number))
-        if facts is None or facts.get("input") != digest:
+        output = sha256_or_none(self.part_path(number))
+        if facts is None or facts.get("input") != digest or output is None:
             return None
-        if facts.get("output") != sha256_or_none(self.part_path(number)):
+        if facts.get("output") != output:
             warnings.warn(
                 f"{self.part_path(number)} is damaged, its shard is computed again",
                 stacklevel=2,
@@ -229,44 +249,106 @@ class Parts:
         return facts
 
     @contextlib.contextmanager
-    def new(self, number: int, facts: dict) -> Iterator[Path]:
-        """Yield a temporary path for the results of the shard `number`.
+    def new(self, number: int, facts: dict) -> Iterator[BufferedRandom]:
+        """Yield a file to write the results of the shard `number` to.
 
         When the block ends without an error, the file replaces earlier results, and `facts` is
         written next to it, with the file's hash as `facts["output"]`. After an exception the shard
-        counts as missing.
+        counts as missing. Raises FileExistsError for a file of its name that has no facts.
         """
-        self.folder.mkdir(exist_ok=True)
-        self.facts_path(number).unlink(missing_ok=True)
-        with atomic_write(self.part_path(number)) as part_file:
-            yield part_file
-            facts["output"] = sha256_or_none(part_file)
-        write_json(self.facts_path(number), facts)
+        self.folder.mkdir(0o700, exist_ok=True)
+        path, facts_path = self.part_path(number), self.facts_path(number)
+        known = regular_file(facts_path)
+        if known is None:
+            check_free(path)
+        with whole_file(path, self.folder, regular_file(path)) as file:
+            yield file
+            file.seek(0)
+            facts["output"] = hashlib.file_digest(file, "sha256").hexdigest()
+            write_json(facts_path, facts, self.folder, known)  # without facts a part is not ours
+
+    def bad(self, count: int) -> Iterator[tuple[int, str]]:
+        """Yield (line number from 0, reason) of the bad lines of the first `count` shards."""
+        for number in range(count):
+            yield from (read_json(self.facts_path(number)) or {})["bad"]
+
+    def remove(self) -> None:
+        """Remove the files of shards from the folder, and the folder if nothing else is in it."""
+        for facts_path in self.folder.glob("[0-9]*.facts"):
+            if facts_path.stem.isdecimal() and read_json(facts_path) is not None:
+                self.part_path(int(facts_path.stem)).unlink(missing_ok=True)
+                facts_path.unlink()
+        remove_temporary(self.folder)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+
+def check_free(path: Path) -> None:
+    """Raise FileExistsError if anything is at `path`, which no run has written yet."""
+    if os.path.lexists(path):
+        raise FileExistsError(
+            f"{path} was not written by this run, expected nothing there: move it away"
+        )
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The output of `parts` and the file of its bad lines. They may replace the files `before` and
+    `bad_before`, but nothing else."""
+
+    parts: Parts
+    before: os.stat_result | None
+    bad_before: os.stat_result | None
+
+    @classmethod
+    def find(cls, parts: Parts, may_replace: bool) -> "Outputs":
+        """Return the outputs of `parts`, which may replace the files that are there now, or none.
+
+        Raises FileExistsError if a file is there that they may not replace, unless a killed run may
+        have written it, and for anything but a directory in place of the parts.
+        """
+        paths = (parts.path, parts.bad_lines)
+        if parts.folder.is_symlink() or not parts.folder.is_dir():
+            check_free(parts.folder)
+        if may_replace:
+            return cls(parts, *map(regular_file, paths))
+        if not parts.folder.exists():
+            for path in paths:
+                check_free(path)
+        return cls(parts, None, None)
+
+    def publish(self, count: int, join: Callable[[Iterable[Path], BinaryIO], None]) -> None:
+        """Write the file of bad lines and the output from the first `count` shards, which `join`
+        writes to a file one after the other.
+
+        Raises FileExistsError, with the place of the results, for a file of anyone else.
+        """
+        self.parts.folder.mkdir(0o700, exist_ok=True)
+        try:
+            self.write_bad(count)
+            with whole_file(self.parts.path, self.parts.folder, self.before) as file:
+                join(map(self.parts.part_path, range(count)), file)
+        except FileExistsError as error:
+            raise FileExistsError(
+                f"{error}, and the finished result is in {self.parts.folder}; move it away, and "
+                f"the same command puts the result there"
+            ) from error
 
     def write_bad(self, count: int) -> None:
-        """Write the bad lines of the first `count` shards to `bad_lines`, as JSON lines.
+        """Write the bad lines of the first `count` shards as JSON lines.
 
         Each has `line`, a number from 1, and `reason`. Without bad lines there is no file, and an
         earlier one is removed.
         """
-        all_facts = (read_json(self.facts_path(number)) or {} for number in range(count))
-        bad = (pair for facts in all_facts for pair in facts["bad"])
-        with atomic_write(self.bad_lines) as new, open(new, "w", encoding="utf-8") as file:
-            for number, reason in bad:
+        bad = self.parts.bad(count)
+        first = next(bad, None)
+        if first is None:
+            remove(self.parts.bad_lines, self.bad_before)
+            return
+        with whole_file(self.parts.bad_lines, self.parts.folder, self.bad_before) as file:
+            for number, reason in itertools.chain([first], bad):
                 line = {"line": number + 1, "reason": reason}
-                file.write(json.dumps(line, ensure_ascii=True) + "\n")
-        if not self.bad_lines.stat().st_size:
-            self.bad_lines.unlink()
-
-    def remove(self) -> None:
-        """Remove the files of shards from the folder, and the folder if nothing else is in it."""
-        for part_file in self.folder.glob("[0-9]*"):
-            if part_file.stem.isdecimal() and part_file.suffix in (".facts", self.path.suffix):
-                part_file.unlink()
-        for part_file in self.folder.glob(".[0-9]*.new"):
-            part_file.unlink()
-        with contextlib.suppress(OSError):
-            self.folder.rmdir()
+                file.write(f"{json.dumps(line)}\n".encode())
 
 
 def sha256_or_none(path: Path) -> str | None:
@@ -298,27 +380,50 @@ def check_output(output: Path, inputs: Sequence[Path | None], export: Path, forc
     """Return the path of the file `output`, with symbolic links resolved.
 
     Raises:
-        UsageError: if `output` has the ending of a compressed file, is inside `export` (a path
-            without symbolic links), or if it or the file of its bad lines is one of `inputs`.
-        FileExistsError: for something other than a file. Without `force` also if `output` or the
-            file of its bad lines exists.
+        UsageError: if `output` has the ending of a compressed file or a name that is too long, is
+            inside `export` (a path without symbolic links), or if it or the file of its bad lines
+            is one of `inputs`.
+        FileExistsError: for something other than a file, and for a link in place of the directory
+            of the run. Without `force` also if `output` or the file of its bad lines exists, unless
+            a run has begun `output`.
     """
+    if output.exists() and not output.is_file():
+        raise FileExistsError(f"{output} is not a file, expected a file or a new path")
     out = Path(os.path.realpath(output))
     if without_compression(out.name) != out.name:
         raise UsageError(
             f"the output is {output}, expected a name without {out.suffix}: it is written as "
             "plain text"
         )
+    check_name(out)
     if out.is_relative_to(export):
         raise UsageError(f"the output is {output}, inside the export: expected a place outside")
-    if out.exists() and not out.is_file():
-        raise FileExistsError(f"{output} is not a file, expected a file or a new path")
+    partial = partial_directory(out)
+    if partial.is_symlink():
+        raise FileExistsError(
+            f"{partial} is a link to {os.readlink(partial)}, expected nothing there: move it away"
+        )
     for written in filter(Path.exists, (out, out.with_name(f"{out.name}{BAD_LINES}"))):
         for path in inputs:
             if path is not None and path.exists() and written.samefile(path):
                 raise UsageError(f"the output {written} is also an input, expected another file")
-        if not force:
+        if not force and not partial.exists():
             raise FileExistsError(
                 f"{written} exists already, expected a new path, or --force to replace it"
             )
     return out
+
+
+def partial_directory(out: Path) -> Path:
+    """Return the directory of a run that writes the file `out`."""
+    return out.with_name(f".{out.name}.partial")
+
+
+def check_name(path: Path) -> None:
+    """Raise UsageError if the name of the output `path` is too long for the files beside it."""
+    longest = MAX_NAME - len(BAD_LINES)
+    if (length := len(os.fsencode(path.name))) > longest:
+        raise UsageError(
+            f"the output is {path.name[:40]}..., a name of {length} bytes, expected at most "
+            f"{longest}"
+        )

@@ -4,6 +4,7 @@ cannot."""
 import json
 import math
 import reprlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
@@ -117,11 +118,25 @@ class RecordFields:
         return self.row(record, {key: find_value(record, name) for key, name in zip(keys, fields)})
 
     def row(self, record: Mapping[str, Any] | None, example: dict[str, Any]) -> Row:
+        try:
+            example = {key: decoded(value, f"its {key}") for key, value in example.items()}
+        except ValueError as error:
+            return Row(record, fault=str(error))
         for key, value in example.items():
             if key != "choices" and not isinstance(value, str):
                 return Row(record, fault=f"its {key} is {reprlib.repr(value)}, expected a string")
         is_blank = len(example) == 1 and not str(*example.values()).strip()
         return Row(record, None if is_blank else example)
+
+
+def decoded(value: Any, name: str) -> Any:
+    """Return `value` with text in place of bytes, which old writers of Parquet have for texts.
+
+    Raises ValueError for bytes that are not UTF-8, or too long. `name` is the value in the message.
+    """
+    if isinstance(value, list):
+        return [decoded(item, name) for item in value]
+    return decode_line(value, name) if isinstance(value, bytes) else value
 
 
 def find_value(record: Mapping[str, Any], name: str) -> Any:
@@ -141,11 +156,8 @@ def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(
-            f"the field {next(name for name in names if names.count(name) > 1)!r} occurs "
-            "twice, expected once"
-        )
+        [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the field {reprlib.repr(name)} occurs twice, expected once")
     return fields
 
 

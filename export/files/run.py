@@ -3,7 +3,6 @@ earlier call completed are kept."""
 
 import contextlib
 import hashlib
-import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,12 +29,14 @@ from .resumable_output import (
     MANIFEST,
     PARTS,
     Directory,
+    Outputs,
     Parts,
-    atomic_write,
+    check_name,
     check_output,
     check_outside,
+    partial_directory,
     remedies,
-    remove_unless_started,
+    removal,
 )
 from .rows import Row
 from .shards import Input, Shard, number_shards, split_lines
@@ -186,9 +187,8 @@ class Runner:
         names = unique_names(paths, output, self.predictions)
         check_outside(output, paths, self.export)
         inputs = self.inputs(paths)
-        count = count_lines(inputs)
         directory = Directory(output, self.facts(paths))
-        parts = [Parts(output / name, output) for name in names]
+        outputs = [output / name for name in names]
         with contextlib.ExitStack() as stack:
             work: Work = self.work
             if ray is not None:
@@ -196,17 +196,8 @@ class Runner:
 
                 on_cluster = cluster(ray, self.predictions, inputs, self.shard_lines)
                 work = stack.enter_context(on_cluster)
-            finished = stack.enter_context(directory.open())
-            stack.enter_context(remedies(directory))
-            bar = stack.enter_context(progress(count))
-            for number, (source, its_parts) in enumerate(zip(inputs, parts, strict=True)):
-                name = its_parts.path.name
-                before = finished.get(name)
-                finished[name] = File(self, number, source, its_parts, work).finish(before, bar)
-                if finished[name] is not before:
-                    directory.note(finished)
-                its_parts.remove()
-        return report({output / name: finished[name] for name in names})
+            facts = self.finish(inputs, outputs, directory, work)
+        return report(dict(zip(outputs, facts)))
 
     def to_file(self, path: Path, output: Path, force: bool = False) -> dict:
         """Write the results of the file `path` to the file `output`, and return a report.
@@ -226,15 +217,42 @@ class Runner:
         """
         out = check_output(output, [path, self.target_prefix], self.export, force)
         check_suffix(output, path, self.predictions)
-        [source] = self.inputs([path])
-        count = count_lines([source])
-        directory = Directory(out.with_name(f".{out.name}.partial"), self.facts([path]))
-        parts = Parts(out, directory.path)
-        with directory.open(), remove_unless_started(directory), remedies(directory):
-            with progress(count) as bar:
-                facts = File(self, 0, source, parts, self.work, force).finish(None, bar)
-            shutil.rmtree(directory.path)
+        inputs = self.inputs([path])
+        directory = Directory(partial_directory(out), self.facts([path]), is_temporary=True)
+        [facts] = self.finish(inputs, [out], directory, self.work, force)
         return report({output: facts})
+
+    def finish(
+        self,
+        inputs: Sequence[Input],
+        paths: Sequence[Path],
+        directory: Directory,
+        work: Work,
+        force: bool = False,
+    ) -> list[dict]:
+        """Write the results of `inputs` to the files `paths`, computed by `work`, and return the
+        facts of each file.
+
+        `directory` has their parts until they are finished. `force` replaces existing files.
+        """
+        count = count_lines(inputs)
+        with contextlib.ExitStack() as stack:
+            finished = stack.enter_context(directory.open())
+            stack.enter_context(removal(directory))
+            stack.enter_context(remedies(directory))
+            bar = stack.enter_context(progress(count))
+            outputs = [
+                Outputs.find(Parts(path, directory.path), force or path.name in finished)
+                for path in paths
+            ]
+            for number, (source, output) in enumerate(zip(inputs, outputs, strict=True)):
+                name = output.parts.path.name
+                before = finished.get(name)
+                finished[name] = File(self, number, source, output, work).finish(before, bar)
+                if finished[name] is not before:
+                    directory.note(finished)
+                output.parts.remove()
+        return [finished[path.name] for path in paths]
 
     @property
     def export(self) -> Path:
@@ -269,9 +287,12 @@ class File:
     runner: Runner
     number: int
     source: Input
-    parts: Parts
+    outputs: Outputs
     work: Work
-    force: bool = True
+
+    @property
+    def parts(self) -> Parts:
+        return self.outputs.parts
 
     def finish(self, before: dict | None, bar: Bar | ProgressLog) -> dict:
         """Compute the missing shards and join them. Return the facts of the file.
@@ -282,8 +303,8 @@ class File:
         that call still exists, nothing is computed and `before` is returned.
 
         Raises:
-            FileExistsError: if the input is not that of `before`, or without `force` if the output
-                appeared meanwhile.
+            FileExistsError: if the input is not that of `before`, or if anyone else wrote a file
+                of the output meanwhile.
             ValueError: if the input is damaged or changed while it was read.
         """
         stamps = self.stamps()
@@ -306,7 +327,7 @@ class File:
         if before is not None:
             self.check_input(before, digest.hexdigest())
             return before
-        self.join(count)
+        self.outputs.publish(count, self.source.format.join)
         return {**total, "input": digest.hexdigest()}
 
     def stamps(self) -> list:
@@ -342,24 +363,9 @@ class File:
             "lines_count": len(rows),
             "warnings_count": len(results.warnings),
         }
-        with self.parts.new(shard.number, facts) as path:
-            shard.format.write(path, shard, rows, results.values)
+        with self.parts.new(shard.number, facts) as file:
+            shard.format.write(file, shard, rows, results.values)
         return facts
-
-    def join(self, count: int) -> None:
-        """Write the output, and the file of bad lines, from the parts of `count` shards. Raises
-        FileExistsError without `force` if the output appeared meanwhile."""
-        path = self.parts.path
-        if path.exists() and not self.force:
-            raise FileExistsError(
-                f"{path} was created by another process meanwhile, the result is in "
-                f"{self.parts.folder}"
-            )
-        self.parts.write_bad(count)
-        with atomic_write(path) as temporary:
-            self.source.format.join(
-                (self.parts.part_path(number) for number in range(count)), temporary
-            )
 
 
 def rows_with_faults(shard: Shard, rows: Sequence[Row]) -> list[tuple[int, str]]:
@@ -395,8 +401,8 @@ def unique_names(paths: Sequence[Path], output: Path, predictions: Predictions) 
     """Return the names of the outputs of `paths` in the directory `output`, without .gz, .bz2 and
     .xz. Results in another format than the input get .jsonl appended.
 
-    Raises UsageError if two are the same, if one is the name of another file of the run, and for
-    compressed Parquet."""
+    Raises UsageError if two are the same, if one is too long or the name of another file of the
+    run, and for compressed Parquet."""
     names: dict[str, Path] = {}
     for path in paths:
         name = without_compression(path.name)
@@ -407,6 +413,7 @@ def unique_names(paths: Sequence[Path], output: Path, predictions: Predictions) 
                 f"{names[name]} and {path} would both become {output / name}, expected "
                 "different file names"
             )
+        check_name(output / name)
         names[name] = path
     others = [MANIFEST, *(f"{name}{ending}" for name in names for ending in (BAD_LINES, PARTS))]
     for name in names.keys() & others:

@@ -13,6 +13,8 @@ from .text_lines import decode_line, hash_lines, raw_lines
 if TYPE_CHECKING:
     from .formats import FileFormat
 
+MAX_SHARD_BYTES = 4_000_000  # after which no line is added; 4096 lines of text have fewer
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -74,9 +76,9 @@ class Input:
     def shards(self, size: int) -> Iterator[Shard]:
         """Yield the file in shards of `size` lines, with their target prefixes.
 
-        The last shard may have fewer lines; shards of tables may, too. A file without lines has no
-        shards, but a table without rows has an empty one. Raises ValueError where the file is
-        damaged.
+        The last shard may have fewer lines; shards of long lines and of tables may, too. A file
+        without lines has no shards, but a table without rows has an empty one. Raises ValueError
+        where the file is damaged.
         """
         shards = number_shards(self.format.shards(self.path, size), self.format)
         if self.target_prefix is None:
@@ -103,9 +105,17 @@ def number_shards(contents: Iterable[Any], format: "FileFormat") -> Iterator[Sha
 
 
 def split_lines(lines: Iterable[bytes], size: int) -> Iterator[list[bytes]]:
-    """Yield lists of `size` lines. The last list may be shorter."""
-    remaining = iter(lines)
-    while content := list(itertools.islice(remaining, size)):
+    """Yield lists of `size` lines. A list has fewer if it is the last, or as long as
+    `MAX_SHARD_BYTES`."""
+    content: list[bytes] = []
+    num_bytes = 0
+    for line in lines:
+        content.append(line)
+        num_bytes += len(line)
+        if len(content) == size or num_bytes >= MAX_SHARD_BYTES:
+            yield content
+            content, num_bytes = [], 0
+    if content:
         yield content
 
 

@@ -11,6 +11,7 @@ from typing import BinaryIO
 from .compression import decompression_errors, open_lines
 
 LONGEST = 1_000_000  # bytes of a line
+ENDLESS = 1_000_000_000  # bytes of what is no line: a device such as /dev/zero never ends one
 LINE_BREAKS = re.compile(r"[\r\n]+")
 
 
@@ -22,7 +23,7 @@ def raw_lines(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[bytes]:
     `decode_line` rejects it. `name` is the file, for errors.
 
     Raises:
-        ValueError: for a damaged compressed file.
+        ValueError: for a damaged compressed file, and a line of more than `ENDLESS` bytes.
     """
     max_bytes = LONGEST + 5  # with a byte order mark and the end
     with decompression_errors(name):
@@ -35,8 +36,15 @@ def raw_lines(file: BinaryIO | io.BufferedIOBase, name: str) -> Iterator[bytes]:
                 line.removesuffix(b"\r\n") if line.endswith(b"\r\n") else line.removesuffix(b"\n")
             )
             yield line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-            while is_cut and (rest := file.readline(max_bytes)):
+            for _ in range(ENDLESS // max_bytes):
+                if not is_cut or not (rest := file.readline(max_bytes)):
+                    break
                 is_cut = not rest.endswith(b"\n")
+            else:
+                raise ValueError(
+                    f"line {number} of {name} is longer than {ENDLESS:,} bytes, expected lines of "
+                    f"text"
+                )
 
 
 def decode_line(line: bytes, name: str) -> str:

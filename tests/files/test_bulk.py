@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import time
 
 import bulk as benchmark
 import numpy as np
@@ -52,6 +53,42 @@ def test_json_lines_keep_their_other_fields(bulk, runtime_of, tmp_path):
     actual = [json.loads(line) for line in (tmp_path / "out" / "a.jsonl").read_text().splitlines()]
     expected = translated(runtime_of("seq2seq"), lines, None)
     assert [row.pop("translation") for row in actual] == expected and actual == rows
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ', "price": 0.12345678901234567890123, "id": 9007199254740993',
+        ', "a": [1.10, {"b": -0, "c": 1E5}], "d": 1e-400',
+        ',\t"escaped": "\\u00e9\\ud800", "raw": "é" ',
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", " \r\n"])
+def test_json_lines_come_back_as_they_were_read(bulk, tmp_path, more, end):
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(f'{{"text": "w5"{more}}}{end}{{"other": 1.10 }}\n'.encode())
+    bulk().to_directory([source], tmp_path / "out")
+    first, second = (tmp_path / "out" / "a.jsonl").read_text().splitlines()
+    assert first.startswith(f'{{"text": "w5"{more.rstrip()}, "translation": "')
+    assert "translation" in json.loads(first) and second == '{"other": 1.10, "translation": null}'
+
+
+def test_binary_columns_of_utf8_are_texts(bulk, runtime_of, tmp_path):
+    lines = [line or "w5" for line in some_lines(6)]
+    texts = [line.encode() for line in lines] + [b"\xff", None]
+    nested = pyarrow.array([{"doc": text} for text in texts], pyarrow.struct({"doc": "binary"}))
+    for kind in ("binary", "large_binary"):
+        columns = {"text": pyarrow.array(texts, kind), "nested": nested}
+        pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+        for field in ("text", "nested.doc"):
+            out = tmp_path / f"{kind}-{field}"
+            assert bulk(field=field).to_directory([tmp_path / "a.parquet"], out)["bad"] == 2
+            table = pyarrow.parquet.read_table(out / "a.parquet")
+            expected = [*translated(runtime_of("seq2seq"), lines), None, None]
+            assert table["translation"].to_pylist() == expected
+            assert table["text"].to_pylist() == texts and table["text"].type == kind
+            [first, second] = read_bad_lines(out / "a.parquet.bad.jsonl")
+            assert first[0] == 7 and "UTF-8" in first[1] and second[0] == 8
 
 
 @pytest.mark.parametrize("count", [20, 0])
@@ -185,6 +222,44 @@ def test_bad_text_lines_are_reported_and_leave_an_empty_line(bulk, runtime_of, t
     assert (report["lines"], report["bad"]) == (20, 2)
 
 
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "parquet"])
+def test_texts_of_too_many_characters_are_bad_lines(bulk, runtime_of, tmp_path, kind):
+    lines = ["w5", "é" * 31, "w6 " * 10 + "w", "w7"]
+    source = write(tmp_path / f"a.{kind}", lines)
+    if kind == "jsonl":
+        write(source, [json.dumps({"text": line}) for line in lines])
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"text": lines}), source)
+    job = Runner(Predictions(runtime_of("seq2seq"), "translate", OPTIONS, max_characters=30))
+    assert job.to_directory([source], tmp_path / "out")["bad"] == 2
+    [bad_file] = (tmp_path / "out").glob("*.bad.jsonl")
+    numbers, reasons = zip(*read_bad_lines(bad_file))
+    assert numbers == (2, 3) and all(
+        "31 characters, expected at most 30" in text for text in reasons
+    )
+
+
+@pytest.mark.parametrize("kind", ["txt", "parquet"])
+def test_shards_have_a_limit_of_bytes(bulk, tmp_path, monkeypatch, kind):
+    lines = [f"w{5 + number} {'w6 ' * 300}" for number in range(40)]
+    source = write(tmp_path / f"a.{kind}", lines)
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"text": lines}), source, row_group_size=11)
+    shards, results = [], []
+    for limit in (4_000_000, 5000, 1):
+        for module in ("shards", "parquet"):
+            name = f"vanilla_transformer_export.files.{module}.MAX_SHARD_BYTES"
+            monkeypatch.setattr(name, limit)
+        [source_input] = bulk(shard_lines=30).inputs([source])
+        shards.append([len(shard) for shard in source_input.shards(30)])
+        bulk(shard_lines=30).to_directory([source], tmp_path / f"out-{limit}")
+        results.append((tmp_path / f"out-{limit}" / source.name).read_bytes())
+    assert shards[0] == [30, 10] and max(shards[1]) < 17 and sum(shards[1]) == 40
+    if kind == "txt":
+        assert shards[1] == [6] * 6 + [4] and shards[2] == [1] * 40
+        assert results[0] == results[1] == results[2]
+
+
 def test_bad_json_lines_are_reported(bulk, tmp_path):
     lines = [
         '{"text": "w5"}',
@@ -237,6 +312,16 @@ def test_json_line_with_duplicate_field_is_reported(bulk, tmp_path, line):
     assert first == "null" and "translation" in json.loads(second) and report["bad"] == 1
     [(place, reason)] = read_bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl")
     assert place == 1 and ("'text'" in reason or "'b'" in reason)
+
+
+def test_duplicate_among_many_fields_is_found_in_linear_time(bulk, tmp_path):
+    fields = "".join(f', "k{number}": 1' for number in range(60_000))
+    line = f'{{"text": "w5"{fields}, "z": 1, "z": 2}}'
+    start = time.perf_counter()
+    report = bulk().to_directory([write(tmp_path / "a.jsonl", [line])], tmp_path / "out")
+    assert report["bad"] == 1 and time.perf_counter() - start < 20  # it took minutes
+    [(_, reason)] = read_bad_lines(tmp_path / "out" / "a.jsonl.bad.jsonl")
+    assert "'z'" in reason
 
 
 @pytest.mark.parametrize("number", ["1e400", "-1e999", "NaN", "Infinity", '[{"a": 1E+400}]'])

@@ -268,7 +268,7 @@ def test_interrupted_runs_resume_to_same_result(runtime, tmp_path, options):
         parts = partial_path(out) / "out.parts"
         for path in rng.sample(sorted(parts.iterdir()), min(count, 2)):
             path.write_bytes(path.read_bytes()[: rng.randint(0, path.stat().st_size - 1)])
-        (parts / f".{count:06}.new").write_text("half")
+        (parts / f".{count:032x}.new").write_text("half")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("warnings.warn", lambda *args, **settings: None)
             job.to_file(source, out)

@@ -57,8 +57,8 @@ def test_truncated_shard_is_recomputed(bulk, tmp_path):
     part = tmp_path / "out" / "a.parts" / "000001"
     part.write_bytes(part.read_bytes()[:-3])
     (tmp_path / "out" / "a.parts" / "000002.facts").write_text('{"input": ')
-    (tmp_path / "out" / "a.parts" / ".000003.new").write_text("half")
-    (tmp_path / "out" / "a.parts" / ".000009.new").write_text("of a longer input")
+    (tmp_path / "out" / "a.parts" / f".{3:032x}.new").write_text("half")
+    (tmp_path / "out" / "a.parts" / f".{9:032x}.new").write_text("of a longer input")
     with pytest.warns(UserWarning, match="000001"):
         bulk().to_directory([source], tmp_path / "out")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")

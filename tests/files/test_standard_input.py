@@ -80,7 +80,13 @@ def test_invalid_input_exits_with_one_line_message(generate, given, seen):
 
 def test_line_of_one_megabyte_is_accepted(generate):
     longest = "\u00e9" * 500_000
-    assert generate(f"\ufeff{longest}\r\n{longest}".encode()) == [repr(longest)] * 2
+    given = f"\ufeff{longest}\r\n{longest}".encode()
+    assert generate(given, "--max-characters", "500000") == [repr(longest)] * 2
+    for limit in ([], ["--max-characters", "499999"]):
+        with raises(
+            SystemExit, seen=(1, "500,000"), expected="250,000" if not limit else "499,999"
+        ):
+            generate(given, *limit)
 
 
 @pytest.mark.parametrize(

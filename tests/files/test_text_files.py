@@ -126,6 +126,58 @@ def test_truncated_or_damaged_compressed_file_error_names_file(tmp_path, suffix)
                 read(path)
 
 
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
+def test_damage_after_the_first_stream_is_an_error(tmp_path, suffix):
+    path = tmp_path / f"a{suffix}"
+    first, second = (PACKED[suffix](text) for text in (b"one\ntw", b"o\nthree\n"))
+    path.write_bytes(first + second)
+    assert [*export_lines.read_lines(path)] == ["one", "two", "three"]
+    for rest in (b"X" + second[1:], second[:-1], second[:3], b"notes", second + b"X"):
+        path.write_bytes(first + rest)
+        with raises(ValueError, seen=f"a{suffix}"):
+            [*export_lines.read_lines(path)]
+
+
+def test_zeros_between_streams_of_xz_are_padding(tmp_path):
+    """They are as many as a multiple of four (The .xz File Format, 2.2)."""
+    first, second = map(lzma.compress, (b"one\n", b"two\n"))
+    path = tmp_path / "a.xz"
+    for zeros in (4, 8, 2**17):
+        path.write_bytes(first + bytes(zeros) + second + bytes(zeros))
+        assert [*export_lines.read_lines(path)] == ["one", "two"]
+    for content in (
+        first + bytes(3) + second,
+        first + bytes(5),
+        bytes(4) + first,
+        first + bytes(4) + b"X",
+    ):
+        path.write_bytes(content)
+        with raises(ValueError, seen="a.xz"):
+            [*export_lines.read_lines(path)]
+
+
+def test_large_compressed_files_of_many_streams_are_read(tmp_path):
+    lines = [f"{number} is a line of a long file" for number in range(30_000)]
+    content = "".join(f"{line}\n" for line in lines).encode()
+    for suffix in (".bz2", ".xz"):
+        path = tmp_path / f"a{suffix}"
+        path.write_bytes(
+            b"".join(
+                PACKED[suffix](content[start : start + 99_999])
+                for start in range(0, len(content), 99_999)
+            )
+        )
+        assert [*export_lines.read_lines(path)] == lines
+
+
+def test_endless_line_is_an_error(monkeypatch):
+    monkeypatch.setattr(export_lines, "ENDLESS", 20_000_000)
+    with open("/dev/zero", "rb") as file, raises(ValueError, seen=("line 1", "zero", "20,000,000")):
+        [*export_lines.raw_lines(file, "zero")]
+    long = io.BytesIO(b"x" * 15_000_000 + b"\ntwo\n")
+    assert [len(line) > 3 for line in export_lines.raw_lines(long, "a")] == [True, False]
+
+
 @pytest.mark.parametrize("suffix", [".zst", ".Z", ".lzma", ".lzo", ".rar"])
 def test_unsupported_compression_is_rejected(suffix, tmp_path):
     path = tmp_path / f"a{suffix}"

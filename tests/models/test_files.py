@@ -119,6 +119,35 @@ def test_file_modes_follow_umask(folder, umask, mode):
     assert modes == {"out": mode, "deep": mode, "file": mode & 0o666}
 
 
+def test_modes_of_replaced_files_stay_and_unfinished_ones_are_private(folder):
+    for name in ("map.png", "out/config.json", "out/README.md"):
+        write(folder, {name: '{"model_type": "vanilla-encoder"}'})
+    (folder / "map.png").chmod(0o600)
+    (folder / "out").chmod(0o710)
+    (folder / "out/config.json").chmod(0o640)
+    with new_file(folder / "map.png", force=True) as file:
+        file.write_text("new")
+        assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    with new_directory(folder / "out", force=True) as directory:
+        write(directory, {"config.json": "new", "vocab.txt": "new"})
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
+    assert modes == {"map.png": 0o600, "out": 0o710, "config.json": 0o640, "vocab.txt": 0o644}
+
+
+def test_replaced_text_keeps_its_mode_and_follows_no_link(folder):
+    write(folder, {"precious": "mine", "run.json": "old"})
+    (folder / "run.json").chmod(0o600)
+    (folder / "link.json").symlink_to("precious")
+    for name in ("run.json", "link.json", "new.json"):
+        files.replace_text(folder / name, "new")
+    assert read(folder) == {"precious": "mine"} | dict.fromkeys(
+        ("run.json", "link.json", "new.json"), "new"
+    )
+    assert stat.S_IMODE((folder / "run.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE((folder / "new.json").stat().st_mode) == 0o644
+
+
 def test_new_file_appears_when_block_ends_and_is_replaced_only_with_force(folder):
     with new_file(folder / "deep/map.png") as file:
         assert file.name == "map.png" and not (folder / "deep/map.png").exists()

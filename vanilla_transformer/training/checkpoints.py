@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from ..checkpoint_files import for_every_version
 from ..errors import UsageError
-from ..files import keep
+from ..files import keep, replace_text
 from .data import split_files
 from .names import flat
 from .recipe import Recipe
@@ -60,7 +60,7 @@ class CompleteCheckpoints(TrainerCallback):
         if control.should_save and args.should_save:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             checkpoint.mkdir(parents=True, exist_ok=True)
-            (checkpoint / FILES).write_text("{}", encoding="utf-8")
+            replace_text(checkpoint / FILES, "{}")
 
     on_epoch_end = on_step_end
 
@@ -72,7 +72,7 @@ class CompleteCheckpoints(TrainerCallback):
             run = Path(args.output_dir)
             checkpoint = run / f"checkpoint-{state.global_step}"
             for_every_version(checkpoint)
-            (checkpoint / FILES).write_text(json.dumps(hashes(checkpoint)), encoding="utf-8")
+            replace_text(checkpoint / FILES, json.dumps(hashes(checkpoint)))
             best = Path(state.best_model_checkpoint or checkpoint)
             others = [
                 path
@@ -263,9 +263,7 @@ def open_state(state: Path, facts: dict, restart: bool) -> None:
         moved = keep(state, state)
         PartialState().print(f"{state} is now {moved}")
     state.mkdir(parents=True, exist_ok=True)
-    partial = state / f".{RUN}"  # replaces the file in one step, whatever happens in between
-    partial.write_text(json.dumps(facts), encoding="utf-8")
-    partial.replace(state / RUN)
+    replace_text(state / RUN, json.dumps(facts))
 
 
 def run_facts(recipe: Recipe) -> dict:

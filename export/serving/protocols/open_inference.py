@@ -14,7 +14,7 @@ from tokenizers import Encoding
 
 from ... import __version__
 from ...errors import RequestError, TooLong, UsageError
-from ...heads import HEADS, READS_TOKENS
+from ...heads import HEADS, MAX_CHARACTERS, READS_TOKENS
 from ...inference.inputs import check_contiguous, check_inputs
 from ...scheduler.encoder_batch import LENGTHS
 from ...scheduler.request import GenerationInput
@@ -24,7 +24,7 @@ from ...text.tasks.rows import TokenRow, check_strings, run
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
 from ..translation.translator import call_off_loop
-from .pipelines import MAX_CHARACTERS, continue_texts
+from .pipelines import continue_texts
 from .protocol import Protocol, checked_options, served_models, server_settings
 from .tensors import (
     JSON_LENGTH,

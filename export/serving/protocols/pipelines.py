@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ...errors import RequestError, TooLong, UsageError, did_you_mean
-from ...heads import IMAGE, PAIR, PIPELINES, TEXT, Task
+from ...heads import IMAGE, MAX_CHARACTERS, PAIR, PIPELINES, TEXT, Task
 from ...scheduler.request import GenerationInput
 from ...text.tasks.classification import parse_candidates
 from ...text.tasks.rows import check_strings, check_texts, encode_texts, run, softmax
@@ -45,7 +45,6 @@ from .text_embeddings import json_response, render_list
 router = APIRouter(tags=["pipelines"])
 
 GENERAL = "text2text-generation"  # the pipeline that promises no kind of text
-MAX_CHARACTERS = 250_000  # maximum length of a text
 MAX_ALL_CHARACTERS = 1_000_000  # of all texts; their tokens take up to 300 times their size
 MAX_WINDOWS = 2000  # maximum number of windows of a text
 # Fields of text-generation-inference that huggingface_hub omits after a certain error message, see
