@@ -135,8 +135,9 @@ class Subject:
 
         The sessions write profiles to `directory` when they are closed.
         """
-        info, threads = self.model.info, self.runtime.threads
-        model = OnnxModel(info, threads, device=self.runtime.device, profiles=directory)
+        info, threads, changes = self.model.info, self.runtime.threads, self.model.changes
+        settings = {"device": self.runtime.device, "profiles": directory, "changes": changes}
+        model = OnnxModel(info, threads, **settings)
         model.open(main_roles(info))
         return self.compare_repeated(outcome(model, self.reference))
 

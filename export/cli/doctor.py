@@ -4,7 +4,6 @@ import argparse
 import json
 
 from ..arguments import Parser
-from ..inference.devices import CUDA, CUDNN, facts
 from ..terminal import say
 from .verbs import verb
 
@@ -15,6 +14,8 @@ def doctor_arguments(parser: Parser) -> None:
 
 @verb("show installed packages, and where each target runs", doctor_arguments, extras="cpu")
 def doctor(args: argparse.Namespace) -> None:
+    from ..inference.devices import facts
+
     details = facts()
     say(json.dumps(details) if args.json else report(details))
 
@@ -29,7 +30,8 @@ def report(facts: dict) -> str:
     lines += [
         f"providers    {', '.join(facts['providers']) or 'none: onnxruntime is not installed'}"
     ]
-    lines += libraries(facts)
+    places = facts["libraries"].values() or ["none of CUDA"]
+    lines += [f"library      {place}" for place in places]
     lines += [
         f"cpu          {facts['processor']}: "
         f"{' '.join(facts['instructions']) or 'no known int8 instructions'}"
@@ -50,15 +52,6 @@ def report(facts: dict) -> str:
         else "TensorRT is available: --device tensorrt"
     ]
     return "\n".join(lines)
-
-
-def libraries(facts: dict) -> list[str]:
-    """Return a line with the place of each library of CUDA, and one about cuDNN if that is missing
-    where the others are used."""
-    lines = [f"library      {place}" for place in facts["libraries"].values()]
-    if CUDA in facts["providers"] and CUDNN not in facts["libraries"]:
-        lines.append(f"library      no {CUDNN}: onnxruntime opens it when a graph first uses it")
-    return lines or ["library      none of CUDA"]
 
 
 def runs_on(target: str, device: str, facts: dict) -> str:

@@ -1,8 +1,11 @@
 """Commands that write exports, compare them with their checkpoints, and measure both."""
 
 import argparse
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 from ..arguments import (
     DTYPE_HELP,
@@ -15,6 +18,8 @@ from ..arguments import (
     positive,
     source,
 )
+from ..files.resumable_output import atomic_write
+from ..inference.session import ATTENTION_KERNELS, CAPTURE, FUSIONS
 from ..terminal import say
 from .verbs import (
     CHECKPOINT,
@@ -123,19 +128,65 @@ def certify_arguments(parser: Parser) -> None:
     parser.add_argument("--dtype", help="dtype of the weights; default: each of the export")
     report_help = "file for a report about the checks, the export and this machine, in JSON"
     parser.add_argument("--output", type=path, metavar="FILE", help=report_help)
+    causes = parser.add_argument_group(
+        "causes of failures",
+        "Run the checks with one thing changed, to see whether they pass then.",
+    )
+    without_help = (
+        "capture: without CUDA graphs; fusions: without onnxruntime's rewriting of graphs, and "
+        "without CUDA graphs; may be repeated"
+    )
+    causes.add_argument(
+        "--without",
+        type=choice_type("part", (CAPTURE, FUSIONS)),
+        action="append",
+        default=[],
+        metavar="|".join((CAPTURE, FUSIONS)),
+        help=without_help,
+    )
+    causes.add_argument(
+        "--attention",
+        type=choice_type("kernel", ATTENTION_KERNELS),
+        metavar="|".join(ATTENTION_KERNELS),
+        help="the only kind of attention kernel on CUDA; default: the target's",
+    )
 
 
 @verb("check what an export computes on this machine", certify_arguments, extras="cpu")
 def certify(args: argparse.Namespace) -> None:
     from ..certification.certify import certify
 
-    certificate = certify(args.export, args.device, args.dtype, tell=say)
-    if args.output is not None:
-        report = json.dumps(certificate.report(), indent=2)
-        args.output.write_text(f"{report}\n", encoding="utf-8")
+    changes = {"without": args.without, "attention": args.attention}
+    with report_file(args.output) as file:
+        certificate = certify(args.export, args.device, args.dtype, **changes, tell=say)
+        if file is not None:
+            report = json.dumps(certificate.report(), indent=2)
+            file.write_text(f"{report}\n", encoding="utf-8")
     if failures := certificate.failures:
         names = ", ".join(check.title for check in failures)
         sys.exit(f"{args.export} is not certified: {names}")
+
+
+@contextlib.contextmanager
+def report_file(output: Path | None) -> Iterator[Path | None]:
+    """Yield the path to write a report to, which becomes `output` when the block ends. A device or
+    a pipe is written directly. Yield None without `output`.
+
+    Raises:
+        OSError: before the block, if no file can be written there.
+    """
+    if output is None or (output.exists() and not output.is_file() and not output.is_dir()):
+        yield output
+        return
+    expected = "expected a file in a folder that can be written to"
+    if output.is_dir() or not output.parent.is_dir():
+        raise OSError(f"{output} cannot be written, {expected}")
+    with atomic_write(output.resolve()) as new:
+        try:
+            new.touch()
+        except OSError as error:
+            raise OSError(f"{output} cannot be written ({error.strerror}), {expected}") from None
+        yield new
 
 
 def evaluate_arguments(parser: Parser) -> None:

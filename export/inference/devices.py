@@ -33,7 +33,7 @@ ONLY_GPU = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxrunt
 # that it needs itself.
 LIBRARIES = ("libcublasLt.so.13", "libcublas.so.13", "libcudart.so.13", "libcurand.so.10")
 DRIVER = "libcuda.so.1"  # which the provider is linked with too
-CUDNN = "libcudnn.so.9"  # which the provider opens when a graph first uses it
+CUDNN = "libcudnn.so.9"  # which the provider opens when a graph, such as beam search, first uses it
 MIN_DRIVER = 580  # major version, for CUDA 13
 CUDA_MAJORS = (8, 9, 12)  # compute capabilities with kernels in onnxruntime-gpu 1.31; also 7.5
 GPU_FIELDS = ("name", "driver_version", "memory.total", "compute_cap")
@@ -166,6 +166,11 @@ def cuda_problem(report: dict) -> str | None:
         )
     if missing := [name for name in LIBRARIES if name not in report["libraries"]]:
         return f"libraries of CUDA are missing, {', '.join(missing)}: {WITH_LIBRARIES}"
+    if CUDNN not in report["libraries"]:
+        return (
+            f"{CUDNN} is missing, which onnxruntime opens only when beam search or another graph "
+            f"first uses it: {WITH_LIBRARIES}"
+        )
     return None
 
 

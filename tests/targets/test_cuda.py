@@ -93,6 +93,17 @@ def test_beam_step_writes_one_slot_per_beam_and_moves_none(exported):
         assert changed.tolist() == ([1, 2, 3] if ".decoder." in name else [])
 
 
+def test_scores_of_a_search_stay_after_the_next_one(exported):
+    """On the CPU, onnxruntime's values and numpy's arrays have the same memory."""
+    runtime = Runtime(exported("seq2seq")[1], device="cpu")
+    ids, mask = prompts("seq2seq")
+    settings = dict(num_beams=3, max_new_tokens=6)
+    _, scores = runtime.generate_with_scores(ids, mask, **settings)
+    before = scores.copy()
+    runtime.generate_with_scores(ids[:, ::-1].copy(), mask, **settings)
+    np.testing.assert_array_equal(scores, before)
+
+
 # ------------------------------------------------------------------------------------------- errors
 
 
@@ -137,7 +148,11 @@ USED = dict(providers=GPU_BUILD, gpus=[H200], missing=())
             None,
             ("libcuda.so.1", "nvidia-smi", "LD_LIBRARY_PATH", "compute,utility"),
         ),
-        (dict(missing=("libcudnn.so.9",)), GPU_BUILD, None),
+        (
+            dict(missing=("libcudnn.so.9",)),
+            None,
+            ("libcudnn.so.9", "only when", "pip install 'onnxruntime-gpu[cuda,cudnn]'"),
+        ),
         (dict(), ["CPUExecutionProvider"], "CPUExecutionProvider"),
         (dict(), GPU_BUILD, None),
     ],
