@@ -23,7 +23,7 @@ from ..inference.session import ATTENTION_KERNELS, CAPTURE, FUSIONS
 from ..terminal import say
 from .verbs import (
     CHECKPOINT,
-    DEVICES,
+    add_device,
     add_generation_options,
     add_language_arguments,
     add_variant,
@@ -123,8 +123,7 @@ def verify(args: argparse.Namespace) -> None:
 
 def certify_arguments(parser: Parser) -> None:
     parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
-    device_help = f"device to run on: {', '.join(DEVICES)}; default: the target's"
-    parser.add_argument("--device", type=choice_type("device", DEVICES), help=device_help)
+    add_device(parser)
     parser.add_argument("--dtype", help="dtype of the weights; default: each of the export")
     report_help = "file for a report about the checks, the export and this machine, in JSON"
     parser.add_argument("--output", type=path, metavar="FILE", help=report_help)
@@ -194,6 +193,7 @@ def evaluate_arguments(parser: Parser) -> None:
         "checkpoint directory or Hub id (run by torch), or export directory (run by onnxruntime)"
     )
     parser.add_argument("model", type=source, metavar="MODEL", help=model_help)
+    add_device(parser)
     parser.add_argument("--dtype", help=DTYPE_HELP)
     add_variant(parser)
     add_workers(parser)
@@ -214,6 +214,7 @@ def evaluate(args: argparse.Namespace) -> None:
         "batch_size": args.batch_size,
         "dtype": args.dtype,
         "workers": args.workers,
+        "device": args.device,
         **metric_settings(args),
     }
     options |= generation_options(args) | language_settings(args) | {"variant": args.variant}
