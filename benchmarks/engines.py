@@ -94,11 +94,11 @@ class Transformers:
             longest = lengths[part].max()
             inputs = (tensor[part, :longest].to(self.device) for tensor in (ids, mask))
             names = ("input_ids", "attention_mask")
-            found = self.model(**dict(zip(names, inputs))).last_hidden_state.cpu()
+            output = self.model(**dict(zip(names, inputs))).last_hidden_state.cpu()
             if rows == len(ids):
-                return found[part.argsort()]
-            states = torch.zeros(*ids.shape, found.shape[-1]) if states is None else states
-            states[part, :longest] = found.float()
+                return output[part.argsort()]
+            states = torch.zeros(*ids.shape, output.shape[-1]) if states is None else states
+            states[part, :longest] = output.float()
         return states
 
     def output(self, result, new_tokens):

@@ -230,8 +230,8 @@ class OnnxModel:
         """
         if threads == self.threads:
             return self
-        settings = {"arena": self._opener.arena, "device": self.device, "changes": self.changes}
-        return OnnxModel(self.info, threads, engine_cache=self.engine_cache, **settings)
+        arena, device, cache = self._opener.arena, self.device, self.engine_cache
+        return OnnxModel(self.info, threads, arena, device, cache, changes=self.changes)
 
     # ---------------------------------------------------------------------------------- one batch
 

@@ -82,8 +82,9 @@ class Runtime:
         # onnxruntime's own default is the host's cores, not the process's.
         self.threads = threads or available_cpus()
         self.workers = self._checked_workers(workers)
-        settings = {"arena": arena, "device": self.device, "changes": changes}
-        self.model = OnnxModel(self.info, self.threads, engine_cache=self.engine_cache, **settings)
+        self.model = OnnxModel(
+            self.info, self.threads, arena, self.device, self.engine_cache, changes=changes
+        )
         self.model.open(main_roles(self.info))
         if self.info.generates:
             _ = self.model.decoders  # which raises for what cannot be opened

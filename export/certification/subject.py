@@ -136,8 +136,8 @@ class Subject:
         The sessions write profiles to `directory` when they are closed.
         """
         info, threads, changes = self.model.info, self.runtime.threads, self.model.changes
-        settings = {"device": self.runtime.device, "profiles": directory, "changes": changes}
-        model = OnnxModel(info, threads, **settings)
+        device = self.runtime.device
+        model = OnnxModel(info, threads, device=device, profiles=directory, changes=changes)
         model.open(main_roles(info))
         return self.compare_repeated(outcome(model, self.reference))
 

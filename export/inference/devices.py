@@ -175,12 +175,12 @@ def cuda_problem(report: dict) -> str | None:
 
 
 def overwritten_problem() -> str | None:
-    """Return an error with a remedy if onnxruntime and onnxruntime-gpu were installed into the
-    folder that is imported and the files there are not all those of onnxruntime-gpu, else None."""
-    found = imported_onnxruntime()
-    if len(found) < 2 or is_whole(found["onnxruntime-gpu"]):
+    """Return an error with a remedy if onnxruntime has overwritten files of onnxruntime-gpu in the
+    folder that is imported, else None."""
+    packages = imported_onnxruntime()
+    if len(packages) < 2 or is_whole(packages["onnxruntime-gpu"]):
         return None
-    versions = " and ".join(f"{name} {found[name].version}" for name in sorted(found))
+    versions = " and ".join(f"{name} {packages[name].version}" for name in sorted(packages))
     return (
         f"{versions} are both installed in {onnxruntime_folder()}, and one has overwritten files "
         f"of the other: {ONLY_GPU}"
@@ -223,7 +223,7 @@ def imported_onnxruntime() -> dict[str, Distribution]:
     that is imported. Those in other folders of `sys.path` do not count."""
     folder = onnxruntime_folder()
     installed = () if folder is None else distributions(path=[str(folder)])
-    by_name = {each.metadata["Name"]: each for each in installed}
+    by_name = {package.metadata["Name"]: package for package in installed}
     return {name: by_name[name] for name in ("onnxruntime", "onnxruntime-gpu") if name in by_name}
 
 

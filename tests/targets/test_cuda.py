@@ -94,7 +94,7 @@ def test_beam_step_writes_one_slot_per_beam_and_moves_none(exported):
 
 
 def test_scores_of_a_search_stay_after_the_next_one(exported):
-    """On the CPU, onnxruntime's values and numpy's arrays have the same memory."""
+    """The values of onnxruntime on the CPU share their memory with numpy's arrays."""
     runtime = Runtime(exported("seq2seq")[1], device="cpu")
     ids, mask = prompts("seq2seq")
     settings = dict(num_beams=3, max_new_tokens=6)

@@ -351,7 +351,7 @@ def test_dtype_of_the_user_is_not_changed(strong_t5, tmp_path):
 
 
 def test_only_dtypes_that_can_be_compared_are_tried(strong_t5, monkeypatch, tmp_path):
-    """With a GPU bf16 comes first."""
+    """The first is bf16 with a GPU."""
     tried = []
 
     def compare(checkpoint, graphs, *args):
