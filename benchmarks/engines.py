@@ -14,18 +14,27 @@ from pathlib import Path
 
 import numpy as np
 from peers import LlamaCpp, OpenVINO
+from plan import OF_OTHERS
 from workload import FAMILY, MODELS, OURS
 
 CONTEXT = multiprocessing.get_context("spawn")
 PATIENCE = 300  # seconds for one answer
+NO_TIME = "no time was left"  # a resumed run measures this again
 LAST_SECONDS = 30  # for a process to end
+MIXED_ROWS = 32  # of mixed length, in one batch of transformers
+
+
+def ids_and_mask(ids):
+    """Return `ids` with 0 for padding, which is negative, and their mask, both (B, S)."""
+    mask = ids >= 0
+    return np.where(mask, ids, 0), mask.astype(np.int64)
 
 
 class Transformers:
     """transformers: its `generate` and `forward` with PyTorch's scaled dot-product attention.
 
-    It computes in float32 on the CPU, in float16 on a GPU. Token ids come from the host and go back
-    there.
+    It computes in float32 on the CPU, on a GPU in float16, or in bfloat16 for the shapes of others.
+    Token ids come from the host and go back there. Negative ids are padding.
     """
 
     packages = ("torch", "transformers")
@@ -45,7 +54,8 @@ class Transformers:
         torch.set_num_threads(arrangement.threads)
         torch.set_grad_enabled(False)
         self.kind, self.device = kind, device
-        dtype = torch.float32 if device == "cpu" else torch.float16
+        half = torch.bfloat16 if kind in OF_OTHERS else torch.float16
+        dtype = torch.float32 if device == "cpu" else half
         model = self.model_class(kind).from_pretrained(
             root / self.checkpoint, attn_implementation="sdpa", dtype=dtype
         )
@@ -54,12 +64,12 @@ class Transformers:
     def prepare(self, ids):
         import torch
 
-        return torch.from_numpy(ids), torch.ones(ids.shape, dtype=torch.int64)
+        return tuple(map(torch.from_numpy, ids_and_mask(ids)))
 
     def run(self, inputs, new_tokens, beams):
-        ids, mask = (tensor.to(self.device) for tensor in inputs)
         if self.kind == "bert":
-            return self.model(input_ids=ids, attention_mask=mask).last_hidden_state.cpu()
+            return self.encode(*inputs)
+        ids, mask = (tensor.to(self.device) for tensor in inputs)
         return self.model.generate(
             ids,
             attention_mask=mask,
@@ -68,6 +78,28 @@ class Transformers:
             do_sample=False,
             **self.options,
         ).cpu()
+
+    def encode(self, ids, mask):
+        """Return the states (B, S, D). Those of padding have no meaning.
+
+        Rows of mixed length are read longest first, `MIXED_ROWS` at a time, as
+        sentence-transformers does.
+        """
+        import torch
+
+        lengths = mask.sum(dim=1)
+        rows = len(ids) if mask.all() else MIXED_ROWS
+        states = None
+        for part in lengths.argsort(descending=True).split(rows):
+            longest = lengths[part].max()
+            inputs = (tensor[part, :longest].to(self.device) for tensor in (ids, mask))
+            names = ("input_ids", "attention_mask")
+            output = self.model(**dict(zip(names, inputs))).last_hidden_state.cpu()
+            if rows == len(ids):
+                return output[part.argsort()]
+            states = torch.zeros(*ids.shape, output.shape[-1]) if states is None else states
+            states[part, :longest] = output.float()
+        return states
 
     def output(self, result, new_tokens):
         return result.float().numpy() if self.kind == "bert" else result[:, -new_tokens:].numpy()
@@ -195,7 +227,7 @@ class Onnx:
         )
 
     def prepare(self, ids):
-        return ids, np.ones_like(ids)
+        return ids_and_mask(ids)
 
     def run(self, inputs, new_tokens, beams):
         if self.kind == "bert":
@@ -295,7 +327,8 @@ class Worker:
         )
         if not self.connection.poll(patience):
             self.process.kill()
-            return {"error": f"no answer within {patience:.0f} s"}
+            is_late = self.deadline is not None and time.monotonic() >= self.deadline
+            return {"error": NO_TIME if is_late else f"no answer within {patience:.0f} s"}
         try:
             return self.connection.recv()
         except (EOFError, ConnectionResetError):

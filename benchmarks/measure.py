@@ -14,13 +14,13 @@ import statistics
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 import workload
-from engines import CONTEXT, Worker, is_installed, one_line
+from engines import CONTEXT, NO_TIME, Worker, is_installed, one_line
 from plan import CHECKPOINTS, Arrangement, Cell, Plan, list_cells
 
 INSTRUCTIONS = (
@@ -37,7 +37,7 @@ INSTRUCTIONS = (
 SETTINGS = ("OMP_", "MKL_", "CT2_")
 WARM_UP = 64  # maximum new tokens
 TOLERANCE = 1e-3  # maximum difference of hidden states
-NO_TIME = "no time was left"
+PADDING = -1  # in the place of a token
 
 
 def isolated(function, *args):
@@ -115,6 +115,20 @@ class Benchmark:
             "cells": [],
         }
 
+    def resume(self):
+        """Go on with the result in the output file, if the user asks for it and there is one.
+
+        Raises:
+            ValueError: if its machine, versions or options differ.
+        """
+        if self.options.resume and self.options.out.exists():
+            self.result = resumed(json.loads(self.options.out.read_text()), self.result)
+
+    def cells_left(self, shape):
+        """Return the cells of `shape` that the result lacks."""
+        measured = {to_cell(record) for record in self.result["cells"]}
+        return [cell for cell in self.cells(shape) if cell not in measured]
+
     def write(self):
         part = self.options.out.with_suffix(".part")
         part.write_text(json.dumps(self.result, indent=1) + "\n")
@@ -123,9 +137,11 @@ class Benchmark:
     def say(self, what):
         print(f"{time.monotonic() - self.began:5.0f} s  {what}", file=sys.stderr)
 
-    def lateness(self) -> str | None:
-        """Return text if the time is up, so that nothing more is started, else `None`."""
-        return None if self.deadline is None or time.monotonic() < self.deadline else NO_TIME
+    def lateness(self, seconds: float = 0) -> str | None:
+        """Return text if fewer than `seconds` are left, so that nothing more is started, else
+        `None`."""
+        is_late = self.deadline is not None and time.monotonic() + seconds >= self.deadline
+        return NO_TIME if is_late else None
 
     def cells(self, shape):
         return list_cells(self.plan, shape, self.options.quick)
@@ -261,8 +277,13 @@ class Benchmark:
 
     def inputs(self, cell):
         vocabulary = self.result["models"][cell.kind]["vocab_size"]
-        shape = (cell.batch, cell.length)
-        return np.random.default_rng(0).integers(workload.FIRST_TOKEN, vocabulary - 1, shape)
+        shape, rng = (cell.batch, cell.length), np.random.default_rng(0)
+        ids = rng.integers(workload.FIRST_TOKEN, vocabulary - 1, shape)
+        if cell.shortest:
+            lengths = rng.integers(cell.shortest, cell.length + 1, cell.batch)
+            lengths[0] = cell.length
+            ids[np.arange(cell.length) >= lengths[:, None]] = PADDING
+        return ids
 
     def warm_up(self, cell, ids, workers, records):
         """Warm up the workers, and mark engines that fail or disagree with the first one as
@@ -279,11 +300,13 @@ class Benchmark:
             if "error" in answer:
                 records[engine]["missing"] = answer["error"]
                 continue
-            is_rounded = engine in self.plan.rounded
+            is_rounded, output = engine in self.plan.rounded, answer["output"]
+            if output.dtype.kind == "f":
+                output = output[ids != PADDING]
             if expected is None and not is_rounded:
-                expected = answer["output"]
+                expected = output
             if expected is not None:
-                records[engine] |= compare(answer["output"], expected)
+                records[engine] |= compare(output, expected)
             same = records[engine].get("agreement", 1) >= self.plan.agreement
             if (
                 not is_rounded
@@ -305,6 +328,35 @@ class Absent:
 
     def close(self):
         """Do nothing: there is no process to end."""
+
+
+def resumed(before: dict, now: dict) -> dict:
+    """Return the result `before` of an earlier run, with the command and the date of `now`.
+
+    Cells for which an engine had no time left are dropped, so that they are measured again.
+
+    Raises:
+        ValueError: if the two differ in machine, versions or options.
+    """
+    for name in ("options", "environment", "hardware", "versions"):
+        if before[name] != now[name]:
+            raise ValueError(
+                f"the file has the {name} {before[name]}, expected {now[name]} to resume it: "
+                "use another --out"
+            )
+    late = {to_cell(record) for record in before["cells"] if record.get("missing") == NO_TIME}
+    cells = [record for record in before["cells"] if to_cell(record) not in late]
+    return {
+        **before,
+        "command": f"{before['command']}; {now['command']}",
+        "date": now["date"],
+        "cells": cells,
+    }
+
+
+def to_cell(record: dict) -> Cell:
+    names = [field.name for field in fields(Cell)]
+    return Cell(**{name: record[name] for name in names if name in record})
 
 
 def one_round(worker, cell, ids) -> dict:

@@ -1,9 +1,8 @@
 """The benchmark on a CPU: each engine in its fastest arrangement of threads, with memory, loading,
 many sentences, and the time in which weights can be read."""
 
-import json
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,8 +10,8 @@ import serving_models
 import serving_offline
 import workload
 from engines import is_installed
-from measure import NO_TIME, Absent, Benchmark, isolated, spread
-from plan import Cell, arrangements_on_cpu
+from measure import Absent, Benchmark, isolated, spread, to_cell
+from plan import arrangements_on_cpu
 
 TRIALS = 2  # runs of each arrangement, to choose the fastest
 TRIAL_TOKENS = 16  # maximum new tokens of a trial
@@ -36,8 +35,7 @@ class CpuBenchmark(Benchmark):
         super().__init__(options, plan, root, "cpu")
         self.result |= {"load": [], "bandwidth": []}
         self.prepared = set()  # kinds whose files are ready
-        if options.resume and options.out.exists():
-            self.result = resumed(json.loads(options.out.read_text()), self.result)
+        self.resume()
 
     def run(self):
         """Measure the shapes and cells that the output file lacks, and write it."""
@@ -62,11 +60,8 @@ class CpuBenchmark(Benchmark):
             self.write()
 
     def cells_left(self, shape):
-        """Return the cells of `shape` that the result lacks."""
-        if shape == "load" and self.result["load"]:
-            return []
-        done = {to_cell(record) for record in self.result["cells"]}
-        return [cell for cell in self.cells(shape) if cell not in done]
+        """Return the cells of `shape` that the result lacks; none of "load" if it has that part."""
+        return [] if shape == "load" and self.result["load"] else super().cells_left(shape)
 
     def workers(self, cell, before):
         """Return {engine: worker} in the arrangement of threads that is fastest for `cell`.
@@ -218,34 +213,6 @@ class CpuBenchmark(Benchmark):
                     "share": count / step_seconds / bandwidth["bytes_per_second"],
                 }
             )
-
-
-def resumed(before: dict, now: dict) -> dict:
-    """Return the result `before` of an earlier run, with the command and the date of `now`.
-
-    Cells for which an engine had no time left are dropped, so that they are measured again.
-
-    Raises:
-        ValueError: if the two differ in machine, versions or options.
-    """
-    for name in ("options", "environment", "hardware", "versions"):
-        if before[name] != now[name]:
-            raise ValueError(
-                f"the file has the {name} {before[name]}, expected {now[name]} to resume it: "
-                "use another --out"
-            )
-    late = {to_cell(record) for record in before["cells"] if record.get("missing") == NO_TIME}
-    cells = [record for record in before["cells"] if to_cell(record) not in late]
-    return {
-        **before,
-        "command": f"{before['command']}; {now['command']}",
-        "date": now["date"],
-        "cells": cells,
-    }
-
-
-def to_cell(record: dict) -> Cell:
-    return Cell(**{field.name: record[field.name] for field in fields(Cell)})
 
 
 def captions_summary(engine: str, speeds: dict, count: int) -> dict:

@@ -4,11 +4,20 @@ BLEU."""
 import gpu
 import quality
 import workload
+from engines import NO_TIME
 from measure import Benchmark, cores, isolated
+from plan import OF_OTHERS
 
 NO_GPU = "no GPU was at hand"
 NO_TEXT = "no texts were given"
 TRANSLATORS = ("torch", "cuda-fp16", "cuda-bf16")
+# seconds that must be left to make the files of a large model
+PREPARATION = {"bart": 60, "t5": 240}
+
+
+def takes_long(row: dict) -> bool:
+    """Return True for the row of BLEU that torch computes on the CPU."""
+    return row["engine"] == "torch"
 
 
 class CudaBenchmark(Benchmark):
@@ -33,60 +42,75 @@ class CudaBenchmark(Benchmark):
             "bleu": [],
             "steps": [],
         }
+        self.resume()
 
     def run(self):
-        """Build and check everything, then time the shapes; each finished part is written to the
-        file."""
-        self.write()
-        kinds = list(dict.fromkeys(self.cells(shape)[0].kind for shape in self.options.shapes))
-        if self.device is None:
-            self.result["models"] = {
-                kind: workload.fields(kind, self.options.quick) for kind in kinds
-            }
-            self.errors = {
-                (engine, kind): NO_GPU for engine in self.options.engines for kind in kinds
-            }
-        else:
+        """Time the shapes, then check the exports. Each result is in the file as soon as it is
+        there, and a resumed run measures what the file lacks."""
+        if self.device is not None and self.result["copy_bandwidth"] is None:
             self.result["copy_bandwidth"] = isolated(
                 gpu.copy_bandwidth, self.device, self.options.quick
             )
-            self.prepare(kinds)
+        self.write()
+        kinds = []
+        for shape in self.options.shapes:
+            kind = self.cells(shape)[0].kind
+            if kind not in kinds:
+                kinds.append(kind)
+                self.prepare_kind(kind)
+            if cells := self.cells_left(shape):
+                self.measure_shape(cells)
+                self.count_bytes(shape)
+                self.write()
         self.check(kinds)
         self.write()
-        for shape in self.options.shapes:
-            self.measure_shape(self.cells(shape))
-            self.count_bytes(shape)
-            self.write()
+
+    def prepare_kind(self, kind):
+        """Make the files of a kind of model, if it can be measured before the time is up."""
+        reason = NO_GPU if self.device is None else self.lateness(PREPARATION.get(kind, 0))
+        if reason is None:
+            self.prepare([kind])
+            return
+        self.result["models"].setdefault(kind, workload.fields(kind, self.options.quick))
+        self.errors |= {(engine, kind): reason for engine in self.options.engines}
 
     def check(self, kinds):
-        """Run `verify` for every export of these kinds of models, and measure BLEU."""
-        exports = [
-            (kind, engine)
+        """Run `verify` for every export of these kinds of models, and measure BLEU, as far as the
+        result lacks them and time is left. What torch computes on the CPU comes last."""
+        self.result["verify"] = [
+            self.row("verify", {"kind": kind, "engine": engine})
             for kind in kinds
+            if kind not in OF_OTHERS
             for engine in self.options.engines
             if engine.startswith("cuda-")
         ]
-        jobs = {
-            ("verify", *key): (quality.verified, key[1], self.root / key[0], self.device)
-            for key in exports
-        }
-        jobs |= {
-            ("bleu", engine): (quality.bleu, engine, *(self.options.texts or ()))
-            for engine in TRANSLATORS
-        }
-        reasons = {
-            ("verify", kind, engine): self.errors.get((engine, kind)) for kind, engine in exports
-        }
-        reasons |= {("bleu", engine): self.untranslated(engine) for engine in TRANSLATORS}
-        done = self.side_by_side({key: job for key, job in jobs.items() if reasons[key] is None})
-        reports = {key: done.get(key) or {"missing": reasons[key]} for key in jobs}
-        self.result["verify"] = [
-            {"kind": kind, "engine": engine, **reports["verify", kind, engine]}
-            for kind, engine in exports
-        ]
-        self.result["bleu"] = [
-            {"engine": engine, **reports["bleu", engine]} for engine in TRANSLATORS
-        ]
+        self.result["bleu"] = [self.row("bleu", {"engine": engine}) for engine in TRANSLATORS]
+        self.write()
+        for row in sorted(self.result["verify"] + self.result["bleu"], key=takes_long):
+            if row.get("missing") == NO_TIME and self.lateness() is None:
+                del row["missing"]
+                name = " ".join(row.values())
+                [answer] = self.side_by_side({("check", name): self.job(**row)}).values()
+                row |= answer
+                self.write()
+
+    def row(self, part: str, row: dict) -> dict:
+        """Return `row` with what an earlier run measured for it, or with why it is missing."""
+        for before in self.result[part]:
+            if row.items() <= before.items() and "missing" not in before:
+                return before
+        if part == "bleu":
+            reason = self.untranslated(row["engine"])
+        else:
+            reason = self.errors.get((row["engine"], row["kind"]))
+        return {**row, "missing": reason or NO_TIME}
+
+    def job(self, engine: str, kind: str | None = None) -> tuple:
+        """Return the function and arguments that check a row: BLEU without `kind`, else
+        `verify`."""
+        if kind is None:
+            return quality.bleu, engine, *self.options.texts
+        return quality.verified, engine, self.root / kind, self.device
 
     def untranslated(self, engine):
         """Return why `engine` has no BLEU, or `None` if it has."""
@@ -120,11 +144,12 @@ class CudaBenchmark(Benchmark):
         counts = [
             record
             for record in self.result["cells"]
-            if record["shape"] == shape and record["beams"] == 1
+            if record["shape"] == shape and record["beams"] == 1 and not record.get("shortest")
         ]
-        if not counts[0]["new_tokens"]:
+        if not counts or not counts[0]["new_tokens"]:
             return
         kind = counts[0]["kind"]
+        self.result["steps"] = [step for step in self.result["steps"] if step["kind"] != kind]
         measured = any("missing" not in record for record in counts)
         values = isolated(gpu.step_values, kind, self.root / kind) if measured else None
         for record in counts:

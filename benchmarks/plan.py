@@ -9,7 +9,8 @@ CHECKPOINTS = ("transformers", "transformers-compile", "vanilla", "torch-graph")
 
 @dataclass(frozen=True)
 class Cell:
-    """One thing to measure: `batch` rows of `length` tokens.
+    """One thing to measure: `batch` rows of `length` tokens, or of `shortest` to `length` tokens if
+    that is not 0.
 
     `new_tokens` are generated with `beams`; 0 is for an encoder. `shape` names the group of cells,
     and `kind` the model.
@@ -21,11 +22,13 @@ class Cell:
     length: int
     new_tokens: int
     beams: int = 1
+    shortest: int = 0
 
     def __str__(self):
+        lengths = f"{self.shortest} to {self.length}" if self.shortest else self.length
         return (
-            f"{self.shape}: batch {self.batch}, length {self.length}, new tokens "
-            f"{self.new_tokens}, beams {self.beams}"
+            f"{self.shape}: batch {self.batch}, length {lengths}, new tokens {self.new_tokens}, "
+            f"beams {self.beams}"
         )
 
 
@@ -163,14 +166,27 @@ CUDA_SHAPES = {
     ],
     "bert": [Cell("bert", "bert", batch, 128, 0) for batch in (1, 8, 32, 128)],
     "gpt2": [Cell("gpt2", "gpt2", batch, 32, 64) for batch in (1, 32, 128)],
+    # texts of mixed length, as encoders of embeddings get them
+    "mixed": [Cell("mixed", "bert", 256, 128, 0, shortest=8)],
+    # what TensorRT-LLM's figures of encoder-decoder models are measured with: the shapes of
+    # BART-large-CNN and of Flan-T5-XL, which takes minutes to make
+    **{
+        shape: [Cell(shape, shape, batch, 440, 128, shortest=260) for batch in (32, 64, 128)]
+        for shape in ("bart", "t5")
+    },
 }
+OF_OTHERS = ("bart", "t5")  # shapes that are measured in bf16, beside one engine
 
 
 def left_out_on_cuda(engine: str, cell: Cell) -> str | None:
     """Return why `engine` is not measured on `cell`, or `None` if it is.
 
-    All cells together take less than ten minutes.
+    All cells but those of `OF_OTHERS` take less than ten minutes together.
     """
+    if cell.shape in OF_OTHERS and engine not in ("transformers", "cuda-bf16"):
+        return "left out: the figures to compare with are in bf16"
+    if cell.shape == "mixed" and engine in ("transformers-compile", "vanilla", "torch-graph"):
+        return "left out: rows of mixed length are measured for fewer engines"
     if engine == "torch-graph" and (cell.beams > 1 or not cell.new_tokens):
         return "left out: it is a bound for greedy search"
     if engine == "transformers-compile" and (cell.beams > 1 or cell.batch not in (1, 128)):
@@ -246,6 +262,7 @@ def list_cells(plan: Plan, shape: str, quick: bool) -> list[Cell]:
             batch=min(cell.batch, 2),
             length=min(cell.length, 8),
             new_tokens=min(cell.new_tokens, 4),
+            shortest=min(cell.shortest, 4),
         )
         for cell in plan.shapes[shape]
     ]

@@ -6,8 +6,11 @@ The same seeded weights, the same inputs and the same forced number of tokens in
 CPU: transformers, CTranslate2, OpenVINO, llama.cpp and our exports, those of them that are
 installed, each in its fastest arrangement of threads, with memory; and sentences a second over the
 lines of a file. On a GPU: transformers, our models in torch, their decode step as one CUDA graph,
-and our exports, in half precision, with the time in kernels; `verify` and BLEU too. Nothing is
-downloaded, and our packages are those of this checkout where they are not installed.
+and our exports, in half precision, with the time in kernels; then texts of mixed length, the shapes
+of BART-large-CNN and of Flan-T5-XL, `verify` and BLEU. A run of a few minutes (`--minutes`) writes
+each result as it comes, the most valuable first; `--resume --files DIR` goes on with what the file
+lacks. Nothing is downloaded, and our packages are those of this checkout where they are not
+installed.
 """
 
 import argparse
@@ -70,17 +73,17 @@ def parse(arguments):
         metavar="DIR",
         help="folder that keeps the files of engines between runs; delete it after a change",
     )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="resume the run of the output file: measure only what it lacks",
+    )
     if device == "cpu":
         parser.add_argument(
             "--captions",
             type=Path,
             metavar="FILE",
             help="text file with one sentence per line, plain or gzip, to translate",
-        )
-        parser.add_argument(
-            "--resume",
-            action="store_true",
-            help="resume the run of the output file: measure only what it lacks",
         )
     else:
         parser.add_argument(

@@ -23,6 +23,18 @@ BERT = dict(
     vocab_size=30522, num_hidden_layers=12, hidden_size=768, num_attention_heads=12,
     intermediate_size=3072, max_position_embeddings=2048,
 )  # fmt: skip
+# The shapes of facebook/bart-large-cnn and google/flan-t5-xl, with the same rule about tokens.
+BART = dict(
+    vocab_size=50264, d_model=1024, encoder_layers=12, decoder_layers=12, encoder_ffn_dim=4096,
+    decoder_ffn_dim=4096, encoder_attention_heads=16, decoder_attention_heads=16,
+    max_position_embeddings=1024, pad_token_id=1, decoder_start_token_id=2, eos_token_id=None,
+    forced_eos_token_id=None,
+)  # fmt: skip
+T5 = dict(
+    vocab_size=32128, d_model=2048, d_kv=64, d_ff=5120, num_layers=24, num_decoder_layers=24,
+    num_heads=32, feed_forward_proj="gated-gelu", tie_word_embeddings=False, pad_token_id=0,
+    decoder_start_token_id=0, eos_token_id=None,
+)  # fmt: skip
 # kind: (class of transformers, fields, fields over them for --quick)
 MODELS = {
     "seq2seq": (
@@ -55,10 +67,24 @@ MODELS = {
             intermediate_size=128,
         ),
     ),
+    "bart": (
+        "BartForConditionalGeneration",
+        BART,
+        dict(vocab_size=499, d_model=64, encoder_layers=2, decoder_layers=2)
+        | dict(encoder_ffn_dim=128, decoder_ffn_dim=128)
+        | dict(encoder_attention_heads=4, decoder_attention_heads=4),
+    ),
+    "t5": (
+        "T5ForConditionalGeneration",
+        T5,
+        dict(vocab_size=499, d_model=64, d_ff=128, num_layers=2, num_decoder_layers=2, num_heads=4),
+    ),
 }
-FAMILY = {"seq2seq": "marian", "gpt2": "gpt2", "bert": "bert"}
+FAMILY = {"seq2seq": "marian", "gpt2": "gpt2", "bert": "bert", "bart": "bart", "t5": "t5"}
 OURS = {
     "seq2seq": "VanillaSeq2SeqForConditionalGeneration",
+    "bart": "VanillaSeq2SeqForConditionalGeneration",
+    "t5": "VanillaSeq2SeqForConditionalGeneration",
     "gpt2": "VanillaDecoderForCausalLM",
     "bert": "VanillaEncoderModel",
 }
@@ -88,10 +114,12 @@ def make_checkpoints(kind: str, quick: bool, root: Path) -> dict:
         for parameter in model.parameters():
             # wide enough that inputs matter to what is generated
             if parameter.requires_grad and parameter.dim() == 2:
-                parameter.normal_(std=min(parameter.shape) ** -0.5)
-        table = model.get_input_embeddings().weight
-        table[:FIRST_TOKEN] = 0
-        table[-1] = 0
+                # T5 does not scale its scores
+                parameter.normal_(std=(0.4 if kind == "t5" else 1) * min(parameter.shape) ** -0.5)
+        for table in (model.get_input_embeddings(), model.get_output_embeddings()):
+            if table is not None:
+                table.weight[:FIRST_TOKEN] = 0
+                table.weight[-1] = 0
     model.save_pretrained(root / "transformers")
     convert(root / "transformers", root / "vanilla")
     write_text(root, model.config.vocab_size)

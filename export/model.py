@@ -24,7 +24,13 @@ from .inference.inputs import MAX_GPU_TOKENS, MAX_TOKENS, run_by_length
 from .inference.options import is_int64
 from .inference.prompt_lookup import prompt_lookup_tokens
 from .inference.search import BeamSearch, Search, start_search
-from .inference.session import Session, Sessions
+from .inference.session import (
+    ATTENTION_KERNELS,
+    FUSIONS,
+    Session,
+    SessionChanges,
+    Sessions,
+)
 from .inference.shrinking import run_beams
 from .requests import check_generates
 from .targets.registry import get_target, known_targets
@@ -136,6 +142,7 @@ class OnnxModel:
         sessions: graphs that are open already, by role.
         profiles: directory to which sessions write profiles of their kernels. Then no CUDA graph is
             captured, because a replay has no kernels.
+        changes: to how the graphs run; by default none.
     """
 
     def __init__(
@@ -147,6 +154,7 @@ class OnnxModel:
         engine_cache: Path | None = None,
         sessions: Mapping[str, Session] | None = None,
         profiles: Path | None = None,
+        changes: SessionChanges | None = None,
     ):
         self.info = info
         self.threads = threads
@@ -154,8 +162,10 @@ class OnnxModel:
         self.engine_cache = engine_cache
         self.sessions: dict[str, Session] = dict(sessions or {})
         self.profiles = profiles
+        self.changes = changes or SessionChanges()
+        optimizes = FUSIONS not in self.changes.without
         self._opener = Sessions(
-            info.directory, info.specs, {}, self._providers, threads, arena, profiles
+            info.directory, info.specs, {}, self._providers, threads, arena, profiles, optimizes
         )
 
     def open(self, roles: Iterable[str]) -> "OnnxModel":
@@ -220,7 +230,8 @@ class OnnxModel:
         """
         if threads == self.threads:
             return self
-        return OnnxModel(self.info, threads, self._opener.arena, self.device, self.engine_cache)
+        arena, device, cache = self._opener.arena, self.device, self.engine_cache
+        return OnnxModel(self.info, threads, arena, device, cache, changes=self.changes)
 
     # ---------------------------------------------------------------------------------- one batch
 
@@ -251,7 +262,13 @@ class OnnxModel:
         self.open(main_roles(self.info))
         info, sessions = self.info, self.sessions
         loaded = LoadedExport(
-            info.config, info.specs, sessions, self._make_session, self.device, self.encode
+            info.config,
+            info.specs,
+            sessions,
+            self._make_session,
+            self.device,
+            self.encode,
+            self._captures,
         )
         return find_target(info).open(loaded)
 
@@ -324,6 +341,11 @@ class OnnxModel:
 
     # ------------------------------------------------------------------------------------ devices
 
+    @property
+    def _captures(self) -> bool:
+        """True if CUDA graphs may be captured."""
+        return self.profiles is None and self.changes.captures
+
     def _providers(self, role: str) -> list[tuple[str, dict]]:
         """Return the execution providers of the graph of `role` as (name, options).
 
@@ -334,8 +356,10 @@ class OnnxModel:
             # float32 is not rounded to 19 bits.
             options = {"enable_cuda_graph": "0", "use_tf32": "0"}
             options |= find_target(self.info).provider_options(role)
-            if self.profiles is not None:
+            if not self._captures:
                 options["enable_cuda_graph"] = "0"
+            if self.changes.attention is not None:
+                options["sdpa_kernel"] = str(ATTENTION_KERNELS[self.changes.attention])
             providers.insert(0, (CUDA, options))
         if self.device == "tensorrt" and role == "encoder":
             providers.insert(0, (TENSORRT, self._engine_options()))

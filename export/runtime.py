@@ -14,6 +14,7 @@ from .inference.decoder import GenerationRequest
 from .inference.devices import available_cpus, require, require_onnxruntime
 from .inference.export_info import ExportInfo
 from .inference.options import Options, is_int64
+from .inference.session import SessionChanges
 from .model import OnnxModel, check_threads, find_target, main_roles, open_export
 from .scheduler import offline
 from .scheduler.capacity import arrange_workers, offline_workers
@@ -37,6 +38,7 @@ class Runtime:
         dtype: dtype of the weights, by default the default dtype of the export.
         workers: number of batches for continuous batching of many rows. They share `threads`. The
             default depends on the model.
+        changes: changes to how onnxruntime runs the graphs, to find the cause of a wrong result.
 
     Raises:
         FileNotFoundError, ValueError: if the directory is incomplete, changed or replaced, see
@@ -45,7 +47,8 @@ class Runtime:
             the export.
         UsageError: for an invalid number of threads, a device that the target does not support, a
             dtype that the export does not have, an `engine_cache` without TensorRT or inside the
-            export, and for `workers` other than 1 to `threads` or without continuous batching.
+            export, for `workers` other than 1 to `threads` or without continuous batching, and for
+            `changes` that the device does not have.
         OSError: if CUDA or TensorRT is requested but not available. The error has a remedy.
     """
 
@@ -58,6 +61,7 @@ class Runtime:
         engine_cache: str | os.PathLike | None = None,
         dtype: str | None = None,
         workers: int | None = None,
+        changes: SessionChanges | None = None,
     ):
         require_onnxruntime()
         check_threads(threads)
@@ -71,12 +75,16 @@ class Runtime:
         self.target: str = self.info.manifest["target"]
         self.device = self._checked_device(device)
         self.engine_cache = self._checked_engine_cache(engine_cache)
+        if changes is not None:
+            changes.check(self.device)
         if self.device != "cpu":
             require(self.device, self.info.manifest["activations"])
         # onnxruntime's own default is the host's cores, not the process's.
         self.threads = threads or available_cpus()
         self.workers = self._checked_workers(workers)
-        self.model = OnnxModel(self.info, self.threads, arena, self.device, self.engine_cache)
+        self.model = OnnxModel(
+            self.info, self.threads, arena, self.device, self.engine_cache, changes=changes
+        )
         self.model.open(main_roles(self.info))
         if self.info.generates:
             _ = self.model.decoders  # which raises for what cannot be opened

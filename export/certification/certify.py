@@ -1,11 +1,13 @@
 """Certification of an export: the checks of its files and of each of its dtypes, and the report."""
 
+import dataclasses
 import gc
 import json
 import os
 import reprlib
 import tempfile
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +15,8 @@ from typing import Any, NamedTuple
 from ..errors import RequestError, UsageError
 from ..inference.devices import facts
 from ..inference.export_info import ExportInfo, check_hash, is_rewritable
-from ..model import open_export
+from ..inference.session import SessionChanges
+from ..model import find_target, open_export
 from ..runtime import Runtime
 from .comparison import Comparison
 from .kernels import Kernels, read_kernels
@@ -27,13 +30,14 @@ MACHINE = ("python", "packages", "threads", "processor", "instructions", "provid
 
 class Check(NamedTuple):
     """A check of an export: what was seen, and what was expected, if only that is right. `dtype` is
-    empty if the check is not about a dtype."""
+    empty if the check is not about a dtype, and `traceback` if no error ended it."""
 
     dtype: str
     name: str
     ok: bool
     seen: str
     expected: str
+    traceback: str = ""
 
     @property
     def title(self) -> str:
@@ -46,9 +50,11 @@ class Check(NamedTuple):
 
 @dataclass
 class Certificate:
-    """The checks of an export on a device. `kernels` and `speed` are by dtype of the weights."""
+    """The checks of an export on a device, run with `changes`. `kernels` and `speed` are by dtype
+    of the weights."""
 
     info: ExportInfo
+    changes: SessionChanges
     device: str = ""
     checks: list[Check] = field(default_factory=list)
     kernels: dict[str, Kernels] = field(default_factory=dict)
@@ -66,6 +72,7 @@ class Certificate:
             "export": self.info.directory.name,
             "certified": not self.failures,
             "device": self.device,
+            **dataclasses.asdict(self.changes),
             "machine": {name: machine[name] for name in MACHINE},
             "checks": [check._asdict() for check in self.checks],
             "speed": self.speed,
@@ -82,6 +89,8 @@ def certify(
     device: str | None = None,
     dtype: str | None = None,
     threads: int | None = None,
+    without: Sequence[str] = (),
+    attention: str | None = None,
     tell: Callable[[Check], None] = lambda check: None,
 ) -> Certificate:
     """Check an export on `device` against the reference that was written with it.
@@ -93,20 +102,24 @@ def certify(
         device: see `Runtime`.
         dtype: dtype of the weights; by default each of the export in turn.
         threads: CPU threads per operator; by default all that this process may use.
+        without, attention: changes to how onnxruntime runs the graphs, see `SessionChanges`. What
+            fails without them and not with them has its cause there.
         tell: called with each check when it is done.
 
     Raises:
         FileNotFoundError, ValueError: if the directory is no export, if a file is missing or is not
             the one that was exported, and for an export without a reference.
-        UsageError: for a dtype or a device that the export does not have, and for `threads` out of
-            range.
+        UsageError: for a dtype or a device that the export does not have, for `threads` out of
+            range, and for a change that is unknown or has no effect on the device.
         OSError: if the device is not available.
     """
     info = open_export(directory, dtype)
+    changes = SessionChanges(tuple(without), attention)
+    changes.check(device or find_target(info).default_device)
     check_files(info)
     reference = Reference.read(info.directory)
-    certificate = Certificate(info)
-    arguments = {"device": device, "threads": threads}
+    certificate = Certificate(info, changes)
+    arguments = {"device": device, "threads": threads, "changes": changes}
     dtypes = info.dtypes if dtype is None else [dtype]
     for check in run_checks(certificate, reference, dtypes, arguments):
         certificate.checks.append(check)
@@ -178,7 +191,8 @@ def attempt(compare: Callable[..., Comparison], *args: Any) -> Comparison:
 
 def failed(error: Exception) -> Comparison:
     text = repr(error) if isinstance(error, LookupError | TypeError) else str(error)
-    return Comparison(False, " ".join(text.split()), "no error")
+    trace = "".join(traceback.format_exception(error))
+    return Comparison(False, " ".join(text.split()), "no error", trace)
 
 
 def compare_manifests(manifest: dict[str, Any], reference: Reference) -> Comparison:

@@ -14,11 +14,13 @@ SEARCHED = ("greedy", "greedy_margins", "beams", "beam_scores", "logprobs", "sca
 
 
 class Comparison(NamedTuple):
-    """A comparison: whether it is as expected, what was seen, and what was expected."""
+    """A comparison: whether it is as expected, what was seen, what was expected, and the traceback
+    if an error ended it."""
 
     ok: bool
     seen: str
     expected: str
+    traceback: str = ""
 
 
 def compare_values(expected: Arrays, results: Arrays, tolerance: Tolerance) -> Comparison:
@@ -111,5 +113,5 @@ def compare_all(expected: Arrays, results: Arrays, tolerance: Tolerance) -> Comp
 def together(parts: Sequence[Comparison]) -> Comparison:
     """Return one comparison for several: of those that failed, or of all if none failed."""
     parts = [part for part in parts if not part.ok] or parts
-    seen, expected = ("; ".join(dict.fromkeys(texts)) for texts in list(zip(*parts))[1:])
+    seen, expected = ("; ".join(dict.fromkeys(texts)) for texts in list(zip(*parts))[1:3])
     return Comparison(all(part.ok for part in parts), seen, expected)

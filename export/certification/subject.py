@@ -135,8 +135,9 @@ class Subject:
 
         The sessions write profiles to `directory` when they are closed.
         """
-        info, threads = self.model.info, self.runtime.threads
-        model = OnnxModel(info, threads, device=self.runtime.device, profiles=directory)
+        info, threads, changes = self.model.info, self.runtime.threads, self.model.changes
+        device = self.runtime.device
+        model = OnnxModel(info, threads, device=device, profiles=directory, changes=changes)
         model.open(main_roles(info))
         return self.compare_repeated(outcome(model, self.reference))
 

@@ -30,7 +30,8 @@ def report(facts: dict) -> str:
     lines += [
         f"providers    {', '.join(facts['providers']) or 'none: onnxruntime is not installed'}"
     ]
-    lines += [f"libraries    {', '.join(facts['libraries']) or 'none of the CUDA libraries'}"]
+    places = facts["libraries"].values() or ["none of CUDA"]
+    lines += [f"library      {place}" for place in places]
     lines += [
         f"cpu          {facts['processor']}: "
         f"{' '.join(facts['instructions']) or 'no known int8 instructions'}"

@@ -1,6 +1,7 @@
 """Commands that write exports, compare them with their checkpoints, and measure both."""
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Iterator
@@ -17,10 +18,12 @@ from ..arguments import (
     positive,
     source,
 )
+from ..files.resumable_output import atomic_write
+from ..inference.session import ATTENTION_KERNELS, CAPTURE, FUSIONS
 from ..terminal import say
 from .verbs import (
     CHECKPOINT,
-    DEVICES,
+    add_device,
     add_generation_options,
     add_language_arguments,
     add_variant,
@@ -145,24 +148,69 @@ def verify(args: argparse.Namespace) -> None:
 
 def certify_arguments(parser: Parser) -> None:
     parser.add_argument("export", type=path, metavar="EXPORT", help="export directory")
-    device_help = f"device to run on: {', '.join(DEVICES)}; default: the target's"
-    parser.add_argument("--device", type=choice_type("device", DEVICES), help=device_help)
+    add_device(parser)
     parser.add_argument("--dtype", help="dtype of the weights; default: each of the export")
     report_help = "file for a report about the checks, the export and this machine, in JSON"
     parser.add_argument("--output", type=path, metavar="FILE", help=report_help)
+    causes = parser.add_argument_group(
+        "causes of failures",
+        "Run the checks with one thing changed, to see whether they pass then.",
+    )
+    without_help = (
+        "capture: without CUDA graphs; fusions: without onnxruntime's rewriting of graphs, and "
+        "without CUDA graphs; may be repeated"
+    )
+    causes.add_argument(
+        "--without",
+        type=choice_type("part", (CAPTURE, FUSIONS)),
+        action="append",
+        default=[],
+        metavar="|".join((CAPTURE, FUSIONS)),
+        help=without_help,
+    )
+    causes.add_argument(
+        "--attention",
+        type=choice_type("kernel", ATTENTION_KERNELS),
+        metavar="|".join(ATTENTION_KERNELS),
+        help="the only kind of attention kernel on CUDA; default: the target's",
+    )
 
 
 @verb("check what an export computes on this machine", certify_arguments, extras="cpu")
 def certify(args: argparse.Namespace) -> None:
     from ..certification.certify import certify
 
-    certificate = certify(args.export, args.device, args.dtype, tell=say)
-    if args.output is not None:
-        report = json.dumps(certificate.report(), indent=2)
-        args.output.write_text(f"{report}\n", encoding="utf-8")
+    changes = {"without": args.without, "attention": args.attention}
+    with report_file(args.output) as file:
+        certificate = certify(args.export, args.device, args.dtype, **changes, tell=say)
+        if file is not None:
+            report = json.dumps(certificate.report(), indent=2)
+            file.write_text(f"{report}\n", encoding="utf-8")
     if failures := certificate.failures:
         names = ", ".join(check.title for check in failures)
         sys.exit(f"{args.export} is not certified: {names}")
+
+
+@contextlib.contextmanager
+def report_file(output: Path | None) -> Iterator[Path | None]:
+    """Yield the path to write a report to, which becomes `output` when the block ends. A device or
+    a pipe is written directly. Yield None without `output`.
+
+    Raises:
+        OSError: before the block, if no file can be written there.
+    """
+    if output is None or (output.exists() and not output.is_file() and not output.is_dir()):
+        yield output
+        return
+    expected = "expected a file in a folder that can be written to"
+    if output.is_dir() or not output.parent.is_dir():
+        raise OSError(f"{output} cannot be written, {expected}")
+    with atomic_write(output.resolve()) as new:
+        try:
+            new.touch()
+        except OSError as error:
+            raise OSError(f"{output} cannot be written ({error.strerror}), {expected}") from None
+        yield new
 
 
 def evaluate_arguments(parser: Parser) -> None:
@@ -170,6 +218,7 @@ def evaluate_arguments(parser: Parser) -> None:
         "checkpoint directory or Hub id (run by torch), or export directory (run by onnxruntime)"
     )
     parser.add_argument("model", type=source, metavar="MODEL", help=model_help)
+    add_device(parser)
     parser.add_argument("--dtype", help=DTYPE_HELP)
     add_variant(parser)
     add_workers(parser)
@@ -190,6 +239,7 @@ def evaluate(args: argparse.Namespace) -> None:
         "batch_size": args.batch_size,
         "dtype": args.dtype,
         "workers": args.workers,
+        "device": args.device,
         **metric_settings(args),
     }
     options |= generation_options(args) | language_settings(args) | {"variant": args.variant}

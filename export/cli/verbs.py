@@ -60,6 +60,11 @@ def add_leave_out(parser: Parser) -> None:
     )
 
 
+def add_device(parser: Parser) -> None:
+    device_help = f"device to run an export on: {', '.join(DEVICES)}; default: the target's"
+    parser.add_argument("--device", type=choice_type("device", DEVICES), help=device_help)
+
+
 def add_runtime(parser: Parser) -> None:
     """Add the flags that say how an export is opened."""
     parser.add_argument(
@@ -68,8 +73,7 @@ def add_runtime(parser: Parser) -> None:
         metavar="N",
         help="CPU threads; default: all that this process may use",
     )
-    device_help = f"device to run on: {', '.join(DEVICES)}; default: the target's"
-    parser.add_argument("--device", type=choice_type("device", DEVICES), help=device_help)
+    add_device(parser)
     parser.add_argument("--dtype", help=DTYPE_HELP)
     cache_help = "directory where TensorRT keeps compiled engines; default: none"
     parser.add_argument("--engine-cache", type=path, metavar="DIR", help=cache_help)

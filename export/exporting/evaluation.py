@@ -80,6 +80,7 @@ def evaluate(
     dtype: str | None = None,
     workers: int | None = None,
     variant: str | None = None,
+    device: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Return the metric of the checkpoint or export `directory`.
@@ -97,19 +98,20 @@ def evaluate(
         dtype: dtype of an export's weights; by default the first.
         workers: number of threads that generate batches with an export, as in `Runtime`.
         variant: variant of a checkpoint's weights: "fp16" reads model.fp16.safetensors.
+        device: device that an export runs on, as in `Runtime`; a checkpoint runs on the CPU.
         options: generation options and languages for BLEU, as in `TextRuntime.generate`. They take
             precedence over the checkpoint's settings. `bleu_tokenize` is sacreBLEU's `tokenize`:
             "13a" by default, "none" for tokenized text. BLEU is cased.
 
     Raises:
         UsageError: for files and options that the metric does not use, for a missing file argument,
-            for `dtype` or `workers` of a checkpoint, `variant` of an export, and for invalid
-            generation options.
+            for `dtype`, `workers` or `device` of a checkpoint, `variant` of an export, and for
+            invalid generation options.
         ValueError: for files that do not match, for a model without a metric, and for a label that
             the model does not have.
         FileNotFoundError: if a file does not exist.
     """
-    engine = load_engine(directory, dtype, workers, variant)
+    engine = load_engine(directory, {"dtype": dtype, "workers": workers, "device": device}, variant)
     name = HEADS[engine.architecture].metric
     if name is None:
         scored = ", ".join(name for name, head in HEADS.items() if head.metric)
@@ -134,19 +136,18 @@ def evaluate(
 
 
 def load_engine(
-    directory: str | os.PathLike,
-    dtype: str | None,
-    workers: int | None = None,
-    variant: str | None = None,
+    directory: str | os.PathLike, runtime: dict[str, Any], variant: str | None = None
 ) -> Backend:
+    """Return the model in `directory`. `runtime` has the arguments of `Runtime` for an export, and
+    `variant` is for a checkpoint: they are None where the model has none of them."""
     if (Path(directory) / MANIFEST).is_file():
         if variant is not None:
             raise UsageError(
                 f"variant={variant!r} is not supported for an export ({directory}), expected a "
                 "checkpoint"
             )
-        return OnnxEngine(directory, dtype, workers)
-    for name, value in {"dtype": dtype, "workers": workers}.items():
+        return OnnxEngine(directory, **runtime)
+    for name, value in runtime.items():
         if value is not None:
             raise UsageError(
                 f"{name}={value!r} is not supported for a checkpoint ({directory}), expected "
@@ -308,10 +309,10 @@ class OnnxEngine:
 
     name = "onnxruntime"
 
-    def __init__(self, export: str | os.PathLike, dtype: str | None, workers: int | None = None):
+    def __init__(self, export: str | os.PathLike, **runtime: Any):
         from ..text_runtime import TextRuntime
 
-        self.text = TextRuntime(export, dtype=dtype, workers=workers)
+        self.text = TextRuntime(export, **runtime)
         self.runtime = self.text.runtime
         self.tokenizer = self.text.tokenizer
         self.generate = self.text.generate

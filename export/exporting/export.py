@@ -1,9 +1,12 @@
 """The export of a checkpoint to a directory: graphs, configs, tokenizer and manifest."""
 
 import contextlib
+import dataclasses
 import os
+import shutil
 import tempfile
 import warnings
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,8 +28,14 @@ NO_TORCH = (
     "torch is not installed: run `vanilla-transformer verify` with torch to compare the export "
     "with its checkpoint"
 )
+# dtypes to try after an automatic one that differs from torch
+WIDER = {"fp16": ("bf16", "fp32"), "bf16": ("fp32",)}
 # whose versions the manifest has
 PACKAGES = ("vanilla-transformer", "torch", "transformers", "onnx")
+
+
+class DiffersFromTorch(ValueError):
+    """Graphs that do not give what torch gives."""
 
 
 def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any) -> dict[str, Any]:
@@ -43,8 +52,9 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
         target: portable (standard operators), cpu (onnxruntime's own operators for CPUs), cuda
             (onnxruntime's own operators for NVIDIA GPUs) ('portable')
         dtype: dtype of the weights: portable with fp32, int8; cpu with fp32, int8, int4; cuda with
-            fp32, fp16, bf16, int8, int4; default: fp32, on GPUs fp16, or bf16 if float16 overflows;
-            portable: also several in one directory, as fp32,int8 (None)
+            fp32, fp16, bf16, int8, int4; default: fp32, on GPUs fp16, or bf16 or fp32 if float16
+            overflows or differs from torch; portable: also several in one directory, as fp32,int8
+            (None)
         opset: opset of the graphs: portable 18 to 23; default: the lowest (None)
         image_size: images of a vision model: trained (only the size of the config) or free (any
             size); default: by the model's config (None)
@@ -107,10 +117,41 @@ def write_export(
     if triton is not None:
         check_whole_sequences(checkpoint)
     graphs = Graphs.plan(checkpoint, options)
-    graphs.write(directory)
+    wider = wider_dtypes(graphs, options)
+    while True:
+        graphs.write(directory)
+        try:
+            manifest = describe(checkpoint, graphs, directory, options)
+            break
+        except DiffersFromTorch as error:
+            before, dtype = graphs.dtypes[0], next(wider, None)
+            if dtype is None:
+                raise
+            warnings.warn(f"{error}: the dtype is {dtype} instead of {before}", stacklevel=2)
+            graphs = Graphs.plan(checkpoint, dataclasses.replace(options, dtype=dtype))
+            remove_entries(directory)
     if triton is not None:
         graphs.save_for_triton(directory, triton)
-    return describe(checkpoint, graphs, directory, options)
+    return manifest
+
+
+def wider_dtypes(graphs: Graphs, options: ExportOptions) -> Iterator[str]:
+    """Return the dtypes to try if `graphs` differ from torch: none if the user chose the dtype, and
+    only those that this machine can compare with torch, which is looked up when they are read."""
+
+    def can_compare(dtype: str) -> bool:
+        with contextlib.suppress(OSError):
+            graphs.target.parity_device(dtype)
+            return True
+        return False
+
+    is_automatic = options.dtypes[0] is None
+    return filter(can_compare, WIDER.get(graphs.activations, ()) if is_automatic else ())
+
+
+def remove_entries(directory: Path) -> None:
+    for entry in directory.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
 def write_one_graph(
@@ -176,7 +217,7 @@ def describe(
     manifest is None and `parity_reason` says why.
 
     Raises:
-        ValueError: if the graphs do not give what torch gives.
+        DiffersFromTorch: if the graphs do not give what torch gives.
     """
     facts = manifest_facts(checkpoint, graphs) | write_companions(checkpoint, graphs, directory)
     facts |= {"versions": versions()}
@@ -208,7 +249,7 @@ def compare_with_torch(
     for the default.
 
     Raises:
-        ValueError: if the graphs differ from torch by more than the tolerance.
+        DiffersFromTorch: if the graphs differ from torch by more than the tolerance.
     """
     from .parity import verify
 
@@ -217,9 +258,8 @@ def compare_with_torch(
     for dtype in graphs.dtypes:
         report = verify(directory, checkpoint.model, cases, device=device, dtype=dtype)
         if report.failures:
-            raise ValueError(
-                f"the export of {checkpoint.name} differs from torch: {report.failures[0]}"
-            )
+            problem = f"the export of {checkpoint.name} differs from torch: {report.failures[0]}"
+            raise DiffersFromTorch(problem)
         parity[dtype] = report.summary()
     return parity
 

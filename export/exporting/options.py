@@ -52,8 +52,9 @@ def target_help() -> str:
 def dtype_help() -> str:
     several = " and ".join(target.name for target in targets() if target.is_standard)
     return (
-        f"dtype of the weights: {known_targets()}; default: fp32, on GPUs fp16, or bf16 if "
-        f"float16 overflows; {several}: also several in one directory, as fp32,int8"
+        f"dtype of the weights: {known_targets()}; default: fp32, on GPUs fp16, or bf16 or fp32 if "
+        f"float16 overflows or differs from torch; {several}: also several in one directory, as "
+        "fp32,int8"
     )
 
 

@@ -183,6 +183,7 @@ class LoadedExport:
         make_session: `Sessions.make`, for graphs with fixed axes.
         device: device that the graphs run on.
         encode: maps ids and mask (B, S) of sources to the encoder's outputs, by name.
+        captures: whether targets may capture CUDA graphs.
     """
 
     config: dict
@@ -191,6 +192,7 @@ class LoadedExport:
     make_session: Callable[[str, dict[str, int]], Session]
     device: str
     encode: Callable[[np.ndarray, np.ndarray], dict[str, np.ndarray]]
+    captures: bool
 
 
 def check_memory(request: GenerationRequest, vocab_size: int, cache_bytes: int) -> None:

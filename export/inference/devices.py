@@ -4,10 +4,14 @@ import contextlib
 import ctypes
 import importlib
 import io
+import itertools
 import os
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
+import sys
+from importlib.metadata import Distribution, PackageNotFoundError, distributions, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
 from .cpu_info import CpuInfo
@@ -25,14 +29,11 @@ PACKAGES = (
     "onnx",
 )
 ONLY_GPU = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
-# Libraries of CUDA 13 and cuDNN 9 that the CUDA provider of onnxruntime 1.31 loads.
-LIBRARIES = (
-    "libcudart.so.13",
-    "libcublas.so.13",
-    "libcublasLt.so.13",
-    "libcurand.so.10",
-    "libcudnn.so.9",
-)
+# Libraries of CUDA 13 that the CUDA provider of onnxruntime 1.31 is linked with, each after those
+# that it needs itself.
+LIBRARIES = ("libcublasLt.so.13", "libcublas.so.13", "libcudart.so.13", "libcurand.so.10")
+DRIVER = "libcuda.so.1"  # which the provider is linked with too
+CUDNN = "libcudnn.so.9"  # which the provider opens when a graph, such as beam search, first uses it
 MIN_DRIVER = 580  # major version, for CUDA 13
 CUDA_MAJORS = (8, 9, 12)  # compute capabilities with kernels in onnxruntime-gpu 1.31; also 7.5
 GPU_FIELDS = ("name", "driver_version", "memory.total", "compute_cap")
@@ -86,7 +87,7 @@ def require_running(provider: str, running: list[str]) -> None:
         OSError: if `provider` is missing, with the running providers.
     """
     if provider not in running:
-        hint = "see its warning and `vanilla-transformer doctor`"
+        hint = "its own message on standard error has the reason"
         raise OSError(f"onnxruntime runs on {running}, expected {provider}: {hint}")
 
 
@@ -94,9 +95,10 @@ def facts() -> dict:
     """Return the facts that `vanilla-transformer doctor` prints.
 
     The keys are python, packages, threads, processor, instructions, providers, onnxruntime_problem,
-    libraries, gpus, cuda_problem and tensorrt_problem. `onnxruntime_problem` is None if onnxruntime
-    is new enough or not installed. `cuda_problem` is None if CUDA is available. `tensorrt_problem`
-    is None if onnxruntime has TensorRT, whose libraries are only loaded by a session.
+    libraries, gpus, cuda_problem and tensorrt_problem. `libraries` has the place of each library of
+    CUDA that can be loaded, by name. `onnxruntime_problem` is None if onnxruntime is new enough or
+    not installed. `cuda_problem` is None if CUDA is available. `tensorrt_problem` is None if
+    onnxruntime has TensorRT, whose libraries are only loaded by a session.
     """
     available = providers()
     if CUDA in available:
@@ -110,7 +112,9 @@ def facts() -> dict:
         "instructions": sorted(cpu.instructions.intersection(INSTRUCTIONS)),
         "providers": available,
         "onnxruntime_problem": onnxruntime_problem(),
-        "libraries": [name for name in LIBRARIES if loads(name)],
+        "libraries": {
+            name: place for name in (*LIBRARIES, CUDNN, DRIVER) if (place := load(name)) is not None
+        },
         "gpus": [gpu._asdict() for gpu in gpus()],
     }
     return {
@@ -131,7 +135,7 @@ def onnxruntime_problem() -> str | None:
         return None
     if tuple(map(int, installed_version.split(".")[:2])) >= ONNXRUNTIME:
         return None
-    name = "onnxruntime-gpu" if "onnxruntime-gpu" in installed_versions() else "onnxruntime"
+    name = "onnxruntime-gpu" if "onnxruntime-gpu" in imported_onnxruntime() else "onnxruntime"
     lowest = ".".join(map(str, ONNXRUNTIME))
     return (
         f"{name} {installed_version} is too old for these graphs, expected {lowest} or newer: "
@@ -142,20 +146,11 @@ def onnxruntime_problem() -> str | None:
 def cuda_problem(report: dict) -> str | None:
     """Return an error with a remedy if CUDA cannot be used according to the facts `report`, else
     `None`."""
-    packages = report["packages"]
-    missing = [name for name in LIBRARIES if name not in report["libraries"]]
-    if "onnxruntime" in packages and "onnxruntime-gpu" in packages:
-        versions = (
-            f"onnxruntime {packages['onnxruntime']} and onnxruntime-gpu "
-            f"{packages['onnxruntime-gpu']}"
-        )
-        return (
-            f"{versions} are both installed, and one has overwritten files of the other: {ONLY_GPU}"
-        )
-    if report["onnxruntime_problem"]:
-        return report["onnxruntime_problem"]
+    if problem := overwritten_problem() or report["onnxruntime_problem"]:
+        return problem
     if CUDA not in report["providers"]:
-        return f"this onnxruntime has no CUDA, its providers are {report['providers']}: {ONLY_GPU}"
+        imported = f"onnxruntime in {onnxruntime_folder()} has no CUDA"
+        return f"{imported}, its providers are {report['providers']}: {ONLY_GPU}"
     if not report["gpus"]:
         return (
             f"`nvidia-smi` lists no GPU, expected one with a driver from {MIN_DRIVER} on: install "
@@ -163,9 +158,33 @@ def cuda_problem(report: dict) -> str | None:
         )
     if problem := gpu_problem(Gpu(**report["gpus"][0])):
         return problem
-    if missing:
-        return f"libraries of CUDA or cuDNN are missing, {', '.join(missing)}: {WITH_LIBRARIES}"
+    if DRIVER not in report["libraries"]:
+        return (
+            f"{DRIVER} of the driver cannot be loaded, expected the library beside `nvidia-smi`: "
+            "add its folder to LD_LIBRARY_PATH, or give a container "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        )
+    if missing := [name for name in LIBRARIES if name not in report["libraries"]]:
+        return f"libraries of CUDA are missing, {', '.join(missing)}: {WITH_LIBRARIES}"
+    if CUDNN not in report["libraries"]:
+        return (
+            f"{CUDNN} is missing, which onnxruntime opens only when beam search or another graph "
+            f"first uses it: {WITH_LIBRARIES}"
+        )
     return None
+
+
+def overwritten_problem() -> str | None:
+    """Return an error with a remedy if onnxruntime has overwritten files of onnxruntime-gpu in the
+    folder that is imported, else None."""
+    packages = imported_onnxruntime()
+    if len(packages) < 2 or is_whole(packages["onnxruntime-gpu"]):
+        return None
+    versions = " and ".join(f"{name} {packages[name].version}" for name in sorted(packages))
+    return (
+        f"{versions} are both installed in {onnxruntime_folder()}, and one has overwritten files "
+        f"of the other: {ONLY_GPU}"
+    )
 
 
 def tensorrt_problem(report: dict) -> str | None:
@@ -193,6 +212,31 @@ def installed_versions() -> dict[str, str]:
     return versions
 
 
+def onnxruntime_folder() -> Path | None:
+    """Return the folder that `import onnxruntime` finds its package in, or None without one."""
+    spec = find_spec("onnxruntime")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parents[1]
+
+
+def imported_onnxruntime() -> dict[str, Distribution]:
+    """Return {name: distribution} of the onnxruntime packages that were installed into the folder
+    that is imported. Those in other folders of `sys.path` do not count."""
+    folder = onnxruntime_folder()
+    installed = () if folder is None else distributions(path=[str(folder)])
+    by_name = {package.metadata["Name"]: package for package in installed}
+    return {name: by_name[name] for name in ("onnxruntime", "onnxruntime-gpu") if name in by_name}
+
+
+def is_whole(distribution: Distribution) -> bool:
+    """Return True if all modules and libraries of `distribution` have the sizes that its RECORD
+    lists."""
+    files = [file for file in distribution.files or () if file.suffix in (".py", ".so", ".pyd")]
+    sizes = [(file.size, Path(str(file.locate()))) for file in files]
+    return bool(sizes) and all(
+        path.is_file() and path.stat().st_size == size for size, path in sizes
+    )
+
+
 def available_cpus() -> int:
     """Return how many CPUs this process may use. On macOS and Windows, count all CPUs."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -208,10 +252,9 @@ def providers() -> list[str]:
 
 
 def preload() -> None:
-    """Load CUDA libraries that were installed with pip, including torch's, so that onnxruntime
-    finds them.
+    """Load CUDA libraries that were installed with pip beside onnxruntime, so that it finds them.
 
-    It needs onnxruntime. Missing libraries are no error: `cuda_problem` lists them.
+    It needs onnxruntime. Missing libraries are no error: `load` looks for them in other folders.
     """
     import onnxruntime
 
@@ -223,12 +266,22 @@ def preload() -> None:
         importlib.import_module("tensorrt_libs")
 
 
-def loads(library: str) -> bool:
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
+def load(library: str) -> str | None:
+    """Load `library`, so that onnxruntime finds it, and return its place. Return None if there is
+    none.
+
+    The place is `library` itself if it was loaded before, or if the system's loader finds it. Else
+    it is the path in NVIDIA's wheels, which torch depends on, such as `nvidia/cu13/lib/NAME` and
+    `nvidia/cudnn/lib/NAME` in a folder of `sys.path`.
+    """
+    in_wheels = (
+        path for folder in sys.path for path in Path(folder, "nvidia").glob(f"*/lib/{library}")
+    )
+    for place in itertools.chain([library], in_wheels):
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(str(place))
+            return str(place)
+    return None
 
 
 def gpus() -> list[Gpu]:

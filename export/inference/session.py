@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import SessionError
+from ..errors import SessionError, UsageError
 from ..specs.graph_spec import GraphSpec
 from .device_thread import DEVICE_THREAD
 from .devices import require_running
@@ -28,6 +28,43 @@ SPIN_MICROSECONDS = "300"
 # Fusions of onnxruntime that slow CPUs down. Its fused sum and layer norm takes 5 times as long as
 # the two operators, because it is not vectorized.
 SLOW_FUSIONS = ["SkipLayerNormFusion"]
+CAPTURE, FUSIONS = "capture", "fusions"
+# onnxruntime's numbers of the kinds of attention kernels on CUDA, for its option sdpa_kernel
+ATTENTION_KERNELS = {"flash": 1, "efficient": 2, "math": 16}
+
+
+@dataclass(frozen=True)
+class SessionChanges:
+    """Changes to how onnxruntime runs graphs, which show the cause of a wrong result.
+
+    Args:
+        without: parts to leave out. "capture" runs each node of a CUDA graph by itself. "fusions"
+            runs the nodes as they were written, without onnxruntime's rewriting; then nothing is
+            captured either, because some shapes are computed on the CPU.
+        attention: the only kind of attention kernel on CUDA, a name in `ATTENTION_KERNELS`; by
+            default that of the target.
+    """
+
+    without: tuple[str, ...] = ()
+    attention: str | None = None
+
+    @property
+    def captures(self) -> bool:
+        return not self.without
+
+    def check(self, device: str) -> None:
+        """Raise UsageError for an unknown part or kernel, and for one that `device` does not
+        have."""
+        for part in self.without:
+            if part not in (CAPTURE, FUSIONS):
+                raise UsageError(f"without has {part!r}, expected {CAPTURE!r} or {FUSIONS!r}")
+        if self.attention not in (None, *ATTENTION_KERNELS):
+            known = ", ".join(ATTENTION_KERNELS)
+            raise UsageError(f"attention is {self.attention!r}, expected one of {known}")
+        only_on_cuda = [f"without {CAPTURE!r}"] * (CAPTURE in self.without)
+        only_on_cuda += [f"attention {self.attention!r}"] * (self.attention is not None)
+        if only_on_cuda and device != "cuda":
+            raise UsageError(f"{only_on_cuda[0]} has no effect on {device!r}, expected 'cuda'")
 
 
 class Session:
@@ -116,6 +153,7 @@ class Sessions:
         arena: whether onnxruntime keeps memory between runs.
         profiles: directory to which sessions write profiles of their kernels when they close, or
             `None`. The names of profiles begin with the role.
+        optimizes: whether onnxruntime rewrites graphs, as with fusions.
     """
 
     directory: Path
@@ -125,6 +163,7 @@ class Sessions:
     threads: int
     arena: bool
     profiles: Path | None = None
+    optimizes: bool = True
 
     def open(self, roles: list[str]) -> dict[str, Session]:
         """Return {role: session} of the graphs of `roles`, opened in parallel on CPUs."""
@@ -144,6 +183,8 @@ class Sessions:
 
         options = onnxruntime.SessionOptions()
         options.enable_cpu_mem_arena = self.arena
+        if not self.optimizes:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if self.profiles is not None:
             options.enable_profiling = True
             options.profile_file_prefix = str(self.profiles / role)

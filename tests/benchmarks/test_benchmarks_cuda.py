@@ -11,6 +11,7 @@ import sys
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import engines
 import gpu
@@ -184,11 +185,15 @@ def check_rows(result):
         (row["engine"], row["batch"], row["beams"], row["kind"]) for row in result["cells"]
     ] == [(engine, cell.batch, cell.beams, cell.kind) for cell in cells for engine in PLAN.engines]
     assert all(("missing" in row) != ("per_second" in row) for row in result["cells"])
-    greedy = [row for row in result["cells"] if row["beams"] == 1 and row["new_tokens"]]
+    greedy = [
+        row
+        for row in result["cells"]
+        if row["beams"] == 1 and row["new_tokens"] and not row["shortest"]
+    ]
     assert [(row["engine"], row["batch"]) for row in result["steps"]] == [
         (row["engine"], row["batch"]) for row in greedy
     ]
-    kinds = dict.fromkeys(row["kind"] for row in result["cells"])
+    kinds = ("seq2seq", "bert", "gpt2")
     exports = [
         (kind, engine) for kind in kinds for engine in PLAN.engines if engine.startswith("cuda-")
     ]
@@ -216,11 +221,102 @@ def test_no_measurement_starts_after_time_limit(in_process, tmp_path, grad):
         "transformers-compile",
     ]
     result = benchmark(tmp_path, *arguments)
-    assert result["device"] == "cpu" and result["models"]["gpt2"]["parameters"] > 10_000
+    assert result["device"] == "cpu" and result["exports"] == {}
     assert {row["missing"] for row in result["cells"] if row["engine"] == "vanilla"} == {
         "no time was left"
     }
     assert [row["missing"][:8] for row in result["cells"] if row["batch"] == 2][1] == "left out"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_resumed_run_measures_what_an_earlier_piece_had_no_time_for(
+    in_process, tmp_path, grad, monkeypatch
+):
+    arguments = ["--quick", "--shapes", "bert", "mixed", "--engines", "cuda-fp32", "transformers"]
+    first = benchmark(tmp_path, *arguments, "--minutes", "0")
+    assert {row["missing"] for row in first["cells"]} == {"no time was left"}
+    done = {"kind": "bert", "engine": "cuda-fp32", "cases": 12, "failures": 0}
+    done |= {"max_error": 1e-6, "tokens": 0, "agreeing_tokens": 0}
+    for row in first["cells"]:
+        if row["shape"] == "bert":
+            del row["missing"]
+            row |= {"per_second": 7.0, "seconds": TIMES, "max_difference": 0.0}
+    (tmp_path / "cuda.json").write_text(json.dumps(first | {"verify": [done]}))
+    measured = []
+    for name, attribute in (("prepare", "prepare"), ("measure_shape", "measure_shape")):
+        monkeypatch.setattr(
+            measure.Benchmark,
+            attribute,
+            lambda self, cells, name=name: measured.append((name, cells)),
+        )
+    second = benchmark(tmp_path, *arguments, "--minutes", "5", "--resume")
+    mixed = list_cells(PLAN, "mixed", True)
+    assert measured == [("prepare", ["bert"]), ("measure_shape", mixed)]
+    assert [row["shape"] for row in second["cells"]] == 2 * len(list_cells(PLAN, "bert", True)) * [
+        "bert"
+    ]
+    assert second["verify"] == [done] and second["command"].count("speed.py") == 2
+    with raises(ValueError, seen="repeats", expected="--out"):
+        benchmark(tmp_path, *arguments, "--repeats", "1", "--resume")
+
+
+def test_large_models_are_not_made_in_the_last_minutes(in_process, tmp_path, monkeypatch, grad):
+    monkeypatch.setattr(measure.Benchmark, "prepare", None)  # is not called
+    result = benchmark(tmp_path, "--quick", "--shapes", "t5", "--minutes", "3")
+    reasons = {row["missing"] for row in result["cells"] if row["engine"] in OF_T5}
+    assert reasons == {"no time was left"}
+    assert result["models"]["t5"]["d_model"] == 64 and result["verify"] == []
+
+
+OF_T5 = ("transformers", "cuda-bf16")
+
+
+def test_shapes_of_others_and_mixed_lengths_come_after_ours():
+    assert list(PLAN.shapes) == ["seq2seq", "bert", "gpt2", "mixed", "bart", "t5"]
+    for shape in ("bart", "t5"):
+        cells = PLAN.shapes[shape]
+        sizes = {(cell.shortest, cell.length, cell.new_tokens, cell.beams) for cell in cells}
+        assert [cell.batch for cell in cells] == [32, 64, 128] and sizes == {(260, 440, 128, 1)}
+        measured = [name for name in PLAN.engines if PLAN.left_out(name, cells[0]) is None]
+        assert measured == ["transformers", "cuda-bf16"]
+
+
+def test_rows_of_mixed_length_have_all_lengths_and_padding_is_no_token():
+    [cell] = PLAN.shapes["mixed"]
+    models = {"models": {"bert": {"vocab_size": 499}}}
+    ids = measure.Benchmark.inputs(SimpleNamespace(result=models), cell)
+    lengths = (ids != measure.PADDING).sum(axis=1)
+    assert lengths.max() == lengths[0] == 128 and lengths.min() == 8 and len(set(lengths)) > 90
+    filled, mask = engines.ids_and_mask(ids)
+    assert mask.sum(axis=1).tolist() == lengths.tolist() and filled.min() >= 0
+    assert (filled[mask == 1] >= workload.FIRST_TOKEN).all() and not filled[mask == 0].any()
+
+
+def test_encoder_of_transformers_reads_mixed_lengths_in_parts(tmp_path, grad, monkeypatch):
+    """Each row is compared with the row alone."""
+    workload.make_checkpoints("bert", True, tmp_path / "bert")
+    monkeypatch.setattr(engines, "MIXED_ROWS", 2)
+    model = engines.Transformers(
+        "transformers", "bert", tmp_path / "bert", Arrangement(1, 1), "cpu"
+    )
+    ids = np.random.default_rng(0).integers(workload.FIRST_TOKEN, 498, (5, 8))
+    lengths = [3, 8, 1, 5, 8]
+    ids[np.arange(8) >= np.array(lengths)[:, None]] = measure.PADDING
+    states = model.output(model.run(model.prepare(ids), 0, 1), 0)
+    for row, length in enumerate(lengths):
+        alone = model.output(model.run(model.prepare(ids[row : row + 1, :length]), 0, 1), 0)
+        np.testing.assert_allclose(states[row, :length], alone[0], atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bart", "t5"])
+def test_shapes_of_others_generate_tokens_of_transformers(tmp_path, grad, kind, monkeypatch):
+    workload.make_checkpoints(kind, True, tmp_path / kind)
+    workload.prepare("cuda-fp32", kind, tmp_path / kind)
+    padded = np.where(np.arange(8) < np.array([[8], [5], [2]]), IDS, measure.PADDING)
+    monkeypatch.setattr(sys.modules[__name__], "IDS", padded)
+    first, second = (run(engine, kind, tmp_path, 6) for engine in ("cuda-fp32", "transformers"))
+    assert np.array_equal(first, second) and len({tuple(row) for row in first.tolist()}) == 3
 
 
 def test_cells_with_a_goal_come_first_and_are_measured_for_both_engines():

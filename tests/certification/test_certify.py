@@ -4,12 +4,13 @@ import dataclasses
 import json
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from checkpoints import copy_folder, edit_json, seal
-from messages import raises
+from messages import check_message, raises
 
-from vanilla_transformer_export import export
+from vanilla_transformer_export import Runtime, export
 from vanilla_transformer_export.certification import outcomes
 from vanilla_transformer_export.certification.certify import certify, compare_manifests
 from vanilla_transformer_export.certification.comparison import compare_tokens, compare_values
@@ -17,6 +18,9 @@ from vanilla_transformer_export.certification.kernels import count_copies, descr
 from vanilla_transformer_export.certification.reference import FILE, Reference, sample
 from vanilla_transformer_export.certification.tolerances import TOLERANCES
 from vanilla_transformer_export.cli import main as cli
+from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.inference.session import SessionChanges
+from vanilla_transformer_export.model import OnnxModel, open_export
 
 # in addition to the exports of test_faults.py
 EXPORTS = [
@@ -118,8 +122,109 @@ def test_failing_check_does_not_stop_other_checks(exported_for, monkeypatch):
     monkeypatch.setattr("vanilla_transformer_export.certification.subject.served_sequences", fail)
     certificate = certify(exported_for("causal", "portable")[1])
     [check] = certificate.failures
-    assert check[1:] == ("served requests", False, "a thread has died", "no error")
+    assert check[1:5] == ("served requests", False, "a thread has died", "no error")
+    assert "in fail\n" in check.traceback and check.traceback.endswith("has died\n")
+    assert check._asdict() in certificate.report()["checks"]
+    assert [other.traceback for other in certificate.checks if other is not check] == [""] * 11
     assert certificate.checks[-1].name == "speed"
+
+
+# --------------------------------------------------------------------------- causes of failures
+
+
+def test_certify_without_fusions_runs_the_operators_as_written(exported):
+    directory = exported("seq2seq").directory
+    certificate = certify(directory, without=["fusions"])
+    assert certificate.failures == [], check_lines(certificate)
+    report = certificate.report()
+    assert (report["without"], report["attention"]) == (("fusions",), None)
+    graph = onnx.load(directory / report["variants"]["fp32"]["graphs"]["encoder"]).graph
+    written = {node.op_type for node in graph.node}
+
+    def operators(certificate):
+        return set(certificate.kernels["fp32"]["encoder"]["CPUExecutionProvider"])
+
+    assert operators(certificate) <= written
+    assert operators(certify(directory)) - written  # such as FusedMatMul
+
+
+def test_half_precision_without_fusions_is_certified(exported_for):
+    certificate = certify(
+        exported_for("seq2seq-values", "cuda", "fp16")[1], device="cpu", without=["fusions"]
+    )
+    assert certificate.failures == [], check_lines(certificate)
+
+
+@pytest.mark.parametrize(
+    "changes, seen, expected",
+    [
+        (["--without", "capture"], ("capture", "cpu"), "cuda"),
+        (["--attention", "flash"], ("flash", "cpu"), "cuda"),
+        (["--without", "copies"], "copies", ("capture", "fusions")),
+        (["--attention", "cudnn"], "cudnn", ("flash", "efficient", "math")),
+    ],
+)
+def test_change_without_effect_is_an_error_before_any_check(
+    exported, tmp_path, capsys, changes, seen, expected
+):
+    output = tmp_path / "report.json"
+    with pytest.raises(SystemExit) as end:
+        cli.main(["certify", str(exported("causal").directory), *changes, "--output", str(output)])
+    printed = capsys.readouterr()
+    assert (end.value.code, printed.out, output.exists()) == (2, "", False)
+    check_message(printed.err.splitlines()[-1], seen=seen, expected=expected)
+
+
+def test_unknown_change_is_an_error_of_python_too(exported):
+    with raises(UsageError, seen="copies", expected=("capture", "fusions")):
+        certify(exported("causal").directory, without=["copies"])
+    with raises(UsageError, seen="cudnn", expected=("flash", "efficient", "math")):
+        Runtime(exported("causal").directory, changes=SessionChanges(attention="cudnn"))
+
+
+def test_changes_become_options_of_the_cuda_provider(exported_for):
+    """The numbers are those of onnxruntime's documentation of sdpa_kernel."""
+    info = open_export(exported_for("seq2seq-values", "cuda", "fp16")[1])
+
+    def options(role="decoder", **changes):
+        model = OnnxModel(info, 1, device="cuda", changes=SessionChanges(**changes))
+        [(name, selected), _] = model._providers(role)
+        assert name == "CUDAExecutionProvider"
+        return selected["enable_cuda_graph"], selected.get("sdpa_kernel")
+
+    assert options() == ("1", "19") and options("encoder") == ("0", None)
+    assert options(without=("capture",)) == options(without=("fusions",)) == ("0", "19")
+    for name, number in (("flash", "1"), ("efficient", "2"), ("math", "16")):
+        assert options(attention=name) == ("1", number)
+        assert options("encoder", attention=name) == ("0", number)
+
+
+@pytest.mark.parametrize("name", ["missing/report.json", "folder", "file/report.json"])
+def test_report_that_cannot_be_written_is_an_error_before_any_check(
+    exported, tmp_path, capsys, name
+):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    command = ["certify", str(exported("causal").directory), "--output", str(tmp_path / name)]
+    with pytest.raises(SystemExit) as end:
+        cli.main(command)
+    check_message(str(end.value), seen=str(tmp_path / name), expected="a file in a folder")
+    assert capsys.readouterr().out == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_report_replaces_an_earlier_one_only_when_all_checks_ran(exported, tmp_path, monkeypatch):
+    output = tmp_path / "report.json"
+    output.write_text("an earlier report")
+
+    def interrupt(*args):
+        assert output.read_text() == "an earlier report"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vanilla_transformer_export.certification.certify.check_files", interrupt)
+    with pytest.raises(BaseException):  # noqa: B017 - the command ends by the signal
+        cli.main(["certify", str(exported("causal").directory), "--output", str(output)])
+    assert output.read_text() == "an earlier report" and len([*tmp_path.iterdir()]) == 1
 
 
 def test_certify_checks_all_dtypes_or_the_selected_one(exported, tmp_path):

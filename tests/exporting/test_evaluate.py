@@ -204,7 +204,7 @@ def test_windows_lines_and_other_spaces_give_same_tokens(exported, files, tmp_pa
     expected = train_toy_tokenizer()(TEXTS)["input_ids"]
     for encode in (
         module.TorchEngine(checkpoint).encode,
-        module.OnnxEngine(directory, None).encode,
+        module.OnnxEngine(directory).encode,
     ):
         assert [
             encoding.ids for encoding in encode(read_lines(tmp_path / "text"), True)
@@ -362,6 +362,18 @@ def test_unknown_bleu_tokenize_is_rejected_with_suggestion(exported, pair, monke
     for directory in exported("seq2seq"):
         with raises(UsageError, seen=("bleu_tokenize", "nope", "none")):
             evaluate(directory, **pair, bleu_tokenize="nope")
+
+
+def test_device_is_that_of_the_export_and_not_of_a_checkpoint(exported, pair, capsys):
+    checkpoint, directory = exported("seq2seq")
+    files = [f"--{side}={path}" for side, path in pair.items()]
+    main(["evaluate", str(directory), *files, "--device", "cpu"])
+    expected = evaluate(directory, **pair)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == expected
+    with raises(OSError, seen="CUDA"):
+        evaluate(directory, **pair, device="cuda")
+    with raises(UsageError, seen=("device", "cpu", "checkpoint"), expected="an export"):
+        evaluate(checkpoint, **pair, device="cpu")
 
 
 @pytest.mark.parametrize("name", ["engine", "self", "texts", "input_ids", "num_beam"])

@@ -99,7 +99,7 @@ def test_tensorrt_is_rejected_if_unsupported_or_unavailable(exported, monkeypatc
     monkeypatch.setattr(devices, "providers", lambda: [devices.CUDA, "CPUExecutionProvider"])
     gpu = devices.Gpu("NVIDIA H200", "580.65.06", "143771 MiB", "9.0")
     monkeypatch.setattr(devices, "gpus", lambda: [gpu])
-    monkeypatch.setattr(devices, "LIBRARIES", ())
+    monkeypatch.setattr(devices, "load", lambda name: name)
     with raises(OSError, seen=("TensorRT", "providers", "CUDA")):
         Runtime(directory, device="tensorrt")
 

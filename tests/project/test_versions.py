@@ -79,6 +79,7 @@ def test_doctor_reports_outdated_onnxruntime(monkeypatch, capsys):
     monkeypatch.setattr(onnxruntime, "__version__", "1.9.0")
     monkeypatch.setattr(devices, "gpus", lambda: [])
     monkeypatch.setattr(devices, "installed_versions", lambda: {"onnxruntime-gpu": "1.9.0"})
+    monkeypatch.setattr(devices, "imported_onnxruntime", lambda: {"onnxruntime-gpu": None})
     cli.main(["doctor"])
     printed = capsys.readouterr().out
     assert "onnxruntime-gpu 1.9.0" in printed and "'onnxruntime-gpu>=1.30'" in printed

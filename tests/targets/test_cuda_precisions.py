@@ -2,12 +2,14 @@
 
 import copy
 import json
+import warnings
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
+import transformers
 from checkpoints import default_parity
 from messages import raises
 from targets import FILES, MODELS, SIZES, exports_for, graph, ops
@@ -17,9 +19,11 @@ import vanilla_transformer
 from vanilla_transformer_export import export
 from vanilla_transformer_export.certification.tolerances import TOLERANCES
 from vanilla_transformer_export.cli import main as cli
+from vanilla_transformer_export.exporting.export import DiffersFromTorch
 from vanilla_transformer_export.graphs import quantization
 from vanilla_transformer_export.graphs.precisions import WEIGHT_ONLY
 from vanilla_transformer_export.inference import devices
+from vanilla_transformer_export.targets.cuda import Cuda
 from vanilla_transformer_export.targets.cuda.overflow import overflow
 from vanilla_transformer_export.targets.registry import get_target
 
@@ -305,6 +309,69 @@ def test_fp16_is_default_without_overflow(exported):
         and get_target("cpu").activations(model, None) == "fp32"
     )
     assert get_target("cuda").activations(model, "bf16") == "bf16"
+
+
+@pytest.fixture(scope="module")
+def strong_t5(tmp_path_factory):
+    """The folder of a T5 whose logits reach 30: its rounding in float16 is above the tolerance."""
+    transformers.set_seed(0)
+    sizes = dict(d_model=64, d_kv=64, d_ff=128, num_layers=2, num_heads=2, vocab_size=512)
+    settings = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    config = transformers.T5Config(**sizes, **settings, decoder_start_token_id=0)
+    model = transformers.T5ForConditionalGeneration(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(std=min(parameter.shape) ** -0.5)
+    folder = tmp_path_factory.mktemp("t5")
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_automatic_dtype_follows_the_comparison_with_torch(strong_t5, tmp_path):
+    allowed = TOLERANCES["fp16"].max_error
+    with pytest.warns(UserWarning, match=f"at most {allowed:g}: the dtype is .* instead of fp16"):
+        manifest = export(strong_t5, tmp_path / "out", target="cuda", cases=2)
+    dtype = manifest["default_dtype"]
+    assert dtype == ("bf16" if devices.gpus() else "fp32")
+    assert manifest["activations"] == dtype and manifest["variants"].keys() == {dtype}
+    assert default_parity(manifest)["failures"] == 0
+    assert set(manifest["files"]) == files_in(tmp_path / "out") - {"manifest.json", "README.md"}
+    assert TOLERANCES[dtype]._asdict() == manifest["variants"][dtype]["tolerance"]
+
+
+def files_in(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_dtype_of_the_user_is_not_changed(strong_t5, tmp_path):
+    with raises(ValueError, seen="error", expected=TOLERANCES["fp16"].max_error):
+        export(strong_t5, tmp_path / "out", target="cuda", dtype="fp16", cases=2)
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_dtypes_that_can_be_compared_are_tried(strong_t5, monkeypatch, tmp_path):
+    """The first is bf16 with a GPU."""
+    tried = []
+
+    def compare(checkpoint, graphs, *args):
+        tried.append(graphs.activations)
+        raise DiffersFromTorch("a difference")
+
+    monkeypatch.setattr("vanilla_transformer_export.exporting.export.compare_with_torch", compare)
+    for has_gpu, expected in ((False, ["fp16", "fp32"]), (True, ["fp16", "bf16", "fp32"])):
+
+        def device(self, activations, has_gpu=has_gpu):
+            if activations == "bf16" and not has_gpu:
+                raise OSError("no GPU")
+            return "cpu"
+
+        monkeypatch.setattr(Cuda, "parity_device", device)
+        tried.clear()
+        with pytest.raises(ValueError, match="a difference"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            export(strong_t5, tmp_path / "out", target="cuda")
+        assert tried == expected
 
 
 def test_mask_value_does_not_overflow_in_half_precision():

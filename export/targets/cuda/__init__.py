@@ -4,12 +4,10 @@ decode step is one CUDA graph, and so is a step of beam search."""
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from ...inference.session import ATTENTION_KERNELS
 from ...specs.graph_spec import GraphSpec
 from ..target import check_activations
 from .specs import CACHE_DTYPES, graph_specs
-
-# kinds of attention kernels, as in onnxruntime's option sdpa_kernel
-FLASH, EFFICIENT, MATH = 1, 2, 16
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -100,7 +98,7 @@ class Cuda:
         """
         if role == "encoder":
             return {"enable_cuda_graph": "0"}
-        return {"enable_cuda_graph": "1", "sdpa_kernel": str(FLASH | EFFICIENT | MATH)}
+        return {"enable_cuda_graph": "1", "sdpa_kernel": str(sum(ATTENTION_KERNELS.values()))}
 
     def open(self, export: "LoadedExport") -> "CudaDecoders":
         from .decoder import CudaDecoders

@@ -73,10 +73,10 @@ class Pool:
     def graph_number(self, num_bytes: int) -> int:
         """Reserve `num_bytes` and return the number of a new captured graph.
 
-        It is `UNCAPTURED` if there is no room for the graph. `num_bytes` is the size of its inputs
-        and outputs.
+        It is `UNCAPTURED` if there is no room for the graph, and if the export captures none.
+        `num_bytes` is the size of its inputs and outputs.
         """
-        if self.num_graphs >= MAX_GRAPHS or not self.reserve(num_bytes):
+        if not self.export.captures or self.num_graphs >= MAX_GRAPHS or not self.reserve(num_bytes):
             return UNCAPTURED
         self.num_graphs += 1
         return self.num_graphs

@@ -114,4 +114,5 @@ class BeamSearch:
         for row, (history, last) in enumerate(zip(histories, state["tokens"].reshape(-1))):
             before = tokens[row // count][history]
             sequences[row, : len(before) + 1] = [*before, last]
-        return sequences, state["scores"].reshape(-1)
+        # on the CPU these are the numbers of the buffers, which the next search writes
+        return sequences, state["scores"].reshape(-1).copy()
