@@ -27,6 +27,7 @@ from .inference.search import BeamSearch, Search, start_search
 from .inference.session import Session, Sessions
 from .inference.shrinking import run_beams
 from .requests import check_generates
+from .specs.graph_spec import GraphSpec
 from .targets.registry import get_target, known_targets
 from .targets.target import Target
 
@@ -154,9 +155,12 @@ class OnnxModel:
         self.engine_cache = engine_cache
         self.sessions: dict[str, Session] = dict(sessions or {})
         self.profiles = profiles
-        self._opener = Sessions(
-            info.directory, info.specs, {}, self._providers, threads, arena, profiles
+        # no method of this model, as references in a circle would keep its memory
+        providers = functools.partial(
+            execution_providers, info, device, engine_cache, profiles is not None
         )
+        self._opener = Sessions(info.directory, info.specs, {}, providers, threads, arena, profiles)
+        self.is_closed = False
 
     def open(self, roles: Iterable[str]) -> "OnnxModel":
         """Open those graphs of `roles` that are not open yet, and return this model.
@@ -169,6 +173,7 @@ class OnnxModel:
                 that onnxruntime cannot load or that does not fit the config.
             OSError: if the graphs do not run on the device of this model.
         """
+        self._check_open()
         self._check_listed()
         done = self.sessions.keys() | self._opener.contents.keys()
         if not (missing := sorted(set(roles) - done)):
@@ -183,6 +188,20 @@ class OnnxModel:
         finally:  # before an error that only follows from other weights
             self.info.check_unchanged()
         return self
+
+    def close(self) -> None:
+        """Free the memory of the graphs. Calling it again changes nothing."""
+        self.is_closed = True
+        self.sessions.clear()
+        self._opener = dataclasses.replace(self._opener, contents={})
+        vars(self).pop("decoders", None)
+
+    def _check_open(self) -> None:
+        """Raise ValueError if this model is closed."""
+        if self.is_closed:
+            raise ValueError(
+                f"the runtime of {self.info.directory} is closed, expected an open one"
+            )
 
     def _check_listed(self) -> None:
         info = self.info
@@ -203,14 +222,6 @@ class OnnxModel:
             self.open([role])
         return self.sessions[role]
 
-    def _make_session(self, role: str, sizes: dict[str, int] | None = None) -> Session:
-        """Return a new session of the graph of `role`, with some axes fixed to `sizes`, {axis:
-        size}."""
-        session = self._opener.make(role, sizes)
-        if role in OPTIONAL_ROLES:
-            self.info.check_unchanged()
-        return session
-
     def with_threads(self, threads: int) -> "OnnxModel":
         """Return a model of the same export whose graphs use this number of CPU `threads`, or this
         model if it uses that number already.
@@ -218,6 +229,7 @@ class OnnxModel:
         The new model has no open graphs. Call `open` before several threads use it: otherwise
         graphs are opened on first use. This model stays as it is.
         """
+        self._check_open()
         if threads == self.threads:
             return self
         return OnnxModel(self.info, threads, self._opener.arena, self.device, self.engine_cache)
@@ -236,11 +248,6 @@ class OnnxModel:
         spec = self.info.specs["encoder"]
         return run_by_length(self.session("encoder"), spec, feeds, self.max_tokens)
 
-    def encode(self, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the outputs of the encoder by name, for ids and mask (B, S) that are checked
-        already."""
-        return self.outputs({"input_ids": ids, "attention_mask": mask})
-
     @functools.cached_property
     def decoders(self) -> DecoderFactory:
         """The factory of decoders. The first access opens the graphs.
@@ -250,9 +257,9 @@ class OnnxModel:
         check_generates(self.info)
         self.open(main_roles(self.info))
         info, sessions = self.info, self.sessions
-        loaded = LoadedExport(
-            info.config, info.specs, sessions, self._make_session, self.device, self.encode
-        )
+        make = functools.partial(make_session, self._opener, info)
+        encoder = functools.partial(encode, sessions, info.specs, self.max_tokens)
+        loaded = LoadedExport(info.config, info.specs, sessions, make, self.device, encoder)
         return find_target(info).open(loaded)
 
     def check_lookup(self, request: GenerationRequest) -> None:
@@ -322,33 +329,64 @@ class OnnxModel:
                     return
                 logits = decoder.step(tokens[:, None], beam_idx)
 
-    # ------------------------------------------------------------------------------------ devices
 
-    def _providers(self, role: str) -> list[tuple[str, dict]]:
-        """Return the execution providers of the graph of `role` as (name, options).
+def encode(
+    sessions: Mapping[str, Session],
+    specs: Mapping[str, GraphSpec],
+    max_tokens: int,
+    ids: np.ndarray,
+    mask: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """Return the outputs of the encoder by name, for ids and mask (B, S) that are checked already.
 
-        A provider runs the nodes that the providers before it do not support.
-        """
-        providers: list[tuple[str, dict]] = [("CPUExecutionProvider", {})]
-        if self.device != "cpu":
-            # float32 is not rounded to 19 bits.
-            options = {"enable_cuda_graph": "0", "use_tf32": "0"}
-            options |= find_target(self.info).provider_options(role)
-            if self.profiles is not None:
-                options["enable_cuda_graph"] = "0"
-            providers.insert(0, (CUDA, options))
-        if self.device == "tensorrt" and role == "encoder":
-            providers.insert(0, (TENSORRT, self._engine_options()))
-        return providers
+    `sessions` and `specs` are those of the graphs, by role. A run gets at most `max_tokens` tokens.
+    """
+    feeds = {"input_ids": ids, "attention_mask": mask}
+    return run_by_length(sessions["encoder"], specs["encoder"], feeds, max_tokens)
 
-    def _engine_options(self) -> dict[str, str]:
-        """Return TensorRT's options about compiled engines, or {} without an `engine_cache`.
 
-        TensorRT names its engines after the graph, not the weights: each export has a directory of
-        its own.
-        """
-        if self.engine_cache is None:
-            return {}
-        files = json.dumps(self.info.manifest["files"], sort_keys=True)
-        path = self.engine_cache / hashlib.sha256(files.encode()).hexdigest()[:16]
-        return {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(path)}
+def make_session(
+    opener: Sessions, info: ExportInfo, role: str, sizes: dict[str, int] | None = None
+) -> Session:
+    """Return a new session of the graph of `role` of the export `info`, with some axes fixed to
+    `sizes`, {axis: size}."""
+    session = opener.make(role, sizes)
+    if role in OPTIONAL_ROLES:
+        info.check_unchanged()
+    return session
+
+
+# ---------------------------------------------------------------------------------------- devices
+
+
+def execution_providers(
+    info: ExportInfo, device: str, engine_cache: Path | None, is_profiled: bool, role: str
+) -> list[tuple[str, dict]]:
+    """Return the execution providers of the graph of `role` as (name, options).
+
+    A provider runs the nodes that the providers before it do not support.
+    """
+    providers: list[tuple[str, dict]] = [("CPUExecutionProvider", {})]
+    if device != "cpu":
+        # float32 is not rounded to 19 bits.
+        options = {"enable_cuda_graph": "0", "use_tf32": "0"}
+        options |= find_target(info).provider_options(role)
+        if is_profiled:
+            options["enable_cuda_graph"] = "0"
+        providers.insert(0, (CUDA, options))
+    if device == "tensorrt" and role == "encoder":
+        providers.insert(0, (TENSORRT, engine_options(info, engine_cache)))
+    return providers
+
+
+def engine_options(info: ExportInfo, engine_cache: Path | None) -> dict[str, str]:
+    """Return TensorRT's options about compiled engines, or {} without an `engine_cache`.
+
+    TensorRT names its engines after the graph, not the weights: each export has a directory of its
+    own.
+    """
+    if engine_cache is None:
+        return {}
+    files = json.dumps(info.manifest["files"], sort_keys=True)
+    path = engine_cache / hashlib.sha256(files.encode()).hexdigest()[:16]
+    return {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(path)}
