@@ -1,6 +1,10 @@
-"""Text classification: one label for each text. A line of a file is a label, a space and a text."""
+"""Text classification: one label for each text.
+
+A line of a file is a label without spaces, a tab or spaces, and a text.
+"""
 
 import random
+import re
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -56,7 +60,7 @@ def read(data: dict, split: str) -> Rows | None:
         lines = labelled(data, split)
     else:
         return None
-    labels, texts = zip(*(line.split(" ", 1) for line in lines), strict=True)
+    labels, _, texts = zip(*map(split_label, lines), strict=True)
     names = data.get("label_names")
     return Dataset.from_dict(
         {"label": [names[int(label)] for label in labels] if names else labels, "text": texts}
@@ -72,10 +76,19 @@ def labelled(data: dict, split: str, reports: bool = True) -> list[str]:
     return lines
 
 
+def split_label(line: str) -> list[str]:
+    """Return the label, the separator and the text of a line. Without a separator, the label is the
+    only item."""
+    return re.split(r"([ \t]+)", line, maxsplit=1)
+
+
 def unlabelled(line: str, names: list[str] | None = None) -> str | None:
-    label, _, text = line.partition(" ")
-    if not (label.strip() and text.strip()):
-        return f"{shorten(line)}, expected a label, a space and a text"
+    label, *rest = split_label(line)
+    if not label or not "".join(rest).strip():
+        return f"{shorten(line)}, expected a label, a tab or a space, and a text"
+    separator, text = rest
+    if "\t" in text and "\t" not in separator:  # a label with spaces, or a text with tabs
+        return f"{shorten(line)}, expected a label without spaces before the first tab"
     if names and label not in map(str, range(len(names))):
         return (
             f"has the label {label!r:.80}, expected one of 0 to {len(names) - 1}, the indices "
