@@ -5,6 +5,7 @@ A line of a file is a label without spaces, a tab or spaces, and a text.
 
 import random
 import re
+import reprlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerFast
 
+from ...checkpoint_config import MAX_LABELS
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForSequenceClassification
 from ..data import BadRows, read_all_lines, shorten, split_files
@@ -118,11 +120,14 @@ def label_fields(of_splits: dict[str, set[str]], what: str) -> dict:
     names = sorted(of_splits["train"])
     if len(names) < 2:  # transformers takes one label for a regression
         raise ValueError(f"the training text has the {what} {names}, expected at least two")
+    if len(names) > MAX_LABELS:
+        seen = f"the training text has {len(names)} {what}, such as {names[0]!r:.100}"
+        raise ValueError(f"{seen}, expected at most {MAX_LABELS}")
     for split, labels in of_splits.items():
         if unknown := sorted(labels - of_splits["train"]):
             raise ValueError(
-                f"the {split} text has {what} {unknown}, expected some of {names}, those of the "
-                f"training text"
+                f"the {split} text has {what} {reprlib.repr(unknown)}, expected some of "
+                f"{reprlib.repr(names)}, those of the training text"
             )
     return label_mappings(names)
 
