@@ -449,7 +449,8 @@ def test_scores_of_unanswered_questions_follow_run_qa(tmp_path):
         starts[window, row["start_positions"]] = ends[window, row["end_positions"]] = 5.0
         starts[window, 0] += 1.0  # 11 for the empty answer of questions without one, else 1
         last = max(token for token, place in enumerate(row["offsets"]) if place is not None)
-        starts[window, last] += 0.5  # otherwise the best span is "the", an article
+        starts[window, last - 2] += 0.5  # otherwise the best span is "the", an article
+        ends[window, last] += 0.5
     labels = np.array(rows["start_positions"]), np.array(rows["end_positions"])
     score = question_answering.metrics(None, None, {}, rows)
     assert score(((starts, ends), labels)) == {"exact_match": 100, "f1": 100}
