@@ -2,6 +2,7 @@
 checkpoint, without transformers. The results are those of its pipelines for images."""
 
 import contextlib
+import functools
 import itertools
 import math
 import os
@@ -9,7 +10,7 @@ import reprlib
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -59,6 +60,20 @@ class ImageRuntime:
                 f"pixel values"
             )
         self.processor = ImageProcessor.from_config(json_object(path, content), path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how pickle and `copy` open the export again, see `Runtime`."""
+        return functools.partial(type(self), self.info.directory, **self.runtime.arguments), ()
+
+    def close(self) -> None:
+        """Free the memory of the graphs, see `Runtime.close`."""
+        self.runtime.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def classify(self, images: Sequence[Input], /, top_k: int = 5) -> list[list[dict[str, Any]]]:
         """Return the `top_k` best labels of each image, best first, or all if there are fewer.

@@ -33,6 +33,7 @@ from .inference.session import (
 )
 from .inference.shrinking import run_beams
 from .requests import check_generates
+from .specs.graph_spec import GraphSpec
 from .targets.registry import get_target, known_targets
 from .targets.target import Target
 
@@ -163,10 +164,16 @@ class OnnxModel:
         self.sessions: dict[str, Session] = dict(sessions or {})
         self.profiles = profiles
         self.changes = changes or SessionChanges()
+        captures = profiles is None and self.changes.captures
         optimizes = FUSIONS not in self.changes.without
-        self._opener = Sessions(
-            info.directory, info.specs, {}, self._providers, threads, arena, profiles, optimizes
+        # no method of this model, as references in a circle would keep its memory
+        providers = functools.partial(
+            execution_providers, info, device, engine_cache, captures, self.changes.attention
         )
+        self._opener = Sessions(
+            info.directory, info.specs, {}, providers, threads, arena, profiles, optimizes
+        )
+        self.is_closed = False
 
     def open(self, roles: Iterable[str]) -> "OnnxModel":
         """Open those graphs of `roles` that are not open yet, and return this model.
@@ -179,6 +186,7 @@ class OnnxModel:
                 that onnxruntime cannot load or that does not fit the config.
             OSError: if the graphs do not run on the device of this model.
         """
+        self._check_open()
         self._check_listed()
         done = self.sessions.keys() | self._opener.contents.keys()
         if not (missing := sorted(set(roles) - done)):
@@ -193,6 +201,20 @@ class OnnxModel:
         finally:  # before an error that only follows from other weights
             self.info.check_unchanged()
         return self
+
+    def close(self) -> None:
+        """Free the memory of the graphs. Calling it again changes nothing."""
+        self.is_closed = True
+        self.sessions.clear()
+        self._opener = dataclasses.replace(self._opener, contents={})
+        vars(self).pop("decoders", None)
+
+    def _check_open(self) -> None:
+        """Raise ValueError if this model is closed."""
+        if self.is_closed:
+            raise ValueError(
+                f"the runtime of {self.info.directory} is closed, expected an open one"
+            )
 
     def _check_listed(self) -> None:
         info = self.info
@@ -213,14 +235,6 @@ class OnnxModel:
             self.open([role])
         return self.sessions[role]
 
-    def _make_session(self, role: str, sizes: dict[str, int] | None = None) -> Session:
-        """Return a new session of the graph of `role`, with some axes fixed to `sizes`, {axis:
-        size}."""
-        session = self._opener.make(role, sizes)
-        if role in OPTIONAL_ROLES:
-            self.info.check_unchanged()
-        return session
-
     def with_threads(self, threads: int) -> "OnnxModel":
         """Return a model of the same export whose graphs use this number of CPU `threads`, or this
         model if it uses that number already.
@@ -228,6 +242,7 @@ class OnnxModel:
         The new model has no open graphs. Call `open` before several threads use it: otherwise
         graphs are opened on first use. This model stays as it is.
         """
+        self._check_open()
         if threads == self.threads:
             return self
         arena, device, cache = self._opener.arena, self.device, self.engine_cache
@@ -247,11 +262,6 @@ class OnnxModel:
         spec = self.info.specs["encoder"]
         return run_by_length(self.session("encoder"), spec, feeds, self.max_tokens)
 
-    def encode(self, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the outputs of the encoder by name, for ids and mask (B, S) that are checked
-        already."""
-        return self.outputs({"input_ids": ids, "attention_mask": mask})
-
     @functools.cached_property
     def decoders(self) -> DecoderFactory:
         """The factory of decoders. The first access opens the graphs.
@@ -261,14 +271,11 @@ class OnnxModel:
         check_generates(self.info)
         self.open(main_roles(self.info))
         info, sessions = self.info, self.sessions
+        make = functools.partial(make_session, self._opener, info)
+        encoder = functools.partial(encode, sessions, info.specs, self.max_tokens)
+        captures = self.profiles is None and self.changes.captures
         loaded = LoadedExport(
-            info.config,
-            info.specs,
-            sessions,
-            self._make_session,
-            self.device,
-            self.encode,
-            self._captures,
+            info.config, info.specs, sessions, make, self.device, encoder, captures
         )
         return find_target(info).open(loaded)
 
@@ -339,40 +346,72 @@ class OnnxModel:
                     return
                 logits = decoder.step(tokens[:, None], beam_idx)
 
-    # ------------------------------------------------------------------------------------ devices
 
-    @property
-    def _captures(self) -> bool:
-        """True if CUDA graphs may be captured."""
-        return self.profiles is None and self.changes.captures
+def encode(
+    sessions: Mapping[str, Session],
+    specs: Mapping[str, GraphSpec],
+    max_tokens: int,
+    ids: np.ndarray,
+    mask: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """Return the outputs of the encoder by name, for ids and mask (B, S) that are checked already.
 
-    def _providers(self, role: str) -> list[tuple[str, dict]]:
-        """Return the execution providers of the graph of `role` as (name, options).
+    `sessions` and `specs` are those of the graphs, by role. A run gets at most `max_tokens` tokens.
+    """
+    feeds = {"input_ids": ids, "attention_mask": mask}
+    return run_by_length(sessions["encoder"], specs["encoder"], feeds, max_tokens)
 
-        A provider runs the nodes that the providers before it do not support.
-        """
-        providers: list[tuple[str, dict]] = [("CPUExecutionProvider", {})]
-        if self.device != "cpu":
-            # float32 is not rounded to 19 bits.
-            options = {"enable_cuda_graph": "0", "use_tf32": "0"}
-            options |= find_target(self.info).provider_options(role)
-            if not self._captures:
-                options["enable_cuda_graph"] = "0"
-            if self.changes.attention is not None:
-                options["sdpa_kernel"] = str(ATTENTION_KERNELS[self.changes.attention])
-            providers.insert(0, (CUDA, options))
-        if self.device == "tensorrt" and role == "encoder":
-            providers.insert(0, (TENSORRT, self._engine_options()))
-        return providers
 
-    def _engine_options(self) -> dict[str, str]:
-        """Return TensorRT's options about compiled engines, or {} without an `engine_cache`.
+def make_session(
+    opener: Sessions, info: ExportInfo, role: str, sizes: dict[str, int] | None = None
+) -> Session:
+    """Return a new session of the graph of `role` of the export `info`, with some axes fixed to
+    `sizes`, {axis: size}."""
+    session = opener.make(role, sizes)
+    if role in OPTIONAL_ROLES:
+        info.check_unchanged()
+    return session
 
-        TensorRT names its engines after the graph, not the weights: each export has a directory of
-        its own.
-        """
-        if self.engine_cache is None:
-            return {}
-        files = json.dumps(self.info.manifest["files"], sort_keys=True)
-        path = self.engine_cache / hashlib.sha256(files.encode()).hexdigest()[:16]
-        return {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(path)}
+
+# ---------------------------------------------------------------------------------------- devices
+
+
+def execution_providers(
+    info: ExportInfo,
+    device: str,
+    engine_cache: Path | None,
+    captures: bool,
+    attention: str | None,
+    role: str,
+) -> list[tuple[str, dict]]:
+    """Return the execution providers of the graph of `role` as (name, options).
+
+    A provider runs the nodes that the providers before it do not support. `captures` is False
+    without CUDA graphs, and `attention` a kind of kernel of `ATTENTION_KERNELS` or None.
+    """
+    providers: list[tuple[str, dict]] = [("CPUExecutionProvider", {})]
+    if device != "cpu":
+        # float32 is not rounded to 19 bits.
+        options = {"enable_cuda_graph": "0", "use_tf32": "0"}
+        options |= find_target(info).provider_options(role)
+        if not captures:
+            options["enable_cuda_graph"] = "0"
+        if attention is not None:
+            options["sdpa_kernel"] = str(ATTENTION_KERNELS[attention])
+        providers.insert(0, (CUDA, options))
+    if device == "tensorrt" and role == "encoder":
+        providers.insert(0, (TENSORRT, engine_options(info, engine_cache)))
+    return providers
+
+
+def engine_options(info: ExportInfo, engine_cache: Path | None) -> dict[str, str]:
+    """Return TensorRT's options about compiled engines, or {} without an `engine_cache`.
+
+    TensorRT names its engines after the graph, not the weights: each export has a directory of its
+    own.
+    """
+    if engine_cache is None:
+        return {}
+    files = json.dumps(info.manifest["files"], sort_keys=True)
+    path = engine_cache / hashlib.sha256(files.encode()).hexdigest()[:16]
+    return {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(path)}

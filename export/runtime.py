@@ -4,7 +4,7 @@ import functools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -73,7 +73,7 @@ class Runtime:
             self.info.defaults,
         )
         self.target: str = self.info.manifest["target"]
-        self.device = self._checked_device(device)
+        self.arena, self.device = arena, self._checked_device(device)
         self.engine_cache = self._checked_engine_cache(engine_cache)
         if changes is not None:
             changes.check(self.device)
@@ -99,11 +99,33 @@ class Runtime:
     def arguments(self) -> dict[str, Any]:
         """The arguments of `Runtime` by name with which another process opens the same export.
 
-        They are threads, device, dtype and, with a step graph, workers, so the results are the
-        same.
+        They are all arguments but the directory, and `workers` only with a step graph, so the
+        results are the same.
         """
+        names = ("threads", "arena", "device", "engine_cache", "dtype")
         workers = {"workers": self.workers} if self.info.step else {}
-        return {"threads": self.threads, "device": self.device, "dtype": self.dtype, **workers}
+        return {name: getattr(self, name) for name in names} | workers
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how pickle and `copy` open the export again, by its directory and arguments."""
+        return functools.partial(type(self), self.info.directory, **self.arguments), ()
+
+    def close(self) -> None:
+        """Free the memory of the graphs. Later calls raise ValueError. Closing again changes
+        nothing.
+
+        A runtime that nothing refers to any more frees its memory too. A runtime is also a context
+        manager, which closes it.
+        """
+        if (worker_model := vars(self).pop("_worker_model", None)) is not None:
+            worker_model.close()
+        self.model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def _checked_device(self, device: str | None) -> str:
         target = find_target(self.info)

@@ -4,6 +4,7 @@ line."""
 import contextlib
 import errno
 import os
+import re
 import signal
 import sys
 import warnings
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 PROGRAM = "vanilla-transformer"
+MAX_VALUE, MAX_LINE = 300, 2000  # characters of an error
+LONG_VALUE = re.compile(rf"'[^']{{{MAX_VALUE},}}'|\"[^\"]{{{MAX_VALUE},}}\"|\S{{{MAX_VALUE},}}")
 # Of a path, by what the operating system says of it.
 EXPECTED = {
     errno.ENOENT: "expected it to exist",
@@ -137,7 +140,19 @@ def is_expected(error: Exception) -> bool:
 
 
 def one_line(text: object) -> str:
-    return " ".join(str(text).split())
+    """Return `text` without line breaks, and with the start and the end of what is too long: of
+    values, which are words or quoted, and of the line."""
+    line = " ".join(str(text).split())
+    shortened = LONG_VALUE.sub(lambda value: cut(value[0], MAX_VALUE), line)
+    return cut(shortened, MAX_LINE)
+
+
+def cut(text: str, limit: int) -> str:
+    """Return `text`, or if it has more than `limit` characters its start and its end."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}...({len(text) - 2 * half:,} characters)...{text[-half:]}"
 
 
 def error_message(error: object) -> object:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -84,6 +84,20 @@ class TextRuntime:
         self.lock = threading.Lock()  # protects the tokenizer, whose truncation some tasks change
         # None of what generates does: there a long text blocks no short one.
         self.may_cut = not self.info.generates
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how pickle and `copy` open the export again, see `Runtime`."""
+        return type(self).around, (self.runtime,)
+
+    def close(self) -> None:
+        """Free the memory of the graphs, see `Runtime.close`."""
+        self.runtime.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     # What is read of the export when it is first needed, and the tasks.
     tokenizer_settings = functools.cached_property(rows.tokenizer_settings)

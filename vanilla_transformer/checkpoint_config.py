@@ -19,7 +19,8 @@ else:
         from .configuration_vanilla_transformer import CONFIGS
 
 FLAGS = [False, True, None]
-MAX_LABELS = 2**20
+MAX_LABELS = 2**17
+ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
 
 
 def read_config(directory: Path) -> tuple[Any, str]:
@@ -73,7 +74,13 @@ def read_raw_config(directory: Path) -> tuple[dict, str]:
     """
     path = directory / CONFIG
     if not path.is_file():
-        raise FileNotFoundError(f"{directory} has no config.json: expected a checkpoint directory")
+        expected = "expected a checkpoint directory"
+        if (directory / ADAPTER_CONFIG).is_file():
+            expected = (
+                "it is an adapter of PEFT, expected a whole checkpoint: save "
+                "AutoPeftModel.from_pretrained(...).merge_and_unload() with its tokenizer"
+            )
+        raise FileNotFoundError(f"{directory} has no config.json: {expected}")
     content = read_json(path)
     model_type = content.get("model_type")
     if not isinstance(model_type, str | None):
@@ -128,6 +135,8 @@ def build_config(config_class: type, content: dict, directory: Path) -> Any:
     for name in ("id2label", "label2id"):
         if not isinstance(content.get(name) or {}, dict):
             raise ValueError(f"{path} has {name} {shorten(content[name])}, expected a JSON object")
+        if (count := len(content.get(name) or {})) > MAX_LABELS:
+            raise ValueError(f"{path} has {count} labels in {name}, expected at most {MAX_LABELS}")
     attention = content.get("_attn_implementation")
     if not isinstance(attention, str | None):
         raise ValueError(f"{path} has _attn_implementation {shorten(attention)}, expected a name")

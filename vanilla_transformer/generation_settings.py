@@ -38,6 +38,8 @@ OUTPUTS = dict.fromkeys(
 CACHE = dict.fromkeys(("cache_implementation", "cache_config"))
 # that select a mode
 SELECTORS = dict.fromkeys(("do_sample", "num_beams", "return_dict_in_generate", "use_cache"))
+# the max_length that conversion added to a generation_config.json without a length
+DEFAULT_LENGTH = "_default_max_length"
 OF_CONFIGS = (*OPTIONAL_TOKENS, "decoder_start_token_id", "use_cache")  # also fields of a config
 
 
@@ -59,6 +61,16 @@ def read_generation_settings(
     settings = SimpleNamespace(**SELECTORS | (read_json(path) if path.is_file() else others))
     notes = drop_unused_settings(settings)
     return {name: value for name, value in vars(settings).items() if value is not None}, notes
+
+
+def forget_default_length(settings: dict[str, Any]) -> None:
+    """Remove the `max_length` from `settings` if conversion added it, as it was not in the source.
+
+    `settings` are those of a generation_config.json. They are changed in place.
+    """
+    default = settings.pop(DEFAULT_LENGTH, None)
+    if default is not None and settings.get("max_length") == default:
+        settings["max_length"] = None
 
 
 def drop_unused_settings(generation: "GenerationConfig | SimpleNamespace") -> list[str]:

@@ -2,23 +2,26 @@
 declares its arguments beside its function, which has no logic of its own and imports what it needs
 when it runs."""
 
-import argparse
-import sys
-from collections.abc import Mapping, Sequence
+from . import end_at_interrupt
 
-from .. import UNINSTALLED
-from ..arguments import Parser, choice_type
-from ..terminal import (
-    PROGRAM,
-    OutputClosed,
-    Terminated,
-    fail,
-    is_expected,
-    open_standard_streams,
-    raise_on_termination,
-    warnings_in_one_line,
-)
-from . import checkpoints, doctor, exports, predictions, serving, training
+with end_at_interrupt():  # before `main` handles it, as imports take a while
+    import argparse
+    import sys
+    from collections.abc import Mapping, Sequence
+
+    from .. import UNINSTALLED
+    from ..arguments import Parser, choice_type
+    from ..terminal import (
+        PROGRAM,
+        OutputClosed,
+        Terminated,
+        fail,
+        is_expected,
+        open_standard_streams,
+        raise_on_termination,
+        warnings_in_one_line,
+    )
+    from . import checkpoints, doctor, exports, predictions, serving, training
 
 VERBS = {
     verb.name: verb

@@ -423,7 +423,7 @@ def compare_rows(
         for tensor in spec.inputs
         if ".decoder." in tensor.name
     }
-    states |= cross_states(model.encode(ids, mask))
+    states |= cross_states(model.outputs({"input_ids": ids, "attention_mask": mask}))
     names = [tensor.name for tensor in spec.outputs]
     for position in range(tokens.shape[1]):
         counts = {

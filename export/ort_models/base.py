@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
 import torch
 import transformers
 from transformers import AutoConfig, AutoModel, GenerationConfig, PreTrainedConfig
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, PushToHubMixin, logging
+
+from vanilla_transformer.generation_settings import forget_default_length
 
 from ..exporting.repository_files import MARIAN_NAMES
 from ..heads import HEADS, Task, has_task
@@ -71,7 +73,8 @@ class ORTModel(PushToHubMixin):
         names = fields.keys() - MARIAN_NAMES  # which only Transformers.js reads
         self.config = config or AutoConfig.for_model(**{name: fields[name] for name in names})
         if self.can_generate():
-            settings = self.runtime.info.generation_config
+            settings = dict(self.runtime.info.generation_config)
+            forget_default_length(settings)  # transformers generates 20 tokens then
             default = GenerationConfig.from_model_config(self.config)
             self.generation_config = GenerationConfig.from_dict(settings) if settings else default
         self._saved_fields = self._config_fields()
@@ -248,6 +251,15 @@ class ORTModel(PushToHubMixin):
         if is_device and (kind := torch.device(device).type) != self.device.type:
             logger.warning_once(f"the model stays on {self.device} and cannot move to {kind}")
         return self
+
+    @property
+    def _modules(self) -> NoReturn:
+        """The attribute of modules that `Trainer` and accelerate read first, which raises TypeError
+        with the reason."""
+        raise TypeError(
+            f"{type(self).__name__} is not a torch.nn.Module, which Trainer and accelerate expect: "
+            "call the model, or use pipeline()"
+        )
 
     def eval(self) -> Self:
         return self

@@ -43,6 +43,7 @@ class ORTModelForGeneration(GenerationMixin, ORTModel):
         self, generation_config: Any, model_kwargs: dict, generation_mode: Any, *args: Any
     ) -> None:
         """Put a `DecoderCache` into `model_kwargs`, even for `use_cache=False`, if it has none."""
+        self._check_guidance(generation_config.guidance_scale)
         generation_config.use_cache = True
         self.warn_of_ignored({name: getattr(generation_config, name) for name in NO_OUTPUTS})
         for name in NO_OUTPUTS:
@@ -62,6 +63,12 @@ class ORTModelForGeneration(GenerationMixin, ORTModel):
             prompt_lookup_num_tokens=1 if is_assisted else None,
         )
         model_kwargs[CACHE] = DecoderCache(self.runtime, options)
+
+    def _check_guidance(self, scale: float | None) -> None:
+        """Raise ValueError for guidance of an encoder-decoder, which transformers would give the
+        generated tokens as sources."""
+        if self.config.is_encoder_decoder and scale not in (None, 1):
+            raise ValueError(f"guidance_scale is {scale}, expected None for an encoder-decoder")
 
     def _prepare_position_ids_for_generation(self, *args: Any) -> None:
         """Return None: decoders count positions by the mask."""

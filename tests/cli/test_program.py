@@ -21,6 +21,7 @@ from vanilla_transformer_export import terminal as program
 from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.terminal import (
     error_message,
+    one_line,
     open_standard_streams,
     warnings_in_one_line,
 )
@@ -213,3 +214,36 @@ def test_user_warnings_are_one_line_and_others_are_unchanged():
             "text", UserWarning, *place
         )
     assert warnings.formatwarning is before
+
+
+def test_interrupt_while_the_command_is_imported_prints_no_traceback():
+    program = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(name, *rest):
+        if name == "vanilla_transformer_export.arguments":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt)
+import vanilla_transformer_export.cli.main
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
+
+
+def test_import_of_the_command_leaves_the_interrupt_handler():
+    program = (
+        "import signal; before = signal.getsignal(signal.SIGINT); "
+        "import vanilla_transformer_export.cli.main; "
+        "assert signal.getsignal(signal.SIGINT) is before is signal.default_int_handler"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("value", ["x" * 10**6, "word " * 10**5, f"'{'a b ' * 10**5}'"])
+def test_long_values_of_errors_are_cut(value):
+    line = one_line(f"config.json has {value}, expected one of a, b")
+    assert line.startswith("config.json has ") and line.endswith(", expected one of a, b")
+    assert "characters)" in line and len(line) < 2100
+    assert one_line("/a" * 140 + " is missing") == "/a" * 140 + " is missing"

@@ -5,6 +5,7 @@ import io
 import json
 import struct
 import sys
+import time
 
 import huggingface_hub
 import pytest
@@ -655,3 +656,18 @@ def test_model_type_that_contradicts_architecture_raises(tmp_path):
     edit_json(tmp_path / "config.json", model_type="vanilla-encoder")
     with raises(ValueError, seen=("model_type", "vanilla-encoder", "VanillaDecoderForCausalLM")):
         load_checkpoint(tmp_path)
+
+
+def test_folder_of_an_adapter_says_how_to_merge_it(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with raises(FileNotFoundError, seen=(tmp_path, "adapter"), expected="merge_and_unload"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_million_labels_are_rejected_at_once(checkpoint):
+    labels = {str(number): f"label {number}" for number in range(10**6)}
+    edit_json(checkpoint / "config.json", id2label=labels)
+    start = time.monotonic()
+    with raises(ValueError, seen=("config.json", 10**6, "id2label"), expected=2**17):
+        load_checkpoint(checkpoint)
+    assert time.monotonic() - start < 10

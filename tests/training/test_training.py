@@ -15,7 +15,9 @@ from vanilla_transformer.training import batches as batches_module
 from vanilla_transformer.training.augment import AugmentedDataset
 from vanilla_transformer.training.batches import TokenBatches, TokenStream, collate_batches
 from vanilla_transformer.training.data import read_lines, read_parallel
-from vanilla_transformer.training.tasks import translation
+from vanilla_transformer.training.prepare import prepare
+from vanilla_transformer.training.recipe import Recipe
+from vanilla_transformer.training.tasks import sequence_classification, translation
 from vanilla_transformer.training.tokenizer import train_tokenizer
 
 TEXT = [
@@ -280,6 +282,67 @@ def test_dataset_rows_without_text_raise_or_are_skipped(tmp_path, capsys):
     for column, seen in (("translation.fr", "eins"), ("title.fr", "a")):
         with raises(ValueError, seen=(column.partition(".")[0], seen), expected="fr"):
             translation.read(data | {"columns": ["translation.en", column]}, "train")
+
+
+def test_blank_text_of_data_set_is_a_bad_row_also_in_a_stream(tmp_path, capsys):
+    pairs = [{"en": "one", "de": "eins"}, {"en": " ", "de": "zwei"}, {"en": "two", "de": ""}]
+    DatasetDict(train=Dataset.from_dict({"translation": pairs})).save_to_disk(tmp_path / "saved")
+    data = {"dataset": str(tmp_path / "saved"), "columns": ["translation.en", "translation.de"]}
+    with raises(ValueError, seen=("row", 1, "source")):
+        translation.read(data, "train")
+    stream = translation.read(data | {"streaming": True}, "train")
+    with raises(ValueError, seen=("row", 1, "source")):
+        list(stream)
+    kept = translation.read(data | {"skip_bad_rows": True}, "train")
+    assert kept.to_dict() == {"source": ["one"], "target": ["eins"]}
+    assert "2 of 3 rows" in capsys.readouterr().out
+
+
+def long_pairs(tmp_path):
+    """Write 60 pairs of sentences, of which pair 42 is long, and return their recipe."""
+    for name, word in (("train.en", "dog"), ("train.de", "hund")):
+        lines = [f"a {word} {number} ." for number in range(60)]
+        lines[41] = f"{word} " * 90
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    data = {"directory": str(tmp_path), "train": ["train.en", "train.de"]}
+    sizes = dict(encoder_layers=1, decoder_layers=1, num_attention_heads=2, hidden_size=16)
+    training = {"tokens_per_update": 64}
+    tokenizer = {"kind": "character"}
+    return Recipe("translation", data, tokenizer, sizes | {"intermediate_size": 16}, training)
+
+
+def test_row_longer_than_an_update_is_named_or_skipped(tmp_path, capsys):
+    recipe = long_pairs(tmp_path)
+    path = tmp_path / "train.de"  # whose line is the longest
+    with raises(ValueError, seen=(path, "line 42"), expected=(64, "tokens of a batch")):
+        prepare(recipe)
+    recipe.data["skip_bad_rows"] = True
+    assert len(prepare(recipe)[2]["train"]) == 59
+    assert f"1 of 60 rows of the training text are bad ({path}: line 42" in capsys.readouterr().out
+
+
+def test_row_of_a_stream_longer_than_an_update_is_named(tmp_path):
+    recipe = long_pairs(tmp_path)
+    columns = {name: (tmp_path / f"train.{name}").read_text().splitlines() for name in ("en", "de")}
+    DatasetDict(train=Dataset.from_dict(columns)).save_to_disk(tmp_path / "saved")
+    recipe.data.clear()
+    recipe.data.update(dataset=str(tmp_path / "saved"), columns=["en", "de"], streaming=True)
+    rows = prepare(recipe)[2]["train"]
+    with raises(ValueError, seen=("row", 41), expected=(64, "tokens of a batch")):
+        list(rows)
+
+
+def test_tab_or_space_separates_label_and_text(tmp_path):
+    (tmp_path / "a.tsv").write_text("pos\ta good film\nneg a bad film\npos\tone\ttwo\n")
+    rows = sequence_classification.read({"train": str(tmp_path / "a.tsv")}, "train")
+    assert rows.to_dict() == {
+        "label": ["pos", "neg", "pos"],
+        "text": ["a good film", "a bad film", "one\ttwo"],
+    }
+    for line in ("World News\ta text", "pos\t", "pos", "\ta text"):
+        (tmp_path / "a.tsv").write_text(f"neg\ta text\n{line}\n")
+        with raises(ValueError, seen=("a.tsv", "line 2", repr(line)), expected="label"):
+            sequence_classification.read({"train": str(tmp_path / "a.tsv")}, "train")
 
 
 def test_streaming_of_files_raises():

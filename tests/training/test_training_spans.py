@@ -189,6 +189,23 @@ def test_entity_scores():
         assert tag_metrics.get("f1", 4 / 7) == 4 / 7
 
 
+@pytest.mark.parametrize("separator", ["\t", " "])
+def test_comments_of_conll_files_are_no_words(tmp_path, separator):
+    comments = "# sent_id = 1\n#\n# text = they run\n#global.columns = ID FORM\n"
+    words = "they PRP O\n# SYM O\nrun VBP B-X\n".replace(" ", separator)
+    first = "# SYM O\nfun NN O\n".replace(" ", separator)  # a hash with a tag
+    path = tmp_path / "train.txt"
+    path.write_text(f"{comments}{words}\n{comments}{first}")
+    rows = token_classification.read({"train": str(path)}, "train")
+    assert rows.to_dict() == {
+        "words": [["they", "#", "run"], ["#", "fun"]],
+        "tags": [["O", "O", "B-X"], ["O", "O"]],
+    }
+    path.write_text(f"{words}#comment\n")  # within a sentence
+    with raises(ValueError, seen=(path, "line 4", "#comment")):
+        token_classification.read({"train": str(path)}, "train")
+
+
 def test_invalid_conll_files_and_unknown_tags_raise(conll, tmp_path):
     (tmp_path / "bad.txt").write_text("EU B-ORG\nrejects\n")
     with raises(ValueError, seen=("bad.txt", 2, "rejects")):
@@ -401,6 +418,67 @@ def test_best_of_several_answers_counts():
     assert scores == {"exact_match": 100, "f1": 100}
 
 
+def unanswered(*stories):
+    """Return `stories` in the format of SQuAD 2.0, with a second question without an answer."""
+    content = squad(*stories)
+    for article in content["data"]:
+        for paragraph in article["paragraphs"]:
+            question = paragraph["qas"][0]
+            other = {"id": f"{question['id']}-no", "question": "why?", "answers": []}
+            paragraph["qas"].append(other | {"is_impossible": True})
+    return content
+
+
+def test_unanswered_question_has_first_token_as_target_and_empty_answer(tmp_path):
+    (tmp_path / "train.json").write_text(json.dumps(unanswered(*STORIES)))
+    _, _, rows = prepare(reader(tmp_path / "train.json"))
+    rows = rows["validation"]
+    assert len(rows) == 2 * len(STORIES)
+    for row in rows:
+        is_unanswered = row["id"].endswith("-no")
+        assert (row["answers"] == [""]) == is_unanswered
+        assert (row["start_positions"] == 0) == is_unanswered
+
+
+def test_scores_of_unanswered_questions_follow_run_qa(tmp_path):
+    """The empty answer counts if start[0] + end[0] is above the score of the best span."""
+    (tmp_path / "train.json").write_text(json.dumps(unanswered(*STORIES)))
+    rows = prepare(reader(tmp_path / "train.json"))[2]["validation"]
+    starts, ends = np.zeros((2, len(rows), max(map(len, rows["input_ids"]))))
+    for window, row in enumerate(rows):
+        starts[window, row["start_positions"]] = ends[window, row["end_positions"]] = 5.0
+        starts[window, 0] += 1.0  # 11 for the empty answer of questions without one, else 1
+        last = max(token for token, place in enumerate(row["offsets"]) if place is not None)
+        starts[window, last - 2] += 0.5  # otherwise the best span is "the", an article
+        ends[window, last] += 0.5
+    labels = np.array(rows["start_positions"]), np.array(rows["end_positions"])
+    score = question_answering.metrics(None, None, {}, rows)
+    assert score(((starts, ends), labels)) == {"exact_match": 100, "f1": 100}
+    starts[:, 0] = 20.0  # the empty answer everywhere
+    assert score(((starts, ends), labels)) == {"exact_match": 50, "f1": 50}
+    starts[:, 0] = ends[:, 0] = -9.0  # and nowhere
+    assert score(((starts, ends), labels)) == {"exact_match": 50, "f1": 50}
+
+
+def test_answers_may_have_either_form(tmp_path):
+    listed, joined = squad(*STORIES), squad(*STORIES)
+    for article in joined["data"]:
+        for paragraph in article["paragraphs"]:
+            [answer] = paragraph["qas"][0]["answers"]
+            paragraph["qas"][0]["answers"] = {name: [answer[name]] for name in answer}
+    results = []
+    for name, content in {"a": listed, "b": joined}.items():
+        (tmp_path / name).write_text(json.dumps(content))
+        results.append(question_answering.read({"train": str(tmp_path / name)}, "train").to_list())
+    rows = [
+        row | {"answers": [{"text": "x", "answer_start": 0}], "context": "x"} for row in results[0]
+    ]
+    DatasetDict(train=Dataset.from_list(rows)).save_to_disk(tmp_path / "set")
+    [first, *_] = question_answering.read({"dataset": str(tmp_path / "set")}, "train")
+    assert first["answers"] == {"text": ["x"], "answer_start": [0]}
+    assert results[0] == results[1] and len(results[0]) == len(STORIES)
+
+
 def test_invalid_squad_files_raise(tmp_path):
     path = tmp_path / "bad.json"
     for content, seen, expected in [
@@ -412,12 +490,8 @@ def test_invalid_squad_files_raise(tmp_path):
         path.write_text(json.dumps(content))
         with raises(ValueError, seen=seen, expected=expected):
             question_answering.read({"train": str(path)}, "train")
-    empty = squad(STORIES[0])
-    empty["data"][0]["paragraphs"][0]["qas"][0]["answers"] = []
-    path.write_text(json.dumps(empty))
-    with raises(ValueError, seen=("question", "q0")):
-        question_answering.read({"train": str(path)}, "train")
     for change, seen in [
+        (lambda paragraph: paragraph["qas"][0].update(answers="here"), ("q0", "'here'")),
         (
             lambda paragraph: paragraph["qas"][0].update(question=5),
             ("q0", 5, "the cat is in the garden today."),

@@ -27,7 +27,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..converted import is_marian
 from ..errors import UsageError
 from ..files import VERSION_KEY
-from ..generation_settings import drop_unused_settings
+from ..generation_settings import DEFAULT_LENGTH, drop_unused_settings, forget_default_length
 from ..linked_copies import errors_name, linked_copy
 from ..variants import has_weights, linked_variant
 from .architectures import (
@@ -626,11 +626,25 @@ def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path)
     if plan.model.can_generate():
         plan.generation_config = read_generation_config(path)
         plan.remarks += drop_unused_settings(plan.generation_config)
-        limit_generation(plan.generation_config, plan.model.config)
+        set_default_length(plan.generation_config, plan.model.config)
         with readers_errors(path / GENERATION_CONFIG):
             plan.generation_config.validate(strict=True)
     plan.tokenizer = find_tokenizer(path)
     return plan
+
+
+def set_default_length(generation: GenerationConfig, config: PreTrainedConfig) -> None:
+    """Set a `max_length` that the source lacks, see `limit_generation`, and note that it was added.
+
+    Without the note, nobody could tell it from a length that the source has. transformers would
+    leave the note out of a generation config that it takes for a copy of fields of the model.
+    """
+    forget_default_length(vars(generation))
+    before = generation.max_length
+    limit_generation(generation, config)
+    if generation.max_length != before:
+        setattr(generation, DEFAULT_LENGTH, generation.max_length)
+        generation._from_model_config = None
 
 
 def read_generation_config(path: Path) -> GenerationConfig:

@@ -278,8 +278,8 @@ def read_columns(
     Instead of files there may be `data["dataset"]`, a name on the Hub (with `data["config"]`) or a
     directory that `save_to_disk` wrote. `data["columns"]` are the names of its columns; "a.b" is
     field b of column a. With `data["streaming"]` the training split is a
-    `datasets.IterableDataset`, read as it is needed. A row of a data set that lacks a value is bad.
-    With `data["skip_bad_rows"]`, rows with blank text are bad too, and bad rows are left out.
+    `datasets.IterableDataset`, read as it is needed. A row of a data set with a missing value or
+    blank text is bad, also in a stream. With `data["skip_bad_rows"]` bad rows are left out.
 
     Raises:
         FileNotFoundError: if a file is missing.
@@ -299,8 +299,12 @@ def read_columns(
                 "are not counted"
             )
         rows = select_columns(data_set(data, streams), split, data.get("columns", names), names)
-        is_checked = rows and (bad.are_skipped or has_missing_values(rows))
-        return rows.select(valid_positions(rows, lacking, bad)) if is_checked else rows
+        if rows is None:
+            return None
+        if streams:
+            return rows.map(check_row, with_indices=True)
+        kept = valid_positions(rows, lacking, bad)
+        return rows.select(kept) if bad.count else rows
     if data.get("streaming"):
         raise ValueError("data.streaming is true, expected data.dataset with it")
     if split not in data:
@@ -337,10 +341,11 @@ def valid_positions(
     return kept
 
 
-def has_missing_values(rows: "Dataset | IterableDataset") -> bool:
-    """Return True if a value of `rows` is None. Of a stream this is not known: False."""
-    columns = getattr(rows, "data", None)
-    return columns is not None and any(column.null_count for column in columns.itercolumns())
+def check_row(row: dict, index: int) -> dict:
+    """Return a row of a stream. Raise ValueError if it is bad, see `lacking`."""
+    if what := lacking(row):
+        raise ValueError(f"row {index}: {what}")
+    return row
 
 
 def lacking(row: dict) -> str | None:
@@ -406,6 +411,20 @@ def values(rows: dict, column: str) -> list:
                 f"field {key!r} in it"
             )
     return [value and value[key] for value in rows[name]]
+
+
+def find_line(data: dict, row: dict) -> str | None:
+    """Return the file and line of the training text with the longest text of `row`, such as
+    "train.en: line 3". None for data sets, and for a row that is not of one line.
+
+    `data` is the [data] of the recipe.
+    """
+    text = max((value for value in row.values() if isinstance(value, str)), key=len, default="")
+    for path in split_files(data, "train") if text and "train" in data else ():
+        for number, line in enumerate(lines(path, data.get("encoding", "UTF-8")), 1):
+            if line.endswith(text):
+                return f"{path}: line {number}"
+    return None
 
 
 def split_files(data: dict, split: str) -> list[Path]:

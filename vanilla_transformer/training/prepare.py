@@ -6,6 +6,7 @@ from typing import Any
 
 from accelerate import PartialState
 from datasets import Dataset, IterableDataset
+from pyarrow.compute import list_value_length
 from transformers import (
     BaseImageProcessor,
     GenerationConfig,
@@ -20,6 +21,7 @@ from ..checkpoint_files import checkpoint_directory
 from ..errors import UsageError
 from .batches import SIDES
 from .checks import attempt
+from .data import REPORTED, BadRows, find_line
 from .metrics import bleu_metric
 from .origins import check_held_out, check_teachers, naming
 from .recipe import TEXT_AUGMENTATION, Recipe
@@ -296,8 +298,8 @@ def examples(
     evaluation are augmented here, once; those for training each time they are read.
 
     Raises:
-        ValueError: if none is left, and for learned positions and a stream, whose rows cannot be
-            counted beforehand.
+        ValueError: if none is left, for learned positions and a stream, and for a training row with
+            more tokens than a batch, unless the recipe skips bad rows.
     """
     if task.ABILITIES.images:
         return task.examples(text, recipe.data, split)
@@ -312,32 +314,84 @@ def examples(
         rows = rows.map(
             lambda row, place: task.augment(row, Random(place), tokenizer), with_indices=True
         )
-    if not config.has_learned_positions:
-        return rows
+    limit = batch_tokens(recipe) if split == "train" else None
     if isinstance(rows, IterableDataset):
+        check_stream(config)
+        return rows.map(check_length, with_indices=True, fn_kwargs={"limit": limit})
+    if not isinstance(rows, Dataset) or not (limit or config.has_learned_positions):
+        return rows
+    counts = dict(enumerate(max(sides) for sides in lengths(rows)))
+    if config.has_learned_positions:
+        counts = within_positions(counts, split, config.max_position_embeddings)
+    if limit and max(counts.values()) > limit:
+        counts = within_batch(counts, limit, recipe.data, text if len(text) == len(rows) else None)
+    return rows if len(counts) == len(rows) else rows.select(counts)
+
+
+def batch_tokens(recipe: Recipe) -> int | None:
+    """Return the maximum number of tokens of a training batch, or None if the recipe sets none."""
+    return recipe.training.get("tokens_per_batch", recipe.training.get("tokens_per_update"))
+
+
+def check_stream(config: PreTrainedConfig) -> None:
+    """Raise ValueError for a stream and learned positions, whose long rows cannot be counted."""
+    if config.has_learned_positions:
         raise ValueError(
             "position_embedding_type is 'learned', expected one without a maximum length for "
             "data.streaming"
         )
-    if not isinstance(rows, Dataset):
-        return rows
-    limit = config.max_position_embeddings
-    longest = [max(sides) for sides in lengths(rows)]
-    kept = [index for index, length in enumerate(longest) if length <= limit]
-    if len(kept) < len(rows):
+
+
+def check_length(row: dict, index: int, limit: int) -> dict:
+    """Return the encoded `row` of a stream. Raise ValueError for more than `limit` tokens."""
+    count = max(len(row[name]) for name in SIDES if name in row)
+    if count > limit:
+        raise ValueError(too_long(f"row {index}", count, limit))
+    return row
+
+
+def too_long(row: str, count: int, limit: int) -> str:
+    return f"{row} has {count} tokens, expected at most {limit}, the tokens of a batch"
+
+
+def within_positions(counts: dict[int, int], split: str, limit: int) -> dict[int, int]:
+    """Return those of `counts`, the numbers of tokens of rows, that fit `limit` learned positions.
+
+    The number of other rows is printed. Raises ValueError if no row fits.
+    """
+    kept = {index: count for index, count in counts.items() if count <= limit}
+    if len(kept) < len(counts):
         seen = (
-            f"{len(rows) - len(kept)} of {len(rows)} {split} rows have more than {limit} tokens, "
-            f"up to {max(longest)}"
+            f"{len(counts) - len(kept)} of {len(counts)} {split} rows have more than {limit} "
+            f"tokens, up to {max(counts.values())}"
         )
         if not kept:
             raise ValueError(f"{seen}, expected at most max_position_embeddings")
         if PartialState().is_main_process:
             print(f"{seen}: they are left out, because of max_position_embeddings")
-    return rows.select(kept)
+    return kept
+
+
+def within_batch(
+    counts: dict[int, int], limit: int, data: dict, text: Dataset | None
+) -> dict[int, int]:
+    """Return those of `counts`, the numbers of tokens of training rows, that are at most `limit`.
+
+    A longer row is bad, see `BadRows`. Errors name its file and line by its text, the row of the
+    same number in `text`. `data` is the [data] of the recipe.
+    """
+    bad = BadRows(data)
+    for index in [index for index, count in counts.items() if count > limit]:
+        place = None if text is None or bad.count >= REPORTED else find_line(data, text[index])
+        bad.add(too_long(place or f"row {index}", counts[index], limit))
+    kept = {index: count for index, count in counts.items() if count <= limit}
+    bad.report(len(kept))
+    return kept
 
 
 def lengths(rows: Dataset) -> list[tuple[int, ...]]:
     """Return a tuple for each row with its numbers of tokens: of the labels, if any, and of the
     input."""
-    sides = [rows[name] for name in SIDES if name in rows.column_names]
-    return [tuple(map(len, row)) for row in zip(*sides, strict=True)]
+    names = [name for name in SIDES if name in rows.column_names]
+    table = rows.select_columns(names).with_format("arrow")[:]
+    return list(zip(*(list_value_length(table[name]).to_pylist() for name in names), strict=True))

@@ -21,7 +21,7 @@ from .callbacks import Watch, callbacks
 from .checks import attempt
 from .distillation import Teachers, with_text
 from .loss import loss_function
-from .prepare import lengths
+from .prepare import batch_tokens, lengths
 from .recipe import Recipe
 from .tasks import TASKS
 from .values import TRAINING
@@ -183,7 +183,7 @@ def training_dataset(rows: Any, recipe: Recipe, augmentation: Augmentation | Non
     sets one. A stream needs a token count, see `checks.check_batches`.
     """
     seed = recipe.training.get("seed", 42)
-    limit = recipe.training.get("tokens_per_batch", recipe.training.get("tokens_per_update"))
+    limit = batch_tokens(recipe)
     if isinstance(rows, IterableDataset):
         return TokenStream(rows, limit, seed, augmentation)
     augmented = AugmentedDataset(rows, augmentation, seed) if augmentation else rows

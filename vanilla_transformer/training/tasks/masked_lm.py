@@ -98,9 +98,9 @@ def pack(rows: Dataset, size: int, bad: BadRows) -> list[dict]:
     """
     blocks = []
     capacity = 0
-    for ids, words in zip(rows["input_ids"], rows["labels"], strict=True):
+    for row, (ids, words) in enumerate(zip(rows["input_ids"], rows["labels"], strict=True)):
         if len(ids) > size:
-            bad.add(f"a text has {len(ids)} tokens, expected at most block_size={size}")
+            bad.add(f"row {row} has {len(ids)} tokens, expected at most block_size={size}")
             continue
         if len(ids) > capacity:
             blocks.append({"input_ids": [], "labels": [], "documents": []})

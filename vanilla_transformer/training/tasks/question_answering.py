@@ -1,12 +1,14 @@
 """Extractive question answering: the span of a context that answers a question.
 
 The method is that of Devlin et al. 2019, section 4.2. Files are JSON in the form of SQuAD 1.1
-(Rajpurkar et al. 2016). A context too long for `max_length` is read in windows that share `stride`
-tokens, each after the question. In a window without the answer, the first token is the target.
+or 2.0 (Rajpurkar et al. 2016, 2018). A context too long for `max_length` is read in windows that
+share `stride` tokens, each after the question. In a window without the answer, the first token is
+the target. In version 2.0 this is the answer "" to a question without an answer.
 """
 
 import json
 import re
+import reprlib
 import string
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
@@ -43,6 +45,8 @@ augment = None
 def read(data: dict, split: str) -> Rows | None:
     if "dataset" in data:
         rows = read_columns(data, split, NAMES)
+        if rows and isinstance(rows[0]["answers"], list):
+            rows = rows.map(lambda row: {"answers": answer_lists(row["answers"])})
         bad = BadRows(data, split)
         kept = valid_positions(rows or (), fault, bad)
         return rows.select(kept) if bad.count else rows
@@ -72,10 +76,7 @@ def questions(path: Path) -> list[dict]:
                 "id": one["id"],
                 "question": one["question"],
                 "context": paragraph["context"],
-                "answers": {
-                    name: [answer[name] for answer in one["answers"]]
-                    for name in ("text", "answer_start")
-                },
+                "answers": answer_lists(one["answers"]),
             }
             for paragraph in paragraphs
             for one in paragraph["qas"]
@@ -87,16 +88,25 @@ def questions(path: Path) -> list[dict]:
     return rows
 
 
+def answer_lists(answers: Any) -> Any:
+    """Return a list of {"text": str, "answer_start": int}, as in SQuAD's files, in the form of data
+    sets: {"text": [...], "answer_start": [...]}. Other answers are returned as they are."""
+    if not isinstance(answers, list):
+        return answers
+    return {name: [answer[name] for answer in answers] for name in ("text", "answer_start")}
+
+
 def fault(row: dict) -> str | None:
     """Return what is wrong with a question's `row`, such as a wrong answer position, or None."""
     name = f"question {row['id']}"
-    answers = row["answers"] or {"text": []}
+    answers = row["answers"]
     context = row["context"]
     if not isinstance(row["question"], str) or not isinstance(context, str):
         return f"{name} is {row['question']!r} on {context!r}, expected two texts"
-    if not answers["text"]:
-        return f"{name} has no answer, expected at least one"
-    for text, start in zip_longest(answers["text"], answers["answer_start"]):
+    if not isinstance(answers, dict) or not {"text", "answer_start"} <= answers.keys():
+        form = '{"text": [...], "answer_start": [...]}'
+        return f"{name} has the answers {reprlib.repr(answers)}, expected {form}"
+    for text, start in zip_longest(answers["text"] or (), answers["answer_start"] or ()):
         if not isinstance(text, str) or not isinstance(start, int):
             return f"{name} has the answer {text!r} at {start!r}, expected a text and its position"
         actual = context[start : start + len(text)] if start >= 0 else ""
@@ -153,18 +163,28 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
             list(offset) if side == 1 else None
             for offset, side in zip(encoded["offset_mapping"][window], sides)
         ]
-        first, last = positions(offsets, answers["answer_start"][0], len(answers["text"][0]))
+        first, last = first_answer(offsets, answers)
         values = (
             first,
             last,
             columns["id"][row],
             columns["context"][row],
-            answers["text"],
+            answers["text"] or [""],
             offsets,
         )
         for name, value in zip(("start_positions", "end_positions", *SCORED), values, strict=True):
             encoded_columns[name].append(value)
     return encoded_columns
+
+
+def first_answer(offsets: list, answers: dict) -> tuple[int, int]:
+    """Return (first, last) token of the first of `answers`, (0, 0) without an answer.
+
+    `answers` has the lists text and answer_start. See `positions` for `offsets`.
+    """
+    if not answers["text"]:
+        return 0, 0
+    return positions(offsets, answers["answer_start"][0], len(answers["text"][0]))
 
 
 def positions(offsets: list, start: int, length: int) -> tuple[int, int]:
@@ -207,7 +227,11 @@ def metrics(
 ) -> Metrics:
     def scores(prediction: tuple) -> dict[str, Any]:
         """Return SQuAD's scores in percent: the mean over questions of the best score of its
-        answers."""
+        answers.
+
+        If a question of the split has no answer, "" is predicted where its score is higher, as in
+        `run_qa.py` of transformers with `version_2_with_negative`.
+        """
         (starts, ends), (first, _) = prediction
         if not np.array_equal(first, rows["start_positions"]):
             raise ValueError(
@@ -215,12 +239,16 @@ def metrics(
                 "sorting"
             )
         best = defaultdict(lambda: (-np.inf, ""))
+        nulls = defaultdict(lambda: np.inf)  # of "", the lowest of the windows
         answers = {}
         for row, start, end in zip(rows, starts, ends, strict=True):
             answers[row["id"]] = row["answers"]
             best[row["id"]] = max(
                 best[row["id"]], best_span(row, start, end, evaluation.get("max_answer_length", 30))
             )
+            nulls[row["id"]] = min(nulls[row["id"]], float(start[0] + end[0]))
+        if [""] in answers.values():
+            best |= {id: (nulls[id], "") for id in best if nulls[id] > best[id][0]}
         pairs = [(best[id][1], gold) for id, gold in answers.items()]
         return {
             "exact_match": 100
@@ -258,7 +286,9 @@ def normalize(text: str) -> str:
 
 def f1(text: str, gold: str) -> float:
     """Return the F1 score, 0 to 1, of the words that `text` shares with `gold`, both normalized as
-    in SQuAD's evaluation."""
+    in SQuAD's evaluation. An empty text equals only another one."""
     words, gold_words = normalize(text).split(), normalize(gold).split()
+    if not words or not gold_words:
+        return float(words == gold_words)
     common = sum((Counter(words) & Counter(gold_words)).values())
     return 2 * common / (len(words) + len(gold_words)) if common else 0.0

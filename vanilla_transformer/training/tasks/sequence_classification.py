@@ -1,6 +1,11 @@
-"""Text classification: one label for each text. A line of a file is a label, a space and a text."""
+"""Text classification: one label for each text.
+
+A line of a file is a label without spaces, a tab or spaces, and a text.
+"""
 
 import random
+import re
+import reprlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -10,6 +15,7 @@ import torch
 from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerFast
 
+from ...checkpoint_config import MAX_LABELS
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForSequenceClassification
 from ..data import BadRows, read_all_lines, shorten, split_files
@@ -56,7 +62,7 @@ def read(data: dict, split: str) -> Rows | None:
         lines = labelled(data, split)
     else:
         return None
-    labels, texts = zip(*(line.split(" ", 1) for line in lines), strict=True)
+    labels, _, texts = zip(*map(split_label, lines), strict=True)
     names = data.get("label_names")
     return Dataset.from_dict(
         {"label": [names[int(label)] for label in labels] if names else labels, "text": texts}
@@ -72,10 +78,19 @@ def labelled(data: dict, split: str, reports: bool = True) -> list[str]:
     return lines
 
 
+def split_label(line: str) -> list[str]:
+    """Return the label, the separator and the text of a line. Without a separator, the label is the
+    only item."""
+    return re.split(r"([ \t]+)", line, maxsplit=1)
+
+
 def unlabelled(line: str, names: list[str] | None = None) -> str | None:
-    label, _, text = line.partition(" ")
-    if not (label.strip() and text.strip()):
-        return f"{shorten(line)}, expected a label, a space and a text"
+    label, *rest = split_label(line)
+    if not label or not "".join(rest).strip():
+        return f"{shorten(line)}, expected a label, a tab or a space, and a text"
+    separator, text = rest
+    if "\t" in text and "\t" not in separator:  # a label with spaces, or a text with tabs
+        return f"{shorten(line)}, expected a label without spaces before the first tab"
     if names and label not in map(str, range(len(names))):
         return (
             f"has the label {label!r:.80}, expected one of 0 to {len(names) - 1}, the indices "
@@ -105,11 +120,14 @@ def label_fields(of_splits: dict[str, set[str]], what: str) -> dict:
     names = sorted(of_splits["train"])
     if len(names) < 2:  # transformers takes one label for a regression
         raise ValueError(f"the training text has the {what} {names}, expected at least two")
+    if len(names) > MAX_LABELS:
+        seen = f"the training text has {len(names)} {what}, such as {names[0]!r:.100}"
+        raise ValueError(f"{seen}, expected at most {MAX_LABELS}")
     for split, labels in of_splits.items():
         if unknown := sorted(labels - of_splits["train"]):
             raise ValueError(
-                f"the {split} text has {what} {unknown}, expected some of {names}, those of the "
-                f"training text"
+                f"the {split} text has {what} {reprlib.repr(unknown)}, expected some of "
+                f"{reprlib.repr(names)}, those of the training text"
             )
     return label_mappings(names)
 

@@ -1,7 +1,8 @@
 """Token classification: one tag for each word, as for named entities or parts of speech.
 
 A file is in CoNLL form. A line has a word and, after spaces or tabs, its tag in the last column; an
-empty line ends a sentence.
+empty line ends a sentence. Lines with # before the first word of a sentence are comments, unless
+they have the columns of a word.
 """
 
 import re
@@ -109,10 +110,13 @@ def sentences(path: Path, encoding: str, bad: BadRows) -> list[dict[str, list[st
     """
     rows = []
     sentence = []
-    for number, line in enumerate(chain(lines(path, encoding, untagged), [""]), 1):
-        if isinstance(line, Fault):
+    columns_of_words = word_columns(path, encoding)
+    for number, line in enumerate(chain(lines(path, encoding), [""]), 1):
+        if sentence == [] and is_comment(line, columns_of_words):
+            continue
+        if what := line if isinstance(line, Fault) else untagged(line):
             if sentence is not None:
-                bad.add(f"{path}: line {number} {line}")
+                bad.add(f"{path}: line {number} {what}")
             sentence = None  # skip until the next sentence
         elif not line.strip():
             if sentence:
@@ -123,6 +127,22 @@ def sentences(path: Path, encoding: str, bad: BadRows) -> list[dict[str, list[st
     if not rows and not bad.count:
         raise ValueError(f"{path} has no words, expected at least one sentence")
     return rows
+
+
+def word_columns(path: Path, encoding: str) -> tuple[bool, int]:
+    """Return the columns of a file: True if tabs separate them, and their number in its first line
+    with a word."""
+    for line in lines(path, encoding):
+        if line.strip() and not line.startswith("#") and split_fields(line)[0] != DOCUMENT:
+            return "\t" in line, len(split_fields(line))
+    return False, 2
+
+
+def is_comment(line: str, columns: tuple[bool, int]) -> bool:
+    """Return True if `line` begins with # and does not have the `columns` of the file's words."""
+    has_tabs, count = columns
+    has_columns = has_tabs == ("\t" in line) and len(split_fields(line)) == count
+    return line.startswith("#") and not has_columns
 
 
 def untagged(line: str) -> str | None:
