@@ -13,7 +13,7 @@ import math
 import os
 from dataclasses import fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import transformers
 from huggingface_hub.dataclasses import strict
@@ -47,6 +47,7 @@ SIZES += (
     "num_channels",
     "num_first_tokens",
 )
+KINDS_OF_LAYERS = ("full_attention", "sliding_attention")
 LARGEST = 2**28  # torch can still count the bytes of a matrix with two such sizes
 # What `transformers.pipeline` reads of a task that it does not have: where its code is beside the
 # weights.
@@ -86,6 +87,12 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
             by default of attention.
         attention_bias (`bool`, defaults to `linear_bias`): biases of the linear maps of attention,
             which the paper's equations do not have (sections 3.2.1 and 3.2.2).
+        num_key_value_heads (`int`, defaults to `num_attention_heads`): heads of keys and values in
+            self-attention; groups of query heads share one (Ainslie et al. 2023, GQA).
+        use_qk_norm (`bool`, defaults to `False`): a norm of each head's query and key (Henry et al.
+            2020).
+        sandwich_norm (`bool`, defaults to `False`): with `norm_first`, one more norm of each
+            sub-layer's output (Ding et al. 2021, CogView).
         initializer_range (`float`, defaults to 0.02): standard deviation of new linear weights.
         embedding_dropout, dropout, attention_dropout, activation_dropout (`float`): on the sum of
             embeddings and positions (after its LayerNorm, if there is one) and on each sub-layer's
@@ -131,6 +138,9 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
     gated: bool = False
     linear_bias: bool = True
     attention_bias: bool | None = None
+    num_key_value_heads: int | None = None
+    use_qk_norm: bool = False
+    sandwich_norm: bool = False
     initializer_range: float = 0.02
     embedding_dropout: float | int = 0.1
     dropout: float | int = 0.1
@@ -161,6 +171,8 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
             self.final_norm = self.norm_first
         if self.attention_bias is None:
             self.attention_bias = self.linear_bias
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
         if self.auto_map is None:
             self.auto_map = dict(self.default_auto_map)
 
@@ -200,6 +212,12 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         self._check_values()
 
     def _check_values(self):
+        groups = self.num_key_value_heads or self.num_attention_heads
+        if groups < 1 or self.num_attention_heads % groups:
+            raise ValueError(
+                f"num_key_value_heads must divide num_attention_heads, {self.num_attention_heads}, "
+                f"got {groups}"
+            )
         for name in [*SIZES, *DEPTHS, "num_hidden_layers", "sliding_window"]:
             value = getattr(self, name, None)
             if value is not None and value < 1:
@@ -252,8 +270,9 @@ class VanillaTextConfig(VanillaTransformerConfig):
         position_embedding_type (`str`, defaults to `"sinusoidal"`): `"sinusoidal"` (section 3.5),
             `"learned"` (Table 3 row (E)), `"rotary"` (Su et al. 2021, RoFormer), `"relative"`
             (Raffel et al. 2020, T5), `"learned_relative"`, both at once (Song et al. 2020, MPNet),
-            or `"none"`. Rotary and relative positions act in self-attention; they and `"none"` add
-            nothing to the embeddings.
+            `"disentangled"` (He et al. 2021, DeBERTa; encoders) or `"none"`. Rotary, relative and
+            disentangled positions act in self-attention; they and `"none"` add nothing to the
+            embeddings.
         max_position_embeddings (`int`, defaults to 512): rows of the learned position table, so the
             maximum length with learned positions. Other positions have no limit.
         position_ids_from (`str`, defaults to `"place"`): how positions are counted without
@@ -261,7 +280,9 @@ class VanillaTextConfig(VanillaTransformerConfig):
             the attention `"mask"` does not hide (OPT), or by the earlier `"ids"` other than
             `pad_token_id` (RoBERTa). Padding that is not counted is at position -1, which is the
             first row of the learned table.
-        rope_theta (`float`, defaults to 10000): base of the rotary angles.
+        rope_parameters (`dict`, *optional*): of rotary positions: `rope_theta`, the base of the
+            angles (10000), and `factor`, by which they are divided (1); or such a dict for each of
+            the `layer_types`.
         relative_attention_num_buckets (`int`, defaults to 32): number of distances with a relative
             position of their own.
         relative_attention_max_distance (`int`, defaults to 128): distances from here on share one
@@ -269,6 +290,10 @@ class VanillaTextConfig(VanillaTransformerConfig):
         sliding_window (`int`, *optional*): in self-attention, a decoder's token attends to this
             many tokens, itself included, an encoder's to this many before and after it (Beltagy et
             al. 2020, section 3.1); by default to all. At least 2 with a decoder.
+        layer_types (`list[str]`, *optional*): for each layer of an encoder or decoder, whether it
+            has the window: `"sliding_attention"` or `"full_attention"`. By default all have it.
+        skip_first_prenorm (`bool`, defaults to `False`): no norm before the first self-attention
+            (ModernBERT, whose embeddings have one).
         scale_embedding (`bool`, defaults to `True`): multiply token embeddings by
             sqrt(embedding_size), section 3.4.
         embedding_norm (`bool`, defaults to `False`): LayerNorm after the sum of embeddings and
@@ -287,14 +312,15 @@ class VanillaTextConfig(VanillaTransformerConfig):
     vocab_size: int = 37000
     embedding_size: int | None = None
     position_embedding_type: Literal[
-        "sinusoidal", "learned", "rotary", "relative", "learned_relative", "none"
+        "sinusoidal", "learned", "rotary", "relative", "learned_relative", "disentangled", "none"
     ] = "sinusoidal"
     max_position_embeddings: int = 512
     position_ids_from: Literal["place", "mask", "ids"] = "place"
-    rope_theta: float | int = 10000.0
+    rope_parameters: dict[str, Any] | None = None
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
     sliding_window: int | None = None
+    skip_first_prenorm: bool = False
     scale_embedding: bool = True
     embedding_norm: bool = False
     lm_head_bias: bool = True
@@ -305,9 +331,35 @@ class VanillaTextConfig(VanillaTransformerConfig):
     sep_token_id: int | None = None
 
     def __post_init__(self, **kwargs):
+        # the caches of transformers cannot read None; an encoder-decoder has no such field
+        if getattr(self, "layer_types", ()) is None:
+            self.layer_types = self.types_of_layers(kwargs.get("N") or self.num_hidden_layers)
         super().__post_init__(**kwargs)
         if self.embedding_size is None:
             self.embedding_size = self.hidden_size
+
+    def convert_rope_params_to_dict(self, **kwargs):
+        """Set the base of rotary angles in `rope_parameters` where it is missing, and return
+        `kwargs` without `rope_theta`, its name in older files. transformers calls this."""
+        base = kwargs.pop("rope_theta", 10000.0)
+        if self.position_embedding_type == "rotary":
+            given = self.rope_parameters or {}
+            nested = {name: given[name] for name in KINDS_OF_LAYERS if name in given}
+            self.rope_parameters = given
+            for parameters in nested.values() or [given]:
+                parameters.setdefault("rope_theta", base)
+                parameters.setdefault("rope_type", "default")
+        return kwargs
+
+    def rope(self, layer_type: str) -> tuple[float, float]:
+        """Return the base and the divisor of the rotary angles in layers of `layer_type`."""
+        parameters = self.rope_parameters.get(layer_type, self.rope_parameters)
+        return parameters["rope_theta"], parameters.get("factor", 1.0)
+
+    def types_of_layers(self, depth: int) -> list[str]:
+        """Return the type of each layer of a stack with `depth` layers."""
+        windowed = "full_attention" if self.sliding_window is None else "sliding_attention"
+        return getattr(self, "layer_types", None) or [windowed] * depth
 
     @property
     def position_size(self) -> int:
@@ -352,8 +404,16 @@ class VanillaTextConfig(VanillaTransformerConfig):
             raise ValueError(f"rotary positions need an even head_dim, got {self.head_dim}")
         if self.position_ids_from == "ids" and self.pad_token_id is None:
             raise ValueError("position_ids_from='ids' needs a pad_token_id, got None")
-        if not 0 < self.rope_theta < math.inf:
-            raise ValueError(f"rope_theta must be above 0, got {self.rope_theta}")
+        for parameters in [self.rope_parameters or {}, *(self.rope_parameters or {}).values()]:
+            if isinstance(parameters, dict) and not (
+                0 < parameters.get("rope_theta", 1) < math.inf
+                and 0 < parameters.get("factor", 1) < math.inf
+                and parameters.get("rope_type", "default") in ("default", "linear")
+            ):
+                raise ValueError(
+                    "rope_parameters must have a rope_theta and a factor above 0, and the rope_type "
+                    f"default or linear, got {parameters}"
+                )
         buckets, distance = (
             self.relative_attention_num_buckets,
             self.relative_attention_max_distance,
@@ -389,6 +449,8 @@ class VanillaEncoderConfig(VanillaTextConfig):
             reads: the first token's state, through the pooler if `pooler_act` is set, or with
             `"mean"` the mean of the states of all tokens that are not padding (as in ModernBERT),
             without a pooler.
+        classifier_act (`str`, *optional*): a linear map, this activation and a norm stand in front
+            of the classifiers of sequences and tokens and of the scores of answers (ModernBERT).
     """
 
     model_type = "vanilla-encoder"
@@ -406,11 +468,13 @@ class VanillaEncoderConfig(VanillaTextConfig):
     }
 
     num_hidden_layers: int = 6
+    layer_types: list[str] | None = None
     type_vocab_size: int = 0
     pooler_act: str | None = None
     lm_transform_act: str | None = None
     token_transform_act: str | None = None
     classifier_pooling: Literal["cls", "mean"] = "cls"
+    classifier_act: str | None = None
     # no fields: what transformers sets of the decoder of an `EncoderDecoderModel`
     is_decoder = add_cross_attention = False
 
@@ -446,6 +510,7 @@ class VanillaDecoderConfig(VanillaTextConfig):
     }
 
     num_hidden_layers: int = 6
+    layer_types: list[str] | None = None
     use_cache: bool = True
     add_cross_attention: bool = False
 

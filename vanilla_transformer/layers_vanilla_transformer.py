@@ -59,7 +59,7 @@ def counted_positions(config, input_ids, attention_mask, order):
     """
     if (
         config.position_ids_from == "mask"
-        and attention_mask is not None
+        and isinstance(attention_mask, torch.Tensor)
         and attention_mask.ndim == 2
     ):
         not_padding = attention_mask != 0
@@ -73,16 +73,18 @@ def counted_positions(config, input_ids, attention_mask, order):
 
 
 def position_angles(
-    position_ids: torch.Tensor, width: int, base: float, dtype: torch.dtype
+    position_ids: torch.Tensor, width: int, base: float, dtype: torch.dtype, divisor: float = 1.0
 ) -> torch.Tensor:
-    """Return pos / base^(2i / width) for i = 0 ... width / 2 - 1: (B, T) -> (B, T, width / 2).
+    """Return pos / base^(2i / width) / divisor for i = 0 ... width / 2 - 1: (B, T) -> (B, T, width
+    / 2).
 
     The result has `dtype`, or float32 if `dtype` is less precise.
     """
     # float32 at least: half precision cannot tell position 2049 from 2048.
     precise = torch.promote_types(dtype, torch.float32)
     two_i = torch.arange(0, width, 2, device=position_ids.device, dtype=precise)
-    return position_ids[..., None].to(precise) * torch.exp(two_i * (-math.log(base) / width))
+    steps = torch.exp(two_i * (-math.log(base) / width)) / divisor
+    return position_ids[..., None].to(precise) * steps
 
 
 def sinusoidal_positions(
@@ -109,12 +111,13 @@ def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
     return torch.stack([x * cos - y * sin, x * sin + y * cos], dim=-1).flatten(-2)
 
 
-def rotary_positions(config, position_ids, dtype):
-    """Return cosines and sines (B, T, d_k / 2) for `rotate`, or None if positions are not
-    rotary."""
+def rotary_positions(config, position_ids, dtype, layer_type):
+    """Return cosines and sines (B, T, d_k / 2) for `rotate` in layers of `layer_type`, or None if
+    positions are not rotary."""
     if config.position_embedding_type != "rotary":
         return None
-    angles = position_angles(position_ids, config.head_dim, config.rope_theta, dtype)
+    base, divisor = config.rope(layer_type)
+    angles = position_angles(position_ids, config.head_dim, base, dtype, divisor)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
@@ -149,6 +152,34 @@ class VanillaRelativePositions(nn.Module):
         far = (exact + (growth * (count - exact)).long()).clamp(max=count - 1)
         bucket = torch.where(distance < exact, distance, far)
         return bucket if self.is_causal else bucket + (offset > 0) * count
+
+
+class VanillaDisentangledPositions(nn.Module):
+    """Disentangled positions (He et al. 2021, DeBERTa, section 3.2).
+
+    A learned vector for each bucket of distances between query and key. Every layer maps them to
+    queries and keys of its own and adds two products to the scores: of the query and the
+    distance's key, of the key and the distance's query. Up to half of the buckets hold one distance
+    each, the others grow logarithmically (He et al. 2021, DeBERTaV3).
+    """
+
+    def __init__(self, config: VanillaEncoderConfig):
+        super().__init__()
+        self.buckets = config.relative_attention_num_buckets
+        self.max_distance = config.relative_attention_max_distance
+        self.embed = nn.Embedding(2 * self.buckets, config.hidden_size)
+        self.norm = new_norm(config)
+
+    def forward(self, order, keys=None):
+        """Return the vectors (1, buckets, D), and for positions `order` (T,) of queries and keys
+        the row of the distance of each pair, (T, T)."""
+        offset = order[:, None] - order
+        exact = self.buckets // 2
+        growth = torch.log(offset.abs().clamp(min=exact) / exact)
+        growth = growth / math.log((self.max_distance - 1) / exact) * (exact - 1)
+        far = (growth.ceil().long() + exact) * offset.sign()
+        rows = torch.where(offset.abs() <= exact, offset, far) + self.buckets
+        return self.norm(self.embed.weight)[None], rows.clamp(0, 2 * self.buckets - 1)
 
 
 def new_norm(
@@ -337,6 +368,9 @@ def eager_attention_forward(
     query may look, the dtype's minimum where not. So is `position_bias` (1, H, T, S), where
     positions are relative. `dropout` of the weights applies if `module` is in training mode.
     """
+    key, value = (
+        states.repeat_interleave(query.shape[1] // states.shape[1], 1) for states in (key, value)
+    )
     scores = query @ key.transpose(2, 3) * scaling
     if position_bias is not None:
         scores = scores + position_bias
@@ -375,10 +409,17 @@ class VanillaAttention(nn.Module):
         bias = config.attention_bias
         qk_width = config.num_attention_heads * config.head_dim
         v_width = config.num_attention_heads * config.value_head_dim
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.q_proj = nn.Linear(config.hidden_size, qk_width, bias=bias)
-        self.k_proj = nn.Linear(config.hidden_size, qk_width, bias=bias)
-        self.v_proj = nn.Linear(config.hidden_size, v_width, bias=bias)
+        self.k_proj = nn.Linear(
+            config.hidden_size, qk_width // self.num_key_value_groups, bias=bias
+        )
+        self.v_proj = nn.Linear(config.hidden_size, v_width // self.num_key_value_groups, bias=bias)
         self.o_proj = nn.Linear(v_width, config.hidden_size, bias=bias)
+        self.q_norm, self.k_norm = (
+            new_norm(config, config.head_dim) if config.use_qk_norm else nn.Identity()
+            for _ in range(2)
+        )
 
     def forward(
         self,
@@ -389,12 +430,14 @@ class VanillaAttention(nn.Module):
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        query = split_heads(self.q_proj(hidden_states), self.head_dim)
+        query = self.q_norm(split_heads(self.q_proj(hidden_states), self.head_dim))
         if position_embeddings is not None:
             query = rotate(query, *position_embeddings)
         key, value = self.keys_and_values(
             hidden_states, key_value_states, past_key_values, position_embeddings
         )
+        if isinstance(kwargs.get("position_bias"), tuple):
+            kwargs["position_bias"] = self.disentangled_bias(query, key, *kwargs["position_bias"])
         implementation = self.config._attn_implementation or "eager"
         if (
             "flash" in implementation
@@ -435,7 +478,7 @@ class VanillaAttention(nn.Module):
                 else past_key_values.self_attention_cache
             )
         source = key_value_states if is_cross_attention else hidden_states
-        key = split_heads(self.k_proj(source), self.head_dim)
+        key = self.k_norm(split_heads(self.k_proj(source), self.head_dim))
         value = split_heads(self.v_proj(source), self.value_head_dim)
         if position_embeddings is not None:
             key = rotate(key, *position_embeddings)
@@ -444,6 +487,16 @@ class VanillaAttention(nn.Module):
             if is_cross_attention and isinstance(past_key_values, EncoderDecoderCache):
                 past_key_values.is_updated[self.layer_idx] = True
         return key, value
+
+    def disentangled_bias(self, query, key, vectors, rows):
+        """Return what the distances add to the scores, (B, H, T, T), from the results of
+        `VanillaDisentangledPositions`."""
+        keys = split_heads(self.k_proj(vectors), self.head_dim)
+        queries = split_heads(self.q_proj(vectors), self.head_dim)
+        shape = (*query.shape[:2], -1, -1)
+        of_query = (query @ keys.mT).gather(-1, rows.expand(shape))
+        of_key = (key @ queries.mT).gather(-1, rows.T.expand(shape)).mT
+        return (of_query + of_key) * self.scaling
 
 
 def split_heads(states: torch.Tensor, head_dim: int) -> torch.Tensor:
@@ -495,20 +548,28 @@ class VanillaLayer(GradientCheckpointingLayer):
         layer_idx: int,
         is_causal: bool,
         has_cross_attention: bool,
+        is_sliding: bool = True,
     ):
         super().__init__()
         self.norm_first = config.norm_first
         self.dropout = nn.Dropout(config.dropout)
         window = config.sliding_window
+        if not is_sliding:
+            window = None
         if window is not None and not is_causal:
             window += 1  # an encoder's token looks at `sliding_window` tokens beside itself
         self.self_attn = VanillaAttention(config, layer_idx, is_causal, window)
         self.self_attn_norm = new_norm(config)
+        if layer_idx == 0 and getattr(config, "skip_first_prenorm", False):
+            self.self_attn_norm = nn.Identity()
         if has_cross_attention:
             self.cross_attn = VanillaAttention(config, layer_idx, is_causal=False)
             self.cross_attn_norm = new_norm(config)
         self.feed_forward = VanillaFeedForward(config)
         self.feed_forward_norm = new_norm(config)
+        self.self_attn_output_norm, self.feed_forward_output_norm = (
+            new_norm(config) if config.sandwich_norm else nn.Identity() for _ in range(2)
+        )
 
     def forward(
         self,
@@ -535,19 +596,23 @@ class VanillaLayer(GradientCheckpointingLayer):
                 x, encoder_hidden_states, encoder_attention_mask, past_key_values, **kwargs
             )[0]
 
-        hidden_states = self.residual(hidden_states, self_attention, self.self_attn_norm)
+        hidden_states = self.residual(
+            hidden_states, self_attention, self.self_attn_norm, self.self_attn_output_norm
+        )
         if encoder_hidden_states is not None:
             hidden_states = self.residual(hidden_states, cross_attention, self.cross_attn_norm)
-        return self.residual(hidden_states, self.feed_forward, self.feed_forward_norm)
+        return self.residual(
+            hidden_states, self.feed_forward, self.feed_forward_norm, self.feed_forward_output_norm
+        )
 
-    def residual(self, x, sublayer, norm):
+    def residual(self, x, sublayer, norm, output_norm=nn.Identity()):
         """Return the states `x` (B, T, D) with the output of the function `sublayer` added.
 
         Post-norm, the paper's: LayerNorm(x + Dropout(Sublayer(x))). Pre-norm: x +
-        Dropout(Sublayer(LayerNorm(x))).
+        Dropout(Sublayer(LayerNorm(x))), or with another norm around the sublayer.
         """
         if self.norm_first:
-            return x + self.dropout(sublayer(norm(x)))
+            return x + self.dropout(output_norm(sublayer(norm(x))))
         return norm(x + self.dropout(sublayer(x)))
 
 
@@ -675,6 +740,16 @@ class VanillaPooler(nn.Module):
         return self.activation(self.dense(hidden_states[:, 0]))
 
 
+ENCODER_MASKS = {
+    "full_attention": create_bidirectional_mask,
+    "sliding_attention": create_bidirectional_sliding_window_mask,
+}
+DECODER_MASKS = {
+    "full_attention": create_causal_mask,
+    "sliding_attention": create_sliding_window_causal_mask,
+}
+
+
 class VanillaEncoderModel(VanillaPreTrainedModel):
     """The left half of Figure 1: embeddings and N layers, every position looking at every token
     that is not padding."""
@@ -685,13 +760,16 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
     def __init__(self, config: VanillaTextConfig, add_pooling_layer: bool = True):
         super().__init__(config)
         depth = config.encoder_layers if config.is_encoder_decoder else config.num_hidden_layers
+        self.layer_types = config.types_of_layers(depth)
         self.embeddings = VanillaEmbeddings(config)
         self.relative_positions = None
         if config.has_relative_positions:
             self.relative_positions = VanillaRelativePositions(config, is_causal=False)
+        elif config.position_embedding_type == "disentangled":
+            self.relative_positions = VanillaDisentangledPositions(config)
         self.layers = nn.ModuleList(
-            VanillaLayer(config, i, is_causal=False, has_cross_attention=False)
-            for i in range(depth)
+            VanillaLayer(config, i, False, False, is_sliding=kind == "sliding_attention")
+            for i, kind in enumerate(self.layer_types)
         )
         self.norm = final_norm(config)
         self.pooler = VanillaPooler(config) if add_pooling_layer and config.pooler_act else None
@@ -726,19 +804,21 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
         if position_ids is None:
             position_ids = counted_positions(self.config, input_ids, attention_mask, order)
         hidden_states = self.embeddings(inputs_embeds, position_ids, token_type_ids)
-        windowed = self.config.sliding_window is not None
-        create_mask = (
-            create_bidirectional_sliding_window_mask if windowed else create_bidirectional_mask
-        )
-        attention_mask = create_mask(self.config, hidden_states, attention_mask)
         position_bias = (
             None if self.relative_positions is None else self.relative_positions(order, order)
         )
-        position_embeddings = rotary_positions(self.config, position_ids, hidden_states.dtype)
-        for layer in self.layers:
+        of_type = {
+            kind: (
+                ENCODER_MASKS[kind](self.config, hidden_states, attention_mask),
+                rotary_positions(self.config, position_ids, hidden_states.dtype, kind),
+            )
+            for kind in set(self.layer_types)
+        }
+        for layer, kind in zip(self.layers, self.layer_types):
+            layer_mask, position_embeddings = of_type[kind]
             hidden_states = layer(
                 hidden_states,
-                attention_mask,
+                layer_mask,
                 None,
                 position_bias,  # positional, as gradient checkpointing needs it
                 position_embeddings=position_embeddings,
@@ -764,13 +844,16 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         super().__init__(config)
         depth = config.decoder_layers if config.is_encoder_decoder else config.num_hidden_layers
         self.has_cross_attention = config.is_encoder_decoder or config.add_cross_attention
+        self.layer_types = config.types_of_layers(depth)
         self.embeddings = VanillaEmbeddings(config)
         self.relative_positions = None
         if config.has_relative_positions:
             self.relative_positions = VanillaRelativePositions(config, is_causal=True)
         self.layers = nn.ModuleList(
-            VanillaLayer(config, i, is_causal=True, has_cross_attention=self.has_cross_attention)
-            for i in range(depth)
+            VanillaLayer(
+                config, i, True, self.has_cross_attention, is_sliding=kind == "sliding_attention"
+            )
+            for i, kind in enumerate(self.layer_types)
         )
         self.norm = final_norm(config)
         self.output_projection = new_projection(config.hidden_size, config.embedding_size)
@@ -820,14 +903,17 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         if position_ids is None:
             positions = counted_positions(self.config, input_ids, attention_mask, order)
         hidden_states = self.embeddings(inputs_embeds, positions)
-        create_mask = (
-            create_causal_mask
-            if self.config.sliding_window is None
-            else create_sliding_window_causal_mask
-        )
-        attention_mask = create_mask(
-            self.config, hidden_states, attention_mask, cache, position_ids=position_ids
-        )
+        of_type = {
+            kind: (
+                attention_mask[kind]  # of a compiled `generate`, which makes them itself
+                if isinstance(attention_mask, dict)
+                else DECODER_MASKS[kind](
+                    self.config, hidden_states, attention_mask, cache, position_ids=position_ids
+                ),
+                rotary_positions(self.config, positions, hidden_states.dtype, kind),
+            )
+            for kind in set(self.layer_types)
+        }
         if encoder_hidden_states is not None:
             encoder_attention_mask = create_bidirectional_mask(
                 self.config,
@@ -836,11 +922,11 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
                 encoder_hidden_states=encoder_hidden_states,
             )
         position_bias = self.position_bias(order, cache)
-        position_embeddings = rotary_positions(self.config, positions, hidden_states.dtype)
-        for layer in self.layers:
+        for layer, kind in zip(self.layers, self.layer_types):
+            layer_mask, position_embeddings = of_type[kind]
             hidden_states = layer(
                 hidden_states,
-                attention_mask,
+                layer_mask,
                 encoder_hidden_states,  # positional, as gradient checkpointing needs it
                 position_bias,
                 encoder_attention_mask=encoder_attention_mask,

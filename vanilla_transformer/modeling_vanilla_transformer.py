@@ -61,15 +61,15 @@ for _class in (VanillaPooler, VanillaPreTrainedModel, *_stacks):
 # ---------------------------------------------------------------------------------- language models
 
 
-class VanillaLMTransform(nn.Module):
-    """Devlin et al. 2019 (BERT): linear map, activation and LayerNorm in front of the projection to
-    the vocabulary."""
+class VanillaTransform(nn.Module):
+    """Devlin et al. 2019 (BERT): linear map, activation and norm, in front of the projection to the
+    vocabulary, or of a classifier."""
 
-    def __init__(self, config: VanillaEncoderConfig):
+    def __init__(self, config: VanillaEncoderConfig, act: str, size: int):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.embedding_size)
-        self.activation = ACT2FN[config.lm_transform_act]
-        self.norm = new_norm(config, config.embedding_size)
+        self.dense = nn.Linear(config.hidden_size, size)
+        self.activation = ACT2FN[act]
+        self.norm = new_norm(config, size)
 
     def forward(self, hidden_states):
         return self.norm(self.activation(self.dense(hidden_states)))
@@ -79,8 +79,15 @@ def lm_transform(config):
     """Return the module between an encoder's states (..., D) and the projection to the vocabulary
     (..., E)."""
     if config.lm_transform_act:
-        return VanillaLMTransform(config)
+        return VanillaTransform(config, config.lm_transform_act, config.embedding_size)
     return new_projection(config.hidden_size, config.embedding_size)
+
+
+def classifier_transform(config):
+    """Return the module between an encoder's states and a classifier, (..., D) -> (..., D)."""
+    if config.classifier_act is None:
+        return nn.Identity()
+    return VanillaTransform(config, config.classifier_act, config.hidden_size)
 
 
 def select_labelled(hidden_states, labels, logits_to_keep):
@@ -475,6 +482,7 @@ class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
         self.model = VanillaEncoderModel(
             config, add_pooling_layer=config.classifier_pooling == "cls"
         )
+        self.transform = classifier_transform(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
@@ -503,7 +511,7 @@ class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
             state = mean_state(outputs.last_hidden_state, attention_mask)
         else:
             state = pooled_state(outputs)
-        logits = self.classifier(self.dropout(state))
+        logits = self.classifier(self.dropout(self.transform(state)))
         loss = classification_loss(self, logits, labels, **kwargs)
         return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
@@ -517,7 +525,7 @@ class VanillaEncoderForTokenClassification(VanillaPreTrainedModel):
     def __init__(self, config: VanillaEncoderConfig):
         super().__init__(config)
         self.model = VanillaEncoderModel(config, add_pooling_layer=False)
-        self.transform = nn.Identity()
+        self.transform = classifier_transform(config)
         if config.token_transform_act:
             dense = nn.Linear(config.hidden_size, config.hidden_size)
             self.transform = nn.Sequential(dense, ACT2FN[config.token_transform_act])
@@ -560,6 +568,7 @@ class VanillaEncoderForQuestionAnswering(VanillaPreTrainedModel):
     def __init__(self, config: VanillaEncoderConfig):
         super().__init__(config)
         self.model = VanillaEncoderModel(config, add_pooling_layer=False)
+        self.transform = classifier_transform(config)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
@@ -585,7 +594,8 @@ class VanillaEncoderForQuestionAnswering(VanillaPreTrainedModel):
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
-        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
+        states = self.transform(outputs.last_hidden_state)
+        start_logits, end_logits = self.qa_outputs(states).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = self.loss_function(

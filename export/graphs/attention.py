@@ -22,7 +22,7 @@ from onnx_ir import Value
 
 from .context import Caches, GraphContext, Pair, Pairs, Tokens, Values
 from .layers import Attention, linear
-from .positions import bidirectional_bias, mask_scores
+from .positions import bidirectional_bias, mask_scores, source_bias
 
 MIN_BLOCK = 64  # queries; with fewer, matrices would be too small to multiply well
 
@@ -85,9 +85,29 @@ def encoder_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
     """
     if tokens is None:
         return self_attention(g, None, None)
-    if g.config.sliding_window is not None and not g.config.has_relative_positions:
-        return block_attention(g, tokens)
-    return self_attention(g, tokens.positions, bidirectional_bias(g, tokens.ids, tokens.mask))
+    if g.config.has_relative_positions:
+        return self_attention(g, tokens.positions, bidirectional_bias(g, tokens.ids, tokens.mask))
+    hidden = source_bias(g, tokens.mask)
+    return by_kind(
+        g,
+        full_attention=lambda: self_attention(g, tokens.positions, hidden),
+        sliding_attention=lambda: block_attention(g, tokens),
+    )
+
+
+def by_kind(g: GraphContext, **kinds) -> Attention:
+    """Return the attention that writes each layer by its type in the config's `layer_types`.
+
+    `kinds` are functions that return the attention of a type."""
+    made = {}
+
+    def attend(layer: int, name: str, x: Value) -> Value:
+        kind = g.config.kind(name)
+        if kind not in made:
+            made[kind] = kinds[kind]()
+        return made[kind](layer, name, x)
+
+    return attend
 
 
 def fused_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
@@ -146,7 +166,10 @@ def project(
     """
     query, key, value = g.target.dialect.linears(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
     if positions is not None and g.config.has_rotary_positions:
-        query, key = (g.target.dialect.rotate(g, states, positions) for states in (query, key))
+        kind = g.config.kind(name)
+        query, key = (
+            g.target.dialect.rotate(g, states, positions, kind) for states in (query, key)
+        )
     return query, key, value
 
 

@@ -54,6 +54,11 @@ class Config:
         sides = zip(pair(self.image_size), pair(self.patch_size))
         return tuple(image // patch for image, patch in sides)
 
+    def kind(self, name: str) -> str:
+        """Return the type of the layer that the module `name` is in."""
+        number = int(name.partition("layers.")[2].partition(".")[0])
+        return self.types_of_layers(number + 1)[number]
+
     def depth(self, prefix: str) -> int:
         """Return the number of layers of the stack whose weights begin with `prefix`, such as
         "model.encoder.". The "model." may be missing."""

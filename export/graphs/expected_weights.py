@@ -149,7 +149,9 @@ def layer(config: Config, name: str, attentions: tuple[str, ...]) -> Shapes:
             size,
             attention_bias,
         )
-        yield from norm(config, f"{name}.{attention}_norm", size)
+        skips = getattr(config, "skip_first_prenorm", False) and name.endswith("layers.0")
+        if not skips:
+            yield from norm(config, f"{name}.{attention}_norm", size)
     for part in ("gate", "up") if config.gated else ("up",):
         yield from linear(f"{name}.feed_forward.{part}_proj", size, inner, linear_bias)
     yield from linear(f"{name}.feed_forward.down_proj", inner, size, linear_bias)
@@ -192,6 +194,11 @@ def head(config: Config) -> Shapes:
         yield from linear(name, size, int(axis_size(outputs, config.to_dict())))
     if config.head in ("MaskedLM", "PreTraining"):
         yield from lm_transform(config)
+    heads = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
+    if config.head in heads and (act := getattr(config, "classifier_act", None)):
+        yield from linear("transform.dense", size, size)
+        yield from activation("transform", act)
+        yield from norm(config, "transform.norm", size)
     match config.head:
         case "MaskedLM" | "PreTraining" | "CausalLM" | "ConditionalGeneration":
             yield from linear(

@@ -78,7 +78,8 @@ def stack(g: GraphContext, prefix: str, x: Value, *attentions: Attention) -> Val
     final = f"{prefix}norm" if config.final_norm else None
     normed = x
     if config.norm_first:
-        normed, norms = norm(g, x, str(norms[0])), [*norms[1:], final]
+        skips = getattr(config, "skip_first_prenorm", False)
+        normed, norms = x if skips else norm(g, x, str(norms[0])), [*norms[1:], final]
     for (layer, part), name, after in zip(parts, names, norms):
         inner = sublayers[part](layer, name, normed)
         total, normed = g.target.dialect.add_and_norm(

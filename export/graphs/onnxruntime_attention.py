@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from onnx_ir import Value
 
 from ..specs.graph_spec import LONG
-from .attention import project, scale
+from .attention import block_attention, by_kind, project, scale
 from .context import Caches, GraphContext, Pairs, Tokens, Values
 from .layers import Attention, linear
 from .ops import CONTRIB, branch
-from .positions import offsets, position_bias
+from .positions import angles, offsets, position_bias
 
 
 def tiled_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
@@ -39,6 +39,17 @@ def tiled_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
     if g.config.has_relative_positions:
         bias = position_bias(g, offsets(g, tokens.ids), is_causal=False)
         return lambda layer, name, x: multi_head(g, *project(g, name, x, positions), flags, bias)
+    if g.config.sliding_window is not None:
+        return by_kind(
+            g,
+            full_attention=lambda: full_tiles(g, tokens, flags),
+            sliding_attention=lambda: block_attention(g, tokens),
+        )
+    return full_tiles(g, tokens, flags)
+
+
+def full_tiles(g: GraphContext, tokens: Tokens, flags: Value) -> Attention:
+    op, positions = g.op, tokens.positions
     is_full = op.cast(op("ReduceMin", flags, keepdims=0), "bool")
     is_tiled = op("And", is_full, op("GreaterOrEqual", op("Shape", flags, start=1), [LONG]))
 
@@ -193,6 +204,44 @@ def multi_head(
     return g.contrib(
         "MultiHeadAttention", query, keys, values, None, mask, bias, **head_attributes(g)
     )
+
+
+def fused_rotate(g: GraphContext, states: Value, positions: Value, kind: str) -> Value:
+    """Return queries or keys (B, T, H * d) turned by their `positions` (B or 1, T), by one operator of
+    onnxruntime, whose tables have a row for each position of the batch."""
+    cosines, sines, rows = g.op.once(
+        ("rotary tables", positions, kind), lambda: rotary_tables(g, positions, kind)
+    )
+    rows = g.op.once(
+        ("rotary rows", positions),
+        lambda: g.op("Expand", rows, g.op("Shape", states, end=2)),
+    )
+    return g.contrib(
+        "RotaryEmbedding",
+        states,
+        rows,
+        cosines,
+        sines,
+        num_heads=g.config.num_attention_heads,
+        interleaved=1,
+    )
+
+
+def rotary_tables(g: GraphContext, positions: Value, kind: str) -> tuple[Value, Value, Value]:
+    op = g.op
+    turned = angles(
+        g,
+        op(
+            "Unsqueeze",
+            op.range(op("Add", op("ReduceMax", op("Reshape", positions, [-1]), keepdims=0), 1)),
+            [0],
+        ),
+        g.config.head_dim,
+        g.config.rope(kind),
+        (1,),
+    )
+    table = op("Squeeze", turned, [0])
+    return op("Cos", table), op("Sin", table), positions
 
 
 def write_cache(

@@ -53,14 +53,20 @@ def padded_positions(g: GraphContext, ids: Value, mask: Value) -> Value:
 
 
 def angles(
-    g: GraphContext, positions: Value, width: int, base: float, signs: Sequence[int] = (1, 1)
+    g: GraphContext,
+    positions: Value,
+    width: int,
+    rope: tuple[float, float],
+    signs: Sequence[int] = (1, 1),
 ) -> Value:
     """Return pos / base^(2i / width) for components 2i and 2i + 1: `positions` (B, T) -> float32
     (B, T, width).
 
     The two are multiplied by the two `signs`.
     """
+    base, divisor = rope
     steps = np.exp(np.arange(0, width, 2, dtype=np.float32) * np.float32(-math.log(base) / width))
+    steps = steps / np.float32(divisor)
     steps = (steps[:, None] * np.array(signs, np.float32)).reshape(-1)
     return g.op("Mul", g.op("Unsqueeze", g.op.cast(positions, "float32"), [-1]), steps)
 
@@ -82,29 +88,31 @@ def sinusoids(g: GraphContext, positions: Value) -> Value:
     Even components are sines of the angles, odd ones cosines.
     """
     op, width = g.op, g.config.position_size
-    turned = angles(g, positions, width, 10000.0)
+    turned = angles(g, positions, width, (10000.0, 1.0))
     is_even = np.arange(width) % 2 == 0
     return cast_to_graph_dtype(g, op("Where", is_even, op("Sin", turned), op("Cos", turned)))
 
 
-def rotate(g: GraphContext, states: Value, positions: Value) -> Value:
+def rotate(g: GraphContext, states: Value, positions: Value, kind: str) -> Value:
     """Return queries or keys, `states` (B, T, H * d), turned by their `positions` (B or 1, T).
 
-    Components 2i and 2i + 1 are a point in the plane (Su et al. 2021).
+    Components 2i and 2i + 1 are a point in the plane (Su et al. 2021). `kind` is the type of the
+    layer.
     """
-    op, config = g.op, g.config
-    width = config.head_dim
-    cosines, sines = op.once(("rotary", positions), lambda: rotary_factors(g, positions))
-    heads = op("Reshape", states, [0, 0, config.num_attention_heads, width])
+    op, width = g.op, g.config.head_dim
+    cosines, sines = op.once(
+        ("rotary", positions, kind), lambda: rotary_factors(g, positions, kind)
+    )
+    heads = op("Reshape", states, [0, 0, -1, width])
     swapped = op("Gather", heads, np.arange(width) ^ 1, axis=3)
     turned = op("Add", op("Mul", heads, cosines), op("Mul", swapped, sines))
-    return op("Reshape", turned, [0, 0, config.num_attention_heads * width])
+    return op("Reshape", turned, [0, 0, -1])
 
 
-def rotary_factors(g: GraphContext, positions: Value) -> list[Value]:
+def rotary_factors(g: GraphContext, positions: Value, kind: str) -> list[Value]:
     """Return the cosines, and the sines with their signs, each (B, T, 1, d), for `positions` (B,
     T)."""
-    op, width, base = g.op, g.config.head_dim, g.config.rope_theta
+    op, width, base = g.op, g.config.head_dim, g.config.rope(kind)
     factors = (
         op("Cos", angles(g, positions, width, base)),
         op("Sin", angles(g, positions, width, base, (-1, 1))),

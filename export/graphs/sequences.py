@@ -188,9 +188,18 @@ def is_next(g: GraphContext, states: Value) -> Value:
 def token_labels(g: GraphContext, states: Value) -> Value:
     """Return the logits of each token's labels, (B, S, labels), after ELECTRA's transform if there
     is one."""
+    states = classifier_states(g, states)
     if act := getattr(g.config, "token_transform_act", None):
         states = activation(g, linear(g, states, "transform.0"), act, "transform.1")
     return linear(g, states, "classifier")
+
+
+def classifier_states(g: GraphContext, states: Value) -> Value:
+    """Return the states after the transform in front of a classifier, if there is one."""
+    if not (act := getattr(g.config, "classifier_act", None)):
+        return states
+    inner = g.target.dialect.activated_linear(g, states, "transform.dense", act)
+    return norm(g, inner, "transform.norm")
 
 
 def answers(g: GraphContext, states: Value, inputs: Values) -> list[Value]:
@@ -199,7 +208,7 @@ def answers(g: GraphContext, states: Value, inputs: Values) -> list[Value]:
 
     `states` (B, S, D) are those of the encoder or decoder.
     """
-    scores = linear(g, states, "qa_outputs")
+    scores = linear(g, classifier_states(g, states), "qa_outputs")
     return [g.op("Gather", scores, end, axis=2) for end in range(2)]
 
 
@@ -213,9 +222,11 @@ def sequence_labels(g: GraphContext, states: Value, inputs: Values) -> list[Valu
     match g.config.model_type:
         case "vanilla-encoder":
             is_mean = g.config.classifier_pooling == "mean"
-            return [
-                row_linear(g, mean(g, states, mask) if is_mean else pool(g, states), "classifier")
-            ]
+            state = mean(g, states, mask) if is_mean else pool(g, states)
+            if act := g.config.classifier_act:
+                inner = row_linear(g, state, "transform.dense")
+                state = norm(g, activation(g, inner, act, "transform.activation"), "transform.norm")
+            return [row_linear(g, state, "classifier")]
         case "vanilla-decoder":
             return [linear(g, last_state(g, states, token_flags(g, ids, mask)), "score")]
     end_tokens = np.atleast_1d(np.array(g.config.eos_token_id, np.int64))

@@ -42,7 +42,7 @@ from .converter import Converter, get_converter
 from .fields import Fields, require
 from .marian_npz import write_checkpoint
 from .overrides import Overrides
-from .registry import FAMILIES, UNSUPPORTED
+from .registry import ALIASES, FAMILIES, UNSUPPORTED
 from .sinusoids import check_table
 from .tensors import TensorFiles
 from .tokenizers import find_tokenizer
@@ -246,6 +246,8 @@ def open_tensors(path: Path, converter: Converter, overrides: Overrides) -> Tens
     leave out."""
     files = TensorFiles(path)
     files.rename(modern_name)
+    alias = getattr(converter, "HUB_PREFIX", converter.PREFIX)
+    files.rename(lambda name: re.sub(f"^{re.escape(alias)}", converter.PREFIX, name))
     files.strip(converter.PREFIX)
     overrides.remove_tensors(files, converter.PREFIX)
     return files
@@ -330,7 +332,8 @@ def plan_by_config(
             theirs, architecture, files.shapes
         )
         config = model_class.config_class(**fields)
-    check_depth(config, files.shapes, files.path)
+    if not getattr(converter, "SHARES_LAYERS", False):
+        check_depth(config, files.shapes, files.path)
     if hasattr(converter, "check_tensors"):
         converter.check_tensors(files, theirs)
     model = empty_model(model_class, config, files, theirs)
@@ -537,6 +540,7 @@ def read_known_config(source: str | PathLike, path: Path) -> PreTrainedConfig:
         ValueError: for another family. The message calls the checkpoint `source`.
     """
     content, _ = read_raw_config(path)
+    content = hub_names(content)
     model_type = content["model_type"]
     if model_type in UNSUPPORTED:
         raise ValueError(
@@ -550,6 +554,16 @@ def read_known_config(source: str | PathLike, path: Path) -> PreTrainedConfig:
             f"{source} has model_type {model_type}, expected one of {', '.join(FAMILIES)}"
         )
     return build_config(CONFIGS.get(model_type) or CONFIG_MAPPING[model_type], content, path)
+
+
+def hub_names(content: dict) -> dict:
+    """Return the `content` of a config.json with the names that transformers has for a family whose
+    code was on the Hub first."""
+    if content["model_type"] not in ALIASES:
+        return content
+    old, new = ALIASES[content["model_type"]]
+    names = [re.sub(f"^{old}", new, name) for name in content.get("architectures") or ()]
+    return content | {"model_type": new.lower(), "architectures": names}
 
 
 def check_architecture(config: PreTrainedConfig, known: Collection[str]) -> str:

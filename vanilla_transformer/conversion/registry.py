@@ -31,6 +31,14 @@ REGISTERED = (
     Family("mpnet", "MPNet", "encoder", converts_back=True),
     Family("distilbert", "DistilBERT", "encoder"),
     Family("electra", "ELECTRA", "encoder"),
+    Family("modernbert", "ModernBERT", "encoder"),
+    Family("nomic_bert", "NomicBERT", "encoder"),
+    Family("gte", "GTE", "encoder"),
+    Family("eurobert", "EuroBERT", "encoder"),
+    Family("gemma3_text", "EmbeddingGemma", "encoder"),
+    Family("deberta-v2", "DeBERTa-v2, DeBERTa-v3", "encoder"),
+    Family("albert", "ALBERT", "encoder"),
+    Family("qwen3", "Qwen3", "decoder"),
     Family("gpt2", "GPT-2", "decoder", converts_back=True),
     Family("opt", "OPT", "decoder", converts_back=True),
     Family("xglm", "XGLM", "decoder"),
@@ -49,16 +57,14 @@ REGISTERED = (
     Family("dinov2", "DINOv2", "vision"),
 )
 FAMILIES = {family.model_type: family for family in REGISTERED}
+# model type on the Hub: how its classes begin there, and in transformers
+ALIASES = {"new": ("New", "Gte")}
 # model types that are often asked for, and why their checkpoints cannot be converted
 UNSUPPORTED = {
-    "albert": (
-        "ALBERT repeats the weights of one layer, and its embeddings are narrower than its layers"
-    ),
     "blenderbot-small": "BlenderbotSmall's decoder normalizes tokens before it adds positions",
     "clip": "CLIP has a text model and an image model",
     "codegen": "CodeGen's attention and feed-forward run in parallel",
     "deberta": "DeBERTa scores positions apart from tokens",
-    "deberta-v2": "DeBERTa scores positions apart from tokens",
     "esm": "ESM scales embeddings by the share of masked tokens",
     "fsmt": "FSMT has two vocabularies",
     "gpt_neo": "GPT-Neo alternates layers with and without a window",

@@ -43,7 +43,7 @@ class Cpu:
     def unsupported_fields(self, config: "Config") -> dict[str, str]:
         is_decoder = config.model_type == "vanilla-decoder"  # which `GroupQueryAttention` is for
         fields = {}
-        if config.sliding_window is not None and not is_decoder:
+        if config.sliding_window is not None and config.model_type == "vanilla-seq2seq":
             fields["sliding_window"] = "None"
         if (
             config.model_type not in ("vanilla-encoder", "vanilla-vision")
