@@ -491,7 +491,8 @@ def steps_to_source(
             check_table(files, name, lambda rows, table=table: table, COMPUTED_TOLERANCE)
             used.add(name)
             continue
-        theirs = entry.theirs if entry.theirs in parameters else converter.PREFIX + entry.theirs
+        prefix = f"{model.base_model_prefix}."  # that of Llama depends on the head
+        theirs = entry.theirs if entry.theirs in parameters else prefix + entry.theirs
         if theirs not in parameters:
             continue
         missing += [name for name in entry.ours if name not in files.shapes]
