@@ -97,8 +97,15 @@ def their_windows(ours: VanillaTransformerConfig) -> Fields:
     return {
         "sliding_window": ours.sliding_window,
         "use_sliding_window": ours.sliding_window is not None,
-        "layer_types": ours.layer_types,
+        "layer_types": kinds_of_layers(ours),
     }
+
+
+def kinds_of_layers(ours: VanillaTransformerConfig) -> list[str]:
+    """Return the type of each layer. Without a window, a type of ours makes no difference."""
+    if ours.sliding_window is None:
+        return ["full_attention"] * ours.num_hidden_layers
+    return ours.layer_types
 
 
 def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:

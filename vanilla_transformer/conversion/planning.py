@@ -2,6 +2,7 @@
 tensors."""
 
 import copy
+import dataclasses
 import json
 import os
 import re
@@ -433,13 +434,7 @@ def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
     names = {our_name: name for name, our_name in converter.ARCHITECTURES.items()}
     architecture = names[check_architecture(ours, names)]
     config_class = getattr(transformers, converter.CONFIG)
-    if "head_dim" not in config_class.attribute_map:  # as it is T5's d_kv
-        require(
-            ours,
-            head_dim=ours.hidden_size // ours.num_attention_heads,
-            norm_type="layer_norm",
-            gated=False,
-        )
+    require_classic_fields(ours, config_class)
     # OPT's name of the field
     if hasattr(ours, "embedding_size") and not hasattr(config_class, "word_embed_proj_dim"):
         require(ours, embedding_size=ours.hidden_size)
@@ -465,6 +460,32 @@ def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
     if is_untied:
         config.tie_word_embeddings = False  # T5's class always sets this to true
     return plan
+
+
+def require_classic_fields(
+    ours: VanillaTransformerConfig, config_class: type[PreTrainedConfig]
+) -> None:
+    """Raise ValueError for a field of `ours` that families without rotary positions cannot
+    represent. Converters of families with them check these fields themselves."""
+    names = {field.name for field in dataclasses.fields(config_class)}
+    if names & {"rope_parameters", "rope_theta"}:
+        return
+    require(
+        ours,
+        num_key_value_heads=ours.num_attention_heads,
+        use_qk_norm=False,
+        sandwich_norm=False,
+    )
+    if "head_dim" not in config_class.attribute_map:  # as it is T5's d_kv
+        require(
+            ours,
+            head_dim=ours.hidden_size // ours.num_attention_heads,
+            norm_type="layer_norm",
+            gated=False,
+        )
+    for name, value in {"skip_first_prenorm": False, "classifier_act": None}.items():
+        if hasattr(ours, name):
+            require(ours, **{name: value})
 
 
 def steps_to_source(
