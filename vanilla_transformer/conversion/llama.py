@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from .fields import Fields, require
+from .reranker import row_difference
 from .rotary import paired
 from .tensors import SAME, Op, TensorMap, linear, tensor_map, then, tokens
 
@@ -80,8 +81,8 @@ def check_code(theirs: PreTrainedConfig) -> None:
     names = [name for name in theirs.architectures or () if not hasattr(transformers, str(name))]
     if names and getattr(theirs, "is_causal", True):
         raise ValueError(
-            f"architectures={names!r} has code of its own, which may look at both sides, expected a "
-            "class of transformers: --set architectures=NAME selects one, --set is_causal=false "
+            f"architectures={names!r} has code of its own, which may look at both sides, expected "
+            "a class of transformers: --set architectures=NAME selects one, --set is_causal=false "
             "makes an encoder"
         )
 
@@ -180,13 +181,19 @@ def tensor_maps(
     return [
         *tokens("embed_tokens.weight", "lm_head.weight", theirs.tie_word_embeddings),
         tensor_map("model.norm.weight", "norm.weight"),
-        *heads(architecture),
+        *heads(theirs, architecture),
         *layers(ours),
     ]
 
 
-def heads(architecture: str) -> list[TensorMap]:
-    """Return the tensor maps of the heads, of which "score" classifies sequences or tokens."""
+def heads(theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+    """Return the tensor maps of the heads, of which "score" classifies sequences or tokens.
+
+    That of a reranker is made of the projection to the vocabulary, see `reranker`.
+    """
+    if tokens := getattr(theirs, "score_tokens", None):
+        matrix = "embed_tokens" if theirs.tie_word_embeddings else "lm_head"
+        return [tensor_map("score.weight", f"{matrix}.weight", row_difference(tokens))]
     ours = "classifier" if architecture.endswith("TokenClassification") else "score"
     return [*linear(ours, "score"), *linear("qa_outputs", "qa_outputs")]
 

@@ -23,11 +23,11 @@ import vanilla_transformer
 from ..checkpoint import CONFIG, limit_generation
 from ..checkpoint_config import CONFIGS, build_config, check_depth, read_raw_config
 from ..checkpoint_files import GENERATION_CONFIG, checkpoint_directory, read_json, readers_errors
-from ..companions import companions, omitted_files
+from ..companions import companions, omitted_files, read_modules
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..converted import is_marian
 from ..errors import UsageError
-from ..files import VERSION_KEY
+from ..files import MODULES, VERSION_KEY
 from ..generation_settings import drop_unused_settings
 from ..linked_copies import errors_name, linked_copy
 from ..variants import has_weights, linked_variant
@@ -44,6 +44,7 @@ from .fields import Fields, require
 from .marian_npz import write_checkpoint
 from .overrides import Overrides
 from .registry import ALIASES, FAMILIES, UNSUPPORTED
+from .reranker import classifier_files, read_reranker
 from .sinusoids import check_table
 from .tensors import TensorFiles
 from .tokenizers import find_tokenizer
@@ -63,6 +64,7 @@ TOKEN_FIELDS = (
 COMMON_FIELDS = ("id2label", "label2id", "problem_type", "task_specific_params")
 # the activation on the score of a cross-encoder
 COMMON_FIELDS += ("sentence_transformers", "sbert_ce_default_activation_function")
+COMMON_FIELDS += ("reranker",)  # the prompt of a cross-encoder, see `reranker`
 # fields that act in training only and have no counterpart (Fan et al. 2020, LayerDrop)
 TRAINING_FIELDS = ("encoder_layerdrop", "decoder_layerdrop", "layerdrop")
 
@@ -197,15 +199,33 @@ def plan_directory(source: str | PathLike, path: Path, overrides: Overrides) -> 
             f"convert it to"
         )
     converter = get_converter(theirs.model_type)
+    notes = read_reranker(theirs, path)
     files = open_tensors(path, converter, overrides)
     architecture, remarks = settle_architecture(
         theirs, converter, files, planner(theirs, converter, files)
     )
+    if "architectures" not in overrides.config:
+        architecture, more = without_head(architecture, converter, path)
+        remarks += more
     plan, more = plan_or_base(architecture, converter, planner(theirs, converter, files))
-    plan.remarks += remarks + more
+    plan.remarks += notes + remarks + more
     values = {name: getattr(theirs, name, 0) for name in TRAINING_FIELDS}
     plan.left_out += [f"{name}={value}" for name, value in values.items() if value]
-    return attach_other_files(plan, source, path)
+    plan = attach_other_files(plan, source, path)
+    if hasattr(theirs, "score_tokens"):
+        plan.temporaries.append(directory := TemporaryDirectory())
+        plan.companions = classifier_files(plan.companions, Path(directory.name))
+    return plan
+
+
+def without_head(architecture: str, converter: Converter, path: Path) -> tuple[str, list[str]]:
+    """Return the base class of `architecture` if modules.json in `path` pools its states, with a
+    note. sentence-transformers loads such a checkpoint without its head."""
+    pools = any(module.kind == "Pooling" for module in read_modules(path / MODULES))
+    base, ours = next(iter(converter.ARCHITECTURES.items()))
+    if not pools or not ours.endswith("Model") or converter.ARCHITECTURES[architecture] == ours:
+        return architecture, []
+    return base, [f"{MODULES} pools states, so {base} is converted without the head"]
 
 
 def planner(theirs: PreTrainedConfig, converter: Converter, files: TensorFiles) -> PlanAs:
@@ -325,7 +345,7 @@ def plan_marian(source: Path, overrides: Overrides) -> ConversionPlan:
 def plan_by_config(
     theirs: PreTrainedConfig, converter: Converter, architecture: str, files: TensorFiles
 ) -> ConversionPlan:
-    model_class = getattr(vanilla_transformer, converter.ARCHITECTURES[architecture])
+    model_class = our_class(theirs, converter, architecture)
     if theirs.is_encoder_decoder and getattr(theirs, "decoder_start_token_id", None) is None:
         theirs.decoder_start_token_id = read_generation_config(files.path).decoder_start_token_id
     with readers_errors(files.path / CONFIG):
@@ -348,6 +368,26 @@ def plan_by_config(
             f"left out tensors that no class of {theirs.model_type} has: {', '.join(foreign)}"
         )
     return plan
+
+
+def our_class(
+    theirs: PreTrainedConfig, converter: Converter, architecture: str
+) -> type[PreTrainedModel]:
+    """Return our class for the class `architecture` of the source.
+
+    A decoder with `is_causal=False` is an encoder, as in transformers. Raises ValueError if no
+    encoder has its head.
+    """
+    name = converter.ARCHITECTURES[architecture]
+    if "Decoder" in name and getattr(theirs, "is_causal", None) is False:
+        require(theirs, sliding_window=None)
+        if name.endswith(("ForCausalLM", "ForSequenceClassification")):
+            raise ValueError(
+                f"is_causal=False cannot be converted for {architecture}, expected True, or a class "
+                "without this head: --set architectures=NAME"
+            )
+        name = name.replace("Decoder", "Encoder")
+    return getattr(vanilla_transformer, name)
 
 
 def steps_to_vanilla(
