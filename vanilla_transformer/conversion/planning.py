@@ -43,7 +43,8 @@ from .converter import Converter, get_converter
 from .fields import Fields, require
 from .marian_npz import write_checkpoint
 from .overrides import Overrides
-from .registry import ALIASES, FAMILIES, UNSUPPORTED
+from .registry import ALIASES, FAMILIES
+from .rejected import check_supported
 from .reranker import classifier_files, read_reranker
 from .sinusoids import check_table
 from .tensors import TensorFiles
@@ -604,18 +605,16 @@ def read_known_config(source: str | PathLike, path: Path) -> PreTrainedConfig:
     content, _ = read_raw_config(path)
     content = hub_names(content)
     model_type = content["model_type"]
-    if model_type in UNSUPPORTED:
-        raise ValueError(
-            f"{source} has model_type {model_type}, which cannot be converted: "
-            f"{UNSUPPORTED[model_type]}"
-        )
+    check_supported(content, source)
     if model_type is None:
         raise ValueError(f"{path / CONFIG} has the model_type None, expected a name")
     if model_type not in (*FAMILIES, *CONFIGS):
         raise ValueError(
             f"{source} has model_type {model_type}, expected one of {', '.join(FAMILIES)}"
         )
-    return build_config(CONFIGS.get(model_type) or CONFIG_MAPPING[model_type], content, path)
+    config = build_config(CONFIGS.get(model_type) or CONFIG_MAPPING[model_type], content, path)
+    check_supported(config.to_dict(), source)  # with the defaults of the class
+    return config
 
 
 def hub_names(content: dict) -> dict:

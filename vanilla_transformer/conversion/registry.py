@@ -62,22 +62,6 @@ REGISTERED = (
 FAMILIES = {family.model_type: family for family in REGISTERED}
 # model type on the Hub: how its classes begin there, and in transformers
 ALIASES = {"new": ("New", "Gte")}
-# model types that are often asked for, and why their checkpoints cannot be converted
-UNSUPPORTED = {
-    "blenderbot-small": "BlenderbotSmall's decoder normalizes tokens before it adds positions",
-    "clip": "CLIP has a text model and an image model",
-    "codegen": "CodeGen's attention and feed-forward run in parallel",
-    "deberta": "DeBERTa scores positions apart from tokens",
-    "esm": "ESM scales embeddings by the share of masked tokens",
-    "fsmt": "FSMT has two vocabularies",
-    "gpt_neo": "GPT-Neo alternates layers with and without a window",
-    "led": "LED has local attention and global tokens",
-    "longformer": "Longformer has local attention and global tokens",
-    "nllb-moe": "NLLB-MoE has layers of experts",
-    "umt5": "UMT5 has relative positions in each layer",
-    "whisper": "Whisper reads audio",
-    "xlm-roberta-xl": "XLM-R-XL has other norms than XLM-R, and no converter",
-}
 
 
 def table_rows() -> list[str]:
