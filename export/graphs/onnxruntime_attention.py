@@ -17,7 +17,14 @@ from collections.abc import Sequence
 from onnx_ir import Value
 
 from ..specs.graph_spec import LONG
-from .attention import block_attention, by_kind, project, scale
+from .attention import (
+    block_attention,
+    by_layer_type,
+    project,
+    project_and_repeat,
+    scale,
+    source_query,
+)
 from .context import Caches, GraphContext, Pairs, Tokens, Values
 from .layers import Attention, linear
 from .ops import CONTRIB, branch
@@ -33,19 +40,20 @@ def tiled_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
     Relative positions exclude this. `tokens` is None for images, which have no mask.
     """
     if tokens is None:
-        return lambda layer, name, x: multi_head(g, *project(g, name, x, None))
+        return lambda layer, name, x: multi_head(g, *project_and_repeat(g, name, x, None))
     op, positions = g.op, tokens.positions
     flags = op.cast(tokens.mask, "int32")
     if g.config.has_relative_positions:
         bias = position_bias(g, offsets(g, tokens.ids), is_causal=False)
-        return lambda layer, name, x: multi_head(g, *project(g, name, x, positions), flags, bias)
-    if g.config.sliding_window is not None:
-        return by_kind(
-            g,
-            full_attention=lambda: full_tiles(g, tokens, flags),
-            sliding_attention=lambda: block_attention(g, tokens),
+        return lambda layer, name, x: multi_head(
+            g, *project_and_repeat(g, name, x, positions), flags, bias
         )
-    return full_tiles(g, tokens, flags)
+    full = full_tiles(g, tokens, flags)
+    if g.config.sliding_window is None:
+        return full
+    return by_layer_type(
+        g, {"full_attention": full, "sliding_attention": block_attention(g, tokens)}
+    )
 
 
 def full_tiles(g: GraphContext, tokens: Tokens, flags: Value) -> Attention:
@@ -54,7 +62,7 @@ def full_tiles(g: GraphContext, tokens: Tokens, flags: Value) -> Attention:
     is_tiled = op("And", is_full, op("GreaterOrEqual", op("Shape", flags, start=1), [LONG]))
 
     def attend(layer: int, name: str, x: Value) -> Value:
-        states = project(g, name, x, positions)
+        states = project_and_repeat(g, name, x, positions)
         tiles = branch(f"{name}.tiles", "MultiHeadAttention", states, **head_attributes(g))
         others = branch(
             f"{name}.masked", "MultiHeadAttention", [*states, None, flags], **head_attributes(g)
@@ -70,13 +78,12 @@ def grouped_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attent
 
     The caches have room for later tokens and are written in place. `inputs` of the graph are
     position_ids, last_position and total_length. The operator masks later keys and those outside
-    the sliding window.
+    the sliding window of the layer.
     """
     positions, last, total = (
         inputs[name] for name in ("position_ids", "last_position", "total_length")
     )
     bias = cache_bias(g, positions, total)
-    heads, window = g.config.num_attention_heads, g.config.sliding_window or -1
 
     def attend(layer: int, name: str, x: Value) -> Value:
         states: Sequence[Value | None]
@@ -84,9 +91,9 @@ def grouped_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attent
             [packed(g, name, x), None, None] if is_packed(g) else project(g, name, x, positions)
         )
         operands = [*states, *caches.past[layer], last, total, None, None, None, bias]
-        return write_cache(
-            g, "GroupQueryAttention", operands, caches, kv_num_heads=heads, local_window_size=window
-        )
+        window = g.config.window(g.config.layer_type(name)) or -1
+        attributes = {"kv_num_heads": g.config.num_key_value_heads, "local_window_size": window}
+        return write_cache(g, "GroupQueryAttention", operands, caches, **attributes)
 
     return attend
 
@@ -102,7 +109,7 @@ def row_cross_attention(g: GraphContext, inputs: Values, caches: Caches) -> Atte
     last, total = inputs["last_source_position"], inputs["total_source_length"]
 
     def attend(layer: int, name: str, x: Value) -> Value:
-        query = linear(g, x, f"{name}.q_proj")
+        query = source_query(g, name, x)
         none = g.op.once("no keys", lambda: g.op("Slice", query, [0], [0], [1]))
         operands = [query, none, none, *caches.past[layer], last, total]
         return write_cache(
@@ -148,9 +155,7 @@ def cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
     for padding.
     """
     flags = g.op.cast(mask, "int32")
-    return lambda layer, name, x: multi_head(
-        g, linear(g, x, f"{name}.q_proj"), *states[layer], flags
-    )
+    return lambda layer, name, x: multi_head(g, source_query(g, name, x), *states[layer], flags)
 
 
 def beam_cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
@@ -163,7 +168,7 @@ def beam_cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attenti
     by_source = g.op.shape(g.op.size(flags, 0), -1, key_width(g))
 
     def attend(layer: int, name: str, x: Value) -> Value:
-        queries = g.op("Reshape", linear(g, x, f"{name}.q_proj"), by_source)
+        queries = g.op("Reshape", source_query(g, name, x), by_source)
         output = multi_head(g, queries, *states[layer], flags)
         return g.op("Reshape", output, [-1, 1, key_width(g)])
 
@@ -179,13 +184,13 @@ def head_attributes(g: GraphContext) -> dict[str, int | float]:
 
 def is_packed(g: GraphContext) -> bool:
     """Return True if one matrix multiplication computes queries, keys and values: without rotary
-    positions, which turn queries and keys but not values."""
-    return not g.config.has_rotary_positions
+    positions and norms, which change queries and keys but not values."""
+    return not (g.config.has_rotary_positions or g.config.use_qk_norm)
 
 
 def packed(g: GraphContext, name: str, x: Value) -> Value:
-    """Return queries, keys and values of the module `name` for x side by side, (B, T, 3 * H *
-    d)."""
+    """Return queries, keys and values of the module `name` for x side by side, (B, T, (H + 2 * key
+    heads) * d)."""
     return linear(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
 
 
@@ -206,7 +211,7 @@ def multi_head(
     )
 
 
-def fused_rotate(g: GraphContext, states: Value, positions: Value, kind: str) -> Value:
+def fused_rotate(g: GraphContext, states: Value, heads: int, positions: Value, kind: str) -> Value:
     """Return queries or keys (B, T, H * d) turned by their `positions` (B or 1, T), by one operator of
     onnxruntime, whose tables have a row for each position of the batch."""
     cosines, sines, rows = g.op.once(
@@ -222,7 +227,7 @@ def fused_rotate(g: GraphContext, states: Value, positions: Value, kind: str) ->
         rows,
         cosines,
         sines,
-        num_heads=g.config.num_attention_heads,
+        num_heads=heads,
         interleaved=1,
     )
 

@@ -93,7 +93,7 @@ def sinusoids(g: GraphContext, positions: Value) -> Value:
     return cast_to_graph_dtype(g, op("Where", is_even, op("Sin", turned), op("Cos", turned)))
 
 
-def rotate(g: GraphContext, states: Value, positions: Value, kind: str) -> Value:
+def rotate(g: GraphContext, states: Value, heads: int, positions: Value, kind: str) -> Value:
     """Return queries or keys, `states` (B, T, H * d), turned by their `positions` (B or 1, T).
 
     Components 2i and 2i + 1 are a point in the plane (Su et al. 2021). `kind` is the type of the
@@ -103,9 +103,9 @@ def rotate(g: GraphContext, states: Value, positions: Value, kind: str) -> Value
     cosines, sines = op.once(
         ("rotary", positions, kind), lambda: rotary_factors(g, positions, kind)
     )
-    heads = op("Reshape", states, [0, 0, -1, width])
-    swapped = op("Gather", heads, np.arange(width) ^ 1, axis=3)
-    turned = op("Add", op("Mul", heads, cosines), op("Mul", swapped, sines))
+    split = op("Reshape", states, [0, 0, heads, width])
+    swapped = op("Gather", split, np.arange(width) ^ 1, axis=3)
+    turned = op("Add", op("Mul", split, cosines), op("Mul", swapped, sines))
     return op("Reshape", turned, [0, 0, -1])
 
 
@@ -211,15 +211,22 @@ def bidirectional_bias(g: GraphContext, ids: Value, mask: Value) -> Value:
     return op("Add", position_bias(g, offsets(g, ids), is_causal=False), hidden)
 
 
-def causal_bias(g: GraphContext, distances: Value, mask: Value | None) -> Value:
+def causal_biases(g: GraphContext, distances: Value, mask: Value | None) -> dict[str, Value]:
+    """Return {type: bias} of the types of layers that the decoder has, see `causal_bias`."""
+    return {
+        kind: causal_bias(g, distances, mask, g.config.window(kind))
+        for kind in g.config.types_of_stack(g.config.decoder_prefix)
+    }
+
+
+def causal_bias(g: GraphContext, distances: Value, mask: Value | None, window: int | None) -> Value:
     """Return the bias (B or 1, 1 or H, T, S) that is added to the attention scores of a decoder.
 
-    It hides later keys (section 3.2.3 of the paper), padding, and all but the last
-    `config.sliding_window` keys. Models with relative positions add a bias for each head.
-    `distances` (B or 1, T, S) are key positions minus query positions. `mask` (B, S) is 0 for
-    padding, None without any.
+    It hides later keys (section 3.2.3 of the paper), padding, and all but the last `window` keys.
+    Models with relative positions add a bias for each head. `distances` (B or 1, T, S) are key
+    positions minus query positions. `mask` (B, S) is 0 for padding, None without any.
     """
-    op, window = g.op, g.config.sliding_window
+    op = g.op
     is_visible = op("LessOrEqual", distances, 0)
     if window is not None:
         is_visible = op("And", is_visible, op("Greater", distances, -window))
