@@ -166,9 +166,9 @@ def project(
     """
     query, key, value = g.target.dialect.linears(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
     if positions is not None and g.config.has_rotary_positions:
-        kind = g.config.kind(name)
+        heads, kind = g.config.num_attention_heads, g.config.kind(name)
         query, key = (
-            g.target.dialect.rotate(g, states, positions, kind) for states in (query, key)
+            g.target.dialect.rotate(g, states, heads, positions, kind) for states in (query, key)
         )
     return query, key, value
 

@@ -77,8 +77,8 @@ class Dialect:
             map.
         add_and_norm: x, the input of the last map of a sublayer, its name, the name of a norm or
             `None` -> the sum with x, and its norm, or the sum again.
-        rotate: queries or keys (B, T, H * d) and positions (B or 1, T) -> the same turned by rotary
-            positions.
+        rotate: queries or keys (B, T, H * d), H, positions (B or 1, T) and the type of the layer ->
+            the same turned by rotary positions.
         last_index: int64 (B, T), the index of each token that counts and 0 for the others -> the
             largest of each row, (B,).
         mask_value: number added to the scores of keys that are not read.
@@ -89,7 +89,7 @@ class Dialect:
     linears: Callable[..., list[Value]]
     activated_linear: Callable[[GraphContext, Value, str, str], Value]
     add_and_norm: Callable[[GraphContext, Value, Value, str, str | None], tuple[Value, Value]]
-    rotate: Callable[[GraphContext, Value, Value], Value]
+    rotate: Callable[[GraphContext, Value, int, Value, str], Value]
     last_index: Callable[[GraphContext, Value], Value]
     mask_value: float
     token_multiple: int = 1

@@ -21,7 +21,7 @@ from .attention import block_attention, by_kind, project, scale
 from .context import Caches, GraphContext, Pairs, Tokens, Values
 from .layers import Attention, linear
 from .ops import CONTRIB, branch
-from .positions import angles, offsets, position_bias
+from .positions import offsets, position_bias, rotary_factors
 
 
 def tiled_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
@@ -206,42 +206,27 @@ def multi_head(
     )
 
 
-def fused_rotate(g: GraphContext, states: Value, positions: Value, kind: str) -> Value:
-    """Return queries or keys (B, T, H * d) turned by their `positions` (B or 1, T), by one operator of
-    onnxruntime, whose tables have a row for each position of the batch."""
-    cosines, sines, rows = g.op.once(
-        ("rotary tables", positions, kind), lambda: rotary_tables(g, positions, kind)
-    )
-    rows = g.op.once(
-        ("rotary rows", positions),
-        lambda: g.op("Expand", rows, g.op("Shape", states, end=2)),
-    )
-    return g.contrib(
-        "RotaryEmbedding",
-        states,
-        rows,
-        cosines,
-        sines,
-        num_heads=g.config.num_attention_heads,
-        interleaved=1,
-    )
-
-
-def rotary_tables(g: GraphContext, positions: Value, kind: str) -> tuple[Value, Value, Value]:
+def fused_rotate(g: GraphContext, states: Value, heads: int, positions: Value, kind: str) -> Value:
+    """Return queries or keys (B, T, H * d) turned by their `positions` (B or 1, T), with one
+    operator. `kind` is the type of the layer."""
     op = g.op
-    turned = angles(
-        g,
-        op(
-            "Unsqueeze",
-            op.range(op("Add", op("ReduceMax", op("Reshape", positions, [-1]), keepdims=0), 1)),
-            [0],
-        ),
-        g.config.head_dim,
-        g.config.rope(kind),
-        (1,),
+    tables = op.once(
+        ("rotary", positions, kind),
+        lambda: [
+            op("Reshape", factors, [-1, g.config.head_dim // 2])
+            for factors in rotary_factors(g, positions, kind)
+        ],
     )
-    table = op("Squeeze", turned, [0])
-    return op("Cos", table), op("Sin", table), positions
+    rows = op.once(("rotary rows", positions), lambda: rotary_rows(g, positions, states))
+    return g.contrib("RotaryEmbedding", states, rows, *tables, num_heads=heads, interleaved=1)
+
+
+def rotary_rows(g: GraphContext, positions: Value, states: Value) -> Value:
+    """Return the row of the tables of cosines and sines for each of the `states`, (B, T). The
+    tables have a row for each of the `positions`."""
+    op = g.op
+    rows = op("Reshape", op("Range", 0, op("Size", positions), 1), op("Shape", positions))
+    return op("Expand", rows, op("Shape", states, end=2))
 
 
 def write_cache(

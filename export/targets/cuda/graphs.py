@@ -24,12 +24,12 @@ from ...graphs.context import (
 from ...graphs.layers import STANDARD, decoder_states, fused_rms_norm, linear, logits
 from ...graphs.ops import CONTRIB
 from ...graphs.positions import (
-    angles,
     cast_to_float32,
     cast_to_graph_dtype,
     key_flags,
     mask_scores,
     position_bias,
+    rotary_factors,
 )
 from ...graphs.precisions import FLOAT, WEIGHT_ONLY, columns
 from ...graphs.sequences import encoder_states, sequence_outputs
@@ -103,25 +103,22 @@ def fused_activated_linear(g: GraphContext, x: Value, name: str, act: str) -> Va
     return g.contrib(FUSED_GELUS[act], g.target.precision.matmul(g, x, [name], None), bias)
 
 
-def fused_rotate(g: GraphContext, states: Value, positions: Value) -> Value:
-    """Return queries or keys `states`, rotated by their `positions` (rotary embeddings), with one
-    operator."""
-    factors = g.op.once(("rotary", positions), lambda: rotary_factors(g, states, positions))
-    return g.op(
-        "RotaryEmbedding", states, *factors, num_heads=g.config.num_attention_heads, interleaved=1
+def fused_rotate(g: GraphContext, states: Value, heads: int, positions: Value, kind: str) -> Value:
+    """Return queries or keys `states` (B, T, H * d), rotated by their `positions` (rotary
+    embeddings), with one operator. `kind` is the type of the layer."""
+    factors = g.op.once(
+        ("rotary", positions, kind),
+        lambda: rotary_factors(g, repeated(g, positions, states), kind),
     )
+    return g.op("RotaryEmbedding", states, *factors, num_heads=heads, interleaved=1)
 
 
-def rotary_factors(g: GraphContext, states: Value, positions: Value) -> list[Value]:
-    """Return the cosines and sines of the rotation at `positions`, each (B, T, d / 2).
-
-    Positions that the graph computes itself may be those of one row, (1, T), and are repeated for
-    all rows of `states`.
-    """
-    if positions.producer() is not None:
-        positions = g.op("Expand", positions, g.op("Shape", states, end=2))
-    turned = angles(g, positions, g.config.head_dim, g.config.rope_theta, signs=[1])
-    return [cast_to_graph_dtype(g, g.op(name, turned)) for name in ("Cos", "Sin")]
+def repeated(g: GraphContext, positions: Value, states: Value) -> Value:
+    """Return `positions` for each row of `states`: those that the graph computes itself may be of
+    one row, (1, T)."""
+    if positions.producer() is None:
+        return positions
+    return g.op("Expand", positions, g.op("Shape", states, end=2))
 
 
 def last_index(g: GraphContext, indices: Value) -> Value:
