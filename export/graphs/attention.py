@@ -2,29 +2,23 @@
 
 | function | keys and values | used by |
 |---|---|---|
-| `self_attention` | of the same sequence | whole sequences |
-| `block_attention` | of the same sequence, near the query | encoders with a sliding window |
+| `self_attention` | of the same sequence | whole sequences of decoders, images |
 | `growing_attention` | of a cache, with the new ones appended | portable decoders |
 | `source_attention` | of the encoder's output | cross-attention |
-| `fused_attention` | of the same sequence | encoders on cuda |
 | `slot_attention` | of a cache with slots | decoders on cuda |
 | `fused_source_attention` | of the encoder's output | cross-attention on cuda |
 
-The last three write the operator `Attention`. Each function returns what `layers.stack` calls in
-its layers. Masks and biases come from `positions`. Queries, keys and values of heads are
-(B, H, T, d), others (B, T, H * d).
+The last two write the operator `Attention`. Each function returns what `layers.stack` calls in its
+layers. Those of encoders are in `encoder_attention`. Masks and biases come from `positions`.
+Queries, keys and values of heads are (B, H, T, d), others (B, T, H * d).
 """
 
 from collections.abc import Sequence
 
-import numpy as np
 from onnx_ir import Value
 
-from .context import Caches, GraphContext, Pair, Pairs, Tokens, Values
+from .context import Caches, GraphContext, Pair, Pairs, Values
 from .layers import Attention, linear
-from .positions import bidirectional_bias, mask_scores, source_bias
-
-MIN_BLOCK = 64  # queries; with fewer, matrices would be too small to multiply well
 
 
 def self_attention(g: GraphContext, positions: Value | None, bias: Value | None) -> Attention:
@@ -77,50 +71,12 @@ def source_attention(g: GraphContext, states: Pairs, bias: Value) -> Attention:
     )
 
 
-def encoder_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
-    """Return the function that writes the attention of an encoder, for `layers.stack` to call.
+def by_layer_type(g: GraphContext, attentions: dict[str, Attention]) -> Attention:
+    """Return the function that writes the attention of each layer by the type of the layer.
 
-    With a sliding window, and without relative positions, it works in blocks, so that time grows
-    with the length and not with its square. `tokens` is None for images.
+    `attentions` has the function of each type, such as "full_attention".
     """
-    if tokens is None:
-        return self_attention(g, None, None)
-    if g.config.has_relative_positions:
-        return self_attention(g, tokens.positions, bidirectional_bias(g, tokens.ids, tokens.mask))
-    hidden = source_bias(g, tokens.mask)
-    return by_kind(
-        g,
-        full_attention=lambda: self_attention(g, tokens.positions, hidden),
-        sliding_attention=lambda: block_attention(g, tokens),
-    )
-
-
-def by_kind(g: GraphContext, **kinds) -> Attention:
-    """Return the attention that writes each layer by its type in the config's `layer_types`.
-
-    `kinds` are functions that return the attention of a type."""
-    made = {}
-
-    def attend(layer: int, name: str, x: Value) -> Value:
-        kind = g.config.kind(name)
-        if kind not in made:
-            made[kind] = kinds[kind]()
-        return made[kind](layer, name, x)
-
-    return attend
-
-
-def fused_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
-    """Return the function that writes an encoder's attention as one operator, see `fused_product`.
-
-    `tokens` is None for images.
-    """
-    positions, bias = None, None
-    if tokens is not None:
-        queries = g.op.shape(1, 1, g.op.size(tokens.ids, 1), 1)
-        positions = tokens.positions
-        bias = g.op("Expand", bidirectional_bias(g, tokens.ids, tokens.mask), queries)
-    return lambda layer, name, x: fused_product(g, *project(g, name, x, positions), bias)
+    return lambda layer, name, x: attentions[g.config.layer_type(name)](layer, name, x)
 
 
 def slot_attention(g: GraphContext, inputs: Values, bias: Value, caches: Caches) -> Attention:
@@ -166,7 +122,7 @@ def project(
     """
     query, key, value = g.target.dialect.linears(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
     if positions is not None and g.config.has_rotary_positions:
-        heads, kind = g.config.num_attention_heads, g.config.kind(name)
+        heads, kind = g.config.num_attention_heads, g.config.layer_type(name)
         query, key = (
             g.target.dialect.rotate(g, states, heads, positions, kind) for states in (query, key)
         )
@@ -254,54 +210,3 @@ def merge_heads(g: GraphContext, output: Value) -> Value:
     """Return `output` (B, H, T, d_v) as (B, T, H * d_v), the heads side by side."""
     width = g.config.num_attention_heads * g.config.value_head_dim
     return g.op("Reshape", g.op("Transpose", output, perm=[0, 2, 1, 3]), [0, 0, width])
-
-
-# ------------------------------------------------------------------------------------------ windows
-
-
-def block_attention(g: GraphContext, tokens: Tokens) -> Attention:
-    """Return the function that writes an encoder's attention with a sliding window, for
-    `layers.stack` to call.
-
-    It works in blocks (Beltagy et al. 2020, section 3.1). A block of queries reads its keys and
-    those of the blocks before and after it. Time and memory grow with the length, and not with its
-    square. `tokens` are the ids, positions and mask of the source.
-    """
-    op, config, mask = g.op, g.config, tokens.mask
-    reach = config.sliding_window
-    block = max(reach, MIN_BLOCK)
-    length = op.size(mask, 1)
-    missing = op("Mod", op("Neg", length), block)
-    around = op.shape(0, 0, block, 0, 0, 0, op("Add", missing, block), 0)  # padding at both ends
-
-    def neighbors(states: Value, width: int) -> Value:
-        """(B, H, S, d) -> (B, H, blocks, 3 * block, d)."""
-        blocks = op("Reshape", op("Pad", states, around), [0, 0, -1, block, width])
-        ends = (0, -2), (1, -1), (2, np.iinfo(np.int64).max)
-        return op(
-            "Concat", *(op("Slice", blocks, [start], [end], [2]) for start, end in ends), axis=3
-        )
-
-    flags = neighbors(op("Unsqueeze", op.cast(mask, "float32"), [1, 3]), 1)
-    is_key = op("Transpose", op("Greater", flags, np.float32(0)), perm=[0, 1, 2, 4, 3])
-    distance = op(
-        "Sub", op("Range", -block, 2 * block, 1), op("Unsqueeze", op("Range", 0, block, 1), [1])
-    )
-    bias = mask_scores(g, op("And", is_key, op("LessOrEqual", op("Abs", distance), reach)))
-
-    def attend(layer: int, name: str, x: Value) -> Value:
-        query, key, value = project(g, name, x, tokens.positions)
-        queries = split_keys(g, op("Mul", query, scale(g)))
-        queries = op("Pad", queries, op.shape(0, 0, 0, 0, 0, 0, missing, 0))
-        queries = op("Reshape", queries, [0, 0, -1, block, config.head_dim])
-        keys = op("Transpose", neighbors(split_keys(g, key), config.head_dim), perm=[0, 1, 2, 4, 3])
-        weights = op("Softmax", op("Add", op("MatMul", queries, keys), bias), axis=-1)
-        values = neighbors(split_values(g, value), config.value_head_dim)
-        output = op(
-            "Reshape",
-            op("MatMul", weights, values),
-            [0, config.num_attention_heads, -1, config.value_head_dim],
-        )
-        return merge_heads(g, op("Slice", output, [0], length, [2]))
-
-    return attend

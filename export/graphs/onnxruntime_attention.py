@@ -13,53 +13,66 @@ buffer.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from onnx_ir import Value
 
 from ..specs.graph_spec import LONG
-from .attention import block_attention, by_kind, project, scale
+from .attention import by_layer_type, project, scale
 from .context import Caches, GraphContext, Pairs, Tokens, Values
+from .encoder_attention import biased_attention, window_attention, works_in_blocks
 from .layers import Attention, linear
-from .ops import CONTRIB, branch
-from .positions import offsets, position_bias, rotary_factors
+from .ops import CONTRIB
+from .positions import bidirectional_bias, offsets, position_bias, rotary_factors
 
 
 def tiled_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
     """Return the function that writes an encoder's attention, for `layers.stack` to call in each
     layer.
 
-    If a batch has `LONG` tokens or more per row and no padding, it runs without a mask. onnxruntime
-    then works in tiles: faster, and in memory that grows with the length instead of its square.
-    Relative positions exclude this. `tokens` is None for images, which have no mask.
+    Layers that read all tokens are those of `full_tiles`, unless positions add something to their
+    scores. `tokens` is None for images, which have no mask.
     """
     if tokens is None:
         return lambda layer, name, x: multi_head(g, *project(g, name, x, None))
-    op, positions = g.op, tokens.positions
-    flags = op.cast(tokens.mask, "int32")
-    if g.config.has_relative_positions:
-        bias = position_bias(g, offsets(g, tokens.ids), is_causal=False)
-        return lambda layer, name, x: multi_head(g, *project(g, name, x, positions), flags, bias)
-    if g.config.sliding_window is not None:
-        return by_kind(
-            g,
-            full_attention=lambda: full_tiles(g, tokens, flags),
-            sliding_attention=lambda: block_attention(g, tokens),
-        )
-    return full_tiles(g, tokens, flags)
+    return by_layer_type(
+        g,
+        {
+            kind: tiles_of_type(g, tokens, kind)
+            for kind in g.config.types_of_stack(g.config.encoder_prefix)
+        },
+    )
+
+
+def tiles_of_type(g: GraphContext, tokens: Tokens, kind: str) -> Attention:
+    if works_in_blocks(g, kind):
+        return window_attention(g, tokens, multi_head)
+    if g.config.window(kind) is not None:
+        return biased_attention(g, tokens, bidirectional_bias(g, tokens, kind), multi_head)
+    flags = g.op.cast(tokens.mask, "int32")
+    if not g.config.has_relative_positions:
+        return full_tiles(g, tokens, flags)
+    bias = position_bias(g, offsets(g, tokens.ids), is_causal=False)
+    return biased_attention(g, tokens, bias, partial(multi_head, mask=flags))
 
 
 def full_tiles(g: GraphContext, tokens: Tokens, flags: Value) -> Attention:
-    op, positions = g.op, tokens.positions
+    """Return the function that writes attention to all tokens whose `flags` (B, T) are 1.
+
+    If a batch has `LONG` tokens or more per row and no padding, it runs without a mask. onnxruntime
+    then works in tiles: faster, and in memory that grows with the length instead of its square.
+    """
+    op = g.op
     is_full = op.cast(op("ReduceMin", flags, keepdims=0), "bool")
     is_tiled = op("And", is_full, op("GreaterOrEqual", op("Shape", flags, start=1), [LONG]))
 
     def attend(layer: int, name: str, x: Value) -> Value:
-        states = project(g, name, x, positions)
-        tiles = branch(f"{name}.tiles", "MultiHeadAttention", states, **head_attributes(g))
-        others = branch(
-            f"{name}.masked", "MultiHeadAttention", [*states, None, flags], **head_attributes(g)
+        states = project(g, name, x, tokens.positions)
+        return g.choose(
+            is_tiled,
+            (f"{name}.tiles", lambda g: multi_head(g, *states)),
+            (f"{name}.masked", lambda g: multi_head(g, *states, mask=flags)),
         )
-        return op("If", is_tiled, then_branch=tiles, else_branch=others)
 
     return attend
 
@@ -149,7 +162,7 @@ def cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
     """
     flags = g.op.cast(mask, "int32")
     return lambda layer, name, x: multi_head(
-        g, linear(g, x, f"{name}.q_proj"), *states[layer], flags
+        g, linear(g, x, f"{name}.q_proj"), *states[layer], mask=flags
     )
 
 
@@ -164,7 +177,7 @@ def beam_cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attenti
 
     def attend(layer: int, name: str, x: Value) -> Value:
         queries = g.op("Reshape", linear(g, x, f"{name}.q_proj"), by_source)
-        output = multi_head(g, queries, *states[layer], flags)
+        output = multi_head(g, queries, *states[layer], mask=flags)
         return g.op("Reshape", output, [-1, 1, key_width(g)])
 
     return attend
@@ -198,8 +211,8 @@ def multi_head(
     query: Value,
     keys: Value,
     values: Value,
-    mask: Value | None = None,
     bias: Value | None = None,
+    mask: Value | None = None,
 ) -> Value:
     return g.contrib(
         "MultiHeadAttention", query, keys, values, None, mask, bias, **head_attributes(g)

@@ -1,7 +1,7 @@
 """Positions of tokens, and what is added to the scores: biases of relative positions, and masks.
 
 `causal_bias` writes the masks of decoders, `bidirectional_bias` those of encoders, both with their
-sliding windows. `attention.block_attention` has a mask of its own.
+sliding windows. `encoder_attention.block_bias` is another for windows.
 """
 
 import math
@@ -9,7 +9,7 @@ import math
 import numpy as np
 from onnx_ir import Value
 
-from .context import GraphContext
+from .context import GraphContext, Tokens
 
 # added to masked scores; the softmax stays finite where all are masked
 LOWEST = float(np.finfo(np.float32).min)
@@ -208,22 +208,22 @@ def source_bias(g: GraphContext, mask: Value) -> Value:
     return mask_scores(g, key_flags(g, mask))
 
 
-def bidirectional_bias(g: GraphContext, ids: Value, mask: Value) -> Value:
-    """Return the bias (B, 1 or H, 1 or T, S) that is added to the attention scores of an encoder.
+def bidirectional_bias(g: GraphContext, tokens: Tokens, kind: str) -> Value:
+    """Return the bias (B, 1 or H, 1 or T, S) that is added to the attention scores of an encoder's
+    layers of this type.
 
-    It hides padding, where `mask` (B, S) is 0, and keys that are more than `sliding_window` tokens
-    away (Beltagy et al. 2020, section 3.1). Models with relative positions add a bias for each
-    head.
+    It hides padding, and keys that are more than a `window` of tokens away (Beltagy et al. 2020,
+    section 3.1). Models with relative positions add a bias for each head.
     """
-    op, config = g.op, g.config
-    is_visible = key_flags(g, mask)
-    if config.sliding_window is not None:
-        is_near = op("LessOrEqual", op("Abs", offsets(g, ids)), config.sliding_window)
+    op, window = g.op, g.config.window(kind)
+    is_visible = key_flags(g, tokens.mask)
+    if window is not None:
+        is_near = op("LessOrEqual", op("Abs", offsets(g, tokens.ids)), window)
         is_visible = op("And", is_visible, op("Unsqueeze", is_near, [1]))
     hidden = mask_scores(g, is_visible)
-    if not config.has_relative_positions:
+    if not g.config.has_relative_positions:
         return hidden
-    return op("Add", position_bias(g, offsets(g, ids), is_causal=False), hidden)
+    return op("Add", position_bias(g, offsets(g, tokens.ids), is_causal=False), hidden)
 
 
 def causal_bias(g: GraphContext, distances: Value, mask: Value | None) -> Value:

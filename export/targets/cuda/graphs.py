@@ -6,7 +6,6 @@ Shapes never change from one step to the next, so that a step can be replayed as
 from onnx_ir import Value
 
 from ...graphs.attention import (
-    fused_attention,
     fused_source_attention,
     slot_attention,
     source_states,
@@ -21,6 +20,7 @@ from ...graphs.context import (
     WriteGraph,
     flat,
 )
+from ...graphs.encoder_attention import fused_attention
 from ...graphs.layers import STANDARD, decoder_states, fused_rms_norm, linear, logits
 from ...graphs.ops import CONTRIB
 from ...graphs.positions import (
