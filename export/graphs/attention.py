@@ -2,17 +2,15 @@
 
 | function | keys and values | used by |
 |---|---|---|
-| `self_attention` | of the same sequence | whole sequences |
-| `block_attention` | of the same sequence, near the query | encoders with a sliding window |
+| `self_attention` | of the same sequence | whole sequences of decoders, images |
 | `growing_attention` | of a cache, with the new ones appended | portable decoders |
 | `source_attention` | of the encoder's output | cross-attention |
-| `fused_attention` | of the same sequence | encoders on cuda |
 | `slot_attention` | of a cache with slots | decoders on cuda |
 | `fused_source_attention` | of the encoder's output | cross-attention on cuda |
 
-The last three write the operator `Attention`. Each function returns what `layers.stack` calls in
-its layers. Masks and biases come from `positions`. Queries, keys and values of heads are
-(B, H, T, d), others (B, T, H * d).
+The last two write the operator `Attention`. Each function returns what `layers.stack` calls in its
+layers. Those of encoders are in `encoder_attention`. Masks and biases come from `positions`.
+Queries, keys and values of heads are (B, H, T, d), others (B, T, H * d).
 """
 
 from collections.abc import Sequence
@@ -20,11 +18,8 @@ from collections.abc import Sequence
 import numpy as np
 from onnx_ir import Value
 
-from .context import Caches, GraphContext, Pair, Pairs, Tokens, Values
+from .context import Caches, GraphContext, Pair, Pairs, Values
 from .layers import Attention, linear, norm
-from .positions import bidirectional_bias, mask_scores, source_bias
-
-MIN_BLOCK = 64  # queries; with fewer, matrices would be too small to multiply well
 
 
 def self_attention(g: GraphContext, positions: Value | None, bias: Value | None) -> Attention:
@@ -90,46 +85,12 @@ def source_attention(g: GraphContext, states: Pairs, bias: Value) -> Attention:
     )
 
 
-def encoder_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
-    """Return the function that writes the attention of an encoder, for `layers.stack` to call.
-
-    With a sliding window, and without relative positions, it works in blocks, so that time grows
-    with the length and not with its square. `tokens` is None for images.
-    """
-    if tokens is None:
-        return self_attention(g, None, None)
-    if g.config.has_relative_positions:
-        return self_attention(g, tokens.positions, bidirectional_bias(g, tokens.ids, tokens.mask))
-    if g.config.types_of_stack(g.config.encoder_prefix) == ["sliding_attention"]:
-        return block_attention(g, tokens)
-    hidden = source_bias(g, tokens.mask)
-    full = self_attention(g, tokens.positions, hidden)
-    if g.config.sliding_window is None:
-        return full
-    return by_layer_type(
-        g, {"full_attention": full, "sliding_attention": block_attention(g, tokens)}
-    )
-
-
 def by_layer_type(g: GraphContext, attentions: dict[str, Attention]) -> Attention:
     """Return the function that writes the attention of each layer by the type of the layer.
 
     `attentions` has the function of each type, such as "full_attention".
     """
     return lambda layer, name, x: attentions[g.config.layer_type(name)](layer, name, x)
-
-
-def fused_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
-    """Return the function that writes an encoder's attention as one operator, see `fused_product`.
-
-    `tokens` is None for images.
-    """
-    positions, bias = None, None
-    if tokens is not None:
-        queries = g.op.shape(1, 1, g.op.size(tokens.ids, 1), 1)
-        positions = tokens.positions
-        bias = g.op("Expand", bidirectional_bias(g, tokens.ids, tokens.mask), queries)
-    return lambda layer, name, x: fused_product(g, *project(g, name, x, positions), bias)
 
 
 def slot_attention(g: GraphContext, inputs: Values, bias: Value, caches: Caches) -> Attention:
@@ -246,26 +207,14 @@ def regroup(g: GraphContext, states: Value, heads: int) -> Value:
 
 def repeat_heads(g: GraphContext, states: Value, width: int) -> Value:
     """Return keys or values (B, S, key heads * width) as (B, S, H * width), with each head repeated
-    for the queries that share it."""
+    for the queries that share it, for operators without groups. Without groups `states` are
+    returned unchanged."""
     heads, config = g.config.num_attention_heads, g.config
     if config.num_key_value_groups == 1:
         return states
     split = g.op("Reshape", states, [0, 0, config.num_key_value_heads, width])
     repeated = g.op("Gather", split, np.arange(heads) // config.num_key_value_groups, axis=2)
     return g.op("Reshape", repeated, [0, 0, heads * width])
-
-
-def project_and_repeat(
-    g: GraphContext, name: str, x: Value, positions: Value | None
-) -> tuple[Value, Value, Value]:
-    """Return what `project` does, with keys and values repeated to (B, T, H * d), for operators
-    without groups."""
-    query, key, value = project(g, name, x, positions)
-    return (
-        query,
-        repeat_heads(g, key, g.config.head_dim),
-        repeat_heads(g, value, g.config.value_head_dim),
-    )
 
 
 def source_states(g: GraphContext, source: Value) -> Pairs:
@@ -327,53 +276,3 @@ def merge_heads(g: GraphContext, output: Value) -> Value:
     """Return `output` (B, H, T, d_v) as (B, T, H * d_v), the heads side by side."""
     width = g.config.num_attention_heads * g.config.value_head_dim
     return g.op("Reshape", g.op("Transpose", output, perm=[0, 2, 1, 3]), [0, 0, width])
-
-
-# ------------------------------------------------------------------------------------------ windows
-
-
-def block_attention(g: GraphContext, tokens: Tokens) -> Attention:
-    """Return the function that writes an encoder's attention with a sliding window, for
-    `layers.stack` to call.
-
-    It works in blocks (Beltagy et al. 2020, section 3.1). A block of queries reads its keys and
-    those of the blocks before and after it. Time and memory grow with the length, and not with its
-    square. `tokens` are the ids, positions and mask of the source.
-    """
-    op, config, mask = g.op, g.config, tokens.mask
-    heads, reach = config.num_attention_heads, config.sliding_window
-    block = max(reach, MIN_BLOCK)
-    length = op.size(mask, 1)
-    missing = op("Mod", op("Neg", length), block)
-    around = op.shape(0, 0, block, 0, 0, 0, op("Add", missing, block), 0)  # padding at both ends
-
-    def neighbors(states: Value, width: int) -> Value:
-        """(B, H, S, d) -> (B, H, blocks, 3 * block, d)."""
-        blocks = op("Reshape", op("Pad", states, around), [0, 0, -1, block, width])
-        ends = (0, -2), (1, -1), (2, np.iinfo(np.int64).max)
-        return op(
-            "Concat", *(op("Slice", blocks, [start], [end], [2]) for start, end in ends), axis=3
-        )
-
-    flags = neighbors(op("Unsqueeze", op.cast(mask, "float32"), [1, 3]), 1)
-    is_key = op("Transpose", op("Greater", flags, np.float32(0)), perm=[0, 1, 2, 4, 3])
-    distance = op(
-        "Sub", op("Range", -block, 2 * block, 1), op("Unsqueeze", op("Range", 0, block, 1), [1])
-    )
-    bias = mask_scores(g, op("And", is_key, op("LessOrEqual", op("Abs", distance), reach)))
-
-    def attend(layer: int, name: str, x: Value) -> Value:
-        query, key, value = project_and_repeat(g, name, x, tokens.positions)
-        queries = split_queries(g, op("Mul", query, scale(g)))
-        queries = op("Pad", queries, op.shape(0, 0, 0, 0, 0, 0, missing, 0))
-        queries = op("Reshape", queries, [0, 0, -1, block, config.head_dim])
-        keys = neighbors(split_heads(g, key, heads, config.head_dim), config.head_dim)
-        keys = op("Transpose", keys, perm=[0, 1, 2, 4, 3])
-        weights = op("Softmax", op("Add", op("MatMul", queries, keys), bias), axis=-1)
-        values = split_heads(g, value, heads, config.value_head_dim)
-        values = neighbors(values, config.value_head_dim)
-        shape = [0, heads, -1, config.value_head_dim]
-        output = op("Reshape", op("MatMul", weights, values), shape)
-        return merge_heads(g, op("Slice", output, [0], length, [2]))
-
-    return attend

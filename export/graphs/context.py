@@ -4,13 +4,13 @@ operators of the target."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from onnx_ir import Value
 
 from .config import Config
-from .ops import CONTRIB, Ops
+from .ops import CONTRIB, Ops, branch
 from .weights import WeightStore, unchanged
 
 Values = dict[str, Value]  # inputs of a graph by name
@@ -112,6 +112,10 @@ class TargetGraphs:
     write: dict[str, WriteGraph]
 
 
+# its name, which no other has, and the function that writes it
+Branch = tuple[str, Callable[["GraphContext"], Value]]
+
+
 @dataclass(frozen=True)
 class GraphContext:
     """One graph while it is written. `op` appends nodes, `store` has the weights.
@@ -137,6 +141,15 @@ class GraphContext:
         `operands` are its inputs, and `attributes` its attributes by name.
         """
         return self.op(op_type, *operands, domain=CONTRIB, **attributes)
+
+    def choose(self, condition: Value, then: Branch, otherwise: Branch) -> Value:
+        """Return the float32 value of `then` if `condition` is true, else that of `otherwise`. Only
+        one of them is computed."""
+        graphs = []
+        for name, write in (then, otherwise):
+            ops = Ops(self.op.dtype, self.op)
+            graphs.append(branch(name, ops, write(replace(self, op=ops))))
+        return self.op("If", condition, then_branch=graphs[0], else_branch=graphs[1])
 
     def has(self, name: str) -> bool:
         """Return True if the checkpoint has weights of this `name`."""

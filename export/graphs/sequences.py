@@ -11,8 +11,9 @@ from onnx_ir import Value
 
 from ..heads import HEADS, READS_CHOICES, READS_TARGETS
 from .activations import activation
-from .attention import causal_attention, encoder_attention, source_attention, source_heads
+from .attention import causal_attention, source_attention, source_heads
 from .context import GraphContext, Tokens, Values, flat
+from .encoder_attention import encoder_attention
 from .images import image_labels, patch_states
 from .layers import (
     Attention,

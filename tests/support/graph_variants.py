@@ -40,7 +40,10 @@ COMMON = {
         "hidden_act": "gelu",
     },
     "embedding norm": {"embedding_norm": True, "layer_norm_eps": 1e-3},
-    "rotary": {**ROTARY, "rope_parameters": {"rope_theta": 50.0}},
+    "rotary": {
+        **ROTARY,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 2.0},
+    },
     "relative": RELATIVE,
     "many buckets": {"position_embedding_type": "relative"},
     "learned relative": {**RELATIVE, **LEARNED, "position_embedding_type": "learned_relative"},

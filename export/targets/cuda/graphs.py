@@ -7,7 +7,6 @@ from onnx_ir import Value
 
 from ...graphs.attention import (
     by_layer_type,
-    fused_attention,
     fused_source_attention,
     slot_attention,
     source_states,
@@ -22,6 +21,7 @@ from ...graphs.context import (
     WriteGraph,
     flat,
 )
+from ...graphs.encoder_attention import fused_attention
 from ...graphs.layers import (
     STANDARD,
     decoder_states,
@@ -32,12 +32,12 @@ from ...graphs.layers import (
 )
 from ...graphs.ops import CONTRIB
 from ...graphs.positions import (
-    angles,
     cast_to_float32,
     cast_to_graph_dtype,
     key_flags,
     mask_scores,
     position_bias,
+    rotary_factors,
 )
 from ...graphs.precisions import FLOAT, WEIGHT_ONLY, columns
 from ...graphs.sequences import encoder_states, sequence_outputs
@@ -113,24 +113,21 @@ def fused_activated_linear(g: GraphContext, x: Value, name: str, act: str) -> Va
 
 
 def fused_rotate(g: GraphContext, states: Value, heads: int, positions: Value, kind: str) -> Value:
-    """Return queries or keys `states`, rotated by their `positions` (rotary embeddings), with one
-    operator."""
+    """Return queries or keys `states` (B, T, H * d), rotated by their `positions` (rotary
+    embeddings), with one operator. `kind` is the type of the layer."""
     factors = g.op.once(
-        ("rotary", positions, kind), lambda: rotary_factors(g, states, positions, kind)
+        ("rotary", positions, kind),
+        lambda: rotary_factors(g, repeated(g, positions, states), kind),
     )
     return g.op("RotaryEmbedding", states, *factors, num_heads=heads, interleaved=1)
 
 
-def rotary_factors(g: GraphContext, states: Value, positions: Value, kind: str) -> list[Value]:
-    """Return the cosines and sines of the rotation at `positions`, each (B, T, d / 2).
-
-    Positions that the graph computes itself may be those of one row, (1, T), and are repeated for
-    all rows of `states`.
-    """
-    if positions.producer() is not None:
-        positions = g.op("Expand", positions, g.op("Shape", states, end=2))
-    turned = angles(g, positions, g.config.head_dim, g.config.rope(kind), signs=[1])
-    return [cast_to_graph_dtype(g, g.op(name, turned)) for name in ("Cos", "Sin")]
+def repeated(g: GraphContext, positions: Value, states: Value) -> Value:
+    """Return `positions` for each row of `states`: those that the graph computes itself may be of
+    one row, (1, T)."""
+    if positions.producer() is None:
+        return positions
+    return g.op("Expand", positions, g.op("Shape", states, end=2))
 
 
 def last_index(g: GraphContext, indices: Value) -> Value:

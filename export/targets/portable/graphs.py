@@ -9,7 +9,6 @@ from onnx_ir import Value
 
 from ...graphs.attention import (
     append_keys,
-    encoder_attention,
     growing_attention,
     source_attention,
     source_heads,
@@ -23,6 +22,7 @@ from ...graphs.context import (
     WriteGraph,
     flat,
 )
+from ...graphs.encoder_attention import encoder_attention
 from ...graphs.layers import STANDARD, decoder_states, logits
 from ...graphs.positions import causal_biases, offsets, source_bias, token_positions
 from ...graphs.precisions import STANDARD_INT8, TIED_FLOAT
