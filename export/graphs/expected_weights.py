@@ -92,7 +92,7 @@ def pooler(config: Config) -> Shapes:
     """Yield (name, shape) of the weights of the pooler, if the head reads the first token's state
     through one."""
     is_pooled = HEADS[config.architecture].is_pooled
-    if config.head == "SequenceClassification":
+    if config.head in ("SequenceClassification", "MultipleChoice"):
         is_pooled = getattr(config, "classifier_pooling", None) == "cls"
     act = getattr(config, "pooler_act", None)
     if is_pooled and act:
@@ -197,7 +197,7 @@ def head(config: Config) -> Shapes:
         yield from linear(name, size, int(axis_size(outputs, config.to_dict())))
     if config.head in ("MaskedLM", "PreTraining"):
         yield from lm_transform(config)
-    heads = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
+    heads = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
     if config.head in heads and (act := getattr(config, "classifier_act", None)):
         yield from linear("transform.dense", size, size)
         yield from activation("transform", act)
