@@ -22,7 +22,6 @@ from messages import raises
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
-import vanilla_transformer
 from vanilla_transformer import VanillaEncoderModel
 from vanilla_transformer.conversion import convert
 from vanilla_transformer_export import TextRuntime, export
@@ -156,4 +155,7 @@ def test_module_that_embed_does_not_follow_is_named(tmp_path):
     modules.write_text(modules.read_text().replace(".Normalize", ".WeightedLayerPooling"))
     with raises(ValueError, seen="WeightedLayerPooling", expected="Pooling"):
         convert(tmp_path / "theirs", tmp_path / "ours")
-    assert vanilla_transformer and not (tmp_path / "ours").exists()
+    assert not (tmp_path / "ours").exists()
+    facts = convert(tmp_path / "theirs", tmp_path / "ours", leave_out=["modules.json"])
+    assert facts["modules"] == [] and not (tmp_path / "ours" / "modules.json").exists()
+    assert facts["architecture"] == "VanillaDecoderForCausalLM"
