@@ -62,6 +62,11 @@ class Config:
         sides = zip(pair(self.image_size), pair(self.patch_size))
         return tuple(image // patch for image, patch in sides)
 
+    @property
+    def num_key_value_groups(self) -> int:
+        """Number of query heads that share one head of keys and values."""
+        return self.num_attention_heads // self.num_key_value_heads
+
     def layer_type(self, name: str) -> str:
         """Return the type of the layer that the module `name` is in, such as "full_attention"."""
         number = int(name.partition("layers.")[2].partition(".")[0])

@@ -16,10 +16,13 @@ from .attention import (
     fused_product,
     merge_heads,
     project,
+    repeat_heads,
     scale,
     scaled_dot_product,
     self_attention,
+    split_heads,
     split_keys,
+    split_queries,
     split_values,
 )
 from .context import GraphContext, Tokens
@@ -27,7 +30,7 @@ from .disentangled import disentangled_bias
 from .layers import Attention
 from .positions import bidirectional_bias, mask_scores
 
-# queries (B, T, H * d_k), keys (B, T, H * d_k), values (B, T, H * d_v), bias -> (B, T, H * d_v)
+# queries (B, T, H * d_k), keys and values (B, T, key heads * d), bias -> (B, T, H * d_v)
 Product = Callable[[GraphContext, Value, Value, Value, Value], Value]
 MIN_BLOCK = 64  # queries; with fewer, matrices would be too small to multiply well
 # Keys beside those of its own block that a block reads, and what else blocks cost, take as long as
@@ -134,19 +137,21 @@ def block_product(
 ) -> Value:
     """Return attention in blocks (Beltagy et al. 2020, section 3.1), (B, T, H * d_v).
 
-    A block of queries reads its keys and those of the blocks before and after it. Queries and keys
-    are (B, T, H * d_k), values (B, T, H * d_v). `bias` is that of `block_bias`.
+    A block of queries reads its keys and those of the blocks before and after it. Queries are (B,
+    T, H * d_k), keys and values (B, T, key heads * d). `bias` is that of `block_bias`.
     """
     op, config = g.op, g.config
-    length = op.size(query, 1)
-    queries = split_keys(g, op("Mul", query, scale(g)))
+    heads, length = config.num_attention_heads, op.size(query, 1)
+    queries = split_queries(g, op("Mul", query, scale(g)))
     queries = op("Pad", queries, op.shape(0, 0, 0, 0, 0, 0, missing(g, length, block), 0))
     queries = op("Reshape", queries, [0, 0, -1, block, config.head_dim])
-    keys = neighbors(g, split_keys(g, key), block, config.head_dim)
+    keys, values = (
+        neighbors(g, split_heads(g, repeat_heads(g, states, width), heads, width), block, width)
+        for states, width in ((key, config.head_dim), (value, config.value_head_dim))
+    )
     scores = op("MatMul", queries, op("Transpose", keys, perm=[0, 1, 2, 4, 3]))
     weights = op("Softmax", op("Add", scores, bias), axis=-1)
-    values = neighbors(g, split_values(g, value), block, config.value_head_dim)
-    shape = [0, config.num_attention_heads, -1, config.value_head_dim]
+    shape = [0, heads, -1, config.value_head_dim]
     output = op("Reshape", op("MatMul", weights, values), shape)
     return merge_heads(g, op("Slice", output, [0], length, [2]))
 

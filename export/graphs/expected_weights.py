@@ -138,21 +138,21 @@ def layers(config: Config, prefix: str) -> Shapes:
 def layer(config: Config, name: str, attentions: tuple[str, ...]) -> Shapes:
     size, inner = config.hidden_size, config.intermediate_size
     attention_bias, linear_bias = config.attention_bias, config.linear_bias
-    widths = {"q": config.head_dim, "k": config.head_dim, "v": config.value_head_dim}
+    heads, key_heads = config.num_attention_heads, config.num_key_value_heads
+    widths = {
+        "q": heads * config.head_dim,
+        "k": key_heads * config.head_dim,
+        "v": key_heads * config.value_head_dim,
+    }
     for attention in attentions:
         for part, width in widths.items():
-            yield from linear(
-                f"{name}.{attention}.{part}_proj",
-                size,
-                config.num_attention_heads * width,
-                attention_bias,
-            )
+            yield from linear(f"{name}.{attention}.{part}_proj", size, width, attention_bias)
         yield from linear(
-            f"{name}.{attention}.o_proj",
-            config.num_attention_heads * config.value_head_dim,
-            size,
-            attention_bias,
+            f"{name}.{attention}.o_proj", heads * config.value_head_dim, size, attention_bias
         )
+        if config.use_qk_norm:
+            for part in "qk":
+                yield from norm(config, f"{name}.{attention}.{part}_norm", config.head_dim)
         skips = getattr(config, "skip_first_prenorm", False) and name.endswith("layers.0")
         if not skips:
             yield from norm(config, f"{name}.{attention}_norm", size)
@@ -161,6 +161,9 @@ def layer(config: Config, name: str, attentions: tuple[str, ...]) -> Shapes:
     yield from linear(f"{name}.feed_forward.down_proj", inner, size, linear_bias)
     yield from activation(f"{name}.feed_forward", config.hidden_act)
     yield from norm(config, f"{name}.feed_forward_norm", size)
+    if config.sandwich_norm:
+        for part in ("self_attn", "feed_forward"):
+            yield from norm(config, f"{name}.{part}_output_norm", size)
 
 
 # -------------------------------------------------------------------------------------------- parts

@@ -18,7 +18,7 @@ from functools import partial
 from onnx_ir import Value
 
 from ..specs.graph_spec import LONG
-from .attention import by_layer_type, project, scale
+from .attention import by_layer_type, project, repeat_heads, scale, source_query
 from .context import Caches, GraphContext, Pairs, Tokens, Values
 from .encoder_attention import biased_attention, window_attention, works_in_blocks
 from .layers import Attention, linear
@@ -83,13 +83,12 @@ def grouped_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attent
 
     The caches have room for later tokens and are written in place. `inputs` of the graph are
     position_ids, last_position and total_length. The operator masks later keys and those outside
-    the sliding window.
+    the sliding window of the layer.
     """
     positions, last, total = (
         inputs[name] for name in ("position_ids", "last_position", "total_length")
     )
     bias = cache_bias(g, positions, total)
-    heads, window = g.config.num_attention_heads, g.config.sliding_window or -1
 
     def attend(layer: int, name: str, x: Value) -> Value:
         states: Sequence[Value | None]
@@ -97,9 +96,9 @@ def grouped_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attent
             [packed(g, name, x), None, None] if is_packed(g) else project(g, name, x, positions)
         )
         operands = [*states, *caches.past[layer], last, total, None, None, None, bias]
-        return write_cache(
-            g, "GroupQueryAttention", operands, caches, kv_num_heads=heads, local_window_size=window
-        )
+        window = g.config.window(g.config.layer_type(name)) or -1
+        attributes = {"kv_num_heads": g.config.num_key_value_heads, "local_window_size": window}
+        return write_cache(g, "GroupQueryAttention", operands, caches, **attributes)
 
     return attend
 
@@ -115,7 +114,7 @@ def row_cross_attention(g: GraphContext, inputs: Values, caches: Caches) -> Atte
     last, total = inputs["last_source_position"], inputs["total_source_length"]
 
     def attend(layer: int, name: str, x: Value) -> Value:
-        query = linear(g, x, f"{name}.q_proj")
+        query = source_query(g, name, x)
         none = g.op.once("no keys", lambda: g.op("Slice", query, [0], [0], [1]))
         operands = [query, none, none, *caches.past[layer], last, total]
         return write_cache(
@@ -162,7 +161,7 @@ def cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
     """
     flags = g.op.cast(mask, "int32")
     return lambda layer, name, x: multi_head(
-        g, linear(g, x, f"{name}.q_proj"), *states[layer], mask=flags
+        g, source_query(g, name, x), *states[layer], mask=flags
     )
 
 
@@ -176,7 +175,7 @@ def beam_cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attenti
     by_source = g.op.shape(g.op.size(flags, 0), -1, key_width(g))
 
     def attend(layer: int, name: str, x: Value) -> Value:
-        queries = g.op("Reshape", linear(g, x, f"{name}.q_proj"), by_source)
+        queries = g.op("Reshape", source_query(g, name, x), by_source)
         output = multi_head(g, queries, *states[layer], mask=flags)
         return g.op("Reshape", output, [-1, 1, key_width(g)])
 
@@ -192,13 +191,13 @@ def head_attributes(g: GraphContext) -> dict[str, int | float]:
 
 def is_packed(g: GraphContext) -> bool:
     """Return True if one matrix multiplication computes queries, keys and values: without rotary
-    positions, which turn queries and keys but not values."""
-    return not g.config.has_rotary_positions
+    positions and norms, which change queries and keys but not values."""
+    return not (g.config.has_rotary_positions or g.config.use_qk_norm)
 
 
 def packed(g: GraphContext, name: str, x: Value) -> Value:
-    """Return queries, keys and values of the module `name` for x side by side, (B, T, 3 * H *
-    d)."""
+    """Return queries, keys and values of the module `name` for x side by side, (B, T, (H + 2 * key
+    heads) * d)."""
     return linear(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
 
 
@@ -214,6 +213,8 @@ def multi_head(
     bias: Value | None = None,
     mask: Value | None = None,
 ) -> Value:
+    keys = repeat_heads(g, keys, g.config.head_dim)
+    values = repeat_heads(g, values, g.config.value_head_dim)
     return g.contrib(
         "MultiHeadAttention", query, keys, values, None, mask, bias, **head_attributes(g)
     )

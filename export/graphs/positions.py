@@ -229,15 +229,22 @@ def bidirectional_bias(g: GraphContext, tokens: Tokens, kind: str) -> Value:
     return op("Add", position_bias(g, offsets(g, tokens.ids), is_causal=False), hidden)
 
 
-def causal_bias(g: GraphContext, distances: Value, mask: Value | None) -> Value:
+def causal_biases(g: GraphContext, distances: Value, mask: Value | None) -> dict[str, Value]:
+    """Return {type: bias} of the types of layers that the decoder has, see `causal_bias`."""
+    return {
+        kind: causal_bias(g, distances, mask, g.config.window(kind))
+        for kind in g.config.types_of_stack(g.config.decoder_prefix)
+    }
+
+
+def causal_bias(g: GraphContext, distances: Value, mask: Value | None, window: int | None) -> Value:
     """Return the bias (B or 1, 1 or H, T, S) that is added to the attention scores of a decoder.
 
-    It hides later keys (section 3.2.3 of the paper), padding, and all but the last
-    `config.sliding_window` keys. Models with relative positions add a bias for each head.
-    `distances` (B or 1, T, S) are key positions minus query positions. `mask` (B, S) is 0 for
-    padding, None without any.
+    It hides later keys (section 3.2.3 of the paper), padding, and all but the last `window` keys.
+    Models with relative positions add a bias for each head. `distances` (B or 1, T, S) are key
+    positions minus query positions. `mask` (B, S) is 0 for padding, None without any.
     """
-    op, window = g.op, g.config.sliding_window
+    op = g.op
     is_visible = op("LessOrEqual", distances, 0)
     if window is not None:
         is_visible = op("And", is_visible, op("Greater", distances, -window))

@@ -11,7 +11,7 @@ from onnx_ir import Value
 
 from ..heads import HEADS, READS_CHOICES, READS_TARGETS
 from .activations import activation
-from .attention import self_attention, source_attention, source_heads
+from .attention import causal_attention, source_attention, source_heads
 from .context import GraphContext, Tokens, Values, flat
 from .encoder_attention import encoder_attention
 from .images import image_labels, patch_states
@@ -27,7 +27,7 @@ from .layers import (
     row_linear,
     stack,
 )
-from .positions import causal_bias, offsets, padded_positions, source_bias, token_positions
+from .positions import causal_biases, offsets, padded_positions, source_bias, token_positions
 
 EncoderAttention = Callable[[GraphContext, Tokens | None], Attention]  # images have no tokens
 
@@ -103,8 +103,8 @@ def causal_states(g: GraphContext, inputs: Values) -> Value:
     graph."""
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     positions = padded_positions(g, ids, mask)
-    bias = causal_bias(g, offsets(g, ids), mask)
-    return decoder_states(g, ids, positions, self_attention(g, positions, bias))
+    biases = causal_biases(g, offsets(g, ids), mask)
+    return decoder_states(g, ids, positions, causal_attention(g, positions, biases))
 
 
 def seq2seq_states(g: GraphContext, inputs: Values) -> tuple[Value, Value]:
@@ -119,7 +119,7 @@ def seq2seq_states(g: GraphContext, inputs: Values) -> tuple[Value, Value]:
         positions = token_positions(g, targets, None)
     else:
         positions = padded_positions(g, targets, mask)
-    self_attn = self_attention(g, positions, causal_bias(g, offsets(g, targets), mask))
+    self_attn = causal_attention(g, positions, causal_biases(g, offsets(g, targets), mask))
     cross_attn = source_attention(
         g, source_heads(g, source), source_bias(g, inputs["attention_mask"])
     )

@@ -30,6 +30,21 @@ MODERNBERT = {
     "linear_bias": False, "gated": True, "hidden_act": "gelu", "lm_transform_act": "gelu",
     "classifier_act": "gelu", "classifier_pooling": "mean",
 }  # fmt: skip
+# As Qwen3 and EuroBERT, with heads that are not as wide together as the states.
+QWEN3 = {
+    **ROTARY, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8,
+    "use_qk_norm": True, "norm_type": "rms_norm", "norm_first": True, "gated": True,
+    "hidden_act": "silu", "linear_bias": False, "scale_embedding": False, "lm_head_bias": False,
+}  # fmt: skip
+# As EmbeddingGemma, and Gemma 3 as a decoder.
+GEMMA = {
+    **QWEN3, "sandwich_norm": True, "hidden_act": "gelu_pytorch_tanh", "scale_embedding": True,
+    "num_hidden_layers": 3, "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "sliding_attention": {"rope_theta": 50.0}, "full_attention": {"rope_theta": 500.0},
+    },
+}  # fmt: skip
 COMMON = {
     "paper": {},
     "biases of the paper": {"attention_bias": False, "lm_head_bias": False},
@@ -68,9 +83,25 @@ COMMON = {
     "window": {"sliding_window": 5},
     "rotary window": {"sliding_window": 5, **ROTARY},
     "relative window": {"sliding_window": 5, **RELATIVE},
+    "grouped keys": {"num_key_value_heads": 2},
+    "one key": {"num_key_value_heads": 1, "linear_bias": False, **RELATIVE},
+    "grouped window": {"num_key_value_heads": 2, "sliding_window": 5, **ROTARY},
+    "grouped other values": {"num_key_value_heads": 2, "head_dim": 8, "value_head_dim": 12},
+    "head norms": {"use_qk_norm": True},
+    "sandwich": {"norm_first": True, "sandwich_norm": True},
+    "qwen3": QWEN3,
 }
 SHORTLIST = {"shortlist": {"shortlist": [0, 1, 2, 5, 30, 47]}}  # for models that generate
-DECODER = {"several layers": {**RELATIVE, "num_hidden_layers": 3}}
+DECODER = {
+    "several layers": {**RELATIVE, "num_hidden_layers": 3},
+    "gemma": GEMMA,
+    "relative layer types": {
+        **RELATIVE,
+        "num_hidden_layers": 2,
+        "sliding_window": 3,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
+}
 ENCODER = {
     **DECODER,
     "bert": {
