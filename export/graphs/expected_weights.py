@@ -105,6 +105,10 @@ def stack(config: Config, prefix: str) -> Shapes:
     if config.has_relative_positions:
         buckets = config.relative_attention_num_buckets
         yield f"{prefix}relative_positions.bias.weight", (buckets, config.num_attention_heads)
+    if config.has_disentangled_positions:
+        buckets, size = 2 * config.relative_attention_num_buckets, config.hidden_size
+        yield f"{prefix}relative_positions.embed.weight", (buckets, size)
+        yield from norm(config, f"{prefix}relative_positions.norm", size)
     yield from layers(config, prefix)
 
 
