@@ -65,6 +65,9 @@ def expected_tokens(model, ids, mask, **options):
 
 CASES = [
     ("causal-window", "cpu"),
+    # the layer without a window reads keys that the other no longer reads
+    ("causal-grouped", "cpu"),
+    ("causal-grouped", "portable"),
     # its caches grow, since relative biases depend on cache positions
     pytest.param("causal-relative", "cpu", marks=pytest.mark.slow),
     ("causal-relative", "portable"),
