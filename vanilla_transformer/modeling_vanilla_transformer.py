@@ -47,6 +47,7 @@ from .layers_vanilla_transformer import (
     VanillaSeq2SeqModel,
     VanillaVisionModel,
     has_values,
+    masks_by_type,
     new_norm,
     new_projection,
 )
@@ -146,10 +147,24 @@ class VanillaEncoderForMaskedLM(VanillaPreTrainedModel):
         return MaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
+def create_masks_for_generate(config, inputs_embeds, attention_mask, **kwargs):
+    """Return {layer type: mask of self-attention} for one step of a compiled `generate`.
+
+    transformers' function of this name cannot read `config.layer_types` of None. The arguments are
+    the same.
+    """
+    decoder = config.get_text_config(decoder=True)
+    types = decoder.types_of_layers(decoder.num_hidden_layers)
+    names = ("past_key_values", "position_ids")
+    inputs = {name: kwargs.get(name) for name in names}
+    return masks_by_type(types, True, decoder, inputs_embeds, attention_mask, **inputs)
+
+
 class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
     """Decoder with a projection to the vocabulary: the language model p(x_t | x_<t)."""
 
     config_class = VanillaDecoderConfig
+    create_masks_for_generate = staticmethod(create_masks_for_generate)
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
@@ -246,6 +261,7 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
     translation model."""
 
     config_class = VanillaSeq2SeqConfig
+    create_masks_for_generate = staticmethod(create_masks_for_generate)
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: VanillaSeq2SeqConfig):
