@@ -365,6 +365,14 @@ def mean_state(hidden_states, attention_mask):
     return (hidden_states * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
+def sequence_state(config, outputs, attention_mask):
+    """Return the state that the classifier of whole sequences reads, (B, D), by
+    `config.classifier_pooling`."""
+    if config.classifier_pooling == "mean":
+        return mean_state(outputs.last_hidden_state, attention_mask)
+    return pooled_state(outputs)
+
+
 def classification_loss(model, logits, labels, num_items_in_batch=None, **kwargs):
     """Return the loss of `logits` (B, num_labels) by `config.problem_type`, or None without
     `labels`.
@@ -523,10 +531,7 @@ class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
-        if self.config.classifier_pooling == "mean":
-            state = mean_state(outputs.last_hidden_state, attention_mask)
-        else:
-            state = pooled_state(outputs)
+        state = sequence_state(self.config, outputs, attention_mask)
         logits = self.classifier(self.dropout(self.transform(state)))
         loss = classification_loss(self, logits, labels, **kwargs)
         return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
@@ -631,7 +636,10 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
 
     def __init__(self, config: VanillaEncoderConfig):
         super().__init__(config)
-        self.model = VanillaEncoderModel(config)
+        self.model = VanillaEncoderModel(
+            config, add_pooling_layer=config.classifier_pooling == "cls"
+        )
+        self.transform = classifier_transform(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
         # Not `classifier`: other heads could not load a checkpoint with that of another size.
         self.choice_classifier = nn.Linear(config.hidden_size, 1)
@@ -654,11 +662,11 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
         C, S). A label is the index of the right choice.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.model(
-            *(None if tensor is None else tensor.flatten(0, 1) for tensor in inputs), **kwargs
-        )
+        rows = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs]
+        outputs = self.model(*rows, **kwargs)
         choices = (inputs_embeds if input_ids is None else input_ids).shape[1]
-        logits = self.choice_classifier(self.dropout(pooled_state(outputs))).view(-1, choices)
+        state = self.transform(sequence_state(self.config, outputs, rows[1]))
+        logits = self.choice_classifier(self.dropout(state)).view(-1, choices)
         loss = None
         if labels is not None:
             loss = fixed_cross_entropy(logits.float(), labels, **kwargs)

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from .fields import Fields, require
 from .reranker import row_difference
-from .rotary import paired
+from .rotary import one_base, paired
 from .tensors import SAME, Op, TensorMap, linear, tensor_map, then, tokens
 
 CONFIG = "LlamaConfig"
@@ -106,7 +106,7 @@ def kinds_of_layers(ours: VanillaTransformerConfig) -> list[str]:
     """Return the type of each layer. Without a window, a type of ours makes no difference."""
     if ours.sliding_window is None:
         return ["full_attention"] * ours.num_hidden_layers
-    return ours.layer_types
+    return ours.types_of_layers(ours.num_hidden_layers)
 
 
 def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
@@ -124,11 +124,7 @@ def to_source_fields(ours: VanillaTransformerConfig) -> Fields:
     """
     require_rotary(ours)
     require(ours, scale_embedding=False, sandwich_norm=False)
-    if "rope_theta" not in ours.rope_parameters:
-        raise ValueError(
-            f"rope_parameters={ours.rope_parameters!r} cannot be converted, expected one base for "
-            "all layers"
-        )
+    one_base(ours)
     return sizes(ours) | {
         "hidden_act": ours.hidden_act,
         "classifier_dropout": ours.classifier_dropout,

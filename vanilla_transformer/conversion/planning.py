@@ -429,7 +429,7 @@ def steps_to_vanilla(
                 )
             )
         else:
-            missing += lacking if stored else [entry.theirs, *lacking]
+            missing += [(ours, name) for name in (lacking if stored else [entry.theirs, *lacking])]
     known = {
         name
         for other in converter.ARCHITECTURES
@@ -437,7 +437,9 @@ def steps_to_vanilla(
         for name in entry.all_theirs
     }
     check_foreign_prefix(files, known)
-    check_missing(missing, architecture, files)
+    # of a tensor that files have in one or several parts, one map is enough
+    made = {name for step in steps for name in step.writes}
+    check_missing([name for ours, name in missing if not made >= set(ours)], architecture, files)
     used = {name for step in steps for name in (*step.reads, *step.same)}
     no_weights = re.compile(getattr(converter, "UNUSED", "$^"))
     rest = {
@@ -476,8 +478,11 @@ def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
     architecture = names[check_architecture(ours, names)]
     config_class = getattr(transformers, converter.CONFIG)
     require_classic_fields(ours, config_class)
-    # OPT's name of the field
-    if hasattr(ours, "embedding_size") and not hasattr(config_class, "word_embed_proj_dim"):
+    # the names of the field of ALBERT and OPT
+    is_narrow = any(
+        hasattr(config_class, name) for name in ("embedding_size", "word_embed_proj_dim")
+    )
+    if hasattr(ours, "embedding_size") and not is_narrow:
         require(ours, embedding_size=ours.hidden_size)
     require(ours, value_head_dim=ours.head_dim)
     mark = {VERSION_KEY: vanilla_transformer.__version__}  # this package may replace it
@@ -620,11 +625,14 @@ def read_known_config(source: str | PathLike, path: Path) -> PreTrainedConfig:
 def hub_names(content: dict) -> dict:
     """Return the `content` of a config.json with the names that transformers has for a family whose
     code was on the Hub first."""
-    if content["model_type"] not in ALIASES:
+    if content["model_type"] in ALIASES:
+        old, new = ALIASES[content["model_type"]]
+        names = [re.sub(f"^{old}", new, name) for name in content.get("architectures") or ()]
+        content = content | {"model_type": new.lower(), "architectures": names}
+    if content["model_type"] not in FAMILIES:
         return content
-    old, new = ALIASES[content["model_type"]]
-    names = [re.sub(f"^{old}", new, name) for name in content.get("architectures") or ()]
-    return content | {"model_type": new.lower(), "architectures": names}
+    converter = get_converter(content["model_type"])
+    return converter.rename_fields(content) if hasattr(converter, "rename_fields") else content
 
 
 def check_architecture(config: PreTrainedConfig, known: Collection[str]) -> str:
