@@ -173,11 +173,15 @@ def vocabulary_logits(g: GraphContext, states: Value) -> Value:
 
     Before the projection stands BERT's transform, or a projection to the width of the embeddings.
     """
-    act = g.config.lm_transform_act
-    if not act:
+    if not g.config.lm_transform_act:
         return logits(g, project(g, states, "transform"))
+    return logits(g, transformed(g, states, g.config.lm_transform_act))
+
+
+def transformed(g: GraphContext, states: Value, act: str) -> Value:
+    """Return the states (..., D) after the linear map, activation and norm of "transform"."""
     inner = g.target.dialect.activated_linear(g, states, "transform.dense", act)
-    return logits(g, norm(g, inner, "transform.norm"))
+    return norm(g, inner, "transform.norm")
 
 
 def is_next(g: GraphContext, states: Value) -> Value:
@@ -187,20 +191,20 @@ def is_next(g: GraphContext, states: Value) -> Value:
 
 
 def token_labels(g: GraphContext, states: Value) -> Value:
-    """Return the logits of each token's labels, (B, S, labels), after ELECTRA's transform if there
-    is one."""
-    states = classifier_states(g, states)
-    if act := getattr(g.config, "token_transform_act", None):
+    """Return the logits of each token's labels, (B, S, labels), after a transform if there is
+    one."""
+    if act := getattr(g.config, "token_transform_act", None):  # ELECTRA's
         states = activation(g, linear(g, states, "transform.0"), act, "transform.1")
+    else:
+        states = classifier_states(g, states)
     return linear(g, states, "classifier")
 
 
 def classifier_states(g: GraphContext, states: Value) -> Value:
-    """Return the states after the transform in front of a classifier, if there is one."""
-    if not (act := getattr(g.config, "classifier_act", None)):
-        return states
-    inner = g.target.dialect.activated_linear(g, states, "transform.dense", act)
-    return norm(g, inner, "transform.norm")
+    """Return the states (B, S, D) that a classifier of tokens reads, after a transform if there is
+    one."""
+    act = getattr(g.config, "classifier_act", None)
+    return transformed(g, states, act) if act else states
 
 
 def answers(g: GraphContext, states: Value, inputs: Values) -> list[Value]:
@@ -224,16 +228,23 @@ def sequence_labels(g: GraphContext, states: Value, inputs: Values) -> list[Valu
         case "vanilla-encoder":
             is_mean = g.config.classifier_pooling == "mean"
             state = mean(g, states, mask) if is_mean else pool(g, states)
-            if act := g.config.classifier_act:
-                inner = row_linear(g, state, "transform.dense")
-                state = norm(g, activation(g, inner, act, "transform.activation"), "transform.norm")
-            return [row_linear(g, state, "classifier")]
+            return [row_linear(g, classifier_state(g, state), "classifier")]
         case "vanilla-decoder":
             return [linear(g, last_state(g, states, token_flags(g, ids, mask)), "score")]
     end_tokens = np.atleast_1d(np.array(g.config.eos_token_id, np.int64))
     is_end = op.any(op("Equal", op("Unsqueeze", ids, [-1]), end_tokens), [-1], keepdims=0)
     last = last_state(g, states, op("And", is_end, op.cast(mask, "bool")))
     return [row_linear(g, op("Tanh", row_linear(g, last, "dense")), "classifier")]
+
+
+def classifier_state(g: GraphContext, state: Value) -> Value:
+    """Return the state of each row (B, D) that a classifier reads, after a transform if there is
+    one."""
+    act = g.config.classifier_act
+    if not act:
+        return state
+    inner = activation(g, row_linear(g, state, "transform.dense"), act, "transform.activation")
+    return norm(g, inner, "transform.norm")
 
 
 def token_flags(g: GraphContext, ids: Value, mask: Value) -> Value:
