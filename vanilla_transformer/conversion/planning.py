@@ -387,8 +387,8 @@ def our_class(
         require(theirs, sliding_window=None)
         if name.endswith(("ForCausalLM", "ForSequenceClassification")):
             raise ValueError(
-                f"is_causal=False cannot be converted for {architecture}, expected True, or a class "
-                "without this head: --set architectures=NAME"
+                f"is_causal=False cannot be converted for {architecture}, expected True, or a "
+                "class without this head: --set architectures=NAME"
             )
         name = name.replace("Decoder", "Encoder")
     return getattr(vanilla_transformer, name)
