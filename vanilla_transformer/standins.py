@@ -48,8 +48,22 @@ class PreTrainedConfig:
             }
             self.label2id = {label: number for number, label in self.id2label.items()}
         self.id2label = {int(number): label for number, label in self.id2label.items()}
+        if hasattr(self, "rope_parameters"):
+            others = self.convert_rope_params_to_dict(**others)
         for name, value in {**others, "output_attentions": output_attentions}.items():
             setattr(self, name, value)
+
+    def convert_rope_params_to_dict(self, **kwargs: Any) -> dict[str, Any]:
+        """Fill in `rope_theta` and `rope_type` of `rope_parameters`, or of each dict in it, and
+        return the other `kwargs`."""
+        parameters = kwargs.pop("rope_scaling", None) or self.rope_parameters or {}
+        self.rope_parameters, base = parameters, kwargs.pop("rope_theta", 10_000)
+        for entry in [each for each in parameters.values() if isinstance(each, dict)] or [
+            parameters
+        ]:
+            entry.setdefault("rope_theta", base)
+            entry.setdefault("rope_type", entry.get("type", "default"))
+        return kwargs
 
     def validate_architecture(self) -> None:
         """Check nothing: subclasses check their own fields."""

@@ -26,6 +26,7 @@ from .attention import (
     split_values,
 )
 from .context import GraphContext, Tokens
+from .disentangled import disentangled_bias
 from .layers import Attention
 from .positions import bidirectional_bias, mask_scores
 
@@ -73,7 +74,15 @@ def fused_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
 def biased_attention(g: GraphContext, tokens: Tokens, bias: Value, product: Product) -> Attention:
     """Return the function that writes attention with a `bias` (B or 1, H or 1, T or 1, T) of the
     scores, by the operators of `product`."""
-    return lambda layer, name, x: product(g, *project(g, name, x, tokens.positions), bias)
+
+    def attend(layer: int, name: str, x: Value) -> Value:
+        query, key, value = project(g, name, x, tokens.positions)
+        if not g.config.has_disentangled_positions:
+            return product(g, query, key, value, bias)
+        distances = disentangled_bias(g, name, query, key, tokens.ids)
+        return product(g, query, key, value, g.op("Add", distances, bias))
+
+    return attend
 
 
 def dense_product(g: GraphContext, query: Value, key: Value, value: Value, bias: Value) -> Value:
@@ -85,7 +94,7 @@ def dense_product(g: GraphContext, query: Value, key: Value, value: Value, bias:
 
 def works_in_blocks(g: GraphContext, kind: str) -> bool:
     """Return True if layers of this type have a window, and positions add nothing to scores."""
-    return g.config.window(kind) is not None and not g.config.has_relative_positions
+    return g.config.window(kind) is not None and not g.config.has_position_bias
 
 
 def window_attention(g: GraphContext, tokens: Tokens, product: Product) -> Attention:

@@ -22,6 +22,7 @@ ACTIVATIONS: dict[str, dict[str, Shape]] = {
     "prelu": {"weight": (1,)},
     "xielu": {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()},
 }
+CLASSIFIERS = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
 
 
 def load_checked_weights(checkpoint: Path, config: Config) -> CheckpointWeights:
@@ -92,7 +93,7 @@ def pooler(config: Config) -> Shapes:
     """Yield (name, shape) of the weights of the pooler, if the head reads the first token's state
     through one."""
     is_pooled = HEADS[config.architecture].is_pooled
-    if config.head in ("SequenceClassification", "MultipleChoice"):
+    if config.head == "SequenceClassification":
         is_pooled = getattr(config, "classifier_pooling", None) == "cls"
     act = getattr(config, "pooler_act", None)
     if is_pooled and act:
@@ -105,6 +106,10 @@ def stack(config: Config, prefix: str) -> Shapes:
     if config.has_relative_positions:
         buckets = config.relative_attention_num_buckets
         yield f"{prefix}relative_positions.bias.weight", (buckets, config.num_attention_heads)
+    if config.has_disentangled_positions:
+        buckets, size = 2 * config.relative_attention_num_buckets, config.hidden_size
+        yield f"{prefix}relative_positions.embed.weight", (buckets, size)
+        yield from norm(config, f"{prefix}relative_positions.norm", size)
     yield from layers(config, prefix)
 
 
@@ -197,11 +202,7 @@ def head(config: Config) -> Shapes:
         yield from linear(name, size, int(axis_size(outputs, config.to_dict())))
     if config.head in ("MaskedLM", "PreTraining"):
         yield from lm_transform(config)
-    heads = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
-    if config.head in heads and (act := getattr(config, "classifier_act", None)):
-        yield from linear("transform.dense", size, size)
-        yield from activation("transform", act)
-        yield from norm(config, "transform.norm", size)
+    yield from classifier_transform(config)
     match config.head:
         case "MaskedLM" | "PreTraining" | "CausalLM" | "ConditionalGeneration":
             yield from linear(
@@ -209,19 +210,23 @@ def head(config: Config) -> Shapes:
             )
         case "ImageClassification":
             yield from linear("classifier", config.num_first_tokens * size, labels)
-        case "TokenClassification":
-            if act := getattr(config, "token_transform_act", None):
-                yield from linear("transform.0", size, size)
-                yield from (
-                    (name.replace("activation", "1"), shape)
-                    for name, shape in activation("transform", act)
-                )
         case "SequenceClassification" if config.model_type == "vanilla-decoder":
             yield from linear("score", size, labels, has_bias=False)
         case "SequenceClassification":
             if config.is_seq2seq:
                 yield from linear("dense", size, config.hidden_size)
             yield from linear("classifier", config.hidden_size, labels)
+
+
+def classifier_transform(config: Config) -> Shapes:
+    """Yield (name, shape) of the weights between an encoder's states and a classifier, none by
+    default."""
+    if config.head == "TokenClassification" and getattr(config, "token_transform_act", None):
+        yield from linear("transform.0", config.hidden_size, config.hidden_size)
+        for name, shape in activation("transform", config.token_transform_act):
+            yield name.replace("activation", "1"), shape
+    elif config.head in CLASSIFIERS and (act := getattr(config, "classifier_act", None)):
+        yield from transform(config, act, config.hidden_size)
 
 
 def lm_transform(config: Config) -> Shapes:
@@ -232,8 +237,12 @@ def lm_transform(config: Config) -> Shapes:
     activation and a norm. Otherwise they are one matrix, or none if the sizes are equal.
     """
     if config.lm_transform_act:
-        yield from linear("transform.dense", config.hidden_size, config.embedding_size)
-        yield from activation("transform", config.lm_transform_act)
-        yield from norm(config, "transform.norm", config.embedding_size)
+        yield from transform(config, config.lm_transform_act, config.embedding_size)
     elif config.embedding_size != config.hidden_size:
         yield from linear("transform", config.hidden_size, config.embedding_size, has_bias=False)
+
+
+def transform(config: Config, act: str, size: int) -> Shapes:
+    yield from linear("transform.dense", config.hidden_size, size)
+    yield from activation("transform", act)
+    yield from norm(config, "transform.norm", size)

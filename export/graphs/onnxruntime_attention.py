@@ -47,7 +47,7 @@ def tiled_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
 def tiles_of_type(g: GraphContext, tokens: Tokens, kind: str) -> Attention:
     if works_in_blocks(g, kind):
         return window_attention(g, tokens, multi_head)
-    if g.config.window(kind) is not None:
+    if g.config.window(kind) is not None or g.config.has_disentangled_positions:
         return biased_attention(g, tokens, bidirectional_bias(g, tokens, kind), multi_head)
     flags = g.op.cast(tokens.mask, "int32")
     if not g.config.has_relative_positions:

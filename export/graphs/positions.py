@@ -62,6 +62,12 @@ def angles(g: GraphContext, positions: Value, steps: np.ndarray) -> Value:
     return g.op("Mul", g.op("Unsqueeze", g.op.cast(positions, "float32"), [-1]), steps)
 
 
+def angle_steps(width: int, base: float) -> np.ndarray:
+    """Return 1 / base^(2i / width) for i = 0 ... width / 2 - 1, float32, rounded as torch does."""
+    exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
+    return 1 / (np.float64(base) ** exponents).astype(np.float32)
+
+
 def cast_to_graph_dtype(g: GraphContext, value: Value) -> Value:
     """Return the float32 `value` in the type that the graph computes in."""
     return value if g.op.dtype == np.float32 else g.op.cast(value, g.op.dtype.name)
@@ -79,8 +85,7 @@ def sinusoids(g: GraphContext, positions: Value) -> Value:
     Even components are sines of the angles, odd ones cosines.
     """
     op, width = g.op, g.config.position_size
-    steps = np.exp(np.arange(0, width, 2, dtype=np.float32) * np.float32(-math.log(10000) / width))
-    turned = angles(g, positions, steps.repeat(2))
+    turned = angles(g, positions, angle_steps(width, 10000.0).repeat(2))
     is_even = np.arange(width) % 2 == 0
     return cast_to_graph_dtype(g, op("Where", is_even, op("Sin", turned), op("Cos", turned)))
 
@@ -129,10 +134,8 @@ def rotary_factors(g: GraphContext, positions: Value, kind: str) -> list[Value]:
 def rotary_steps(g: GraphContext, kind: str) -> np.ndarray:
     """Return by what angle each point of a head turns from one position to the next, float32 (d /
     2,), in layers of type `kind`."""
-    base, divisor = g.config.rope(kind)
-    width = g.config.head_dim
-    steps = np.exp(np.arange(0, width, 2, dtype=np.float32) * np.float32(-math.log(base) / width))
-    return steps / np.float32(divisor)
+    base, factor = g.config.rope(kind)
+    return angle_steps(g.config.head_dim, base) / np.float32(factor)
 
 
 # ------------------------------------------------------------------------------ distances and masks

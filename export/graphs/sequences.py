@@ -165,8 +165,7 @@ def choice_logits(g: GraphContext, inputs: Values, attention: EncoderAttention) 
         for name, value in inputs.items()
     }
     states = encoder_states(g, rows, attention)
-    state = sequence_state(g, states, rows["attention_mask"])
-    return [op("Reshape", row_linear(g, state, "choice_classifier"), rows_and_choices)]
+    return [op("Reshape", row_linear(g, pool(g, states), "choice_classifier"), rows_and_choices)]
 
 
 def vocabulary_logits(g: GraphContext, states: Value) -> Value:
@@ -174,11 +173,15 @@ def vocabulary_logits(g: GraphContext, states: Value) -> Value:
 
     Before the projection stands BERT's transform, or a projection to the width of the embeddings.
     """
-    act = g.config.lm_transform_act
-    if not act:
+    if not g.config.lm_transform_act:
         return logits(g, project(g, states, "transform"))
+    return logits(g, transformed(g, states, g.config.lm_transform_act))
+
+
+def transformed(g: GraphContext, states: Value, act: str) -> Value:
+    """Return the states (..., D) after the linear map, activation and norm of "transform"."""
     inner = g.target.dialect.activated_linear(g, states, "transform.dense", act)
-    return logits(g, norm(g, inner, "transform.norm"))
+    return norm(g, inner, "transform.norm")
 
 
 def is_next(g: GraphContext, states: Value) -> Value:
@@ -188,20 +191,20 @@ def is_next(g: GraphContext, states: Value) -> Value:
 
 
 def token_labels(g: GraphContext, states: Value) -> Value:
-    """Return the logits of each token's labels, (B, S, labels), after ELECTRA's transform if there
-    is one."""
-    states = classifier_states(g, states)
-    if act := getattr(g.config, "token_transform_act", None):
+    """Return the logits of each token's labels, (B, S, labels), after a transform if there is
+    one."""
+    if act := getattr(g.config, "token_transform_act", None):  # ELECTRA's
         states = activation(g, linear(g, states, "transform.0"), act, "transform.1")
+    else:
+        states = classifier_states(g, states)
     return linear(g, states, "classifier")
 
 
 def classifier_states(g: GraphContext, states: Value) -> Value:
-    """Return the states after the transform in front of a classifier, if there is one."""
-    if not (act := getattr(g.config, "classifier_act", None)):
-        return states
-    inner = g.target.dialect.activated_linear(g, states, "transform.dense", act)
-    return norm(g, inner, "transform.norm")
+    """Return the states (B, S, D) that a classifier of tokens reads, after a transform if there is
+    one."""
+    act = getattr(g.config, "classifier_act", None)
+    return transformed(g, states, act) if act else states
 
 
 def answers(g: GraphContext, states: Value, inputs: Values) -> list[Value]:
@@ -223,7 +226,9 @@ def sequence_labels(g: GraphContext, states: Value, inputs: Values) -> list[Valu
     op, ids, mask = g.op, inputs["input_ids"], inputs["attention_mask"]
     match g.config.model_type:
         case "vanilla-encoder":
-            return [row_linear(g, sequence_state(g, states, mask), "classifier")]
+            is_mean = g.config.classifier_pooling == "mean"
+            state = mean(g, states, mask) if is_mean else pool(g, states)
+            return [row_linear(g, classifier_state(g, state), "classifier")]
         case "vanilla-decoder":
             return [linear(g, last_state(g, states, token_flags(g, ids, mask)), "score")]
     end_tokens = np.atleast_1d(np.array(g.config.eos_token_id, np.int64))
@@ -232,15 +237,14 @@ def sequence_labels(g: GraphContext, states: Value, inputs: Values) -> list[Valu
     return [row_linear(g, op("Tanh", row_linear(g, last, "dense")), "classifier")]
 
 
-def sequence_state(g: GraphContext, states: Value, mask: Value) -> Value:
-    """Return the state (B, D) of an encoder that a classifier of whole sequences reads: the pooled
-    or mean state, after the transform if there is one."""
-    is_mean = g.config.classifier_pooling == "mean"
-    state = mean(g, states, mask) if is_mean else pool(g, states)
-    if not (act := g.config.classifier_act):
+def classifier_state(g: GraphContext, state: Value) -> Value:
+    """Return the state of each row (B, D) that a classifier reads, after a transform if there is
+    one."""
+    act = g.config.classifier_act
+    if not act:
         return state
-    inner = row_linear(g, state, "transform.dense")
-    return norm(g, activation(g, inner, act, "transform.activation"), "transform.norm")
+    inner = activation(g, row_linear(g, state, "transform.dense"), act, "transform.activation")
+    return norm(g, inner, "transform.norm")
 
 
 def token_flags(g: GraphContext, ids: Value, mask: Value) -> Value:

@@ -244,6 +244,11 @@ def test_config_fields_match_transformers(tmp_path):
                 {"N": 3, "h": 2, "d_k": 6},
                 {"num_labels": 5},
                 {"id2label": {0: "a", 1: "b", 2: "c"}},
+                {"position_embedding_type": "rotary", "rope_theta": 50.0},
+                {
+                    "position_embedding_type": "rotary",
+                    "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}},
+                },
             ]
         ):
             directory = tmp_path / f"{model_type}-{number}"

@@ -209,7 +209,7 @@ def test_full_sequence_graphs_are_batch_invariant(exported, name, dtype, request
     )
 
 
-@cases("seq2seq", "causal", "causal-window", "causal-relative")
+@cases("seq2seq", "causal", "causal-window", "causal-relative", "causal-grouped")
 def test_decode_step_graphs_are_batch_invariant(exported, name, dtype, request):
     """The rows have different numbers of earlier tokens."""
     _, directory = exported(name, dtype)
