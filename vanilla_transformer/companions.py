@@ -24,7 +24,9 @@ MODULE_WEIGHTS = (WEIGHTS, PICKLE)
 REQUIRED_FILES = {
     "Pooling": ((MODULE_CONFIG,),),
     "Dense": ((MODULE_CONFIG,), MODULE_WEIGHTS),
+    "LayerNorm": ((MODULE_CONFIG,), MODULE_WEIGHTS),
     "Normalize": (),
+    "LogitScore": ((MODULE_CONFIG,),),
 }
 # files that transformers reads with the weights, and that a converted checkpoint cannot keep
 ADAPTERS = re.compile(

@@ -47,6 +47,7 @@ from .layers_vanilla_transformer import (
     VanillaSeq2SeqModel,
     VanillaVisionModel,
     has_values,
+    masks_by_type,
     new_norm,
     new_projection,
 )
@@ -146,10 +147,24 @@ class VanillaEncoderForMaskedLM(VanillaPreTrainedModel):
         return MaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
+def create_masks_for_generate(config, inputs_embeds, attention_mask, **kwargs):
+    """Return {layer type: mask of self-attention} for one step of a compiled `generate`.
+
+    transformers' function of this name cannot read `config.layer_types` of None. The arguments are
+    the same.
+    """
+    decoder = config.get_text_config(decoder=True)
+    types = decoder.types_of_layers(decoder.num_hidden_layers)
+    names = ("past_key_values", "position_ids")
+    inputs = {name: kwargs.get(name) for name in names}
+    return masks_by_type(types, True, decoder, inputs_embeds, attention_mask, **inputs)
+
+
 class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
     """Decoder with a projection to the vocabulary: the language model p(x_t | x_<t)."""
 
     config_class = VanillaDecoderConfig
+    create_masks_for_generate = staticmethod(create_masks_for_generate)
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
@@ -246,6 +261,7 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
     translation model."""
 
     config_class = VanillaSeq2SeqConfig
+    create_masks_for_generate = staticmethod(create_masks_for_generate)
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: VanillaSeq2SeqConfig):
@@ -347,6 +363,14 @@ def mean_state(hidden_states, attention_mask):
         return hidden_states.mean(1)
     weights = attention_mask[:, :, None].to(hidden_states.dtype)
     return (hidden_states * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+def sequence_state(config, outputs, attention_mask):
+    """Return the state that the classifier of whole sequences reads, (B, D), by
+    `config.classifier_pooling`."""
+    if config.classifier_pooling == "mean":
+        return mean_state(outputs.last_hidden_state, attention_mask)
+    return pooled_state(outputs)
 
 
 def classification_loss(model, logits, labels, num_items_in_batch=None, **kwargs):
@@ -507,10 +531,7 @@ class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
-        if self.config.classifier_pooling == "mean":
-            state = mean_state(outputs.last_hidden_state, attention_mask)
-        else:
-            state = pooled_state(outputs)
+        state = sequence_state(self.config, outputs, attention_mask)
         logits = self.classifier(self.dropout(self.transform(state)))
         loss = classification_loss(self, logits, labels, **kwargs)
         return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
@@ -615,7 +636,10 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
 
     def __init__(self, config: VanillaEncoderConfig):
         super().__init__(config)
-        self.model = VanillaEncoderModel(config)
+        self.model = VanillaEncoderModel(
+            config, add_pooling_layer=config.classifier_pooling == "cls"
+        )
+        self.transform = classifier_transform(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
         # Not `classifier`: other heads could not load a checkpoint with that of another size.
         self.choice_classifier = nn.Linear(config.hidden_size, 1)
@@ -638,11 +662,11 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
         C, S). A label is the index of the right choice.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.model(
-            *(None if tensor is None else tensor.flatten(0, 1) for tensor in inputs), **kwargs
-        )
+        rows = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs]
+        outputs = self.model(*rows, **kwargs)
         choices = (inputs_embeds if input_ids is None else input_ids).shape[1]
-        logits = self.choice_classifier(self.dropout(pooled_state(outputs))).view(-1, choices)
+        state = self.transform(sequence_state(self.config, outputs, rows[1]))
+        logits = self.choice_classifier(self.dropout(state)).view(-1, choices)
         loss = None
         if labels is not None:
             loss = fixed_cross_entropy(logits.float(), labels, **kwargs)

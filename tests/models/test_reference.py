@@ -54,7 +54,7 @@ CHANGES = {
     ),
     "rotary positions": (dict(position_embedding_type="rotary"), dict(positions="rotary")),
     "rotary positions with another base": (
-        dict(position_embedding_type="rotary", rope_theta=50),
+        dict(position_embedding_type="rotary", rope_parameters={"rope_theta": 50}),
         dict(positions="rotary", rope_theta=50.0),
     ),
     "relative positions": RELATIVE,

@@ -16,7 +16,9 @@ from vanilla_transformer.conversion.converter import get_converter
 ARCHITECTURES = {family: get_converter(family).ARCHITECTURES for family in FAMILIES}
 BACK = {family: ARCHITECTURES[family] for family in FAMILIES if FAMILIES[family].converts_back}
 TWINS = ("xlm-roberta", "camembert", "mt5")  # families that share all code with RoBERTa or T5
-FLOAT32_NORMS = ("t5", "mt5")  # norms in float32 limit the precision of float64
+T5 = ("t5", "mt5")
+LLAMAS = ("llama", "qwen2", "qwen3", "mistral", "eurobert", "gemma3_text")
+FLOAT32_NORMS = (*T5, *LLAMAS)  # norms in float32 limit the precision of float64
 LENGTHS = [7, 3, 5]
 RIGHT = torch.tensor([[1] * length + [0] * (7 - length) for length in LENGTHS])
 
@@ -135,7 +137,28 @@ def random_config(family, architecture, seed):
             enable_bias=rng.random() < 0.5,
             _remove_final_layer_norm=norm_first and rng.random() < 0.5,
         )  # fmt: skip
-    elif family in FLOAT32_NORMS:
+    elif family in LLAMAS:
+        groups, layers = heads, rng.randint(1, 3)
+        heads *= rng.choice([1, 2])
+        kinds = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(layers)]
+        rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": rng.choice([500, 1e6])}
+        fields = dict(
+            hidden_size=width * 2, intermediate_size=rng.randint(10, 30), num_attention_heads=heads,
+            num_hidden_layers=layers, num_key_value_heads=groups, hidden_act=act,
+            max_position_embeddings=positions, rms_norm_eps=rng.choice([1e-6, 1e-3]),
+            head_dim=rng.choice([4, 10]), rope_parameters=rope, pad_token_id=0, bos_token_id=1,
+            eos_token_id=2, attention_bias=seed % 2 == 1, mlp_bias=seed % 2 == 1,
+            sliding_window=4, use_sliding_window=True, layer_types=kinds,
+            classifier_pooling="bos", use_bidirectional_attention=True, hidden_activation=act,
+            query_pre_attn_scalar=7,
+        )  # fmt: skip
+        if family == "eurobert":
+            fields["mlp_bias"] = False
+        if family == "gemma3_text":
+            sliding = {"rope_type": "default", "rope_theta": 300.0}
+            fields["rope_parameters"] = {"full_attention": rope, "sliding_attention": sliding}
+        fields = {name: value for name, value in fields.items() if name in names}
+    elif family in T5:
         # heads that together are of another width; a scale of queries that no rounding changes
         # at least those of the decoder, for which theirs makes as many caches
         layers = rng.randint(1, 3)
@@ -189,7 +212,8 @@ def random_model(architecture, config, dtype=torch.float32):
             else:
                 tensor.uniform_(-0.4, 0.4)
         for module in model.modules():
-            if type(module).__name__.endswith("LayerNorm") and module.weight is not None:
+            is_norm = type(module).__name__.endswith(("LayerNorm", "RMSNorm"))
+            if is_norm and module.weight is not None:
                 module.weight += 1  # around 1, so that what is in front of it stays visible
     return model
 

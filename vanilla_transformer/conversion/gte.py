@@ -1,9 +1,15 @@
-"""GTE (Zhang et al. 2024, mGTE), "new" on the Hub: BERT with rotary positions and gated
-feed-forward networks, whose first maps have no biases."""
+"""GTE (Zhang et al. 2024, mGTE), "new" in older files of the Hub: BERT with rotary positions and
+gated feed-forward networks, whose first maps have no biases."""
 
-from .fields import require
-from .rotary import HALVES, no_bias, paired_thirds
-from .tensors import TensorMap, linear, tensor_map
+from collections.abc import Collection
+
+from transformers import PreTrainedConfig
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from . import bert
+from .fields import Fields, require
+from .rotary import HALVES, fused, no_bias, paired, paired_thirds, renamed, rotary_bert_fields
+from .tensors import SAME, TensorMap, linear, tensor_map
 
 CONFIG = "GteConfig"
 ARCHITECTURES = {
@@ -16,60 +22,63 @@ PREFIX = "gte."
 HUB_PREFIX = "new."
 
 
-def rope(theirs):
-    """Return our `rope_parameters`. The Hub's scaling "ntk" multiplies the base by the factor, and
-    divides all angles by its power 2 / d."""
-    parameters = dict(theirs.rope_parameters)
-    if "ntk" in (parameters.get("type"), parameters.get("rope_type")):
-        require(theirs, logn_attention_scale=(None, False))
-        factor = parameters["factor"]
-        if parameters.get("mixed_b") is not None:
-            raise ValueError(
-                f"rope_parameters={parameters} cannot be converted, expected no mixed_b"
-            )
-        width = theirs.hidden_size // theirs.num_attention_heads
-        return {
-            "rope_type": "linear",
-            "rope_theta": parameters["rope_theta"] * factor,
-            "factor": factor ** (2 / width),
-        }
-    return parameters
-
-
-def to_vanilla_config(theirs, architecture, names):
+def to_vanilla_config(
+    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+) -> Fields:
+    # fields of the Hub's code, which transformers does not have
     require(
-        theirs, position_embedding_type=(None, "rope"), layer_norm_type=(None, "layer_norm"),
-        logn_attention_scale=(None, False), pack_qkv=(None, True),
-    )  # fmt: skip
-    dropout = theirs.hidden_dropout_prob
-    has_pooler = architecture.endswith("SequenceClassification") or "pooler.dense.weight" in names
-    return {
-        "hidden_size": theirs.hidden_size,
-        "intermediate_size": theirs.intermediate_size,
-        "num_hidden_layers": theirs.num_hidden_layers,
-        "num_attention_heads": theirs.num_attention_heads,
-        "hidden_act": theirs.hidden_act,
+        theirs,
+        position_embedding_type=(None, "rope"),
+        layer_norm_type=(None, "layer_norm"),
+        logn_attention_scale=(None, False),
+        pack_qkv=(None, True),
+    )
+    has_pooler = architecture != "GteModel" or "pooler.dense.weight" in names
+    return bert.encoder_fields(theirs) | {
         "gated": True,
-        "layer_norm_eps": theirs.layer_norm_eps,
+        "activation_dropout": theirs.hidden_dropout_prob,
         "position_embedding_type": "rotary",
         "rope_parameters": rope(theirs),
-        "type_vocab_size": theirs.type_vocab_size,
-        "scale_embedding": False,
-        "embedding_norm": True,
-        "embedding_dropout": dropout,
-        "dropout": dropout,
-        "activation_dropout": dropout,
-        "attention_dropout": theirs.attention_probs_dropout_prob,
-        "classifier_dropout": dropout
-        if theirs.classifier_dropout is None
-        else theirs.classifier_dropout,
-        "initializer_range": theirs.initializer_range,
+        "max_position_embeddings": theirs.max_position_embeddings,
         "pooler_act": "tanh" if has_pooler else None,
         "lm_transform_act": "gelu",
     }
 
 
-def tensor_maps(ours, theirs, architecture):
+def rope(theirs: PreTrainedConfig) -> Fields:
+    """Return our `rope_parameters`.
+
+    The scaling "ntk" of the Hub's code multiplies the base by the factor, and divides all angles by
+    factor^(2 / head_dim). transformers does not have it.
+    """
+    parameters = theirs.rope_parameters
+    if parameters["rope_type"] != "ntk":
+        return parameters
+    if parameters.get("mixed_b") is not None:
+        raise ValueError(f"mixed_b={parameters['mixed_b']} cannot be converted, expected None")
+    factor = parameters["factor"]
+    return {
+        "rope_type": "linear",
+        "rope_theta": parameters["rope_theta"] * factor,
+        "factor": factor ** (2 * theirs.num_attention_heads / theirs.hidden_size),
+    }
+
+
+def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
+    require(
+        ours,
+        head_dim=ours.hidden_size // ours.num_attention_heads,
+        linear_bias=True,
+        attention_bias=True,
+        activation_dropout=ours.dropout,
+    )
+    fields = rotary_bert_fields(ours, architecture, "gelu")
+    return fields | {"type_vocab_size": ours.type_vocab_size}
+
+
+def tensor_maps(
+    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
+) -> list[TensorMap]:
     tied = theirs.tie_word_embeddings
     maps = [
         tensor_map(
@@ -83,24 +92,33 @@ def tensor_maps(ours, theirs, architecture):
         *linear("model.embeddings.norm", "embeddings.LayerNorm"),
         *linear("model.pooler.dense", "pooler.dense"),
         *linear("transform.dense", "lm_head.dense"),
-        *linear("transform.norm", "lm_head.norm"),
+        *renamed("transform.norm", "lm_head.layer_norm", "lm_head.norm"),
         tensor_map("lm_head.bias", "lm_head.decoder.bias"),
         *linear("classifier", "classifier"),
     ]
     if not tied:
         maps.append(tensor_map("lm_head.weight", "lm_head.decoder.weight"))
     for i in range(ours.num_hidden_layers):
-        layer, source = f"model.layers.{i}", f"encoder.layer.{i}"
-        for part in ("weight", "bias"):
-            names = tuple(f"{layer}.self_attn.{name}_proj.{part}" for name in "qkv")
-            op = paired_thirds(ours.head_dim)
-            maps.append(TensorMap(names, f"{source}.attention.qkv_proj.{part}", op))
-        names = tuple(f"{layer}.feed_forward.{name}_proj" for name in ("up", "gate"))
-        weights = tuple(f"{name}.weight" for name in names)
-        maps.append(TensorMap(weights, f"{source}.mlp.up_gate_proj.weight", HALVES))
-        maps += [no_bias(name, ours.intermediate_size) for name in names]
-        maps += linear(f"{layer}.self_attn.o_proj", f"{source}.attention.o_proj")
-        maps += linear(f"{layer}.feed_forward.down_proj", f"{source}.mlp.down_proj")
-        maps += linear(f"{layer}.self_attn_norm", f"{source}.attn_ln")
-        maps += linear(f"{layer}.feed_forward_norm", f"{source}.mlp_ln")
+        maps += layer_maps(ours, f"model.layers.{i}", f"layers.{i}", f"encoder.layer.{i}")
     return maps
+
+
+def layer_maps(
+    ours: VanillaTransformerConfig, layer: str, theirs: str, hub: str
+) -> list[TensorMap]:
+    """Return the maps of our module `layer`: `theirs` in the class, `hub` in files of the Hub."""
+    order, thirds, both = paired(ours.head_dim), paired_thirds(ours.head_dim), ("weight", "bias")
+    parts = {f"{part}_proj": f"{theirs}.self_attn.{part}_proj" for part in "qkv"}
+    gates = {f"{part}_proj": f"{theirs}.mlp.{part}_proj" for part in ("up", "gate")}
+    network = f"{layer}.feed_forward"
+    return [
+        *fused(f"{layer}.self_attn", parts, f"{hub}.attention.qkv_proj", thirds, both, order),
+        *fused(network, gates, f"{hub}.mlp.up_gate_proj", HALVES, both[:1], SAME),
+        *(no_bias(f"{network}.{name}", ours.intermediate_size) for name in gates),
+        *renamed(
+            f"{layer}.self_attn.o_proj", f"{theirs}.self_attn.o_proj", f"{hub}.attention.o_proj"
+        ),
+        *renamed(f"{network}.down_proj", f"{theirs}.mlp.down_proj", f"{hub}.mlp.down_proj"),
+        *renamed(f"{layer}.self_attn_norm", f"{theirs}.post_attention_layernorm", f"{hub}.attn_ln"),
+        *renamed(f"{layer}.feed_forward_norm", f"{theirs}.post_mlp_layernorm", f"{hub}.mlp_ln"),
+    ]
