@@ -32,12 +32,10 @@ def small_capacity(monkeypatch):
 
 
 @pytest.fixture
-def open_model(exported, exported_for):
+def open_model(exported_for):
     """Return a function from a name and a target to the torch model and its runtime."""
 
     def load(name, target):
-        if target == "portable":
-            return exported(name).model, Runtime(exported(name).directory, threads=1)
         model, directory = exported_for(name, target)
         return model, Runtime(directory, threads=1)
 
