@@ -30,10 +30,6 @@ class Config:
         return getattr(self, "position_embedding_type", None) == "disentangled"
 
     @property
-    def has_position_bias(self) -> bool:
-        return self.has_relative_positions or self.has_disentangled_positions
-
-    @property
     def head(self) -> str:
         """End of the class name after "For", such as "MaskedLM"; "" for a model without a head."""
         return self.architecture.partition("For")[2]

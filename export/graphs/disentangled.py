@@ -49,18 +49,17 @@ def buckets_of_pairs(
     largest = len(buckets) // 2
     last = op("Min", op("Sub", op.size(ids, 1), 1), largest)
     first, end = (
-        op.cast(op("Gather", buckets, op("Add", distance, largest)), "int64")
-        for distance in (op("Neg", last), last)
+        op("Gather", buckets, op("Add", distance, largest)) for distance in (op("Neg", last), last)
     )
     distances = op("Clip", op("Neg", offsets(g, ids)), -largest, largest)
-    rows = op("Gather", buckets, op("Add", distances, largest))
-    rows = op("Unsqueeze", op("Sub", rows, op.cast(first, "int32")), [0])
-    ends = first, op("Add", end, 1)
-    return ends, op("Expand", rows, op.shape(op("Shape", queries, end=2), 1, 1))
+    rows = op("Sub", op("Gather", buckets, op("Add", distances, largest)), first)
+    rows = op("Unsqueeze", op.cast(rows, "int32"), [0])
+    heads = op.shape(op("Shape", queries, end=2), 1, 1)
+    return (first, op("Add", end, 1)), op("Expand", rows, heads)
 
 
 def buckets_by_distance(count: int, largest: int) -> np.ndarray:
-    """Return the bucket of each distance, query position minus key position, int32 (2 * n + 1,).
+    """Return the bucket of each distance, query position minus key position, int64 (2 * n + 1,).
 
     The distances are -n to n; all beyond have the bucket of the last. There are 2 * `count`
     buckets. Half of them hold one distance each. The others grow logarithmically: `largest` - 1 is
@@ -72,9 +71,9 @@ def buckets_by_distance(count: int, largest: int) -> np.ndarray:
     offset = np.arange(-reach, reach + 1)
     ratio = np.maximum(np.abs(offset), exact).astype(np.float32) / np.float32(exact)
     growth = rounded_log(ratio) / rounded_log(np.float32((largest - 1) / exact))
-    far = (np.ceil(growth * np.float32(exact - 1)).astype(np.int32) + exact) * np.sign(offset)
+    far = (np.ceil(growth * np.float32(exact - 1)).astype(np.int64) + exact) * np.sign(offset)
     bucket = np.where(np.abs(offset) <= exact, offset, far) + count
-    return bucket.clip(0, 2 * count - 1).astype(np.int32)
+    return bucket.clip(0, 2 * count - 1)
 
 
 def rounded_log(values: np.ndarray) -> np.ndarray:

@@ -165,7 +165,8 @@ def choice_logits(g: GraphContext, inputs: Values, attention: EncoderAttention) 
         for name, value in inputs.items()
     }
     states = encoder_states(g, rows, attention)
-    return [op("Reshape", row_linear(g, pool(g, states), "choice_classifier"), rows_and_choices)]
+    state = sequence_state(g, states, rows["attention_mask"])
+    return [op("Reshape", row_linear(g, state, "choice_classifier"), rows_and_choices)]
 
 
 def vocabulary_logits(g: GraphContext, states: Value) -> Value:
@@ -226,9 +227,7 @@ def sequence_labels(g: GraphContext, states: Value, inputs: Values) -> list[Valu
     op, ids, mask = g.op, inputs["input_ids"], inputs["attention_mask"]
     match g.config.model_type:
         case "vanilla-encoder":
-            is_mean = g.config.classifier_pooling == "mean"
-            state = mean(g, states, mask) if is_mean else pool(g, states)
-            return [row_linear(g, classifier_state(g, state), "classifier")]
+            return [row_linear(g, sequence_state(g, states, mask), "classifier")]
         case "vanilla-decoder":
             return [linear(g, last_state(g, states, token_flags(g, ids, mask)), "score")]
     end_tokens = np.atleast_1d(np.array(g.config.eos_token_id, np.int64))
@@ -237,14 +236,15 @@ def sequence_labels(g: GraphContext, states: Value, inputs: Values) -> list[Valu
     return [row_linear(g, op("Tanh", row_linear(g, last, "dense")), "classifier")]
 
 
-def classifier_state(g: GraphContext, state: Value) -> Value:
-    """Return the state of each row (B, D) that a classifier reads, after a transform if there is
-    one."""
-    act = g.config.classifier_act
-    if not act:
+def sequence_state(g: GraphContext, states: Value, mask: Value) -> Value:
+    """Return the state (B, D) of an encoder that a classifier of whole sequences reads: the pooled
+    or mean state, after a transform if there is one."""
+    is_mean = g.config.classifier_pooling == "mean"
+    state = mean(g, states, mask) if is_mean else pool(g, states)
+    if not (act := g.config.classifier_act):
         return state
-    inner = activation(g, row_linear(g, state, "transform.dense"), act, "transform.activation")
-    return norm(g, inner, "transform.norm")
+    inner = row_linear(g, state, "transform.dense")
+    return norm(g, activation(g, inner, act, "transform.activation"), "transform.norm")
 
 
 def token_flags(g: GraphContext, ids: Value, mask: Value) -> Value:

@@ -140,7 +140,7 @@ ENCODER = {
         "lm_transform_act": "gelu",
         "pooler_act": "gelu",
     },
-    "odd buckets": {**DISENTANGLED, "relative_attention_num_buckets": 8, "norm_first": True},
+    "odd buckets": {**DISENTANGLED, "relative_attention_num_buckets": 5, "norm_first": True},
     "disentangled rms norm": {
         **DISENTANGLED,
         "norm_type": "rms_norm",
