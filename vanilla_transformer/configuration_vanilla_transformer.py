@@ -520,8 +520,17 @@ class VanillaEncoderConfig(VanillaTextConfig):
     token_transform_act: str | None = None
     classifier_pooling: Literal["cls", "mean"] = "cls"
     classifier_act: str | None = None
+
     # no fields: what transformers sets of the decoder of an `EncoderDecoderModel`
     is_decoder = add_cross_attention = False
+
+    def _check_values(self):
+        super()._check_values()
+        if self.classifier_act and self.token_transform_act:
+            raise ValueError(
+                f"classifier_act={self.classifier_act!r} and token_transform_act="
+                f"{self.token_transform_act!r} stand in one place, expected one of them"
+            )
 
     def __setattr__(self, name, value):
         if name in ("is_decoder", "add_cross_attention") and value:

@@ -53,17 +53,17 @@ class PreTrainedConfig:
         for name, value in {**others, "output_attentions": output_attentions}.items():
             setattr(self, name, value)
 
-    def convert_rope_params_to_dict(self, **kwargs: Any) -> dict[str, Any]:
-        """Fill in `rope_theta` and `rope_type` of `rope_parameters`, or of each dict in it, and
-        return the other `kwargs`."""
-        parameters = kwargs.pop("rope_scaling", None) or self.rope_parameters or {}
-        self.rope_parameters, base = parameters, kwargs.pop("rope_theta", 10_000)
-        for entry in [each for each in parameters.values() if isinstance(each, dict)] or [
-            parameters
-        ]:
-            entry.setdefault("rope_theta", base)
-            entry.setdefault("rope_type", entry.get("type", "default"))
-        return kwargs
+    def convert_rope_params_to_dict(self, **others: Any) -> dict[str, Any]:
+        """Fill in the type and base in `rope_parameters`, of each layer type if it has several, and
+        return the other keywords."""
+        given = others.pop("rope_scaling", None) or self.rope_parameters or {}
+        base = others.pop("rope_theta", 10000.0)
+        types = [given[name] for name in self._rope_type_labels if name in given]
+        for parameters in types or [given]:
+            parameters.setdefault("rope_theta", base)
+            parameters.setdefault("rope_type", parameters.get("type", "default"))
+        self.rope_parameters = given
+        return others
 
     def validate_architecture(self) -> None:
         """Check nothing: subclasses check their own fields."""

@@ -22,7 +22,12 @@ ACTIVATIONS: dict[str, dict[str, Shape]] = {
     "prelu": {"weight": (1,)},
     "xielu": {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()},
 }
-CLASSIFIERS = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
+CLASSIFIERS = (
+    "SequenceClassification",
+    "MultipleChoice",
+    "TokenClassification",
+    "QuestionAnswering",
+)
 
 
 def load_checked_weights(checkpoint: Path, config: Config) -> CheckpointWeights:
@@ -93,7 +98,7 @@ def pooler(config: Config) -> Shapes:
     """Yield (name, shape) of the weights of the pooler, if the head reads the first token's state
     through one."""
     is_pooled = HEADS[config.architecture].is_pooled
-    if config.head == "SequenceClassification":
+    if config.head in ("SequenceClassification", "MultipleChoice"):
         is_pooled = getattr(config, "classifier_pooling", None) == "cls"
     act = getattr(config, "pooler_act", None)
     if is_pooled and act:

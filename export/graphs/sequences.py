@@ -165,7 +165,8 @@ def choice_logits(g: GraphContext, inputs: Values, attention: EncoderAttention) 
         for name, value in inputs.items()
     }
     states = encoder_states(g, rows, attention)
-    return [op("Reshape", row_linear(g, pool(g, states), "choice_classifier"), rows_and_choices)]
+    state = sequence_state(g, states, rows["attention_mask"])
+    return [op("Reshape", row_linear(g, state, "choice_classifier"), rows_and_choices)]
 
 
 def vocabulary_logits(g: GraphContext, states: Value) -> Value:

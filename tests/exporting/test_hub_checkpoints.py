@@ -8,12 +8,14 @@ import torch
 import transformers
 from checkpoints import edit_json
 from hub_checkpoints import (
+    DEBERTA,
     EMBEDDERS,
     EUROBERT,
     QWEN2,
     QWEN3,
     SMOLLM,
     TEXTS,
+    make_pair_tokenizer,
     make_tokenizer,
     save_checkpoint,
     save_embedder,
@@ -21,8 +23,8 @@ from hub_checkpoints import (
 from messages import raises
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from transformers import pipeline
 
-import vanilla_transformer
 from vanilla_transformer import VanillaEncoderModel
 from vanilla_transformer.conversion import convert
 from vanilla_transformer_export import TextRuntime, export
@@ -137,6 +139,24 @@ def test_eurobert_fills_masks_as_its_source(tmp_path):
     close(outputs["logits"][mask.numpy()], expected[mask])
 
 
+def test_zero_shot_with_deberta_equals_pipeline(tmp_path):
+    tokenizer = make_pair_tokenizer()
+    architecture = DEBERTA["architectures"][0]
+    theirs = save_checkpoint(tmp_path / "theirs", DEBERTA, architecture, tokenizer=tokenizer)
+    assert convert(tmp_path / "theirs", tmp_path / "ours")["architecture"].endswith(
+        "Classification"
+    )
+    export(tmp_path / "ours", tmp_path / "export", cases=2)
+    runtime = TextRuntime(tmp_path / "export", threads=1)
+    pipe = pipeline("zero-shot-classification", model=theirs, tokenizer=tokenizer)
+    labels = ["China", "gravity", "no"]
+    for options in ({}, {"multi_label": True}):
+        results = runtime.zero_shot(TEXTS, labels, **options)
+        for got, expected in zip(results, pipe(TEXTS, labels, **options), strict=True):
+            assert got["labels"] == expected["labels"]
+            close(got["scores"], np.array(expected["scores"]))
+
+
 def test_norms_of_half_precision_gemma_keep_their_weights(tmp_path):
     save_embedder("google/embeddinggemma-300m", tmp_path / "theirs")
     path = tmp_path / "theirs" / "model.safetensors"
@@ -156,4 +176,7 @@ def test_module_that_embed_does_not_follow_is_named(tmp_path):
     modules.write_text(modules.read_text().replace(".Normalize", ".WeightedLayerPooling"))
     with raises(ValueError, seen="WeightedLayerPooling", expected="Pooling"):
         convert(tmp_path / "theirs", tmp_path / "ours")
-    assert vanilla_transformer and not (tmp_path / "ours").exists()
+    assert not (tmp_path / "ours").exists()
+    facts = convert(tmp_path / "theirs", tmp_path / "ours", leave_out=["modules.json"])
+    assert facts["modules"] == [] and not (tmp_path / "ours" / "modules.json").exists()
+    assert facts["architecture"] == "VanillaDecoderForCausalLM"

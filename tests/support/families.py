@@ -18,7 +18,8 @@ BACK = {family: ARCHITECTURES[family] for family in FAMILIES if FAMILIES[family]
 TWINS = ("xlm-roberta", "camembert", "mt5")  # families that share all code with RoBERTa or T5
 T5 = ("t5", "mt5")
 LLAMAS = ("llama", "qwen2", "qwen3", "mistral", "eurobert", "gemma3_text")
-FLOAT32_NORMS = (*T5, *LLAMAS)  # norms in float32 limit the precision of float64
+# norms, angles or scales in float32 limit the precision of float64
+FLOAT32_NORMS = (*T5, *LLAMAS, "modernbert", "nomic_bert", "gte", "deberta-v2")
 LENGTHS = [7, 3, 5]
 RIGHT = torch.tensor([[1] * length + [0] * (7 - length) for length in LENGTHS])
 
@@ -74,7 +75,10 @@ def random_config(family, architecture, seed):
     # embeddings
     narrow = 5 if seed % 2 == 0 or architecture.endswith(("MaskedLM", "CausalLM")) else width
     common = dict(vocab_size=vocabulary, tie_word_embeddings=seed % 2 == 0)
-    labels = dict(num_labels=2 if "QuestionAnswering" in architecture else 3)
+    if family == "nomic_bert":  # which is always tied
+        common.pop("tie_word_embeddings")
+    is_pair = architecture.endswith(("QuestionAnswering", "AlbertForPreTraining"))
+    labels = dict(num_labels=2 if is_pair else 3)
     if "patch_size" in names:
         fields = dict(
             hidden_size=width, num_hidden_layers=rng.randint(1, 3), hidden_act=act,
@@ -97,6 +101,29 @@ def random_config(family, architecture, seed):
             layer_norm_eps=rng.choice([1e-12, 1e-5]),
         )  # fmt: skip
         fields |= dict(embedding_size=narrow) if "embedding_size" in names else {}
+        if family == "albert":
+            fields |= dict(embedding_size=5)
+        if family in ("nomic_bert", "gte"):
+            rope = {"rope_type": "linear", "factor": 2.5, "rope_theta": rng.choice([77.0, 1e5])}
+            fields |= dict(rope_parameters=[None, rope][seed % 2], pad_token_id=1)
+        if family == "deberta-v2":
+            fields |= dict(
+                relative_attention=True, share_att_key=True, norm_rel_ebd="layer_norm",
+                pos_att_type="p2c|c2p", position_biased_input=False, pooler_hidden_act=act,
+                position_buckets=rng.choice([4, 7]), max_relative_positions=rng.choice([-1, 6]),
+            )  # fmt: skip
+    elif family == "modernbert":
+        bases = {"full_attention": {"rope_theta": 1e5}, "sliding_attention": {"rope_theta": 300.0}}
+        fields = dict(
+            hidden_size=width, intermediate_size=rng.randint(10, 30), num_hidden_layers=3,
+            num_attention_heads=heads, hidden_activation=act, norm_eps=rng.choice([1e-6, 1e-3]),
+            max_position_embeddings=positions, local_attention=rng.choice([2, 4]),
+            global_attn_every_n_layers=rng.choice([2, 3]), classifier_activation="silu",
+            norm_bias=seed % 2 == 1, attention_bias=seed % 2 == 1, mlp_bias=seed % 2 == 1,
+            classifier_bias=seed % 2 == 1, rope_parameters=bases, decoder_bias=seed % 2 == 0,
+            classifier_pooling=["cls", "mean"][seed % 2], pad_token_id=0, bos_token_id=1,
+            eos_token_id=2, cls_token_id=1, sep_token_id=2,
+        )  # fmt: skip
     elif family == "mpnet":
         fields = dict(
             hidden_size=width, intermediate_size=rng.randint(10, 30),
@@ -284,8 +311,9 @@ def compute_outputs(model, arguments):
     ):
         if outputs.get(name) is not None:
             tensors[name] = outputs[name]
-    if "seq_relationship_logits" in outputs:
-        tensors["seq_relationship_logits"] = outputs.seq_relationship_logits
+    for name in ("seq_relationship_logits", "sop_logits"):  # of ALBERT
+        if name in outputs:
+            tensors["seq_relationship_logits"] = outputs[name]
     if "decoder_input_ids" in arguments or "pixel_values" in arguments:
         return tensors
     mask = arguments["attention_mask"].bool()

@@ -159,6 +159,35 @@ SMOLLM = NARROW | {
     "tie_word_embeddings": True,
     "torch_dtype": "float32",
 }
+DEBERTA = {
+    "architectures": ["DebertaV2ForSequenceClassification"],
+    "attention_probs_dropout_prob": 0.1,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 24,
+    "id2label": {"0": "entailment", "1": "neutral", "2": "contradiction"},
+    "initializer_range": 0.02,
+    "intermediate_size": 40,
+    "label2id": {"contradiction": 2, "entailment": 0, "neutral": 1},
+    "layer_norm_eps": 1e-07,
+    "max_position_embeddings": 512,
+    "max_relative_positions": -1,
+    "model_type": "deberta-v2",
+    "norm_rel_ebd": "layer_norm",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "pad_token_id": 0,
+    "pooler_dropout": 0,
+    "pooler_hidden_act": "gelu",
+    "pooler_hidden_size": 24,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+    "position_buckets": 8,
+    "relative_attention": True,
+    "share_att_key": True,
+    "torch_dtype": "float32",
+    "type_vocab_size": 0,
+}
 PROMPTS = {"query": "Instruct: Given a question, retrieve passages\nQuery:", "document": ""}
 # name on the Hub: config.json, class, whether names of tensors lack "model.", modules, end token
 EMBEDDERS = {
@@ -207,6 +236,17 @@ def make_tokenizer(has_end: bool = False, side: str = "left") -> PreTrainedToken
         padding_side=side,
         model_max_length=512,
     )
+
+
+def make_pair_tokenizer() -> PreTrainedTokenizerFast:
+    """Return the tokenizer of `make_tokenizer` with the special tokens of DeBERTa around a pair."""
+    tokenizer = make_tokenizer(side="right")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A <eos>",
+        pair="<bos> $A <eos> $B <eos>",
+        special_tokens=[("<bos>", 2), ("<eos>", 1)],
+    )
+    return tokenizer
 
 
 def save_checkpoint(directory, content, architecture, is_bare=False, tokenizer=None, seed=0):

@@ -177,12 +177,15 @@ def plan_overridden(
         remarks.append(
             f"config.json names no model_type: it is {content['model_type']} by its tensors"
         )
-    if content == read_json(directory / CONFIG):
-        plan = plan_directory(source, directory, overrides)
-    else:
-        linked = linked_copy(directory, {CONFIG})
-        Path(linked.name, CONFIG).write_text(json.dumps(content), encoding="utf-8")
+    changed = {MODULES} & {*overrides.leave_out}
+    changed |= set() if content == read_json(directory / CONFIG) else {CONFIG}
+    if changed:
+        linked = linked_copy(directory, changed)
+        if CONFIG in changed:
+            Path(linked.name, CONFIG).write_text(json.dumps(content), encoding="utf-8")
         plan = plan_copy(directory, linked, lambda path: plan_directory(source, path, overrides))
+    else:
+        plan = plan_directory(source, directory, overrides)
     plan.remarks = remarks + plan.remarks
     return plan
 
@@ -384,8 +387,8 @@ def our_class(
         require(theirs, sliding_window=None)
         if name.endswith(("ForCausalLM", "ForSequenceClassification")):
             raise ValueError(
-                f"is_causal=False cannot be converted for {architecture}, expected True, or a class "
-                "without this head: --set architectures=NAME"
+                f"is_causal=False cannot be converted for {architecture}, expected True, or a "
+                "class without this head: --set architectures=NAME"
             )
         name = name.replace("Decoder", "Encoder")
     return getattr(vanilla_transformer, name)
@@ -702,7 +705,7 @@ def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path)
     sentence-transformers. `source` is the directory or Hub id, `path` its local directory. Raises
     ValueError for an invalid file.
     """
-    plan.companions = companions(source)
+    plan.companions = companions(source, (path / MODULES).is_file())
     content, _ = read_raw_config(path)
     if content["model_type"] not in CONFIGS:  # the code beside our own weights is what is converted
         plan.left_out += omitted_files(source, content)

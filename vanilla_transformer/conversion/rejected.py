@@ -1,4 +1,4 @@
-"""Checkpoints that are often asked for and cannot be converted: the fields of their config.json, the
+"""Checkpoints that are often asked for and cannot be converted: fields of their config.json, the
 reason, and what to use instead."""
 
 from os import PathLike
@@ -32,7 +32,7 @@ def flat(content: dict) -> dict:
     The oldest name of rope_type, type, is replaced."""
     values = dict(content)
     parts = [content.get(name) for name in ("rope_scaling", "rope_parameters")]
-    parts += [each for part in parts if isinstance(part, dict) for each in part.values()]
+    parts += [nested for part in parts if isinstance(part, dict) for nested in part.values()]
     for part in parts:
         if isinstance(part, dict):
             kind = part.get("rope_type", part.get("type"))

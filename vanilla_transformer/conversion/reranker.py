@@ -142,13 +142,13 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase) -> dict[str, str] | None:
     if without is None:
         return None
     with_instruction = render(tokenizer, {"system": "instruction"} | PAIR_ROLES) or ""
-    before, found, after = with_instruction.partition(PARTS["instruction"])
-    fits = found and without.startswith(before) and without.endswith(after)
+    before, mark, after = with_instruction.partition(PARTS["instruction"])
+    fits = mark and without.startswith(before) and without.endswith(after)
     text = with_instruction if fits else without
     instruction = without[len(before) : len(without) - len(after)] if fits else ""
     template = text.replace("{", "{{").replace("}", "}}")
-    for name, mark in PARTS.items():
-        template = template.replace(mark, f"{{{name}}}")
+    for name, part in PARTS.items():
+        template = template.replace(part, f"{{{name}}}")
     return {"template": template, "instruction": instruction}
 
 

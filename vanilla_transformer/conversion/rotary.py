@@ -107,7 +107,7 @@ def rotary_bert_fields(ours: VanillaTransformerConfig, architecture: str, lm_act
     if architecture.endswith("SequenceClassification"):
         require(ours, pooler_act="tanh")
     elif architecture.endswith("Model"):
-        require(ours, pooler_act=(None, "tanh"))
+        require(ours, pooler_act=None)
     if architecture.endswith("MaskedLM"):
         require(ours, lm_transform_act=lm_act, lm_head_bias=True)
     return {

@@ -7,7 +7,6 @@ import httpx
 import numpy as np
 import pytest
 import torch
-import transformers
 from checkpoints import edit_json
 from heads import MANY, save_head, word_pieces
 from hub_checkpoints import QWEN3, make_tokenizer, save_checkpoint, write_json
@@ -267,4 +266,3 @@ def test_several_labels_do_not_rank(tmp_path):
     assert len(json.loads((tmp_path / "export" / "config.json").read_text())["id2label"]) == 2
     with raises(ValueError, seen="LABEL_1", expected="one label"):
         TextRuntime(tmp_path / "export", threads=1).rerank(["a"], [["b"]])
-    assert transformers.__version__
