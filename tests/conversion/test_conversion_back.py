@@ -92,7 +92,8 @@ FIXED["deberta-v2"] = dict(
 FIXED["modernbert"] = dict(
     position_embedding_type="rotary", gated=True, scale_embedding=False, embedding_norm=True,
     norm_first=True, skip_first_prenorm=True, dropout=0.0, sliding_window=2, pooler_act=None,
-    hidden_size=20, num_attention_heads=5, num_hidden_layers=3, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    hidden_size=20, num_attention_heads=5, num_hidden_layers=3,
+    layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     rope_parameters={
         "full_attention": {"rope_theta": 300.0, "rope_type": "linear", "factor": 2.0},
         "sliding_attention": {"rope_theta": 77.0},
