@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from peers import LlamaCpp, OpenVINO
-from workload import FAMILY, MODELS, OURS
+from workload import ENCODERS, FAMILY, MODELS, OURS
 
 CONTEXT = multiprocessing.get_context("spawn")
 PATIENCE = 300  # seconds for one answer
@@ -58,7 +58,7 @@ class Transformers:
 
     def run(self, inputs, new_tokens, beams):
         ids, mask = (tensor.to(self.device) for tensor in inputs)
-        if self.kind == "bert":
+        if self.kind in ENCODERS:
             return self.model(input_ids=ids, attention_mask=mask).last_hidden_state.cpu()
         return self.model.generate(
             ids,
@@ -70,7 +70,7 @@ class Transformers:
         ).cpu()
 
     def output(self, result, new_tokens):
-        return result.float().numpy() if self.kind == "bert" else result[:, -new_tokens:].numpy()
+        return result.float().numpy() if self.kind in ENCODERS else result[:, -new_tokens:].numpy()
 
 
 class Compiled(Transformers):
@@ -83,7 +83,7 @@ class Compiled(Transformers):
         self.options = {"cache_implementation": "static"}
         if self.device == "cpu":
             self.model.forward = torch.compile(self.model.forward)
-        elif self.kind == "bert":
+        elif self.kind in ENCODERS:
             # on a GPU, with a static cache, `generate` compiles the steps by itself, in this mode
             self.model.forward = torch.compile(self.model.forward, mode="reduce-overhead")
 
@@ -148,11 +148,13 @@ class CTranslate2:
 
     def prepare(self, ids):
         return (
-            ids.tolist() if self.kind == "bert" else [[str(token) for token in row] for row in ids]
+            ids.tolist()
+            if self.kind in ENCODERS
+            else [[str(token) for token in row] for row in ids]
         )
 
     def run(self, inputs, new_tokens, beams):
-        if self.kind == "bert":
+        if self.kind in ENCODERS:
             return np.array(self.model.forward_batch(inputs).last_hidden_state)
         if self.kind == "gpt2":
             return self.model.generate_batch(
@@ -171,7 +173,7 @@ class CTranslate2:
         )
 
     def output(self, result, new_tokens):
-        if self.kind == "bert":
+        if self.kind in ENCODERS:
             return result
         rows = [row.sequences[0] if self.kind == "gpt2" else row.hypotheses[0] for row in result]
         return np.array([[int(token) for token in row] for row in rows])
@@ -198,12 +200,12 @@ class Onnx:
         return ids, np.ones_like(ids)
 
     def run(self, inputs, new_tokens, beams):
-        if self.kind == "bert":
+        if self.kind in ENCODERS:
             return self.model.encode(*inputs)
         return self.model.generate(*inputs, max_new_tokens=new_tokens, num_beams=beams)
 
     def output(self, result, new_tokens):
-        return result if self.kind == "bert" else result[:, -new_tokens:]
+        return result if self.kind in ENCODERS else result[:, -new_tokens:]
 
 
 class Parts:

@@ -23,6 +23,7 @@ BERT = dict(
     vocab_size=30522, num_hidden_layers=12, hidden_size=768, num_attention_heads=12,
     intermediate_size=3072, max_position_embeddings=2048,
 )  # fmt: skip
+MODERNBERT = dict(vocab_size=50368, pad_token_id=0)  # the rest is ModernBERT base's in transformers
 # kind: (class of transformers, fields, fields over them for --quick)
 MODELS = {
     "seq2seq": (
@@ -55,12 +56,25 @@ MODELS = {
             intermediate_size=128,
         ),
     ),
+    "modernbert": (
+        "ModernBertModel",
+        MODERNBERT,
+        dict(
+            vocab_size=499,
+            num_hidden_layers=3,
+            hidden_size=64,
+            num_attention_heads=4,
+            intermediate_size=128,
+        )
+        | {name: None for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")},
+    ),
 }
-FAMILY = {"seq2seq": "marian", "gpt2": "gpt2", "bert": "bert"}
+ENCODERS = ("bert", "modernbert")
+FAMILY = {"seq2seq": "marian", "gpt2": "gpt2", "bert": "bert", "modernbert": "modernbert"}
 OURS = {
     "seq2seq": "VanillaSeq2SeqForConditionalGeneration",
     "gpt2": "VanillaDecoderForCausalLM",
-    "bert": "VanillaEncoderModel",
+    **dict.fromkeys(ENCODERS, "VanillaEncoderModel"),
 }
 FIRST_TOKEN = 3  # first token that inputs are drawn from
 

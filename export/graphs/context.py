@@ -143,7 +143,7 @@ class GraphContext:
         return self.op(op_type, *operands, domain=CONTRIB, **attributes)
 
     def choose(self, condition: Value, then: Branch, otherwise: Branch) -> Value:
-        """Return the float32 value of `then` if `condition` is true, else that of `otherwise`. Only
+        """Return the value of `then` if `condition` is true, else that of `otherwise`. Only
         one of them is computed."""
         graphs = []
         for name, write in (then, otherwise):

@@ -134,12 +134,13 @@ def data_type(name: str) -> ir.DataType:
 
 
 def branch(name: str, ops: Ops, output: Value) -> ir.Graph:
-    """Return the branch `name` of an `If` with the nodes of `ops` and one float32 `output`."""
+    """Return the branch `name` of an `If` with the nodes of `ops` and one `output`, of the type that
+    the graph computes in."""
     for number, node in enumerate(ops.nodes):
         for value in node.outputs:
             # no other value of the graph may have this name
             value.name = f"{name}.{number}.{value.index()}"
-    output.name, output.type = name, ir.TensorType(ir.DataType.FLOAT)
+    output.name, output.type = name, ir.TensorType(data_type(ops.dtype.name))
     return ir.Graph([], [output], nodes=ops.nodes, name=name)
 
 

@@ -483,6 +483,14 @@ def test_base_for_each_kind_of_layer_cannot_become_llama(tmp_path):
         convert(tmp_path / "ours", tmp_path / "theirs", to="llama")
 
 
+def test_window_in_some_layers_cannot_become_mistral(tmp_path):
+    kinds = ["full_attention", "sliding_attention"]
+    fields = dict(num_hidden_layers=2, layer_types=kinds, sliding_window=4)
+    our_model("mistral", "VanillaDecoderModel", 0, **fields).save_pretrained(tmp_path / "ours")
+    with raises(ValueError, seen=("sliding_window", 4)):
+        convert(tmp_path / "ours", tmp_path / "theirs", to="mistral")
+
+
 def test_other_variant_and_unknown_family_are_rejected(tmp_path):
     our_model("gpt2", "VanillaDecoderModel", 0).save_pretrained(tmp_path / "ours")
     with raises(ValueError, seen=("architectures", "VanillaDecoderModel")):

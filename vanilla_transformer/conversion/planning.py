@@ -227,7 +227,8 @@ def without_head(architecture: str, converter: Converter, path: Path) -> tuple[s
     note. sentence-transformers loads such a checkpoint without its head."""
     pools = any(module.kind == "Pooling" for module in read_modules(path / MODULES))
     base, ours = next(iter(converter.ARCHITECTURES.items()))
-    if not pools or not ours.endswith("Model") or converter.ARCHITECTURES[architecture] == ours:
+    has_head = not converter.ARCHITECTURES[architecture].endswith("Model")
+    if not (pools and has_head and ours in ("VanillaEncoderModel", "VanillaDecoderModel")):
         return architecture, []
     return base, [f"{MODULES} pools states, so {base} is converted without the head"]
 
