@@ -406,7 +406,6 @@ WRONG = [
         dict(encoder_layers=1, decoder_layers=1, value_head_dim=16),
         "value_head_dim=16",
     ),
-    ("VanillaEncoderForMaskedLM", dict(num_hidden_layers=1, sliding_window=3), "sliding_window=3"),
     (
         "VanillaSeq2SeqForConditionalGeneration",
         dict(encoder_layers=1, decoder_layers=1, sliding_window=3),
