@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from peers import LlamaCpp, OpenVINO
 from plan import OF_OTHERS
-from workload import FAMILY, MODELS, OURS
+from workload import ENCODERS, FAMILY, MODELS, OURS
 
 CONTEXT = multiprocessing.get_context("spawn")
 PATIENCE = 300  # seconds for one answer
@@ -67,7 +67,7 @@ class Transformers:
         return tuple(map(torch.from_numpy, ids_and_mask(ids)))
 
     def run(self, inputs, new_tokens, beams):
-        if self.kind == "bert":
+        if self.kind in ENCODERS:
             return self.encode(*inputs)
         ids, mask = (tensor.to(self.device) for tensor in inputs)
         return self.model.generate(
@@ -102,7 +102,7 @@ class Transformers:
         return states
 
     def output(self, result, new_tokens):
-        return result.float().numpy() if self.kind == "bert" else result[:, -new_tokens:].numpy()
+        return result.float().numpy() if self.kind in ENCODERS else result[:, -new_tokens:].numpy()
 
 
 class Compiled(Transformers):
@@ -115,7 +115,7 @@ class Compiled(Transformers):
         self.options = {"cache_implementation": "static"}
         if self.device == "cpu":
             self.model.forward = torch.compile(self.model.forward)
-        elif self.kind == "bert":
+        elif self.kind in ENCODERS:
             # on a GPU, with a static cache, `generate` compiles the steps by itself, in this mode
             self.model.forward = torch.compile(self.model.forward, mode="reduce-overhead")
 
@@ -180,11 +180,13 @@ class CTranslate2:
 
     def prepare(self, ids):
         return (
-            ids.tolist() if self.kind == "bert" else [[str(token) for token in row] for row in ids]
+            ids.tolist()
+            if self.kind in ENCODERS
+            else [[str(token) for token in row] for row in ids]
         )
 
     def run(self, inputs, new_tokens, beams):
-        if self.kind == "bert":
+        if self.kind in ENCODERS:
             return np.array(self.model.forward_batch(inputs).last_hidden_state)
         if self.kind == "gpt2":
             return self.model.generate_batch(
@@ -203,7 +205,7 @@ class CTranslate2:
         )
 
     def output(self, result, new_tokens):
-        if self.kind == "bert":
+        if self.kind in ENCODERS:
             return result
         rows = [row.sequences[0] if self.kind == "gpt2" else row.hypotheses[0] for row in result]
         return np.array([[int(token) for token in row] for row in rows])
@@ -230,12 +232,12 @@ class Onnx:
         return ids_and_mask(ids)
 
     def run(self, inputs, new_tokens, beams):
-        if self.kind == "bert":
+        if self.kind in ENCODERS:
             return self.model.encode(*inputs)
         return self.model.generate(*inputs, max_new_tokens=new_tokens, num_beams=beams)
 
     def output(self, result, new_tokens):
-        return result if self.kind == "bert" else result[:, -new_tokens:]
+        return result if self.kind in ENCODERS else result[:, -new_tokens:]
 
 
 class Parts:

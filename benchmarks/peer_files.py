@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DynamicLayer
-from workload import FIRST_TOKEN, OURS
+from workload import ENCODERS, FIRST_TOKEN, OURS
 
 MASKED = -1e9
 CALIBRATION = {"rows": 32, "length": 128}
@@ -133,7 +133,7 @@ def convert_openvino(kind: str, checkpoint: Path, out: Path, dtype: str) -> None
 
 def make_graphs(kind, model) -> dict:
     config = model.config
-    if kind == "bert":
+    if kind in ENCODERS:
         return {
             "encoder": traced(
                 Encoder(model),

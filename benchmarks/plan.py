@@ -101,6 +101,8 @@ CPU_SHAPES = {
     "gpt2": [Cell("gpt2", "gpt2", batch, 32, 64) for batch in (1, 8)],
     "bert": [Cell("bert", "bert", batch, 128, 0) for batch in (1, 8)],
     "length": [Cell("length", "seq2seq", 1, 32, new_tokens) for new_tokens in (128, 512, 2048)],
+    "modernbert": [Cell("modernbert", "modernbert", batch, 128, 0) for batch in (1, 8)],
+    "modernbert-512": [Cell("modernbert-512", "modernbert", batch, 512, 0) for batch in (1, 8)],
     "encoder-length": [Cell("encoder-length", "bert", 1, length, 0) for length in (128, 512, 2048)],
     "batch": [Cell("batch", "seq2seq", 128, 32, 64)],  # besides those of seq2seq
     # rows of different lengths that end by themselves
@@ -135,7 +137,9 @@ def left_out_on_cpu(engine: str, cell: Cell) -> str | None:
             if engine in CAPTIONS_ENGINES
             else "left out: many sentences are measured for engines with a queue"
         )
-    if engine == "openvino-ptq" and cell.kind != "bert":
+    if engine.startswith("ctranslate2-") and cell.kind == "modernbert":
+        return "left out: it has no converter for ModernBERT"
+    if engine == "openvino-ptq" and cell.kind not in ("bert", "modernbert"):
         return "left out: activations of 8 bits are for encoders"
     if engine.startswith("openvino-") and cell.beams > 1:
         return "left out: the graphs of this benchmark have no beam search"

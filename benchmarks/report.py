@@ -82,6 +82,8 @@ SPEEDS = {
     ("mixed", 1): ("BERT, mixed lengths", "sequences/s"),
     ("bart", 1): ("BART-large-CNN's shape, greedy", "new tokens/s"),
     ("t5", 1): ("Flan-T5-XL's shape, greedy", "new tokens/s"),
+    ("modernbert", 1): ("ModernBERT, 128 tokens", "sequences/s"),
+    ("modernbert-512", 1): ("ModernBERT, 512 tokens", "sequences/s"),
     ("captions", 1): ("captions, greedy", "sentences/s"),
     ("captions", 5): ("captions, beam 5", "sentences/s"),
 }
@@ -266,7 +268,8 @@ def speed_table(result, title, shape, beams):
         return ""
     batches = sorted({record["batch"] for record in shape_records})
     header = ["", *(f"batch {batch}" for batch in batches)]
-    has_first = shape not in ("bert", "mixed", "captions") and beams == 1
+    is_encoder = shape in ("bert", "mixed", "modernbert", "modernbert-512")
+    has_first = not is_encoder and shape != "captions" and beams == 1
     header += [f"first token, ms, batch {batches[0]}"] if has_first else []
     has_texts, has_memory, has_kernels = (
         any(name in record for record in shape_records)
@@ -277,7 +280,7 @@ def speed_table(result, title, shape, beams):
     header += [f"in kernels, ms, batch {batch}" for batch in batches if has_kernels]
     has_arrangements = any("arrangement" in record for record in shape_records)
     header += ["workers x threads"] if has_arrangements else []
-    header += ["error" if shape in ("bert", "mixed") else "same tokens"]
+    header += ["error" if is_encoder else "same tokens"]
     rows = []
     for engine, cells in by_engine(shape_records, "batch").items():
         row = [LABELS[engine], *(speed(cells[batch]) for batch in batches)]

@@ -35,6 +35,7 @@ T5 = dict(
     num_heads=32, feed_forward_proj="gated-gelu", tie_word_embeddings=False, pad_token_id=0,
     decoder_start_token_id=0, eos_token_id=None,
 )  # fmt: skip
+MODERNBERT = dict(vocab_size=50368, pad_token_id=0)  # the rest is ModernBERT base's in transformers
 # kind: (class of transformers, fields, fields over them for --quick)
 MODELS = {
     "seq2seq": (
@@ -79,14 +80,27 @@ MODELS = {
         T5,
         dict(vocab_size=499, d_model=64, d_ff=128, num_layers=2, num_decoder_layers=2, num_heads=4),
     ),
+    "modernbert": (
+        "ModernBertModel",
+        MODERNBERT,
+        dict(
+            vocab_size=499,
+            num_hidden_layers=3,
+            hidden_size=64,
+            num_attention_heads=4,
+            intermediate_size=128,
+        )
+        | {name: None for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")},
+    ),
 }
-FAMILY = {"seq2seq": "marian", "gpt2": "gpt2", "bert": "bert", "bart": "bart", "t5": "t5"}
+ENCODERS = ("bert", "modernbert")
+FAMILY = {name: name for name in MODELS} | {"seq2seq": "marian"}
 OURS = {
     "seq2seq": "VanillaSeq2SeqForConditionalGeneration",
     "bart": "VanillaSeq2SeqForConditionalGeneration",
     "t5": "VanillaSeq2SeqForConditionalGeneration",
     "gpt2": "VanillaDecoderForCausalLM",
-    "bert": "VanillaEncoderModel",
+    **dict.fromkeys(ENCODERS, "VanillaEncoderModel"),
 }
 FIRST_TOKEN = 3  # first token that inputs are drawn from
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from .errors import UsageError
 
 TEXT, PAIR, CHOICES = ("text",), ("text", "text_pair"), ("text", "choices")
-QUESTION, IMAGE = ("question", "context"), ("image",)
+QUESTION, IMAGE, RANKED = ("question", "context"), ("image",), ("query", "texts")
 # inputs of a head's graph
 READS_TOKENS = "tokens"
 READS_CHOICES = "choices"  # several sequences of tokens per row, for multiple choice
@@ -57,6 +57,7 @@ CLASSIFY_IMAGES = Task(
 ZERO_SHOT = Task(
     "zero-shot", "text.tasks.classification:zero_shot", pipelines=("zero-shot-classification",)
 )
+RERANK = Task("rerank", "text.tasks.reranking:rerank", (RANKED,), pipelines=("text-ranking",))
 TAG = Task("tag", "text.tasks.tagging:tag", pipelines=("token-classification",))
 ANSWER = Task(
     "answer", "text.tasks.question_answering:answer", (QUESTION,), ("question-answering",)
@@ -126,7 +127,7 @@ class Head:
 FEATURES = Head((STATES, POOLED), (EMBED,), "feature-extraction", is_pooled=True)
 LABELS = Head(
     (Output("logits", ("num_labels",)),),
-    (CLASSIFY, ZERO_SHOT),
+    (CLASSIFY, ZERO_SHOT, RERANK),
     "text-classification",
     "accuracy",
 )

@@ -31,6 +31,7 @@ from .text.tasks import (
     masks,
     pairs,
     question_answering,
+    reranking,
     rows,
     tagging,
     translation,
@@ -106,6 +107,7 @@ class TextRuntime:
     translate = translation.translate
     classify = classification.classify
     zero_shot = classification.zero_shot
+    rerank = reranking.rerank
     tag = tagging.tag
     answer = question_answering.answer
     fill_mask = masks.fill_mask

@@ -24,7 +24,9 @@ MODULE_WEIGHTS = (WEIGHTS, PICKLE)
 REQUIRED_FILES = {
     "Pooling": ((MODULE_CONFIG,),),
     "Dense": ((MODULE_CONFIG,), MODULE_WEIGHTS),
+    "LayerNorm": ((MODULE_CONFIG,), MODULE_WEIGHTS),
     "Normalize": (),
+    "LogitScore": ((MODULE_CONFIG,),),
 }
 # files that transformers reads with the weights, and that a converted checkpoint cannot keep
 ADAPTERS = re.compile(
@@ -95,15 +97,17 @@ def replace_pickle(path: Path) -> None:
     path.unlink()
 
 
-def companions(source: str | os.PathLike) -> Companions:
+def companions(source: str | os.PathLike, has_modules: bool = True) -> Companions:
     """Return the companion files and modules of the checkpoint `source`, a directory or Hub id.
+
+    Without `has_modules` its modules.json does not count.
 
     Raises:
         FileNotFoundError: if there is no such directory or Hub id, or a module lacks a file.
         ValueError: for a modules.json that is damaged or names a module that is not known.
     """
     directory = checkpoint_directory(source)
-    modules = read_modules(directory / MODULES)
+    modules = read_modules(directory / MODULES) if has_modules else ()
     if modules and not os.path.isdir(source):
         paths = (
             f"{module.folder}/{name}"
@@ -112,6 +116,7 @@ def companions(source: str | os.PathLike) -> Companions:
         )
         directory = checkpoint_directory(source, tuple(paths))
     names = [name for name in sorted(os.listdir(directory)) if COMPANION.fullmatch(name)]
+    names = [name for name in names if has_modules or name != MODULES]
     names += [name for module in modules for name in module_files(directory, module)]
     for name in names:
         check_no_pointer(directory / name)
@@ -142,7 +147,8 @@ def read_modules(path: Path) -> tuple[Module, ...]:
     unknown = [module.kind for module in rest if module.kind not in REQUIRED_FILES]
     if unknown:
         raise ValueError(
-            f"{path} has modules of type {', '.join(unknown)}, expected {', '.join(REQUIRED_FILES)}"
+            f"{path} has modules of type {', '.join(unknown)}, expected "
+            f"{', '.join(REQUIRED_FILES)}: convert leaves all out with --leave-out {MODULES}"
         )
     return tuple(rest)
 

@@ -13,7 +13,7 @@ import math
 import os
 from dataclasses import fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import transformers
 from huggingface_hub.dataclasses import strict
@@ -41,12 +41,15 @@ DEPTHS = ("encoder_layers", "decoder_layers")
 # Of all variants: where a config has no such field, nothing is checked.
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "value_head_dim")
 SIZES += (
+    "num_key_value_heads",
     "vocab_size",
     "embedding_size",
     "max_position_embeddings",
     "num_channels",
     "num_first_tokens",
 )
+LAYER_TYPES = ("full_attention", "sliding_attention")
+ROPE_TYPES = ("default", "linear")
 LARGEST = 2**28  # torch can still count the bytes of a matrix with two such sizes
 # What `transformers.pipeline` reads of a task that it does not have: where its code is beside the
 # weights.
@@ -86,6 +89,14 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
             by default of attention.
         attention_bias (`bool`, defaults to `linear_bias`): biases of the linear maps of attention,
             which the paper's equations do not have (sections 3.2.1 and 3.2.2).
+        num_key_value_heads (`int`, defaults to `num_attention_heads`): number of heads of keys and
+            values, each shared by a group of query heads (Ainslie et al. 2023, GQA).
+        use_qk_norm (`bool`, defaults to `False`): normalize the query and the key of each head,
+            before rotary positions (Henry et al. 2020; Qwen3).
+        sandwich_norm (`bool`, defaults to `False`): with `norm_first`, normalize the output of
+            self-attention and of the feed-forward network too (Ding et al. 2021, CogView).
+        skip_first_prenorm (`bool`, defaults to `False`): with `norm_first`, no norm before the
+            first self-attention (Warner et al. 2024, ModernBERT).
         initializer_range (`float`, defaults to 0.02): standard deviation of new linear weights.
         embedding_dropout, dropout, attention_dropout, activation_dropout (`float`): on the sum of
             embeddings and positions (after its LayerNorm, if there is one) and on each sub-layer's
@@ -95,7 +106,8 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
 
     Raises:
         ValueError: for sizes below 1 or above 2**28, heads that do not divide the width when
-            `head_dim` is `None`, an unknown activation, or a dropout outside [0, 1).
+            `head_dim` is `None`, key heads that do not divide the query heads, an unknown
+            activation, a dropout outside [0, 1), or norms that need `norm_first`.
         huggingface_hub.errors.StrictDataclassError: for a value of the wrong type.
     """
 
@@ -131,6 +143,10 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
     gated: bool = False
     linear_bias: bool = True
     attention_bias: bool | None = None
+    num_key_value_heads: int | None = None
+    use_qk_norm: bool = False
+    sandwich_norm: bool = False
+    skip_first_prenorm: bool = False
     initializer_range: float = 0.02
     embedding_dropout: float | int = 0.1
     dropout: float | int = 0.1
@@ -161,6 +177,8 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
             self.final_norm = self.norm_first
         if self.attention_bias is None:
             self.attention_bias = self.linear_bias
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
         if self.auto_map is None:
             self.auto_map = dict(self.default_auto_map)
 
@@ -207,6 +225,14 @@ class VanillaTransformerConfig(transformers.PreTrainedConfig):
         for name in [*SIZES, "type_vocab_size", "relative_attention_num_buckets"]:
             if (getattr(self, name, None) or 0) > LARGEST:
                 raise ValueError(f"{name} must be at most {LARGEST}, got {getattr(self, name)}")
+        if self.num_attention_heads % (self.num_key_value_heads or 1):
+            raise ValueError(
+                f"num_key_value_heads must divide num_attention_heads, {self.num_attention_heads}, "
+                f"got {self.num_key_value_heads}"
+            )
+        for name in ["sandwich_norm", "skip_first_prenorm"]:
+            if getattr(self, name) and not self.norm_first:
+                raise ValueError(f"{name}=True needs norm_first=True, got norm_first=False")
         for name in ["head_dim", "value_head_dim"]:
             if self.num_attention_heads * (getattr(self, name) or 1) > LARGEST:
                 got = (
@@ -252,8 +278,9 @@ class VanillaTextConfig(VanillaTransformerConfig):
         position_embedding_type (`str`, defaults to `"sinusoidal"`): `"sinusoidal"` (section 3.5),
             `"learned"` (Table 3 row (E)), `"rotary"` (Su et al. 2021, RoFormer), `"relative"`
             (Raffel et al. 2020, T5), `"learned_relative"`, both at once (Song et al. 2020, MPNet),
-            or `"none"`. Rotary and relative positions act in self-attention; they and `"none"` add
-            nothing to the embeddings.
+            `"disentangled"`, in encoders (He et al. 2021, DeBERTa), or `"none"`. Rotary, relative
+            and disentangled positions act in self-attention; they and `"none"` add nothing to the
+            embeddings.
         max_position_embeddings (`int`, defaults to 512): rows of the learned position table, so the
             maximum length with learned positions. Other positions have no limit.
         position_ids_from (`str`, defaults to `"place"`): how positions are counted without
@@ -261,7 +288,9 @@ class VanillaTextConfig(VanillaTransformerConfig):
             the attention `"mask"` does not hide (OPT), or by the earlier `"ids"` other than
             `pad_token_id` (RoBERTa). Padding that is not counted is at position -1, which is the
             first row of the learned table.
-        rope_theta (`float`, defaults to 10000): base of the rotary angles.
+        rope_parameters (`dict`, *optional*): for rotary positions, with the keys `rope_theta`, the
+            base of the angles (10000), and `rope_type`, `"default"` or `"linear"`, which divides
+            the angles by the key `factor`. Or {layer type: such a dict}, see `layer_types`.
         relative_attention_num_buckets (`int`, defaults to 32): number of distances with a relative
             position of their own.
         relative_attention_max_distance (`int`, defaults to 128): distances from here on share one
@@ -269,6 +298,9 @@ class VanillaTextConfig(VanillaTransformerConfig):
         sliding_window (`int`, *optional*): in self-attention, a decoder's token attends to this
             many tokens, itself included, an encoder's to this many before and after it (Beltagy et
             al. 2020, section 3.1); by default to all. At least 2 with a decoder.
+        layer_types (`list[str]`, *optional*; not of an encoder-decoder): `"sliding_attention"` for
+            each layer with the window, `"full_attention"` for each without. By default all layers
+            have the window, if there is one.
         scale_embedding (`bool`, defaults to `True`): multiply token embeddings by
             sqrt(embedding_size), section 3.4.
         embedding_norm (`bool`, defaults to `False`): LayerNorm after the sum of embeddings and
@@ -280,18 +312,18 @@ class VanillaTextConfig(VanillaTransformerConfig):
 
     Raises:
         ValueError: also for an odd width of sinusoidal positions or an odd `head_dim` with rotary
-            ones, positions from ids without a `pad_token_id`, or a special token outside the
-            vocabulary.
+            ones, positions from ids without a `pad_token_id`, another rope type, layer types of
+            another number than the layers, or a special token outside the vocabulary.
     """
 
     vocab_size: int = 37000
     embedding_size: int | None = None
     position_embedding_type: Literal[
-        "sinusoidal", "learned", "rotary", "relative", "learned_relative", "none"
+        "sinusoidal", "learned", "rotary", "relative", "learned_relative", "disentangled", "none"
     ] = "sinusoidal"
     max_position_embeddings: int = 512
     position_ids_from: Literal["place", "mask", "ids"] = "place"
-    rope_theta: float | int = 10000.0
+    rope_parameters: dict[str, Any] | None = None
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
     sliding_window: int | None = None
@@ -303,11 +335,33 @@ class VanillaTextConfig(VanillaTransformerConfig):
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
     sep_token_id: int | None = None
+    layer_types = None  # no field of an encoder-decoder
+    _rope_type_labels = LAYER_TYPES  # transformers': keys of `rope_parameters` that hold such dicts
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
         if self.embedding_size is None:
             self.embedding_size = self.hidden_size
+
+    def convert_rope_params_to_dict(self, **kwargs):
+        """Fill in `rope_parameters` if positions are rotary, and return the other `kwargs`.
+
+        transformers calls this. It reads `rope_theta`, the name of the base in older files, too.
+        """
+        is_rotary = self.position_embedding_type == "rotary"
+        return super().convert_rope_params_to_dict(**kwargs) if is_rotary else kwargs
+
+    def rope(self, layer_type: str) -> tuple[float, float]:
+        """Return (base, factor) of the rotary angles in layers of `layer_type`: an angle is
+        position / base^(2i / head_dim) / factor."""
+        parameters = self.rope_parameters.get(layer_type, self.rope_parameters)
+        is_linear = parameters["rope_type"] == "linear"
+        return parameters["rope_theta"], parameters["factor"] if is_linear else 1.0
+
+    def types_of_layers(self, depth: int) -> list[str]:
+        """Return the type of each layer of a stack of `depth` layers, one of `LAYER_TYPES`."""
+        default = "full_attention" if self.sliding_window is None else "sliding_attention"
+        return self.layer_types or [default] * depth
 
     @property
     def position_size(self) -> int:
@@ -326,6 +380,11 @@ class VanillaTextConfig(VanillaTransformerConfig):
         self-attention."""
         return self.position_embedding_type in ("relative", "learned_relative")
 
+    @property
+    def has_position_bias(self) -> bool:
+        """True if positions add to the scores of self-attention."""
+        return self.has_relative_positions or self.position_embedding_type == "disentangled"
+
     def _check_values(self):
         super()._check_values()
         if self.sliding_window == 1 and self.model_type != "vanilla-encoder":
@@ -335,6 +394,7 @@ class VanillaTextConfig(VanillaTransformerConfig):
             )
         if getattr(self, "type_vocab_size", 0) < 0:
             raise ValueError(f"type_vocab_size must be at least 0, got {self.type_vocab_size}")
+        self._check_layer_types()
         self._check_positions()
         for name in [field.name for field in fields(self) if field.name.endswith("_token_id")]:
             value = getattr(self, name)
@@ -344,6 +404,46 @@ class VanillaTextConfig(VanillaTransformerConfig):
                         f"{name} must be in the vocabulary, 0 to {self.vocab_size - 1}, got {token}"
                     )
 
+    def _check_layer_types(self):
+        if self.layer_types is None:
+            return
+        if len(self.layer_types) != self.num_hidden_layers:
+            raise ValueError(
+                f"layer_types must have one type for each of {self.num_hidden_layers} layers, got "
+                f"{len(self.layer_types)}"
+            )
+        if unknown := sorted(set(self.layer_types).difference(LAYER_TYPES)):
+            raise ValueError(f"layer_types must be of {' and '.join(LAYER_TYPES)}, got {unknown}")
+        if "sliding_attention" in self.layer_types and self.sliding_window is None:
+            raise ValueError("layer_types has sliding_attention, which needs a sliding_window")
+
+    def _check_rope(self, layer_type):
+        parameters = self.rope_parameters
+        if not parameters.keys().isdisjoint(LAYER_TYPES):
+            parameters = parameters.get(layer_type) or {}
+        rope_type = parameters.get("rope_type")
+        if rope_type not in ROPE_TYPES:
+            raise ValueError(
+                f"rope_type of {layer_type} must be {' or '.join(ROPE_TYPES)}, got {rope_type!r}"
+            )
+        known = ["rope_type", "rope_theta", "factor"]
+        if unknown := sorted(parameters.keys() - {*known, "type"}):
+            raise ValueError(f"rope_parameters must have the keys {known}, got {unknown}")
+        for name in known[1:] if rope_type == "linear" else known[1:2]:
+            value = parameters.get(name)
+            if not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise ValueError(f"{name} must be above 0 and finite, got {value!r}")
+
+    def _check_disentangled(self):
+        if self.model_type != "vanilla-encoder":
+            raise ValueError(f"disentangled positions need an encoder, got {self.model_type}")
+        if self.use_qk_norm or self.num_key_value_heads not in (None, self.num_attention_heads):
+            raise ValueError(
+                "disentangled positions need use_qk_norm=False and as many key heads as query "
+                f"heads, {self.num_attention_heads}: got use_qk_norm={self.use_qk_norm} and "
+                f"num_key_value_heads={self.num_key_value_heads}"
+            )
+
     def _check_positions(self):
         if self.position_embedding_type == "sinusoidal" and self.position_size % 2:
             name = "hidden_size" if self.position_size == self.hidden_size else "embedding_size"
@@ -352,20 +452,25 @@ class VanillaTextConfig(VanillaTransformerConfig):
             raise ValueError(f"rotary positions need an even head_dim, got {self.head_dim}")
         if self.position_ids_from == "ids" and self.pad_token_id is None:
             raise ValueError("position_ids_from='ids' needs a pad_token_id, got None")
-        if not 0 < self.rope_theta < math.inf:
-            raise ValueError(f"rope_theta must be above 0, got {self.rope_theta}")
+        if self.position_embedding_type == "rotary":
+            for layer_type in sorted(set(self.types_of_layers(1))):
+                self._check_rope(layer_type)
+        is_disentangled = self.position_embedding_type == "disentangled"
+        if is_disentangled:
+            self._check_disentangled()
         buckets, distance = (
             self.relative_attention_num_buckets,
             self.relative_attention_max_distance,
         )
-        if buckets < 4 or buckets % 2:
+        if buckets < 4 or (buckets % 2 and not is_disentangled):
             raise ValueError(
                 f"relative_attention_num_buckets must be even and at least 4, got {buckets}"
             )
-        if distance <= buckets // 2:
+        # DeBERTa's last distance is 1 less
+        if distance - is_disentangled <= buckets // 2:
             raise ValueError(
                 f"relative_attention_max_distance must be above half of "
-                f"relative_attention_num_buckets, {buckets // 2}, "
+                f"relative_attention_num_buckets, {buckets // 2 + is_disentangled}, "
                 f"got {distance}"
             )
 
@@ -389,6 +494,8 @@ class VanillaEncoderConfig(VanillaTextConfig):
             reads: the first token's state, through the pooler if `pooler_act` is set, or with
             `"mean"` the mean of the states of all tokens that are not padding (as in ModernBERT),
             without a pooler.
+        classifier_act (`str`, *optional*): a linear map, this activation and a norm stand in front
+            of the classifiers of sequences and tokens and of the scores of answers (ModernBERT).
     """
 
     model_type = "vanilla-encoder"
@@ -406,13 +513,24 @@ class VanillaEncoderConfig(VanillaTextConfig):
     }
 
     num_hidden_layers: int = 6
+    layer_types: list[str] | None = None
     type_vocab_size: int = 0
     pooler_act: str | None = None
     lm_transform_act: str | None = None
     token_transform_act: str | None = None
     classifier_pooling: Literal["cls", "mean"] = "cls"
+    classifier_act: str | None = None
+
     # no fields: what transformers sets of the decoder of an `EncoderDecoderModel`
     is_decoder = add_cross_attention = False
+
+    def _check_values(self):
+        super()._check_values()
+        if self.classifier_act and self.token_transform_act:
+            raise ValueError(
+                f"classifier_act={self.classifier_act!r} and token_transform_act="
+                f"{self.token_transform_act!r} stand in one place, expected one of them"
+            )
 
     def __setattr__(self, name, value):
         if name in ("is_decoder", "add_cross_attention") and value:
@@ -446,6 +564,7 @@ class VanillaDecoderConfig(VanillaTextConfig):
     }
 
     num_hidden_layers: int = 6
+    layer_types: list[str] | None = None
     use_cache: bool = True
     add_cross_attention: bool = False
 
@@ -617,7 +736,7 @@ class VanillaVisionConfig(VanillaTransformerConfig):
     }
     # No fields: what layers ask of every config.
     sliding_window = None
-    has_relative_positions = False
+    has_relative_positions = has_position_bias = False
 
     hidden_size: int = 768
     intermediate_size: int = 3072

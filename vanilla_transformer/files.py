@@ -55,6 +55,7 @@ VOCABULARIES = (  # a checkpoint with one of these has a tokenizer
 )
 # for target text that is split differently from source text
 TARGET_TOKENIZER = "target_tokenizer.json"
+CHAT_TEMPLATE = "chat_template.jinja"
 TOKENIZER_FILES = (
     *VOCABULARIES,
     TARGET_TOKENIZER,
@@ -62,7 +63,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     "special_tokens_map.json",
     "added_tokens.json",
-    "chat_template.jinja",
+    CHAT_TEMPLATE,
 )
 CHECKPOINT_FILE = re.compile(
     r"(config|generation_config|training|model\.safetensors\.index)\.json"
@@ -72,7 +73,7 @@ CHECKPOINT_FILE = re.compile(
 )
 EXPORT_FILE = re.compile(
     r"(config|generation_config|genai_config|tokenizer_config|(target_)?tokenizer)\.json"
-    r"|onnx/\w+\.onnx(_data)?|reference\.npz"
+    r"|onnx/\w+\.onnx(_data)?|reference\.npz|chat_template\.jinja"
 )
 # files of image processors and sentence-transformers in exports and checkpoints; the second
 # pattern is for the files in a module's folder

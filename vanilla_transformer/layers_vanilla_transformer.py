@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.masking_utils import (
     create_bidirectional_mask,
     create_bidirectional_sliding_window_mask,
@@ -59,7 +60,7 @@ def counted_positions(config, input_ids, attention_mask, order):
     """
     if (
         config.position_ids_from == "mask"
-        and attention_mask is not None
+        and isinstance(attention_mask, torch.Tensor)
         and attention_mask.ndim == 2
     ):
         not_padding = attention_mask != 0
@@ -73,16 +74,19 @@ def counted_positions(config, input_ids, attention_mask, order):
 
 
 def position_angles(
-    position_ids: torch.Tensor, width: int, base: float, dtype: torch.dtype
+    position_ids: torch.Tensor, width: int, base: float, dtype: torch.dtype, factor: float = 1.0
 ) -> torch.Tensor:
-    """Return pos / base^(2i / width) for i = 0 ... width / 2 - 1: (B, T) -> (B, T, width / 2).
+    """Return pos / base^(2i / width) / factor for i = 0 ... width / 2 - 1: (B, T) -> (B, T, width /
+    2).
 
     The result has `dtype`, or float32 if `dtype` is less precise.
     """
     # float32 at least: half precision cannot tell position 2049 from 2048.
     precise = torch.promote_types(dtype, torch.float32)
     two_i = torch.arange(0, width, 2, device=position_ids.device, dtype=precise)
-    return position_ids[..., None].to(precise) * torch.exp(two_i * (-math.log(base) / width))
+    # rounded as in transformers: at position 8191 another formula differs by 5e-4
+    steps = 1.0 / base ** (two_i / width) / factor
+    return position_ids[..., None].to(precise) * steps
 
 
 def sinusoidal_positions(
@@ -109,13 +113,17 @@ def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
     return torch.stack([x * cos - y * sin, x * sin + y * cos], dim=-1).flatten(-2)
 
 
-def rotary_positions(config, position_ids, dtype):
-    """Return cosines and sines (B, T, d_k / 2) for `rotate`, or None if positions are not
-    rotary."""
+def rotary_positions(config, position_ids, dtype, layer_types):
+    """Return {layer type: cosines and sines (B, T, d_k / 2) for `rotate`}, with None instead if
+    positions are not rotary."""
     if config.position_embedding_type != "rotary":
-        return None
-    angles = position_angles(position_ids, config.head_dim, config.rope_theta, dtype)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+        return dict.fromkeys(layer_types)
+    rotations = {}
+    for layer_type in layer_types:
+        base, factor = config.rope(layer_type)
+        angles = position_angles(position_ids, config.head_dim, base, dtype, factor)
+        rotations[layer_type] = angles.cos().to(dtype), angles.sin().to(dtype)
+    return rotations
 
 
 class VanillaRelativePositions(nn.Module):
@@ -151,6 +159,37 @@ class VanillaRelativePositions(nn.Module):
         return bucket if self.is_causal else bucket + (offset > 0) * count
 
 
+class VanillaDisentangledPositions(nn.Module):
+    """Disentangled positions (He et al. 2021, DeBERTa, section 3.2).
+
+    A learned vector for each bucket of distances from a query to a key. Every layer maps the
+    vectors to queries and keys of its own and adds two products to the scores: of the query and the
+    distance's key, and of the key and the distance's query. Half of the buckets hold one distance
+    each, the others grow logarithmically.
+    """
+
+    def __init__(self, config: VanillaEncoderConfig):
+        super().__init__()
+        self.buckets = config.relative_attention_num_buckets
+        self.max_distance = config.relative_attention_max_distance
+        self.embed = nn.Embedding(2 * self.buckets, config.hidden_size)
+        self.norm = new_norm(config)
+
+    def forward(self, order):
+        """Return the vectors (1, N, D) of all buckets, and the bucket of each pair of tokens, (T,
+        T).
+
+        It is that of the distance from query to key; `order` (T,) are the positions of both.
+        """
+        offset = order[:, None] - order
+        exact = self.buckets // 2
+        largest = torch.tensor((self.max_distance - 1) / exact)
+        growth = torch.log(offset.abs().clamp(min=exact) / exact) / torch.log(largest)
+        far = (torch.ceil(growth * (exact - 1)).long() + exact) * offset.sign()
+        bucket = torch.where(offset.abs() <= exact, offset, far) + self.buckets
+        return self.norm(self.embed.weight)[None], bucket.clamp(0, 2 * self.buckets - 1)
+
+
 def new_norm(
     config: VanillaTransformerConfig, size: int | None = None
 ) -> nn.LayerNorm | nn.RMSNorm:
@@ -161,6 +200,13 @@ def new_norm(
     """
     kind = nn.RMSNorm if config.norm_type == "rms_norm" else nn.LayerNorm
     return kind(size or config.hidden_size, config.layer_norm_eps)
+
+
+def optional_norm(
+    exists: bool, config: VanillaTransformerConfig, size: int | None = None
+) -> nn.LayerNorm | nn.RMSNorm | nn.Identity:
+    """Return `new_norm(config, size)`, or the identity if `exists` is False."""
+    return new_norm(config, size) if exists else nn.Identity()
 
 
 def new_projection(in_size: int, out_size: int, bias: bool = False) -> nn.Linear | nn.Identity:
@@ -333,10 +379,13 @@ def eager_attention_forward(
     """Equation 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V. Returns output and weights.
 
     query (B, H, T, d_k), key (B, H, S, d_k), value (B, H, S, d_v) -> output (B, T, H, d_v), weights
-    (B, H, T, S). `scaling` is 1 / sqrt(d_k). `attention_mask` is added to the scores: 0 where a
-    query may look, the dtype's minimum where not. So is `position_bias` (1, H, T, S), where
-    positions are relative. `dropout` of the weights applies if `module` is in training mode.
+    (B, H, T, S). Keys and values may have fewer heads, each for a group of query heads. `scaling`
+    is 1 / sqrt(d_k). `attention_mask` is added to the scores: 0 where a query may look, the dtype's
+    minimum where not. So is `position_bias` (1 or B, H, T, S), where positions are relative.
+    `dropout` of the weights applies if `module` is in training mode.
     """
+    groups = query.shape[1] // key.shape[1]
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     scores = query @ key.transpose(2, 3) * scaling
     if position_bias is not None:
         scores = scores + position_bias
@@ -372,13 +421,15 @@ class VanillaAttention(nn.Module):
         self.head_dim = config.head_dim
         self.value_head_dim = config.value_head_dim
         self.scaling = config.head_dim**-0.5
-        bias = config.attention_bias
-        qk_width = config.num_attention_heads * config.head_dim
-        v_width = config.num_attention_heads * config.value_head_dim
-        self.q_proj = nn.Linear(config.hidden_size, qk_width, bias=bias)
-        self.k_proj = nn.Linear(config.hidden_size, qk_width, bias=bias)
-        self.v_proj = nn.Linear(config.hidden_size, v_width, bias=bias)
-        self.o_proj = nn.Linear(v_width, config.hidden_size, bias=bias)
+        bias, width = config.attention_bias, config.hidden_size
+        heads, groups = config.num_attention_heads, config.num_key_value_heads
+        self.num_key_value_groups = heads // groups
+        self.q_proj = nn.Linear(width, heads * config.head_dim, bias=bias)
+        self.k_proj = nn.Linear(width, groups * config.head_dim, bias=bias)
+        self.v_proj = nn.Linear(width, groups * config.value_head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * config.value_head_dim, width, bias=bias)
+        self.q_norm = optional_norm(config.use_qk_norm, config, config.head_dim)
+        self.k_norm = optional_norm(config.use_qk_norm, config, config.head_dim)
 
     def forward(
         self,
@@ -387,14 +438,20 @@ class VanillaAttention(nn.Module):
         attention_mask: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        position_bias: torch.Tensor | None = None,
+        buckets: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        query = split_heads(self.q_proj(hidden_states), self.head_dim)
+        query = self.q_norm(split_heads(self.q_proj(hidden_states), self.head_dim))
         if position_embeddings is not None:
             query = rotate(query, *position_embeddings)
         key, value = self.keys_and_values(
             hidden_states, key_value_states, past_key_values, position_embeddings
         )
+        if buckets is not None:
+            position_bias = self.disentangled_bias(query, key, position_bias, buckets)
+        if position_bias is not None:
+            kwargs["position_bias"] = position_bias
         implementation = self.config._attn_implementation or "eager"
         if (
             "flash" in implementation
@@ -435,7 +492,7 @@ class VanillaAttention(nn.Module):
                 else past_key_values.self_attention_cache
             )
         source = key_value_states if is_cross_attention else hidden_states
-        key = split_heads(self.k_proj(source), self.head_dim)
+        key = self.k_norm(split_heads(self.k_proj(source), self.head_dim))
         value = split_heads(self.v_proj(source), self.value_head_dim)
         if position_embeddings is not None:
             key = rotate(key, *position_embeddings)
@@ -444,6 +501,18 @@ class VanillaAttention(nn.Module):
             if is_cross_attention and isinstance(past_key_values, EncoderDecoderCache):
                 past_key_values.is_updated[self.layer_idx] = True
         return key, value
+
+    def disentangled_bias(self, query, key, vectors, buckets):
+        """Return what distances add to the scores, (B, H, T, T).
+
+        `vectors` (1, N, D) are those of all buckets, `buckets` (T, T) the bucket of each pair.
+        """
+        keys = split_heads(self.k_proj(vectors), self.head_dim)
+        queries = split_heads(self.q_proj(vectors), self.head_dim)
+        shape = (*query.shape[:2], -1, -1)
+        of_query = (query @ keys.mT).gather(-1, buckets.expand(shape))
+        of_key = (key @ queries.mT).gather(-1, buckets.T.expand(shape)).mT
+        return (of_query + of_key) * self.scaling
 
 
 def split_heads(states: torch.Tensor, head_dim: int) -> torch.Tensor:
@@ -495,20 +564,25 @@ class VanillaLayer(GradientCheckpointingLayer):
         layer_idx: int,
         is_causal: bool,
         has_cross_attention: bool,
+        layer_type: str = "full_attention",
     ):
         super().__init__()
         self.norm_first = config.norm_first
         self.dropout = nn.Dropout(config.dropout)
-        window = config.sliding_window
-        if window is not None and not is_causal:
-            window += 1  # an encoder's token looks at `sliding_window` tokens beside itself
+        window = None
+        if layer_type == "sliding_attention":
+            # an encoder's token looks at `sliding_window` tokens beside itself
+            window = config.sliding_window + (not is_causal)
         self.self_attn = VanillaAttention(config, layer_idx, is_causal, window)
-        self.self_attn_norm = new_norm(config)
+        has_prenorm = layer_idx > 0 or not config.skip_first_prenorm
+        self.self_attn_norm = optional_norm(has_prenorm, config)
+        self.self_attn_output_norm = optional_norm(config.sandwich_norm, config)
         if has_cross_attention:
             self.cross_attn = VanillaAttention(config, layer_idx, is_causal=False)
             self.cross_attn_norm = new_norm(config)
         self.feed_forward = VanillaFeedForward(config)
         self.feed_forward_norm = new_norm(config)
+        self.feed_forward_output_norm = optional_norm(config.sandwich_norm, config)
 
     def forward(
         self,
@@ -522,23 +596,29 @@ class VanillaLayer(GradientCheckpointingLayer):
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
-        positions = {"position_ids": position_ids, "position_embeddings": position_embeddings}
-        if position_bias is not None:
-            positions["position_bias"] = position_bias
+        positions = {
+            "position_ids": position_ids,
+            "position_embeddings": position_embeddings,
+            "position_bias": position_bias,
+        }
 
         def self_attention(x):
             options = {**positions, **kwargs}
-            return self.self_attn(x, None, attention_mask, past_key_values, **options)[0]
+            output, _ = self.self_attn(x, None, attention_mask, past_key_values, **options)
+            return self.self_attn_output_norm(output)
 
         def cross_attention(x):
             return self.cross_attn(
                 x, encoder_hidden_states, encoder_attention_mask, past_key_values, **kwargs
             )[0]
 
+        def feed_forward(x):
+            return self.feed_forward_output_norm(self.feed_forward(x))
+
         hidden_states = self.residual(hidden_states, self_attention, self.self_attn_norm)
         if encoder_hidden_states is not None:
             hidden_states = self.residual(hidden_states, cross_attention, self.cross_attn_norm)
-        return self.residual(hidden_states, self.feed_forward, self.feed_forward_norm)
+        return self.residual(hidden_states, feed_forward, self.feed_forward_norm)
 
     def residual(self, x, sublayer, norm):
         """Return the states `x` (B, T, D) with the output of the function `sublayer` added.
@@ -609,7 +689,7 @@ class VanillaPreTrainedModel(PreTrainedModel):
         """
         super().init_parallel_plans()
         names = {re.sub(r"\d+", "*", name) for name, _ in self.named_modules()}
-        if self.config.has_relative_positions:
+        if self.config.has_position_bias:
             names = {name for name in names if ".self_attn." not in name}
         self._tp_plan = {name: style for name, style in self._tp_plan.items() if name in names}
         self._fsdp_plan = {name: style for name, style in self._fsdp_plan.items() if name in names}
@@ -638,10 +718,7 @@ def check_attention_implementation(config: VanillaTransformerConfig):
             f"value_head_dim "
             f"{config.value_head_dim}: use sdpa, flex_attention or eager"
         )
-    if (
-        any(kernel in name for kernel in ("flash", "flex", "vllm"))
-        and config.has_relative_positions
-    ):
+    if any(kernel in name for kernel in ("flash", "flex", "vllm")) and config.has_position_bias:
         positions = config.position_embedding_type
         raise ValueError(
             f"{name} cannot add a bias to the scores, which position_embedding_type={positions!r} "
@@ -675,6 +752,37 @@ class VanillaPooler(nn.Module):
         return self.activation(self.dense(hidden_states[:, 0]))
 
 
+# of an encoder, of a decoder
+MASKS = {
+    "full_attention": (create_bidirectional_mask, create_causal_mask),
+    "sliding_attention": (
+        create_bidirectional_sliding_window_mask,
+        create_sliding_window_causal_mask,
+    ),
+}
+
+
+def masks_by_type(types, is_causal, config, inputs_embeds, attention_mask, **kwargs):
+    """Return {layer type: mask of self-attention} for the layer types `types`.
+
+    `attention_mask` (B, S) is 0 for padding, or already the result: `generate` makes it if it
+    compiles. Other arguments are those of `transformers.masking_utils`.
+    """
+    if isinstance(attention_mask, dict):
+        return attention_mask
+    return {
+        name: MASKS[name][is_causal](config, inputs_embeds, attention_mask, **kwargs)
+        for name in set(types)
+    }
+
+
+def relative_positions(config, is_causal):
+    """Return the module of the numbers or vectors for distances of a stack, or None."""
+    if config.position_embedding_type == "disentangled":
+        return VanillaDisentangledPositions(config)
+    return VanillaRelativePositions(config, is_causal) if config.has_relative_positions else None
+
+
 class VanillaEncoderModel(VanillaPreTrainedModel):
     """The left half of Figure 1: embeddings and N layers, every position looking at every token
     that is not padding."""
@@ -685,13 +793,12 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
     def __init__(self, config: VanillaTextConfig, add_pooling_layer: bool = True):
         super().__init__(config)
         depth = config.encoder_layers if config.is_encoder_decoder else config.num_hidden_layers
+        self.layer_types = config.types_of_layers(depth)
         self.embeddings = VanillaEmbeddings(config)
-        self.relative_positions = None
-        if config.has_relative_positions:
-            self.relative_positions = VanillaRelativePositions(config, is_causal=False)
+        self.relative_positions = relative_positions(config, is_causal=False)
         self.layers = nn.ModuleList(
-            VanillaLayer(config, i, is_causal=False, has_cross_attention=False)
-            for i in range(depth)
+            VanillaLayer(config, i, False, False, layer_type)
+            for i, layer_type in enumerate(self.layer_types)
         )
         self.norm = final_norm(config)
         self.pooler = VanillaPooler(config) if add_pooling_layer and config.pooler_act else None
@@ -726,27 +833,32 @@ class VanillaEncoderModel(VanillaPreTrainedModel):
         if position_ids is None:
             position_ids = counted_positions(self.config, input_ids, attention_mask, order)
         hidden_states = self.embeddings(inputs_embeds, position_ids, token_type_ids)
-        windowed = self.config.sliding_window is not None
-        create_mask = (
-            create_bidirectional_sliding_window_mask if windowed else create_bidirectional_mask
-        )
-        attention_mask = create_mask(self.config, hidden_states, attention_mask)
-        position_bias = (
-            None if self.relative_positions is None else self.relative_positions(order, order)
-        )
-        position_embeddings = rotary_positions(self.config, position_ids, hidden_states.dtype)
-        for layer in self.layers:
+        types = set(self.layer_types)
+        masks = masks_by_type(types, False, self.config, hidden_states, attention_mask)
+        rotations = rotary_positions(self.config, position_ids, hidden_states.dtype, types)
+        position_bias, buckets = self.position_bias(order)
+        for layer, layer_type in zip(self.layers, self.layer_types):
             hidden_states = layer(
                 hidden_states,
-                attention_mask,
+                masks[layer_type],
                 None,
                 position_bias,  # positional, as gradient checkpointing needs it
-                position_embeddings=position_embeddings,
+                position_embeddings=rotations[layer_type],
+                buckets=buckets,
                 **kwargs,
             )
         hidden_states = self.norm(hidden_states)
         pooled = None if self.pooler is None else self.pooler(hidden_states)
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
+
+    def position_bias(self, order):
+        """Return what positions `order` (T,) add to the scores and None, or with disentangled
+        positions the vectors and buckets of `VanillaDisentangledPositions`."""
+        if self.relative_positions is None:
+            return None, None
+        if self.config.position_embedding_type == "disentangled":
+            return self.relative_positions(order)
+        return self.relative_positions(order, order), None
 
 
 class VanillaDecoderModel(VanillaPreTrainedModel):
@@ -764,13 +876,12 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         super().__init__(config)
         depth = config.decoder_layers if config.is_encoder_decoder else config.num_hidden_layers
         self.has_cross_attention = config.is_encoder_decoder or config.add_cross_attention
+        self.layer_types = config.types_of_layers(depth)
         self.embeddings = VanillaEmbeddings(config)
-        self.relative_positions = None
-        if config.has_relative_positions:
-            self.relative_positions = VanillaRelativePositions(config, is_causal=True)
+        self.relative_positions = relative_positions(config, is_causal=True)
         self.layers = nn.ModuleList(
-            VanillaLayer(config, i, is_causal=True, has_cross_attention=self.has_cross_attention)
-            for i in range(depth)
+            VanillaLayer(config, i, True, self.has_cross_attention, layer_type)
+            for i, layer_type in enumerate(self.layer_types)
         )
         self.norm = final_norm(config)
         self.output_projection = new_projection(config.hidden_size, config.embedding_size)
@@ -820,14 +931,10 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
         if position_ids is None:
             positions = counted_positions(self.config, input_ids, attention_mask, order)
         hidden_states = self.embeddings(inputs_embeds, positions)
-        create_mask = (
-            create_causal_mask
-            if self.config.sliding_window is None
-            else create_sliding_window_causal_mask
-        )
-        attention_mask = create_mask(
-            self.config, hidden_states, attention_mask, cache, position_ids=position_ids
-        )
+        types = set(self.layer_types)
+        new = {"past_key_values": cache, "position_ids": position_ids}
+        masks = masks_by_type(types, True, self.config, hidden_states, attention_mask, **new)
+        rotations = rotary_positions(self.config, positions, hidden_states.dtype, types)
         if encoder_hidden_states is not None:
             encoder_attention_mask = create_bidirectional_mask(
                 self.config,
@@ -836,17 +943,16 @@ class VanillaDecoderModel(VanillaPreTrainedModel):
                 encoder_hidden_states=encoder_hidden_states,
             )
         position_bias = self.position_bias(order, cache)
-        position_embeddings = rotary_positions(self.config, positions, hidden_states.dtype)
-        for layer in self.layers:
+        for layer, layer_type in zip(self.layers, self.layer_types):
             hidden_states = layer(
                 hidden_states,
-                attention_mask,
+                masks[layer_type],
                 encoder_hidden_states,  # positional, as gradient checkpointing needs it
                 position_bias,
                 encoder_attention_mask=encoder_attention_mask,
                 past_key_values=past_key_values,
                 position_ids=positions,
-                position_embeddings=position_embeddings,
+                position_embeddings=rotations[layer_type],
                 **kwargs,
             )
         hidden_states = self.output_projection(self.norm(hidden_states))

@@ -47,6 +47,7 @@ from .layers_vanilla_transformer import (
     VanillaSeq2SeqModel,
     VanillaVisionModel,
     has_values,
+    masks_by_type,
     new_norm,
     new_projection,
 )
@@ -61,15 +62,15 @@ for _class in (VanillaPooler, VanillaPreTrainedModel, *_stacks):
 # ---------------------------------------------------------------------------------- language models
 
 
-class VanillaLMTransform(nn.Module):
-    """Devlin et al. 2019 (BERT): linear map, activation and LayerNorm in front of the projection to
-    the vocabulary."""
+class VanillaTransform(nn.Module):
+    """Devlin et al. 2019 (BERT): linear map, activation and norm, in front of the projection to the
+    vocabulary, or of a classifier."""
 
-    def __init__(self, config: VanillaEncoderConfig):
+    def __init__(self, config: VanillaEncoderConfig, act: str, size: int):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.embedding_size)
-        self.activation = ACT2FN[config.lm_transform_act]
-        self.norm = new_norm(config, config.embedding_size)
+        self.dense = nn.Linear(config.hidden_size, size)
+        self.activation = ACT2FN[act]
+        self.norm = new_norm(config, size)
 
     def forward(self, hidden_states):
         return self.norm(self.activation(self.dense(hidden_states)))
@@ -79,8 +80,15 @@ def lm_transform(config):
     """Return the module between an encoder's states (..., D) and the projection to the vocabulary
     (..., E)."""
     if config.lm_transform_act:
-        return VanillaLMTransform(config)
+        return VanillaTransform(config, config.lm_transform_act, config.embedding_size)
     return new_projection(config.hidden_size, config.embedding_size)
+
+
+def classifier_transform(config):
+    """Return the module between an encoder's states and a classifier, (..., D) -> (..., D)."""
+    if config.classifier_act is None:
+        return nn.Identity()
+    return VanillaTransform(config, config.classifier_act, config.hidden_size)
 
 
 def select_labelled(hidden_states, labels, logits_to_keep):
@@ -139,10 +147,24 @@ class VanillaEncoderForMaskedLM(VanillaPreTrainedModel):
         return MaskedLMOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
 
+def create_masks_for_generate(config, inputs_embeds, attention_mask, **kwargs):
+    """Return {layer type: mask of self-attention} for one step of a compiled `generate`.
+
+    transformers' function of this name cannot read `config.layer_types` of None. The arguments are
+    the same.
+    """
+    decoder = config.get_text_config(decoder=True)
+    types = decoder.types_of_layers(decoder.num_hidden_layers)
+    names = ("past_key_values", "position_ids")
+    inputs = {name: kwargs.get(name) for name in names}
+    return masks_by_type(types, True, decoder, inputs_embeds, attention_mask, **inputs)
+
+
 class VanillaDecoderForCausalLM(VanillaPreTrainedModel, GenerationMixin):
     """Decoder with a projection to the vocabulary: the language model p(x_t | x_<t)."""
 
     config_class = VanillaDecoderConfig
+    create_masks_for_generate = staticmethod(create_masks_for_generate)
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
@@ -239,6 +261,7 @@ class VanillaSeq2SeqForConditionalGeneration(VanillaPreTrainedModel, GenerationM
     translation model."""
 
     config_class = VanillaSeq2SeqConfig
+    create_masks_for_generate = staticmethod(create_masks_for_generate)
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: VanillaSeq2SeqConfig):
@@ -340,6 +363,14 @@ def mean_state(hidden_states, attention_mask):
         return hidden_states.mean(1)
     weights = attention_mask[:, :, None].to(hidden_states.dtype)
     return (hidden_states * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+def sequence_state(config, outputs, attention_mask):
+    """Return the state that the classifier of whole sequences reads, (B, D), by
+    `config.classifier_pooling`."""
+    if config.classifier_pooling == "mean":
+        return mean_state(outputs.last_hidden_state, attention_mask)
+    return pooled_state(outputs)
 
 
 def classification_loss(model, logits, labels, num_items_in_batch=None, **kwargs):
@@ -475,6 +506,7 @@ class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
         self.model = VanillaEncoderModel(
             config, add_pooling_layer=config.classifier_pooling == "cls"
         )
+        self.transform = classifier_transform(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
@@ -499,11 +531,8 @@ class VanillaEncoderForSequenceClassification(VanillaPreTrainedModel):
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
-        if self.config.classifier_pooling == "mean":
-            state = mean_state(outputs.last_hidden_state, attention_mask)
-        else:
-            state = pooled_state(outputs)
-        logits = self.classifier(self.dropout(state))
+        state = sequence_state(self.config, outputs, attention_mask)
+        logits = self.classifier(self.dropout(self.transform(state)))
         loss = classification_loss(self, logits, labels, **kwargs)
         return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
@@ -517,7 +546,7 @@ class VanillaEncoderForTokenClassification(VanillaPreTrainedModel):
     def __init__(self, config: VanillaEncoderConfig):
         super().__init__(config)
         self.model = VanillaEncoderModel(config, add_pooling_layer=False)
-        self.transform = nn.Identity()
+        self.transform = classifier_transform(config)
         if config.token_transform_act:
             dense = nn.Linear(config.hidden_size, config.hidden_size)
             self.transform = nn.Sequential(dense, ACT2FN[config.token_transform_act])
@@ -560,6 +589,7 @@ class VanillaEncoderForQuestionAnswering(VanillaPreTrainedModel):
     def __init__(self, config: VanillaEncoderConfig):
         super().__init__(config)
         self.model = VanillaEncoderModel(config, add_pooling_layer=False)
+        self.transform = classifier_transform(config)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
@@ -585,7 +615,8 @@ class VanillaEncoderForQuestionAnswering(VanillaPreTrainedModel):
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
-        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
+        states = self.transform(outputs.last_hidden_state)
+        start_logits, end_logits = self.qa_outputs(states).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = self.loss_function(
@@ -605,7 +636,10 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
 
     def __init__(self, config: VanillaEncoderConfig):
         super().__init__(config)
-        self.model = VanillaEncoderModel(config)
+        self.model = VanillaEncoderModel(
+            config, add_pooling_layer=config.classifier_pooling == "cls"
+        )
+        self.transform = classifier_transform(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
         # Not `classifier`: other heads could not load a checkpoint with that of another size.
         self.choice_classifier = nn.Linear(config.hidden_size, 1)
@@ -628,11 +662,11 @@ class VanillaEncoderForMultipleChoice(VanillaPreTrainedModel):
         C, S). A label is the index of the right choice.
         """
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.model(
-            *(None if tensor is None else tensor.flatten(0, 1) for tensor in inputs), **kwargs
-        )
+        rows = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs]
+        outputs = self.model(*rows, **kwargs)
         choices = (inputs_embeds if input_ids is None else input_ids).shape[1]
-        logits = self.choice_classifier(self.dropout(pooled_state(outputs))).view(-1, choices)
+        state = self.transform(sequence_state(self.config, outputs, rows[1]))
+        logits = self.choice_classifier(self.dropout(state)).view(-1, choices)
         loss = None
         if labels is not None:
             loss = fixed_cross_entropy(logits.float(), labels, **kwargs)

@@ -48,8 +48,22 @@ class PreTrainedConfig:
             }
             self.label2id = {label: number for number, label in self.id2label.items()}
         self.id2label = {int(number): label for number, label in self.id2label.items()}
+        if hasattr(self, "rope_parameters"):
+            others = self.convert_rope_params_to_dict(**others)
         for name, value in {**others, "output_attentions": output_attentions}.items():
             setattr(self, name, value)
+
+    def convert_rope_params_to_dict(self, **others: Any) -> dict[str, Any]:
+        """Fill in the type and base in `rope_parameters`, of each layer type if it has several, and
+        return the other keywords."""
+        given = others.pop("rope_scaling", None) or self.rope_parameters or {}
+        base = others.pop("rope_theta", 10000.0)
+        types = [given[name] for name in self._rope_type_labels if name in given]
+        for parameters in types or [given]:
+            parameters.setdefault("rope_theta", base)
+            parameters.setdefault("rope_type", parameters.get("type", "default"))
+        self.rope_parameters = given
+        return others
 
     def validate_architecture(self) -> None:
         """Check nothing: subclasses check their own fields."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vanilla_transformer.checkpoint_files import GENERATION_CONFIG, for_every_version
+from vanilla_transformer.files import CHAT_TEMPLATE
 
 from ..inference.export_info import TOKENIZER_FILES
 from .checkpoint import Checkpoint
@@ -60,7 +61,7 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
         if checkpoint.tokenizer is not None:
             checkpoint.tokenizer.save(Path(temporary))
         source = checkpoint.directory if checkpoint.tokenizer is None else Path(temporary)
-        for name in TOKENIZER_FILES:
+        for name in (*TOKENIZER_FILES, CHAT_TEMPLATE):
             if (source / name).is_file():
                 shutil.copyfile(source / name, directory / name)
     for_every_version(directory)

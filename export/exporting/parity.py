@@ -209,6 +209,7 @@ def check_same_model(runtime: Runtime, model: PreTrainedModel) -> None:
         "hidden_size",
         "embedding_size",
         "num_attention_heads",
+        "num_key_value_heads",
         "head_dim",
         "value_head_dim",
     )

@@ -14,6 +14,7 @@ from huggingface_hub.utils import validate_repo_id, yaml_dump
 
 from ..heads import HEADS
 from ..inference.export_info import CARD, IMAGE_PROCESSOR
+from ..specs.caches import key_heads
 from ..targets.target import Target
 
 # Which of Transformers.js's model types runs graphs of these roles as they are. "marian" is in no
@@ -163,14 +164,13 @@ def write_genai_config(directory: Path, config: dict, generation: dict, file: st
         "eos_token_id": end,
         "pad_token_id": pad,
     }
-    heads = config["num_attention_heads"]
     length = config["max_position_embeddings"]
     decoder = {
         "filename": file,
         "hidden_size": config["hidden_size"],
         "head_size": width,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
+        "num_attention_heads": config["num_attention_heads"],
+        "num_key_value_heads": key_heads(config),
         "num_hidden_layers": config["num_hidden_layers"],
         "inputs": {
             "input_ids": "input_ids",

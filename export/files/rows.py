@@ -123,7 +123,7 @@ class RecordFields:
         except ValueError as error:
             return Row(record, fault=str(error))
         for key, value in example.items():
-            if key != "choices" and not isinstance(value, str):
+            if key not in ("choices", "texts") and not isinstance(value, str):
                 return Row(record, fault=f"its {key} is {reprlib.repr(value)}, expected a string")
         is_blank = len(example) == 1 and not str(*example.values()).strip()
         return Row(record, None if is_blank else example)

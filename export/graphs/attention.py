@@ -2,17 +2,15 @@
 
 | function | keys and values | used by |
 |---|---|---|
-| `self_attention` | of the same sequence | whole sequences |
-| `block_attention` | of the same sequence, near the query | encoders with a sliding window |
+| `self_attention` | of the same sequence | whole sequences of decoders, images |
 | `growing_attention` | of a cache, with the new ones appended | portable decoders |
 | `source_attention` | of the encoder's output | cross-attention |
-| `fused_attention` | of the same sequence | encoders on cuda |
 | `slot_attention` | of a cache with slots | decoders on cuda |
 | `fused_source_attention` | of the encoder's output | cross-attention on cuda |
 
-The last three write the operator `Attention`. Each function returns what `layers.stack` calls in
-its layers. Masks and biases come from `positions`. Queries, keys and values of heads are
-(B, H, T, d), others (B, T, H * d).
+The last two write the operator `Attention`. Each function returns what `layers.stack` calls in its
+layers. Those of encoders are in `encoder_attention`. Masks and biases come from `positions`.
+Queries, keys and values of heads are (B, H, T, d), others (B, T, H * d).
 """
 
 from collections.abc import Sequence
@@ -20,11 +18,8 @@ from collections.abc import Sequence
 import numpy as np
 from onnx_ir import Value
 
-from .context import Caches, GraphContext, Pair, Pairs, Tokens, Values
-from .layers import Attention, linear
-from .positions import bidirectional_bias, mask_scores
-
-MIN_BLOCK = 64  # queries; with fewer, matrices would be too small to multiply well
+from .context import Caches, GraphContext, Pair, Pairs, Values
+from .layers import Attention, linear, norm
 
 
 def self_attention(g: GraphContext, positions: Value | None, bias: Value | None) -> Attention:
@@ -41,20 +36,33 @@ def self_attention(g: GraphContext, positions: Value | None, bias: Value | None)
     return attend
 
 
-def growing_attention(g: GraphContext, positions: Value, bias: Value, caches: Caches) -> Attention:
+def causal_attention(g: GraphContext, positions: Value, biases: dict[str, Value]) -> Attention:
+    """Return the function that writes a decoder's attention over a whole sequence, for
+    `layers.stack` to call.
+
+    `positions` (B or 1, T) are for rotary embeddings. `biases` are those of `causal_biases`.
+    """
+    return by_layer_type(
+        g, {kind: self_attention(g, positions, bias) for kind, bias in biases.items()}
+    )
+
+
+def growing_attention(
+    g: GraphContext, positions: Value, biases: dict[str, Value], caches: Caches
+) -> Attention:
     """Return the function that writes attention over caches and the new tokens, for `layers.stack`
     to call.
 
     It appends the new keys and values to those in `caches.past`, and the results to
-    `caches.present`. `bias` (B or 1, H or 1, T, S) is added to the scores. `positions` are those of
-    the new tokens, for rotary embeddings.
+    `caches.present`. `biases` are those of `causal_biases`. `positions` are those of the new
+    tokens, for rotary embeddings.
     """
 
     def attend(layer: int, name: str, x: Value) -> Value:
         query, *new = project_heads(g, name, x, positions)
         states = append_keys(g, caches.past[layer], new)
         caches.present.append(states)
-        return scaled_dot_product(g, query, *states, bias)
+        return scaled_dot_product(g, query, *states, biases[g.config.layer_type(name)])
 
     return attend
 
@@ -73,34 +81,16 @@ def source_attention(g: GraphContext, states: Pairs, bias: Value) -> Attention:
     `bias`, such as `source_bias`, is added to the scores.
     """
     return lambda layer, name, x: scaled_dot_product(
-        g, linear(g, x, f"{name}.q_proj"), *states[layer], bias
+        g, source_query(g, name, x), *states[layer], bias
     )
 
 
-def encoder_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
-    """Return the function that writes the attention of an encoder, for `layers.stack` to call.
+def by_layer_type(g: GraphContext, attentions: dict[str, Attention]) -> Attention:
+    """Return the function that writes the attention of each layer by the type of the layer.
 
-    With a sliding window, and without relative positions, it works in blocks, so that time grows
-    with the length and not with its square. `tokens` is None for images.
+    `attentions` has the function of each type, such as "full_attention".
     """
-    if tokens is None:
-        return self_attention(g, None, None)
-    if g.config.sliding_window is not None and not g.config.has_relative_positions:
-        return block_attention(g, tokens)
-    return self_attention(g, tokens.positions, bidirectional_bias(g, tokens.ids, tokens.mask))
-
-
-def fused_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
-    """Return the function that writes an encoder's attention as one operator, see `fused_product`.
-
-    `tokens` is None for images.
-    """
-    positions, bias = None, None
-    if tokens is not None:
-        queries = g.op.shape(1, 1, g.op.size(tokens.ids, 1), 1)
-        positions = tokens.positions
-        bias = g.op("Expand", bidirectional_bias(g, tokens.ids, tokens.mask), queries)
-    return lambda layer, name, x: fused_product(g, *project(g, name, x, positions), bias)
+    return lambda layer, name, x: attentions[g.config.layer_type(name)](layer, name, x)
 
 
 def slot_attention(g: GraphContext, inputs: Values, bias: Value, caches: Caches) -> Attention:
@@ -129,9 +119,7 @@ def fused_source_attention(g: GraphContext, states: Pairs, bias: Value) -> Atten
     `states` are keys (B, S, H * d_k) and values (B, S, H * d_v) of the source for each layer.
     `bias` (B, 1, T, S) hides padding of the source.
     """
-    return lambda layer, name, x: fused_product(
-        g, linear(g, x, f"{name}.q_proj"), *states[layer], bias
-    )
+    return lambda layer, name, x: fused_product(g, source_query(g, name, x), *states[layer], bias)
 
 
 # --------------------------------------------------------------------------- heads and their scores
@@ -140,43 +128,97 @@ def fused_source_attention(g: GraphContext, states: Pairs, bias: Value) -> Atten
 def project(
     g: GraphContext, name: str, x: Value, positions: Value | None
 ) -> tuple[Value, Value, Value]:
-    """Return queries, keys and values (B, T, H * d) of the self-attention module `name` for x.
+    """Return queries (B, T, H * d), keys and values (B, T, key heads * d) of the self-attention
+    module `name` for x.
 
-    Queries and keys are turned by `positions`, if positions are rotary.
+    Queries and keys are normed, if the config has `use_qk_norm`, and turned by `positions`, if
+    positions are rotary.
     """
     query, key, value = g.target.dialect.linears(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
+    query, key = query_norm(g, name, query), key_norm(g, name, key)
     if positions is not None and g.config.has_rotary_positions:
-        query, key = (g.target.dialect.rotate(g, states, positions) for states in (query, key))
+        rotate, kind = g.target.dialect.rotate, g.config.layer_type(name)
+        query = rotate(g, query, g.config.num_attention_heads, positions, kind)
+        key = rotate(g, key, g.config.num_key_value_heads, positions, kind)
     return query, key, value
+
+
+def query_norm(g: GraphContext, name: str, states: Value) -> Value:
+    return head_norm(g, f"{name}.q_norm", states, g.config.num_attention_heads)
+
+
+def key_norm(g: GraphContext, name: str, states: Value) -> Value:
+    return head_norm(g, f"{name}.k_norm", states, g.config.num_key_value_heads)
+
+
+def head_norm(g: GraphContext, name: str, states: Value, heads: int) -> Value:
+    """Return queries or keys, `states` (B, T, heads * d), with each head after the norm `name`.
+
+    Models without such norms have no weights of this name; `states` are then returned unchanged.
+    """
+    if not g.has(f"{name}.weight"):
+        return states
+    width = g.config.head_dim
+    split = g.op("Reshape", states, [0, 0, heads, width])
+    return g.op("Reshape", norm(g, split, name), [0, 0, heads * width])
+
+
+def source_query(g: GraphContext, name: str, x: Value) -> Value:
+    """Return the queries (B, T, H * d) of the cross-attention module `name` for x."""
+    return query_norm(g, name, linear(g, x, f"{name}.q_proj"))
 
 
 def project_heads(
     g: GraphContext, name: str, x: Value, positions: Value | None
 ) -> tuple[Value, Value, Value]:
-    """Return queries (B, T, H * d), keys and values (B, H, T, d) of the self-attention module
-    `name` for x.
-
-    Queries and keys are turned by `positions`, if positions are rotary.
-    """
+    """Return queries (B, T, H * d), keys and values (B, key heads, T, d) of the self-attention
+    module `name` for x, as `project`."""
     query, key, value = project(g, name, x, positions)
     return query, split_keys(g, key), split_values(g, value)
 
 
-def split_heads(g: GraphContext, states: Value, width: int) -> Value:
-    shaped = g.op("Reshape", states, [0, 0, g.config.num_attention_heads, width])
+def split_heads(g: GraphContext, states: Value, heads: int, width: int) -> Value:
+    shaped = g.op("Reshape", states, [0, 0, heads, width])
     return g.op("Transpose", shaped, perm=[0, 2, 1, 3])
 
 
+def split_queries(g: GraphContext, states: Value) -> Value:
+    return split_heads(g, states, g.config.num_attention_heads, g.config.head_dim)
+
+
 def split_keys(g: GraphContext, states: Value) -> Value:
-    return split_heads(g, states, g.config.head_dim)
+    return split_heads(g, states, g.config.num_key_value_heads, g.config.head_dim)
 
 
 def split_values(g: GraphContext, states: Value) -> Value:
-    return split_heads(g, states, g.config.value_head_dim)
+    return split_heads(g, states, g.config.num_key_value_heads, g.config.value_head_dim)
+
+
+def regroup(g: GraphContext, states: Value, heads: int) -> Value:
+    """Return `states` (B, H, T, n) of queries as (B, heads, H * T / heads, n).
+
+    With `heads` of keys, the queries that share a key are rows of one matrix, and no key is
+    copied. Without groups `states` are returned unchanged.
+    """
+    if g.config.num_key_value_groups == 1:
+        return states
+    return g.op("Reshape", states, [0, heads, -1, 0])
+
+
+def repeat_heads(g: GraphContext, states: Value, width: int) -> Value:
+    """Return keys or values (B, S, key heads * width) as (B, S, H * width), with each head repeated
+    for the queries that share it, for operators without groups. Without groups `states` are
+    returned unchanged."""
+    heads, config = g.config.num_attention_heads, g.config
+    if config.num_key_value_groups == 1:
+        return states
+    split = g.op("Reshape", states, [0, 0, config.num_key_value_heads, width])
+    repeated = g.op("Gather", split, np.arange(heads) // config.num_key_value_groups, axis=2)
+    return g.op("Reshape", repeated, [0, 0, heads * width])
 
 
 def source_states(g: GraphContext, source: Value) -> Pairs:
-    """Return the keys and values (B, S, H * d) of a source (B, S, D) for each layer of the
+    """Return the keys and values (B, S, key heads * d) of a source (B, S, D) for each layer of the
     decoder."""
     modules = [
         f"{g.config.decoder_prefix}layers.{layer}.cross_attn"
@@ -184,11 +226,12 @@ def source_states(g: GraphContext, source: Value) -> Pairs:
     ]
     names = [f"{module}.{part}_proj" for module in modules for part in "kv"]
     states = g.target.dialect.linears(g, source, *names)
-    return list(zip(states[::2], states[1::2]))
+    keys = [key_norm(g, module, key) for module, key in zip(modules, states[::2])]
+    return list(zip(keys, states[1::2]))
 
 
 def source_heads(g: GraphContext, source: Value) -> Pairs:
-    """Return the keys and values (B, H, S, d) of a source (B, S, D) for each layer of the
+    """Return the keys and values (B, key heads, S, d) of a source (B, S, D) for each layer of the
     decoder."""
     states = source_states(g, source)
     return [(split_keys(g, key), split_values(g, value)) for key, value in states]
@@ -199,14 +242,16 @@ def scaled_dot_product(
 ) -> Value:
     """Return equation 1 of "Attention Is All You Need", written as nodes of the graph.
 
-    query (B, T, H * d_k), keys (B, H, S, d_k), values (B, H, S, d_v) -> (B, T, H * d_v). `bias` is
-    added to the scores.
+    query (B, T, H * d_k), keys (B, key heads, S, d_k), values (B, key heads, S, d_v) -> (B, T, H *
+    d_v). `bias` is added to the scores.
     """
-    op = g.op
-    queries = op("Mul", split_keys(g, query), scale(g))
+    op, heads, key_heads = g.op, g.config.num_attention_heads, g.config.num_key_value_heads
+    queries = regroup(g, op("Mul", split_queries(g, query), scale(g)), key_heads)
     scores = op("MatMul", queries, op("Transpose", keys, perm=[0, 1, 3, 2]))
+    scores = regroup(g, scores, heads)
     scores = scores if bias is None else op("Add", scores, bias)
-    return merge_heads(g, op("MatMul", op("Softmax", scores, axis=-1), values))
+    weights = regroup(g, op("Softmax", scores, axis=-1), key_heads)
+    return merge_heads(g, regroup(g, op("MatMul", weights, values), heads))
 
 
 def fused_product(
@@ -214,11 +259,11 @@ def fused_product(
 ) -> Value:
     """Return what `scaled_dot_product` returns, by the one operator `Attention` of opset 23.
 
-    Queries are (B, T, H * d_k), keys (B, S, H * d_k) and values (B, S, H * d_v). `bias` (B, 1 or H,
-    T, S) has a row for each query, since onnxruntime's kernels repeat none.
+    Queries are (B, T, H * d_k), keys (B, S, key heads * d_k) and values (B, S, key heads * d_v).
+    `bias` (B, 1 or H, T, S) has a row for each query, since onnxruntime's kernels repeat none.
     """
-    heads = g.config.num_attention_heads
-    attributes = {"q_num_heads": heads, "kv_num_heads": heads, "scale": scale(g)}
+    heads, key_heads = g.config.num_attention_heads, g.config.num_key_value_heads
+    attributes = {"q_num_heads": heads, "kv_num_heads": key_heads, "scale": scale(g)}
     return g.op("Attention", query, keys, values, bias, **attributes)
 
 
@@ -231,54 +276,3 @@ def merge_heads(g: GraphContext, output: Value) -> Value:
     """Return `output` (B, H, T, d_v) as (B, T, H * d_v), the heads side by side."""
     width = g.config.num_attention_heads * g.config.value_head_dim
     return g.op("Reshape", g.op("Transpose", output, perm=[0, 2, 1, 3]), [0, 0, width])
-
-
-# ------------------------------------------------------------------------------------------ windows
-
-
-def block_attention(g: GraphContext, tokens: Tokens) -> Attention:
-    """Return the function that writes an encoder's attention with a sliding window, for
-    `layers.stack` to call.
-
-    It works in blocks (Beltagy et al. 2020, section 3.1). A block of queries reads its keys and
-    those of the blocks before and after it. Time and memory grow with the length, and not with its
-    square. `tokens` are the ids, positions and mask of the source.
-    """
-    op, config, mask = g.op, g.config, tokens.mask
-    reach = config.sliding_window
-    block = max(reach, MIN_BLOCK)
-    length = op.size(mask, 1)
-    missing = op("Mod", op("Neg", length), block)
-    around = op.shape(0, 0, block, 0, 0, 0, op("Add", missing, block), 0)  # padding at both ends
-
-    def neighbors(states: Value, width: int) -> Value:
-        """(B, H, S, d) -> (B, H, blocks, 3 * block, d)."""
-        blocks = op("Reshape", op("Pad", states, around), [0, 0, -1, block, width])
-        ends = (0, -2), (1, -1), (2, np.iinfo(np.int64).max)
-        return op(
-            "Concat", *(op("Slice", blocks, [start], [end], [2]) for start, end in ends), axis=3
-        )
-
-    flags = neighbors(op("Unsqueeze", op.cast(mask, "float32"), [1, 3]), 1)
-    is_key = op("Transpose", op("Greater", flags, np.float32(0)), perm=[0, 1, 2, 4, 3])
-    distance = op(
-        "Sub", op("Range", -block, 2 * block, 1), op("Unsqueeze", op("Range", 0, block, 1), [1])
-    )
-    bias = mask_scores(g, op("And", is_key, op("LessOrEqual", op("Abs", distance), reach)))
-
-    def attend(layer: int, name: str, x: Value) -> Value:
-        query, key, value = project(g, name, x, tokens.positions)
-        queries = split_keys(g, op("Mul", query, scale(g)))
-        queries = op("Pad", queries, op.shape(0, 0, 0, 0, 0, 0, missing, 0))
-        queries = op("Reshape", queries, [0, 0, -1, block, config.head_dim])
-        keys = op("Transpose", neighbors(split_keys(g, key), config.head_dim), perm=[0, 1, 2, 4, 3])
-        weights = op("Softmax", op("Add", op("MatMul", queries, keys), bias), axis=-1)
-        values = neighbors(split_values(g, value), config.value_head_dim)
-        output = op(
-            "Reshape",
-            op("MatMul", weights, values),
-            [0, config.num_attention_heads, -1, config.value_head_dim],
-        )
-        return merge_heads(g, op("Slice", output, [0], length, [2]))
-
-    return attend

@@ -26,6 +26,10 @@ class Config:
         return getattr(self, "position_embedding_type", None) == "rotary"
 
     @property
+    def has_disentangled_positions(self) -> bool:
+        return getattr(self, "position_embedding_type", None) == "disentangled"
+
+    @property
     def head(self) -> str:
         """End of the class name after "For", such as "MaskedLM"; "" for a model without a head."""
         return self.architecture.partition("For")[2]
@@ -53,6 +57,24 @@ class Config:
         """Rows and columns of patches in an image of the config's `image_size`."""
         sides = zip(pair(self.image_size), pair(self.patch_size))
         return tuple(image // patch for image, patch in sides)
+
+    @property
+    def num_key_value_groups(self) -> int:
+        """Number of query heads that share one head of keys and values."""
+        return self.num_attention_heads // self.num_key_value_heads
+
+    def layer_type(self, name: str) -> str:
+        """Return the type of the layer that the module `name` is in, such as "full_attention"."""
+        number = int(name.partition("layers.")[2].partition(".")[0])
+        return self.types_of_layers(number + 1)[number]
+
+    def window(self, layer_type: str) -> int | None:
+        """Return the sliding window of layers of this type, or None if they have none."""
+        return self.sliding_window if layer_type == "sliding_attention" else None
+
+    def types_of_stack(self, prefix: str) -> list[str]:
+        """Return the types of layers that the stack `prefix` has, each once."""
+        return list(dict.fromkeys(self.types_of_layers(self.depth(prefix))))
 
     def depth(self, prefix: str) -> int:
         """Return the number of layers of the stack whose weights begin with `prefix`, such as

@@ -4,13 +4,13 @@ operators of the target."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from onnx_ir import Value
 
 from .config import Config
-from .ops import CONTRIB, Ops
+from .ops import CONTRIB, Ops, branch
 from .weights import WeightStore, unchanged
 
 Values = dict[str, Value]  # inputs of a graph by name
@@ -77,8 +77,8 @@ class Dialect:
             map.
         add_and_norm: x, the input of the last map of a sublayer, its name, the name of a norm or
             `None` -> the sum with x, and its norm, or the sum again.
-        rotate: queries or keys (B, T, H * d) and positions (B or 1, T) -> the same turned by rotary
-            positions.
+        rotate: queries or keys (B, T, H * d), H, positions (B or 1, T) and the type of the layer ->
+            the same turned by rotary positions.
         last_index: int64 (B, T), the index of each token that counts and 0 for the others -> the
             largest of each row, (B,).
         mask_value: number added to the scores of keys that are not read.
@@ -89,7 +89,7 @@ class Dialect:
     linears: Callable[..., list[Value]]
     activated_linear: Callable[[GraphContext, Value, str, str], Value]
     add_and_norm: Callable[[GraphContext, Value, Value, str, str | None], tuple[Value, Value]]
-    rotate: Callable[[GraphContext, Value, Value], Value]
+    rotate: Callable[[GraphContext, Value, int, Value, str], Value]
     last_index: Callable[[GraphContext, Value], Value]
     mask_value: float
     token_multiple: int = 1
@@ -110,6 +110,10 @@ class TargetGraphs:
     dialect: Dialect
     precision: Precision
     write: dict[str, WriteGraph]
+
+
+# its name, which no other has, and the function that writes it
+Branch = tuple[str, Callable[["GraphContext"], Value]]
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,15 @@ class GraphContext:
         `operands` are its inputs, and `attributes` its attributes by name.
         """
         return self.op(op_type, *operands, domain=CONTRIB, **attributes)
+
+    def choose(self, condition: Value, then: Branch, otherwise: Branch) -> Value:
+        """Return the value of `then` if `condition` is true, else that of `otherwise`. Only
+        one of them is computed."""
+        graphs = []
+        for name, write in (then, otherwise):
+            ops = Ops(self.op.dtype, self.op)
+            graphs.append(branch(name, ops, write(replace(self, op=ops))))
+        return self.op("If", condition, then_branch=graphs[0], else_branch=graphs[1])
 
     def has(self, name: str) -> bool:
         """Return True if the checkpoint has weights of this `name`."""

@@ -22,6 +22,12 @@ ACTIVATIONS: dict[str, dict[str, Shape]] = {
     "prelu": {"weight": (1,)},
     "xielu": {"alpha_p": (1,), "alpha_n": (1,), "beta": (), "eps": ()},
 }
+CLASSIFIERS = (
+    "SequenceClassification",
+    "MultipleChoice",
+    "TokenClassification",
+    "QuestionAnswering",
+)
 
 
 def load_checked_weights(checkpoint: Path, config: Config) -> CheckpointWeights:
@@ -92,7 +98,7 @@ def pooler(config: Config) -> Shapes:
     """Yield (name, shape) of the weights of the pooler, if the head reads the first token's state
     through one."""
     is_pooled = HEADS[config.architecture].is_pooled
-    if config.head == "SequenceClassification":
+    if config.head in ("SequenceClassification", "MultipleChoice"):
         is_pooled = getattr(config, "classifier_pooling", None) == "cls"
     act = getattr(config, "pooler_act", None)
     if is_pooled and act:
@@ -105,6 +111,10 @@ def stack(config: Config, prefix: str) -> Shapes:
     if config.has_relative_positions:
         buckets = config.relative_attention_num_buckets
         yield f"{prefix}relative_positions.bias.weight", (buckets, config.num_attention_heads)
+    if config.has_disentangled_positions:
+        buckets, size = 2 * config.relative_attention_num_buckets, config.hidden_size
+        yield f"{prefix}relative_positions.embed.weight", (buckets, size)
+        yield from norm(config, f"{prefix}relative_positions.norm", size)
     yield from layers(config, prefix)
 
 
@@ -134,27 +144,32 @@ def layers(config: Config, prefix: str) -> Shapes:
 def layer(config: Config, name: str, attentions: tuple[str, ...]) -> Shapes:
     size, inner = config.hidden_size, config.intermediate_size
     attention_bias, linear_bias = config.attention_bias, config.linear_bias
-    widths = {"q": config.head_dim, "k": config.head_dim, "v": config.value_head_dim}
+    heads, key_heads = config.num_attention_heads, config.num_key_value_heads
+    widths = {
+        "q": heads * config.head_dim,
+        "k": key_heads * config.head_dim,
+        "v": key_heads * config.value_head_dim,
+    }
     for attention in attentions:
         for part, width in widths.items():
-            yield from linear(
-                f"{name}.{attention}.{part}_proj",
-                size,
-                config.num_attention_heads * width,
-                attention_bias,
-            )
+            yield from linear(f"{name}.{attention}.{part}_proj", size, width, attention_bias)
         yield from linear(
-            f"{name}.{attention}.o_proj",
-            config.num_attention_heads * config.value_head_dim,
-            size,
-            attention_bias,
+            f"{name}.{attention}.o_proj", heads * config.value_head_dim, size, attention_bias
         )
-        yield from norm(config, f"{name}.{attention}_norm", size)
+        if config.use_qk_norm:
+            for part in "qk":
+                yield from norm(config, f"{name}.{attention}.{part}_norm", config.head_dim)
+        skips = getattr(config, "skip_first_prenorm", False) and name.endswith("layers.0")
+        if not skips:
+            yield from norm(config, f"{name}.{attention}_norm", size)
     for part in ("gate", "up") if config.gated else ("up",):
         yield from linear(f"{name}.feed_forward.{part}_proj", size, inner, linear_bias)
     yield from linear(f"{name}.feed_forward.down_proj", inner, size, linear_bias)
     yield from activation(f"{name}.feed_forward", config.hidden_act)
     yield from norm(config, f"{name}.feed_forward_norm", size)
+    if config.sandwich_norm:
+        for part in ("self_attn", "feed_forward"):
+            yield from norm(config, f"{name}.{part}_output_norm", size)
 
 
 # -------------------------------------------------------------------------------------------- parts
@@ -192,6 +207,7 @@ def head(config: Config) -> Shapes:
         yield from linear(name, size, int(axis_size(outputs, config.to_dict())))
     if config.head in ("MaskedLM", "PreTraining"):
         yield from lm_transform(config)
+    yield from classifier_transform(config)
     match config.head:
         case "MaskedLM" | "PreTraining" | "CausalLM" | "ConditionalGeneration":
             yield from linear(
@@ -199,19 +215,23 @@ def head(config: Config) -> Shapes:
             )
         case "ImageClassification":
             yield from linear("classifier", config.num_first_tokens * size, labels)
-        case "TokenClassification":
-            if act := getattr(config, "token_transform_act", None):
-                yield from linear("transform.0", size, size)
-                yield from (
-                    (name.replace("activation", "1"), shape)
-                    for name, shape in activation("transform", act)
-                )
         case "SequenceClassification" if config.model_type == "vanilla-decoder":
             yield from linear("score", size, labels, has_bias=False)
         case "SequenceClassification":
             if config.is_seq2seq:
                 yield from linear("dense", size, config.hidden_size)
             yield from linear("classifier", config.hidden_size, labels)
+
+
+def classifier_transform(config: Config) -> Shapes:
+    """Yield (name, shape) of the weights between an encoder's states and a classifier, none by
+    default."""
+    if config.head == "TokenClassification" and getattr(config, "token_transform_act", None):
+        yield from linear("transform.0", config.hidden_size, config.hidden_size)
+        for name, shape in activation("transform", config.token_transform_act):
+            yield name.replace("activation", "1"), shape
+    elif config.head in CLASSIFIERS and (act := getattr(config, "classifier_act", None)):
+        yield from transform(config, act, config.hidden_size)
 
 
 def lm_transform(config: Config) -> Shapes:
@@ -222,8 +242,12 @@ def lm_transform(config: Config) -> Shapes:
     activation and a norm. Otherwise they are one matrix, or none if the sizes are equal.
     """
     if config.lm_transform_act:
-        yield from linear("transform.dense", config.hidden_size, config.embedding_size)
-        yield from activation("transform", config.lm_transform_act)
-        yield from norm(config, "transform.norm", config.embedding_size)
+        yield from transform(config, config.lm_transform_act, config.embedding_size)
     elif config.embedding_size != config.hidden_size:
         yield from linear("transform", config.hidden_size, config.embedding_size, has_bias=False)
+
+
+def transform(config: Config, act: str, size: int) -> Shapes:
+    yield from linear("transform.dense", config.hidden_size, size)
+    yield from activation("transform", act)
+    yield from norm(config, "transform.norm", size)

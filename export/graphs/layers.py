@@ -65,7 +65,8 @@ def stack(g: GraphContext, prefix: str, x: Value, *attentions: Attention) -> Val
 
     These are its layers, its last norm, and a decoder's projection to the width of its embeddings.
     A layer has one sublayer for each of `attentions`, to the sequence itself and to a source, then
-    the feed-forward network. Post-norm is norm(x + sublayer(x)), pre-norm x + sublayer(norm(x)).
+    the feed-forward network. Post-norm is norm(x + sublayer(x)), pre-norm x + sublayer(norm(x)),
+    where with `sandwich_norm` another norm of the sublayer's output comes before the sum.
     """
     config = g.config
     sublayers: dict[str, Attention] = {
@@ -78,7 +79,8 @@ def stack(g: GraphContext, prefix: str, x: Value, *attentions: Attention) -> Val
     final = f"{prefix}norm" if config.final_norm else None
     normed = x
     if config.norm_first:
-        normed, norms = norm(g, x, str(norms[0])), [*norms[1:], final]
+        skips = getattr(config, "skip_first_prenorm", False)
+        normed, norms = x if skips else norm(g, x, str(norms[0])), [*norms[1:], final]
     for (layer, part), name, after in zip(parts, names, norms):
         inner = sublayers[part](layer, name, normed)
         total, normed = g.target.dialect.add_and_norm(
@@ -170,8 +172,20 @@ def add_and_norm(
 
     This ends a sublayer. If `after` is None, the sum is returned twice.
     """
-    total = g.op("Add", x, linear(g, inner, last))
+    output = linear(g, inner, last)
+    if has_output_norm(g, last):
+        output = norm(g, output, output_norm(last))
+    total = g.op("Add", x, output)
     return total, total if after is None else norm(g, total, after)
+
+
+def has_output_norm(g: GraphContext, last: str) -> bool:
+    """Return True if a norm follows the linear map `last` of a sublayer, as in `sandwich_norm`."""
+    return g.has(f"{output_norm(last)}.weight")
+
+
+def output_norm(last: str) -> str:
+    return f"{last.rpartition('.')[0]}_output_norm"
 
 
 def norm(g: GraphContext, x: Value, name: str) -> Value:

@@ -13,42 +13,66 @@ buffer.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from onnx_ir import Value
 
 from ..specs.graph_spec import LONG
-from .attention import project, scale
+from .attention import by_layer_type, project, repeat_heads, scale, source_query
 from .context import Caches, GraphContext, Pairs, Tokens, Values
+from .encoder_attention import biased_attention, window_attention, works_in_blocks
 from .layers import Attention, linear
-from .ops import CONTRIB, branch
-from .positions import offsets, position_bias
+from .ops import CONTRIB
+from .positions import bidirectional_bias, offsets, position_bias, rotary_factors
 
 
 def tiled_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
     """Return the function that writes an encoder's attention, for `layers.stack` to call in each
     layer.
 
-    If a batch has `LONG` tokens or more per row and no padding, it runs without a mask. onnxruntime
-    then works in tiles: faster, and in memory that grows with the length instead of its square.
-    Relative positions exclude this. `tokens` is None for images, which have no mask.
+    Layers that read all tokens are those of `full_tiles`, unless positions add something to their
+    scores. `tokens` is None for images, which have no mask.
     """
     if tokens is None:
         return lambda layer, name, x: multi_head(g, *project(g, name, x, None))
-    op, positions = g.op, tokens.positions
-    flags = op.cast(tokens.mask, "int32")
-    if g.config.has_relative_positions:
-        bias = position_bias(g, offsets(g, tokens.ids), is_causal=False)
-        return lambda layer, name, x: multi_head(g, *project(g, name, x, positions), flags, bias)
+    return by_layer_type(
+        g,
+        {
+            kind: tiles_of_type(g, tokens, kind)
+            for kind in g.config.types_of_stack(g.config.encoder_prefix)
+        },
+    )
+
+
+def tiles_of_type(g: GraphContext, tokens: Tokens, kind: str) -> Attention:
+    if works_in_blocks(g, kind):
+        return window_attention(g, tokens, multi_head)
+    if g.config.window(kind) is not None or g.config.has_disentangled_positions:
+        return biased_attention(g, tokens, bidirectional_bias(g, tokens, kind), multi_head)
+    flags = g.op.cast(tokens.mask, "int32")
+    if not g.config.has_relative_positions:
+        return full_tiles(g, tokens, flags)
+    bias = position_bias(g, offsets(g, tokens.ids), is_causal=False)
+    return biased_attention(g, tokens, bias, partial(multi_head, mask=flags))
+
+
+def full_tiles(g: GraphContext, tokens: Tokens, flags: Value) -> Attention:
+    """Return the function that writes attention to all tokens whose `flags` (B, T) are 1.
+
+    If a batch has `LONG` tokens or more per row and no padding, it runs without a mask. onnxruntime
+    then works in tiles: faster, and in memory that grows with the length instead of its square.
+    """
+    op = g.op
     is_full = op.cast(op("ReduceMin", flags, keepdims=0), "bool")
     is_tiled = op("And", is_full, op("GreaterOrEqual", op("Shape", flags, start=1), [LONG]))
 
     def attend(layer: int, name: str, x: Value) -> Value:
-        states = project(g, name, x, positions)
-        tiles = branch(f"{name}.tiles", "MultiHeadAttention", states, **head_attributes(g))
-        others = branch(
-            f"{name}.masked", "MultiHeadAttention", [*states, None, flags], **head_attributes(g)
+        states = project(g, name, x, tokens.positions)
+        return g.choose(
+            is_tiled,
+            (f"{name}.tiles", lambda g: multi_head(g, *states)),
+            (f"{name}.masked", lambda g: multi_head(g, *states, mask=flags)),
         )
-        return op("If", is_tiled, then_branch=tiles, else_branch=others)
 
     return attend
 
@@ -59,13 +83,12 @@ def grouped_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attent
 
     The caches have room for later tokens and are written in place. `inputs` of the graph are
     position_ids, last_position and total_length. The operator masks later keys and those outside
-    the sliding window.
+    the sliding window of the layer.
     """
     positions, last, total = (
         inputs[name] for name in ("position_ids", "last_position", "total_length")
     )
     bias = cache_bias(g, positions, total)
-    heads, window = g.config.num_attention_heads, g.config.sliding_window or -1
 
     def attend(layer: int, name: str, x: Value) -> Value:
         states: Sequence[Value | None]
@@ -73,9 +96,9 @@ def grouped_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attent
             [packed(g, name, x), None, None] if is_packed(g) else project(g, name, x, positions)
         )
         operands = [*states, *caches.past[layer], last, total, None, None, None, bias]
-        return write_cache(
-            g, "GroupQueryAttention", operands, caches, kv_num_heads=heads, local_window_size=window
-        )
+        window = g.config.window(g.config.layer_type(name)) or -1
+        attributes = {"kv_num_heads": g.config.num_key_value_heads, "local_window_size": window}
+        return write_cache(g, "GroupQueryAttention", operands, caches, **attributes)
 
     return attend
 
@@ -91,7 +114,7 @@ def row_cross_attention(g: GraphContext, inputs: Values, caches: Caches) -> Atte
     last, total = inputs["last_source_position"], inputs["total_source_length"]
 
     def attend(layer: int, name: str, x: Value) -> Value:
-        query = linear(g, x, f"{name}.q_proj")
+        query = source_query(g, name, x)
         none = g.op.once("no keys", lambda: g.op("Slice", query, [0], [0], [1]))
         operands = [query, none, none, *caches.past[layer], last, total]
         return write_cache(
@@ -138,7 +161,7 @@ def cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
     """
     flags = g.op.cast(mask, "int32")
     return lambda layer, name, x: multi_head(
-        g, linear(g, x, f"{name}.q_proj"), *states[layer], flags
+        g, source_query(g, name, x), *states[layer], mask=flags
     )
 
 
@@ -152,8 +175,8 @@ def beam_cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attenti
     by_source = g.op.shape(g.op.size(flags, 0), -1, key_width(g))
 
     def attend(layer: int, name: str, x: Value) -> Value:
-        queries = g.op("Reshape", linear(g, x, f"{name}.q_proj"), by_source)
-        output = multi_head(g, queries, *states[layer], flags)
+        queries = g.op("Reshape", source_query(g, name, x), by_source)
+        output = multi_head(g, queries, *states[layer], mask=flags)
         return g.op("Reshape", output, [-1, 1, key_width(g)])
 
     return attend
@@ -168,13 +191,13 @@ def head_attributes(g: GraphContext) -> dict[str, int | float]:
 
 def is_packed(g: GraphContext) -> bool:
     """Return True if one matrix multiplication computes queries, keys and values: without rotary
-    positions, which turn queries and keys but not values."""
-    return not g.config.has_rotary_positions
+    positions and norms, which change queries and keys but not values."""
+    return not (g.config.has_rotary_positions or g.config.use_qk_norm)
 
 
 def packed(g: GraphContext, name: str, x: Value) -> Value:
-    """Return queries, keys and values of the module `name` for x side by side, (B, T, 3 * H *
-    d)."""
+    """Return queries, keys and values of the module `name` for x side by side, (B, T, (H + 2 * key
+    heads) * d)."""
     return linear(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
 
 
@@ -187,12 +210,37 @@ def multi_head(
     query: Value,
     keys: Value,
     values: Value,
-    mask: Value | None = None,
     bias: Value | None = None,
+    mask: Value | None = None,
 ) -> Value:
+    keys = repeat_heads(g, keys, g.config.head_dim)
+    values = repeat_heads(g, values, g.config.value_head_dim)
     return g.contrib(
         "MultiHeadAttention", query, keys, values, None, mask, bias, **head_attributes(g)
     )
+
+
+def fused_rotate(g: GraphContext, states: Value, heads: int, positions: Value, kind: str) -> Value:
+    """Return queries or keys (B, T, H * d) turned by their `positions` (B or 1, T), with one
+    operator. `kind` is the type of the layer."""
+    op = g.op
+    tables = op.once(
+        ("rotary", positions, kind),
+        lambda: [
+            op("Reshape", factors, [-1, g.config.head_dim // 2])
+            for factors in rotary_factors(g, positions, kind)
+        ],
+    )
+    rows = op.once(("rotary rows", positions), lambda: rotary_rows(g, positions, states))
+    return g.contrib("RotaryEmbedding", states, rows, *tables, num_heads=heads, interleaved=1)
+
+
+def rotary_rows(g: GraphContext, positions: Value, states: Value) -> Value:
+    """Return the row of the tables of cosines and sines for each of the `states`, (B, T). The
+    tables have a row for each of the `positions`."""
+    op = g.op
+    rows = op("Reshape", op("Range", 0, op("Size", positions), 1), op("Shape", positions))
+    return op("Expand", rows, op("Shape", states, end=2))
 
 
 def write_cache(

@@ -1,7 +1,7 @@
 """ONNX nodes and constants, written one after the other."""
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
 import ml_dtypes  # noqa: F401  # registers bfloat16 with numpy
@@ -133,17 +133,17 @@ def data_type(name: str) -> ir.DataType:
     return ir.DataType.from_numpy(np.dtype(name))
 
 
-def branch(
-    name: str, op_type: str, operands: Sequence[Value | None], **attributes: Any
-) -> ir.Graph:
-    """Return a branch `name` of an `If`: one of onnxruntime's operators, which returns float32.
+def branch(name: str, ops: Ops, output: Value) -> ir.Graph:
+    """Return the branch `name` of an `If` with the nodes of `ops` and one `output`.
 
-    `op_type`, `operands` and `attributes` are those of the operator.
+    The output has the type that the graph computes in.
     """
-    op = Ops()
-    output = op(op_type, *operands, domain=CONTRIB, **attributes)
-    output.name, output.type = name, ir.TensorType(ir.DataType.FLOAT)
-    return ir.Graph([], [output], nodes=op.nodes, name=name)
+    for number, node in enumerate(ops.nodes):
+        for value in node.outputs:
+            # no other value of the graph may have this name
+            value.name = f"{name}.{number}.{value.index()}"
+    output.name, output.type = name, ir.TensorType(data_type(ops.dtype.name))
+    return ir.Graph([], [output], nodes=ops.nodes, name=name)
 
 
 def with_spec(value: Value, tensor: TensorSpec) -> Value:

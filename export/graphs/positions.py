@@ -1,19 +1,21 @@
 """Positions of tokens, and what is added to the scores: biases of relative positions, and masks.
 
 `causal_bias` writes the masks of decoders, `bidirectional_bias` those of encoders, both with their
-sliding windows. `attention.block_attention` has a mask of its own.
+sliding windows. `encoder_attention.block_bias` is another for windows.
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from onnx_ir import Value
 
-from .context import GraphContext
+from .context import GraphContext, Tokens
 
 # added to masked scores; the softmax stays finite where all are masked
 LOWEST = float(np.finfo(np.float32).min)
+# numbers whose cosines CPUs compute at once; those of a remainder are rounded otherwise, and where
+# it begins depends on the batch
+LANES = 16
 
 
 def token_positions(
@@ -52,17 +54,18 @@ def padded_positions(g: GraphContext, ids: Value, mask: Value) -> Value:
     return g.op("Max", g.op("Sub", g.op("CumSum", mask, 1), 1), 0)
 
 
-def angles(
-    g: GraphContext, positions: Value, width: int, base: float, signs: Sequence[int] = (1, 1)
-) -> Value:
-    """Return pos / base^(2i / width) for components 2i and 2i + 1: `positions` (B, T) -> float32
-    (B, T, width).
+def angles(g: GraphContext, positions: Value, steps: np.ndarray) -> Value:
+    """Return the angle of each component at `positions` (B, T), float32 (B, T, components).
 
-    The two are multiplied by the two `signs`.
+    `steps` are those of position 1.
     """
-    steps = np.exp(np.arange(0, width, 2, dtype=np.float32) * np.float32(-math.log(base) / width))
-    steps = (steps[:, None] * np.array(signs, np.float32)).reshape(-1)
     return g.op("Mul", g.op("Unsqueeze", g.op.cast(positions, "float32"), [-1]), steps)
+
+
+def angle_steps(width: int, base: float) -> np.ndarray:
+    """Return 1 / base^(2i / width) for i = 0 ... width / 2 - 1, float32, rounded as torch does."""
+    exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
+    return 1 / (np.float64(base) ** exponents).astype(np.float32)
 
 
 def cast_to_graph_dtype(g: GraphContext, value: Value) -> Value:
@@ -82,34 +85,57 @@ def sinusoids(g: GraphContext, positions: Value) -> Value:
     Even components are sines of the angles, odd ones cosines.
     """
     op, width = g.op, g.config.position_size
-    turned = angles(g, positions, width, 10000.0)
+    turned = angles(g, positions, angle_steps(width, 10000.0).repeat(2))
     is_even = np.arange(width) % 2 == 0
     return cast_to_graph_dtype(g, op("Where", is_even, op("Sin", turned), op("Cos", turned)))
 
 
-def rotate(g: GraphContext, states: Value, positions: Value) -> Value:
+def rotate(g: GraphContext, states: Value, heads: int, positions: Value, kind: str) -> Value:
     """Return queries or keys, `states` (B, T, H * d), turned by their `positions` (B or 1, T).
 
-    Components 2i and 2i + 1 are a point in the plane (Su et al. 2021).
+    Components 2i and 2i + 1 are a point in the plane (Su et al. 2021). `kind` is the type of the
+    layer. The number of `heads` is not used.
     """
-    op, config = g.op, g.config
-    width = config.head_dim
-    cosines, sines = op.once(("rotary", positions), lambda: rotary_factors(g, positions))
-    heads = op("Reshape", states, [0, 0, config.num_attention_heads, width])
-    swapped = op("Gather", heads, np.arange(width) ^ 1, axis=3)
-    turned = op("Add", op("Mul", heads, cosines), op("Mul", swapped, sines))
-    return op("Reshape", turned, [0, 0, config.num_attention_heads * width])
-
-
-def rotary_factors(g: GraphContext, positions: Value) -> list[Value]:
-    """Return the cosines, and the sines with their signs, each (B, T, 1, d), for `positions` (B,
-    T)."""
-    op, width, base = g.op, g.config.head_dim, g.config.rope_theta
-    factors = (
-        op("Cos", angles(g, positions, width, base)),
-        op("Sin", angles(g, positions, width, base, (-1, 1))),
+    op = g.op
+    cosines, sines = op.once(
+        ("rotary", positions, kind), lambda: signed_factors(g, positions, kind)
     )
-    return [op("Unsqueeze", cast_to_graph_dtype(g, factor), [2]) for factor in factors]
+    x, y = op.outputs(2, "Split", op("Reshape", states, [0, 0, -1, 2]), axis=3, num_outputs=2)
+    shaped, swapped = (
+        op("Reshape", value, [0, 0, -1, g.config.head_dim])
+        for value in (states, op("Concat", y, x, axis=3))
+    )
+    turned = op("Add", op("Mul", shaped, cosines), op("Mul", swapped, sines))
+    return op("Reshape", turned, [0, 0, -1])
+
+
+def signed_factors(g: GraphContext, positions: Value, kind: str) -> list[Value]:
+    """Return the cosine of each component and the sine with its sign, each (B, T, 1, d), for
+    `positions` (B, T) in layers of type `kind`."""
+    signs = np.array([-1, 1], np.float32)
+    turned = angles(g, positions, np.outer(rotary_steps(g, kind), signs).reshape(-1))
+    return [
+        g.op("Unsqueeze", cast_to_graph_dtype(g, g.op(name, turned)), [2])
+        for name in ("Cos", "Sin")
+    ]
+
+
+def rotary_factors(g: GraphContext, positions: Value, kind: str) -> list[Value]:
+    """Return the cosines and sines of the points of a head, each (B, T, d / 2), for `positions` (B,
+    T) in layers of type `kind`."""
+    steps = rotary_steps(g, kind)
+    turned = angles(g, positions, np.pad(steps, (0, -len(steps) % LANES)))
+    factors = [cast_to_graph_dtype(g, g.op(name, turned)) for name in ("Cos", "Sin")]
+    if len(steps) % LANES == 0:
+        return factors
+    return [g.op("Slice", factor, [0], [len(steps)], [-1]) for factor in factors]
+
+
+def rotary_steps(g: GraphContext, kind: str) -> np.ndarray:
+    """Return by what angle each point of a head turns from one position to the next, float32 (d /
+    2,), in layers of type `kind`."""
+    base, factor = g.config.rope(kind)
+    return angle_steps(g.config.head_dim, base) / np.float32(factor)
 
 
 # ------------------------------------------------------------------------------ distances and masks
@@ -185,33 +211,40 @@ def source_bias(g: GraphContext, mask: Value) -> Value:
     return mask_scores(g, key_flags(g, mask))
 
 
-def bidirectional_bias(g: GraphContext, ids: Value, mask: Value) -> Value:
-    """Return the bias (B, 1 or H, 1 or T, S) that is added to the attention scores of an encoder.
+def bidirectional_bias(g: GraphContext, tokens: Tokens, kind: str) -> Value:
+    """Return the bias (B, 1 or H, 1 or T, S) that is added to the attention scores of an encoder's
+    layers of this type.
 
-    It hides padding, where `mask` (B, S) is 0, and keys that are more than `sliding_window` tokens
-    away (Beltagy et al. 2020, section 3.1). Models with relative positions add a bias for each
-    head.
+    It hides padding, and keys that are more than a `window` of tokens away (Beltagy et al. 2020,
+    section 3.1). Models with relative positions add a bias for each head.
     """
-    op, config = g.op, g.config
-    is_visible = key_flags(g, mask)
-    if config.sliding_window is not None:
-        is_near = op("LessOrEqual", op("Abs", offsets(g, ids)), config.sliding_window)
+    op, window = g.op, g.config.window(kind)
+    is_visible = key_flags(g, tokens.mask)
+    if window is not None:
+        is_near = op("LessOrEqual", op("Abs", offsets(g, tokens.ids)), window)
         is_visible = op("And", is_visible, op("Unsqueeze", is_near, [1]))
     hidden = mask_scores(g, is_visible)
-    if not config.has_relative_positions:
+    if not g.config.has_relative_positions:
         return hidden
-    return op("Add", position_bias(g, offsets(g, ids), is_causal=False), hidden)
+    return op("Add", position_bias(g, offsets(g, tokens.ids), is_causal=False), hidden)
 
 
-def causal_bias(g: GraphContext, distances: Value, mask: Value | None) -> Value:
+def causal_biases(g: GraphContext, distances: Value, mask: Value | None) -> dict[str, Value]:
+    """Return {type: bias} of the types of layers that the decoder has, see `causal_bias`."""
+    return {
+        kind: causal_bias(g, distances, mask, g.config.window(kind))
+        for kind in g.config.types_of_stack(g.config.decoder_prefix)
+    }
+
+
+def causal_bias(g: GraphContext, distances: Value, mask: Value | None, window: int | None) -> Value:
     """Return the bias (B or 1, 1 or H, T, S) that is added to the attention scores of a decoder.
 
-    It hides later keys (section 3.2.3 of the paper), padding, and all but the last
-    `config.sliding_window` keys. Models with relative positions add a bias for each head.
-    `distances` (B or 1, T, S) are key positions minus query positions. `mask` (B, S) is 0 for
-    padding, None without any.
+    It hides later keys (section 3.2.3 of the paper), padding, and all but the last `window` keys.
+    Models with relative positions add a bias for each head. `distances` (B or 1, T, S) are key
+    positions minus query positions. `mask` (B, S) is 0 for padding, None without any.
     """
-    op, window = g.op, g.config.sliding_window
+    op = g.op
     is_visible = op("LessOrEqual", distances, 0)
     if window is not None:
         is_visible = op("And", is_visible, op("Greater", distances, -window))

@@ -11,8 +11,9 @@ from onnx_ir import Value
 
 from ..heads import HEADS, READS_CHOICES, READS_TARGETS
 from .activations import activation
-from .attention import encoder_attention, self_attention, source_attention, source_heads
+from .attention import causal_attention, source_attention, source_heads
 from .context import GraphContext, Tokens, Values, flat
+from .encoder_attention import encoder_attention
 from .images import image_labels, patch_states
 from .layers import (
     Attention,
@@ -26,7 +27,7 @@ from .layers import (
     row_linear,
     stack,
 )
-from .positions import causal_bias, offsets, padded_positions, source_bias, token_positions
+from .positions import causal_biases, offsets, padded_positions, source_bias, token_positions
 
 EncoderAttention = Callable[[GraphContext, Tokens | None], Attention]  # images have no tokens
 
@@ -102,8 +103,8 @@ def causal_states(g: GraphContext, inputs: Values) -> Value:
     graph."""
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     positions = padded_positions(g, ids, mask)
-    bias = causal_bias(g, offsets(g, ids), mask)
-    return decoder_states(g, ids, positions, self_attention(g, positions, bias))
+    biases = causal_biases(g, offsets(g, ids), mask)
+    return decoder_states(g, ids, positions, causal_attention(g, positions, biases))
 
 
 def seq2seq_states(g: GraphContext, inputs: Values) -> tuple[Value, Value]:
@@ -118,7 +119,7 @@ def seq2seq_states(g: GraphContext, inputs: Values) -> tuple[Value, Value]:
         positions = token_positions(g, targets, None)
     else:
         positions = padded_positions(g, targets, mask)
-    self_attn = self_attention(g, positions, causal_bias(g, offsets(g, targets), mask))
+    self_attn = causal_attention(g, positions, causal_biases(g, offsets(g, targets), mask))
     cross_attn = source_attention(
         g, source_heads(g, source), source_bias(g, inputs["attention_mask"])
     )
@@ -164,7 +165,8 @@ def choice_logits(g: GraphContext, inputs: Values, attention: EncoderAttention) 
         for name, value in inputs.items()
     }
     states = encoder_states(g, rows, attention)
-    return [op("Reshape", row_linear(g, pool(g, states), "choice_classifier"), rows_and_choices)]
+    state = sequence_state(g, states, rows["attention_mask"])
+    return [op("Reshape", row_linear(g, state, "choice_classifier"), rows_and_choices)]
 
 
 def vocabulary_logits(g: GraphContext, states: Value) -> Value:
@@ -172,11 +174,15 @@ def vocabulary_logits(g: GraphContext, states: Value) -> Value:
 
     Before the projection stands BERT's transform, or a projection to the width of the embeddings.
     """
-    act = g.config.lm_transform_act
-    if not act:
+    if not g.config.lm_transform_act:
         return logits(g, project(g, states, "transform"))
+    return logits(g, transformed(g, states, g.config.lm_transform_act))
+
+
+def transformed(g: GraphContext, states: Value, act: str) -> Value:
+    """Return the states (..., D) after the linear map, activation and norm of "transform"."""
     inner = g.target.dialect.activated_linear(g, states, "transform.dense", act)
-    return logits(g, norm(g, inner, "transform.norm"))
+    return norm(g, inner, "transform.norm")
 
 
 def is_next(g: GraphContext, states: Value) -> Value:
@@ -186,11 +192,20 @@ def is_next(g: GraphContext, states: Value) -> Value:
 
 
 def token_labels(g: GraphContext, states: Value) -> Value:
-    """Return the logits of each token's labels, (B, S, labels), after ELECTRA's transform if there
-    is one."""
-    if act := getattr(g.config, "token_transform_act", None):
+    """Return the logits of each token's labels, (B, S, labels), after a transform if there is
+    one."""
+    if act := getattr(g.config, "token_transform_act", None):  # ELECTRA's
         states = activation(g, linear(g, states, "transform.0"), act, "transform.1")
+    else:
+        states = classifier_states(g, states)
     return linear(g, states, "classifier")
+
+
+def classifier_states(g: GraphContext, states: Value) -> Value:
+    """Return the states (B, S, D) that a classifier of tokens reads, after a transform if there is
+    one."""
+    act = getattr(g.config, "classifier_act", None)
+    return transformed(g, states, act) if act else states
 
 
 def answers(g: GraphContext, states: Value, inputs: Values) -> list[Value]:
@@ -199,7 +214,7 @@ def answers(g: GraphContext, states: Value, inputs: Values) -> list[Value]:
 
     `states` (B, S, D) are those of the encoder or decoder.
     """
-    scores = linear(g, states, "qa_outputs")
+    scores = linear(g, classifier_states(g, states), "qa_outputs")
     return [g.op("Gather", scores, end, axis=2) for end in range(2)]
 
 
@@ -212,16 +227,24 @@ def sequence_labels(g: GraphContext, states: Value, inputs: Values) -> list[Valu
     op, ids, mask = g.op, inputs["input_ids"], inputs["attention_mask"]
     match g.config.model_type:
         case "vanilla-encoder":
-            is_mean = g.config.classifier_pooling == "mean"
-            return [
-                row_linear(g, mean(g, states, mask) if is_mean else pool(g, states), "classifier")
-            ]
+            return [row_linear(g, sequence_state(g, states, mask), "classifier")]
         case "vanilla-decoder":
             return [linear(g, last_state(g, states, token_flags(g, ids, mask)), "score")]
     end_tokens = np.atleast_1d(np.array(g.config.eos_token_id, np.int64))
     is_end = op.any(op("Equal", op("Unsqueeze", ids, [-1]), end_tokens), [-1], keepdims=0)
     last = last_state(g, states, op("And", is_end, op.cast(mask, "bool")))
     return [row_linear(g, op("Tanh", row_linear(g, last, "dense")), "classifier")]
+
+
+def sequence_state(g: GraphContext, states: Value, mask: Value) -> Value:
+    """Return the state (B, D) of an encoder that a classifier of whole sequences reads: the pooled
+    or mean state, after a transform if there is one."""
+    is_mean = g.config.classifier_pooling == "mean"
+    state = mean(g, states, mask) if is_mean else pool(g, states)
+    if not (act := g.config.classifier_act):
+        return state
+    inner = row_linear(g, state, "transform.dense")
+    return norm(g, activation(g, inner, act, "transform.activation"), "transform.norm")
 
 
 def token_flags(g: GraphContext, ids: Value, mask: Value) -> Value:

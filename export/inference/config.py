@@ -37,6 +37,8 @@ OPTIONAL = {
     "type_vocab_size": COUNT_OR_0,
     "embedding_size": COUNT,
     "sliding_window": COUNT,
+    "num_key_value_heads": COUNT,
+    "layer_types": Kind("a list", lambda value: isinstance(value, list)),
     "position_ids_from": Kind(
         "'place', 'mask' or 'ids'", lambda value: value in ("place", "mask", "ids")
     ),
@@ -45,6 +47,13 @@ OPTIONAL = {
 LEARNED_POSITIONS = ("learned", "learned_relative")
 RELATIVE_POSITIONS = ("relative", "learned_relative")  # added to self-attention scores
 SPECIAL_TOKENS = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
+
+
+def cache_window(config: dict) -> int | None:
+    """Return the number of last tokens that caches must keep, or None for all: the sliding window,
+    if all layers have it."""
+    has_full_layer = "full_attention" in (config.get("layer_types") or ())
+    return None if has_full_layer else config.get("sliding_window")
 
 
 def check_config(config: dict, path: Path) -> None:

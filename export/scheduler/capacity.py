@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from ..specs.caches import key_heads
+
 # Multiplications per token up to which workers have one thread by default. Matrix multiplications
 # of larger models are worth several threads.
 # Measured with two cores and 64 rows, two workers of one thread against one worker of two threads:
@@ -45,12 +47,9 @@ def token_cost(config: dict) -> float:
     """
     layers = config.get("decoder_layers") or config["num_hidden_layers"]
     width = config["hidden_size"]
-    attention = (
-        width
-        * config["num_attention_heads"]
-        * config["head_dim"]
-        * (6 if "decoder_layers" in config else 4)
-    )
+    # of queries and outputs, also in cross-attention, and of keys and values of a new token
+    heads = config["num_attention_heads"] * (4 if "decoder_layers" in config else 2)
+    attention = width * config["head_dim"] * (heads + 2 * key_heads(config))
     feed_forward = width * config["intermediate_size"] * (3 if config.get("gated") else 2)
     embeddings = config.get("embedding_size") or width
     projections = 0 if embeddings == width else 2 * width * embeddings

@@ -13,7 +13,7 @@ def cache_specs(
 ) -> tuple[TensorSpec, ...]:
     """Return the specs of the keys and values of each layer: key, then value of each attention.
 
-    `config` is the checkpoint's config.json. Shapes are (rows, heads, positions, width).
+    `config` is the checkpoint's config.json. Shapes are (rows, key heads, positions, width).
 
     Args:
         name: beginning of the names of all tensors, such as "present".
@@ -29,12 +29,17 @@ def cache_specs(
         TensorSpec(
             f"{name}.{layer}.{attention}{part}",
             dtype,
-            (rows, config["num_attention_heads"], length, width),
+            (rows, key_heads(config), length, width),
         )
         for layer in range(depth)
         for attention, length in lengths.items()
         for part, width in widths.items()
     )
+
+
+def key_heads(config: dict) -> int:
+    """Return the number of heads of keys and values: `num_key_value_heads`, by default all."""
+    return config.get("num_key_value_heads") or config["num_attention_heads"]
 
 
 def fixed_cache_specs(

@@ -90,7 +90,7 @@ def test_quick_run_measures_every_cell_with_every_engine(tmp_path):
 @pytest.mark.slow
 def test_quick_run_of_other_shapes(tmp_path):
     engines = ["transformers", "vanilla", "portable-fp32", "cpu-fp32", "cpu-int4"]
-    shapes = ["gpt2", "bert", "length", "encoder-length", "batch"]
+    shapes = ["gpt2", "bert", "modernbert", "length", "encoder-length", "batch"]
     result, output = run_quick(tmp_path / "quick.json", [*shapes, "load"], engines)
     for actual in result["load"]:
         assert actual.keys() == {

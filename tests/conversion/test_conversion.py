@@ -28,6 +28,10 @@ DECODERS = [
     ("opt", "OPTForCausalLM"),
     ("xglm", "XGLMForCausalLM"),
     ("biogpt", "BioGptForCausalLM"),
+    ("llama", "LlamaForCausalLM"),
+    ("qwen2", "Qwen2ForCausalLM"),
+    ("qwen3", "Qwen3ForCausalLM"),
+    ("mistral", "MistralForCausalLM"),
 ]
 PAIRS = [
     ("bart", "BartForConditionalGeneration"),

@@ -1,6 +1,7 @@
 """Tests of conversion to other families: outputs match, and a round trip keeps every tensor."""
 
 import random
+import re
 
 import pytest
 import torch
@@ -8,9 +9,10 @@ import transformers
 from families import (
     BACK,
     DTYPES_AND_SEEDS,
-    FLOAT32_NORMS,
+    LLAMAS,
     RIGHT,
     SEEDS,
+    T5,
     assert_exact,
     cases,
     compute_outputs,
@@ -67,6 +69,37 @@ FIXED["t5"] = FIXED["mt5"] = dict(
     linear_bias=False, lm_head_bias=False, scale_embedding=False, head_dim=16,
     hidden_act="gelu_new",
 )  # fmt: skip
+ROTARY = dict(
+    position_embedding_type="rotary", gated=True, norm_type="rms_norm", norm_first=True,
+    linear_bias=False, lm_head_bias=False, scale_embedding=False, head_dim=6, dropout=0.0,
+    embedding_dropout=0.0, max_position_embeddings=64,
+)  # fmt: skip
+FIXED["llama"] = FIXED["mistral"] = FIXED["eurobert"] = ROTARY
+FIXED["qwen2"] = ROTARY | dict(attention_bias=True, head_dim=None)
+FIXED["qwen3"] = ROTARY | dict(use_qk_norm=True)
+FIXED["gemma3_text"] = ROTARY | dict(use_qk_norm=True, sandwich_norm=True, scale_embedding=True)
+ROTARY_BERT = dict(
+    position_embedding_type="rotary", gated=True, scale_embedding=False, embedding_norm=True,
+    rope_parameters={"rope_type": "linear", "factor": 2.5, "rope_theta": 77.0},
+)  # fmt: skip
+FIXED["nomic_bert"] = ROTARY_BERT | dict(linear_bias=False, tie_word_embeddings=True)
+FIXED["gte"] = ROTARY_BERT | dict(activation_dropout=0.1)
+FIXED["albert"] = FIXED["bert"] | dict(embedding_size=5)
+FIXED["deberta-v2"] = dict(
+    position_embedding_type="disentangled", scale_embedding=False, embedding_norm=True,
+    relative_attention_num_buckets=8, relative_attention_max_distance=6,
+)  # fmt: skip
+FIXED["modernbert"] = dict(
+    position_embedding_type="rotary", gated=True, scale_embedding=False, embedding_norm=True,
+    norm_first=True, skip_first_prenorm=True, dropout=0.0, sliding_window=2, pooler_act=None,
+    hidden_size=20, num_attention_heads=5, num_hidden_layers=3,
+    layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    rope_parameters={
+        "full_attention": {"rope_theta": 300.0, "rope_type": "linear", "factor": 2.0},
+        "sliding_attention": {"rope_theta": 77.0},
+    },
+    classifier_act="silu", classifier_pooling="mean", linear_bias=False, type_vocab_size=0,
+)  # fmt: skip
 TEXT_FIELDS = ("vocab_size", "max_position_embeddings", "tie_word_embeddings")
 # Number of rows of the position table that no token reads.
 UNREAD_ROWS = {
@@ -90,7 +123,7 @@ def our_model(family, architecture, seed, dtype=torch.float32, **changes):
         vocab_size=rng.randint(30, 60), hidden_size=heads * rng.choice([4, 6]),
         num_attention_heads=heads, intermediate_size=rng.randint(10, 30), hidden_act=activation,
         max_position_embeddings=rng.randint(24, 40), tie_word_embeddings=seed % 2 == 0,
-        num_labels=2 if "QuestionAnswering" in architecture else 3,
+        num_labels=2 if architecture.endswith(("QuestionAnswering", "PreTraining")) else 3,
     )  # fmt: skip
     if "Seq2Seq" in architecture:
         fields |= dict(
@@ -101,15 +134,24 @@ def our_model(family, architecture, seed, dtype=torch.float32, **changes):
         fields |= dict(lm_head_bias=rng.random() < 0.5)
     else:
         fields |= dict(num_hidden_layers=rng.randint(1, 3))
+    if family in LLAMAS:
+        rope = dict(rope_theta=rng.choice([500.0, 1e6]), rope_type="linear", factor=2.0)
+        fields |= dict(num_attention_heads=2 * heads, num_key_value_heads=heads)
+        fields |= dict(rope_parameters=rope, hidden_size=heads * rng.choice([4, 8]))
     if family == "opt":
         fields |= dict(embedding_size=[7, None][seed % 2])
-    if family == "bert":
+    if family in ("bert", "albert", "nomic_bert", "deberta-v2"):
         fields |= dict(
             pooler_act="tanh", lm_transform_act=activation, type_vocab_size=rng.choice([0, 2])
         )
-    elif FAMILIES[family].variant == "encoder":
+    elif family == "eurobert":
+        is_classifier = architecture == "VanillaEncoderForSequenceClassification"
+        fields |= dict(pooler_act="gelu" if is_classifier else None, classifier_dropout=0.0)
+    elif FAMILIES[family].variant == "encoder" and family not in LLAMAS:
         types = 0 if family == "mpnet" else rng.choice([0, 2])
         fields |= dict(pooler_act="tanh", lm_transform_act="gelu", type_vocab_size=types)
+    if architecture == "VanillaEncoderModel" and family in ("deberta-v2", "nomic_bert", "gte"):
+        fields |= dict(pooler_act=None)
     if family == "vit":
         fields = {name: value for name, value in fields.items() if name not in TEXT_FIELDS}
         fields |= dict(
@@ -124,7 +166,7 @@ def our_model(family, architecture, seed, dtype=torch.float32, **changes):
         )
     model_class = getattr(vanilla_transformer, architecture)
     fixed = dict(FIXED[family])
-    if family not in ("gpt2", "opt") and architecture == "VanillaDecoderForCausalLM":
+    if family not in ("gpt2", "opt", *LLAMAS) and architecture == "VanillaDecoderForCausalLM":
         fixed |= dict(add_cross_attention=True, lm_head_bias=False)
         fixed.pop("wrap_last_token", None)
     config = model_class.config_class(**fields | fixed | changes)
@@ -137,11 +179,18 @@ def our_model(family, architecture, seed, dtype=torch.float32, **changes):
             if isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 module.weight += 1
         # these families have one embedding matrix for encoder and decoder
-        if family in FLOAT32_NORMS and "Seq2Seq" in architecture:
+        if family in T5 and "Seq2Seq" in architecture:
             model.get_decoder().embeddings.embed_tokens.weight.copy_(
                 model.get_encoder().embeddings.embed_tokens.weight
             )
         for name, parameter in model.named_parameters():
+            if family == "gte" and name.endswith(("gate_proj.bias", "up_proj.bias")):
+                parameter.zero_()
+            if family == "albert" and "layers." in name:  # all layers have the weights of one
+                first = re.sub(r"layers\.\d+", "layers.0", name)
+                parameter.copy_(model.get_parameter(first))
+            if family == "qwen2" and name.endswith("o_proj.bias"):
+                parameter.zero_()
             if (
                 family == "m2m_100"
                 and config.position_ids_from == "ids"
@@ -183,7 +232,7 @@ def test_checkpoint_converted_back_gives_same_outputs(family, architecture, dtyp
 
 @pytest.mark.parametrize("beams", [1, 4])
 @pytest.mark.parametrize(
-    "family", ["gpt2", "opt", "bart", "mbart", "marian", "m2m_100", "pegasus", "t5"]
+    "family", ["gpt2", "opt", "qwen3", "bart", "mbart", "marian", "m2m_100", "pegasus", "t5"]
 )
 def test_model_converted_back_generates_same_tokens(family, beams, tmp_path):
     architecture = HEAD[family]
@@ -198,11 +247,22 @@ def test_model_converted_back_generates_same_tokens(family, beams, tmp_path):
     )
     theirs = converted_back(ours, family, tmp_path)
     inputs = dict(input_ids=make_arguments(ours)["input_ids"], attention_mask=RIGHT)
-    if family in ("gpt2", "opt"):
+    if family in ("gpt2", "opt", "qwen3"):
         inputs = {name: tensor.flip(1) for name, tensor in inputs.items()}
     expected = ours.generate(**inputs)
     assert len(expected.unique()) > 4, "a model that repeats itself proves little"
     assert theirs.generate(**inputs).tolist() == expected.tolist()
+
+
+def read_tensors(path, architecture):
+    """Return {name: tensor} of a checkpoint, by the names in its file.
+
+    NomicBERT and GTE have two kinds of names in files; theirs are those in the class
+    `architecture`.
+    """
+    if architecture.startswith(("NomicBert", "Gte")):
+        return getattr(transformers, architecture).from_pretrained(path).state_dict()
+    return load_file(path / "model.safetensors")
 
 
 @SEEDS
@@ -215,6 +275,9 @@ def test_round_trip_keeps_every_tensor(family, architecture, seed, tmp_path):
         scale_attn_weights=True,
         scale_attn_by_inverse_layer_idx=False,
         share_encoder_decoder_embeddings=True,
+        query_pre_attn_scalar=getattr(config, "head_dim", None),
+        norm_bias=True,
+        classifier_bias=True,
     )
     config.update({name: value for name, value in plain.items() if hasattr(config, name)})
     if FAMILIES[family].variant == "seq2seq":
@@ -222,7 +285,7 @@ def test_round_trip_keeps_every_tensor(family, architecture, seed, tmp_path):
     random_model(architecture, config).save_pretrained(tmp_path / "there")
     convert(tmp_path / "there", tmp_path / "ours")
     convert(tmp_path / "ours", tmp_path / "back", to=family)
-    there, back = (load_file(tmp_path / name / "model.safetensors") for name in ("there", "back"))
+    there, back = (read_tensors(tmp_path / name, architecture) for name in ("there", "back"))
     unread = {"model.shared.weight", "shared.weight", "cls.predictions.bias", "lm_head.bias"}
     unread = set() if getattr(config, "tie_word_embeddings", True) else unread
     unsaved = (
@@ -238,20 +301,49 @@ def test_round_trip_keeps_every_tensor(family, architecture, seed, tmp_path):
             else 0
         )
         # the scale is not a power of 2
-        if family == "t5" and name == "decoder.final_layer_norm.weight":
+        is_scaled = family == "t5" and name == "decoder.final_layer_norm.weight"
+        is_scaled |= family == "deberta-v2" and "query_proj" in name
+        if is_scaled or (family == "gemma3_text" and "norm" in name):
             torch.testing.assert_close(there[name], back[name], rtol=1e-6, atol=0)
         else:
             assert torch.equal(there[name][offset:], back[name][offset:]), name
 
 
 WRONG = {
+    "modernbert": dict(
+        position_embedding_type="learned", position_ids_from="mask", scale_embedding=True,
+        embedding_norm=False, skip_first_prenorm=False, sandwich_norm=True, final_norm=False,
+        norm_type="rms_norm", gated=False, head_dim=2, value_head_dim=3, num_key_value_heads=1,
+        use_qk_norm=True, type_vocab_size=2, dropout=0.1, pooler_act="tanh", embedding_size=7,
+        lm_transform_act=None,
+    ),
+    "nomic_bert": dict(
+        position_embedding_type="learned", scale_embedding=True, embedding_norm=False,
+        norm_first=True, norm_type="rms_norm", final_norm=True, gated=False, sliding_window=4,
+        num_key_value_heads=1, use_qk_norm=True, token_transform_act="gelu", classifier_act="gelu",
+        classifier_pooling="mean", embedding_dropout=0.3, linear_bias=True, attention_bias=True,
+        activation_dropout=0.2, lm_head_bias=False, embedding_size=7,
+    ),
+    "gte": dict(
+        head_dim=2, linear_bias=False, attention_bias=False, activation_dropout=0.2,
+        lm_transform_act="relu", position_ids_from="mask",
+    ),
+    "albert": dict(
+        classifier_act="gelu", position_embedding_type="relative",
+        lm_transform_act=None, gated=True,
+    ),
+    "deberta-v2": dict(
+        position_embedding_type="learned", classifier_act="gelu", lm_head_bias=False,
+        norm_first=True, sliding_window=4, gated=True,
+    ),
     "bert": dict(
         attention_bias=False,
         position_embedding_type="sinusoidal", scale_embedding=True, embedding_norm=False,
         norm_first=True, final_norm=True, linear_bias=False, sliding_window=4,
         activation_dropout=0.2, embedding_dropout=0.3, head_dim=2, value_head_dim=3,
         pooler_act="relu", lm_transform_act=None, lm_head_bias=False, classifier_pooling="mean",
-        embedding_size=7,
+        embedding_size=7, num_key_value_heads=1, use_qk_norm=True, sandwich_norm=True,
+        skip_first_prenorm=True, classifier_act="gelu",
     ),
     "xlm-roberta": dict(
         position_embedding_type="sinusoidal", position_ids_from="place", scale_embedding=True,
@@ -278,6 +370,24 @@ WRONG = {
     "mbart": dict(
         position_embedding_type="none", embedding_norm=False, norm_first=False, final_norm=False,
         wrap_last_token=False,
+    ),
+    "llama": dict(
+        position_embedding_type="learned", position_ids_from="mask", scale_embedding=True,
+        embedding_norm=True, norm_first=False, skip_first_prenorm=True, final_norm=False,
+        norm_type="layer_norm", gated=False, lm_head_bias=True, embedding_size=7, dropout=0.1,
+        embedding_dropout=0.3, activation_dropout=0.2, use_qk_norm=True, sandwich_norm=True,
+        sliding_window=4, add_cross_attention=True, value_head_dim=3,
+    ),
+    "qwen2": dict(use_qk_norm=True, linear_bias=True, attention_bias=False, head_dim=2),
+    "qwen3": dict(use_qk_norm=False, linear_bias=True),
+    "mistral": dict(use_qk_norm=True, linear_bias=True, attention_bias=True),
+    "eurobert": dict(
+        use_qk_norm=True, linear_bias=True, sliding_window=4, type_vocab_size=2,
+        classifier_dropout=0.1, pooler_act="tanh", classifier_act="gelu",
+    ),
+    "gemma3_text": dict(
+        use_qk_norm=False, sandwich_norm=False, scale_embedding=False, linear_bias=True,
+        type_vocab_size=2, pooler_act="tanh",
     ),
     "bart": dict(
         attention_bias=False,
@@ -314,11 +424,22 @@ WRONG = {
     ),
 }  # fmt: skip
 HEAD = {
+    "modernbert": "VanillaEncoderForMaskedLM",
+    "nomic_bert": "VanillaEncoderForMaskedLM",
+    "gte": "VanillaEncoderForMaskedLM",
+    "albert": "VanillaEncoderForMaskedLM",
+    "deberta-v2": "VanillaEncoderForMaskedLM",
     "bert": "VanillaEncoderForPreTraining",
     "xlm-roberta": "VanillaEncoderForMaskedLM",
     "mpnet": "VanillaEncoderForMaskedLM",
     "gpt2": "VanillaDecoderForCausalLM",
     "opt": "VanillaDecoderForCausalLM",
+    "llama": "VanillaDecoderForCausalLM",
+    "qwen2": "VanillaDecoderForCausalLM",
+    "qwen3": "VanillaDecoderForCausalLM",
+    "mistral": "VanillaDecoderForCausalLM",
+    "eurobert": "VanillaEncoderForSequenceClassification",
+    "gemma3_text": "VanillaEncoderModel",
     "bart": "VanillaSeq2SeqForConditionalGeneration",
     "mbart": "VanillaSeq2SeqForConditionalGeneration",
     "marian": "VanillaSeq2SeqForConditionalGeneration",
@@ -346,6 +467,31 @@ def test_unsupported_field_raises_before_files_are_written(family, field, tmp_pa
     with raises(ValueError, seen=(field, wrong)):
         convert(tmp_path / "ours", tmp_path / "theirs", to=family)
     assert not (tmp_path / "theirs").exists()
+
+
+def test_bias_that_qwen2_lacks_raises_before_files_are_written(tmp_path):
+    model = our_model("qwen2", "VanillaDecoderForCausalLM", 0)
+    model.model.layers[0].self_attn.o_proj.bias.data += 1
+    model.save_pretrained(tmp_path / "ours")
+    with raises(ValueError, seen="layers.0.self_attn.o_proj.bias"):
+        convert(tmp_path / "ours", tmp_path / "theirs", to="qwen2")
+    assert not (tmp_path / "theirs").exists()
+
+
+def test_base_for_each_kind_of_layer_cannot_become_llama(tmp_path):
+    rope = {name: {"rope_theta": 500.0} for name in ("full_attention", "sliding_attention")}
+    model = our_model("llama", "VanillaDecoderModel", 0, rope_parameters=rope)
+    model.save_pretrained(tmp_path / "ours")
+    with raises(ValueError, seen=("rope_parameters", "sliding_attention")):
+        convert(tmp_path / "ours", tmp_path / "theirs", to="llama")
+
+
+def test_window_in_some_layers_cannot_become_mistral(tmp_path):
+    kinds = ["full_attention", "sliding_attention"]
+    fields = dict(num_hidden_layers=2, layer_types=kinds, sliding_window=4)
+    our_model("mistral", "VanillaDecoderModel", 0, **fields).save_pretrained(tmp_path / "ours")
+    with raises(ValueError, seen=("sliding_window", 4)):
+        convert(tmp_path / "ours", tmp_path / "theirs", to="mistral")
 
 
 def test_other_variant_and_unknown_family_are_rejected(tmp_path):

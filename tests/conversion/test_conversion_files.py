@@ -22,7 +22,8 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast, pipe
 
 import vanilla_transformer
 from vanilla_transformer.conversion import convert, plan_conversion
-from vanilla_transformer.conversion.registry import FAMILIES, UNSUPPORTED
+from vanilla_transformer.conversion.registry import FAMILIES
+from vanilla_transformer.conversion.rejected import ANY, REJECTED
 from vanilla_transformer_export import TextRuntime, export
 from vanilla_transformer_export.cli.main import main
 
@@ -356,17 +357,30 @@ def test_unsupported_architecture_is_rejected(bert):
 
 
 def test_unknown_family_is_rejected(bert):
-    edit_json(bert[0] / "config.json", model_type="gemma")
-    with raises(ValueError, seen=("model_type", "gemma")):
+    edit_json(bert[0] / "config.json", model_type="nope")
+    with raises(ValueError, seen=("model_type", "nope")):
         plan_conversion(bert[0])
 
 
-@pytest.mark.parametrize("model_type", UNSUPPORTED)
-def test_unsupported_family_is_rejected_with_reason(model_type, bert):
-    assert model_type in transformers.CONFIG_MAPPING and model_type not in FAMILIES
-    edit_json(bert[0] / "config.json", model_type=model_type)
-    with raises(ValueError, seen=("model_type", model_type, UNSUPPORTED[model_type])):
-        plan_conversion(bert[0])
+@pytest.mark.parametrize("row", REJECTED, ids=lambda row: "-".join(map(str, row.fields.values())))
+def test_rejected_checkpoint_has_reason_and_alternative(row, bert):
+    fields = {name: 8 if value is ANY else value for name, value in row.fields.items()}
+    is_reachable = len(fields) > 1 or fields.get("model_type") not in FAMILIES
+    assert row.reason and row.instead and is_reachable
+    for form in (fields, {"rope_scaling": fields}) if "rope_type" in fields else (fields,):
+        edit_json(bert[0] / "config.json", **form)
+        with raises(ValueError, seen=(*fields, *fields.values(), row.reason, row.instead)):
+            plan_conversion(bert[0])
+
+
+def test_defaults_of_a_class_are_rejected_with_a_reason(tmp_path):
+    config = transformers.EuroBertConfig(architectures=["EuroBertForSequenceClassification"])
+    config.save_pretrained(tmp_path)  # whose classifier_pooling is late
+    with raises(ValueError, seen=("classifier_pooling", "late")):
+        plan_conversion(tmp_path)
+    transformers.Gemma3TextConfig().save_pretrained(tmp_path)
+    with raises(ValueError, seen=("use_bidirectional_attention", False)):
+        plan_conversion(tmp_path)
 
 
 def test_to_is_required_for_our_checkpoints_and_rejected_for_others(bert, tmp_path):

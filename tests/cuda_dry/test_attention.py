@@ -19,15 +19,15 @@ DTYPES = [FLOAT, FLOAT16, *[BFLOAT16] * (CAPABILITY >= 80)]
 HEADS = 4
 
 
-def kernel(dtype, query, keys, width, value_width, has_bias):
+def kernel(dtype, query, keys, width, value_width, has_bias, key_heads=HEADS):
     """Return the kind of kernel that runs attention of `query` tokens to `keys` tokens."""
     shapes = {
         "query": (2, query, HEADS * width),
-        "keys": (2, keys, HEADS * width),
-        "values": (2, keys, HEADS * value_width),
+        "keys": (2, keys, key_heads * width),
+        "values": (2, keys, key_heads * value_width),
         **({"bias": (2, 1, query, keys)} if has_bias else {}),
     }
-    node = make_node("Attention", list(shapes), ["y"], q_num_heads=HEADS, kv_num_heads=HEADS)
+    node = make_node("Attention", list(shapes), ["y"], q_num_heads=HEADS, kv_num_heads=key_heads)
     inputs = [make_tensor_value_info(name, dtype, shape) for name, shape in shapes.items()]
     graph = make_graph([node], "g", inputs, [make_tensor_value_info("y", dtype, None)])
     model = make_model(graph, opset_imports=[make_opsetid("", 24)], ir_version=10)
@@ -58,6 +58,13 @@ def test_attention_with_a_bias_is_one_kernel_for_keys_in_multiples_of_4(dtype, q
     assert kernel(dtype, query, 64, 64, 64, has_bias=True) == "cutlass"
     assert kernel(dtype, query, 64, 24, 40, has_bias=True) == "cutlass"
     assert kernel(dtype, query, 66, 64, 64, has_bias=True) == "unfused"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("query", [1, 3, 64])
+def test_attention_of_grouped_keys_is_one_kernel_in_half_precision(dtype, query):
+    expected = "unfused" if dtype == FLOAT else "cutlass"
+    assert kernel(dtype, query, 64, 64, 64, has_bias=True, key_heads=2) == expected
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -23,7 +23,8 @@ RUNS = [case for case in cases() if case.dtype != "bf16" or CAPABILITY >= 80]
 GENERATE = [case for case in RUNS if case.generates]
 READ = [case for case in RUNS if not case.generates]
 GREEDY = dict(max_new_tokens=20, eos_token_id=[])
-SHAPES = {"Squeeze", "Concat", "Div", "Mul", "Neg", "Mod"}  # arithmetic that runs on the host
+# arithmetic with sizes, and a look-up by them, that run on the host
+SHAPES = {"Squeeze", "Concat", "Div", "Mul", "Neg", "Mod", "Add", "Sub", "Min", "Gather"}
 BEAMS = GREEDY | dict(num_beams=3)
 
 

@@ -43,6 +43,13 @@ QUESTIONS = [
 CLASSES = "VanillaEncoderForSequenceClassification"
 GENERATORS = ("VanillaSeq2SeqForConditionalGeneration", "VanillaDecoderForCausalLM")
 WIDTHS = {"head_dim": 8, "value_head_dim": 8}  # supported by onnxruntime's decoder attention
+GROUPED = {
+    "num_key_value_heads": 1,
+    "use_qk_norm": True,
+    "norm_first": True,
+    "sandwich_norm": True,
+    "position_embedding_type": "rotary",
+}
 
 
 @pytest.fixture
@@ -149,11 +156,15 @@ def forced_logits(runtime, ids, read):
 
 
 @pytest.mark.parametrize(
-    "architecture", [GENERATORS[0], pytest.param(GENERATORS[1], marks=pytest.mark.slow)]
+    "architecture, fields",
+    [
+        (GENERATORS[0], {"encoder_layers": 1, "decoder_layers": 1}),
+        pytest.param(GENERATORS[1], {}, marks=pytest.mark.slow),
+        (GENERATORS[1], GROUPED),
+    ],
 )
-def test_calibrated_generator_has_no_row_scales(tmp_path, text, architecture):
-    layers = {"encoder_layers": 1, "decoder_layers": 1} if "Seq2Seq" in architecture else {}
-    tokenizer = save_model(tmp_path / "model", architecture, **layers, **WIDTHS)
+def test_calibrated_generator_has_no_row_scales(tmp_path, text, architecture, fields):
+    tokenizer = save_model(tmp_path / "model", architecture, **fields, **WIDTHS)
     tokens = range(len(tokenizer) // 2, len(tokenizer))
     settings = {"target": "cpu", "dtype": "int8", "shortlist": tokens, "calibrate": text}
     manifest = export(tmp_path / "model", tmp_path / "out", cases=1, **settings)

@@ -245,7 +245,8 @@ def test_add_bos_token_is_set_if_template_only_adds_bos(
 
 
 def test_genai_config_has_graph_lengths_and_special_tokens(unchecked, tmp_path):
-    save_decoder(tmp_path / "checkpoint", num_attention_heads=4, max_position_embeddings=40)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    save_decoder(tmp_path / "checkpoint", **heads, max_position_embeddings=40)
     manifest = export(tmp_path / "checkpoint", tmp_path / "out", dtype="int8")
     assert manifest["genai"] == {"config": True, "tokenizer": True}
     assert read_json(tmp_path / "out/genai_config.json") == {
@@ -261,7 +262,7 @@ def test_genai_config_has_graph_lengths_and_special_tokens(unchecked, tmp_path):
                 "hidden_size": 16,
                 "head_size": 4,
                 "num_attention_heads": 4,
-                "num_key_value_heads": 4,
+                "num_key_value_heads": 2,
                 "num_hidden_layers": 1,
                 "inputs": {
                     "input_ids": "input_ids",

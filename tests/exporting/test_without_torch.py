@@ -73,6 +73,15 @@ MODELS = {
         {"num_hidden_layers": 1, "image_size": 12, "patch_size": 4},
     ),
 }
+ROTARY = [
+    {"position_embedding_type": "rotary", **fields}
+    for fields in (
+        {},
+        {"rope_theta": 50.0},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_parameters": {"full_attention": {"rope_theta": 5}, "sliding_attention": {}}},
+    )
+]
 EXPORTS = {
     "encoder": ["--target", "cpu", "--dtype", "int4"],
     "encoder ": ["--dtype", "fp32,int8", "--opset", "20", "--triton", "TRITON"],
@@ -238,14 +247,13 @@ def test_config_fields_match_transformers(tmp_path):
     expected = {}
     for model_type, config_class in CONFIGS.items():
         name = list(config_class.auto_classes().values())[0]
-        for number, fields in enumerate(
-            [
-                {},
-                {"N": 3, "h": 2, "d_k": 6},
-                {"num_labels": 5},
-                {"id2label": {0: "a", 1: "b", 2: "c"}},
-            ]
-        ):
+        cases = [
+            {},
+            {"N": 3, "h": 2, "d_k": 6},
+            {"num_labels": 5},
+            {"id2label": {0: "a", 1: "b", 2: "c"}},
+        ]
+        for number, fields in enumerate(cases + ROTARY * (model_type != "vanilla-vision")):
             directory = tmp_path / f"{model_type}-{number}"
             config = config_class(**fields, architectures=[name])
             config.save_pretrained(directory)
@@ -354,7 +362,7 @@ FAULTS = {
     ),
     "a later option": (
         lambda path: edit_json(path / "config.json", position_embedding_type="alibi"),
-        "'sinusoidal', 'learned', 'rotary', 'relative', 'learned_relative', 'none'), got alibi",
+        "'relative', 'learned_relative', 'disentangled', 'none'), got alibi",
     ),
     "a size that is none": (
         lambda path: edit_json(path / "config.json", hidden_size=0),

@@ -14,6 +14,7 @@ import onnx
 import onnxruntime
 import pytest
 from checkpoints import default_graphs, perturbed
+from graph_variants import ENCODER
 from targets import MODELS, SIZES, exports_for, prompts
 from written import operators, write
 
@@ -209,7 +210,7 @@ def test_full_sequence_graphs_are_batch_invariant(exported, name, dtype, request
     )
 
 
-@cases("seq2seq", "causal", "causal-window", "causal-relative")
+@cases("seq2seq", "causal", "causal-window", "causal-relative", "causal-grouped")
 def test_decode_step_graphs_are_batch_invariant(exported, name, dtype, request):
     """The rows have different numbers of earlier tokens."""
     _, directory = exported(name, dtype)
@@ -241,6 +242,24 @@ def test_mean_pooling_is_batch_invariant(tmp_path, dtype):
     fields = dict(num_hidden_layers=1, classifier_pooling="mean")
     save_and_export(tmp_path, dtype, "VanillaEncoderForSequenceClassification", fields)
     check_sequences(tmp_path / "out/onnx/model.onnx", dtype, 48, BATCH_SIZES)
+
+
+@pytest.mark.parametrize(
+    "name, dtype",
+    [
+        ("modernbert", "int8"),
+        *(
+            pytest.param(name, dtype, marks=pytest.mark.slow)
+            for name in ("modernbert", "odd buckets", "disentangled window", "rotary odd heads")
+            for dtype in DTYPES
+        ),
+    ],
+)
+def test_windows_and_positions_of_encoders_are_batch_invariant(tmp_path, name, dtype, request):
+    fields = {"num_hidden_layers": 2, **ENCODER[name]}
+    save_and_export(tmp_path, dtype, "VanillaEncoderForSequenceClassification", fields)
+    path = tmp_path / "out/onnx/model.onnx"
+    check_sequences(path, dtype, 48, select_batch_sizes(request))
 
 
 def save_and_export(directory, dtype, architecture, fields):

@@ -26,6 +26,7 @@ NEW_TOKENS = 40
 CASES = [
     ("seq2seq", "cpu"),
     ("causal-window", "cpu"),
+    ("causal-grouped", "cpu"),
     pytest.param("causal", "cpu", marks=pytest.mark.slow),
     pytest.param("causal-relative", "cpu", marks=pytest.mark.slow),
     ("causal-relative", "portable"),

@@ -55,11 +55,12 @@ def test_parameter_counts_match_table_3(preset, changes, millions):
 
 
 COMMON_DEFAULTS = dict(
-    max_position_embeddings=512, position_ids_from="place", rope_theta=10_000.0,
+    max_position_embeddings=512, position_ids_from="place", rope_parameters=None,
     relative_attention_num_buckets=32, relative_attention_max_distance=128, sliding_window=None,
     scale_embedding=True, embedding_norm=False, norm_first=False, final_norm=False,
     norm_type="layer_norm", layer_norm_eps=1e-5, gated=False, linear_bias=True,
-    attention_bias=True, initializer_range=0.02, lm_head_bias=True, activation_dropout=0.0,
+    attention_bias=True, num_key_value_heads=8, use_qk_norm=False, sandwich_norm=False,
+    skip_first_prenorm=False, initializer_range=0.02, lm_head_bias=True, activation_dropout=0.0,
     classifier_dropout=0.1,
     tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2, sep_token_id=None,
 )  # fmt: skip
@@ -70,8 +71,10 @@ DEFAULTS = {
         lm_transform_act=None,
         token_transform_act=None,
         classifier_pooling="cls",
+        classifier_act=None,
+        layer_types=None,
     ),
-    VanillaDecoderConfig: dict(use_cache=True, add_cross_attention=False),
+    VanillaDecoderConfig: dict(layer_types=None, use_cache=True, add_cross_attention=False),
     VanillaSeq2SeqConfig: dict(
         use_cache=True,
         decoder_start_token_id=1,
@@ -278,7 +281,10 @@ NON_DEFAULTS = {
 @every_config
 def test_fields_newer_than_paper_round_trip(config_class, positions, tmp_path):
     changes = dict(
-        position_embedding_type=positions, rope_theta=500, relative_attention_num_buckets=16,
+        position_embedding_type=positions, relative_attention_num_buckets=16,
+        rope_parameters={"rope_type": "linear", "rope_theta": 500, "factor": 2.5},
+        num_key_value_heads=1, use_qk_norm=True, norm_first=True, sandwich_norm=True,
+        skip_first_prenorm=True,
         sliding_window=4, relative_attention_max_distance=20, final_norm=True, linear_bias=True,
         attention_bias=False, norm_type="rms_norm", gated=True, embedding_size=10,
     )  # fmt: skip
@@ -368,11 +374,35 @@ ERRORS = {
             "got 20",
         ],
     ),
-    "angles without a base": (dict(rope_theta=0), ["rope_theta", "above 0", "got 0"]),
-    "angles with a negative base": (dict(rope_theta=-1.0), ["rope_theta", "above 0", "got -1.0"]),
-    "angles with an infinite base": (
-        dict(rope_theta=float("inf")),
-        ["rope_theta", "above 0", "got inf"],
+    **{
+        f"angles with {parameters}": (
+            dict(position_embedding_type="rotary", rope_parameters=parameters),
+            seen,
+        )
+        for parameters, seen in [
+            ({"rope_theta": 0}, ["rope_theta", "above 0", "got 0"]),
+            ({"rope_theta": -1.0}, ["rope_theta", "above 0", "got -1.0"]),
+            ({"rope_theta": float("inf")}, ["rope_theta", "above 0", "got inf"]),
+            ({"rope_theta": "far"}, ["rope_theta", "above 0", "got 'far'"]),
+            ({"rope_type": "linear"}, ["factor", "above 0", "got None"]),
+            ({"rope_type": "linear", "factor": 0.0}, ["factor", "above 0", "got 0.0"]),
+            ({"rope_type": "yarn", "factor": 2.0}, ["rope_type", "default or linear", "'yarn'"]),
+            ({"rope_type": "longrope"}, ["rope_type", "default or linear", "'longrope'"]),
+            ({"partial_rotary_factor": 0.5}, ["rope_theta", "factor", "partial_rotary_factor"]),
+            ({"sliding_attention": {"rope_theta": 50}}, ["rope_type", "full_attention", "None"]),
+        ]
+    },
+    "key heads that do not divide": (
+        dict(num_key_value_heads=3),
+        ["num_key_value_heads", "divide num_attention_heads, 8", "got 3"],
+    ),
+    "norm of outputs in post-norm": (
+        dict(sandwich_norm=True),
+        ["sandwich_norm=True", "norm_first=True", "norm_first=False"],
+    ),
+    "no first norm in post-norm": (
+        dict(skip_first_prenorm=True),
+        ["skip_first_prenorm=True", "norm_first=True", "norm_first=False"],
     ),
     "an epsilon that is no number": (
         dict(layer_norm_eps=float("nan")),
@@ -393,6 +423,7 @@ ERRORS = {
 for name in [
     "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim",
     "value_head_dim", "max_position_embeddings", "sliding_window", "embedding_size",
+    "num_key_value_heads",
 ]:  # fmt: skip
     ERRORS |= {
         f"{name} {value}": ({name: value}, [name, "at least 1", str(value)]) for value in (0, -4)
@@ -445,7 +476,80 @@ def test_sliding_window_of_one_is_for_encoders_only(config_class):
     assert VanillaEncoderConfig(sliding_window=1).sliding_window == 1
 
 
-@pytest.mark.parametrize("name", ["pooler_act", "lm_transform_act", "token_transform_act"])
+STACKS = [VanillaEncoderConfig, VanillaDecoderConfig]
+
+
+@pytest.mark.parametrize(
+    "types, window, seen, expected",
+    [
+        (["full_attention"] * 5, None, 5, 6),
+        (["chunked_attention"] * 6, 4, "chunked_attention", "sliding_attention"),
+        (["sliding_attention"] * 6, None, "sliding_attention", "sliding_window"),
+    ],
+)
+@pytest.mark.parametrize("config_class", STACKS)
+def test_invalid_layer_types_raise(config_class, types, window, seen, expected):
+    with raises(ValueError, seen=("layer_types", seen), expected=expected):
+        config_class(layer_types=types, sliding_window=window)
+
+
+@pytest.mark.parametrize("config_class", STACKS)
+def test_layer_types_follow_changed_window_and_depth(config_class):
+    config = config_class(num_hidden_layers=3)
+    assert config.types_of_layers(3) == ["full_attention"] * 3
+    assert config_class.from_dict(config.to_dict(), sliding_window=4, num_hidden_layers=2)
+    config.sliding_window = 4
+    assert config.types_of_layers(2) == ["sliding_attention"] * 2
+
+
+def test_rotary_angles_of_each_layer_type():
+    config = VanillaEncoderConfig(
+        position_embedding_type="rotary",
+        num_hidden_layers=2,
+        layer_types=["full_attention", "sliding_attention"],
+        sliding_window=3,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 2.5, "rope_theta": 7.0},
+            "sliding_attention": {"rope_theta": 50},
+        },
+    )
+    assert config.rope("full_attention") == (7.0, 2.5)
+    assert config.rope("sliding_attention") == (50, 1.0)
+    again = VanillaEncoderConfig.from_dict(config.to_dict())
+    assert again.rope_parameters == config.rope_parameters
+
+
+@every_config
+def test_base_of_angles_in_older_files_is_read(config_class):
+    config = config_class.from_dict({"position_embedding_type": "rotary", "rope_theta": 77.0})
+    assert config.rope("full_attention") == (77.0, 1.0)
+    assert config_class(position_embedding_type="rotary").rope("full_attention") == (10_000, 1.0)
+
+
+@pytest.mark.parametrize("config_class", [VanillaDecoderConfig, VanillaSeq2SeqConfig])
+def test_disentangled_positions_are_for_encoders_only(config_class):
+    with raises(ValueError, seen=config_class.model_type, expected="encoder"):
+        config_class(position_embedding_type="disentangled")
+
+
+@pytest.mark.parametrize("given", [dict(use_qk_norm=True), dict(num_key_value_heads=2)])
+def test_disentangled_positions_refuse_other_heads(given):
+    [seen] = [f"{name}={value}" for name, value in given.items()]
+    with raises(ValueError, seen=seen, expected=8):
+        VanillaEncoderConfig(position_embedding_type="disentangled", **given)
+
+
+def test_disentangled_buckets_reach_their_last_distance():
+    given = dict(position_embedding_type="disentangled", relative_attention_num_buckets=9)
+    with raises(ValueError, seen=5, expected=5):
+        VanillaEncoderConfig(**given, relative_attention_max_distance=5)
+    VanillaEncoderConfig(**given, relative_attention_max_distance=6)
+
+
+ACTIVATIONS = ["pooler_act", "lm_transform_act", "token_transform_act", "classifier_act"]
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
 def test_unknown_encoder_activation_raises(name):
     with raises(ValueError, seen=(name, "tahn")):
         VanillaEncoderConfig(**{name: "tahn"})
@@ -468,7 +572,7 @@ def test_negative_type_vocab_size_raises():
         *[
             (c, {n: "far"})
             for c in CONFIGS
-            for n in ("rope_theta", "relative_attention_max_distance")
+            for n in ("rope_parameters", "relative_attention_max_distance")
         ],
         *[(c, {n: v}) for c in CONFIGS for n in ("d_model", "d_ff", "h") for v in ("x", 1.5, None)],
         *[(c, dict(N=1.5)) for c in CONFIGS],
@@ -542,7 +646,7 @@ def test_invalid_value_set_later_is_not_saved(tmp_path):
         ("slidding_window", "sliding_window"),
         ("final_norms", "final_norm"),
         ("linear_biases", "linear_bias"),
-        ("rope_thetas", "rope_theta"),
+        ("rope_parameter", "rope_parameters"),
         ("relative_attention_buckets", "relative_attention_num_buckets"),
         ("relative_attention_max_distances", "relative_attention_max_distance"),
     ],

@@ -54,7 +54,7 @@ CHANGES = {
     ),
     "rotary positions": (dict(position_embedding_type="rotary"), dict(positions="rotary")),
     "rotary positions with another base": (
-        dict(position_embedding_type="rotary", rope_theta=50),
+        dict(position_embedding_type="rotary", rope_parameters={"rope_theta": 50}),
         dict(positions="rotary", rope_theta=50.0),
     ),
     "relative positions": RELATIVE,
@@ -117,6 +117,33 @@ CHANGES = {
             window=3, eps=1e-3
         ),
     ),
+    "keys and values of two heads": (
+        dict(num_attention_heads=4, num_key_value_heads=2, head_dim=4, value_head_dim=5),
+        dict(h=4, key_heads=2, d_k=4, d_v=5),
+    ),
+    "one head of keys and values, rotary": (
+        dict(num_key_value_heads=1, position_embedding_type="rotary", head_dim=4),
+        dict(key_heads=1, positions="rotary", d_k=4, d_v=4),
+    ),
+    "norms of heads": (
+        dict(use_qk_norm=True, position_embedding_type="rotary", head_dim=4),
+        dict(qk_norm=True, positions="rotary", d_k=4, d_v=4),
+    ),
+    "norms of outputs": (
+        dict(sandwich_norm=True, norm_first=True, norm_type="rms_norm"),
+        dict(sandwich=True, norm_first=True, final_norm=True, rms_norm=True),
+    ),
+    "no first norm": (
+        dict(skip_first_prenorm=True, norm_first=True, embedding_norm=True),
+        dict(skips_first_norm=True, norm_first=True, final_norm=True, embedding_norm=True),
+    ),
+    "angles over a factor": (
+        dict(
+            position_embedding_type="rotary",
+            rope_parameters={"rope_type": "linear", "rope_theta": 50, "factor": 2.5},
+        ),
+        dict(positions="rotary", rope_theta=50.0, rope_factor=2.5),
+    ),
     "narrow embeddings": (dict(embedding_size=8), dict(e=8)),
     "narrow embeddings and a norm": (
         dict(embedding_size=8, embedding_norm=True), dict(e=8, embedding_norm=True)
@@ -131,7 +158,29 @@ CHANGES = {
             final_norm=True
         ),
     ),
-    # Changes of one variant only.
+    # Changes of one or two variants only.
+    "a window in the first layer": (
+        dict(sliding_window=2, layer_types=["sliding_attention", "full_attention"]),
+        dict(window=2, wide_layers=(1,)),
+    ),
+    "a base for each type of layers": (
+        dict(
+            sliding_window=2, layer_types=["full_attention", "sliding_attention"],
+            position_embedding_type="rotary", rope_parameters={
+                "full_attention": {"rope_theta": 300.0}, "sliding_attention": {"rope_theta": 50.0}
+            },
+        ),
+        dict(
+            window=2, wide_layers=(0,), positions="rotary", rope_theta=50.0, wide_theta=300.0
+        ),
+    ),
+    "disentangled positions": (
+        dict(
+            position_embedding_type="disentangled", relative_attention_num_buckets=5,
+            relative_attention_max_distance=5,
+        ),
+        dict(positions="disentangled", buckets=5, max_distance=5),
+    ),
     "token types": (dict(type_vocab_size=3), {}),
     "token types and a norm": (
         dict(type_vocab_size=3, embedding_norm=True), dict(embedding_norm=True)
@@ -148,7 +197,8 @@ CHANGES = {
     ),
 }  # fmt: skip
 ENCODER_ONLY = ["token types", "token types and a norm", "transform in front of the projection"]
-ENCODER_ONLY += ["narrow embeddings, token types and a transform"]
+ENCODER_ONLY += ["narrow embeddings, token types and a transform", "disentangled positions"]
+ONE_STACK_ONLY = ["a window in the first layer", "a base for each type of layers"]
 SEQ2SEQ_ONLY = ["each side its own embeddings"]
 TIED = ["lm_head.weight", "model.decoder.embeddings.embed_tokens.weight"]
 VARIANTS = {
@@ -169,6 +219,8 @@ ALL = [
         and variant != "encoder"
         or change in SEQ2SEQ_ONLY
         and variant != "seq2seq"
+        or change in ONE_STACK_ONLY
+        and variant == "seq2seq"
     )
 ]
 attentions = pytest.mark.parametrize("attention", ["eager", "sdpa"])

@@ -3,8 +3,11 @@
 Tokens and logits equal those of the torch model, which keeps all keys and masks them.
 """
 
+import json
+import math
+from pathlib import Path
+
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 import torch
@@ -12,7 +15,8 @@ from checkpoints import EOS, PAD, SIZES, perturbed
 from transformers import DynamicCache
 
 from vanilla_transformer_export import Runtime, export
-from vanilla_transformer_export.graphs import attention
+from vanilla_transformer_export.graphs import encoder_attention
+from vanilla_transformer_export.specs.graph_spec import LONG
 from vanilla_transformer_export.targets.cpu import decoder as cpu
 from vanilla_transformer_export.targets.portable import decoder as portable
 
@@ -28,12 +32,10 @@ def small_capacity(monkeypatch):
 
 
 @pytest.fixture
-def open_model(exported, exported_for):
+def open_model(exported_for):
     """Return a function from a name and a target to the torch model and its runtime."""
 
     def load(name, target):
-        if target == "portable":
-            return exported(name).model, Runtime(exported(name).directory, threads=1)
         model, directory = exported_for(name, target)
         return model, Runtime(directory, threads=1)
 
@@ -61,6 +63,9 @@ def expected_tokens(model, ids, mask, **options):
 
 CASES = [
     ("causal-window", "cpu"),
+    # the layer without a window reads keys that the other no longer reads
+    ("causal-grouped", "cpu"),
+    ("causal-grouped", "portable"),
     # its caches grow, since relative biases depend on cache positions
     pytest.param("causal-relative", "cpu", marks=pytest.mark.slow),
     ("causal-relative", "portable"),
@@ -136,16 +141,18 @@ def sources(length):
     return ids, (np.arange(length) < ends[:, None]).astype(np.int64)
 
 
+@pytest.mark.parametrize("target", ["portable", "cpu"])
 @pytest.mark.parametrize("window", [1, 3, 6])
-def test_block_attention_matches_masked_attention(window, monkeypatch, tmp_path):
+def test_block_attention_matches_masked_attention(window, target, monkeypatch, tmp_path):
     """Windows are smaller than a block or equal to it. Lengths are below, at and above multiples of
     the block."""
-    monkeypatch.setattr(attention, "MIN_BLOCK", 4)
+    for name, number in (("MIN_BLOCK", 4), ("MIN_BLOCKS", 0), ("LONG", 0)):
+        monkeypatch.setattr(encoder_attention, name, number)
     model = perturbed(
         "VanillaEncoderModel", SIZES | dict(num_hidden_layers=2, sliding_window=window)
     )
     model.save_pretrained(tmp_path / "model")
-    export(tmp_path / "model", tmp_path / "out", cases=1)
+    export(tmp_path / "model", tmp_path / "out", target=target, cases=1)
     runtime = Runtime(tmp_path / "out", threads=1)
     for length in (1, 2, 3, 4, 5, 8, 11, 12, 13, 31):
         ids, mask = sources(length)
@@ -158,29 +165,34 @@ def test_block_attention_matches_masked_attention(window, monkeypatch, tmp_path)
         assert np.isfinite(actual).all()
 
 
-def test_block_attention_cost_is_linear_in_length(exported):
-    """Count the scores of queries and keys."""
-    graph = onnx.load(exported("answers").directory / "onnx/model.onnx")
-    scores = [node.input[0] for node in graph.graph.node if node.op_type == "Softmax"]
-    graph.graph.output.extend(onnx.ValueInfoProto(name=name) for name in scores)
-    session = onnxruntime.InferenceSession(graph.SerializeToString())
-    counts = []
-    for length in (512, 2048):
+def test_attention_cost_is_linear_in_the_length_of_long_texts(exported, tmp_path):
+    """Count the scores of queries and keys, by the shapes that onnxruntime saw."""
+    options = onnxruntime.SessionOptions()
+    options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
+    session = onnxruntime.InferenceSession(
+        exported("answers").directory / "onnx/model.onnx", options
+    )
+    for length in (100, 512, 2048):
         ids = np.full((1, length), 5)
-        counts.append(
-            sum(
-                result.size
-                for result in session.run(
-                    scores, {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-                )
-            )
-        )
-    assert counts[1] == 4 * counts[0] < 4 * 2048 * 2048 / 8  # of 4 heads
+        session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
+    events = [event["args"] for event in json.loads(Path(session.end_profiling()).read_text())]
+    short, *counts = (
+        math.prod(event["output_type_shape"][0]["float"])
+        for event in events
+        if event.get("op_name") == "Softmax" and "output_type_shape" in event
+    )
+    assert short == 4 * 100 * 100  # of 4 heads
+    assert counts[1] == 4 * counts[0] < 4 * 2048 * 2048 / 8
 
 
-@pytest.mark.parametrize("length", [3, attention.MIN_BLOCK, 3 * attention.MIN_BLOCK + 5])
-def test_encoder_export_matches_torch_at_any_length(exported, length):
-    model, runtime = exported("answers").model, Runtime(exported("answers").directory, threads=1)
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize("length", [3, 64, LONG - 1, LONG, LONG + 5, 2000])
+def test_encoder_export_matches_torch_at_any_length(exported, tmp_path, length, target):
+    model, directory = exported("answers").model, exported("answers").directory
+    if target == "cpu":
+        directory = tmp_path
+        export(exported("answers").checkpoint, directory, target=target, cases=1)
+    runtime = Runtime(directory, threads=1)
     ids, mask = sources(length)
     with torch.no_grad():
         expected = model(torch.from_numpy(ids), torch.from_numpy(mask))

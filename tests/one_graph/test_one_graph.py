@@ -518,7 +518,7 @@ def test_decoder_of_cpu_target_matches_runtime(exported_for, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["causal-window", "causal-relative", "causal"])
+@pytest.mark.parametrize("name", ["causal-window", "causal-relative", "causal", "causal-grouped"])
 def test_decoder_beams_of_cpu_target_match_runtime(exported_for, tmp_path, name):
     model, directory = exported_for(name, "cpu")
     export(f"{directory}-checkpoint", tmp_path / "one", cases=1, target="cpu", generate="beam")

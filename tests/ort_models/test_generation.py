@@ -112,6 +112,18 @@ def first_row(batch):
     return {name: tensor[1:2] for name, tensor in batch.items()}
 
 
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"num_beams": 3, **PROCESSORS}])
+def test_caches_of_grouped_keys_match_torch(saved, target, options):
+    exported = saved("causal-grouped", target)
+    ours = ORTModelForCausalLM.from_pretrained(exported.directory)
+    theirs = AutoModelForCausalLM.from_pretrained(exported.checkpoint).eval()
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
+    batch = {"input_ids": torch.randint(3, 48, (2, 7)) * mask, "attention_mask": mask}
+    assert torch.equal(
+        generate_seeded(ours, batch, options), generate_seeded(theirs, batch, options)
+    )
+
+
 @pytest.mark.parametrize("options", IN_RUNTIME)
 def test_searches_run_in_runtime_and_match_torch(pair, calls, options):
     ours, theirs, batch = pair

@@ -21,6 +21,7 @@ from vanilla_transformer_export.scheduler.capacity import (
     preferred_rows,
     slots_per_worker,
     sources_length,
+    token_cost,
 )
 from vanilla_transformer_export.scheduler.slot_batch import SlotBatch
 
@@ -151,6 +152,8 @@ def test_small_models_use_several_workers_and_large_models_all_threads():
     assert arrange_workers(tiny, 4, workers=1, threads=3) == Arrangement(1, 3)
     assert [chunk_length(config) for config in (tiny, base, gpt2)] == [256, 32, 16]
     assert [sources_length(config) for config in (tiny, base)] == [512, 122]
+    one_key = {**gpt2, "num_key_value_heads": 1}
+    assert token_cost(gpt2) - token_cost(one_key) == 12 * 2 * (768 - 64) * 768
     decoder = {**gpt2, "hidden_size": 128, "num_attention_heads": 2}
     assert [preferred_rows(config) for config in (tiny, base, gpt2, decoder)] == [24, 0, 0, 0]
     assert (

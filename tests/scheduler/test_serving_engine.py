@@ -97,6 +97,7 @@ def admit_jobs(engine, name, options=OPTIONS, **others):
     "name, target, dtype",
     [
         (SEQ2SEQ, "cpu", "fp32"), (DECODER, "cpu", "fp32"), ("causal-window", "cpu", "fp32"),
+        ("causal-grouped", "cpu", "fp32"), ("causal-grouped", "cpu", "int8"),
         (SEQ2SEQ, "portable", "fp32"), (DECODER, "portable", "fp32"), ("seq2seq-t5", "cpu", "fp32")
     ],
 )  # fmt: skip

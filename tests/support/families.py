@@ -16,7 +16,10 @@ from vanilla_transformer.conversion.converter import get_converter
 ARCHITECTURES = {family: get_converter(family).ARCHITECTURES for family in FAMILIES}
 BACK = {family: ARCHITECTURES[family] for family in FAMILIES if FAMILIES[family].converts_back}
 TWINS = ("xlm-roberta", "camembert", "mt5")  # families that share all code with RoBERTa or T5
-FLOAT32_NORMS = ("t5", "mt5")  # norms in float32 limit the precision of float64
+T5 = ("t5", "mt5")
+LLAMAS = ("llama", "qwen2", "qwen3", "mistral", "eurobert", "gemma3_text")
+# norms, angles or scales in float32 limit the precision of float64
+FLOAT32_NORMS = (*T5, *LLAMAS, "modernbert", "nomic_bert", "gte", "deberta-v2")
 LENGTHS = [7, 3, 5]
 RIGHT = torch.tensor([[1] * length + [0] * (7 - length) for length in LENGTHS])
 
@@ -72,7 +75,10 @@ def random_config(family, architecture, seed):
     # embeddings
     narrow = 5 if seed % 2 == 0 or architecture.endswith(("MaskedLM", "CausalLM")) else width
     common = dict(vocab_size=vocabulary, tie_word_embeddings=seed % 2 == 0)
-    labels = dict(num_labels=2 if "QuestionAnswering" in architecture else 3)
+    if family == "nomic_bert":  # which is always tied
+        common.pop("tie_word_embeddings")
+    is_pair = architecture.endswith(("QuestionAnswering", "AlbertForPreTraining"))
+    labels = dict(num_labels=2 if is_pair else 3)
     if "patch_size" in names:
         fields = dict(
             hidden_size=width, num_hidden_layers=rng.randint(1, 3), hidden_act=act,
@@ -95,6 +101,29 @@ def random_config(family, architecture, seed):
             layer_norm_eps=rng.choice([1e-12, 1e-5]),
         )  # fmt: skip
         fields |= dict(embedding_size=narrow) if "embedding_size" in names else {}
+        if family == "albert":
+            fields |= dict(embedding_size=5)
+        if family in ("nomic_bert", "gte"):
+            rope = {"rope_type": "linear", "factor": 2.5, "rope_theta": rng.choice([77.0, 1e5])}
+            fields |= dict(rope_parameters=[None, rope][seed % 2], pad_token_id=1)
+        if family == "deberta-v2":
+            fields |= dict(
+                relative_attention=True, share_att_key=True, norm_rel_ebd="layer_norm",
+                pos_att_type="p2c|c2p", position_biased_input=False, pooler_hidden_act=act,
+                position_buckets=rng.choice([4, 7]), max_relative_positions=rng.choice([-1, 6]),
+            )  # fmt: skip
+    elif family == "modernbert":
+        bases = {"full_attention": {"rope_theta": 1e5}, "sliding_attention": {"rope_theta": 300.0}}
+        fields = dict(
+            hidden_size=width, intermediate_size=rng.randint(10, 30), num_hidden_layers=3,
+            num_attention_heads=heads, hidden_activation=act, norm_eps=rng.choice([1e-6, 1e-3]),
+            max_position_embeddings=positions, local_attention=rng.choice([2, 4]),
+            global_attn_every_n_layers=rng.choice([2, 3]), classifier_activation="silu",
+            norm_bias=seed % 2 == 1, attention_bias=seed % 2 == 1, mlp_bias=seed % 2 == 1,
+            classifier_bias=seed % 2 == 1, rope_parameters=bases, decoder_bias=seed % 2 == 0,
+            classifier_pooling=["cls", "mean"][seed % 2], pad_token_id=0, bos_token_id=1,
+            eos_token_id=2, cls_token_id=1, sep_token_id=2,
+        )  # fmt: skip
     elif family == "mpnet":
         fields = dict(
             hidden_size=width, intermediate_size=rng.randint(10, 30),
@@ -135,7 +164,28 @@ def random_config(family, architecture, seed):
             enable_bias=rng.random() < 0.5,
             _remove_final_layer_norm=norm_first and rng.random() < 0.5,
         )  # fmt: skip
-    elif family in FLOAT32_NORMS:
+    elif family in LLAMAS:
+        groups, layers = heads, rng.randint(1, 3)
+        heads *= rng.choice([1, 2])
+        kinds = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(layers)]
+        rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": rng.choice([500, 1e6])}
+        fields = dict(
+            hidden_size=width * 2, intermediate_size=rng.randint(10, 30), num_attention_heads=heads,
+            num_hidden_layers=layers, num_key_value_heads=groups, hidden_act=act,
+            max_position_embeddings=positions, rms_norm_eps=rng.choice([1e-6, 1e-3]),
+            head_dim=rng.choice([4, 10]), rope_parameters=rope, pad_token_id=0, bos_token_id=1,
+            eos_token_id=2, attention_bias=seed % 2 == 1, mlp_bias=seed % 2 == 1,
+            sliding_window=rng.choice([4, 5]), use_sliding_window=True, layer_types=kinds,
+            classifier_pooling="bos", use_bidirectional_attention=True, hidden_activation=act,
+            query_pre_attn_scalar=7,
+        )  # fmt: skip
+        if family == "eurobert":
+            fields["mlp_bias"] = False
+        if family == "gemma3_text":
+            sliding = {"rope_type": "default", "rope_theta": 300.0}
+            fields["rope_parameters"] = {"full_attention": rope, "sliding_attention": sliding}
+        fields = {name: value for name, value in fields.items() if name in names}
+    elif family in T5:
         # heads that together are of another width; a scale of queries that no rounding changes
         # at least those of the decoder, for which theirs makes as many caches
         layers = rng.randint(1, 3)
@@ -189,7 +239,8 @@ def random_model(architecture, config, dtype=torch.float32):
             else:
                 tensor.uniform_(-0.4, 0.4)
         for module in model.modules():
-            if type(module).__name__.endswith("LayerNorm") and module.weight is not None:
+            is_norm = type(module).__name__.endswith(("LayerNorm", "RMSNorm"))
+            if is_norm and module.weight is not None:
                 module.weight += 1  # around 1, so that what is in front of it stays visible
     return model
 
@@ -260,8 +311,9 @@ def compute_outputs(model, arguments):
     ):
         if outputs.get(name) is not None:
             tensors[name] = outputs[name]
-    if "seq_relationship_logits" in outputs:
-        tensors["seq_relationship_logits"] = outputs.seq_relationship_logits
+    for name in ("seq_relationship_logits", "sop_logits"):  # of ALBERT
+        if name in outputs:
+            tensors["seq_relationship_logits"] = outputs[name]
     if "decoder_input_ids" in arguments or "pixel_values" in arguments:
         return tensors
     mask = arguments["attention_mask"].bool()

@@ -14,6 +14,37 @@ T5 = {
     **RELATIVE, "norm_type": "rms_norm", "norm_first": True, "gated": True,
     "hidden_act": "gelu_new", "linear_bias": False, "scale_embedding": False, "lm_head_bias": False,
 }  # fmt: skip
+DISENTANGLED = {
+    "position_embedding_type": "disentangled",
+    "relative_attention_num_buckets": 6,
+    "relative_attention_max_distance": 9,
+}
+MODERNBERT = {
+    **ROTARY, "num_hidden_layers": 3, "sliding_window": 4, "norm_first": True,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 160.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 40.0},
+    },
+    "skip_first_prenorm": True, "embedding_norm": True, "scale_embedding": False,
+    "linear_bias": False, "gated": True, "hidden_act": "gelu", "lm_transform_act": "gelu",
+    "classifier_act": "gelu", "classifier_pooling": "mean",
+}  # fmt: skip
+# As Qwen3 and EuroBERT, with heads that are not as wide together as the states.
+QWEN3 = {
+    **ROTARY, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8,
+    "use_qk_norm": True, "norm_type": "rms_norm", "norm_first": True, "gated": True,
+    "hidden_act": "silu", "linear_bias": False, "scale_embedding": False, "lm_head_bias": False,
+}  # fmt: skip
+# As EmbeddingGemma, and Gemma 3 as a decoder.
+GEMMA = {
+    **QWEN3, "sandwich_norm": True, "hidden_act": "gelu_pytorch_tanh", "scale_embedding": True,
+    "num_hidden_layers": 3, "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "sliding_attention": {"rope_theta": 50.0}, "full_attention": {"rope_theta": 500.0},
+    },
+}  # fmt: skip
 COMMON = {
     "paper": {},
     "biases of the paper": {"attention_bias": False, "lm_head_bias": False},
@@ -25,7 +56,10 @@ COMMON = {
         "hidden_act": "gelu",
     },
     "embedding norm": {"embedding_norm": True, "layer_norm_eps": 1e-3},
-    "rotary": {**ROTARY, "rope_theta": 50.0},
+    "rotary": {
+        **ROTARY,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 50.0, "factor": 2.0},
+    },
     "relative": RELATIVE,
     "many buckets": {"position_embedding_type": "relative"},
     "learned relative": {**RELATIVE, **LEARNED, "position_embedding_type": "learned_relative"},
@@ -49,9 +83,25 @@ COMMON = {
     "window": {"sliding_window": 5},
     "rotary window": {"sliding_window": 5, **ROTARY},
     "relative window": {"sliding_window": 5, **RELATIVE},
+    "grouped keys": {"num_key_value_heads": 2},
+    "one key": {"num_key_value_heads": 1, "linear_bias": False, **RELATIVE},
+    "grouped window": {"num_key_value_heads": 2, "sliding_window": 5, **ROTARY},
+    "grouped other values": {"num_key_value_heads": 2, "head_dim": 8, "value_head_dim": 12},
+    "head norms": {"use_qk_norm": True},
+    "sandwich": {"norm_first": True, "sandwich_norm": True},
+    "qwen3": QWEN3,
 }
 SHORTLIST = {"shortlist": {"shortlist": [0, 1, 2, 5, 30, 47]}}  # for models that generate
-DECODER = {"several layers": {**RELATIVE, "num_hidden_layers": 3}}
+DECODER = {
+    "several layers": {**RELATIVE, "num_hidden_layers": 3},
+    "gemma": GEMMA,
+    "relative layer types": {
+        **RELATIVE,
+        "num_hidden_layers": 2,
+        "sliding_window": 3,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
+}
 ENCODER = {
     **DECODER,
     "bert": {
@@ -62,6 +112,49 @@ ENCODER = {
         "embedding_norm": True,
     },
     "electra": {"token_transform_act": "gelu"},
+    "modernbert": MODERNBERT,
+    "other classifiers": {"classifier_act": "silu", "pooler_act": "tanh"},
+    "nomic": {
+        **ROTARY,
+        "type_vocab_size": 2,
+        "embedding_norm": True,
+        "scale_embedding": False,
+        "gated": True,
+        "hidden_act": "silu",
+        "linear_bias": False,
+    },
+    "gte": {
+        **ROTARY,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 80.0, "factor": 1.5},
+        "embedding_norm": True,
+        "gated": True,
+        "hidden_act": "gelu",
+        "pooler_act": "tanh",
+    },
+    "deberta": {
+        **DISENTANGLED,
+        "num_hidden_layers": 2,
+        "embedding_norm": True,
+        "scale_embedding": False,
+        "hidden_act": "gelu",
+        "lm_transform_act": "gelu",
+        "pooler_act": "gelu",
+    },
+    "odd buckets": {**DISENTANGLED, "relative_attention_num_buckets": 5, "norm_first": True},
+    "disentangled rms norm": {
+        **DISENTANGLED,
+        "norm_type": "rms_norm",
+        "linear_bias": False,
+        "head_dim": 6,
+        "value_head_dim": 10,
+    },
+    "disentangled window": {**DISENTANGLED, "sliding_window": 4, "type_vocab_size": 3},
+    "rotary odd heads": {
+        **ROTARY,
+        "head_dim": 6,
+        "value_head_dim": 10,
+        "position_ids_from": "mask",
+    },
     "mean": {"classifier_pooling": "mean"},
 }
 SEQ2SEQ = {

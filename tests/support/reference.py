@@ -7,7 +7,7 @@ the numbers the arrays alone do not tell.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,9 +25,17 @@ class Paper:
     e: int | None = None
     positions: str = "sinusoidal"
     rope_theta: float = 10000.0
+    rope_factor: float = 1.0
     buckets: int = 32
     max_distance: int = 128
     window: int | None = None
+    # numbers of the layers without a window, and the base of their angles if it is another
+    wide_layers: tuple[int, ...] = ()
+    wide_theta: float | None = None
+    key_heads: int | None = None  # as `h` by default
+    qk_norm: bool = False
+    sandwich: bool = False
+    skips_first_norm: bool = False
     scale_embedding: bool = True
     embedding_norm: bool = False
     norm_first: bool = False
@@ -59,14 +67,15 @@ def position_encoding(position: int, d_model: int) -> np.ndarray:
     return row
 
 
-def rotation(position: int, d: int, theta: float) -> np.ndarray:
+def rotation(position: int, d: int, theta: float, factor: float) -> np.ndarray:
     """Return the rotation matrix (d, d) of `position` (Su et al. 2021, equations 15 and 34).
 
-    It turns the i-th pair of components by m theta_i = m * theta^(-2 (i - 1) / d), i = 1 ... d / 2.
+    It turns the i-th pair of components by m theta_i = m * theta^(-2 (i - 1) / d), i = 1 ... d / 2,
+    divided by `factor`.
     """
     matrix = np.zeros((d, d))
     for i in range(1, d // 2 + 1):
-        angle = position * theta ** (-2 * (i - 1) / d)
+        angle = position * theta ** (-2 * (i - 1) / d) / factor
         pair = slice(2 * (i - 1), 2 * i)
         matrix[pair, pair] = [
             [math.cos(angle), -math.sin(angle)],
@@ -94,6 +103,21 @@ def relative_bucket(offset: int, bidirectional: bool, buckets: int, max_distance
     while j + 1 < n and distance**n * exact ** (j + 1) >= max_distance ** (j + 1) * exact**n:
         j += 1
     return side + exact + j
+
+
+def distance_bucket(offset: int, buckets: int, max_distance: int) -> int:
+    """Return the row of `offset` = query - key in DeBERTa's table of 2 * `buckets` vectors.
+
+    Distances up to m = `buckets` / 2 have rows of their own (He et al. 2021, equation 3). From
+    there on the row is m + ceil(ln(distance / m) / ln((max_distance - 1) / m) * (m - 1)), as in
+    DeBERTaV3's code.
+    """
+    middle, distance = buckets // 2, abs(offset)
+    if distance > middle:
+        growth = math.log(distance / middle) / math.log((max_distance - 1) / middle)
+        distance = middle + math.ceil(growth * (middle - 1))
+    row = buckets + (distance if offset > 0 else -distance)
+    return min(max(row, 0), 2 * buckets - 1)
 
 
 # --------------------------------------------------------------------------------------- the layers
@@ -149,34 +173,54 @@ def attention(q, k, v, visible, bias=None):
     return output
 
 
-def multi_head(weights, name, paper, x, source, visible, rotations=None, biases=None):
+def multi_head(weights, name, paper, x, source, visible, rotations=None, biases=None, vectors=None):
     """Return section 3.2.2 for the module `name`: Concat(head_1, ..., head_h) W^O.
 
     head_i = Attention(x W^Q_i, source W^K_i, source W^V_i). `visible` says which positions of
     `source` each of `x` may look at. `rotations` has one matrix for each position, which turns its
-    query and its key; `biases` has one for each head.
+    query and its key; `biases` has one for each head. `vectors` are those of DeBERTa's distances,
+    and for each query and key the row of theirs.
     """
     has_bias = paper.bias if paper.attention_bias is None else paper.attention_bias
     q, k, v = (
         linear(weights, f"{name}.{p}_proj", s, has_bias)
         for p, s in (("q", x), ("k", source), ("v", source))
     )
-    assert q.shape[1] == k.shape[1] == paper.h * paper.d_k and v.shape[1] == paper.h * paper.d_v
+    key_heads = paper.key_heads or paper.h
+    assert q.shape[1] == paper.h * paper.d_k
+    assert k.shape[1] == key_heads * paper.d_k and v.shape[1] == key_heads * paper.d_v
     heads = []
     for i in range(paper.h):
-        columns, values = (
+        j = i // (paper.h // key_heads)
+        columns, key_columns, values = (
             slice(i * paper.d_k, (i + 1) * paper.d_k),
-            slice(i * paper.d_v, (i + 1) * paper.d_v),
+            slice(j * paper.d_k, (j + 1) * paper.d_k),
+            slice(j * paper.d_v, (j + 1) * paper.d_v),
         )
-        queries, keys = q[:, columns], k[:, columns]
+        queries, keys = q[:, columns], k[:, key_columns]
+        if paper.qk_norm:
+            queries = layer_norm(weights, f"{name}.q_norm", queries, paper)
+            keys = layer_norm(weights, f"{name}.k_norm", keys, paper)
         if rotations is not None:
             queries, keys = (
                 np.stack([r @ row for r, row in zip(rotations, rows)]) for rows in (queries, keys)
             )
-        heads.append(
-            attention(queries, keys, v[:, values], visible, None if biases is None else biases[i])
-        )
+        bias = None if biases is None else biases[i]
+        if vectors is not None:
+            bias = disentangled_bias(weights, name, columns, queries, keys, *vectors)
+        heads.append(attention(queries, keys, v[:, values], visible, bias))
     return linear(weights, name + ".o_proj", np.concatenate(heads, axis=1), has_bias)
+
+
+def disentangled_bias(weights, name, columns, queries, keys, vectors, rows):
+    """Return the two terms of He et al. 2021, equation 4, that have distances, over sqrt(d_k): of
+    one head, (T, T)."""
+    of_keys = linear(weights, f"{name}.k_proj", vectors)[:, columns]
+    of_queries = linear(weights, f"{name}.q_proj", vectors)[:, columns]
+    bias = np.zeros((len(queries), len(keys)))
+    for t, s in np.ndindex(bias.shape):
+        bias[t, s] = queries[t] @ of_keys[rows[t, s]] + keys[s] @ of_queries[rows[t, s]]
+    return bias / math.sqrt(queries.shape[1])
 
 
 def feed_forward(weights, name, paper, x):
@@ -277,10 +321,25 @@ def stack(
         memory_mask: 0 for padding of the source.
     """
     x = embed(weights, name + "embeddings", paper, table, tokens, positions, types)
-    visible, rotations, biases = visible_in(paper, mask, is_causal), None, None
+    biases, vectors = None, None
     seen = None if memory is None else everyone(len(tokens), memory_mask)
-    if paper.positions == "rotary":
-        rotations = [rotation(position, paper.d_k, paper.rope_theta) for position in positions]
+
+    def seen_and_rotations(n):
+        """Return which tokens see which in layer n, and the rotation of each."""
+        is_wide = n in paper.wide_layers
+        visible = visible_in(replace(paper, window=None) if is_wide else paper, mask, is_causal)
+        if paper.positions != "rotary":
+            return visible, None
+        theta = (paper.wide_theta if is_wide else None) or paper.rope_theta
+        return visible, [rotation(p, paper.d_k, theta, paper.rope_factor) for p in positions]
+
+    if paper.positions == "disentangled":
+        table = weights[name + "relative_positions.embed.weight"]
+        numbers = (paper.buckets, paper.max_distance)
+        rows = np.array(
+            [[distance_bucket(int(t - s), *numbers) for s in positions] for t in positions]
+        )
+        vectors = layer_norm(weights, name + "relative_positions.norm", table, paper), rows
     if paper.positions.endswith("relative"):
         learned = weights[name + "relative_positions.bias.weight"]
         numbers = (not is_causal, paper.buckets, paper.max_distance)
@@ -289,19 +348,23 @@ def stack(
         )
         biases = biases.transpose(2, 0, 1)
 
-    def residual(x, norm, sublayer):
+    def residual(x, norm, sublayer, output_norm=None):
         if paper.norm_first:
-            return x + sublayer(layer_norm(weights, norm, x, paper))
+            is_skipped = paper.skips_first_norm and norm == name + "layers.0.self_attn_norm"
+            assert is_skipped == (norm + ".weight" not in weights)
+            y = sublayer(x if is_skipped else layer_norm(weights, norm, x, paper))
+            return x + (layer_norm(weights, output_norm, y, paper) if output_norm else y)
         return layer_norm(weights, norm, x + sublayer(x), paper)
 
     for n in range(paper.N):
-        layer = f"{name}layers.{n}."
+        layer, inputs = f"{name}layers.{n}.", seen_and_rotations(n)
         x = residual(
             x,
             layer + "self_attn_norm",
-            lambda y, n=layer: multi_head(
-                weights, n + "self_attn", paper, y, y, visible, rotations, biases
+            lambda y, n=layer, inputs=inputs: multi_head(
+                weights, n + "self_attn", paper, y, y, *inputs, biases, vectors
             ),
+            layer + "self_attn_output_norm" if paper.sandwich else None,
         )
         if memory is not None:
             x = residual(
@@ -313,6 +376,7 @@ def stack(
             x,
             layer + "feed_forward_norm",
             lambda y, n=layer: feed_forward(weights, n + "feed_forward", paper, y),
+            layer + "feed_forward_output_norm" if paper.sandwich else None,
         )
     assert (name + "norm.weight" in weights) == paper.final_norm
     return layer_norm(weights, name + "norm", x, paper) if paper.final_norm else x

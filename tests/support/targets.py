@@ -38,6 +38,23 @@ MODELS = {
             tie_word_embeddings=False,
         ),
     ),
+    "causal-grouped": (
+        "VanillaDecoderForCausalLM",
+        dict(
+            num_hidden_layers=2,
+            num_key_value_heads=2,
+            use_qk_norm=True,
+            norm_first=True,
+            sandwich_norm=True,
+            position_embedding_type="rotary",
+            sliding_window=5,
+            layer_types=["sliding_attention", "full_attention"],
+            rope_parameters={
+                "sliding_attention": {"rope_theta": 50.0},
+                "full_attention": {"rope_theta": 500.0},
+            },
+        ),
+    ),
     "encoder": (
         "VanillaEncoderForPreTraining",
         dict(
@@ -67,7 +84,7 @@ OTHER_VALUES = {
 }
 # Attention adds something to their scores.
 WITH_BIAS = ["seq2seq-t5", "causal-relative", "encoder-relative"]
-GENERATORS = ["seq2seq", "causal", "causal-window"]
+GENERATORS = ["seq2seq", "causal", "causal-window", "causal-grouped"]
 generators = pytest.mark.parametrize("name", GENERATORS)
 SEQ2SEQ = ("seq2seq", "seq2seq-t5", "seq2seq-values")
 FILES = dict.fromkeys(SEQ2SEQ, ("onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx"))

@@ -35,10 +35,11 @@ def test_each_layer_has_one_operator_per_attention_and_one_qkv_matmul(exported, 
     assert graph(directory, name).node[-1].op_type == "Add"
     # Rotary embeddings need separate projections of queries, keys and values. Otherwise one matmul
     # computes all three.
-    per_layer = {"seq2seq": 6, "causal": 4, "causal-window": 6}[name]
+    per_layer = {"seq2seq": 6, "causal": 4, "causal-window": 6, "causal-grouped": 6}[name]
     assert result["MatMul"] == per_layer * layers + 1
-    # One normalization per sub-layer, and a final one in pre-norm models.
-    per_layer = 3 if is_pair else 2
+    # One normalization per sub-layer, and a final one in pre-norm models. Queries, keys and outputs
+    # of sub-layers may have others.
+    per_layer = {"seq2seq": 3, "causal-grouped": 6}.get(name, 2)
     assert result["LayerNormalization"] == per_layer * layers + model.config.norm_first
 
 
@@ -405,7 +406,6 @@ WRONG = [
         dict(encoder_layers=1, decoder_layers=1, value_head_dim=16),
         "value_head_dim=16",
     ),
-    ("VanillaEncoderForMaskedLM", dict(num_hidden_layers=1, sliding_window=3), "sliding_window=3"),
     (
         "VanillaSeq2SeqForConditionalGeneration",
         dict(encoder_layers=1, decoder_layers=1, sliding_window=3),

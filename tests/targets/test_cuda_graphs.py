@@ -21,12 +21,14 @@ def test_each_layer_has_two_scatters_and_one_operator_per_attention(exported, na
     assert result["TensorScatter"] == 2 * layers + 1  # one more for the tokens
     assert result["Attention"] == (2 if name == "seq2seq" else 1) * layers
     assert result["Softmax"] == 0
-    # One matmul computes queries, keys and values. Each norm adds the residual, except the first of
-    # a pre-norm model.
+    # One matmul computes all of queries, keys and values that have the same width.
     assert result["Split"] == layers
-    assert result["MatMul"] == (6 if name == "seq2seq" else 4) * layers + 1
-    assert result["SkipLayerNormalization"] == (3 if name == "seq2seq" else 2) * layers
-    assert result["LayerNormalization"] == (1 if model.config.norm_first else 0)
+    matmuls = {"seq2seq": 6, "causal-grouped": 5}.get(name, 4)
+    assert result["MatMul"] == matmuls * layers + 1
+    # Each norm adds the residual, except the first of a pre-norm model, and norms of other things.
+    norms = {"seq2seq": (3, 0), "causal-grouped": (0, 6)}.get(name, (2, 0))
+    assert result["SkipLayerNormalization"] == norms[0] * layers
+    assert result["LayerNormalization"] == norms[1] * layers + model.config.norm_first
 
 
 def test_rotary_embedding_is_one_operator_for_queries_and_one_for_keys(exported):

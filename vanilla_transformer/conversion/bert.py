@@ -96,11 +96,20 @@ def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Field
 def source_fields(
     ours: VanillaTransformerConfig, architecture: str, lm_transform_act: str
 ) -> Fields:
-    """Return the source's config fields that BERT, RoBERTa and MPNet share.
+    """Return the source's config fields that BERT, RoBERTa, MPNet and ALBERT share.
 
     `architecture` is the source's class. `lm_transform_act` is the activation in the family's
     masked-LM head. Raises ValueError for a field of ours that these families cannot represent.
     """
+    if architecture.endswith(POOLED):
+        require(ours, pooler_act="tanh")
+    return encoder_source_fields(ours, architecture, lm_transform_act)
+
+
+def encoder_source_fields(
+    ours: VanillaTransformerConfig, architecture: str, lm_transform_act: str
+) -> Fields:
+    """Return what `source_fields` returns, also for DeBERTa, whose pooler has any activation."""
     require(
         ours,
         scale_embedding=False,
@@ -115,8 +124,6 @@ def source_fields(
         activation_dropout=0,
         embedding_dropout=ours.dropout,
     )
-    if architecture.endswith(POOLED):
-        require(ours, pooler_act="tanh")
     if architecture.endswith(("MaskedLM", "PreTraining")):
         require(ours, lm_transform_act=lm_transform_act, lm_head_bias=True)
     return source_sizes(ours)
@@ -181,6 +188,14 @@ def vocabulary_bias(ours: VanillaTransformerConfig, tied: bool, head: str) -> li
     ]
 
 
+def token_types(ours: VanillaTransformerConfig) -> TensorMap:
+    """Return the tensor map of the token types; without types here, theirs has one of zeros."""
+    types = "embeddings.token_type_embeddings.weight"
+    if ours.type_vocab_size:
+        return tensor_map("model.embeddings.embed_token_types.weight", types)
+    return TensorMap((), types, zeros(1, ours.position_size))
+
+
 def body(ours: VanillaTransformerConfig, also: tuple[str, ...] = ()) -> list[TensorMap]:
     """Return the tensor maps of layers and of embeddings without positions, as in BERT, RoBERTa and
     ELECTRA.
@@ -192,11 +207,7 @@ def body(ours: VanillaTransformerConfig, also: tuple[str, ...] = ()) -> list[Ten
             "model.embeddings.embed_tokens.weight", "embeddings.word_embeddings.weight", also=also
         )
     ]
-    types = "embeddings.token_type_embeddings.weight"
-    if ours.type_vocab_size:
-        maps.append(tensor_map("model.embeddings.embed_token_types.weight", types))
-    else:
-        maps.append(TensorMap((), types, zeros(1, ours.position_size)))
+    maps.append(token_types(ours))
     maps += linear("model.embeddings.norm", "embeddings.LayerNorm")
     for i in range(ours.num_hidden_layers):
         layer = f"model.layers.{i}"
@@ -205,9 +216,17 @@ def body(ours: VanillaTransformerConfig, also: tuple[str, ...] = ()) -> list[Ten
             maps += linear(
                 f"{layer}.self_attn.{projection}_proj", f"{their_layer}.attention.self.{name}"
             )
-        maps += linear(f"{layer}.self_attn.o_proj", f"{their_layer}.attention.output.dense")
-        maps += linear(f"{layer}.self_attn_norm", f"{their_layer}.attention.output.LayerNorm")
-        maps += linear(f"{layer}.feed_forward.up_proj", f"{their_layer}.intermediate.dense")
-        maps += linear(f"{layer}.feed_forward.down_proj", f"{their_layer}.output.dense")
-        maps += linear(f"{layer}.feed_forward_norm", f"{their_layer}.output.LayerNorm")
+        maps += layer_outputs(layer, their_layer)
     return maps
+
+
+def layer_outputs(ours: str, theirs: str) -> list[TensorMap]:
+    """Return the tensor maps of all modules of a layer but the queries, keys and values. `ours` and
+    `theirs` are the layer's names."""
+    return [
+        *linear(f"{ours}.self_attn.o_proj", f"{theirs}.attention.output.dense"),
+        *linear(f"{ours}.self_attn_norm", f"{theirs}.attention.output.LayerNorm"),
+        *linear(f"{ours}.feed_forward.up_proj", f"{theirs}.intermediate.dense"),
+        *linear(f"{ours}.feed_forward.down_proj", f"{theirs}.output.dense"),
+        *linear(f"{ours}.feed_forward_norm", f"{theirs}.output.LayerNorm"),
+    ]

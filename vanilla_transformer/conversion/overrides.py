@@ -6,13 +6,14 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ..checkpoint_files import shorten
+from ..files import MODULES
 from .tensors import TensorFiles
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """Changes to a source: config fields, shell patterns of tensors to leave out, and the
-    variant."""
+    """Changes to a source: config fields, shell patterns of tensors to leave out, or modules.json
+    among them, and the variant."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
     leave_out: tuple[str, ...] = ()
@@ -46,7 +47,7 @@ class Overrides:
         Raises:
             ValueError: for a pattern that matches no tensor.
         """
-        for pattern in self.leave_out:
+        for pattern in set(self.leave_out) - {MODULES}:
             names = [
                 name
                 for name in files.shapes

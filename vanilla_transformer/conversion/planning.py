@@ -2,6 +2,7 @@
 tensors."""
 
 import copy
+import dataclasses
 import json
 import os
 import re
@@ -22,11 +23,11 @@ import vanilla_transformer
 from ..checkpoint import CONFIG, limit_generation
 from ..checkpoint_config import CONFIGS, build_config, check_depth, read_raw_config
 from ..checkpoint_files import GENERATION_CONFIG, checkpoint_directory, read_json, readers_errors
-from ..companions import companions, omitted_files
+from ..companions import companions, omitted_files, read_modules
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..converted import is_marian
 from ..errors import UsageError
-from ..files import VERSION_KEY
+from ..files import MODULES, VERSION_KEY
 from ..generation_settings import DEFAULT_LENGTH, drop_unused_settings, forget_default_length
 from ..linked_copies import errors_name, linked_copy
 from ..variants import has_weights, linked_variant
@@ -42,7 +43,9 @@ from .converter import Converter, get_converter
 from .fields import Fields, require
 from .marian_npz import write_checkpoint
 from .overrides import Overrides
-from .registry import FAMILIES, UNSUPPORTED
+from .registry import ALIASES, FAMILIES
+from .rejected import check_supported
+from .reranker import classifier_files, read_reranker
 from .sinusoids import check_table
 from .tensors import TensorFiles
 from .tokenizers import find_tokenizer
@@ -62,6 +65,7 @@ TOKEN_FIELDS = (
 COMMON_FIELDS = ("id2label", "label2id", "problem_type", "task_specific_params")
 # the activation on the score of a cross-encoder
 COMMON_FIELDS += ("sentence_transformers", "sbert_ce_default_activation_function")
+COMMON_FIELDS += ("reranker",)  # the prompt of a cross-encoder, see `reranker`
 # fields that act in training only and have no counterpart (Fan et al. 2020, LayerDrop)
 TRAINING_FIELDS = ("encoder_layerdrop", "decoder_layerdrop", "layerdrop")
 
@@ -173,12 +177,15 @@ def plan_overridden(
         remarks.append(
             f"config.json names no model_type: it is {content['model_type']} by its tensors"
         )
-    if content == read_json(directory / CONFIG):
-        plan = plan_directory(source, directory, overrides)
-    else:
-        linked = linked_copy(directory, {CONFIG})
-        Path(linked.name, CONFIG).write_text(json.dumps(content), encoding="utf-8")
+    changed = {MODULES} & {*overrides.leave_out}
+    changed |= set() if content == read_json(directory / CONFIG) else {CONFIG}
+    if changed:
+        linked = linked_copy(directory, changed)
+        if CONFIG in changed:
+            Path(linked.name, CONFIG).write_text(json.dumps(content), encoding="utf-8")
         plan = plan_copy(directory, linked, lambda path: plan_directory(source, path, overrides))
+    else:
+        plan = plan_directory(source, directory, overrides)
     plan.remarks = remarks + plan.remarks
     return plan
 
@@ -196,15 +203,34 @@ def plan_directory(source: str | PathLike, path: Path, overrides: Overrides) -> 
             f"convert it to"
         )
     converter = get_converter(theirs.model_type)
+    notes = read_reranker(theirs, path)
     files = open_tensors(path, converter, overrides)
     architecture, remarks = settle_architecture(
         theirs, converter, files, planner(theirs, converter, files)
     )
+    if "architectures" not in overrides.config:
+        architecture, more = without_head(architecture, converter, path)
+        remarks += more
     plan, more = plan_or_base(architecture, converter, planner(theirs, converter, files))
-    plan.remarks += remarks + more
+    plan.remarks += notes + remarks + more
     values = {name: getattr(theirs, name, 0) for name in TRAINING_FIELDS}
     plan.left_out += [f"{name}={value}" for name, value in values.items() if value]
-    return attach_other_files(plan, source, path)
+    plan = attach_other_files(plan, source, path)
+    if hasattr(theirs, "score_tokens"):
+        plan.temporaries.append(directory := TemporaryDirectory())
+        plan.companions = classifier_files(plan.companions, Path(directory.name))
+    return plan
+
+
+def without_head(architecture: str, converter: Converter, path: Path) -> tuple[str, list[str]]:
+    """Return the base class of `architecture` if modules.json in `path` pools its states, with a
+    note. sentence-transformers loads such a checkpoint without its head."""
+    pools = any(module.kind == "Pooling" for module in read_modules(path / MODULES))
+    base, ours = next(iter(converter.ARCHITECTURES.items()))
+    has_head = not converter.ARCHITECTURES[architecture].endswith("Model")
+    if not (pools and has_head and ours in ("VanillaEncoderModel", "VanillaDecoderModel")):
+        return architecture, []
+    return base, [f"{MODULES} pools states, so {base} is converted without the head"]
 
 
 def planner(theirs: PreTrainedConfig, converter: Converter, files: TensorFiles) -> PlanAs:
@@ -246,6 +272,8 @@ def open_tensors(path: Path, converter: Converter, overrides: Overrides) -> Tens
     leave out."""
     files = TensorFiles(path)
     files.rename(modern_name)
+    alias = getattr(converter, "HUB_PREFIX", converter.PREFIX)
+    files.rename(lambda name: re.sub(f"^{re.escape(alias)}", converter.PREFIX, name))
     files.strip(converter.PREFIX)
     overrides.remove_tensors(files, converter.PREFIX)
     return files
@@ -322,7 +350,7 @@ def plan_marian(source: Path, overrides: Overrides) -> ConversionPlan:
 def plan_by_config(
     theirs: PreTrainedConfig, converter: Converter, architecture: str, files: TensorFiles
 ) -> ConversionPlan:
-    model_class = getattr(vanilla_transformer, converter.ARCHITECTURES[architecture])
+    model_class = our_class(theirs, converter, architecture)
     if theirs.is_encoder_decoder and getattr(theirs, "decoder_start_token_id", None) is None:
         theirs.decoder_start_token_id = read_generation_config(files.path).decoder_start_token_id
     with readers_errors(files.path / CONFIG):
@@ -330,7 +358,8 @@ def plan_by_config(
             theirs, architecture, files.shapes
         )
         config = model_class.config_class(**fields)
-    check_depth(config, files.shapes, files.path)
+    if not getattr(converter, "SHARES_LAYERS", False):
+        check_depth(config, files.shapes, files.path)
     if hasattr(converter, "check_tensors"):
         converter.check_tensors(files, theirs)
     model = empty_model(model_class, config, files, theirs)
@@ -344,6 +373,26 @@ def plan_by_config(
             f"left out tensors that no class of {theirs.model_type} has: {', '.join(foreign)}"
         )
     return plan
+
+
+def our_class(
+    theirs: PreTrainedConfig, converter: Converter, architecture: str
+) -> type[PreTrainedModel]:
+    """Return our class for the class `architecture` of the source.
+
+    A decoder with `is_causal=False` is an encoder, as in transformers. Raises ValueError if no
+    encoder has its head.
+    """
+    name = converter.ARCHITECTURES[architecture]
+    if "Decoder" in name and getattr(theirs, "is_causal", None) is False:
+        require(theirs, sliding_window=None)
+        if name.endswith(("ForCausalLM", "ForSequenceClassification")):
+            raise ValueError(
+                f"is_causal=False cannot be converted for {architecture}, expected True, or a "
+                "class without this head: --set architectures=NAME"
+            )
+        name = name.replace("Decoder", "Encoder")
+    return getattr(vanilla_transformer, name)
 
 
 def steps_to_vanilla(
@@ -384,7 +433,7 @@ def steps_to_vanilla(
                 )
             )
         else:
-            missing += lacking if stored else [entry.theirs, *lacking]
+            missing += [(ours, name) for name in (lacking if stored else [entry.theirs, *lacking])]
     known = {
         name
         for other in converter.ARCHITECTURES
@@ -392,7 +441,9 @@ def steps_to_vanilla(
         for name in entry.all_theirs
     }
     check_foreign_prefix(files, known)
-    check_missing(missing, architecture, files)
+    # of a tensor that files have in one or several parts, one map is enough
+    written = {name for step in steps for name in step.writes}
+    check_missing([name for ours, name in missing if not written >= set(ours)], architecture, files)
     used = {name for step in steps for name in (*step.reads, *step.same)}
     no_weights = re.compile(getattr(converter, "UNUSED", "$^"))
     rest = {
@@ -430,15 +481,12 @@ def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
     names = {our_name: name for name, our_name in converter.ARCHITECTURES.items()}
     architecture = names[check_architecture(ours, names)]
     config_class = getattr(transformers, converter.CONFIG)
-    if "head_dim" not in config_class.attribute_map:  # as it is T5's d_kv
-        require(
-            ours,
-            head_dim=ours.hidden_size // ours.num_attention_heads,
-            norm_type="layer_norm",
-            gated=False,
-        )
-    # OPT's name of the field
-    if hasattr(ours, "embedding_size") and not hasattr(config_class, "word_embed_proj_dim"):
+    require_classic_fields(ours, config_class)
+    # the names of the field of ALBERT and OPT
+    is_narrow = any(
+        hasattr(config_class, name) for name in ("embedding_size", "word_embed_proj_dim")
+    )
+    if hasattr(ours, "embedding_size") and not is_narrow:
         require(ours, embedding_size=ours.hidden_size)
     require(ours, value_head_dim=ours.head_dim)
     mark = {VERSION_KEY: vanilla_transformer.__version__}  # this package may replace it
@@ -462,6 +510,32 @@ def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
     if is_untied:
         config.tie_word_embeddings = False  # T5's class always sets this to true
     return plan
+
+
+def require_classic_fields(
+    ours: VanillaTransformerConfig, config_class: type[PreTrainedConfig]
+) -> None:
+    """Raise ValueError for a field of `ours` that families without rotary positions cannot
+    represent. Converters of families with them check these fields themselves."""
+    names = {field.name for field in dataclasses.fields(config_class)}
+    if names & {"rope_parameters", "rope_theta"}:
+        return
+    require(
+        ours,
+        num_key_value_heads=ours.num_attention_heads,
+        use_qk_norm=False,
+        sandwich_norm=False,
+    )
+    if "head_dim" not in config_class.attribute_map:  # as it is T5's d_kv
+        require(
+            ours,
+            head_dim=ours.hidden_size // ours.num_attention_heads,
+            norm_type="layer_norm",
+            gated=False,
+        )
+    for name, value in {"skip_first_prenorm": False, "classifier_act": None}.items():
+        if hasattr(ours, name):
+            require(ours, **{name: value})
 
 
 def steps_to_source(
@@ -488,7 +562,8 @@ def steps_to_source(
             check_table(files, name, lambda rows, table=table: table, COMPUTED_TOLERANCE)
             used.add(name)
             continue
-        theirs = entry.theirs if entry.theirs in parameters else converter.PREFIX + entry.theirs
+        prefix = f"{model.base_model_prefix}."  # that of Llama depends on the head
+        theirs = entry.theirs if entry.theirs in parameters else prefix + entry.theirs
         if theirs not in parameters:
             continue
         missing += [name for name in entry.ours if name not in files.shapes]
@@ -537,19 +612,31 @@ def read_known_config(source: str | PathLike, path: Path) -> PreTrainedConfig:
         ValueError: for another family. The message calls the checkpoint `source`.
     """
     content, _ = read_raw_config(path)
+    content = hub_names(content)
     model_type = content["model_type"]
-    if model_type in UNSUPPORTED:
-        raise ValueError(
-            f"{source} has model_type {model_type}, which cannot be converted: "
-            f"{UNSUPPORTED[model_type]}"
-        )
+    check_supported(content, source)
     if model_type is None:
         raise ValueError(f"{path / CONFIG} has the model_type None, expected a name")
     if model_type not in (*FAMILIES, *CONFIGS):
         raise ValueError(
             f"{source} has model_type {model_type}, expected one of {', '.join(FAMILIES)}"
         )
-    return build_config(CONFIGS.get(model_type) or CONFIG_MAPPING[model_type], content, path)
+    config = build_config(CONFIGS.get(model_type) or CONFIG_MAPPING[model_type], content, path)
+    check_supported(config.to_dict(), source)  # with the defaults of the class
+    return config
+
+
+def hub_names(content: dict) -> dict:
+    """Return the `content` of a config.json with the names that transformers has for a family whose
+    code was on the Hub first."""
+    if content["model_type"] in ALIASES:
+        old, new = ALIASES[content["model_type"]]
+        names = [re.sub(f"^{old}", new, name) for name in content.get("architectures") or ()]
+        content = content | {"model_type": new.lower(), "architectures": names}
+    if content["model_type"] not in FAMILIES:
+        return content
+    converter = get_converter(content["model_type"])
+    return converter.rename_fields(content) if hasattr(converter, "rename_fields") else content
 
 
 def check_architecture(config: PreTrainedConfig, known: Collection[str]) -> str:
@@ -619,7 +706,7 @@ def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path)
     sentence-transformers. `source` is the directory or Hub id, `path` its local directory. Raises
     ValueError for an invalid file.
     """
-    plan.companions = companions(source)
+    plan.companions = companions(source, (path / MODULES).is_file())
     content, _ = read_raw_config(path)
     if content["model_type"] not in CONFIGS:  # the code beside our own weights is what is converted
         plan.left_out += omitted_files(source, content)

@@ -31,6 +31,17 @@ REGISTERED = (
     Family("mpnet", "MPNet", "encoder", converts_back=True),
     Family("distilbert", "DistilBERT", "encoder"),
     Family("electra", "ELECTRA", "encoder"),
+    Family("modernbert", "ModernBERT", "encoder", converts_back=True),
+    Family("nomic_bert", "NomicBERT", "encoder", converts_back=True),
+    Family("gte", "GTE", "encoder", converts_back=True),
+    Family("eurobert", "EuroBERT", "encoder", converts_back=True),
+    Family("gemma3_text", "EmbeddingGemma", "encoder", converts_back=True),
+    Family("deberta-v2", "DeBERTa-v3", "encoder", converts_back=True),
+    Family("albert", "ALBERT", "encoder", converts_back=True),
+    Family("llama", "Llama (SmolLM)", "decoder", converts_back=True),
+    Family("qwen2", "Qwen2", "decoder", converts_back=True),
+    Family("qwen3", "Qwen3", "decoder", converts_back=True),
+    Family("mistral", "Mistral", "decoder", converts_back=True),
     Family("gpt2", "GPT-2", "decoder", converts_back=True),
     Family("opt", "OPT", "decoder", converts_back=True),
     Family("xglm", "XGLM", "decoder"),
@@ -49,26 +60,8 @@ REGISTERED = (
     Family("dinov2", "DINOv2", "vision"),
 )
 FAMILIES = {family.model_type: family for family in REGISTERED}
-# model types that are often asked for, and why their checkpoints cannot be converted
-UNSUPPORTED = {
-    "albert": (
-        "ALBERT repeats the weights of one layer, and its embeddings are narrower than its layers"
-    ),
-    "blenderbot-small": "BlenderbotSmall's decoder normalizes tokens before it adds positions",
-    "clip": "CLIP has a text model and an image model",
-    "codegen": "CodeGen's attention and feed-forward run in parallel",
-    "deberta": "DeBERTa scores positions apart from tokens",
-    "deberta-v2": "DeBERTa scores positions apart from tokens",
-    "esm": "ESM scales embeddings by the share of masked tokens",
-    "fsmt": "FSMT has two vocabularies",
-    "gpt_neo": "GPT-Neo alternates layers with and without a window",
-    "led": "LED has local attention and global tokens",
-    "longformer": "Longformer has local attention and global tokens",
-    "nllb-moe": "NLLB-MoE has layers of experts",
-    "umt5": "UMT5 has relative positions in each layer",
-    "whisper": "Whisper reads audio",
-    "xlm-roberta-xl": "XLM-R-XL has other norms than XLM-R, and no converter",
-}
+# model type on the Hub: how its classes begin there, and in transformers
+ALIASES = {"new": ("New", "Gte")}
 
 
 def table_rows() -> list[str]:

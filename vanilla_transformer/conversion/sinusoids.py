@@ -60,5 +60,5 @@ def check_table(
         stored, expected, atol=max(tolerance, torch.finfo(dtype).eps / 4), rtol=0
     ):
         raise ValueError(
-            f"{name} is not the sinusoidal table, expected its values: no other can be converted"
+            f"{name} has values that the other family cannot store, expected those that it computes"
         )

@@ -84,7 +84,9 @@ def equal(count: int) -> Op:
 
     def one(first: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         if not first.is_meta and not all(torch.equal(first, other) for other in others):
-            raise ValueError(f"{count} matrices of token embeddings differ, expected one matrix")
+            raise ValueError(
+                f"{count} tensors of one shape differ, expected equal ones: the family has only one"
+            )
         return first
 
     return Op(f"{count} times", lambda t: (t,) * count, one)

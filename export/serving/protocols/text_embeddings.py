@@ -16,7 +16,7 @@ from ... import __version__
 from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError
 from ...heads import CLASSIFY
 from ...scheduler.encoder_scheduler import MAX_CALLS
-from ...text.tasks import embedding
+from ...text.tasks import embedding, reranking
 from ...text.tasks.classification import FUNCTIONS, sentence_config
 from ...text.tasks.rows import (
     Cut,
@@ -169,7 +169,7 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
     check_number("texts", body.texts, settings.max_batch)
     body = body.with_default(settings.auto_truncate)
     pairs = [(body.query, text) for text in body.texts]
-    results = await model.read(len(pairs), compute_scores, model, pairs, body, body.raw_scores)
+    results = await model.read(len(pairs), rank_scores, model, pairs, body)
     ranks = sorted(
         ((float(scores[0]), index) for index, scores in enumerate(results)),
         key=lambda rank: (-rank[0], rank[1]),
@@ -317,10 +317,26 @@ def encode(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) -> 
 
     Raises TooLong for a text that is too long without truncation.
     """
+    return encode_within(
+        model, texts, how, lambda texts, cut: encode_texts(model.runtime, texts, cut)
+    )
+
+
+def encode_within(
+    model: ServedModel,
+    texts: Sequence[Any],
+    how: Truncation,
+    tokenize: Callable[[Sequence[Any], Cut | None], Sequence[Any]],
+) -> Sequence[Any]:
+    """Return `tokenize(texts, cut)`, the tokens of each text or pair, where `cut` is None without
+    truncation.
+
+    Raises TooLong for a text that is too long without truncation.
+    """
     limit = longest(model)
     if how.truncate:
         shortened = [first_characters(text, limit * MAX_TOKEN_LENGTH, how.side) for text in texts]
-        return encode_texts(model.runtime, shortened, Cut(limit, side=how.side))
+        return tokenize(shortened, Cut(limit, side=how.side))
     for text in texts:
         size = len(text) if isinstance(text, str) else sum(map(len, text))
         if size > limit * MAX_TOKEN_LENGTH:
@@ -328,7 +344,7 @@ def encode(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) -> 
                 f"a text has {size} characters, expected at most {limit * MAX_TOKEN_LENGTH} "
                 f"without truncation"
             )
-    rows = encode_texts(model.runtime, texts)
+    rows = tokenize(texts, None)
     check_lengths([len(row.ids) for row in rows], limit)
     return rows
 
@@ -478,24 +494,32 @@ def cosine_similarities(
 
 
 def compute_scores(
-    model: ServedModel, sequences: Sequence[str | Pair], how: Truncation, is_raw: bool
+    model: ServedModel, rows: Sequence[Encoding | TokenRow], is_raw: bool
 ) -> list[np.ndarray]:
-    """Return the scores of all labels for each of `sequences`: logits if `is_raw`, otherwise
+    """Return the scores of all labels for each of `rows`: logits if `is_raw`, otherwise
     probabilities. Probabilities are sigmoids for independent labels and for a single label, else
-    the softmax.
-
-    `how` says whether, and on which side, texts that are too long are cut.
-    """
+    the softmax."""
     config = model.runtime.info.config
     is_independent = (
         config.get("problem_type") == "multi_label_classification" or len(config["id2label"]) == 1
     )
     function = FUNCTIONS["none" if is_raw else "sigmoid" if is_independent else "softmax"]
-    rows = encode(model, sequences, how)
     results: list[np.ndarray] = [np.empty(0)] * len(rows)
     for index, outputs in run(model.runtime, rows):
         results[index] = function(outputs["logits"])
     return results
+
+
+def rank_scores(model: ServedModel, pairs: Sequence[Pair], body: RerankRequest) -> list[np.ndarray]:
+    """Return the score of each pair of a query and a text, in the prompt of the model if it has
+    one."""
+    instruction = reranking.select_instruction(model.runtime)
+
+    def tokenize(pairs: Sequence[Pair], cut: Cut | None) -> Sequence[Encoding | TokenRow]:
+        return reranking.pair_rows(model.runtime, pairs, instruction, cut)
+
+    rows = encode_within(model, pairs, body, tokenize)
+    return compute_scores(model, rows, body.raw_scores)
 
 
 def labels(
@@ -504,7 +528,7 @@ def labels(
     names = label_names(model.runtime)
     orders = [
         (scores, np.argsort(-scores, kind="stable").tolist())
-        for scores in compute_scores(model, sequences, how, is_raw)
+        for scores in compute_scores(model, encode(model, sequences, how), is_raw)
     ]
     return [
         [{"score": float(scores[label]), "label": names[label]} for label in order]

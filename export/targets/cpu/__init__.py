@@ -43,13 +43,18 @@ class Cpu:
     def unsupported_fields(self, config: "Config") -> dict[str, str]:
         is_decoder = config.model_type == "vanilla-decoder"  # which `GroupQueryAttention` is for
         fields = {}
-        if config.sliding_window is not None and not is_decoder:
+        if config.sliding_window is not None and config.model_type == "vanilla-seq2seq":
             fields["sliding_window"] = "None"
         if (
             config.model_type not in ("vanilla-encoder", "vanilla-vision")
             and config.value_head_dim != config.head_dim
         ):
             fields["value_head_dim"] = f"head_dim, {config.head_dim}"
+        if (
+            config.model_type == "vanilla-seq2seq"  # whose beam operator has no groups
+            and config.num_key_value_heads != config.num_attention_heads
+        ):
+            fields["num_key_value_heads"] = f"num_attention_heads, {config.num_attention_heads}"
         if is_decoder and config.head_dim % 8:
             fields["head_dim"] = "a multiple of 8"
         return fields

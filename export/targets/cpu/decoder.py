@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnxruntime
 
-from ...inference.config import RELATIVE_POSITIONS
+from ...inference.config import RELATIVE_POSITIONS, cache_window
 from ...inference.decoder import (
     INITIAL_CAPACITY,
     Decoder,
@@ -159,14 +159,11 @@ def pad_keys(array: np.ndarray, axis: int) -> np.ndarray:
 def bounding_window(config: dict) -> int | None:
     """Return the number of last tokens that the caches must keep, or `None` for all.
 
-    It is the sliding window of the model. It is `None` with relative positions too: their distances
-    are counted in cache slots, so no token may move.
+    It is that of `cache_window`. It is `None` with relative positions too: their distances are
+    counted in cache slots, so no token may move.
     """
-    return (
-        None
-        if config["position_embedding_type"] in RELATIVE_POSITIONS
-        else config.get("sliding_window")
-    )
+    is_relative = config["position_embedding_type"] in RELATIVE_POSITIONS
+    return None if is_relative else cache_window(config)
 
 
 class CpuDecoder:

@@ -22,6 +22,7 @@ from ...graphs.onnxruntime_attention import (
     beam_attention,
     beam_cross_attention,
     cross_attention,
+    fused_rotate,
     grouped_attention,
     row_cross_attention,
     tiled_attention,
@@ -29,7 +30,7 @@ from ...graphs.onnxruntime_attention import (
 from ...graphs.precisions import BLOCK_INT4, FLOAT, ROW_INT8
 from ...graphs.sequences import sequence_outputs, source_encoder, state_at
 
-DIALECT = replace(STANDARD, rms_norm=fused_rms_norm)
+DIALECT = replace(STANDARD, rms_norm=fused_rms_norm, rotate=fused_rotate)
 
 
 def decoder(g: GraphContext, inputs: Values) -> list[Value]:

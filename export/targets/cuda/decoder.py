@@ -58,10 +58,10 @@ class CudaDecoders:
     def search_key(self, options: Options) -> Options | str | None:
         """Return `"greedy"` for greedy search and `options` for beam search.
 
-        The result is `None` for sampling and for models with a sliding window. It is also `None`
-        for more candidates than the vocabulary has, because the graph selects that many per beam.
+        The result is `None` for sampling. It is also `None` for more candidates than the vocabulary
+        has, because the graph selects that many per beam.
         """
-        if options.do_sample or self.export.config.get("sliding_window") is not None:
+        if options.do_sample:
             return None
         if options.num_beams == 1:
             return "greedy"
@@ -212,9 +212,7 @@ class CudaDecoder:
         self.count, length = ids.shape
         padded = power_of_two(length)
         ids, mask = (pad(array, self.rows, padded) for array in (ids, mask))
-        self.positions = np.zeros((self.rows, self.slots), np.int64)
         self.visible = np.zeros((self.rows, 1, self.slots), bool)
-        self.positions[:, :padded] = np.maximum(mask.cumsum(axis=1) - 1, 0)
         self.visible[:, 0, :padded] = mask
         self.used = length
         self.lengths = mask.sum(axis=1)
@@ -223,10 +221,10 @@ class CudaDecoder:
         graph = self.buffers.prompt_graph(padded, beams)
         graph.put(
             input_ids=ids,
-            position_ids=self.positions[:, :padded],
+            position_ids=np.maximum(mask.cumsum(axis=1) - 1, 0),
             first_slot=np.zeros(self.rows, np.int64),
             count=np.full(self.rows, length),
-            visible=self.in_window(self.visible & earlier, self.positions[:, :padded]),
+            visible=self.visible & earlier,
             logit_indices=np.repeat(last[:, None], beams, axis=1),
             **self.source,
         )
@@ -250,14 +248,12 @@ class CudaDecoder:
             self.visible = np.take_along_axis(self.visible, parents, axis=1)
         new = np.arange(beams)
         self.visible[:, new, self.used + new] = True
-        positions = np.repeat(self.lengths[:, None], beams, axis=1)
-        self.positions[:, self.used + new] = positions
         graph = self.buffers.step_graph(beams)
         graph.put(
             input_ids=pad_batch(tokens.reshape(-1, beams), self.rows),
-            position_ids=positions,
+            position_ids=np.repeat(self.lengths[:, None], beams, axis=1),
             first_slot=np.full(self.rows, self.used),
-            visible=self.in_window(self.visible, positions),
+            visible=self.visible,
             **self.step_inputs(beams),
         )
         graph.run()
@@ -286,16 +282,6 @@ class CudaDecoder:
         """
         indices = np.tile(np.arange(beams), (self.rows, 1))
         return {"count": np.full(self.rows, beams), "logit_indices": indices, **self.source}
-
-    def in_window(self, visible: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return `visible` (B, T, slots) with False for slots outside of the sliding window.
-
-        `positions` (B, T) are those of the T tokens.
-        """
-        window = self.export.config.get("sliding_window")
-        if window is None:
-            return visible
-        return visible & (self.positions[:, None] > positions[:, :, None] - window)
 
 
 def pad_batch(array: np.ndarray, rows: int) -> np.ndarray:

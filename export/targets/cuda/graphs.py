@@ -6,7 +6,7 @@ Shapes never change from one step to the next, so that a step can be replayed as
 from onnx_ir import Value
 
 from ...graphs.attention import (
-    fused_attention,
+    by_layer_type,
     fused_source_attention,
     slot_attention,
     source_states,
@@ -21,15 +21,23 @@ from ...graphs.context import (
     WriteGraph,
     flat,
 )
-from ...graphs.layers import STANDARD, decoder_states, fused_rms_norm, linear, logits
+from ...graphs.encoder_attention import fused_attention
+from ...graphs.layers import (
+    STANDARD,
+    decoder_states,
+    fused_rms_norm,
+    has_output_norm,
+    linear,
+    logits,
+)
 from ...graphs.ops import CONTRIB
 from ...graphs.positions import (
-    angles,
     cast_to_float32,
     cast_to_graph_dtype,
     key_flags,
     mask_scores,
     position_bias,
+    rotary_factors,
 )
 from ...graphs.precisions import FLOAT, WEIGHT_ONLY, columns
 from ...graphs.sequences import encoder_states, sequence_outputs
@@ -75,9 +83,10 @@ def fused_add_and_norm(
 ) -> tuple[Value, Value]:
     """Return `x` plus the linear map `last` of `inner`, and that sum normed, with one operator.
 
-    If `after`, the name of the norm, is `None`, return what `STANDARD.add_and_norm` does.
+    If `after`, the name of the norm, is `None`, or if the map has a norm of its own, return what
+    `STANDARD.add_and_norm` does.
     """
-    if after is None:
+    if after is None or has_output_norm(g, last):
         return STANDARD.add_and_norm(g, x, inner, last, after)
     product = g.target.precision.matmul(g, inner, [last], None)
     is_rms = g.config.norm_type == "rms_norm"
@@ -103,25 +112,22 @@ def fused_activated_linear(g: GraphContext, x: Value, name: str, act: str) -> Va
     return g.contrib(FUSED_GELUS[act], g.target.precision.matmul(g, x, [name], None), bias)
 
 
-def fused_rotate(g: GraphContext, states: Value, positions: Value) -> Value:
-    """Return queries or keys `states`, rotated by their `positions` (rotary embeddings), with one
-    operator."""
-    factors = g.op.once(("rotary", positions), lambda: rotary_factors(g, states, positions))
-    return g.op(
-        "RotaryEmbedding", states, *factors, num_heads=g.config.num_attention_heads, interleaved=1
+def fused_rotate(g: GraphContext, states: Value, heads: int, positions: Value, kind: str) -> Value:
+    """Return queries or keys `states` (B, T, H * d), rotated by their `positions` (rotary
+    embeddings), with one operator. `kind` is the type of the layer."""
+    factors = g.op.once(
+        ("rotary", positions, kind),
+        lambda: rotary_factors(g, repeated(g, positions, states), kind),
     )
+    return g.op("RotaryEmbedding", states, *factors, num_heads=heads, interleaved=1)
 
 
-def rotary_factors(g: GraphContext, states: Value, positions: Value) -> list[Value]:
-    """Return the cosines and sines of the rotation at `positions`, each (B, T, d / 2).
-
-    Positions that the graph computes itself may be those of one row, (1, T), and are repeated for
-    all rows of `states`.
-    """
-    if positions.producer() is not None:
-        positions = g.op("Expand", positions, g.op("Shape", states, end=2))
-    turned = angles(g, positions, g.config.head_dim, g.config.rope_theta, signs=[1])
-    return [cast_to_graph_dtype(g, g.op(name, turned)) for name in ("Cos", "Sin")]
+def repeated(g: GraphContext, positions: Value, states: Value) -> Value:
+    """Return `positions` for each row of `states`: those that the graph computes itself may be of
+    one row, (1, T)."""
+    if positions.producer() is None:
+        return positions
+    return g.op("Expand", positions, g.op("Shape", states, end=2))
 
 
 def last_index(g: GraphContext, indices: Value) -> Value:
@@ -164,7 +170,13 @@ def decoder(g: GraphContext, inputs: Values) -> list[Value]:
     one position of these caches.
     """
     caches = Caches(inputs)
-    attentions = [slot_attention(g, inputs, slot_bias(g, inputs["visible"]), caches)]
+    by_type = {
+        kind: slot_attention(
+            g, inputs, slot_bias(g, inputs["visible"], g.config.window(kind)), caches
+        )
+        for kind in g.config.types_of_stack(g.config.decoder_prefix)
+    }
+    attentions = [by_layer_type(g, by_type)]
     if g.config.is_seq2seq:
         source = Caches(inputs, is_source=True).past
         attentions.append(fused_source_attention(g, source, source_rows(g, inputs)))
@@ -172,18 +184,25 @@ def decoder(g: GraphContext, inputs: Values) -> list[Value]:
     return [*step_outputs(g, inputs, states), *flat(caches.present)]
 
 
-def slot_bias(g: GraphContext, visible: Value) -> Value:
+def slot_bias(g: GraphContext, visible: Value, window: int | None) -> Value:
     """Return the bias (B, 1 or H, T, slots) that is added to attention scores.
 
-    It hides slots that are not `visible` (B, T, slots). With relative positions, it has their bias
-    too: visible slots are in the order of the text.
+    It hides slots that are not `visible` (B, T, slots), and all but the last `window` of those that
+    are. With relative positions, it has their bias too. Visible slots are in the order of the text.
     """
-    op = g.op
-    is_visible = op("Unsqueeze", visible, [1])
-    if not g.config.has_relative_positions:
-        return mask_scores(g, is_visible)
-    later = op("CumSum", op.cast(visible, "int64"), -1, reverse=1, exclusive=1)
-    return op("Where", is_visible, position_bias(g, op("Neg", later), is_causal=True), MASK_VALUE)
+    op, config = g.op, g.config
+    is_read = op("Unsqueeze", visible, [1])
+    if window is None and not config.has_relative_positions:
+        return mask_scores(g, is_read)
+    later = op.once(
+        ("later slots", visible),
+        lambda: op("CumSum", op.cast(visible, "int64"), -1, reverse=1, exclusive=1),
+    )
+    if window is not None:
+        is_read = op("And", is_read, op("Unsqueeze", op("Less", later, window), [1]))
+    if not config.has_relative_positions:
+        return mask_scores(g, is_read)
+    return op("Where", is_read, position_bias(g, op("Neg", later), is_causal=True), MASK_VALUE)
 
 
 def source_rows(g: GraphContext, inputs: Values) -> Value:

@@ -33,7 +33,8 @@ def overflow(model: PreTrainedModel) -> str | None:
     # `Attention` keeps scores in float32, where they must not reach the mask value. Other graphs
     # scale the queries first, so scores are stored in float16 after scaling.
     def scores(module, query, key, value, mask, scaling, **kwargs):
-        check(f"{names[module]}, scores", query @ key.transpose(2, 3) * scaling)
+        keys = key.repeat_interleave(module.num_key_value_groups, 1)
+        check(f"{names[module]}, scores", query @ keys.transpose(2, 3) * scaling)
         return eager_attention_forward(module, query, key, value, mask, scaling, **kwargs)
 
     names = {module: name for name, module in model.named_modules()}

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...inference.config import cache_window
 from ...inference.decoder import (
     INITIAL_CAPACITY,
     GenerationRequest,
@@ -75,7 +76,7 @@ class PortableDecoder:
         self.window = None
         # other graphs derive positions from the length of the caches
         if "attention_mask" in {tensor.name for tensor in spec.inputs}:
-            self.window = export.config.get("sliding_window")
+            self.window = cache_window(export.config)
             self.feeds["attention_mask"] = np.zeros((rows, 0), np.int64)
             # tokens of each row that were dropped from the caches
             self.dropped = np.zeros((rows, 1), np.int64)

@@ -9,7 +9,6 @@ from onnx_ir import Value
 
 from ...graphs.attention import (
     append_keys,
-    encoder_attention,
     growing_attention,
     source_attention,
     source_heads,
@@ -23,8 +22,9 @@ from ...graphs.context import (
     WriteGraph,
     flat,
 )
+from ...graphs.encoder_attention import encoder_attention
 from ...graphs.layers import STANDARD, decoder_states, logits
-from ...graphs.positions import causal_bias, offsets, source_bias, token_positions
+from ...graphs.positions import causal_biases, offsets, source_bias, token_positions
 from ...graphs.precisions import STANDARD_INT8, TIED_FLOAT
 from ...graphs.sequences import encoder_states, sequence_outputs
 
@@ -45,8 +45,8 @@ def decoder(g: GraphContext, inputs: Values) -> list[Value]:
     """
     ids, positions, caches = inputs["input_ids"], inputs["position_ids"], Caches(inputs)
     before = g.op.size(caches.past[0][0], 2)
-    bias = causal_bias(g, offsets(g, ids, before), inputs["attention_mask"])
-    states = decoder_states(g, ids, positions, growing_attention(g, positions, bias, caches))
+    biases = causal_biases(g, offsets(g, ids, before), inputs["attention_mask"])
+    states = decoder_states(g, ids, positions, growing_attention(g, positions, biases, caches))
     return [logits(g, states), *flat(caches.present)]
 
 
@@ -61,9 +61,8 @@ def seq2seq_decoder(g: GraphContext, inputs: Values) -> list[Value]:
     caches, past_source = Caches(inputs), Caches(inputs, is_source=True).past
     before = op.size(caches.past[0][0], 2)
     positions = token_positions(g, ids, None, before)
-    self_attn = growing_attention(
-        g, positions, causal_bias(g, offsets(g, ids, before), None), caches
-    )
+    biases = causal_biases(g, offsets(g, ids, before), None)
+    self_attn = growing_attention(g, positions, biases, caches)
     rest = op("Slice", source, op.size(past_source[0][0], 2), op.size(source, 1), [1])
     hidden = source_bias(g, inputs["encoder_attention_mask"])
     sources = [append_keys(g, *layer) for layer in zip(past_source, source_heads(g, rest))]

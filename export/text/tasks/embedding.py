@@ -90,7 +90,8 @@ def embed(
             `default_prompt_name`.
         prompt: text that precedes each text, in place of `prompt_name`.
         truncate_dim: number of values of each vector, from its start; by default the `truncate_dim`
-            of the export, or all. The vectors are not normalized again.
+            of the export, or all. The vectors are not normalized again, and no file has the layer
+            norm that the card of nomic-embed-text applies first, without weights.
 
     Raises:
         UsageError: if `prompt_name` is unknown, if both a prompt and a name are set, or if
@@ -228,13 +229,13 @@ def sentence_modules(runtime: "TextRuntime") -> SentenceModules:
         {"type": "Pooling", "pooling_mode": "mean"}
     ]
     kinds = [module.get("type") for module in (first, *rest)]
-    if kinds[0] != "Pooling" or not set(kinds[1:]) <= {"Dense", "Normalize"}:
+    if kinds[0] != "Pooling" or not set(kinds[1:]) <= STEPS.keys():
         raise ValueError(
-            f"{info.directory} has the modules {kinds}, expected Pooling, then Dense or Normalize"
+            f"{info.directory} has the modules {kinds}, expected Pooling, then {' or '.join(STEPS)}"
         )
     for module in rest:
         check_names(module)
-    steps = [normalize if module["type"] == "Normalize" else dense(info, module) for module in rest]
+    steps = [STEPS[module["type"]](info, module) for module in rest]
     return SentenceModules(read_poolings(first), first.get("include_prompt", True), tuple(steps))
 
 
@@ -304,24 +305,60 @@ def dense(info: "ExportInfo", module: dict) -> Step:
     function = activation(
         module.get("activation_function", "torch.nn.Tanh"), "the activation of the module Dense"
     )
+    tensors = module_tensors(info, module, "linear.weight")
+    weight, bias = tensors["linear.weight"], tensors.get("linear.bias", np.float32(0))
+    return lambda vector: function(weight @ vector + bias)
+
+
+def layer_norm(info: "ExportInfo", module: dict) -> Step:
+    """Return the function from vector to vector of a module LayerNorm.
+
+    `module` is its entry in the manifest. Raises ValueError if its weights are missing or not a
+    safetensors file.
+    """
+    tensors = module_tensors(info, module, "norm.weight", "norm.bias")
+    weight, bias = tensors["norm.weight"], tensors["norm.bias"]
+
+    def step(vector: np.ndarray) -> np.ndarray:
+        centered = vector - vector.mean()
+        return centered / np.sqrt(np.square(centered).mean() + 1e-5) * weight + bias
+
+    return step
+
+
+def module_tensors(info: "ExportInfo", module: dict, *names: str) -> dict[str, np.ndarray]:
+    """Return {name: array} of the weights of `module`, its entry in the manifest.
+
+    Raises ValueError if the file is missing or no safetensors file, or lacks a tensor of `names`.
+    """
+    kind = module["type"]
     if "folder" not in module:
         raise ValueError(
-            f"{info.directory} has a module Dense without a folder, expected its name: export again"
+            f"{info.directory} has a module {kind} without a folder, expected its name: export "
+            "again"
         )
     name = f"{module['folder']}/model.safetensors"
     content = info.read(name)
     if content is None:
         raise ValueError(
-            f"{info.directory} has no {name}, expected the weights of its module Dense: export "
+            f"{info.directory} has no {name}, expected the weights of its module {kind}: export "
             f"again"
         )
     tensors = read_safetensors(content, name)
-    if "linear.weight" not in tensors:
+    if not set(names) <= tensors.keys():
         raise ValueError(
-            f"{info.directory / name} has {reprlib.repr(list(tensors))}, expected linear.weight"
+            f"{info.directory / name} has {reprlib.repr(list(tensors))}, expected "
+            f"{' and '.join(names)}"
         )
-    weight, bias = tensors["linear.weight"], tensors.get("linear.bias", np.float32(0))
-    return lambda vector: function(weight @ vector + bias)
+    return tensors
+
+
+# functions from the export and a module's entry in the manifest to its step
+STEPS: dict[str, Callable[["ExportInfo", dict], Step]] = {
+    "Dense": dense,
+    "LayerNorm": layer_norm,
+    "Normalize": lambda info, module: normalize,
+}
 
 
 def read_safetensors(content: bytes, name: str) -> dict[str, np.ndarray]:

@@ -45,6 +45,10 @@ WIDTHS = dict(head_dim=10, value_head_dim=10)
 MODELS = {
     "learned": (dict(position_embedding_type="learned"), {}),
     "rotary": (dict(position_embedding_type="rotary", **WIDTHS), dict(repetition_penalty=1.5)),
+    "grouped": (
+        dict(position_embedding_type="rotary", num_key_value_heads=1, use_qk_norm=True, **WIDTHS),
+        {},
+    ),
     "relative": (
         dict(position_embedding_type="relative", pad_token_id=None),
         dict(eos_token_id=[2, 7]),

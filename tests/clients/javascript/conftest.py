@@ -66,6 +66,10 @@ HEADS = {
     ),
     "answers": ("VanillaEncoderForQuestionAnswering", "word", dict(type_vocab_size=2)),
     "decoder": ("VanillaDecoderForCausalLM", "byte-bpe", dict(position_embedding_type="relative")),
+    "grouped": (
+        "VanillaDecoderForCausalLM", "byte-bpe",
+        dict(position_embedding_type="rotary", num_key_value_heads=1, use_qk_norm=True),
+    ),
     "characters": (
         "VanillaDecoderForCausalLM", "character", dict(position_embedding_type="learned")
     ),

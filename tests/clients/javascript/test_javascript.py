@@ -153,7 +153,7 @@ def test_image_classification_matches_torch(exported, node, tmp_path):
     assert_close([row["score"] for row in actual["result"]], [row["score"] for row in expected])
 
 
-@pytest.mark.parametrize("name", ["decoder", "characters", "opt"])
+@pytest.mark.parametrize("name", ["decoder", "grouped", "characters", "opt"])
 def test_text_generation_of_prompt_and_ragged_batch_matches_torch(exported, node, name):
     checkpoint = exported(name)
     model = pipeline("text-generation", str(checkpoint))

@@ -158,6 +158,7 @@ def test_max_new_tokens_beyond_positions_or_cache_is_rejected(pairs, on_each_tar
     "architecture, layers",
     [
         ("VanillaDecoderForCausalLM", dict(num_hidden_layers=2)),
+        ("VanillaDecoderForCausalLM", dict(num_hidden_layers=4, num_key_value_heads=2)),
         ("VanillaSeq2SeqForConditionalGeneration", dict(encoder_layers=1, decoder_layers=2)),
     ],
 )

@@ -1,0 +1,230 @@
+"""Llama (Touvron et al. 2023) and SmolLM: a pre-norm decoder with RMSNorm, rotary positions, gated
+feed-forward networks and grouped keys and values. Qwen2, Qwen3, Mistral and EuroBERT are its
+relatives."""
+
+from collections.abc import Collection, Mapping
+
+import transformers
+from transformers import PreTrainedConfig
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from .fields import Fields, require
+from .reranker import row_difference
+from .rotary import one_base, paired
+from .tensors import SAME, Op, TensorMap, linear, tensor_map, then, tokens
+
+CONFIG = "LlamaConfig"
+HEADS = {
+    "Model": "VanillaDecoderModel",
+    "ForCausalLM": "VanillaDecoderForCausalLM",
+    "ForSequenceClassification": "VanillaDecoderForSequenceClassification",
+    "ForTokenClassification": "VanillaDecoderForTokenClassification",
+    "ForQuestionAnswering": "VanillaDecoderForQuestionAnswering",
+}
+ARCHITECTURES = {f"Llama{head}": ours for head, ours in HEADS.items()}
+PREFIX = "model."
+HUB_PREFIX = "transformer."  # with the head of question answering
+NORMS = {
+    "self_attn_norm": "input_layernorm",
+    "feed_forward_norm": "post_attention_layernorm",
+}
+
+
+def to_vanilla_config(
+    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+) -> Fields:
+    return to_vanilla_fields(theirs) | {
+        "attention_bias": theirs.attention_bias,
+        "linear_bias": theirs.mlp_bias,
+    }
+
+
+def to_vanilla_fields(theirs: PreTrainedConfig) -> Fields:
+    """Return the fields of our config that all relatives of Llama share.
+
+    Raises ValueError for a class with code of its own.
+    """
+    check_code(theirs)
+    return {
+        "hidden_size": theirs.hidden_size,
+        "intermediate_size": theirs.intermediate_size,
+        "num_hidden_layers": theirs.num_hidden_layers,
+        "num_attention_heads": theirs.num_attention_heads,
+        "num_key_value_heads": theirs.num_key_value_heads,
+        "head_dim": getattr(theirs, "head_dim", None)
+        or theirs.hidden_size // theirs.num_attention_heads,
+        "hidden_act": getattr(theirs, "hidden_act", None),
+        "gated": True,
+        "norm_first": True,
+        "norm_type": "rms_norm",
+        "layer_norm_eps": theirs.rms_norm_eps,
+        "linear_bias": False,
+        "position_embedding_type": "rotary",
+        "rope_parameters": theirs.rope_parameters,
+        "max_position_embeddings": theirs.max_position_embeddings,
+        "scale_embedding": False,
+        "lm_head_bias": False,
+        "embedding_dropout": 0.0,
+        "dropout": 0.0,
+        "attention_dropout": theirs.attention_dropout,
+        "classifier_dropout": getattr(theirs, "classifier_dropout", None) or 0.1,
+        "initializer_range": theirs.initializer_range,
+    }
+
+
+def check_code(theirs: PreTrainedConfig) -> None:
+    """Raise ValueError if config.json names a class that is none of transformers, with code of its
+    own.
+
+    The tensors of such a class fit a decoder's, but its tokens may attend to both sides.
+    """
+    names = [name for name in theirs.architectures or () if not hasattr(transformers, str(name))]
+    if names and getattr(theirs, "is_causal", True):
+        raise ValueError(
+            f"architectures={names!r} has code of its own, which may look at both sides, expected "
+            "a class of transformers: --set architectures=NAME selects one, --set is_causal=false "
+            "makes an encoder"
+        )
+
+
+def windows(theirs: PreTrainedConfig) -> Fields:
+    """Return the fields of ours that say which layers have a window, of a decoder that has them in
+    some layers."""
+    return {"sliding_window": theirs.sliding_window, "layer_types": theirs.layer_types}
+
+
+def their_windows(ours: VanillaTransformerConfig) -> Fields:
+    """Return the fields of Qwen2 and Qwen3 that say which layers have a window."""
+    return {
+        "sliding_window": ours.sliding_window,
+        "use_sliding_window": ours.sliding_window is not None,
+        "layer_types": kinds_of_layers(ours),
+    }
+
+
+def kinds_of_layers(ours: VanillaTransformerConfig) -> list[str]:
+    """Return the type of each layer. Without a window, a type of ours makes no difference."""
+    if ours.sliding_window is None:
+        return ["full_attention"] * ours.num_hidden_layers
+    return ours.types_of_layers(ours.num_hidden_layers)
+
+
+def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
+    require(ours, use_qk_norm=False, sliding_window=None)
+    return to_source_fields(ours) | {
+        "attention_bias": ours.attention_bias,
+        "mlp_bias": ours.linear_bias,
+    }
+
+
+def to_source_fields(ours: VanillaTransformerConfig) -> Fields:
+    """Return the fields that all relatives of Llama share.
+
+    Raises ValueError for a field of `ours` that none of them can represent.
+    """
+    require_rotary(ours)
+    require(ours, scale_embedding=False, sandwich_norm=False)
+    one_base(ours)
+    return sizes(ours) | {
+        "hidden_act": ours.hidden_act,
+        "classifier_dropout": ours.classifier_dropout,
+    }
+
+
+def sizes(ours: VanillaTransformerConfig) -> Fields:
+    """Return the fields that Llama, its relatives and Gemma share."""
+    return {
+        "hidden_size": ours.hidden_size,
+        "intermediate_size": ours.intermediate_size,
+        "num_hidden_layers": ours.num_hidden_layers,
+        "num_attention_heads": ours.num_attention_heads,
+        "num_key_value_heads": ours.num_key_value_heads,
+        "head_dim": ours.head_dim,
+        "rms_norm_eps": ours.layer_norm_eps,
+        "rope_parameters": ours.rope_parameters,
+        "max_position_embeddings": ours.max_position_embeddings,
+        "attention_dropout": ours.attention_dropout,
+        "initializer_range": ours.initializer_range,
+    }
+
+
+def require_rotary(ours: VanillaTransformerConfig) -> None:
+    """Raise ValueError for a field of `ours` that neither Llama and its relatives nor Gemma can
+    represent."""
+    require(
+        ours,
+        position_embedding_type="rotary",
+        position_ids_from="place",
+        embedding_norm=False,
+        norm_first=True,
+        skip_first_prenorm=False,
+        final_norm=True,
+        norm_type="rms_norm",
+        gated=True,
+        lm_head_bias=False,
+        embedding_size=ours.hidden_size,
+        activation_dropout=0,
+        embedding_dropout=0,
+        dropout=0,
+    )
+    if hasattr(ours, "add_cross_attention"):
+        require(ours, add_cross_attention=False)
+
+
+def tensor_maps(
+    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
+) -> list[TensorMap]:
+    return [
+        *tokens("embed_tokens.weight", "lm_head.weight", theirs.tie_word_embeddings),
+        tensor_map("model.norm.weight", "norm.weight"),
+        *heads(theirs, architecture),
+        *layers(ours),
+    ]
+
+
+def heads(theirs: PreTrainedConfig, architecture: str) -> list[TensorMap]:
+    """Return the tensor maps of the heads, of which "score" classifies sequences or tokens.
+
+    That of a reranker is made of the projection to the vocabulary, see `reranker`.
+    """
+    if tokens := getattr(theirs, "score_tokens", None):
+        matrix = "embed_tokens" if theirs.tie_word_embeddings else "lm_head"
+        return [tensor_map("score.weight", f"{matrix}.weight", row_difference(tokens))]
+    ours = "classifier" if architecture.endswith("TokenClassification") else "score"
+    return [*linear(ours, "score"), *linear("qa_outputs", "qa_outputs")]
+
+
+def layers(
+    ours: VanillaTransformerConfig,
+    norms: Mapping[str, str] = NORMS,
+    norm: Op = SAME,
+    scale: Op = SAME,
+) -> list[TensorMap]:
+    """Return the tensor maps of the layers, whose linear maps all relatives of Llama name alike.
+
+    Args:
+        norms: names of our norms of a layer, each with theirs.
+        norm: the operation that makes our weights of norms of theirs.
+        scale: one more operation, on the norm of queries.
+    """
+    order = paired(ours.head_dim)
+    modules = {
+        "self_attn.q_proj": ("self_attn.q_proj", order, ours.attention_bias),
+        "self_attn.k_proj": ("self_attn.k_proj", order, ours.attention_bias),
+        "self_attn.v_proj": ("self_attn.v_proj", SAME, ours.attention_bias),
+        "self_attn.o_proj": ("self_attn.o_proj", SAME, ours.attention_bias),
+        "feed_forward.gate_proj": ("mlp.gate_proj", SAME, ours.linear_bias),
+        "feed_forward.up_proj": ("mlp.up_proj", SAME, ours.linear_bias),
+        "feed_forward.down_proj": ("mlp.down_proj", SAME, ours.linear_bias),
+        **{name: (their_name, norm, False) for name, their_name in norms.items()},
+    }
+    if ours.use_qk_norm:
+        normed = then(norm, order)
+        modules["self_attn.q_norm"] = ("self_attn.q_norm", then(normed, scale), False)
+        modules["self_attn.k_norm"] = ("self_attn.k_norm", normed, False)
+    return [
+        tensor_map(f"model.layers.{i}.{name}.{part}", f"layers.{i}.{their_name}.{part}", op)
+        for i in range(ours.num_hidden_layers)
+        for name, (their_name, op, has_bias) in modules.items()
+        for part in ("weight", "bias")[: 1 + has_bias]
+    ]

@@ -1,0 +1,157 @@
+"""ModernBERT (Warner et al. 2024): a pre-norm encoder with rotary positions and gated feed-forward
+networks, most of whose layers look at a window. The norm of the embeddings stands for that before
+the first attention."""
+
+from collections.abc import Collection
+
+from transformers import PreTrainedConfig
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from .bert import classifier_name
+from .fields import Fields, require
+from .rotary import HALVES, no_bias, paired_thirds
+from .tensors import TensorMap, linear, tensor_map, tokens
+
+CONFIG = "ModernBertConfig"
+ARCHITECTURES = {
+    "ModernBertModel": "VanillaEncoderModel",
+    "ModernBertForMaskedLM": "VanillaEncoderForMaskedLM",
+    "ModernBertForSequenceClassification": "VanillaEncoderForSequenceClassification",
+    "ModernBertForTokenClassification": "VanillaEncoderForTokenClassification",
+    "ModernBertForQuestionAnswering": "VanillaEncoderForQuestionAnswering",
+    "ModernBertForMultipleChoice": "VanillaEncoderForMultipleChoice",
+}
+PREFIX = "model."
+
+
+def to_vanilla_config(
+    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
+) -> Fields:
+    if theirs.local_attention % 2:
+        raise ValueError(
+            f"local_attention={theirs.local_attention} cannot be converted, expected an even "
+            "number: half of it on both sides of a token"
+        )
+    is_lm = architecture.endswith("MaskedLM")
+    act = theirs.classifier_activation
+    return {
+        "hidden_size": theirs.hidden_size,
+        "intermediate_size": theirs.intermediate_size,
+        "num_hidden_layers": theirs.num_hidden_layers,
+        "num_attention_heads": theirs.num_attention_heads,
+        "hidden_act": theirs.hidden_activation,
+        "gated": True,
+        "norm_first": True,
+        "skip_first_prenorm": True,
+        "layer_norm_eps": theirs.norm_eps,
+        "linear_bias": theirs.mlp_bias,
+        "attention_bias": theirs.attention_bias,
+        "position_embedding_type": "rotary",
+        "rope_parameters": theirs.rope_parameters,
+        "max_position_embeddings": theirs.max_position_embeddings,
+        "layer_types": theirs.layer_types,
+        "sliding_window": theirs.local_attention // 2,
+        "scale_embedding": False,
+        "embedding_norm": True,
+        "embedding_dropout": theirs.embedding_dropout,
+        "dropout": 0.0,
+        "attention_dropout": theirs.attention_dropout,
+        "activation_dropout": theirs.mlp_dropout,
+        "classifier_dropout": theirs.classifier_dropout,
+        "initializer_range": theirs.initializer_range,
+        "lm_transform_act": act if is_lm else None,
+        "lm_head_bias": theirs.decoder_bias,
+        "classifier_act": None if is_lm else act,
+        "classifier_pooling": theirs.classifier_pooling,
+    }
+
+
+def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
+    require(
+        ours,
+        position_embedding_type="rotary",
+        position_ids_from="place",
+        scale_embedding=False,
+        embedding_norm=True,
+        norm_first=True,
+        skip_first_prenorm=True,
+        sandwich_norm=False,
+        final_norm=True,
+        norm_type="layer_norm",
+        gated=True,
+        head_dim=ours.hidden_size // ours.num_attention_heads,
+        num_key_value_heads=ours.num_attention_heads,
+        use_qk_norm=False,
+        type_vocab_size=0,
+        dropout=0,
+        pooler_act=None,
+        token_transform_act=None,
+    )
+    act = ours.lm_transform_act if architecture.endswith("MaskedLM") else ours.classifier_act
+    if act is None and not architecture.endswith("Model"):
+        raise ValueError("lm_transform_act or classifier_act is None, expected an activation")
+    return {
+        "hidden_size": ours.hidden_size,
+        "intermediate_size": ours.intermediate_size,
+        "num_hidden_layers": ours.num_hidden_layers,
+        "num_attention_heads": ours.num_attention_heads,
+        "hidden_activation": ours.hidden_act,
+        "norm_eps": ours.layer_norm_eps,
+        "norm_bias": True,  # zeros, of a checkpoint that came from a model without
+        "mlp_bias": ours.linear_bias,
+        "attention_bias": ours.attention_bias,
+        "rope_parameters": {
+            name: ours.rope_parameters.get(name, ours.rope_parameters)
+            for name in ("full_attention", "sliding_attention")
+        },
+        "max_position_embeddings": ours.max_position_embeddings,
+        "layer_types": ours.types_of_layers(ours.num_hidden_layers),
+        "local_attention": 2 * (ours.sliding_window or 1),
+        "embedding_dropout": ours.embedding_dropout,
+        "attention_dropout": ours.attention_dropout,
+        "mlp_dropout": ours.activation_dropout,
+        "classifier_dropout": ours.classifier_dropout,
+        "initializer_range": ours.initializer_range,
+        "classifier_activation": act or "gelu",
+        "classifier_bias": True,
+        "classifier_pooling": ours.classifier_pooling,
+        "decoder_bias": ours.lm_head_bias,
+    }
+
+
+def tensor_maps(
+    ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
+) -> list[TensorMap]:
+    size, both = ours.hidden_size, ("weight", "bias")
+
+    def biased(name: str, their_name: str, has_bias: bool) -> list[TensorMap]:
+        maps = linear(name, their_name, has_bias)
+        return maps if has_bias else [*maps, no_bias(name, size)]
+
+    def norm(name: str, their_name: str) -> list[TensorMap]:
+        return biased(name, their_name, theirs.norm_bias)
+
+    head = "qa_outputs" if "Question" in architecture else classifier_name(architecture)
+    maps = [
+        *tokens("embeddings.tok_embeddings.weight", "decoder.weight", theirs.tie_word_embeddings),
+        *norm("model.embeddings.norm", "embeddings.norm"),
+        *norm("model.norm", "final_norm"),
+        *norm("transform.norm", "head.norm"),
+        *biased("transform.dense", "head.dense", theirs.classifier_bias),
+        *linear(head, "classifier"),
+        tensor_map("lm_head.bias", "decoder.bias"),
+    ]
+    for i in range(ours.num_hidden_layers):
+        layer, source = f"model.layers.{i}", f"layers.{i}"
+        for part in both[: 1 + theirs.attention_bias]:
+            names = tuple(f"{layer}.self_attn.{name}_proj.{part}" for name in "qkv")
+            op = paired_thirds(ours.head_dim)
+            maps.append(TensorMap(names, f"{source}.attn.Wqkv.{part}", op))
+        for part in both[: 1 + theirs.mlp_bias]:
+            names = tuple(f"{layer}.feed_forward.{name}_proj.{part}" for name in ("gate", "up"))
+            maps.append(TensorMap(names, f"{source}.mlp.Wi.{part}", HALVES))
+        maps += linear(f"{layer}.self_attn.o_proj", f"{source}.attn.Wo", theirs.attention_bias)
+        maps += linear(f"{layer}.feed_forward.down_proj", f"{source}.mlp.Wo", theirs.mlp_bias)
+        maps += norm(f"{layer}.self_attn_norm", f"{source}.attn_norm") if i else []
+        maps += norm(f"{layer}.feed_forward_norm", f"{source}.mlp_norm")
+    return maps

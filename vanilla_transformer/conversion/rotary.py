@@ -1,0 +1,136 @@
+"""Rotary positions and the matrices around them in other families.
+
+There the point i of a head is in components i and i + d / 2, here in 2i and 2i + 1. So rows of
+query and key maps, and weights of norms of them, change places.
+"""
+
+import torch
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from .fields import Fields, require
+from .tensors import Op, TensorMap, tensor_map, zeros
+
+HALVES = Op("in two parts", lambda t: t.chunk(2), lambda *parts: torch.cat(parts))
+
+
+def paired(width: int) -> Op:
+    """Return the operation that brings the components of heads of `width` into our order."""
+
+    def to_ours(t):
+        return (t.unflatten(0, (-1, 2, width // 2)).transpose(1, 2).reshape(t.shape),)
+
+    def to_theirs(t):
+        return t.unflatten(0, (-1, width // 2, 2)).transpose(1, 2).reshape(t.shape)
+
+    return Op("halves of heads paired", to_ours, to_theirs)
+
+
+def paired_thirds(width: int) -> Op:
+    """Return the operation on queries, keys and values in one tensor, of which the first two are
+    `paired`."""
+    pairs = paired(width)
+
+    def to_ours(t):
+        query, key, value = t.chunk(3)
+        return (*pairs.to_ours(query), *pairs.to_ours(key), value)
+
+    return Op(
+        "in three parts, halves of heads paired",
+        to_ours,
+        lambda q, k, v: torch.cat([pairs.to_theirs(q), pairs.to_theirs(k), v]),
+    )
+
+
+def no_bias(name: str, size: int) -> TensorMap:
+    """Return the map of a bias that only our module `name` has, of `size` zeros."""
+    return TensorMap((f"{name}.bias",), "", zeros(size))
+
+
+def renamed(ours: str, theirs: str, hub: str, bias: bool = True) -> list[TensorMap]:
+    """Return the maps of a linear map or LayerNorm: `theirs` in the class of transformers, and
+    `hub` in files of the Hub."""
+    return [
+        tensor_map(f"{ours}.{part}", f"{theirs}.{part}", otherwise=(f"{hub}.{part}",))
+        for part in ("weight", "bias")[: 1 + bias]
+    ]
+
+
+def fused(
+    ours: str, parts: dict[str, str], theirs: str, op: Op, ends: tuple[str, ...], order: Op
+) -> list[TensorMap]:
+    """Return the maps of linear maps that files of the Hub have in one tensor, and classes of
+    transformers in several.
+
+    Args:
+        ours: name of our module that has the parts.
+        parts: names of the linear maps there, each with the name in the class.
+        theirs: name of all of them in files.
+        op: the operation that makes our tensors of the one in files.
+        ends: "weight", or "weight" and "bias".
+        order: the operation that makes our queries and keys of those of the class.
+    """
+    maps = []
+    for end in ends:
+        names = tuple(f"{ours}.{name}.{end}" for name in parts)
+        maps.append(TensorMap(names, f"{theirs}.{end}", op))
+        for name, class_name in parts.items():
+            is_paired = name in ("q_proj", "k_proj")
+            one = [order] if is_paired else []
+            maps.append(tensor_map(f"{ours}.{name}.{end}", f"{class_name}.{end}", *one))
+    return maps
+
+
+def rotary_bert_fields(ours: VanillaTransformerConfig, architecture: str, lm_act: str) -> Fields:
+    """Return the source's config fields that NomicBERT and GTE share.
+
+    `architecture` is the source's class, and `lm_act` the activation of its masked-LM head. Raises
+    ValueError for a field of `ours` that these families cannot represent.
+    """
+    require(
+        ours,
+        position_embedding_type="rotary",
+        position_ids_from="place",
+        scale_embedding=False,
+        embedding_norm=True,
+        norm_first=False,
+        norm_type="layer_norm",
+        final_norm=False,
+        gated=True,
+        sliding_window=None,
+        num_key_value_heads=ours.num_attention_heads,
+        use_qk_norm=False,
+        token_transform_act=None,
+        classifier_act=None,
+        classifier_pooling="cls",
+        embedding_dropout=ours.dropout,
+    )
+    if architecture.endswith("SequenceClassification"):
+        require(ours, pooler_act="tanh")
+    elif architecture.endswith("Model"):
+        require(ours, pooler_act=None)
+    if architecture.endswith("MaskedLM"):
+        require(ours, lm_transform_act=lm_act, lm_head_bias=True)
+    return {
+        "hidden_size": ours.hidden_size,
+        "intermediate_size": ours.intermediate_size,
+        "num_hidden_layers": ours.num_hidden_layers,
+        "num_attention_heads": ours.num_attention_heads,
+        "hidden_act": ours.hidden_act,
+        "layer_norm_eps": ours.layer_norm_eps,
+        "initializer_range": ours.initializer_range,
+        "hidden_dropout_prob": ours.dropout,
+        "attention_probs_dropout_prob": ours.attention_dropout,
+        "classifier_dropout": ours.classifier_dropout,
+        "max_position_embeddings": ours.max_position_embeddings,
+        "rope_parameters": one_base(ours),
+    }
+
+
+def one_base(ours: VanillaTransformerConfig) -> Fields:
+    """Return the `rope_parameters` of `ours` for families whose layers have the same angles."""
+    if "rope_theta" not in ours.rope_parameters:
+        raise ValueError(
+            f"rope_parameters={ours.rope_parameters!r} cannot be converted, expected one base for "
+            "all layers"
+        )
+    return ours.rope_parameters
