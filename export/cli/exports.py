@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from ..arguments import (
     DTYPE_HELP,
@@ -18,7 +19,7 @@ from ..arguments import (
     positive,
     source,
 )
-from ..files.resumable_output import atomic_write
+from ..files.whole_file import regular_file, whole_file
 from ..inference.session import ATTENTION_KERNELS, CAPTURE, FUSIONS
 from ..terminal import say
 from .verbs import (
@@ -185,32 +186,40 @@ def certify(args: argparse.Namespace) -> None:
         certificate = certify(args.export, args.device, args.dtype, **changes, tell=say)
         if file is not None:
             report = json.dumps(certificate.report(), indent=2)
-            file.write_text(f"{report}\n", encoding="utf-8")
+            file.write(f"{report}\n".encode())
     if failures := certificate.failures:
         names = ", ".join(check.title for check in failures)
         sys.exit(f"{args.export} is not certified: {names}")
 
 
 @contextlib.contextmanager
-def report_file(output: Path | None) -> Iterator[Path | None]:
-    """Yield the path to write a report to, which becomes `output` when the block ends. A device or
+def report_file(output: Path | None) -> Iterator[BinaryIO | None]:
+    """Yield the file to write a report to, which becomes `output` when the block ends. A device or
     a pipe is written directly. Yield None without `output`.
 
     Raises:
         OSError: before the block, if no file can be written there.
     """
-    if output is None or (output.exists() and not output.is_file() and not output.is_dir()):
-        yield output
+    if output is None:
+        yield None
         return
     expected = "expected a file in a folder that can be written to"
     if output.is_dir() or not output.parent.is_dir():
         raise OSError(f"{output} cannot be written, {expected}")
-    with atomic_write(output.resolve()) as new:
+    with contextlib.ExitStack() as stack:
         try:
-            new.touch()
+            file = stack.enter_context(open_report(output.resolve()))
         except OSError as error:
             raise OSError(f"{output} cannot be written ({error.strerror}), {expected}") from None
-        yield new
+        yield file
+
+
+def open_report(path: Path) -> contextlib.AbstractContextManager[BinaryIO]:
+    """Return the device `path`, opened for writing, or a file that becomes `path` when it is
+    whole."""
+    if path.exists() and not path.is_file():
+        return path.open("wb")
+    return whole_file(path, path.parent, regular_file(path))
 
 
 def evaluate_arguments(parser: Parser) -> None:
