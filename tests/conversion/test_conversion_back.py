@@ -255,8 +255,11 @@ def test_model_converted_back_generates_same_tokens(family, beams, tmp_path):
 
 
 def read_tensors(path, architecture):
-    """Return the tensors of a checkpoint by the names in the class `architecture` if files have two
-    kinds of names, else by those in its file."""
+    """Return {name: tensor} of a checkpoint, by the names in its file.
+
+    NomicBERT and GTE have two kinds of names in files; theirs are those in the class
+    `architecture`.
+    """
     if architecture.startswith(("NomicBert", "Gte")):
         return getattr(transformers, architecture).from_pretrained(path).state_dict()
     return load_file(path / "model.safetensors")

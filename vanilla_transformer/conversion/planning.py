@@ -442,8 +442,8 @@ def steps_to_vanilla(
     }
     check_foreign_prefix(files, known)
     # of a tensor that files have in one or several parts, one map is enough
-    made = {name for step in steps for name in step.writes}
-    check_missing([name for ours, name in missing if not made >= set(ours)], architecture, files)
+    written = {name for step in steps for name in step.writes}
+    check_missing([name for ours, name in missing if not written >= set(ours)], architecture, files)
     used = {name for step in steps for name in (*step.reads, *step.same)}
     no_weights = re.compile(getattr(converter, "UNUSED", "$^"))
     rest = {
