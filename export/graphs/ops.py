@@ -134,8 +134,10 @@ def data_type(name: str) -> ir.DataType:
 
 
 def branch(name: str, ops: Ops, output: Value) -> ir.Graph:
-    """Return the branch `name` of an `If` with the nodes of `ops` and one `output`, of the type that
-    the graph computes in."""
+    """Return the branch `name` of an `If` with the nodes of `ops` and one `output`.
+
+    The output has the type that the graph computes in.
+    """
     for number, node in enumerate(ops.nodes):
         for value in node.outputs:
             # no other value of the graph may have this name

@@ -31,8 +31,8 @@ class Calls(list):
         return Calls(line.removeprefix("captured ") for line in self.starting("captured "))
 
     def check_attention(self, case: Case) -> None:
-        """Check that attention is one kernel if the heads allow it, and that no kernel stores scores
-        in half precision."""
+        """Check that attention is one kernel if the heads allow it, and that no kernel stores
+        scores in half precision."""
         text, fields = "\n".join(self), config(case)
         assert "attention_softmax_cuda" not in text  # of MultiHeadAttention, in the graph's dtype
         is_grouped = fields["num_key_value_heads"] != fields["num_attention_heads"]
