@@ -93,7 +93,7 @@ PICKLED = {
     "modeling": (
         "Vanilla(Encoder|Decoder|Seq2Seq)(Model|For[A-Za-z]+)",
         "VanillaPooler",
-        "VanillaLMTransform",
+        "VanillaTransform",
     ),
 }
 EVERYTHING = dict(position_embedding_type="relative", pooler_act="tanh", lm_transform_act="gelu")
