@@ -176,8 +176,11 @@ class VanillaDisentangledPositions(nn.Module):
         self.norm = new_norm(config)
 
     def forward(self, order):
-        """Return the vectors (1, N, D) of all buckets, and the bucket (T, T) of the distance from
-        each query to each key, for positions `order` (T,)."""
+        """Return the vectors (1, N, D) of all buckets, and the bucket of each pair of tokens, (T,
+        T).
+
+        It is that of the distance from query to key; `order` (T,) are the positions of both.
+        """
         offset = order[:, None] - order
         exact = self.buckets // 2
         largest = torch.tensor((self.max_distance - 1) / exact)
@@ -500,8 +503,10 @@ class VanillaAttention(nn.Module):
         return key, value
 
     def disentangled_bias(self, query, key, vectors, buckets):
-        """Return what distances add to the scores, (B, H, T, T), from the `vectors` (1, N, D) of
-        all buckets and the `buckets` (T, T) of the distances."""
+        """Return what distances add to the scores, (B, H, T, T).
+
+        `vectors` (1, N, D) are those of all buckets, `buckets` (T, T) the bucket of each pair.
+        """
         keys = split_heads(self.k_proj(vectors), self.head_dim)
         queries = split_heads(self.q_proj(vectors), self.head_dim)
         shape = (*query.shape[:2], -1, -1)

@@ -255,8 +255,11 @@ def test_model_converted_back_generates_same_tokens(family, beams, tmp_path):
 
 
 def read_tensors(path, architecture):
-    """Return the tensors of a checkpoint by the names in the class `architecture` if files have two
-    kinds of names, else by those in its file."""
+    """Return {name: tensor} of a checkpoint, by the names in its file.
+
+    NomicBERT and GTE have two kinds of names in files; theirs are those in the class
+    `architecture`.
+    """
     if architecture.startswith(("NomicBert", "Gte")):
         return getattr(transformers, architecture).from_pretrained(path).state_dict()
     return load_file(path / "model.safetensors")
@@ -481,6 +484,14 @@ def test_base_for_each_kind_of_layer_cannot_become_llama(tmp_path):
     model.save_pretrained(tmp_path / "ours")
     with raises(ValueError, seen=("rope_parameters", "sliding_attention")):
         convert(tmp_path / "ours", tmp_path / "theirs", to="llama")
+
+
+def test_window_in_some_layers_cannot_become_mistral(tmp_path):
+    kinds = ["full_attention", "sliding_attention"]
+    fields = dict(num_hidden_layers=2, layer_types=kinds, sliding_window=4)
+    our_model("mistral", "VanillaDecoderModel", 0, **fields).save_pretrained(tmp_path / "ours")
+    with raises(ValueError, seen=("sliding_window", 4)):
+        convert(tmp_path / "ours", tmp_path / "theirs", to="mistral")
 
 
 def test_other_variant_and_unknown_family_are_rejected(tmp_path):

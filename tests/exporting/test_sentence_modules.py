@@ -103,6 +103,7 @@ def test_conversion_keeps_embeddings(base, pooling, rest, tmp_path):
         ("distilbert", "DistilBertModel"),
         ("xlm-roberta", "XLMRobertaModel"),  # as multilingual-e5 and bge-m3
         ("mpnet", "MPNetModel"),
+        ("t5", "T5EncoderModel"),  # as sentence-t5
     ],
 )
 def test_other_families_with_prompt_excluded_from_pooling_keep_embeddings(

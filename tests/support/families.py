@@ -175,7 +175,7 @@ def random_config(family, architecture, seed):
             max_position_embeddings=positions, rms_norm_eps=rng.choice([1e-6, 1e-3]),
             head_dim=rng.choice([4, 10]), rope_parameters=rope, pad_token_id=0, bos_token_id=1,
             eos_token_id=2, attention_bias=seed % 2 == 1, mlp_bias=seed % 2 == 1,
-            sliding_window=4, use_sliding_window=True, layer_types=kinds,
+            sliding_window=rng.choice([4, 5]), use_sliding_window=True, layer_types=kinds,
             classifier_pooling="bos", use_bidirectional_attention=True, hidden_activation=act,
             query_pre_attn_scalar=7,
         )  # fmt: skip

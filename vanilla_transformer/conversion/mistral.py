@@ -22,6 +22,6 @@ def to_vanilla_config(
 
 def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
     require(ours, use_qk_norm=False, linear_bias=False, attention_bias=False)
-    if ours.sliding_window is not None:
-        require(ours, layer_types=["sliding_attention"] * ours.num_hidden_layers)
+    if "full_attention" in ours.types_of_layers(ours.num_hidden_layers):
+        require(ours, sliding_window=None)
     return llama.to_source_fields(ours) | {"sliding_window": ours.sliding_window}

@@ -227,7 +227,8 @@ def without_head(architecture: str, converter: Converter, path: Path) -> tuple[s
     note. sentence-transformers loads such a checkpoint without its head."""
     pools = any(module.kind == "Pooling" for module in read_modules(path / MODULES))
     base, ours = next(iter(converter.ARCHITECTURES.items()))
-    if not pools or not ours.endswith("Model") or converter.ARCHITECTURES[architecture] == ours:
+    has_head = not converter.ARCHITECTURES[architecture].endswith("Model")
+    if not (pools and has_head and ours in ("VanillaEncoderModel", "VanillaDecoderModel")):
         return architecture, []
     return base, [f"{MODULES} pools states, so {base} is converted without the head"]
 
@@ -441,8 +442,8 @@ def steps_to_vanilla(
     }
     check_foreign_prefix(files, known)
     # of a tensor that files have in one or several parts, one map is enough
-    made = {name for step in steps for name in step.writes}
-    check_missing([name for ours, name in missing if not made >= set(ours)], architecture, files)
+    written = {name for step in steps for name in step.writes}
+    check_missing([name for ours, name in missing if not written >= set(ours)], architecture, files)
     used = {name for step in steps for name in (*step.reads, *step.same)}
     no_weights = re.compile(getattr(converter, "UNUSED", "$^"))
     rest = {

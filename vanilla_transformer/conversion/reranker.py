@@ -23,6 +23,7 @@ from ..companions import MODULE_CONFIG, Companions, read_modules
 from ..files import MODULES
 from .tensors import Op
 
+MODEL_TYPES = ("llama", "qwen2", "qwen3", "mistral")  # their modules read `score_tokens`
 LOGIT_SCORE = "LogitScore"  # module of sentence-transformers with the ids of the answers
 TRANSFORMER_CONFIG = "sentence_bert_config.json"
 CLASSIFIER = {"transformer_task": "sequence-classification", "module_output_name": "scores"}
@@ -50,12 +51,19 @@ def read_reranker(theirs: PreTrainedConfig, path: Path) -> list[str]:
     the pair of ids (no, yes), or (None, yes).
 
     Raises:
-        ValueError: for answers that are not tokens, a modules.json that is damaged, and a
-            checkpoint without a prompt.
+        ValueError: for answers that are not tokens, a modules.json that is damaged, a checkpoint
+            without a prompt, and a family whose rerankers cannot be converted.
     """
     tokens = answer_tokens(theirs, path)
     if tokens is None:
+        if prompt := getattr(theirs, "reranker", None):
+            check_prompt(prompt)
         return []
+    if theirs.model_type not in MODEL_TYPES:
+        raise ValueError(
+            f"{path} is a reranker of model_type {theirs.model_type}, expected one of "
+            f"{', '.join(MODEL_TYPES)}"
+        )
     theirs.score_tokens = tokens
     theirs.reranker = read_prompt(theirs, path)
     theirs.num_labels = 1
@@ -74,16 +82,31 @@ def answer_tokens(theirs: PreTrainedConfig, path: Path) -> tuple[int | None, int
         config = read_json(path / modules[0].folder / MODULE_CONFIG)
         tokens = (config.get("false_token_id"), config.get("true_token_id"))
     elif words := getattr(theirs, "classifier_from_token", None):
-        tokenizer = load_tokenizer(path)
-        tokens = (None, *tokenizer.convert_tokens_to_ids(words))[-2:]
+        tokens = word_tokens(words, load_tokenizer(path))
     else:
         return None
+    no, yes = tokens
     known = range(theirs.vocab_size)
-    if tokens[0] not in (None, *known) or tokens[1] not in known:
+    if yes not in known or (no is not None and no not in known):
         raise ValueError(
             f"{path} has the answers {tokens}, expected ids of tokens below {theirs.vocab_size}"
         )
-    return tokens
+    return no, yes
+
+
+def word_tokens(words: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[int | None, int]:
+    """Return the ids (no, yes) of `words`, `["no", "yes"]` or `["yes"]`. Without "no" it is None.
+
+    Raises ValueError for another value, and for a word that is not one token.
+    """
+    is_list = isinstance(words, list) and all(isinstance(word, str) for word in words)
+    vocabulary = tokenizer.get_vocab()
+    if not is_list or len(words) not in (1, 2) or not vocabulary.keys() >= set(words):
+        raise ValueError(
+            f'classifier_from_token is {words!r:.80}, expected ["no", "yes"], each one token of '
+            "the tokenizer"
+        )
+    return (None, *(vocabulary[word] for word in words))[-2:]
 
 
 def row_difference(tokens: tuple[int | None, int]) -> Op:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import edit_json
-from heads import MANY, save_head, word_pieces
+from heads import MANY, close, save_head, word_pieces
 from hub_checkpoints import QWEN3, make_tokenizer, save_checkpoint, write_json
 from messages import raises
 from sentence_transformers import CrossEncoder
@@ -16,6 +16,7 @@ from served_models import serving
 
 from vanilla_transformer.conversion import convert
 from vanilla_transformer_export import TextRuntime, export
+from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.ort_models import stand_in_for_optimum
 
@@ -203,7 +204,10 @@ def test_score_of_one_token_is_its_logit(tmp_path):
     [
         ({"classifier_from_token": ["no", "yes"], "reranker": {"template": "{query}"}}, "query"),
         ({"classifier_from_token": ["no", "yes"], "reranker": "{query}"}, "{query}"),
-        ({"classifier_from_token": ["no", "maybe not"]}, "answers"),
+        ({"classifier_from_token": ["no", "maybe not"]}, ("classifier_from_token", "maybe not")),
+        ({"classifier_from_token": "yes"}, ("classifier_from_token", "yes")),
+        ({"reranker": {"template": "{document}"}}, "document"),
+        ({"classifier_from_token": ["no", "yes"], "model_type": "gpt2"}, ("model_type", "gpt2")),
     ],
 )
 def test_wrong_answers_and_prompts_raise_before_files_are_written(config, seen, tmp_path):
@@ -242,6 +246,17 @@ def test_ranks_of_a_cross_encoder(cross_encoder):
     assert [rank["index"] for rank in ranks] == [rank["corpus_id"] for rank in expected]
     scores = [rank["score"] for rank in expected]
     np.testing.assert_allclose([rank["score"] for rank in ranks], scores, atol=1e-5)
+
+
+def test_command_ranks_lines_of_json(cross_encoder, capsys):
+    line = json.dumps({"query": MANY[0], "texts": MANY})
+    capsys.readouterr()
+    arguments = ["predict", str(cross_encoder / "export"), line, "--task", "rerank"]
+    main([*arguments, "--set", "top_k=2"])
+    expected = TextRuntime(cross_encoder / "export").rerank([MANY[0]], [MANY], top_k=2)
+    got = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
+    assert [rank["index"] for rank in got[0]] == [rank["index"] for rank in expected[0]]
+    close(got, expected)
 
 
 @pytest.mark.parametrize(
