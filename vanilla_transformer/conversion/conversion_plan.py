@@ -17,6 +17,7 @@ from ..checkpoint import Shapes, learned_positions
 from ..checkpoint_files import read_json
 from ..companions import Companions
 from ..files import IMAGE_PROCESSOR, new_directory
+from ..pipelines import carry_translation
 from .tensors import TensorFiles, write_safetensors
 from .tokenizers import FoundTokenizer
 
@@ -46,7 +47,8 @@ class ConversionPlan:
     `left_out` are tensors of the source that belong to its family but not to its architecture,
     fields that act in training only, and files that change what a model does and are not converted.
     `foreign` are tensors of the source that no class of the family has. `image_processor` is the
-    class of transformers that reads a preprocessor_config.json without a class name. `remarks` are
+    class of transformers that reads a preprocessor_config.json without a class name. A checkpoint
+    that `translates`, and does nothing else, carries the translation pipeline. `remarks` are
     notes for users. `temporaries` hold files that had to be made for this plan. A printed plan is
     the mapping of tensors.
 
@@ -62,6 +64,7 @@ class ConversionPlan:
     tokenizer: FoundTokenizer | None = None
     companions: Companions = field(default_factory=Companions)
     image_processor: str | None = None
+    translates: bool = False
     temporaries: list[TemporaryDirectory] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -173,6 +176,8 @@ class ConversionPlan:
             self.generation_config.save_pretrained(directory)
         if self.tokenizer is not None:
             self.tokenizer.save(directory, learned_positions(self.model.config))
+        if self.translates:
+            carry_translation(directory)
         self.companions.copy(directory)
         name_image_processor(directory / IMAGE_PROCESSOR, self.image_processor)
 

@@ -18,6 +18,7 @@ ARCHITECTURES = {
     "M2M100ForConditionalGeneration": "VanillaSeq2SeqForConditionalGeneration",
 }
 PREFIX = "model."
+TRANSLATES = True  # all its checkpoints with a language model head
 UNUSED = r"(encoder|decoder)\.(version|embed_positions\.weights|embed_positions\._float_tensor)"
 
 

@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "MarianForCausalLM": "VanillaDecoderForCausalLM",
 }
 PREFIX = "model."
+TRANSLATES = True  # all its checkpoints with a language model head
 UNUSED = r"(encoder|decoder)\.embed_positions\.weight"  # sinusoids, see `check_tensors`
 STREAM_WRITERS = (
     "o_proj.weight",

@@ -365,7 +365,12 @@ def plan_by_config(
     model = empty_model(model_class, config, files, theirs)
     steps, unused, foreign = steps_to_vanilla(model, converter, theirs, architecture, files)
     plan = ConversionPlan(
-        model, files, steps, unused, image_processor=getattr(converter, "IMAGE_PROCESSOR", None)
+        model,
+        files,
+        steps,
+        unused,
+        image_processor=getattr(converter, "IMAGE_PROCESSOR", None),
+        translates=getattr(converter, "TRANSLATES", False) and model.can_generate(),
     )
     plan.foreign = foreign
     if foreign:
