@@ -51,7 +51,7 @@ def source(request, tmp_path_factory):
 
 @pytest.fixture
 def logged(caplog):
-    """What transformers logs, as text."""
+    """A function that returns the log of transformers as text."""
     logger = logging.getLogger("transformers")
     logger.addHandler(caplog.handler)
     yield lambda: caplog.text
