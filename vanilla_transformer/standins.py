@@ -56,13 +56,12 @@ class PreTrainedConfig:
     def convert_rope_params_to_dict(self, **others: Any) -> dict[str, Any]:
         """Fill in the type and base in `rope_parameters`, of each layer type if it has several, and
         return the other keywords."""
-        given = others.pop("rope_scaling", None) or self.rope_parameters or {}
-        base = others.pop("rope_theta", 10000.0)
-        types = [given[name] for name in self._rope_type_labels if name in given]
-        for parameters in types or [given]:
-            parameters.setdefault("rope_theta", base)
-            parameters.setdefault("rope_type", parameters.get("type", "default"))
-        self.rope_parameters = given
+        parameters = others.pop("rope_scaling", None) or self.rope_parameters or {}
+        self.rope_parameters, base = parameters, others.pop("rope_theta", 10000.0)
+        types = [parameters[name] for name in self._rope_type_labels if name in parameters]
+        for entry in types or [parameters]:
+            entry.setdefault("rope_theta", base)
+            entry.setdefault("rope_type", entry.get("type", "default"))
         return others
 
     def validate_architecture(self) -> None:

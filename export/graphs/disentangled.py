@@ -31,8 +31,12 @@ def disentangled_bias(g: GraphContext, name: str, query: Value, key: Value, ids:
 def look_up(
     g: GraphContext, states: Value, heads: Value, ends: tuple[Value, Value], buckets: Value
 ) -> Value:
-    """Return the product of each of the `states` (B, H, T, d) and the `heads` (H, d, N) of the
-    `buckets` (B, H, T, T), which are counted from the first of the `ends`."""
+    """Return the product of each of the `states` and the vector of each of its buckets, (B, H, T,
+    T).
+
+    `states` are (B, H, T, d), `heads` the vectors of all buckets, (H, d, N). The `buckets` (B, H,
+    T, T) are counted from the first of the `ends`.
+    """
     products = g.op("MatMul", states, g.op("Slice", heads, *ends, [2]))
     return g.op("GatherElements", products, buckets, axis=3)
 
@@ -40,8 +44,10 @@ def look_up(
 def buckets_of_pairs(
     g: GraphContext, queries: Value, ids: Value
 ) -> tuple[tuple[Value, Value], Value]:
-    """Return the range of buckets that a text has, as two values (1,), and the bucket of each
-    query and key, counted from the start of the range, int32 (B, H, T, T)."""
+    """Return the ends of the range of buckets that a text has, (1,) each, and all its buckets.
+
+    These are of each query and key, counted from the start of the range, int32 (B, H, T, T).
+    """
     op, config = g.op, g.config
     buckets = buckets_by_distance(
         config.relative_attention_num_buckets, config.relative_attention_max_distance
@@ -81,8 +87,11 @@ def rounded_log(values: np.ndarray) -> np.ndarray:
 
 
 def bucket_heads(g: GraphContext, name: str, part: str) -> Value:
-    """Return the vectors of all buckets after the norm and the linear map of queries ("q") or keys
-    ("k") of the module `name`, times the scale of scores, (H, d, buckets)."""
+    """Return the queries or keys of all buckets in the module `name`, (H, d, buckets).
+
+    They are the vectors of buckets after the norm and the linear map of `part`, "q" or "k", times
+    the scale of scores.
+    """
     config = g.config
     vectors = f"{config.encoder_prefix}relative_positions"
     names = [f"{name}.{part}_proj.weight", f"{vectors}.embed.weight", f"{vectors}.norm.weight"]

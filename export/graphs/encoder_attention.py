@@ -72,8 +72,11 @@ def fused_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
 
 
 def biased_attention(g: GraphContext, tokens: Tokens, bias: Value, product: Product) -> Attention:
-    """Return the function that writes attention with a `bias` (B or 1, H or 1, T or 1, T) of the
-    scores, by the operators of `product`."""
+    """Return the function that writes attention by the operators of `product`, with a `bias` of the
+    scores.
+
+    `bias` is (B or 1, H or 1, T or 1, T). Disentangled positions are added to it.
+    """
 
     def attend(layer: int, name: str, x: Value) -> Value:
         query, key, value = project(g, name, x, tokens.positions)
@@ -157,8 +160,11 @@ def block_product(
 
 
 def neighbors(g: GraphContext, states: Value, block: int, width: int) -> Value:
-    """Return the states (B, H, T, width) of each block with those of the blocks before and after
-    it, (B, H, blocks, 3 * block, width)."""
+    """Return the states of each block with those of the blocks before and after it, (B, H, blocks,
+    3 * block, width).
+
+    `states` are (B, H, T, width).
+    """
     op = g.op
     after = op("Add", missing(g, op.size(states, 2), block), block)
     padded = op("Pad", states, op.shape(0, 0, block, 0, 0, 0, after, 0))

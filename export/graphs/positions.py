@@ -110,8 +110,10 @@ def rotate(g: GraphContext, states: Value, heads: int, positions: Value, kind: s
 
 
 def signed_factors(g: GraphContext, positions: Value, kind: str) -> list[Value]:
-    """Return the cosine of each component and the sine with its sign, each (B, T, 1, d), for
-    `positions` (B, T) in layers of type `kind`."""
+    """Return the cosine of each component and the sine with its sign, each (B, T, 1, d).
+
+    `positions` are (B, T), and `kind` is the type of the layer.
+    """
     signs = np.array([-1, 1], np.float32)
     turned = angles(g, positions, np.outer(rotary_steps(g, kind), signs).reshape(-1))
     return [
@@ -121,8 +123,10 @@ def signed_factors(g: GraphContext, positions: Value, kind: str) -> list[Value]:
 
 
 def rotary_factors(g: GraphContext, positions: Value, kind: str) -> list[Value]:
-    """Return the cosines and sines of the points of a head, each (B, T, d / 2), for `positions` (B,
-    T) in layers of type `kind`."""
+    """Return the cosines and sines of the points of a head, each (B, T, d / 2).
+
+    `positions` are (B, T), and `kind` is the type of the layer.
+    """
     steps = rotary_steps(g, kind)
     turned = angles(g, positions, np.pad(steps, (0, -len(steps) % LANES)))
     factors = [cast_to_graph_dtype(g, g.op(name, turned)) for name in ("Cos", "Sin")]
@@ -132,8 +136,10 @@ def rotary_factors(g: GraphContext, positions: Value, kind: str) -> list[Value]:
 
 
 def rotary_steps(g: GraphContext, kind: str) -> np.ndarray:
-    """Return by what angle each point of a head turns from one position to the next, float32 (d /
-    2,), in layers of type `kind`."""
+    """Return by what angle each point of a head turns at each position, float32 (d / 2,).
+
+    `kind` is the type of the layer.
+    """
     base, factor = g.config.rope(kind)
     return angle_steps(g.config.head_dim, base) / np.float32(factor)
 

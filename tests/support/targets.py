@@ -71,8 +71,9 @@ MODELS = {
     ),
     "encoder-relative": ("VanillaEncoderForMaskedLM", dict(num_hidden_layers=2, **RELATIVE)),
 }
-# Values that are not as wide as keys, which the cpu target's decoders have no operator for.
-OTHER_VALUES = {
+# Values that are not as wide as keys, and grouped keys beside a source, for which the cpu target's
+# decoders have no operator.
+NOT_ON_CPU = {
     "causal-values": (
         "VanillaDecoderForCausalLM",
         dict(num_hidden_layers=2, **LEARNED, head_dim=8, value_head_dim=12),
@@ -81,12 +82,16 @@ OTHER_VALUES = {
         MODELS["seq2seq"][0],
         dict(encoder_layers=1, decoder_layers=2, head_dim=8, value_head_dim=12),
     ),
+    "seq2seq-grouped": (
+        MODELS["seq2seq"][0],
+        dict(encoder_layers=1, decoder_layers=2, num_key_value_heads=2, use_qk_norm=True),
+    ),
 }
 # Attention adds something to their scores.
 WITH_BIAS = ["seq2seq-t5", "causal-relative", "encoder-relative"]
 GENERATORS = ["seq2seq", "causal", "causal-window", "causal-grouped"]
 generators = pytest.mark.parametrize("name", GENERATORS)
-SEQ2SEQ = ("seq2seq", "seq2seq-t5", "seq2seq-values")
+SEQ2SEQ = ("seq2seq", "seq2seq-t5", "seq2seq-values", "seq2seq-grouped")
 FILES = dict.fromkeys(SEQ2SEQ, ("onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx"))
 
 
@@ -102,7 +107,7 @@ def exports_for(target):
 
 
 def build(name):
-    architecture, fields = (MODELS | OTHER_VALUES)[name]
+    architecture, fields = (MODELS | NOT_ON_CPU)[name]
     model = perturbed(architecture, {**SIZES, **fields})
     if model.can_generate():
         model.lm_head.bias.data[EOS] += 1.5  # makes rows end at different times

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import EOS, PAD
-from targets import MODELS, OTHER_VALUES, WITH_BIAS, generators, prompts
+from messages import raises
+from targets import MODELS, NOT_ON_CPU, WITH_BIAS, build, generators, prompts
 
-from vanilla_transformer_export import Runtime, verify
+from vanilla_transformer_export import Runtime, export, verify
 from vanilla_transformer_export.targets.cuda.decoder import power_of_two
 
 NAMES = ["cpu", "cuda"]
@@ -54,17 +55,33 @@ def test_generated_tokens_equal_transformers(exported_for, name, beams, target):
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("name", OTHER_VALUES)
-def test_generation_with_different_key_and_value_sizes_equals_transformers(
-    exported_for, name, beams
+@pytest.mark.parametrize("name", NOT_ON_CPU)
+@pytest.mark.parametrize("target", ["portable", "cuda"])
+def test_generation_of_models_that_cpu_rejects_equals_transformers(
+    exported_for, name, target, beams
 ):
-    model, directory = exported_for(name, "cuda")
+    model, directory = exported_for(name, target)
     check_tokens(
         Runtime(directory, device="cpu"),
         model,
         *prompts(name),
         dict(max_new_tokens=14, num_beams=beams),
     )
+
+
+@pytest.mark.parametrize(
+    "name, field, seen, expected",
+    [
+        ("causal-values", "value_head_dim", 12, 8),
+        ("seq2seq-values", "value_head_dim", 12, 8),
+        ("seq2seq-grouped", "num_key_value_heads", 2, 4),
+    ],
+)
+def test_cpu_rejects_models_without_an_operator(tmp_path, name, field, seen, expected):
+    build(name).save_pretrained(tmp_path / "model")
+    with raises(ValueError, seen=(field, seen), expected=(expected, "portable")):
+        export(tmp_path / "model", tmp_path / "out", target="cpu")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("beams", [1, 3])
