@@ -82,7 +82,7 @@ def buckets_by_distance(count: int, largest: int) -> np.ndarray:
     return bucket.clip(0, 2 * count - 1)
 
 
-def rounded_log(values: np.ndarray) -> np.ndarray:
+def rounded_log(values: np.ndarray | np.float32) -> np.ndarray:
     return np.log(values.astype(np.float64)).astype(np.float32)
 
 
