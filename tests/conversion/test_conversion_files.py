@@ -362,7 +362,11 @@ def test_unknown_family_is_rejected(bert):
         plan_conversion(bert[0])
 
 
-@pytest.mark.parametrize("row", REJECTED, ids=lambda row: "-".join(map(str, row.fields.values())))
+def rejected_name(row):
+    return "-".join(str(value) for value in row.fields.values() if value is not ANY)
+
+
+@pytest.mark.parametrize("row", REJECTED, ids=rejected_name)
 def test_rejected_checkpoint_has_reason_and_alternative(row, bert):
     fields = {name: 8 if value is ANY else value for name, value in row.fields.items()}
     is_reachable = len(fields) > 1 or fields.get("model_type") not in FAMILIES
