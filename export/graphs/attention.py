@@ -206,10 +206,12 @@ def regroup(g: GraphContext, states: Value, heads: int) -> Value:
 
 
 def repeat_heads(g: GraphContext, states: Value, width: int) -> Value:
-    """Return keys or values (B, S, key heads * width) as (B, S, H * width).
+    """Return keys or values (B, S, key heads * width) as (B, S, H * width), for operators without
+    groups.
 
-    Each head is repeated for the queries that share it, for operators without groups. Without
-    groups `states` are returned unchanged."""
+    Each head is repeated for the queries that share it. Without groups `states` are returned
+    unchanged.
+    """
     heads, config = g.config.num_attention_heads, g.config
     if config.num_key_value_groups == 1:
         return states

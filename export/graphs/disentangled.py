@@ -76,7 +76,7 @@ def buckets_by_distance(count: int, largest: int) -> np.ndarray:
     reach = int(1.01 * last) + 2  # rounding may move it
     offset = np.arange(-reach, reach + 1)
     ratio = np.maximum(np.abs(offset), exact).astype(np.float32) / np.float32(exact)
-    growth = rounded_log(ratio) / rounded_log(np.float32((largest - 1) / exact))
+    growth = rounded_log(ratio) / rounded_log(np.array((largest - 1) / exact, np.float32))
     far = (np.ceil(growth * np.float32(exact - 1)).astype(np.int64) + exact) * np.sign(offset)
     bucket = np.where(np.abs(offset) <= exact, offset, far) + count
     return bucket.clip(0, 2 * count - 1)
