@@ -696,11 +696,10 @@ class VanillaPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def maybe_distribute_model(cls, model, distributed_config, mesh_manager):
-        size, heads = distributed_config.tp_size, model.config.num_attention_heads
-        if heads % size:
-            raise ValueError(
-                f"num_attention_heads is {heads}, expected a multiple of tp_size, {size}"
-            )
+        size = distributed_config.tp_size
+        for name in ("num_attention_heads", "num_key_value_heads"):
+            if (heads := getattr(model.config, name)) % size:
+                raise ValueError(f"{name} is {heads}, expected a multiple of tp_size, {size}")
         return super().maybe_distribute_model(model, distributed_config, mesh_manager)
 
 

@@ -304,7 +304,7 @@ def model_type(model: ServedModel) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------- tokens
 
 
-def encode(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) -> list[Encoding]:
+def encode(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) -> Sequence[Encoding]:
     """Return the encoding of each text, with special tokens, truncated if the request says so in
     `how`.
 

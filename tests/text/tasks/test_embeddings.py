@@ -14,6 +14,7 @@ from pipelines_compared import both
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
     Dense,
+    LayerNorm,
     Normalize,
     Pooling,
     Transformer,
@@ -135,6 +136,15 @@ def test_dense_module_and_similarity_match_sentence_transformers(make_embedder, 
     np.testing.assert_allclose(
         runtime.similarity(actual, actual[:2]), expected, rtol=1e-4, atol=1e-4
     )
+
+
+def test_layer_norm_module_matches_sentence_transformers(make_embedder):
+    width = SIZES["hidden_size"]
+    module = LayerNorm(width)
+    torch.nn.init.normal_(module.norm.weight)
+    torch.nn.init.normal_(module.norm.bias)
+    model, runtime = make_embedder(Pooling(width, pooling_mode="mean"), module, Normalize())
+    np.testing.assert_allclose(runtime.embed(MANY), model.encode(MANY), rtol=1e-5, atol=1e-5)
 
 
 def test_mean_pooling_is_default_without_modules(make_embedder):
