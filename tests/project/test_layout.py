@@ -49,7 +49,7 @@ EXCEPTIONS = {
     ("text/language_pairs.py", "text_runtime"),
     *(
         (f"text/tasks/{name}.py", "text_runtime")
-        for name in (*TEXT_TASKS, "tagging", "translation")
+        for name in (*TEXT_TASKS, "reranking", "tagging", "translation")
     ),
 }
 
