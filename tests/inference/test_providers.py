@@ -15,7 +15,7 @@ from messages import raises
 from vanilla_transformer_export import Runtime
 from vanilla_transformer_export.inference import devices
 from vanilla_transformer_export.inference.session import Session
-from vanilla_transformer_export.model import open_export
+from vanilla_transformer_export.model import engine_options, open_export
 from vanilla_transformer_export.requests import generation_request
 
 
@@ -70,11 +70,9 @@ def test_providers_are_requested_in_order_and_each_must_run(
 
 
 def test_engine_cache_path_depends_on_weights(exported, tmp_path):
-    runtimes = [Runtime(exported(name).directory) for name in ("encoder", "encoder", "masked-lm")]
-    for runtime in runtimes:
-        runtime.model.engine_cache = tmp_path
+    infos = [open_export(exported(name).directory) for name in ("encoder", "encoder", "masked-lm")]
     first, again, other = (
-        runtime.model._engine_options()["trt_engine_cache_path"] for runtime in runtimes
+        engine_options(info, tmp_path)["trt_engine_cache_path"] for info in infos
     )
     assert first == again != other
 

@@ -472,7 +472,7 @@ def test_reference_rotation_matches_complex_product_of_equation_12():
     """RoFormer, section 3.2.1: a pair of components is a complex number, times e^(i m theta)."""
     x = np.random.default_rng(0).normal(size=8)
     pairs = (x[0::2] + 1j * x[1::2]) * np.exp(1j * 5 * 10000.0 ** (-np.arange(4) / 4))
-    rotated = rotation(5, 8, 10000.0) @ x
+    rotated = rotation(5, 8, 10000.0, 1.0) @ x
     np.testing.assert_allclose(rotated[0::2] + 1j * rotated[1::2], pairs)
 
 

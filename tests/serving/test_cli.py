@@ -190,7 +190,7 @@ def test_exports_are_named_by_directory_or_argument(tmp_path, monkeypatch):
         (["{0}", "--languages", "x:en-de"], ("--languages", "x"), "seq2seq"),
         (["a={0}", "b={0}", "--languages", "en-de"], (), ()),
         (["a={1}", "--languages", "en-de"], (), ()),
-        (["{0}/nowhere"], "manifest.json", "vanilla-transformer export"),
+        (["{0}/nowhere"], "does not exist", "vanilla-transformer export"),
     ],
 )
 def test_invalid_exports_fail_before_server_listens(words, seen, expected, tmp_path, monkeypatch):

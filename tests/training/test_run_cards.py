@@ -43,7 +43,8 @@ def test_card_contains_scores_recipe_and_settings(short):
         (result.dataset_split, result.metric_type): result for result in card.data.eval_results
     }
     assert {key: result.metric_value for key, result in results.items()} == {
-        ("validation", name): metrics[f"validation_{name}"] for name in ("loss", "bleu", "chrf")
+        ("validation", name): float(f"{metrics[f'validation_{name}']:.6g}")
+        for name in ("loss", "bleu", "chrf")
     }
     assert {result.dataset_name for result in results.values()} == {"val.en, val.de"}
     rows = re.findall(r"^\| (\w+) \| (\w+) \| ([\d.]+) \|$", card.text, re.MULTILINE)

@@ -126,8 +126,7 @@ def test_word_tokenizer_contains_most_frequent_words():
         "<unk>", "dog", "<unk>", "the", "cat", ".", "</s>"
     ]  # fmt: skip
     assert tokenizer.decode([5, 4, 2], skip_special_tokens=True) == "the dog"
-    with raises(ValueError, seen=12, expected=13):
-        train_tokenizer(lines, 13, kind="word", lowercase=True)
+    assert len(train_tokenizer(lines, 13, kind="word", lowercase=True)) == 12
 
 
 def test_encoder_tokenizer_adds_boundary_tokens_and_token_types():

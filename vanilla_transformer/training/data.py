@@ -302,7 +302,7 @@ def read_columns(
         if rows is None:
             return None
         if streams:
-            return rows.map(check_row, with_indices=True)
+            return rows.map(check_row, with_indices=True, features=rows.features)
         kept = valid_positions(rows, lacking, bad)
         return rows.select(kept) if bad.count else rows
     if data.get("streaming"):

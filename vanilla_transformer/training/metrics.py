@@ -27,7 +27,8 @@ def bleu(
     metric = bleu_metric(tokenize)
     check_counts(outputs, references)
     score = metric.corpus_score(list(outputs), [list(references)]).score
-    return score, str(metric.get_signature())
+    # a perfect score may be rounded to 100.00000000000004
+    return min(score, 100.0), str(metric.get_signature())
 
 
 def chrf(outputs: Sequence[str], references: Sequence[str]) -> float:
