@@ -1,7 +1,6 @@
 """Training of tokenizers: rules for all kinds, white space, bytes, characters and BPE dropout."""
 
 import json
-import re
 from collections import Counter
 from pathlib import Path
 from random import Random
