@@ -84,6 +84,7 @@ def highlight_speeds(result: dict, embedded: dict) -> dict[str, Speeds]:
     embedders = {
         embeddings.ENGINES[engine]: record["per_second"]
         for engine, record in embedded["engines"].items()
+        if engine != "portable-int8"  # whose vectors depend on their batch
     }
     return {EMBEDDING: embedders} | {name: speeds(result, *key) for key, name in HIGHLIGHTS.items()}
 

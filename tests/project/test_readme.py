@@ -44,5 +44,8 @@ def test_figures_of_each_result_are_in_one_row_of_results_page():
     figures = rows_of_figures(README.split("## Results")[1].split("## Limits")[0])
     pages = [(ROOT / "docs" / name).read_text() for name in ("results.md", "speed.md")]
     results = rows_of_figures("\n".join(pages))
+    # the engines of embeddings are rows there, and columns of README.md
+    embeddings = pages[1].split("## Speed of embeddings")[1].split("\n## ")[0]
+    results.append(set().union(*rows_of_figures(embeddings)))
     assert sum(map(len, figures)) > 15
     assert [row for row in figures if not any(row <= result for result in results)] == []
