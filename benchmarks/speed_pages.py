@@ -24,9 +24,10 @@ EMBEDDING = "all-MiniLM-L6-v2, 512 captions: embeddings/s"
 # engine of embeddings.py: its name in the first table of README.md
 PROOF = {
     "torch": "sentence-transformers, torch",
-    "portable-int8": "int8 in standard ONNX operators",
+    "openvino": "sentence-transformers, OpenVINO in bf16",
+    "portable-int8": "ours, int8 for browsers, in standard ONNX operators",
     "runtime-fp32": "ours, fp32",
-    "runtime-int8": "ours, int8",
+    "runtime-int8": "ours, int8 for CPUs",
 }
 PROOF_HEADER = (
     "all-MiniLM-L6-v2, 512 captions",
