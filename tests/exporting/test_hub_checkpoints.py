@@ -170,6 +170,18 @@ def test_norms_of_half_precision_gemma_keep_their_weights(tmp_path):
     assert not torch.equal(expected, expected.bfloat16().float())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_queries_of_half_precision_deberta_are_not_rounded(dtype, tmp_path):
+    theirs = save_checkpoint(tmp_path / "theirs", DEBERTA, DEBERTA["architectures"][0])
+    theirs.to(dtype).save_pretrained(tmp_path / "theirs")
+    convert(tmp_path / "theirs", tmp_path / "ours")
+    export(tmp_path / "ours", tmp_path / "export", cases=2)
+    ids = torch.randint(4, 200, (2, 40))
+    with torch.no_grad():
+        expected = theirs.float()(ids).logits
+    close(TextRuntime(tmp_path / "export").runtime.outputs(ids.numpy())["logits"], expected)
+
+
 def test_module_that_embed_does_not_follow_is_named(tmp_path):
     save_embedder("Qwen/Qwen3-Embedding-0.6B", tmp_path / "theirs")
     modules = tmp_path / "theirs" / "modules.json"
