@@ -182,6 +182,31 @@ def test_queries_of_half_precision_deberta_are_not_rounded(dtype, tmp_path):
     close(TextRuntime(tmp_path / "export").runtime.outputs(ids.numpy())["logits"], expected)
 
 
+@pytest.mark.parametrize(
+    "change, seen, expected",
+    [
+        ({"activation_function": "a.module.Act"}, "a.module.Act", "torch.nn.Tanh"),
+        ({"bias": True}, "linear.weight", "linear.bias"),
+        ({"in_features": 23}, (36, 24), (36, 23)),
+    ],
+)
+def test_dense_that_embed_cannot_follow_is_not_exported(change, seen, expected, tmp_path):
+    save_embedder("google/embeddinggemma-300m", tmp_path / "theirs")
+    edit_json(tmp_path / "theirs" / "2_Dense" / "config.json", **change)
+    with raises(ValueError, seen=seen, expected=expected):
+        export(tmp_path / "theirs", tmp_path / "export", cases=1)
+    assert not (tmp_path / "export").exists()
+    export(tmp_path / "theirs", tmp_path / "export", cases=1, leave_out=["modules.json"])
+
+
+def test_pooling_that_embed_does_not_know_is_not_exported(tmp_path):
+    save_embedder("Qwen/Qwen3-Embedding-0.6B", tmp_path / "theirs")
+    edit_json(tmp_path / "theirs" / "1_Pooling" / "config.json", pooling_mode="median")
+    with raises(ValueError, seen="median", expected="lasttoken"):
+        export(tmp_path / "theirs", tmp_path / "export", cases=1)
+    assert not (tmp_path / "export").exists()
+
+
 def test_module_that_embed_does_not_follow_is_named(tmp_path):
     save_embedder("Qwen/Qwen3-Embedding-0.6B", tmp_path / "theirs")
     modules = tmp_path / "theirs" / "modules.json"
