@@ -170,6 +170,14 @@ def test_norms_of_half_precision_gemma_keep_their_weights(tmp_path):
     assert not torch.equal(expected, expected.bfloat16().float())
 
 
+def test_gemma_whose_scores_are_divided_by_zero_is_rejected(tmp_path):
+    save_embedder("google/embeddinggemma-300m", tmp_path / "theirs")
+    edit_json(tmp_path / "theirs" / "config.json", query_pre_attn_scalar=0)
+    with raises(ValueError, seen="query_pre_attn_scalar=0", expected="at least 1"):
+        convert(tmp_path / "theirs", tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_queries_of_half_precision_deberta_are_not_rounded(dtype, tmp_path):
     theirs = save_checkpoint(tmp_path / "theirs", DEBERTA, DEBERTA["architectures"][0])
