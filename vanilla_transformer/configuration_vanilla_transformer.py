@@ -463,9 +463,8 @@ class VanillaTextConfig(VanillaTransformerConfig):
             self.relative_attention_max_distance,
         )
         if buckets < 4 or (buckets % 2 and not is_disentangled):
-            raise ValueError(
-                f"relative_attention_num_buckets must be even and at least 4, got {buckets}"
-            )
+            kind = "at least 4" if is_disentangled else "even and at least 4"
+            raise ValueError(f"relative_attention_num_buckets must be {kind}, got {buckets}")
         # DeBERTa's last distance is 1 less
         if distance - is_disentangled <= buckets // 2:
             raise ValueError(

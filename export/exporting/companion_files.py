@@ -4,13 +4,16 @@ files that other programs read."""
 import json
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vanilla_transformer.checkpoint_files import GENERATION_CONFIG, for_every_version
 from vanilla_transformer.files import CHAT_TEMPLATE
 
+from ..heads import EMBED, HEADS
 from ..inference.export_info import TOKENIZER_FILES
+from ..text.tasks.embedding import read_modules
 from .checkpoint import Checkpoint
 from .languages import read_languages
 from .plan import Graphs
@@ -25,11 +28,24 @@ from .repository_files import (
 )
 
 
+@dataclass(frozen=True)
+class WrittenFiles:
+    """The files in `directory`, an export without a manifest."""
+
+    directory: Path
+
+    def read(self, name: str) -> bytes | None:
+        path = self.directory / name
+        return path.read_bytes() if path.is_file() else None
+
+
 def write_companions(checkpoint: Checkpoint, graphs: Graphs, directory: Path) -> dict[str, Any]:
     """Write the files beside the graphs to `directory`, and return their fields of the manifest.
 
     The fields are sentence_modules, languages (if the model generates and the tokenizer has any)
     and genai (for portable decoders). Call this after the graphs are written.
+
+    Raises ValueError for sentence modules that `embed` cannot follow.
     """
     if checkpoint.generates:
         # as transformers writes it
@@ -47,6 +63,8 @@ def write_companions(checkpoint: Checkpoint, graphs: Graphs, directory: Path) ->
         graphs.dtypes,
     )
     facts: dict[str, Any] = {"sentence_modules": checkpoint.companions.facts()}
+    if EMBED in HEADS[checkpoint.architecture].tasks:
+        read_modules(facts["sentence_modules"], WrittenFiles(directory))
     if checkpoint.generates:
         start = checkpoint.generation.get("decoder_start_token_id")
         languages = read_languages(directory, start)

@@ -140,6 +140,7 @@ DEBERTA, ALBERT = "microsoft/deberta-v3-base", "albert/albert-base-v2"
         ),
         (DEBERTA, {"conv_kernel_size": 3}, "conv_kernel_size=3", "None"),
         (DEBERTA, {"position_buckets": -1}, "position_buckets=-1", "at least 1"),
+        (DEBERTA, {"position_buckets": 3}, "got 3", "must be at least 4"),
         (DEBERTA, {"pos_att_type": "c2p"}, "c2p", "p2c"),
         (ALBERT, {"num_hidden_groups": 2}, "num_hidden_groups=2", "1"),
         (ALBERT, {"embedding_size": 24}, "embedding_size=24", "another width"),

@@ -170,6 +170,51 @@ def test_norms_of_half_precision_gemma_keep_their_weights(tmp_path):
     assert not torch.equal(expected, expected.bfloat16().float())
 
 
+def test_gemma_whose_scores_are_divided_by_zero_is_rejected(tmp_path):
+    save_embedder("google/embeddinggemma-300m", tmp_path / "theirs")
+    edit_json(tmp_path / "theirs" / "config.json", query_pre_attn_scalar=0)
+    with raises(ValueError, seen="query_pre_attn_scalar=0", expected="at least 1"):
+        convert(tmp_path / "theirs", tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_queries_of_half_precision_deberta_are_not_rounded(dtype, tmp_path):
+    theirs = save_checkpoint(tmp_path / "theirs", DEBERTA, DEBERTA["architectures"][0])
+    theirs.to(dtype).save_pretrained(tmp_path / "theirs")
+    convert(tmp_path / "theirs", tmp_path / "ours")
+    export(tmp_path / "ours", tmp_path / "export", cases=2)
+    ids = torch.randint(4, 200, (2, 40))
+    with torch.no_grad():
+        expected = theirs.float()(ids).logits
+    close(TextRuntime(tmp_path / "export").runtime.outputs(ids.numpy())["logits"], expected)
+
+
+@pytest.mark.parametrize(
+    "change, seen, expected",
+    [
+        ({"activation_function": "a.module.Act"}, "a.module.Act", "torch.nn.Tanh"),
+        ({"bias": True}, "linear.weight", "linear.bias"),
+        ({"in_features": 23}, (36, 24), (36, 23)),
+    ],
+)
+def test_dense_that_embed_cannot_follow_is_not_exported(change, seen, expected, tmp_path):
+    save_embedder("google/embeddinggemma-300m", tmp_path / "theirs")
+    edit_json(tmp_path / "theirs" / "2_Dense" / "config.json", **change)
+    with raises(ValueError, seen=seen, expected=expected):
+        export(tmp_path / "theirs", tmp_path / "export", cases=1)
+    assert not (tmp_path / "export").exists()
+    export(tmp_path / "theirs", tmp_path / "export", cases=1, leave_out=["modules.json"])
+
+
+def test_pooling_that_embed_does_not_know_is_not_exported(tmp_path):
+    save_embedder("Qwen/Qwen3-Embedding-0.6B", tmp_path / "theirs")
+    edit_json(tmp_path / "theirs" / "1_Pooling" / "config.json", pooling_mode="median")
+    with raises(ValueError, seen="median", expected="lasttoken"):
+        export(tmp_path / "theirs", tmp_path / "export", cases=1)
+    assert not (tmp_path / "export").exists()
+
+
 def test_module_that_embed_does_not_follow_is_named(tmp_path):
     save_embedder("Qwen/Qwen3-Embedding-0.6B", tmp_path / "theirs")
     modules = tmp_path / "theirs" / "modules.json"

@@ -41,6 +41,12 @@ class Op:
 
 
 SAME = Op("", lambda t: (t,), lambda t: t)
+# a product or sum of a weight in half precision, which that precision would round
+WIDE = Op(
+    "at least float32",
+    lambda t: (t.to(torch.promote_types(t.dtype, torch.float32)),),
+    lambda t: t,
+)
 TRANSPOSED = Op("transposed", lambda t: (t.T,), lambda t: t.T)
 ROW = Op("one row", lambda t: (t[0],), lambda t: t[None])
 THIRDS = Op("in three parts", lambda t: t.chunk(3), lambda *parts: torch.cat(parts))

@@ -6,7 +6,8 @@ import re
 import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from tokenizers import Encoding, normalizers
@@ -28,7 +29,6 @@ from .rows import (
 )
 
 if TYPE_CHECKING:
-    from ...inference.export_info import ExportInfo
     from ...text_runtime import TextRuntime
 
 # file with `max_seq_length` and `do_lower_case`
@@ -47,6 +47,16 @@ POOLINGS = {
 }
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 Step = Callable[[np.ndarray], np.ndarray]  # (D,) -> (E,)
+
+
+class Files(Protocol):
+    """The files of an export: an `ExportInfo`, or those of one that is not complete."""
+
+    @property
+    def directory(self) -> Path: ...
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of the file `name`, or None without such a file."""
 
 
 @dataclass(frozen=True)
@@ -220,22 +230,29 @@ def length_and_case(runtime: "TextRuntime") -> tuple[int, bool]:
 def sentence_modules(runtime: "TextRuntime") -> SentenceModules:
     """Return the sentence modules of the export; without any, the mean of the token states.
 
+    Raises ValueError as `read_modules` does.
+    """
+    return read_modules(runtime.info.manifest.get("sentence_modules") or [], runtime.info)
+
+
+def read_modules(modules: list[dict], files: Files) -> SentenceModules:
+    """Return the sentence modules of the entries `modules` of a manifest, with the weights in
+    `files`.
+
     Raises:
         ValueError: if the order or a setting of the modules is not supported, or weights are
-            missing or invalid.
+            missing, invalid or of another shape.
     """
-    info = runtime.info
-    first, *rest = info.manifest.get("sentence_modules") or [
-        {"type": "Pooling", "pooling_mode": "mean"}
-    ]
+    first, *rest = modules or [{"type": "Pooling", "pooling_mode": "mean"}]
     kinds = [module.get("type") for module in (first, *rest)]
     if kinds[0] != "Pooling" or not set(kinds[1:]) <= STEPS.keys():
         raise ValueError(
-            f"{info.directory} has the modules {kinds}, expected Pooling, then {' or '.join(STEPS)}"
+            f"{files.directory} has the modules {kinds}, expected Pooling, then "
+            f"{' or '.join(STEPS)}"
         )
     for module in rest:
         check_names(module)
-    steps = [STEPS[module["type"]](info, module) for module in rest]
+    steps = [STEPS[module["type"]](files, module) for module in rest]
     return SentenceModules(read_poolings(first), first.get("include_prompt", True), tuple(steps))
 
 
@@ -288,7 +305,7 @@ def normalize(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), SMALLEST_NORM)
 
 
-def dense(info: "ExportInfo", module: dict) -> Step:
+def dense(files: Files, module: dict) -> Step:
     """Return the function from vector to vector of a module Dense: its linear map and its
     activation.
 
@@ -296,7 +313,7 @@ def dense(info: "ExportInfo", module: dict) -> Step:
 
     Raises:
         ValueError: if the module has a residual connection or an unknown activation, or its weights
-            are missing or not a safetensors file.
+            are missing, of another shape or not a safetensors file.
     """
     if module.get("use_residual"):
         raise ValueError(
@@ -305,18 +322,25 @@ def dense(info: "ExportInfo", module: dict) -> Step:
     function = activation(
         module.get("activation_function", "torch.nn.Tanh"), "the activation of the module Dense"
     )
-    tensors = module_tensors(info, module, "linear.weight")
+    names = ("linear.weight", "linear.bias")[: 1 + bool(module.get("bias"))]
+    tensors = module_tensors(files, module, *names)
     weight, bias = tensors["linear.weight"], tensors.get("linear.bias", np.float32(0))
+    shape = module.get("out_features"), module.get("in_features")
+    if None not in shape and weight.shape != shape:
+        raise ValueError(
+            f"the weight of the module Dense in {module['folder']} has the shape {weight.shape}, "
+            f"expected {shape}"
+        )
     return lambda vector: function(weight @ vector + bias)
 
 
-def layer_norm(info: "ExportInfo", module: dict) -> Step:
+def layer_norm(files: Files, module: dict) -> Step:
     """Return the function from vector to vector of a module LayerNorm.
 
     `module` is its entry in the manifest. Raises ValueError if its weights are missing or not a
     safetensors file.
     """
-    tensors = module_tensors(info, module, "norm.weight", "norm.bias")
+    tensors = module_tensors(files, module, "norm.weight", "norm.bias")
     weight, bias = tensors["norm.weight"], tensors["norm.bias"]
 
     def step(vector: np.ndarray) -> np.ndarray:
@@ -326,7 +350,7 @@ def layer_norm(info: "ExportInfo", module: dict) -> Step:
     return step
 
 
-def module_tensors(info: "ExportInfo", module: dict, *names: str) -> dict[str, np.ndarray]:
+def module_tensors(files: Files, module: dict, *names: str) -> dict[str, np.ndarray]:
     """Return {name: array} of the weights of `module`, its entry in the manifest.
 
     Raises ValueError if the file is missing or no safetensors file, or lacks a tensor of `names`.
@@ -334,30 +358,30 @@ def module_tensors(info: "ExportInfo", module: dict, *names: str) -> dict[str, n
     kind = module["type"]
     if "folder" not in module:
         raise ValueError(
-            f"{info.directory} has a module {kind} without a folder, expected its name: export "
+            f"{files.directory} has a module {kind} without a folder, expected its name: export "
             "again"
         )
     name = f"{module['folder']}/model.safetensors"
-    content = info.read(name)
+    content = files.read(name)
     if content is None:
         raise ValueError(
-            f"{info.directory} has no {name}, expected the weights of its module {kind}: export "
+            f"{files.directory} has no {name}, expected the weights of its module {kind}: export "
             f"again"
         )
     tensors = read_safetensors(content, name)
     if not set(names) <= tensors.keys():
         raise ValueError(
-            f"{info.directory / name} has {reprlib.repr(list(tensors))}, expected "
+            f"{files.directory / name} has {reprlib.repr(list(tensors))}, expected "
             f"{' and '.join(names)}"
         )
     return tensors
 
 
 # functions from the export and a module's entry in the manifest to its step
-STEPS: dict[str, Callable[["ExportInfo", dict], Step]] = {
+STEPS: dict[str, Callable[[Files, dict], Step]] = {
     "Dense": dense,
     "LayerNorm": layer_norm,
-    "Normalize": lambda info, module: normalize,
+    "Normalize": lambda files, module: normalize,
 }
 
 
