@@ -342,8 +342,7 @@ WRONG = {
         norm_first=True, final_norm=True, linear_bias=False, sliding_window=4,
         activation_dropout=0.2, embedding_dropout=0.3, head_dim=2, value_head_dim=3,
         pooler_act="relu", lm_transform_act=None, lm_head_bias=False, classifier_pooling="mean",
-        embedding_size=7, num_key_value_heads=1, use_qk_norm=True, sandwich_norm=True,
-        skip_first_prenorm=True, classifier_act="gelu",
+        embedding_size=7, num_key_value_heads=1, use_qk_norm=True, classifier_act="gelu",
     ),
     "xlm-roberta": dict(
         position_embedding_type="sinusoidal", position_ids_from="place", scale_embedding=True,
@@ -359,7 +358,7 @@ WRONG = {
         position_embedding_type="rotary", scale_embedding=True, embedding_norm=True,
         norm_first=False, final_norm=False, linear_bias=False, sliding_window=4,
         activation_dropout=0.2, lm_head_bias=True, head_dim=2, add_cross_attention=True,
-        embedding_size=7,
+        embedding_size=7, sandwich_norm=True, skip_first_prenorm=True,
     ),
     "opt": dict(
         attention_bias=False,

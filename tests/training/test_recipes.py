@@ -574,3 +574,11 @@ def test_invalid_trainer_arguments_raise_usage_error(tmp_path):
         training_arguments(
             read_recipe("translation", {"training.tokens_per_batch": 1000}), tmp_path
         )
+
+
+def test_epochs_that_are_set_replace_updates_of_recipe():
+    epochs = {"training.num_train_epochs": 3}
+    assert "max_steps" in read_recipe("translation").training
+    assert "max_steps" not in read_recipe("translation", epochs).training
+    both = read_recipe("translation", {**epochs, "training.max_steps": 7})
+    assert (both.training["max_steps"], both.training["num_train_epochs"]) == (7, 3)
