@@ -20,23 +20,46 @@ INITIAL_CAPACITY = 256  # initial capacity in new tokens; doubled when it is ful
 
 
 class Search(Protocol):
-    """The search of one request of B inputs with K rows each. Rows of one input are adjacent."""
+    """The search of G groups with equal options, each with K rows of a batch. Rows of one group are
+    adjacent.
+
+    Groups can leave and join between two steps, see `take` and `add`. Groups with processors only
+    start together, because processors count the tokens of all rows.
+    """
+
+    options: Options
+    is_finished: np.ndarray  # (G,)
+    is_invalid: np.ndarray  # (G,), True after a step whose logits decide no token
 
     @property
-    def finished(self) -> bool:
-        """True if `advance` must not be called again."""
+    def num_best(self) -> int:
+        """The number of best tokens of each row that decide the next ones, 0 if all logits do."""
 
     def advance(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the next tokens (B * K,) and the rows (B * K,) that they continue.
+        """Return the next tokens (G, K) and the rows of each group (G, K) that they continue.
 
-        The rows are `None` if each token continues its own row. The logits are (B * K, V), at the
-        first call (B, V), and may be overwritten."""
+        The rows are numbers from 0 to K - 1, `None` if each token continues its own row. The logits
+        are (G * K, V), at the first call (B, V) for B inputs, and may be overwritten.
+        """
 
-    def result(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the new tokens (B * N, T) and their scores (B * N,).
+    def advance_best(
+        self, log_p: np.ndarray, tokens: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Do what `advance` does, with the best `tokens` of each row and their `log_p`, both
+        (rows, `num_best` or more)."""
 
-        N is `num_return_sequences`. Tokens after the end token are padding. The scores are `None`
-        if they were not requested."""
+    def take(self, groups: np.ndarray) -> "Search":
+        """Return a search that goes on with some of the groups: indices, or a mask (G,). This one
+        stays as it is."""
+
+    def add(self, other: Any) -> None:
+        """Append the groups of `other`, a search with equal options, both without processors."""
+
+    def result(self, group: int) -> tuple[list[list[int]], list[float] | None]:
+        """Return the new tokens of the sequences of a finished `group`, and their scores.
+
+        The scores are `None` if they were not requested; beam search always has them.
+        """
 
 
 class LogitsProcessors:
@@ -66,191 +89,158 @@ class LogitsProcessors:
             process(ids, scores)
 
 
-def start_search(
-    options: Options,
-    prompt: Prompt,
-    is_scored: bool = False,
-    threads: int = 1,
-    seeds: Sequence[int] | None = None,
-) -> Search:
-    """Return the search of `options` for the inputs of `prompt`.
-
-    Args:
-        options: resolved options.
-        prompt: tokens before the first new one.
-        is_scored: whether `result` returns scores; beam search always does.
-        threads: CPU threads that select the top k of beam search.
-        seeds: sampling seeds, one per input; `None` samples all rows with `options.seed`.
-    """
-    processors = LogitsProcessors(options, prompt)
-    if options.num_beams > 1:
-        return BeamSearch(len(prompt.ids), options, processors, threads)
-    scores = Scores(len(prompt.ids) * options.num_return_sequences) if is_scored else None
-    return TokenSearch(len(prompt.ids), options, processors, scores, seeds)
-
-
-class Scores:
-    """The sums of log p of `rows` sequences, and their numbers of tokens, including the end token.
-
-    p is the softmax of the processed logits, before temperature and the filters of sampling."""
-
-    def __init__(self, rows: int):
-        self.sums = np.zeros(rows)
-        self.lengths = np.zeros(rows, np.int64)
-
-    def add(self, logits: np.ndarray, tokens: np.ndarray, running: np.ndarray) -> None:
-        maximum, log_sum = log_sum_exp(logits)
-        log_p = np.take_along_axis(logits, tokens[:, None], axis=1) - maximum - log_sum
-        self.sums += np.where(running, log_p[:, 0], 0)
-        self.lengths += running
-
-    def normalized(self, length_penalty: float) -> np.ndarray:
-        """Return the scores (rows,) by the formula of beam search, sum(log p) /
-        length^length_penalty."""
-        return (self.sums / self.lengths**length_penalty).astype(np.float32)
+TOKEN_STATES = ("tokens", "lengths", "limits", "is_finished", "is_invalid")  # of `TokenSearch`
 
 
 class TokenSearch:
-    """Greedy search, or sampling with `do_sample`, with `num_return_sequences` rows per input.
-
-    Each row ends by itself, with pad tokens after its end token.
+    """The `Search` of greedy search or sampling, whose groups are single sequences.
 
     Args:
-        inputs: number of inputs.
-        options: resolved options.
-        processors: change the logits.
-        scores: log probabilities of the tokens are added to them.
-        seeds: sampling seeds, one per input.
+        options: resolved options, whose `max_new_tokens` counts less than `limits`.
+        limits: (G,), the maximum number of new tokens of each sequence.
+        processors: change the logits; sequences of one input are adjacent.
+        sampler: draws the tokens; without one they are the most likely.
+        is_scored: whether results have scores, sum(log p) / length^length_penalty.
     """
 
     def __init__(
         self,
-        inputs: int,
         options: Options,
+        limits: np.ndarray,
         processors: LogitsProcessors | None = None,
-        scores: Scores | None = None,
-        seeds: Sequence[int] | None = None,
+        sampler: Sampler | None = None,
+        is_scored: bool = False,
     ):
-        self.rows = inputs * options.num_return_sequences
         self.options = options
-        self.fill_token_id = options.fill_token_id
         self.processors = processors or None
-        self.scores = scores
-        self.choose = Sampler(options, seeds=seeds) if options.do_sample else greedy
+        self.sampler = sampler
+        self.sums = np.zeros(len(limits)) if is_scored else None
         self.eos = np.array(options.eos_token_ids, np.int64)
-        self.running = np.ones(self.rows, bool)
-        self.tokens = np.empty((self.rows, min(options.max_new_tokens, INITIAL_CAPACITY)), np.int64)
-        self.length = 0
-        self.finished = False
+        width = min(limits.max(), INITIAL_CAPACITY)
+        self.tokens = np.full((len(limits), width), options.fill_token_id)
+        self.lengths = np.zeros(len(limits), np.int64)
+        self.limits = limits
+        self.is_finished, self.is_invalid = np.zeros((2, len(limits)), bool)
+
+    @property
+    def num_best(self) -> int:
+        return int(self.processors is None and self.sampler is None and self.sums is None)
 
     def advance(self, logits: np.ndarray) -> tuple[np.ndarray, None]:
-        """Return one token per row, (rows,), selected by the logits, and None: each row continues
-        itself.
-
-        Finished rows get the pad token. Logits are (B, V) or (rows, V).
-        """
-        logits = as_rows(logits, self.rows)
-        if self.length == self.tokens.shape[1]:
-            self.tokens = widened(self.tokens, 2 * self.length, self.fill_token_id)
+        logits = as_rows(logits, len(self.limits))
         if self.processors is not None:
-            self.processors(self.tokens[:, : self.length], logits)
+            self.processors(self.tokens[:, : self.lengths.max()], logits)
         # sampling overwrites the logits
-        chosen_from = logits if self.scores is None else logits.copy()
-        tokens = np.where(self.running, self.choose(chosen_from), self.fill_token_id)
-        if self.scores is not None:
-            self.scores.add(logits, tokens, self.running)
-        self.tokens[:, self.length] = tokens
-        self.length += 1
-        self.running &= (tokens[:, None] != self.eos).all(axis=1)
-        self.finished = self.length == self.options.max_new_tokens or not self.running.any()
-        return tokens, None
+        chosen_from = logits if self.sums is None else logits.copy()
+        tokens = self.sampler(chosen_from) if self.sampler else chosen_from.argmax(axis=1)
+        self.is_invalid = tokens < 0
+        if self.sums is not None:
+            self.sums += np.where(self.is_finished, 0, token_log_p(logits, tokens))
+        return self.append(tokens), None
 
-    def result(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the new tokens (rows, T), and the scores (rows,) or None if they were not
-        requested."""
-        scores = self.scores.normalized(self.options.length_penalty) if self.scores else None
-        return self.tokens[:, : self.length], scores
+    def advance_best(self, log_p: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, None]:
+        return self.append(tokens[:, 0]), None
+
+    def append(self, tokens: np.ndarray) -> np.ndarray:
+        """Append `tokens` (G,) to the sequences that are not finished, and return (G, 1), with the
+        fill token for the others."""
+        tokens = np.where(self.is_finished, self.options.fill_token_id, tokens)
+        if self.lengths.max() == self.tokens.shape[1]:
+            width = 2 * self.tokens.shape[1]
+            self.tokens = widened(self.tokens, width, self.options.fill_token_id)
+        self.tokens[np.arange(len(tokens)), self.lengths] = tokens
+        self.lengths = self.lengths + ~self.is_finished
+        ends = (tokens[:, None] == self.eos).any(axis=1) | (self.lengths == self.limits)
+        self.is_finished = self.is_finished | ends
+        return tokens[:, None]
+
+    def take(self, groups: np.ndarray) -> "TokenSearch":
+        subset = copy.copy(self)
+        for name in TOKEN_STATES:
+            setattr(subset, name, getattr(self, name)[groups])
+        subset.sums = None if self.sums is None else self.sums[groups]
+        subset.processors = self.processors and self.processors.take(groups)
+        subset.sampler = self.sampler and self.sampler.take(groups)
+        return subset
+
+    def add(self, other: "TokenSearch") -> None:
+        width = max(self.tokens.shape[1], other.tokens.shape[1])
+        for search in (self, other):
+            search.tokens = widened(search.tokens, width, self.options.fill_token_id)
+        for name in TOKEN_STATES:
+            setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
+        if self.sums is not None:
+            self.sums = np.concatenate([self.sums, other.sums])
+        if self.sampler is not None:
+            self.sampler = self.sampler.joined(other.sampler)
+
+    def result(self, group: int) -> tuple[list[list[int]], list[float] | None]:
+        length = self.lengths[group]
+        tokens = [self.tokens[group, :length].tolist()]
+        if self.sums is None:
+            return tokens, None
+        score = self.sums[group] / length**self.options.length_penalty
+        return tokens, [float(np.float32(score))]
 
 
-def greedy(logits: np.ndarray) -> np.ndarray:
-    return logits.argmax(axis=1)
+def token_log_p(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Return log p (R,) of one of the `tokens` (R,) in each row of `logits` (R, V)."""
+    maximum, log_sum = log_sum_exp(logits)
+    return (np.take_along_axis(logits, tokens[:, None], axis=1) - maximum - log_sum)[:, 0]
 
 
-ROW_STATES = ("scores", "can_improve", "lengths", "is_finished")  # of `BeamSearch`, (B, ...)
+BEAM_STATES = ("scores", "can_improve", "lengths", "is_finished", "is_invalid")  # of `BeamSearch`
 
 
 class BeamSearch:
-    """Beam search with `num_beams` (K) hypotheses for each of B `inputs`.
+    """The `Search` with `num_beams` (K) hypotheses for each of G `groups`.
 
-    It returns the best `num_return_sequences` by sum(log p) / length^length_penalty. Inputs can
-    leave and join between two steps, see `take` and `add`, and then differ in length. `processors`
-    change the log p of each token. Without processors, `threads` CPU threads select the top k."""
+    Results are the best `num_return_sequences` by sum(log p) / length^length_penalty. `processors`
+    change the log p of each token."""
 
-    def __init__(
-        self,
-        inputs: int,
-        options: Options,
-        processors: LogitsProcessors | None = None,
-        threads: int = 1,
-    ):
+    def __init__(self, groups: int, options: Options, processors: LogitsProcessors | None = None):
         self.options = options
-        self.threads = threads
-        self.processors = processors
+        self.processors = processors or None
         self.eos = np.array(options.eos_token_ids, np.int64)
         self.is_best = np.arange(options.candidates) < options.num_beams
-        beams = (inputs, options.num_beams)
-        self.tokens = np.empty((*beams, 0), np.int64)  # (B, K, t)
-        # The rows of one input are equal at first, so only the first row counts.
+        beams = (groups, options.num_beams)
+        self.tokens = np.empty((*beams, 0), np.int64)  # (G, K, t)
+        # The rows of one group are equal at first, so only the first row counts.
         first = np.where(np.arange(options.num_beams) == 0, np.float32(0), EXCLUDED_SCORE)
-        self.scores = np.tile(first, (inputs, 1))
+        self.scores = np.tile(first, (groups, 1))
         none = np.full(beams, -np.inf, np.float32)
         self.ended = FinishedBeams(
             self.tokens, none, np.zeros(beams, np.int64), options.fill_token_id
         )
-        self.can_improve = np.ones((inputs, 1), bool)
-        self.lengths = np.zeros((inputs, 1), np.int64)
-        self.is_finished = np.zeros(inputs, bool)  # of each input
+        self.can_improve = np.ones((groups, 1), bool)
+        self.lengths = np.zeros((groups, 1), np.int64)
+        self.is_finished, self.is_invalid = np.zeros((2, groups), bool)
 
     @property
-    def finished(self) -> bool:
-        return bool(self.is_finished.all())
+    def num_best(self) -> int:
+        return 0 if self.processors else self.options.candidates
 
     @property
-    def inputs(self) -> np.ndarray:
-        """(B, 1), the number of each input."""
+    def groups(self) -> np.ndarray:
+        """(G, 1), the number of each group."""
         return np.arange(len(self.scores))[:, None]
 
     def advance(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Select the best K running hypotheses and store those that just ended.
-
-        Returns the last tokens of the running ones, and the rows of the batch that these continue,
-        both (B * K,). Logits are (B * K, V), at the first call (B, V).
-        """
-        tokens, parents = self.advance_top(*self.top_tokens(logits))
-        return tokens.ravel(), (self.inputs * self.options.num_beams + parents).ravel()
-
-    def top_tokens(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return log p and ids of the best tokens of each row of `logits` (R, V), both (R, n).
-
-        Raises:
-            ValueError: if a row has NaN or infinity, or only -infinity.
-        """
-        count = min(self.options.candidates, logits.shape[1])
-        if not self.processors:
-            log_p, tokens = top_k_tokens(logits, count, self.threads)
-            if np.isnan(log_p).any():
-                raise ValueError(NOT_FINITE)
-            return log_p, tokens
+        assert self.processors is not None  # without, the best tokens of each row are enough
         rows = self.tokens if len(logits) == self.scores.size else self.tokens[:, :1]
-        return process_logits(logits, rows.reshape(len(logits), -1), count, self.processors)
+        count = min(self.options.candidates, logits.shape[1])
+        new = rows.reshape(len(logits), -1)
+        return self.advance_best(*process_logits(logits, new, count, self.processors))
 
-    def advance_top(self, log_p: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Do what `advance` does, with `log_p` and ids of the best `tokens` of each row, from
-        `top_tokens`.
+    def advance_best(self, log_p: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Select the best K running hypotheses of each group, and store those that just ended.
 
-        Returns the last tokens of the best K hypotheses, and the beams from 0 to K - 1 of their
-        input that they continue, both (B, K).
+        Rows whose log p is NaN had logits that are not finite. Their groups are invalid.
         """
+        is_nan = np.isnan(log_p[:, 0])
+        if is_nan.any():
+            self.is_invalid = is_nan.reshape(len(self.scores), -1).any(axis=1)
+            log_p = np.where(is_nan[:, None], 0, log_p)
         options = self.options
         candidates, tokens, parents = self.best_candidates(log_p, tokens)
         sequences = self.continued(parents, tokens)
@@ -263,7 +253,7 @@ class BeamSearch:
         self.scores, kept = top(
             np.where(ends, candidates + EXCLUDED_SCORE, candidates), options.num_beams
         )
-        self.tokens = sequences[self.inputs, kept]
+        self.tokens = sequences[self.groups, kept]
 
         # Candidates of the best K that end now compete with earlier finished hypotheses.
         stops_early = options.early_stopping is True
@@ -305,39 +295,34 @@ class BeamSearch:
         """Return sequences (B, C, t): those of the beams `parents` with the next token of `tokens`,
         both (B, C)."""
         sequences = widened(
-            self.tokens[self.inputs, parents], self.lengths.max() + 1, self.options.fill_token_id
+            self.tokens[self.groups, parents], self.lengths.max() + 1, self.options.fill_token_id
         )
         np.put_along_axis(sequences, self.lengths[:, :, None], tokens[:, :, None], axis=2)
         return sequences
 
-    def take(self, inputs: np.ndarray) -> "BeamSearch":
-        """Return a search that goes on with some of the inputs: indices, or a mask (B,). This one
-        stays as it is."""
+    def take(self, groups: np.ndarray) -> "BeamSearch":
         subset = copy.copy(self)
-        for name in ROW_STATES:
-            setattr(subset, name, getattr(self, name)[inputs])
-        subset.tokens = self.tokens[inputs, :, : subset.lengths.max(initial=0)]
-        subset.ended = self.ended.take(inputs)
-        subset.processors = self.processors and self.processors.take(inputs)
+        for name in BEAM_STATES:
+            setattr(subset, name, getattr(self, name)[groups])
+        subset.tokens = self.tokens[groups, :, : subset.lengths.max(initial=0)]
+        subset.ended = self.ended.take(groups)
+        subset.processors = self.processors and self.processors.take(groups)
         return subset
 
     def add(self, other: "BeamSearch") -> None:
-        """Append the inputs of `other`, a search with equal options and without processors."""
         width = max(self.tokens.shape[2], other.tokens.shape[2])
         fill = self.options.fill_token_id
         both = [widened(search.tokens, width, fill) for search in (self, other)]
         self.tokens = np.concatenate(both)
-        for name in ROW_STATES:
+        for name in BEAM_STATES:
             setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
         self.ended = self.ended.joined(other.ended)
 
-    def result(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens (B * N, T) and scores (B * N,) of the N best finished hypotheses of
-        each input.
-
-        N is `num_return_sequences`.
-        """
-        return self.ended.best(self.options.num_return_sequences)
+    def result(self, group: int) -> tuple[list[list[int]], list[float]]:
+        count = self.options.num_return_sequences
+        best = zip(self.ended.sequences[group, :count].tolist(), self.ended.lengths[group].tolist())
+        tokens = [sequence[:length] for sequence, length in best]
+        return tokens, self.ended.scores[group, :count].tolist()
 
 
 def process_logits(
@@ -346,13 +331,17 @@ def process_logits(
     """Return the top `count` log p and tokens of each row, both (rows, count), after `processors`
     changed the log p.
 
-    `new` (rows, t) are the new tokens so far. `logits` (rows, V) are overwritten.
+    `new` (rows, t) are the new tokens so far. `logits` (rows, V) are overwritten. The log p of rows
+    whose logits are not finite are NaN.
     """
     maximum, log_sum = log_sum_exp(logits)
+    is_invalid = ~np.isfinite(maximum + log_sum)
     logits -= maximum
     logits -= log_sum
+    logits[is_invalid[:, 0]] = 0
     processors(new, logits)
-    return top(logits, count)
+    log_p, tokens = top(logits, count)
+    return np.where(is_invalid, np.nan, log_p), tokens
 
 
 @dataclass
@@ -408,13 +397,6 @@ class FinishedBeams:
             np.concatenate([self.lengths, other.lengths]),
             self.fill_token_id,
         )
-
-    def best(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens (B * count, t) and scores (B * count,) of the best `count` of each
-        input."""
-        width = self.lengths[:, :count].max()
-        sequences = self.sequences[:, :count, :width].reshape(-1, width)
-        return sequences, self.scores[:, :count].reshape(-1)
 
 
 def improvable(

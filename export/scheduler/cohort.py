@@ -1,0 +1,220 @@
+"""Groups that one search advances together."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ..inference.logits import Prompt, Sampler, row_generator
+from ..inference.search import BeamSearch, LogitsProcessors, Search, TokenSearch
+from ..inference.top_k import NOT_FINITE, top_k_tokens
+from .groups import Group
+
+
+class StepLogits:
+    """The logits (rows, V) after one step of a batch. The best tokens of all rows are found once,
+    for all cohorts.
+
+    Args:
+        values: the logits, in the order of the graph.
+        places: the place of each row in `values`.
+        threads: CPU threads that select the best tokens.
+    """
+
+    def __init__(self, values: np.ndarray, places: np.ndarray, threads: int):
+        self.values = values
+        self.places = places
+        self.threads = threads
+        self.most_likely: np.ndarray | None = None
+        self.log_p, self.tokens = np.empty((2, len(values), 0))
+
+    def of(self, rows: slice) -> np.ndarray:
+        """Return a copy of the logits of `rows`."""
+        return self.values[self.places[rows]]
+
+    def best(self, rows: slice, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return log p and numbers of the `count` best tokens or more of `rows`, both (R, count).
+
+        There is no log p of a single best token.
+        """
+        places = self.places[rows]
+        if count == 1:
+            if self.most_likely is None:
+                self.most_likely = self.values.argmax(axis=1)[:, None]
+            return self.log_p[places], self.most_likely[places]
+        count = min(count, self.values.shape[1])
+        if self.tokens.shape[1] < count:
+            self.log_p, self.tokens = top_k_tokens(self.values, count, self.threads)
+        return self.log_p[places, :count], self.tokens[places, :count]
+
+
+class Cohort:
+    """Groups of one kind that one search advances together, with the same number of rows each.
+
+    Args:
+        groups: the groups, whose prompts have the same length if they have processors.
+        rows: the rows (G,) of the batch that hold their prompts.
+        read: the number of tokens of each prompt that are read already. The steps read the others.
+    """
+
+    def __init__(self, groups: list[Group], rows: np.ndarray, read: Sequence[int]):
+        self.groups = groups
+        self.search = start_search(groups)
+        self.rows = slice(0)  # of the current step
+        self.parents = rows  # the row that each of `tokens` continues
+        self.is_left = np.zeros(len(groups), bool)  # groups that are finished or cancelled
+        fed = [group.input.prompt[count:] for group, count in zip(groups, read, strict=True)]
+        self.prompts = deque(np.array(fed, np.int64).reshape(len(groups), -1).T)
+        self.tokens = self.prompts.popleft() if self.prompts else rows[:0]  # which the step feeds
+
+    @property
+    def running(self) -> list[Group]:
+        return [group for group, is_left in zip(self.groups, self.is_left) if not is_left]
+
+    @property
+    def num_reserved(self) -> int:
+        """The number of rows that its groups take, or will take once their prompts are read."""
+        return len(self.parents) if self.has_started else sum(g.num_rows for g in self.groups)
+
+    @property
+    def has_started(self) -> bool:
+        return self.groups[0].has_started
+
+    @property
+    def samples_per_input(self) -> int:
+        options = self.groups[0].options
+        return options.num_return_sequences if options.do_sample and self.has_started else 1
+
+    def advance(self, logits: StepLogits) -> None:
+        """Select the next tokens from the `logits` after the last ones.
+
+        Groups that end are finished, and those whose logits decide no token fail.
+        """
+        start, count = self.rows.start, len(self.groups)
+        if self.prompts:
+            self.parents = np.arange(start, start + count)
+            self.read_on(logits)
+            return
+        scored = {
+            place: logits.of(slice(start + place, start + place + 1))
+            for place in self.observed
+            if self.groups[place].input.top_logprobs is not None
+        }
+        if best := self.search.num_best:
+            tokens, beams = self.search.advance_best(*logits.best(self.rows, best))
+        else:
+            tokens, beams = self.search.advance(logits.of(self.rows))
+        if not self.has_started:
+            self.parents = np.arange(start, start + count).repeat(tokens.size // count)
+            self.start(len(tokens) // count)
+            scored = {place: scored[place // (len(tokens) // count)] for place in self.observed if scored}
+        else:
+            rows = np.arange(start, start + tokens.size).reshape(tokens.shape)
+            self.parents = (rows if beams is None else np.take_along_axis(rows, beams, 1)).ravel()
+        self.tokens = tokens.ravel()
+        self.report(tokens[:, 0], scored)
+
+    def read_on(self, logits: StepLogits) -> None:
+        """Make the next token of each prompt the next one to feed."""
+        self.tokens = self.prompts.popleft()
+        for place, group in enumerate(self.groups):
+            if group.input.scores_prompt and not self.is_left[place]:
+                row = self.rows.start + place
+                group.score_prompt(logits.of(slice(row, row + 1)), int(self.tokens[place]))
+
+    def start(self, samples: int) -> None:
+        """Note that the groups have tokens now, and give each of `samples` a group of its own."""
+        for group in self.groups:
+            group.has_started = True
+        if samples > 1:
+            self.groups = [sample for group in self.groups for sample in group.samples()]
+            self.is_left = self.is_left.repeat(samples)
+
+    def report(self, tokens: np.ndarray, scored: dict[int, np.ndarray]) -> None:
+        """Finish groups that end in this step, and report the new `tokens` (G,) of observed ones.
+
+        `scored` has the logits of each group that reports log probabilities, by its place.
+        """
+        search = self.search
+        running = {place for place in self.observed if self.is_running(place)}
+        for place in running & scored.keys():
+            self.groups[place].score(scored[place], int(tokens[place]))
+        for place in np.flatnonzero((search.is_finished | search.is_invalid) & ~self.is_left):
+            if search.is_invalid[place]:
+                self.groups[place].fail(ValueError(search.problem))
+            elif not self.groups[place].is_finished:
+                self.groups[place].finish(*search.result(place))
+        for place in running:
+            if self.groups[place].request.streams:
+                self.groups[place].add_event(int(tokens[place]))
+
+    def is_running(self, place: int) -> bool:
+        return not (self.is_left[place] or self.groups[place].is_finished)
+
+    def keep(self, kept: np.ndarray) -> None:
+        """Go on with the groups of the mask `kept` (G,) only."""
+        self.groups = [group for group, is_kept in zip(self.groups, kept) if is_kept]
+        self.is_left = self.is_left[kept]
+        rows = kept.repeat(len(self.parents) // len(kept))
+        self.parents = self.parents[rows]
+        self.tokens = self.tokens[rows] if len(self.tokens) else self.tokens
+        self.prompts = deque(tokens[kept] for tokens in self.prompts)
+        self.search = self.search.take(kept)
+
+    def joins(self, other: "Cohort") -> bool:
+        """Return True if one search can advance the groups of both from now on."""
+        both = self, other
+        if any(cohort.prompts or not cohort.has_started for cohort in both):
+            return False
+        return not self.groups[0].processors and self.groups[0].kind == other.groups[0].kind
+
+    def add(self, other: "Cohort") -> None:
+        self.groups = [*self.groups, *other.groups]
+        for name in ("is_left", "parents", "tokens"):
+            setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
+        self.search.add(other.search)
+
+
+def start_search(groups: list[Group]) -> Search:
+    """Return the search of `groups` of one kind, whose rows are those of their prompts."""
+    options = groups[0].options
+    if options.num_beams > 1:
+        return BeamSearch(len(groups), options, joined_processors(groups, 1))
+    samples = range(options.num_return_sequences)
+    limits = np.array([group.options.max_new_tokens for group in groups for _ in samples])
+    sampler = None
+    if options.do_sample:
+        generators = [
+            group.input.generator or row_generator(group.input.seed, sample)
+            for group in groups
+            for sample in samples
+        ]
+        sampler = Sampler(options, generators)
+    processors = joined_processors(groups, len(samples))
+    return TokenSearch(options, limits, processors, sampler, groups[0].input.is_scored)
+
+
+def joined_processors(groups: list[Group], samples: int) -> LogitsProcessors | None:
+    """Return the processors of `groups` of one kind, each with so many `samples`, or None."""
+    if not groups[0].processors:
+        return None
+    prompts = [group.prompt for group in groups]
+    ids, padding = (
+        np.concatenate([getattr(prompt, name) for prompt in prompts]).repeat(samples, axis=0)
+        for name in ("ids", "padding")
+    )
+    return LogitsProcessors(groups[0].options, Prompt(ids, padding))
+
+
+def cohorts_of(groups: Iterable[Group], num_fed: Sequence[int]) -> list[list[Group]]:
+    """Return `groups` in lists that one search can advance: of one kind, with as many tokens of
+    prompts that the steps read, `num_fed`."""
+    lists: list[tuple[tuple, list[Group]]] = []
+    for group, count in zip(groups, num_fed, strict=True):
+        key = (count, *group.kind)
+        same = next((members for other, members in lists if other == key), None)
+        if same is None:
+            lists.append((key, [group]))
+        else:
+            same.append(group)
+    return [members for _, members in lists]

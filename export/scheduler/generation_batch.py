@@ -1,0 +1,286 @@
+"""The batch of a model that generates: groups over the rows of a target."""
+
+import dataclasses
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..inference.decoder import (
+    SEARCH_STEPS,
+    DeviceSearch,
+    GenerationRequest,
+    JoiningRows,
+    Rows,
+    RowsFactory,
+)
+from ..inference.inputs import MAX_PADDING, move_padding, pad_sequences
+from .batch import WAIT_PER_PART
+from .cohort import Cohort, StepLogits, cohorts_of
+from .groups import Group
+
+# Finished inputs leave rows that started together once they are this share: each time costs as much
+# as a fraction of a step.
+MIN_SHARE = 1 / 8
+
+
+class GenerationBatch:
+    """The `Batch` of groups, which join, get a token for each row in a step, and leave.
+
+    Args:
+        factory: opens rows that start together, and searches that run on the device.
+        capacity: the number of rows.
+        threads: CPU threads that select the best tokens.
+        joining: rows that may join while others run, instead of those that `factory` opens.
+    """
+
+    def __init__(
+        self,
+        factory: RowsFactory,
+        capacity: int,
+        threads: int,
+        joining: JoiningRows | None = None,
+    ):
+        self.factory = factory
+        self.capacity = capacity
+        self.threads = threads
+        self.joining = joining
+        self.rows: Rows | None = joining
+        self.num_spare_rows = joining.num_spare_rows if joining else 0
+        self.num_rows = 0  # of the last step, or read since then
+        self.cohorts: list[Cohort] = []
+        self.prefilling: deque[Group] = deque()  # the first is being read
+        self.logits: np.ndarray | None = None  # after prompts, which no step has used yet
+        self.search: DeviceSearch | None = None
+        self.searched: list[Group] = []  # the groups of `search`
+
+    @property
+    def running(self) -> list[Group]:
+        groups = [group for cohort in self.cohorts for group in cohort.running]
+        return groups or self.searched
+
+    # -------------------------------------------------------------------------- joining and leaving
+
+    @property
+    def join_delay(self) -> float:
+        return WAIT_PER_PART * len(self.running)
+
+    @property
+    def should_grow(self) -> bool:
+        if self.joining is None:
+            return False  # nothing joins running rows
+        num_rows = self.capacity - self.num_free_rows
+        return num_rows < min(self.joining.preferred_rows, self.capacity)
+
+    @property
+    def num_free_rows(self) -> int:
+        """The number of rows that can join. It is negative while spare rows run."""
+        if self.joining is None:
+            return 0 if self.running else self.capacity
+        reserved = sum(cohort.num_reserved for cohort in self.cohorts)
+        return self.capacity - reserved - sum(group.num_rows for group in self.prefilling)
+
+    def fits(self, group: Group, beside: Sequence[Group]) -> bool:
+        """Return True if `group` can join together with the groups `beside` it.
+
+        Of rows that start together, none may run. Their groups must have similar lengths, the same
+        number of rows each and the same `search_key`. Decoder prompts of a seq2seq model, and
+        prompts that the steps read, must be equally long.
+        """
+        groups = [*beside, group]
+        if self.joining is not None:
+            num_rows = sum(other.num_rows for other in groups)
+            sources = [len(other.input.source or ()) for other in groups]
+            is_free = num_rows <= self.num_free_rows + self.num_spare_rows
+            return is_free and (not beside or self.joining.fits(sources))
+        if self.running or sum(other.num_rows for other in groups) > self.capacity:
+            return False
+        first = groups[0]
+        if group.num_rows != first.num_rows or self.search_key(group) != self.search_key(first):
+            return False
+        prompts = [len(other.input.prompt) for other in (first, group)]
+        is_fixed = group.input.source is not None or any(g.input.scores_prompt for g in groups)
+        if is_fixed and prompts[0] != prompts[1]:
+            return False
+        lengths = [len(other.input.source or other.first_tokens) for other in groups]
+        return sum(lengths) >= (1 - MAX_PADDING) * len(lengths) * max(lengths)
+
+    def search_key(self, group: Group):
+        """Return what groups must have in common to be searched together on the device.
+
+        The result is `None` if `group` is searched in numpy.
+        """
+        key = self.factory.search_key(group.options)
+        return key if key is not None and group.is_plain else None
+
+    def join(self, groups: list[Group]) -> None:
+        """Add `groups` and read their prompts, as much of them as one pause between two steps
+        allows."""
+        if self.joining is None:
+            if groups:
+                self.start(groups, batch_request(groups))
+            return
+        if self.joining.encodes and groups:
+            self.settle()
+            self.joining.add([group.input.source for group in groups])
+            self.add(groups, [0] * len(groups))
+            return
+        at_once = [group for group in groups if len(group.first_tokens) == 1]
+        self.prefilling.extend(group for group in groups if len(group.first_tokens) > 1)
+        if at_once or self.prefilling:
+            self.settle()
+        if at_once:
+            self.joining.add([None] * len(at_once))
+            self.add(at_once, [0] * len(at_once))
+        self.read_prompts(self.joining)
+
+    def read_prompts(self, rows: JoiningRows) -> None:
+        """Read waiting prompts without their last tokens, part by part, until `chunk` tokens or
+        more are read."""
+        budget = rows.chunk
+        while self.prefilling and budget > 0:
+            group = self.prefilling[0]
+            end = len(group.input.prompt) - 1
+            tokens = group.input.prompt[group.num_read : end][: rows.chunk]
+            rows.read(tokens, group.num_read)
+            group.num_read += len(tokens)
+            budget -= len(tokens)
+            if group.num_read == end:
+                rows.add_read(end)
+                self.prefilling.popleft()
+                self.add([group], [end])
+
+    def add(self, groups: list[Group], read: Sequence[int]) -> None:
+        """Add the last rows, which hold `groups`, after `read` tokens of each prompt."""
+        first = self.num_rows
+        fed = [len(group.input.prompt) - count for group, count in zip(groups, read, strict=True)]
+        places = {id(group): first + place for place, group in enumerate(groups)}
+        counts = dict(zip(map(id, groups), read, strict=True))
+        for members in cohorts_of(groups, fed):
+            rows = np.array([places[id(group)] for group in members])
+            self.cohorts.append(Cohort(members, rows, [counts[id(group)] for group in members]))
+        self.num_rows += len(groups)
+
+    def start(self, groups: list[Group], request: GenerationRequest) -> None:
+        """Start `groups` together, which are the inputs of `request`, and read their prompts.
+
+        Their search runs on the device if the target can do that.
+        """
+        if self.search_key(groups[0]) is not None:
+            self.search = self.factory.start_search(request)
+        if self.search is not None:
+            self.searched = list(groups)
+            return
+        self.rows = self.factory.open(request)
+        self.logits = self.rows.prefill(request.input_ids, request.attention_mask)[:, -1]
+        self.num_rows = 0
+        self.add(groups, [len(group.first_tokens) for group in groups])
+        for cohort in self.cohorts:
+            cohort.rows = slice(cohort.parents[0], cohort.parents[-1] + 1)
+
+    def remove(self, groups: Sequence[Group]) -> None:
+        """Remove `groups`, whether they are finished or not. Their rows are free at once, or of
+        rows that start together once enough inputs are finished."""
+        gone = set(map(id, groups))
+        self.prefilling = deque(group for group in self.prefilling if id(group) not in gone)
+        for cohort in self.cohorts:
+            cohort.is_left |= [id(group) in gone for group in cohort.groups]
+        self.searched = [group for group in self.searched if id(group) not in gone]
+        if self.running or self.prefilling:
+            self.drop_rows()
+        else:
+            self.close()
+
+    def drop_rows(self) -> None:
+        """Go on without the rows of groups that have left, if that is worth it."""
+        for cohort in self.cohorts:
+            is_left = cohort.is_left
+            if self.joining is None:
+                if not self.rows.shrinks:
+                    return
+                of_inputs = is_left.reshape(-1, cohort.samples_per_input).all(axis=1)
+                is_left = of_inputs.repeat(cohort.samples_per_input)
+            if is_left.any() and (self.joining or is_left.mean() >= MIN_SHARE):
+                cohort.keep(~is_left)
+        self.cohorts = [cohort for cohort in self.cohorts if cohort.groups]
+
+    def close(self) -> None:
+        """Leave all groups. Rows that started together are released."""
+        self.cohorts, self.searched, self.logits = [], [], None
+        for started in (self.search, self.rows):
+            if started is not None and started is not self.joining:
+                started.close()
+        self.search, self.rows = None, self.joining
+        self.num_rows = 0
+        if self.joining is not None:
+            self.joining.select(np.arange(0))
+
+    # ------------------------------------------------------------------------------------- the step
+
+    def step(self) -> int:
+        """Select the next token of each row, or several on the device, and return the number of
+        new tokens."""
+        if self.search is not None:
+            return self.run_search(self.search)
+        if not self.cohorts or self.rows is None:
+            return 0
+        values, self.logits = self.logits, None
+        if values is None:
+            self.settle()
+            tokens = np.concatenate([cohort.tokens for cohort in self.cohorts])
+            values = self.rows.step(tokens[:, None])[:, -1]
+        places = self.joining.places if self.joining else np.arange(len(values))
+        logits = StepLogits(values, places, self.threads)
+        for cohort in self.cohorts:
+            cohort.advance(logits)
+        self.join_cohorts()
+        return sum(len(cohort.tokens) for cohort in self.cohorts if cohort.has_started)
+
+    def settle(self) -> None:
+        """Let the rows of the batch be those that the next tokens continue."""
+        parents = np.concatenate([np.arange(0), *(cohort.parents for cohort in self.cohorts)])
+        assert self.rows is not None
+        if len(parents) != self.num_rows or (parents != np.arange(self.num_rows)).any():
+            self.rows.select(parents)
+            self.num_rows = len(parents)
+        first = 0
+        for cohort in self.cohorts:
+            end = first + len(cohort.parents)
+            cohort.rows, cohort.parents = slice(first, end), np.arange(first, end)
+            first = end
+
+    def join_cohorts(self) -> None:
+        """Let one search advance the groups of all cohorts that it can."""
+        if len(self.cohorts) == 1:
+            return
+        joined: list[Cohort] = []
+        for cohort in self.cohorts:
+            same = next((other for other in joined if other.joins(cohort)), None)
+            if same is None:
+                joined.append(cohort)
+            else:
+                same.add(cohort)
+        self.cohorts = joined
+
+    def run_search(self, search: DeviceSearch) -> int:
+        """Run one step if a group streams its tokens, else several, and return the number of new
+        tokens.
+
+        Beams have their tokens when they end.
+        """
+        raise NotImplementedError
+
+
+def batch_request(groups: list[Group]) -> GenerationRequest:
+    """Return the request of `groups` that start together, with the options of the first and the
+    largest number of steps as `max_new_tokens`. Steps that read a prompt count."""
+    steps = [
+        group.options.max_new_tokens + len(group.input.prompt) - len(group.first_tokens)
+        for group in groups
+    ]
+    options = dataclasses.replace(groups[0].options, max_new_tokens=max(steps))
+    fill = options.fill_token_id
+    prompts = pad_sequences([list(group.first_tokens) for group in groups], fill)
+    sources = [list(group.input.source) for group in groups if group.input.source is not None]
+    source = pad_sequences(sources, fill) if sources else None
+    return GenerationRequest(options, *move_padding(*prompts, "left", fill), source)

@@ -1,0 +1,223 @@
+"""Rows of the cpu target that join and leave between two steps.
+
+Each row has a slot, an index on the first axis of the caches, so `cache[:n]` binds the first n
+without a copy. A step computes one token per row, at its own position and over its own source. No
+operator of the step graph mixes rows, so the logits of a row have the same bits in any batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...inference.decoder import LoadedExport, SlotSize, next_input_name, slot_shape
+from ...inference.inputs import bucket_by_length, pad_sequences
+from ...specs.graph_spec import TensorSpec
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+TOTALS = ("total_length", "total_source_length")  # inputs without a rows axis
+
+
+@dataclass
+class Binding:
+    """Inputs and outputs of a graph, bound once by onnxruntime's `io`; `values` keeps them
+    alive."""
+
+    io: "onnxruntime.IOBinding"
+    values: "list[onnxruntime.OrtValue]" = field(default_factory=list)
+
+    def put(self, tensor: TensorSpec, array: np.ndarray, is_input: bool) -> None:
+        import onnxruntime
+
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        self.values.append(value)
+        bind = self.io.bind_ortvalue_input if is_input else self.io.bind_ortvalue_output
+        bind(tensor.name, value)
+
+
+class SlotRows:
+    """The `JoiningRows` over the step graph of one export.
+
+    Args:
+        export: the loaded export.
+        role: the role of the step graph.
+        size: the number of slots, and the tokens of each.
+        max_tokens: the maximum number of tokens, padding included, that the encoder gets at a time.
+    """
+
+    all_logits = False
+    max_step_tokens = 1
+    shrinks = True
+
+    def __init__(self, export: LoadedExport, role: str, size: SlotSize, max_tokens: int):
+        self.export = export
+        self.session = export.sessions[role]
+        self.spec = export.specs[role]
+        self.encodes = "encoder" in export.specs
+        self.max_tokens = max_tokens
+        caches = [
+            tensor for tensor in self.spec.inputs if tensor.name.startswith("past_key_values")
+        ]
+        others = [tensor for tensor in self.spec.inputs if tensor not in caches]
+        self.arrays = {
+            tensor.name: np.zeros(slot_shape(tensor, size), tensor.dtype) for tensor in others
+        }
+        self.logits = np.zeros((size.rows, export.config["vocab_size"]), np.float32)
+        self.caches = self.stacked(
+            [tensor for tensor in caches if ".encoder." not in tensor.name], size
+        )
+        self.sources = self.stacked(
+            [tensor for tensor in caches if ".encoder." in tensor.name], size
+        )
+        # tokens in the cache before the current one
+        self.lengths = self.arrays["last_position"]
+        # empty for a decoder-only model
+        self.last_source = self.arrays.get("last_source_position", self.lengths[:0])
+        self.places = np.arange(0)  # the slot of each row; together they are the first ones
+        self.inputs = np.zeros(size.rows, np.int64)  # the number of the input in each slot
+        self.num_inputs = 0
+        self.bindings = [self.bound(count) for count in range(1, size.rows + 1)]
+
+    def stacked(self, caches: list[TensorSpec], size: SlotSize) -> np.ndarray:
+        """Allocate the inputs `caches` as one array (caches, rows, H, tokens, d) and return it.
+
+        Each cache is a part of it, so a row of all caches can be copied at once.
+        """
+        array = np.zeros(
+            [len(caches), *(slot_shape(caches[0], size) if caches else [])], np.float32
+        )
+        self.arrays |= {tensor.name: cache for tensor, cache in zip(caches, array)}
+        return array
+
+    def add(self, sources: Sequence[Sequence[int]] | None, count: int) -> None:
+        """Add `count` rows without tokens after the others, over `sources` that are encoded, those
+        of similar length together."""
+        slots = np.arange(len(self.places), len(self.places) + count)
+        self.places = np.concatenate([self.places, slots])
+        self.lengths[slots] = 0
+        self.inputs[slots] = np.arange(self.num_inputs, self.num_inputs + count)
+        self.num_inputs += count
+        if sources is None:
+            return
+        ids, mask = pad_sequences([list(source) for source in sources], 0)
+        for rows, length in bucket_by_length(mask, self.max_tokens):
+            states = self.encode(ids[rows, :length], mask[rows, :length])
+            self.sources[:, slots[rows], :, :length] = states
+        self.last_source[slots] = mask.sum(axis=1) - 1
+
+    def encode(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Return the keys and values of sources for cross-attention, as (caches, B, H, S, d).
+
+        `ids` (B, S) are their tokens, and `mask` is 0 for padding.
+        """
+        session, spec = self.export.sessions["encoder"], self.export.specs["encoder"]
+        caches, _, heads, _, width = self.sources.shape
+        states = np.empty([caches, len(ids), heads, ids.shape[1], width], np.float32)
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        binding = Binding(session.io_binding())
+        for tensor in spec.inputs:
+            binding.put(tensor, inputs[tensor.name], is_input=True)
+        for tensor, array in zip(spec.outputs, states):
+            binding.put(tensor, array, is_input=False)
+        session.run_bound(binding.io)
+        return states
+
+    def read(self, tokens: Sequence[int], start: int) -> None:
+        """Read `tokens` of a prompt, after `start` others, in the last slot."""
+        slot, end = len(self.bindings) - 1, start + len(tokens)
+        values = {
+            "input_ids": np.array([tokens]),
+            "position_ids": np.arange(start, end)[None],
+            "last_position": np.array([end - 1], np.int32),
+            "total_length": np.array([end], np.int32),
+        }
+        self.session.run_bound(self.bind(slice(slot, slot + 1), values).io)
+        self.lengths[slot] = end
+
+    def add_read(self) -> None:
+        """Add a row with the tokens that were read in the last slot, which is then free again."""
+        last, slot = len(self.bindings) - 1, len(self.places)
+        length = self.lengths[last]
+        self.add(None, 1)
+        self.lengths[last] = length
+        if slot != last:
+            self.copy([last], [slot])
+
+    def select(self, parents: np.ndarray) -> None:
+        """Let row i continue row `parents[i]` from now on. Rows that none continues are dropped.
+
+        The first row that continues a slot of those still in use keeps it. The others get copies.
+        """
+        slots = self.places[parents]
+        keeps = np.zeros(len(slots), bool)
+        keeps[np.unique(slots, return_index=True)[1]] = True
+        keeps &= slots < len(slots)
+        free = np.ones(len(slots), bool)
+        free[slots[keeps]] = False
+        self.places = slots.copy()
+        self.places[~keeps] = np.flatnonzero(free)
+        self.copy(slots[~keeps].tolist(), self.places[~keeps].tolist())
+
+    def copy(self, sources: list[int], targets: list[int]) -> None:
+        """Copy the caches of each slot of `sources` to the slot of `targets` at the same place.
+
+        One by one takes half the time of a joint copy. Beams share their source.
+        """
+        for source, target in zip(sources, targets):
+            used = self.lengths[source]
+            self.caches[:, target, :, :used] = self.caches[:, source, :, :used]
+            if self.encodes and self.inputs[source] != self.inputs[target]:
+                used = self.last_source[source] + 1
+                self.sources[:, target, :, :used] = self.sources[:, source, :, :used]
+        if self.encodes:
+            self.last_source[targets] = self.last_source[sources]
+        self.lengths[targets] = self.lengths[sources]
+        self.inputs[targets] = self.inputs[sources]
+
+    def step(self, tokens: np.ndarray) -> np.ndarray:
+        """Feed one token per row, `tokens` (rows, 1), and return the logits (rows, 1, V) by slot.
+
+        Row i has slot `places[i]`. The next call overwrites the logits.
+        """
+        count = len(tokens)
+        self.arrays["input_ids"][self.places] = tokens
+        lengths = self.lengths[:count]
+        self.arrays["position_ids"][:count, 0] = lengths
+        self.arrays["total_length"][0] = lengths.max() + 1
+        if self.encodes:
+            self.arrays["total_source_length"][0] = self.last_source[:count].max() + 1
+        self.session.run_bound(self.bindings[count - 1].io)
+        lengths += 1
+        return self.logits[:count, None]
+
+    def close(self) -> None:
+        """Drop all rows."""
+        self.places = self.places[:0]
+
+    def bound(self, count: int) -> Binding:
+        """Return the binding of a step over the first `count` slots."""
+        totals: dict[str, np.ndarray] = {
+            name: self.arrays[name] for name in TOTALS if name in self.arrays
+        }
+        return self.bind(slice(count), totals)
+
+    def bind(self, slots: slice, values: dict[str, np.ndarray]) -> Binding:
+        """Bind the inputs and outputs of the step graph and return the binding.
+
+        Args:
+            slots: which slots are bound.
+            values: `{input: array}` of inputs that get other arrays.
+        """
+        binding = Binding(self.session.io_binding())
+        for tensor in self.spec.inputs:
+            array = (
+                values[tensor.name] if tensor.name in values else self.arrays[tensor.name][slots]
+            )
+            binding.put(tensor, array, is_input=True)
+        binding.put(self.spec.outputs[0], self.logits[slots], is_input=False)
+        for tensor in self.spec.outputs[1:]:
+            binding.put(tensor, self.arrays[next_input_name(tensor.name)][slots], is_input=False)
+        return binding
