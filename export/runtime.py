@@ -298,9 +298,6 @@ class Runtime:
             begin_suppress_tokens: tokens that are never generated first (None)
             renormalize_logits: beam search: normalize probabilities again after all options above
                 (False)
-            prompt_lookup_num_tokens: prompt lookup decoding: candidate tokens per step; for greedy
-                search of one input (None)
-            max_matching_ngram_size: prompt lookup decoding: maximum n-gram size to look up (2)
             eos_token_id: token that ends a sequence; default: the model's (None)
             pad_token_id: token that fills finished sequences; default: the model's (None)
             decoder_start_token_id: first decoder token of an encoder-decoder model; default: the
@@ -370,13 +367,11 @@ class Runtime:
     ) -> int:
         """Return how many of `rows` rows one call of `generate` should get.
 
-        It is 1 with `prompt_lookup_num_tokens`, more than `batch_size` where `generate` makes
-        batches itself, and else `batch_size`. `is_scored` is True if scores are returned. Raises
-        UsageError or ValueError for wrong `options`.
+        It is more than `batch_size` where `generate` makes batches itself, and else `batch_size`.
+        `is_scored` is True if scores are returned. Raises UsageError or ValueError for wrong
+        `options`.
         """
         resolved = self.check_options(options)
-        if resolved.prompt_lookup_num_tokens is not None:
-            return 1
         is_split = offline.fits_options(
             self.info, self.workers, rows, resolved, is_scored
         ) or offline.fits_static_batches(self.device, rows, resolved)
@@ -399,11 +394,9 @@ class Runtime:
                 and a batch that needs more memory than this machine has.
             ValueError: for inputs of a wrong shape or range, or too many tokens.
         """
-        request = requests.generation_request(
+        return requests.generation_request(
             self.info, input_ids, attention_mask, decoder_input_ids, options, is_scored
         )
-        self.model.check_lookup(request)
-        return request
 
     def _generated(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
         """Return prompts with new tokens (B * N, T), and the scores of the rows (B * N,) or None if

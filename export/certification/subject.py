@@ -94,8 +94,6 @@ class Subject:
             checks["recorded outputs"] = self.check_recorded
         if self.generates:
             checks |= {"greedy search": self.check_greedy, "beam search": self.check_beams}
-        if "lookup" in self.results:
-            checks["prompt lookup"] = self.check_lookup
         return checks | {
             "second thread": self.check_thread,
             "rows alone": self.check_rows,
@@ -122,11 +120,6 @@ class Subject:
 
     def check_beams(self) -> Comparison:
         return compare_beams(self.expected, self.results, self.expected_tolerance)
-
-    def check_lookup(self) -> Comparison:
-        """Compare the logits of prompt lookup with torch."""
-        expected = {"lookup": self.reference.results[TORCH]["logits"][:1]}
-        return compare_values(expected, self.results, self.tolerance)
 
     # ----------------------------------------------------------------------------- repeated runs
 

@@ -1,7 +1,6 @@
 """The comparison of an export with its checkpoint in torch, over a seeded sample of shapes and
 paddings."""
 
-import dataclasses
 import os
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -396,7 +395,6 @@ def compare_seq2seq(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
         options, tokens[:, :first], np.ones_like(tokens[:, :first]), (ids, mask)
     )
     compare_steps(case, request, tokens, expected, real)
-    compare_lookup(case, request, tokens, expected, real)
     if case.runtime.info.step == STEP:
         compare_rows(case, (ids, mask), tokens, expected, real)
 
@@ -458,29 +456,6 @@ def compare_decoder(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
     expected = case.model(*inputs, use_cache=False).logits.numpy()
     request = GenerationRequest(Options(max_new_tokens=sum(LATER_STEPS)), ids, mask)
     compare_steps(case, request, tokens, expected, full_mask == 1)
-    compare_lookup(case, request, tokens, expected, full_mask == 1)
-
-
-def compare_lookup(
-    case: Case,
-    request: GenerationRequest,
-    tokens: np.ndarray,
-    expected: np.ndarray,
-    real: np.ndarray,
-) -> None:
-    """Compare the logits of the graph for prompt lookup, which reads several tokens at once, if the
-    export has one.
-
-    Only the first row is compared. `expected` has the logits (B, T, V) of torch.
-    `real` is True for tokens that are not padding.
-    """
-    runtime = case.runtime
-    if "lookup" not in runtime.info.manifest["variants"][runtime.dtype]["graphs"]:
-        return
-    options = dataclasses.replace(request.options, prompt_lookup_num_tokens=max(LATER_STEPS))
-    source = None if request.source is None else (request.source[0][:1], request.source[1][:1])
-    first = GenerationRequest(options, request.input_ids[:1], request.attention_mask[:1], source)
-    compare_steps(case, first, tokens[:1], expected[:1], real[:1])
 
 
 def compare_steps(

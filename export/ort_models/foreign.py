@@ -49,7 +49,6 @@ class ForeignRuntime:
     """
 
     target = "portable"
-    supports_candidates = True  # as a factory of decoders
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from transformers.generation import GenerationMode
 
 from .. import heads
 from ..errors import SessionError
-from ..inference.options import FIELDS, Options, as_list, check_applied, to_python
+from ..inference.options import FIELDS, PROMPT_LOOKUP, Options, as_list, check_applied, to_python
 from ..runtime import Runtime
 from .base import ORTModel, from_numpy, to_numpy
 from .decoder_cache import DecoderCache, check_cache
@@ -51,18 +51,14 @@ class ORTModelForGeneration(GenerationMixin, ORTModel):
         is_assisted = (
             generation_mode == GenerationMode.ASSISTED_GENERATION or generation_config.is_assistant
         )
-        if is_assisted and not self.runtime.model.decoders.supports_candidates:
-            problem = f"graphs for {self.runtime.target!r} that check one token per step"
-            raise ValueError(f"{problem}, expected no assistant and no prompt_lookup_num_tokens")
         if (cache := model_kwargs.get(CACHE)) is not None:
             check_cache(cache, self.runtime)._is_user_defined = True
             return
         options = Options(
             generation_config.max_length,
             num_beams=max(generation_config.num_beams, generation_config.num_return_sequences),
-            prompt_lookup_num_tokens=1 if is_assisted else None,
         )
-        model_kwargs[CACHE] = DecoderCache(self.runtime, options)
+        model_kwargs[CACHE] = DecoderCache(self.runtime, options, is_assisted)
 
     def _check_guidance(self, scale: float | None) -> None:
         """Raise ValueError for guidance of an encoder-decoder, which transformers would give the
@@ -129,13 +125,15 @@ class ORTModelForGeneration(GenerationMixin, ORTModel):
         """Return the tokens of `Runtime.generate`. Raises ValueError for unsupported arguments."""
         fields = vars(self.generation_config)
         changes = {} if generation_config is None else vars(generation_config)
-        settings = fields | without_none(changes) | kwargs
+        asked = without_none(changes) | kwargs
+        settings = fields | asked
         ids, mask, decoder_ids = (
             to_numpy(settings.pop(name, None))
             for name in ("input_ids", "attention_mask", "decoder_input_ids")
         )
         loop_only = {name for name in LOOP_ONLY if settings.get(name)}
         loop_only |= without_none(settings).keys() - fields.keys()
+        loop_only |= without_none(asked).keys() & {*PROMPT_LOOKUP}
         if loop_only or ids is None or not isinstance(self.runtime, Runtime):
             reason = sorted(loop_only) or "graphs of another exporter"
             raise ValueError(f"{reason} need the loop of transformers, expected tensors (B, S)")

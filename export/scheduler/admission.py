@@ -188,13 +188,7 @@ class Admission:
         """
         ids = np.array([input_ids], np.int64)
         start = np.array([prefix], np.int64) if prefix else None
-        if (count := options.get("prompt_lookup_num_tokens")) is not None:
-            raise UsageError(
-                f"prompt_lookup_num_tokens is {count!r}, expected none: rows that share a batch "
-                "take a token each"
-            )
-        without = {**options, "prompt_lookup_num_tokens": None}
-        request = generation_request(self.info, ids, np.ones_like(ids), start, without)
+        request = generation_request(self.info, ids, np.ones_like(ids), start, options)
         return request.options, request.input_ids[0].tolist()
 
     def has_valid_tokens(self, input_ids: Sequence[int]) -> bool:

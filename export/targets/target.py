@@ -107,7 +107,7 @@ class Target(Protocol):
         """Return `{role: spec}`, the inputs and outputs of each graph that the export has.
 
         The role `"encoder"` reads full sequences and `"decoder"` generates tokens. Targets may add
-        others, for example `"lookup"`.
+        others, for example `"step"`.
 
         Args:
             config: the fields of the model's config.json.

@@ -113,7 +113,6 @@ class Throwaway:
 
 class OneByOneDecoders:
     supports_empty_prompts = True
-    supports_candidates = False
 
     def __init__(self, factory):
         self.factory = factory
