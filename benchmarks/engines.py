@@ -141,16 +141,16 @@ class TorchGraph(Vanilla):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.decoders = {}
+        self.factory = {}
 
     def run(self, inputs, new_tokens, beams):
         from torch_graph import GraphDecoder
 
         ids, _ = inputs
         key = (*ids.shape, new_tokens)
-        if key not in self.decoders:
-            self.decoders[key] = GraphDecoder(self.model, *key)
-        return self.decoders[key].generate(ids)
+        if key not in self.factory:
+            self.factory[key] = GraphDecoder(self.model, *key)
+        return self.factory[key].generate(ids)
 
 
 class CTranslate2:

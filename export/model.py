@@ -17,7 +17,7 @@ import numpy as np
 from .errors import UsageError
 from .heads import HEADS
 from .inference.config import check_config
-from .inference.decoder import DecoderFactory, GenerationRequest, LoadedExport
+from .inference.rows import RowsFactory, GenerationRequest, LoadedExport
 from .inference.devices import CUDA, TENSORRT, require, require_onnxruntime
 from .inference.export_info import ExportInfo, open_export_info
 from .inference.inputs import MAX_GPU_TOKENS, MAX_TOKENS, run_by_length
@@ -260,7 +260,7 @@ class OnnxModel:
         return run_by_length(self.session("encoder"), spec, feeds, self.max_tokens)
 
     @functools.cached_property
-    def decoders(self) -> DecoderFactory:
+    def decoders(self) -> RowsFactory:
         """The factory of decoders. The first access opens the graphs.
 
         A model that does not generate raises ValueError.
@@ -287,7 +287,7 @@ class OnnxModel:
         N is `num_return_sequences`. Rows are padded after their end token. The scores are None if
         they were not requested; beam search always has them.
         """
-        if (in_graphs := self.decoders.start_search(request)) is not None:
+        if (in_graphs := self.factory.start_search(request)) is not None:
             with closing(in_graphs):
                 while not in_graphs.ended.all():
                     in_graphs.advance()
@@ -296,7 +296,7 @@ class OnnxModel:
             request.options, request.prompt, request.is_scored, self.threads, request.seeds
         )
         if isinstance(search, BeamSearch):
-            with closing(self.decoders.start(request)) as decoder:
+            with closing(self.factory.start(request)) as decoder:
                 return run_beams(decoder, request, search)
         collections.deque(self.tokens(request, search), maxlen=0)
         return search.result()
@@ -306,7 +306,7 @@ class OnnxModel:
 
         Rows that have ended get the fill token.
         """
-        if (in_graphs := self.decoders.start_search(request)) is None:
+        if (in_graphs := self.factory.start_search(request)) is None:
             yield from self.tokens(request, start_search(request.options, request.prompt))
             return
         with closing(in_graphs):
@@ -319,7 +319,7 @@ class OnnxModel:
 
     def tokens(self, request: GenerationRequest, search: Search) -> Iterator[np.ndarray]:
         """Yield the new token of each row, (rows,), after each step, until `search` is finished."""
-        with closing(self.decoders.start(request)) as decoder:
+        with closing(self.factory.start(request)) as decoder:
             logits = decoder.prefill(request.input_ids, request.attention_mask)
             if request.options.rows_per_input > 1:
                 decoder.expand(request.options.rows_per_input)

@@ -7,7 +7,7 @@ import numpy as np
 from .errors import UsageError
 from .heads import GENERATORS, HEADS
 from .inference import options as option_fields
-from .inference.decoder import GenerationRequest, check_memory
+from .inference.rows import GenerationRequest, check_memory
 from .inference.export_info import ExportInfo
 from .inference.inputs import (
     check_contiguous,

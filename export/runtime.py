@@ -10,7 +10,7 @@ import numpy as np
 
 from . import requests
 from .errors import UsageError
-from .inference.decoder import GenerationRequest
+from .inference.rows import GenerationRequest
 from .inference.devices import available_cpus, require, require_onnxruntime
 from .inference.export_info import ExportInfo
 from .inference.options import Options, is_int64
@@ -87,7 +87,7 @@ class Runtime:
         )
         self.model.open(main_roles(self.info))
         if self.info.generates:
-            _ = self.model.decoders  # which raises for what cannot be opened
+            _ = self.model.factory  # which raises for what cannot be opened
 
     @property
     def max_tokens(self) -> int:

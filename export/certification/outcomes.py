@@ -64,7 +64,7 @@ def without_padding(values: np.ndarray, real: np.ndarray) -> np.ndarray:
 def next_logits(model: OnnxModel, reference: Reference, tokens: np.ndarray) -> np.ndarray:
     """Return the logits (B, T, V) before each of `tokens` (B, T), which are fed one by one."""
     request = reference.request()
-    with closing(model.decoders.start(request)) as decoder:
+    with closing(model.factory.open(request)) as decoder:
         logits = [decoder.prefill(request.input_ids, request.attention_mask)[:, -1:].copy()]
         for place in range(tokens.shape[1] - 1):
             logits.append(decoder.step(tokens[:, place : place + 1]).copy())

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..inference.decoder import GenerationRequest
+from ..inference.rows import GenerationRequest
 from ..inference.options import Options
 from ..specs.graph_spec import TensorSpec
 

@@ -26,7 +26,7 @@ from vanilla_transformer.training.metrics import check_tokenize
 
 from ..errors import UsageError
 from ..heads import HEADS
-from ..inference.decoder import GenerationRequest
+from ..inference.rows import GenerationRequest
 from ..inference.export_info import MANIFEST
 from ..inference.inputs import batches, pad_sequences
 from ..inference.logits import log_sum_exp
@@ -345,7 +345,7 @@ class OnnxEngine:
         request = GenerationRequest(
             Options(max_new_tokens=max(1, ids.shape[1] - 1)), first, np.ones_like(first)
         )
-        with closing(self.runtime.model.decoders.start(request)) as decoder:
+        with closing(self.runtime.model.factory.open(request)) as decoder:
             if decoder.all_logits:
                 yield 0, decoder.prefill(ids, np.ones_like(ids))
                 return

@@ -18,7 +18,7 @@ from ..certification.tolerances import (
     relative_margins,
 )
 from ..heads import HEADS, READS_IMAGES
-from ..inference.decoder import GenerationRequest, cross_states, next_input_name
+from ..inference.rows import GenerationRequest, cross_states, next_input_name
 from ..inference.inputs import move_padding
 from ..inference.options import Options, as_list
 from ..runtime import Runtime
@@ -445,7 +445,7 @@ def compare_decoder(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
     They are padded on the left first. If the export does not support empty prompts, these get a
     token in `mask`, which is changed. Differences beyond the tolerance are added to `case.report`.
     """
-    if not case.runtime.model.decoders.supports_empty_prompts:
+    if not case.runtime.model.factory.supports_empty_prompts:
         mask[~mask.any(axis=1), 0] = 1
     ids, mask = move_padding(ids, mask, "left", 0)
     later = case.rng.integers(0, case.config.vocab_size, (len(ids), sum(LATER_STEPS)))
@@ -469,7 +469,7 @@ def compare_steps(
     each token. Graphs that return only the last logits of a step are compared there. `expected` has
     the logits (B, T, V)."""
     end = request.input_ids.shape[1]
-    with closing(case.runtime.model.decoders.start(request)) as decoder:
+    with closing(case.runtime.model.factory.open(request)) as decoder:
         lengths = LATER_STEPS if decoder.max_step_tokens != 1 else (1,) * sum(LATER_STEPS)
         logits = decoder.prefill(request.input_ids, request.attention_mask)
         compare_step(case, logits, end, expected, real)

@@ -30,6 +30,7 @@ class Search(Protocol):
     options: Options
     is_finished: np.ndarray  # (G,)
     is_invalid: np.ndarray  # (G,), True after a step whose logits decide no token
+    problem: str  # of invalid groups
 
     @property
     def num_best(self) -> int:
@@ -100,8 +101,11 @@ class TokenSearch:
         limits: (G,), the maximum number of new tokens of each sequence.
         processors: change the logits; sequences of one input are adjacent.
         sampler: draws the tokens; without one they are the most likely.
-        is_scored: whether results have scores, sum(log p) / length^length_penalty.
+        is_scored: whether results have scores, sum(log p) / length^length_penalty. p is the softmax
+            of the processed logits, before temperature and the filters of sampling.
     """
+
+    problem = "no token can be generated: all are suppressed, or the logits are not finite"
 
     def __init__(
         self,
@@ -134,6 +138,7 @@ class TokenSearch:
         chosen_from = logits if self.sums is None else logits.copy()
         tokens = self.sampler(chosen_from) if self.sampler else chosen_from.argmax(axis=1)
         self.is_invalid = tokens < 0
+        tokens = np.where(self.is_invalid, self.options.fill_token_id, tokens)
         if self.sums is not None:
             self.sums += np.where(self.is_finished, 0, token_log_p(logits, tokens))
         return self.append(tokens), None
@@ -197,6 +202,8 @@ class BeamSearch:
 
     Results are the best `num_return_sequences` by sum(log p) / length^length_penalty. `processors`
     change the log p of each token."""
+
+    problem = NOT_FINITE
 
     def __init__(self, groups: int, options: Options, processors: LogitsProcessors | None = None):
         self.options = options

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .decoder import Decoder, GenerationRequest, ShrinkingDecoder
+from .rows import Decoder, GenerationRequest, ShrinkingDecoder
 from .search import BeamSearch
 
 # Inputs leave once they are at least this share of the batch: each time costs as much as a fraction

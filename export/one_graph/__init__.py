@@ -2,7 +2,7 @@
 its end inside.
 
 A `Step` (of a target) gives logits, `Rules` (of generation_config.json) change them, a
-`GraphSearch` chooses tokens, and `one_graph` puts them into a Loop. The graphs come from an export
+`DeviceSearch` chooses tokens, and `one_graph` puts them into a Loop. The graphs come from an export
 that was compared with torch already.
 """
 

@@ -20,14 +20,14 @@ from .generation_config import Rules
 from .searches import (
     SAMPLING,
     STEPS,
-    GraphSearch,
+    DeviceSearch,
     GraphTokenSearch,
     greedy_tokens,
     sampled_tokens,
 )
 from .step import LoopInputs, Step
 
-SEARCHES: dict[str, Callable[[Rules], GraphSearch]] = {
+SEARCHES: dict[str, Callable[[Rules], DeviceSearch]] = {
     "greedy": lambda rules: GraphTokenSearch(rules, greedy_tokens),
     "sample": lambda rules: GraphTokenSearch(rules, sampled_tokens, SAMPLING),
     "beam": Beams,
@@ -35,7 +35,7 @@ SEARCHES: dict[str, Callable[[Rules], GraphSearch]] = {
 IDS = ("batch_size", "source_length")
 
 
-def one_graph_spec(file: str, search: GraphSearch, config: dict[str, Any]) -> GraphSpec:
+def one_graph_spec(file: str, search: DeviceSearch, config: dict[str, Any]) -> GraphSpec:
     ids, mask = (
         replace(tensor, range=None, default=None) for tensor in token_inputs(config, IDS)[:2]
     )
@@ -44,7 +44,7 @@ def one_graph_spec(file: str, search: GraphSearch, config: dict[str, Any]) -> Gr
 
 def one_graph(
     step: Step,
-    search: GraphSearch,
+    search: DeviceSearch,
     spec: GraphSpec,
     rules: Rules,
     config: dict[str, Any],
@@ -95,7 +95,7 @@ def max_steps(ops: Ops, settings: Values) -> Value:
     )
 
 
-def state_types(step: Step, search: GraphSearch, count: int) -> list[ir.TensorType]:
+def state_types(step: Step, search: DeviceSearch, count: int) -> list[ir.TensorType]:
     """Return the types of the `count` states of the loop: tokens, states of the search, masks,
     caches.
 
@@ -148,7 +148,7 @@ def limit_steps(ops: Ops, steps: Value, lengths: Value | None, positions: int | 
 
 
 def loop_body(
-    step: Step, search: GraphSearch, inputs: LoopInputs, types: Sequence[ir.TensorType]
+    step: Step, search: DeviceSearch, inputs: LoopInputs, types: Sequence[ir.TensorType]
 ) -> ir.Graph:
     """Return the body of the loop.
 

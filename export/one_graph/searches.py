@@ -30,7 +30,7 @@ MIN_TEMPERATURE = np.array(1e-6, np.float32)
 ChooseTokens = Callable[[Ops, Value, Value, Values], Value]
 
 
-class GraphSearch(Protocol):
+class DeviceSearch(Protocol):
     """A search that selects the tokens of B inputs. `settings` are the inputs of the graph by name.
 
     Args:

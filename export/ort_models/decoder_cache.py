@@ -9,7 +9,7 @@ import torch
 from transformers import Cache
 
 from ..inference import inputs
-from ..inference.decoder import INITIAL_CAPACITY, GenerationRequest
+from ..inference.rows import INITIAL_CAPACITY, GenerationRequest
 from ..inference.options import Options, is_integer
 from ..specs.sequences import token_inputs
 from .base import to_numpy
@@ -135,7 +135,7 @@ class DecoderCache(Cache):
         prompt, prompt_mask = ids[:: self.expand_size], mask[:: self.expand_size]
         source = source and check_source(self.runtime, source, len(prompt))
         request = GenerationRequest(self.options, prompt, prompt_mask, source)
-        self.decoder = self.runtime.model.decoders.start(request)
+        self.decoder = self.runtime.model.factory.open(request)
         self.window = getattr(self.decoder, "window", None)
         weakref.finalize(self, self.decoder.close)
         if self.is_croppable and not self.decoder.all_logits:

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from ..inference.decoder import GenerationRequest, next_input_name
+from ..inference.rows import GenerationRequest, next_input_name
 from ..inference.devices import CUDA, TENSORRT, available_cpus, require
 from ..inference.export_info import ExportInfo
 from ..inference.inputs import check_sequence_inputs, move_padding

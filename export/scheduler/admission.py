@@ -11,12 +11,12 @@ from ..errors import TooLong, UsageError
 from ..inference.export_info import ExportInfo
 from ..inference.inputs import position_limit
 from ..inference.options import Options
+from ..inference.rows import SlotSize
 from ..requests import generation_request
-from .capacity import Arrangement, slots_per_worker
+from .capacity import Arrangement, slot_bytes, slots_per_worker
 from .client_request import ClientRequest
 from .rejections import SMALL_ROWS, check_room
 from .request import GenerationInput
-from .slot_batch import SlotSize, slot_bytes
 
 MAX_CACHED_OPTIONS = 1024
 DEFAULT_LENGTH = 512  # tokens per slot, at most

@@ -15,6 +15,10 @@ class Batch(Protocol):
     running: list[Any]
 
     @property
+    def num_rows(self) -> int:
+        """The number of rows that the next step computes."""
+
+    @property
     def prefilling(self) -> Collection[Any]:
         """The parts that have joined and whose prompts are not read completely yet."""
 
@@ -61,8 +65,8 @@ class Batch(Protocol):
         several steps. Beams in graphs only count when they end. An encoder has no tokens.
         """
 
-    def remove(self, part: Any) -> None:
-        """Remove `part`, whether it is finished or not.
+    def remove(self, parts: Sequence[Any]) -> None:
+        """Remove `parts`, whether they are finished or not.
 
-        Its rows become free at once, or in a static batch when all parts have left.
+        Their rows become free at once, or when all parts have left if they started together.
         """

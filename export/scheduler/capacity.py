@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from ..inference.export_info import ExportInfo
+from ..inference.rows import SlotSize, position_bytes, slot_shape
 from ..specs.caches import key_heads
 
 # Multiplications per token up to which workers have one thread by default. Matrix multiplications
@@ -24,6 +26,36 @@ MAX_SLOTS = 64  # of all workers together
 # Offline inference: minimum rows per worker for continuous batching, and maximum slots per worker.
 MIN_OFFLINE_ROWS, MAX_OFFLINE_ROWS = 24, 64
 MAX_SLOT_BYTES = 2**30  # memory for the slots of a worker if their number is not set
+
+
+# Slots besides those of the setting: a part per four, at most 8. A new request need not wait for a
+# slot while long lists of texts have all others.
+SPARE_SHARE, MAX_SPARE = 4, 8
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How much of new inputs is read between two steps of rows that run.
+
+    Args:
+        chunk: the number of tokens of a prompt.
+        max_source_tokens: the maximum number of tokens of sources, padding included.
+        preferred_rows: the number of rows from which on other batches start beside this one.
+    """
+
+    chunk: int = 0
+    max_source_tokens: int = 0
+    preferred_rows: int = 0
+
+    @classmethod
+    def of(cls, config: dict) -> "Pace":
+        """Return the pace of a model with the fields `config` of config.json."""
+        return cls(chunk_length(config), sources_length(config), preferred_rows(config))
+
+
+def spare_rows(rows: int) -> int:
+    """Return the number of slots besides `rows`."""
+    return min(MAX_SPARE, rows // SPARE_SHARE)
 
 
 @dataclass(frozen=True)
@@ -111,6 +143,14 @@ def preferred_rows(config: dict) -> int:
     whose prompts several workers read faster. `config` are the fields of config.json.
     """
     return int(STEP_COST / token_cost(config)) if "decoder_layers" in config else 0
+
+
+def slot_bytes(info: ExportInfo, size: SlotSize) -> int:
+    """Return the bytes that the caches of one slot take. `size.rows` is ignored."""
+    spec = info.specs[info.step or "decoder"]
+    sources = [tensor for tensor in spec.inputs if ".encoder." in tensor.name]
+    source = sum(4 * math.prod(slot_shape(tensor, SlotSize(1, 1, 1))) for tensor in sources)
+    return size.length * position_bytes(spec) + size.source * source
 
 
 def slots_per_worker(workers: int, slot_bytes: int) -> int:

@@ -13,7 +13,6 @@ class RequestPart(Protocol):
     sample."""
 
     request: "ClientRequest"
-    slots: list[int]  # rows of the batch
     has_started: bool  # True if it has a new token
     is_finished: bool
 

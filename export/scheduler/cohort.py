@@ -1,13 +1,14 @@
 """Groups that one search advances together."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
 from ..inference.logits import Prompt, Sampler, row_generator
+from ..inference.rows import DeviceSearch
 from ..inference.search import BeamSearch, LogitsProcessors, Search, TokenSearch
-from ..inference.top_k import NOT_FINITE, top_k_tokens
+from ..inference.top_k import top_k_tokens
 from .groups import Group
 
 
@@ -52,24 +53,37 @@ class Cohort:
     """Groups of one kind that one search advances together, with the same number of rows each.
 
     Args:
-        groups: the groups, whose prompts have the same length if they have processors.
-        rows: the rows (G,) of the batch that hold their prompts.
-        read: the number of tokens of each prompt that are read already. The steps read the others.
+        groups: the groups, which are `alike`. The steps feed what is not read of their prompts.
+        rows: the rows (G,) of the batch that hold them.
     """
 
-    def __init__(self, groups: list[Group], rows: np.ndarray, read: Sequence[int]):
+    def __init__(self, groups: list[Group], rows: np.ndarray):
         self.groups = groups
         self.search = start_search(groups)
         self.rows = slice(0)  # of the current step
         self.parents = rows  # the row that each of `tokens` continues
         self.is_left = np.zeros(len(groups), bool)  # groups that are finished or cancelled
-        fed = [group.input.prompt[count:] for group, count in zip(groups, read, strict=True)]
+        fed = [group.input.prompt[group.num_read :] for group in groups]
         self.prompts = deque(np.array(fed, np.int64).reshape(len(groups), -1).T)
-        self.tokens = self.prompts.popleft() if self.prompts else rows[:0]  # which the step feeds
+        self.tokens = rows[:0]  # that the next step feeds
+        self.observed = self.find_observed()
+
+    def find_observed(self) -> list[int]:
+        """Return the places of groups that report each token, or its log probabilities."""
+        return [
+            place
+            for place, group in enumerate(self.groups)
+            if group.request.streams or group.input.top_logprobs is not None
+        ]
 
     @property
     def running(self) -> list[Group]:
         return [group for group, is_left in zip(self.groups, self.is_left) if not is_left]
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows of running groups."""
+        return len(self.parents) // len(self.groups) * len(self.running)
 
     @property
     def num_reserved(self) -> int:
@@ -95,32 +109,66 @@ class Cohort:
             self.parents = np.arange(start, start + count)
             self.read_on(logits)
             return
-        scored = {
-            place: logits.of(slice(start + place, start + place + 1))
-            for place in self.observed
-            if self.groups[place].input.top_logprobs is not None
-        }
+        scored = self.scored_logits(logits)
         if best := self.search.num_best:
             tokens, beams = self.search.advance_best(*logits.best(self.rows, best))
         else:
             tokens, beams = self.search.advance(logits.of(self.rows))
         if not self.has_started:
             self.parents = np.arange(start, start + count).repeat(tokens.size // count)
-            self.start(len(tokens) // count)
-            scored = {place: scored[place // (len(tokens) // count)] for place in self.observed if scored}
+            self.start(samples := len(tokens) // count)
+            scored = {place: scored[place // samples] for place in self.observed if place // samples in scored}
         else:
             rows = np.arange(start, start + tokens.size).reshape(tokens.shape)
             self.parents = (rows if beams is None else np.take_along_axis(rows, beams, 1)).ravel()
         self.tokens = tokens.ravel()
         self.report(tokens[:, 0], scored)
 
-    def read_on(self, logits: StepLogits) -> None:
-        """Make the next token of each prompt the next one to feed."""
+    def scored_logits(self, logits: StepLogits) -> dict[int, np.ndarray]:
+        """Return copies of the logits (1, V) of groups that report log probabilities, by place."""
+        return {
+            place: self.row_logits(logits, place)
+            for place in self.observed
+            if self.groups[place].input.top_logprobs is not None
+        }
+
+    def row_logits(self, logits: StepLogits, place: int) -> np.ndarray:
+        """Return a copy of the logits (1, V) of the group at `place`, which has one row."""
+        row = self.rows.start + place
+        return logits.of(slice(row, row + 1))
+
+    def read_on(self, logits: StepLogits | None = None) -> None:
+        """Make the next token of each prompt the next one to feed. Its log probability follows from
+        the `logits` before it."""
         self.tokens = self.prompts.popleft()
+        if logits is None:
+            return
         for place, group in enumerate(self.groups):
-            if group.input.scores_prompt and not self.is_left[place]:
-                row = self.rows.start + place
-                group.score_prompt(logits.of(slice(row, row + 1)), int(self.tokens[place]))
+            if group.input.scores_prompt and self.is_running(place):
+                group.score_prompt(self.row_logits(logits, place), int(self.tokens[place]))
+
+    def append(self, tokens: np.ndarray) -> int:
+        """Append the `tokens` (G,) of greedy search on the device, and return how many count."""
+        assert isinstance(self.search, TokenSearch)
+        count = len(tokens) - int(self.search.is_finished.sum())
+        self.search.append(tokens)
+        self.start(1)
+        self.report(tokens, {})
+        return count
+
+    def finish_searched(self, search: DeviceSearch) -> int:
+        """Finish the groups whose beams have ended in `search`, and return the number of tokens of
+        their sequences."""
+        self.start(1)
+        ended = [place for place in np.flatnonzero(search.ended) if self.is_running(place)]
+        if not ended:
+            return 0
+        rows, scores = search.result()
+        sequences = np.split(rows, len(self.groups)), np.split(scores, len(self.groups))
+        for place in ended:
+            tokens, group_scores = (values[place].tolist() for values in sequences)
+            self.groups[place].finish(tokens, group_scores)
+        return sum(self.groups[place].num_tokens for place in ended)
 
     def start(self, samples: int) -> None:
         """Note that the groups have tokens now, and give each of `samples` a group of its own."""
@@ -129,6 +177,7 @@ class Cohort:
         if samples > 1:
             self.groups = [sample for group in self.groups for sample in group.samples()]
             self.is_left = self.is_left.repeat(samples)
+            self.observed = self.find_observed()
 
     def report(self, tokens: np.ndarray, scored: dict[int, np.ndarray]) -> None:
         """Finish groups that end in this step, and report the new `tokens` (G,) of observed ones.
@@ -152,14 +201,15 @@ class Cohort:
         return not (self.is_left[place] or self.groups[place].is_finished)
 
     def keep(self, kept: np.ndarray) -> None:
-        """Go on with the groups of the mask `kept` (G,) only."""
-        self.groups = [group for group, is_kept in zip(self.groups, kept) if is_kept]
+        """Go on with the groups at the places `kept` only, in this order."""
+        rows = np.arange(len(self.parents)).reshape(len(self.groups), -1)[kept].ravel()
+        self.groups = [self.groups[place] for place in kept]
         self.is_left = self.is_left[kept]
-        rows = kept.repeat(len(self.parents) // len(kept))
         self.parents = self.parents[rows]
         self.tokens = self.tokens[rows] if len(self.tokens) else self.tokens
         self.prompts = deque(tokens[kept] for tokens in self.prompts)
         self.search = self.search.take(kept)
+        self.observed = self.find_observed()
 
     def joins(self, other: "Cohort") -> bool:
         """Return True if one search can advance the groups of both from now on."""
@@ -173,6 +223,7 @@ class Cohort:
         for name in ("is_left", "parents", "tokens"):
             setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
         self.search.add(other.search)
+        self.observed = self.find_observed()
 
 
 def start_search(groups: list[Group]) -> Search:
@@ -206,12 +257,12 @@ def joined_processors(groups: list[Group], samples: int) -> LogitsProcessors | N
     return LogitsProcessors(groups[0].options, Prompt(ids, padding))
 
 
-def cohorts_of(groups: Iterable[Group], num_fed: Sequence[int]) -> list[list[Group]]:
-    """Return `groups` in lists that one search can advance: of one kind, with as many tokens of
-    prompts that the steps read, `num_fed`."""
+def alike(groups: Iterable[Group]) -> list[list[Group]]:
+    """Return `groups` in lists that one search can advance: of one kind, with the same number of
+    tokens of their prompts left to read."""
     lists: list[tuple[tuple, list[Group]]] = []
-    for group, count in zip(groups, num_fed, strict=True):
-        key = (count, *group.kind)
+    for group in groups:
+        key = (len(group.input.prompt) - group.num_read, *group.kind)
         same = next((members for other, members in lists if other == key), None)
         if same is None:
             lists.append((key, [group]))

@@ -134,7 +134,6 @@ class EncoderRow:
         self.inputs = inputs
         self.index = index
         self.sizes = sizes
-        self.slots: list[int] = []
         self.is_finished = False
 
 
@@ -221,6 +220,10 @@ class EncoderBatch:
         self.num_spare_rows = 0
 
     @property
+    def num_rows(self) -> int:
+        return len(self.running)
+
+    @property
     def join_delay(self) -> float:
         return MAX_JOIN_DELAY if any(batch.running for batch in self.batches) else 0.0
 
@@ -233,8 +236,6 @@ class EncoderBatch:
 
     def join(self, rows: list[EncoderRow]) -> None:
         self.running = rows
-        for slot, row in enumerate(rows):
-            row.slots = [slot]
 
     def step(self) -> int:
         """Run the rows and finish them. Return 0, because an encoder has no new tokens."""
@@ -245,8 +246,8 @@ class EncoderBatch:
             row.request.finish_result()
         return 0
 
-    def remove(self, row: EncoderRow) -> None:
-        self.running.remove(row)
+    def remove(self, rows: Sequence[EncoderRow]) -> None:
+        self.running = [row for row in self.running if row not in rows]
 
 
 def last_lengths(mask: np.ndarray) -> list[int]:

@@ -1,12 +1,13 @@
 """The batch of a model that generates: groups over the rows of a target."""
 
 import dataclasses
+import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from ..inference.decoder import (
+from ..inference.rows import (
     SEARCH_STEPS,
     DeviceSearch,
     GenerationRequest,
@@ -16,7 +17,8 @@ from ..inference.decoder import (
 )
 from ..inference.inputs import MAX_PADDING, move_padding, pad_sequences
 from .batch import WAIT_PER_PART
-from .cohort import Cohort, StepLogits, cohorts_of
+from .capacity import Pace, spare_rows
+from .cohort import Cohort, StepLogits, alike
 from .groups import Group
 
 # Finished inputs leave rows that started together once they are this share: each time costs as much
@@ -32,6 +34,7 @@ class GenerationBatch:
         capacity: the number of rows.
         threads: CPU threads that select the best tokens.
         joining: rows that may join while others run, instead of those that `factory` opens.
+        pace: how much may join between two steps, with `joining` rows.
     """
 
     def __init__(
@@ -40,24 +43,28 @@ class GenerationBatch:
         capacity: int,
         threads: int,
         joining: JoiningRows | None = None,
+        pace: Pace = Pace(),
     ):
         self.factory = factory
         self.capacity = capacity
         self.threads = threads
         self.joining = joining
+        self.pace = pace
         self.rows: Rows | None = joining
-        self.num_spare_rows = joining.num_spare_rows if joining else 0
-        self.num_rows = 0  # of the last step, or read since then
+        self.num_spare_rows = spare_rows(capacity) if joining else 0
+        self.count = 0  # of rows of the last step, and added since then
         self.cohorts: list[Cohort] = []
         self.prefilling: deque[Group] = deque()  # the first is being read
         self.logits: np.ndarray | None = None  # after prompts, which no step has used yet
-        self.search: DeviceSearch | None = None
-        self.searched: list[Group] = []  # the groups of `search`
+        self.search: DeviceSearch | None = None  # of the only cohort
 
     @property
     def running(self) -> list[Group]:
-        groups = [group for cohort in self.cohorts for group in cohort.running]
-        return groups or self.searched
+        return [group for cohort in self.cohorts for group in cohort.running]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(cohort.num_rows for cohort in self.cohorts)
 
     # -------------------------------------------------------------------------- joining and leaving
 
@@ -70,7 +77,7 @@ class GenerationBatch:
         if self.joining is None:
             return False  # nothing joins running rows
         num_rows = self.capacity - self.num_free_rows
-        return num_rows < min(self.joining.preferred_rows, self.capacity)
+        return num_rows < min(self.pace.preferred_rows, self.capacity)
 
     @property
     def num_free_rows(self) -> int:
@@ -92,7 +99,8 @@ class GenerationBatch:
             num_rows = sum(other.num_rows for other in groups)
             sources = [len(other.input.source or ()) for other in groups]
             is_free = num_rows <= self.num_free_rows + self.num_spare_rows
-            return is_free and (not beside or self.joining.fits(sources))
+            fits_encoder = max(sources) * len(sources) <= self.pace.max_source_tokens
+            return is_free and (not beside or fits_encoder)
         if self.running or sum(other.num_rows for other in groups) > self.capacity:
             return False
         first = groups[0]
@@ -105,78 +113,74 @@ class GenerationBatch:
         lengths = [len(other.input.source or other.first_tokens) for other in groups]
         return sum(lengths) >= (1 - MAX_PADDING) * len(lengths) * max(lengths)
 
-    def search_key(self, group: Group):
+    def search_key(self, group: Group) -> Hashable | None:
         """Return what groups must have in common to be searched together on the device.
 
         The result is `None` if `group` is searched in numpy.
         """
         key = self.factory.search_key(group.options)
-        return key if key is not None and group.is_plain else None
+        return (key, *group.kind) if key is not None and group.is_plain else None
 
     def join(self, groups: list[Group]) -> None:
         """Add `groups` and read their prompts, as much of them as one pause between two steps
         allows."""
         if self.joining is None:
             if groups:
+                groups = [group for members in alike(groups) for group in members]
                 self.start(groups, batch_request(groups))
             return
-        if self.joining.encodes and groups:
+        if groups or self.prefilling:
             self.settle()
-            self.joining.add([group.input.source for group in groups])
-            self.add(groups, [0] * len(groups))
-            return
-        at_once = [group for group in groups if len(group.first_tokens) == 1]
-        self.prefilling.extend(group for group in groups if len(group.first_tokens) > 1)
-        if at_once or self.prefilling:
-            self.settle()
+        is_long = [len(g.first_tokens) > 1 and not self.joining.encodes for g in groups]
+        self.prefilling.extend(itertools.compress(groups, is_long))
+        at_once = [group for group, waits in zip(groups, is_long) if not waits]
         if at_once:
-            self.joining.add([None] * len(at_once))
-            self.add(at_once, [0] * len(at_once))
+            sources = [group.input.source or () for group in at_once]
+            self.joining.add(sources if self.joining.encodes else None, len(at_once))
+            self.add(at_once)
         self.read_prompts(self.joining)
 
     def read_prompts(self, rows: JoiningRows) -> None:
-        """Read waiting prompts without their last tokens, part by part, until `chunk` tokens or
-        more are read."""
-        budget = rows.chunk
+        """Read waiting prompts without their last tokens, part by part, until `pace.chunk` tokens
+        or more are read."""
+        budget = self.pace.chunk
         while self.prefilling and budget > 0:
             group = self.prefilling[0]
             end = len(group.input.prompt) - 1
-            tokens = group.input.prompt[group.num_read : end][: rows.chunk]
+            tokens = group.input.prompt[group.num_read : end][: self.pace.chunk]
             rows.read(tokens, group.num_read)
             group.num_read += len(tokens)
             budget -= len(tokens)
             if group.num_read == end:
-                rows.add_read(end)
-                self.prefilling.popleft()
-                self.add([group], [end])
+                rows.add_read()
+                self.add([self.prefilling.popleft()])
 
-    def add(self, groups: list[Group], read: Sequence[int]) -> None:
-        """Add the last rows, which hold `groups`, after `read` tokens of each prompt."""
-        first = self.num_rows
-        fed = [len(group.input.prompt) - count for group, count in zip(groups, read, strict=True)]
-        places = {id(group): first + place for place, group in enumerate(groups)}
-        counts = dict(zip(map(id, groups), read, strict=True))
-        for members in cohorts_of(groups, fed):
-            rows = np.array([places[id(group)] for group in members])
-            self.cohorts.append(Cohort(members, rows, [counts[id(group)] for group in members]))
-        self.num_rows += len(groups)
+    def add(self, groups: list[Group]) -> None:
+        """Start the search of `groups`, which the last rows hold. The steps feed what is not read
+        of their prompts."""
+        rows = {id(group): self.count + place for place, group in enumerate(groups)}
+        self.count += len(groups)
+        for members in alike(groups):
+            cohort = Cohort(members, np.array([rows[id(group)] for group in members]))
+            self.cohorts.append(cohort)
+            if self.joining is not None:
+                cohort.read_on()
 
     def start(self, groups: list[Group], request: GenerationRequest) -> None:
-        """Start `groups` together, which are the inputs of `request`, and read their prompts.
+        """Start `groups`, which are the inputs of `request`, together, and read their prompts.
 
         Their search runs on the device if the target can do that.
         """
         if self.search_key(groups[0]) is not None:
             self.search = self.factory.start_search(request)
-        if self.search is not None:
-            self.searched = list(groups)
-            return
-        self.rows = self.factory.open(request)
-        self.logits = self.rows.prefill(request.input_ids, request.attention_mask)[:, -1]
-        self.num_rows = 0
-        self.add(groups, [len(group.first_tokens) for group in groups])
-        for cohort in self.cohorts:
-            cohort.rows = slice(cohort.parents[0], cohort.parents[-1] + 1)
+        if self.search is None:
+            self.rows = self.factory.open(request)
+            logits = self.rows.prefill(request.input_ids, request.attention_mask)
+            self.logits = logits[:, -1]
+        for group in groups:
+            group.num_read = len(group.first_tokens)
+        self.add(groups)
+        self.settle()
 
     def remove(self, groups: Sequence[Group]) -> None:
         """Remove `groups`, whether they are finished or not. Their rows are free at once, or of
@@ -185,7 +189,6 @@ class GenerationBatch:
         self.prefilling = deque(group for group in self.prefilling if id(group) not in gone)
         for cohort in self.cohorts:
             cohort.is_left |= [id(group) in gone for group in cohort.groups]
-        self.searched = [group for group in self.searched if id(group) not in gone]
         if self.running or self.prefilling:
             self.drop_rows()
         else:
@@ -193,27 +196,23 @@ class GenerationBatch:
 
     def drop_rows(self) -> None:
         """Go on without the rows of groups that have left, if that is worth it."""
+        if self.joining is None and not (self.rows is not None and self.rows.shrinks):
+            return
         for cohort in self.cohorts:
-            is_left = cohort.is_left
-            if self.joining is None:
-                if not self.rows.shrinks:
-                    return
-                of_inputs = is_left.reshape(-1, cohort.samples_per_input).all(axis=1)
-                is_left = of_inputs.repeat(cohort.samples_per_input)
+            each = 1 if self.joining else cohort.samples_per_input
+            is_left = cohort.is_left.reshape(-1, each).all(axis=1)
             if is_left.any() and (self.joining or is_left.mean() >= MIN_SHARE):
-                cohort.keep(~is_left)
+                kept = without_gaps(is_left)[:, None] * each + np.arange(each)
+                cohort.keep(kept.ravel())
         self.cohorts = [cohort for cohort in self.cohorts if cohort.groups]
 
     def close(self) -> None:
-        """Leave all groups. Rows that started together are released."""
-        self.cohorts, self.searched, self.logits = [], [], None
+        """Let all groups leave. Rows that started together are released."""
+        self.cohorts, self.logits, self.count = [], None, 0
         for started in (self.search, self.rows):
-            if started is not None and started is not self.joining:
+            if started is not None:
                 started.close()
         self.search, self.rows = None, self.joining
-        self.num_rows = 0
-        if self.joining is not None:
-            self.joining.select(np.arange(0))
 
     # ------------------------------------------------------------------------------------- the step
 
@@ -229,7 +228,7 @@ class GenerationBatch:
             self.settle()
             tokens = np.concatenate([cohort.tokens for cohort in self.cohorts])
             values = self.rows.step(tokens[:, None])[:, -1]
-        places = self.joining.places if self.joining else np.arange(len(values))
+        places = np.arange(len(values)) if self.joining is None else self.joining.places
         logits = StepLogits(values, places, self.threads)
         for cohort in self.cohorts:
             cohort.advance(logits)
@@ -239,10 +238,10 @@ class GenerationBatch:
     def settle(self) -> None:
         """Let the rows of the batch be those that the next tokens continue."""
         parents = np.concatenate([np.arange(0), *(cohort.parents for cohort in self.cohorts)])
-        assert self.rows is not None
-        if len(parents) != self.num_rows or (parents != np.arange(self.num_rows)).any():
+        if len(parents) != self.count or (parents != np.arange(self.count)).any():
+            assert self.rows is not None  # a search on the device has its own
             self.rows.select(parents)
-            self.num_rows = len(parents)
+            self.count = len(parents)
         first = 0
         for cohort in self.cohorts:
             end = first + len(cohort.parents)
@@ -268,7 +267,22 @@ class GenerationBatch:
 
         Beams have their tokens when they end.
         """
-        raise NotImplementedError
+        [cohort] = self.cohorts
+        is_streamed = any(group.request.streams for group in cohort.running)
+        tokens = search.advance(1 if is_streamed else SEARCH_STEPS)
+        if tokens is None:
+            return cohort.finish_searched(search)
+        return sum(cohort.append(column) for column in tokens.T)
+
+
+def without_gaps(is_left: np.ndarray) -> np.ndarray:
+    """Return the indices of those that have not left. The first ones stay at their places, and the
+    last ones take the places of those that have left."""
+    running = np.flatnonzero(~is_left)
+    count = len(running)
+    kept = np.arange(count)
+    kept[is_left[:count]] = running[running >= count]
+    return kept
 
 
 def batch_request(groups: list[Group]) -> GenerationRequest:

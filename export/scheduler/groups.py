@@ -76,13 +76,19 @@ class Group:
 
     @cached_property
     def kind(self) -> tuple:
-        """What groups must have in common to be advanced by one search."""
+        """What groups must have in common to be advanced by one search: of greedy search, only the
+        tokens that end and fill sequences."""
         options = self.options
         if self.is_plain and options.num_beams == 1:
             return options.eos_token_ids, options.fill_token_id
         # processors count the tokens of the prompt
         length = len(self.input.prompt) + self.input.padding if self.processors else None
         return options, self.is_reported, length
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of new tokens of a finished group."""
+        return sum(len(result.tokens) for result in self.results if result is not None)
 
     def samples(self) -> "list[Group]":
         """Return this group and those of the other samples of its input."""

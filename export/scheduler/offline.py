@@ -9,17 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from ..inference.decoder import GenerationRequest, memory, position_bytes
+from ..inference.rows import GenerationRequest, SlotSize, memory, position_bytes
 from ..inference.export_info import ExportInfo
 from ..inference.inputs import batches
 from ..inference.options import Options
 from ..inference.shrinking import gather_results
 from ..model import OnnxModel, main_roles
 from .admission import Admission
-from .capacity import MAX_OFFLINE_ROWS, MAX_SLOT_BYTES, MIN_OFFLINE_ROWS
+from .capacity import MAX_OFFLINE_ROWS, MAX_SLOT_BYTES, MIN_OFFLINE_ROWS, slot_bytes
 from .client import LocalScheduler
 from .request import GenerationInput
-from .slot_batch import SlotSize, slot_bytes
 
 # Rows of a static batch of beam search, and the minimum of its inputs. A step of few rows costs
 # nearly as much as one of many.

@@ -1,5 +1,6 @@
 """The scheduler: a queue, its workers and their batches."""
 
+import dataclasses
 import time
 from collections.abc import Sequence
 
@@ -7,10 +8,10 @@ from ..errors import UsageError
 from ..model import OnnxModel
 from .admission import Admission
 from .batch import Batch
+from .capacity import Pace, spare_rows
 from .client_request import ClientRequest
+from .generation_batch import GenerationBatch
 from .queue import RequestQueue
-from .slot_batch import SlotBatch
-from .static_batch import StaticBatch
 from .worker import SchedulerEvents, Worker
 
 
@@ -97,11 +98,15 @@ def open_batches(admission: Admission, model: OnnxModel) -> list[Batch]:
         ) from None
 
 
-def open_batch(admission: Admission, model: OnnxModel) -> Batch:
-    """Return an empty batch of `model` with the slots of one worker.
+def open_batch(admission: Admission, model: OnnxModel) -> GenerationBatch:
+    """Return an empty batch of `model` with the rows of one worker.
 
-    It is a `SlotBatch` if the export has a step graph, else a `StaticBatch`.
+    They may join while others run if the export has a step graph.
     """
-    if model.info.step is not None:
-        return SlotBatch(model, admission.slot_size)
-    return StaticBatch(model, admission.slot_size.rows)
+    capacity, config, step = admission.slot_size.rows, model.info.config, model.info.step
+    if step is None:
+        return GenerationBatch(model.factory, capacity, model.threads)
+    pace = Pace.of(config)
+    size = dataclasses.replace(admission.slot_size, rows=capacity + spare_rows(capacity))
+    rows = model.factory.open_slots(step, size, pace.max_source_tokens)
+    return GenerationBatch(model.factory, capacity, model.threads, rows, pace)

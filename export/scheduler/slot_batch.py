@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..inference.decoder import next_input_name, position_bytes
+from ..inference.rows import next_input_name, position_bytes
 from ..inference.export_info import ExportInfo
 from ..inference.inputs import bucket_by_length, pad_sequences
 from ..inference.top_k import top_k_tokens

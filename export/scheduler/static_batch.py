@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from ..inference.decoder import SEARCH_STEPS, Decoder, GenerationRequest, GraphSearch
+from ..inference.rows import SEARCH_STEPS, Decoder, GenerationRequest, DeviceSearch
 from ..inference.inputs import MAX_PADDING, move_padding, pad_sequences
 from ..model import OnnxModel
 from .batch import WAIT_PER_PART
@@ -31,7 +31,7 @@ class StaticBatch:
         self.running: list[SequenceGroup] = []
         self.prefilling: tuple[SequenceGroup, ...] = ()
         self.rows: list[SequenceGroup] = []  # by row of the batch, finished sequences included
-        self.search: GraphSearch | None = None
+        self.search: DeviceSearch | None = None
         self.decoder: Decoder | None = None  # if there is no `search`
         self.logits: np.ndarray | None = None  # of the prefill, until the first step
         # the row that each row continues in the next step, `None` if its own
@@ -72,7 +72,7 @@ class StaticBatch:
 
         The result is `None` if `group` is searched in numpy.
         """
-        key = self.model.decoders.search_key(group.options)
+        key = self.model.factory.search_key(group.options)
         return key if key is not None and group.is_plain else None
 
     def join(self, groups: list[SequenceGroup]) -> None:
@@ -82,7 +82,7 @@ class StaticBatch:
         request = batch_request(groups)
         self.running = list(groups)
         if self.search_key(groups[0]) is not None:
-            self.search = self.model.decoders.start_search(request)
+            self.search = self.model.factory.start_search(request)
         if self.search is None:
             self.prefill(request)
         else:
@@ -92,7 +92,7 @@ class StaticBatch:
 
     def prefill(self, request: GenerationRequest) -> None:
         """Start a decoder, and keep the logits after the prompts for the first step."""
-        self.decoder = self.model.decoders.start(request)
+        self.decoder = self.model.factory.open(request)
         self.logits = self.decoder.prefill(request.input_ids, request.attention_mask)[:, -1]
         self.rows = list(self.running)
         self.parents = None
@@ -117,7 +117,7 @@ class StaticBatch:
             self.decode(self.decoder)
         return sum(group.num_new_tokens for group in self.running)
 
-    def run_search(self, search: GraphSearch) -> int:
+    def run_search(self, search: DeviceSearch) -> int:
         """Run one step if a group streams its tokens, else several, and return the number of new
         tokens.
 
@@ -196,7 +196,7 @@ def batch_request(groups: list[SequenceGroup]) -> GenerationRequest:
     return GenerationRequest(options, *move_padding(*prompts, "left", fill), source)
 
 
-def finish_beams(groups: list[SequenceGroup], search: GraphSearch) -> int:
+def finish_beams(groups: list[SequenceGroup], search: DeviceSearch) -> int:
     """Finish those of `groups` whose beams have ended in `search`, and return the number of tokens
     of their sequences."""
     for group in groups:

@@ -87,7 +87,7 @@ class Worker:
         self.batch.join(joining)
 
     def step(self) -> None:
-        self.num_rows = sum(len(part.slots) for part in self.batch.running)
+        self.num_rows = self.batch.num_rows
         self.events.stepped(self.num_rows, self.batch.step())
 
     def fail(self, error: Exception, joining: list) -> None:
@@ -104,13 +104,16 @@ class Worker:
         Report the first token of a request to `events`.
         """
         now = time.perf_counter()
+        leaving = []
         for part in (*self.batch.running, *self.batch.prefilling):
             request = part.request
             if part.has_started and not request.has_started:
                 request.has_started = True
                 self.events.first_token(now - request.arrived_at)
             if part.is_finished or request.is_finished:
-                self.batch.remove(part)
+                leaving.append(part)
+        if leaving:
+            self.batch.remove(leaving)
         if not self.batch.running:
             self.num_rows = 0
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ..graphs.config import Config
     from ..graphs.context import TargetGraphs
-    from ..inference.decoder import DecoderFactory, LoadedExport
+    from ..inference.rows import RowsFactory, LoadedExport
     from ..one_graph.step import Step
 
 
@@ -148,7 +148,7 @@ class Target(Protocol):
         They take precedence over the options that all targets use.
         """
 
-    def open(self, export: LoadedExport) -> DecoderFactory:
+    def open(self, export: LoadedExport) -> RowsFactory:
         """Return the factory that makes decoders of a loaded export, which must have a decoder
         graph."""
 

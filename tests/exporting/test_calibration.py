@@ -25,7 +25,7 @@ from vanilla_transformer_export.graphs.input_scales import (
     choose,
 )
 from vanilla_transformer_export.graphs.layers import linear
-from vanilla_transformer_export.inference.decoder import GenerationRequest
+from vanilla_transformer_export.inference.rows import GenerationRequest
 
 CARDS = Path(__file__).resolve().parents[2] / "model_cards"
 CARD = CARDS / "vanilla-encoder-tiny-trec"
@@ -146,7 +146,7 @@ def forced_logits(runtime, ids, read):
     """Return the logits (T, V) after each token of `read` (1, T), for a source `ids` (1, S)."""
     first, mask = read[:, :1], np.ones((1, 1), int)
     options = Options(max_new_tokens=read.shape[1] + 1)
-    decoder = runtime.model.decoders.start(
+    decoder = runtime.model.factory.open(
         GenerationRequest(options, first, mask, (ids, np.ones_like(ids)))
     )
     logits = [decoder.prefill(first, mask)[0, -1].copy()]

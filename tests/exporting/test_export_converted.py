@@ -190,7 +190,7 @@ def last_logits(runtime, ids):
     if runtime.architecture == "VanillaEncoderForMaskedLM":
         return runtime.outputs(ids, mask)["logits"][:, -1]
     request = runtime.request(ids, mask, None, {})
-    return runtime.model.decoders.start(request).prefill(request.input_ids, request.attention_mask)[
+    return runtime.model.factory.open(request).prefill(request.input_ids, request.attention_mask)[
         :, -1
     ]
 

@@ -21,7 +21,7 @@ from written import operators, write
 from vanilla_transformer_export import Options, Runtime, export
 from vanilla_transformer_export.graphs.layers import linear
 from vanilla_transformer_export.graphs.quantization import BLOCK, int4_blocks
-from vanilla_transformer_export.inference.decoder import GenerationRequest
+from vanilla_transformer_export.inference.rows import GenerationRequest
 
 exported = exports_for("cpu")
 
@@ -301,7 +301,7 @@ def test_logits_do_not_depend_on_padding_of_source(exported, dtype):
 def logits_after_source(runtime, ids, mask):
     """Return the logits (rows, 2, V) after the start token and after one decode step."""
     first = np.ones((len(ids), 1), np.int64)
-    decoder = runtime.model.decoders.start(
+    decoder = runtime.model.factory.open(
         GenerationRequest(Options(max_new_tokens=8), first, first, (ids, mask))
     )
     return np.stack(
@@ -322,7 +322,7 @@ def logits(runtime, name, rows):
             np.ones((len(ids), 1), np.int64),
             np.ones((len(ids), 1), np.int64),
         )
-    decoder = runtime.model.decoders.start(
+    decoder = runtime.model.factory.open(
         GenerationRequest(Options(max_new_tokens=8), ids, mask, source)
     )
     result = [decoder.prefill(ids, mask).copy()]

@@ -92,7 +92,7 @@ def test_logits_of_every_step_match_full_sequence(open_model, name, target):
     request = runtime.request(
         ids, mask, None, dict(max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD)
     )
-    decoder = runtime.model.decoders.start(request)
+    decoder = runtime.model.factory.open(request)
     result = [decoder.prefill(ids, mask)[:, -1].copy()]
     result += [decoder.step(new[:, place : place + 1])[:, -1].copy() for place in range(NEW_TOKENS)]
     all_ids, all_mask = (
@@ -117,7 +117,7 @@ def test_cache_size_is_constant_and_follows_window(open_model):
     for name, target in (("causal-window", "cpu"), ("causal-relative", "portable")):
         model, runtime = open_model(name, target)
         window = model.config.sliding_window
-        decoder = runtime.model.decoders.start(runtime.request(ids, mask, None, options))
+        decoder = runtime.model.factory.open(runtime.request(ids, mask, None, options))
         decoder.prefill(ids, mask)
         sizes = set()
         for _ in range(NEW_TOKENS):

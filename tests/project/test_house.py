@@ -24,7 +24,7 @@ from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.targets import registry
 from vanilla_transformer_export.targets.portable import Portable
-from vanilla_transformer_export.targets.portable.decoder import PortableDecoder, PortableDecoders
+from vanilla_transformer_export.targets.portable.rows import PortableRows, PortableRowsFactory
 
 ROOT = Path(vanilla_transformer_export.__file__).resolve().parent
 FILES = sorted(path for path in ROOT.rglob("*.py") if "__pycache__" not in path.parts)
@@ -108,7 +108,7 @@ class Throwaway:
         return getattr(Portable(), name)
 
     def open(self, export):
-        return OneByOneDecoders(PortableDecoders(export))
+        return OneByOneDecoders(PortableRowsFactory(export))
 
 
 class OneByOneDecoders:
@@ -127,7 +127,7 @@ class OneByOneDecoder:
     max_step_tokens = 1
     steps = []
 
-    def __init__(self, decoder: PortableDecoder):
+    def __init__(self, decoder: PortableRows):
         self.decoder = decoder
         self.expand = decoder.expand
         self.close = decoder.close

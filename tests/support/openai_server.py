@@ -13,7 +13,7 @@ import uvicorn
 from checkpoints import EOS, PAD, START, VOCABULARY, copy_folder, list_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from vanilla_transformer_export.inference.decoder import GenerationRequest
+from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.inference.logits import Prompt, Sampler
 from vanilla_transformer_export.inference.search import start_search
 from vanilla_transformer_export.scheduler.admission import Admission
@@ -82,7 +82,7 @@ class OneByOne:
         request = self.runtime.request(
             ids, np.ones_like(ids), None, {"max_new_tokens": 1, "num_beams": 1, "do_sample": False}
         )
-        with contextlib.closing(self.runtime.model.decoders.start(request)) as decoder:
+        with contextlib.closing(self.runtime.model.factory.open(request)) as decoder:
             return decoder.prefill(request.input_ids, request.attention_mask)[:, -1].copy()
 
     def known(self, logits, token, count):

@@ -13,8 +13,8 @@ from vanilla_transformer_export import Options, Runtime, export, verify
 from vanilla_transformer_export.graphs import quantization
 from vanilla_transformer_export.graphs.layers import linear
 from vanilla_transformer_export.graphs.quantization import int4_blocks, int8_columns, uint8_blocks
-from vanilla_transformer_export.inference.decoder import GenerationRequest
-from vanilla_transformer_export.targets.cpu.decoder import CpuSeq2SeqDecoder
+from vanilla_transformer_export.inference.rows import GenerationRequest
+from vanilla_transformer_export.targets.cpu.rows import CpuBeamRows
 
 exported = exports_for("cpu")
 
@@ -305,7 +305,7 @@ def test_quantization_in_slices_matches_whole_matrix(monkeypatch):
 
 def start_decoder(runtime, ids, mask, source, new_tokens):
     """Return a decoder after the prefill of its prompts."""
-    decoder = runtime.model.decoders.start(
+    decoder = runtime.model.factory.open(
         GenerationRequest(Options(max_new_tokens=new_tokens), ids, mask, source)
     )
     decoder.prefill(ids, mask)
@@ -320,7 +320,7 @@ def test_caches_are_written_in_place_and_source_is_not_copied_for_beams(exported
     runtime = Runtime(exported("seq2seq")[1])
     source = prompts("seq2seq")
     decoder = start_decoder(runtime, np.full((4, 1), 1), np.ones((4, 1), np.int64), source, 8)
-    assert isinstance(decoder, CpuSeq2SeqDecoder)
+    assert isinstance(decoder, CpuBeamRows)
     decoder.expand(3)
     places = pointers(decoder)
     before = {name: cache.copy() for name, (cache, _) in decoder.bound.caches.items()}

@@ -13,7 +13,7 @@ from vanilla_transformer_export import Options, Runtime
 from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.inference import devices
-from vanilla_transformer_export.inference.decoder import GenerationRequest
+from vanilla_transformer_export.inference.rows import GenerationRequest
 
 exported = exports_for("cuda")
 
@@ -30,24 +30,24 @@ def test_buffers_are_reused_by_batch_of_similar_size(exported, name):
     runtime = Runtime(exported(name)[1], device="cpu")
     ids, mask = prompts(name)
     first = runtime.generate(ids, mask, max_new_tokens=5)
-    [buffers] = runtime.model.decoders.pool.free
+    [buffers] = runtime.model.factory.pool.free
     places, graphs = addresses(buffers), dict(buffers.steps)
     second = runtime.generate(ids[::-1], mask[::-1], max_new_tokens=7)
     assert (
-        list(runtime.model.decoders.pool.free) == [buffers]
+        list(runtime.model.factory.pool.free) == [buffers]
         and addresses(buffers) == places
         and buffers.steps == graphs
     )
     third = runtime.generate(ids, mask, max_new_tokens=5)
     assert np.array_equal(first, third) and not np.array_equal(first, second)
     runtime.generate(ids[:2], mask[:2], max_new_tokens=5)
-    assert len(runtime.model.decoders.pool.free) == 2
+    assert len(runtime.model.factory.pool.free) == 2
 
 
 def test_step_of_full_caches_raises(exported):
     runtime = Runtime(exported("causal")[1], device="cpu")
     ids = np.full((1, 2), 5)
-    decoder = runtime.model.decoders.start(GenerationRequest(Options(1), ids, np.ones_like(ids)))
+    decoder = runtime.model.factory.open(GenerationRequest(Options(1), ids, np.ones_like(ids)))
     decoder.prefill(ids, np.ones_like(ids))
     decoder.used = decoder.slots - 2
     decoder.step(ids[:, :1])
@@ -77,7 +77,7 @@ def test_beam_step_writes_one_slot_per_beam_and_moves_none(exported):
     request = GenerationRequest(
         Options(max_new_tokens=8, num_beams=3), ids, np.ones_like(ids), prompts("seq2seq")
     )
-    decoder = runtime.model.decoders.start(request)
+    decoder = runtime.model.factory.open(request)
     decoder.prefill(ids, np.ones_like(ids))
     decoder.expand(3)
     before = {

@@ -11,7 +11,7 @@ from targets import exports_for, prompts
 
 from vanilla_transformer_export import Options, Runtime
 from vanilla_transformer_export.errors import SessionError
-from vanilla_transformer_export.inference.decoder import GenerationRequest
+from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.inference.session import Session
 from vanilla_transformer_export.model import OnnxModel, open_export
 from vanilla_transformer_export.scheduler.admission import Admission
@@ -19,7 +19,7 @@ from vanilla_transformer_export.scheduler.client import LocalScheduler
 from vanilla_transformer_export.scheduler.sequence_group import read_results, start_request
 from vanilla_transformer_export.scheduler.static_batch import StaticBatch
 from vanilla_transformer_export.targets.cuda import buffers
-from vanilla_transformer_export.targets.cuda.decoder import CudaDecoder, CudaDecoders
+from vanilla_transformer_export.targets.cuda.rows import CudaRows, CudaRowsFactory
 
 exported = exports_for("cuda")
 SEARCHES = [
@@ -103,7 +103,7 @@ def random_request(rng):
 def test_random_request_sizes_capture_few_graphs(exported, monkeypatch):
     """There are 6 row counts, 3 slot counts and 3 beam counts. Beam search has one more graph."""
     captures = Captures(monkeypatch)
-    decoders = Runtime(exported("causal")[1], device="cpu").model.decoders
+    decoders = Runtime(exported("causal")[1], device="cpu").model.factory
     rng = np.random.default_rng(0)
     for _ in range(1000):
         request = random_request(rng)
@@ -127,7 +127,7 @@ def test_zero_limits_keep_no_graphs_and_give_same_tokens(exported, name, limit, 
     runtime = Runtime(directory, device="cpu")
     assert search_all(runtime, name) == expected
     assert not captures.graphs
-    pool = runtime.model.decoders.pool
+    pool = runtime.model.factory.pool
     assert pool.num_graphs == 0 and [kept.steps for kept in pool.free] == [{}] * len(pool.free)
     assert (pool.num_bytes == 0) == (limit == "MAX_KEPT_BYTES") == (not pool.free)
 
@@ -139,14 +139,14 @@ def test_beam_search_without_a_session_runs_in_numpy(exported, monkeypatch):
     monkeypatch.setattr(buffers, "MAX_BEAM_SESSIONS", 0)
     runtime = Runtime(directory, device="cpu")
     assert runtime.generate(*prompts("causal"), **options).tolist() == expected.tolist()
-    assert runtime.model.decoders.pool.beam_sessions == {}
+    assert runtime.model.factory.pool.beam_sessions == {}
 
 
 def test_full_pool_returns_larger_buffers(exported, monkeypatch):
     runtime = Runtime(exported("seq2seq")[1], device="cpu")
     ids, mask = (np.repeat(array, 2, axis=0) for array in prompts("seq2seq"))
     expected = runtime.generate(ids, mask, max_new_tokens=6).tolist()
-    pool = runtime.model.decoders.pool
+    pool = runtime.model.factory.pool
     monkeypatch.setattr(buffers, "MAX_KEPT_BYTES", pool.num_bytes)
     [kept] = pool.free
     assert runtime.generate(ids[:3], mask[:3], max_new_tokens=6).tolist() == expected[:3]
@@ -218,7 +218,7 @@ def calls(monkeypatch):
     """The number of calls of each function that copies between host and device."""
     counts = Counter()
     for owner, name in (
-        (CudaDecoder, "step"), (buffers.DeviceGraph, "put"), (CudaDecoders, "start_search")
+        (CudaRows, "step"), (buffers.DeviceGraph, "put"), (CudaRowsFactory, "start_search")
     ):  # fmt: skip
         function = getattr(owner, name)
 
@@ -239,9 +239,9 @@ def test_greedy_stream_stays_on_device(exported, calls, name):
     steps = list(runtime.stream(ids, mask, max_new_tokens=20))
     assert np.stack(steps, axis=1).tolist() == expected.tolist()
     assert calls["step"] == 0 and calls["start_search"] == 2
-    assert len(runtime.model.decoders.pool.free) == 1
+    assert len(runtime.model.factory.pool.free) == 1
     next(runtime.stream(ids, mask, max_new_tokens=20))  # abandoned
-    assert len(runtime.model.decoders.pool.free) == 1
+    assert len(runtime.model.factory.pool.free) == 1
 
 
 @pytest.mark.parametrize("beams, streams", [(1, False), (1, True), (3, False)])
@@ -267,7 +267,7 @@ def test_greedy_and_beam_search_of_batch_stay_on_device(exported, calls, beams, 
     assert [len(result.tokens) for [result] in read_results(request)] == [20, 20]
     for group in (first, second):
         batch.remove(group)
-    assert batch.search is None and len(batch.model.decoders.pool.free) == 1
+    assert batch.search is None and len(batch.model.factory.pool.free) == 1
 
 
 def test_failed_capture_raises_and_buffers_are_reused(exported, monkeypatch):
@@ -281,7 +281,7 @@ def test_failed_capture_raises_and_buffers_are_reused(exported, monkeypatch):
         scheduler.run([admission.admit([5], {})])
     assert not isinstance(error.value, ValueError) and "900" in str(error.value)
     monkeypatch.setattr(buffers, "bind_and_capture", bind)
-    assert scheduler.run([admission.admit([5], {})]) and len(model.decoders.pool.free) == 1
+    assert scheduler.run([admission.admit([5], {})]) and len(model.factory.pool.free) == 1
     scheduler.close()
 
 

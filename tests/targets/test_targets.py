@@ -13,7 +13,7 @@ from messages import raises
 from targets import MODELS, NOT_ON_CPU, WITH_BIAS, build, generators, prompts
 
 from vanilla_transformer_export import Runtime, export, verify
-from vanilla_transformer_export.targets.cuda.decoder import power_of_two
+from vanilla_transformer_export.targets.cuda.rows import power_of_two
 
 NAMES = ["cpu", "cuda"]
 targets = pytest.mark.parametrize("target", NAMES)
@@ -92,7 +92,7 @@ def test_generation_with_relative_positions_equals_transformers(
     exported_for, name, target, beams, monkeypatch
 ):
     """Cover growing caches and a logits processor on the host, too."""
-    monkeypatch.setattr("vanilla_transformer_export.targets.cpu.decoder.INITIAL_CAPACITY", 5)
+    monkeypatch.setattr("vanilla_transformer_export.targets.cpu.rows.INITIAL_CAPACITY", 5)
     model, directory = exported_for(name, target)
     runtime = Runtime(directory, device="cpu")
     for seed in range(3):
@@ -127,7 +127,7 @@ def test_batch_with_fewer_rows_than_caches_equals_transformers(exported_for, nam
     for rows, sizes in ((3, [4]), (5, [4, 8]), (7, [4, 8])):
         check_tokens(runtime, model, ids[:rows], mask[:rows], {"max_new_tokens": 8, **options})
         assert (
-            sorted(buffers.sizes["batch_size"] for buffers in runtime.model.decoders.pool.free)
+            sorted(buffers.sizes["batch_size"] for buffers in runtime.model.factory.pool.free)
             == sizes
         )
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ...graphs.config import Config
     from ...graphs.context import TargetGraphs
     from ...one_graph.step import Step
-    from .decoder import CpuDecoders, LoadedExport
+    from .rows import CpuRowsFactory, LoadedExport
 
 
 class Cpu:
@@ -82,7 +82,7 @@ class Cpu:
     def provider_options(self, role: str) -> dict[str, str]:
         return {}
 
-    def open(self, export: "LoadedExport") -> "CpuDecoders":
-        from .decoder import CpuDecoders
+    def open(self, export: "LoadedExport") -> "CpuRowsFactory":
+        from .rows import CpuRowsFactory
 
-        return CpuDecoders(export)
+        return CpuRowsFactory(export)

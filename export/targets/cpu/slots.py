@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...inference.decoder import LoadedExport, SlotSize, next_input_name, slot_shape
+from ...inference.rows import LoadedExport, SlotSize, next_input_name, slot_shape
 from ...inference.inputs import bucket_by_length, pad_sequences
 from ...specs.graph_spec import TensorSpec
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ...graphs.config import Config
     from ...graphs.context import TargetGraphs
-    from .decoder import CudaDecoders, LoadedExport
+    from .rows import CudaRowsFactory, LoadedExport
 
 
 class Cuda:
@@ -100,7 +100,7 @@ class Cuda:
             return {"enable_cuda_graph": "0"}
         return {"enable_cuda_graph": "1", "sdpa_kernel": str(sum(ATTENTION_KERNELS.values()))}
 
-    def open(self, export: "LoadedExport") -> "CudaDecoders":
-        from .decoder import CudaDecoders
+    def open(self, export: "LoadedExport") -> "CudaRowsFactory":
+        from .rows import CudaRowsFactory
 
-        return CudaDecoders(export)
+        return CudaRowsFactory(export)

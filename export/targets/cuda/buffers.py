@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import onnxruntime
 
-from ...inference.decoder import LoadedExport, next_input_name
+from ...inference.rows import LoadedExport, next_input_name
 from ...inference.options import EXCLUDED_SCORE, Options
 from ...inference.session import Session
 from ...specs.graph_spec import GraphSpec, TensorSpec, concrete_shape

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...inference.decoder import SEARCH_STEPS, GenerationRequest
+from ...inference.rows import SEARCH_STEPS, GenerationRequest
 from ...inference.device_thread import in_device_thread
 
 if TYPE_CHECKING:
-    from .decoder import CudaDecoder
+    from .rows import CudaRows
 
 
 class GreedySearch:
-    """The `GraphSearch` of greedy search, which begins with the prompts of `request`."""
+    """The `DeviceSearch` of greedy search, which begins with the prompts of `request`."""
 
-    def __init__(self, decoder: "CudaDecoder", request: GenerationRequest):
+    def __init__(self, decoder: "CudaRows", request: GenerationRequest):
         self.decoder = decoder
         self.options = request.options
         self.close = decoder.close
@@ -66,9 +66,9 @@ class GreedySearch:
 
 
 class BeamSearch:
-    """The `GraphSearch` of beam search, which begins with the prompts of `request`."""
+    """The `DeviceSearch` of beam search, which begins with the prompts of `request`."""
 
-    def __init__(self, decoder: "CudaDecoder", request: GenerationRequest):
+    def __init__(self, decoder: "CudaRows", request: GenerationRequest):
         self.decoder = decoder
         self.options = options = request.options
         self.close = decoder.close

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ...graphs.config import Config
     from ...graphs.context import TargetGraphs
     from ...one_graph.step import Step
-    from .decoder import LoadedExport, PortableDecoders
+    from .rows import LoadedExport, PortableRowsFactory
 
 
 class Portable:
@@ -73,7 +73,7 @@ class Portable:
     def provider_options(self, role: str) -> dict[str, str]:
         return {}
 
-    def open(self, export: "LoadedExport") -> "PortableDecoders":
-        from .decoder import PortableDecoders
+    def open(self, export: "LoadedExport") -> "PortableRowsFactory":
+        from .rows import PortableRowsFactory
 
-        return PortableDecoders(export)
+        return PortableRowsFactory(export)

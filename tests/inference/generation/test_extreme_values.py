@@ -12,7 +12,7 @@ from vanilla_transformer_export import Runtime
 from vanilla_transformer_export.errors import SessionError, UsageError
 from vanilla_transformer_export.inference import decoder as decoder_module
 from vanilla_transformer_export.inference import search
-from vanilla_transformer_export.inference.decoder import position_bytes
+from vanilla_transformer_export.inference.rows import position_bytes
 from vanilla_transformer_export.targets.cpu import decoder as cpu_decoder
 from vanilla_transformer_export.targets.registry import get_target
 
@@ -187,7 +187,7 @@ def test_failed_cache_allocation_error_names_size(on_each_target, monkeypatch):
         raise errors.pop()
 
     errors = [RuntimeError("CUDA failure 900: no copies in a capture"), MemoryError("no more")]
-    monkeypatch.setattr(on_cuda.model.decoders.pool, "take", raise_next_error)
+    monkeypatch.setattr(on_cuda.model.factory.pool, "take", raise_next_error)
     with raises(UsageError, seen=(256, "max_new_tokens")):
         on_cuda.generate(*prompts("seq2seq"), max_new_tokens=150)
     with raises(SessionError, seen=(256, 900)):  # not a fault of the request

@@ -1,4 +1,5 @@
-"""The decoders of the cpu target. Its graphs write in place to caches of a fixed size."""
+"""The rows of the cpu target that start together. Graphs write in place to caches of a fixed
+size."""
 
 import math
 import threading
@@ -9,11 +10,12 @@ import numpy as np
 import onnxruntime
 
 from ...inference.config import RELATIVE_POSITIONS, cache_window
-from ...inference.decoder import (
+from ...inference.rows import (
     INITIAL_CAPACITY,
-    Decoder,
     GenerationRequest,
     LoadedExport,
+    Rows,
+    SlotSize,
     check_memory,
     cross_states,
     next_input_name,
@@ -23,10 +25,11 @@ from ...inference.inputs import move_padding
 from ...inference.options import Options
 from ...inference.session import Session
 from ...specs.graph_spec import GraphSpec, TensorSpec, concrete_shape
+from .slots import SlotRows
 
 # initial capacity in tokens of caches of a seq2seq decoder, whose outputs are often short
 SEQ2SEQ_CAPACITY = 32
-# maximum bytes that a thread keeps for its next decoder
+# maximum bytes that a thread keeps for its next rows
 MAX_KEPT_BYTES = 1 << 28
 # onnxruntime's matmul of one query sums the values of four keys at a time. A remainder of up to
 # three keys is summed in another order.
@@ -65,15 +68,15 @@ class FreeMemory(threading.local):
 
 
 @dataclass(frozen=True)
-class CpuDecoders:
-    """The `DecoderFactory` of one loaded export: makes a decoder per request."""
+class CpuRowsFactory:
+    """The `RowsFactory` of one loaded export."""
 
     export: LoadedExport
     memory: FreeMemory = field(default_factory=FreeMemory)
     supports_empty_prompts = False
 
-    def start(self, request: GenerationRequest) -> Decoder:
-        """Encode the source of `request`, if it has one, and return the decoder of its prompts.
+    def open(self, request: GenerationRequest) -> Rows:
+        """Encode the source of `request`, if it has one, and return rows for its prompts.
 
         The prompts are not read yet.
 
@@ -93,7 +96,7 @@ class CpuDecoders:
         )
         session = self.export.sessions["decoder"]
         if request.source is None:
-            return CpuDecoder(session, spec, len(request.input_ids), capacity, window)
+            return CpuRows(session, spec, len(request.input_ids), capacity, window)
         ids, mask = request.source
         arrays = {
             name: np.ascontiguousarray(pad_keys(states, 2))
@@ -101,7 +104,11 @@ class CpuDecoders:
         }
         arrays["encoder_attention_mask"] = pad_keys(mask, 1).copy()  # the decoder moves its rows
         capacity = min(capacity, SEQ2SEQ_CAPACITY)
-        return CpuSeq2SeqDecoder(session, spec, arrays, len(ids), capacity, self.memory)
+        return CpuBeamRows(session, spec, arrays, len(ids), capacity, self.memory)
+
+    def open_slots(self, role: str, size: SlotSize, max_tokens: int) -> SlotRows:
+        """Return rows over the step graph of `role` that may join while others run."""
+        return SlotRows(self.export, role, size, max_tokens)
 
     def search_key(self, options: Options) -> None:
         """Return `None`: the graphs have no search of their own, so searches run in numpy."""
@@ -131,8 +138,8 @@ def bounding_window(config: dict) -> int | None:
     return None if is_relative else cache_window(config)
 
 
-class CpuDecoder:
-    """The `Decoder` of one request of a decoder-only model. Rows may differ in length.
+class CpuRows:
+    """The `Rows` of one request of a decoder-only model, which may differ in length.
 
     Args:
         session: the session of the decoder graph.
@@ -145,6 +152,7 @@ class CpuDecoder:
 
     all_logits = False
     max_step_tokens = 1
+    shrinks = True
 
     def __init__(
         self,
@@ -197,7 +205,7 @@ class CpuDecoder:
         """
         logits, alone = [], []
         for row, length in enumerate(lengths):
-            decoder = CpuDecoder(self.session, self.spec, 1, self.capacity, self.window)
+            decoder = CpuRows(self.session, self.spec, 1, self.capacity, self.window)
             for start in range(0, length, INITIAL_CAPACITY):
                 last = decoder.append(
                     ids[row : row + 1, start : min(start + INITIAL_CAPACITY, length)]
@@ -227,13 +235,8 @@ class CpuDecoder:
         )
         return logits if count == 1 else logits.copy()  # a copy, because the binding is freed
 
-    def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """Feed one token per row, `tokens` (rows, 1), and return the logits (rows, 1, V).
-
-        `beam_idx` (rows,), if set, is the row whose caches each row continues.
-        """
-        if beam_idx is not None:
-            self.reorder_cache(beam_idx)
+    def step(self, tokens: np.ndarray) -> np.ndarray:
+        """Feed one token per row, `tokens` (rows, 1), and return the logits (rows, 1, V)."""
         return self.append(tokens)[:, None]
 
     def crop(self, count: int) -> None:
@@ -254,7 +257,7 @@ class CpuDecoder:
             self.capacity = (
                 doubled if self.window is None else min(doubled, self.window + INITIAL_CAPACITY)
             )
-            self.expand(1)  # copies the caches into larger ones
+            self.move(np.arange(len(self.lengths)))
             return
         seen = self.window - 1
         firsts = np.maximum(self.lengths - seen, 0)
@@ -264,33 +267,35 @@ class CpuDecoder:
         self.lengths = self.lengths - firsts
         self.dropped = self.dropped + firsts
 
-    def expand(self, expand_size: int) -> None:
-        """Repeat each row `expand_size` times, one row per beam, in new caches."""
+    def select(self, parents: np.ndarray) -> None:
+        """Let each row continue the row that `parents` (rows,) names.
+
+        If the number of rows stays, only changed rows and used slots are copied.
+        """
+        if len(parents) != len(self.lengths):
+            self.move(parents)
+            return
+        moved = np.flatnonzero(parents != np.arange(len(parents)))
+        used = self.lengths.max()
+        for cache, _ in self.bound.caches.values():
+            cache[moved, :, :used] = cache[parents[moved], :, :used]
+        self.lengths, self.dropped = self.lengths[parents], self.dropped[parents]
+
+    def move(self, parents: np.ndarray) -> None:
+        """Copy the rows `parents` to new caches of `capacity`."""
         old = self.bound.caches
-        self.lengths, self.dropped = np.repeat([self.lengths, self.dropped], expand_size, axis=1)
-        self.bound = self.bind(len(self.lengths), 1, {})
+        self.lengths, self.dropped = self.lengths[parents], self.dropped[parents]
+        self.bound = self.bind(len(parents), 1, {})
         used = self.lengths.max()
         for name, (cache, _) in self.bound.caches.items():
-            cache[:, :, :used] = np.repeat(old[name][0][:, :, :used], expand_size, axis=0)
-
-    def reorder_cache(self, beam_idx: np.ndarray) -> None:
-        """Let each row continue the caches of the row that `beam_idx` (rows,) names.
-
-        Only changed rows and used slots are copied.
-        """
-        moved = np.flatnonzero(beam_idx != np.arange(len(beam_idx)))
-        if len(moved):
-            used = self.lengths.max()
-            for cache, _ in self.bound.caches.values():
-                cache[moved, :, :used] = cache[beam_idx[moved], :, :used]
-            self.lengths, self.dropped = self.lengths[beam_idx], self.dropped[beam_idx]
+            cache[:, :, :used] = old[name][0][parents, :, :used]
 
     def close(self) -> None:
         """Do nothing: there are no shared buffers to release."""
 
 
-class CpuSeq2SeqDecoder:
-    """The `Decoder` of one request of a seq2seq model, whose rows all have the same length.
+class CpuBeamRows:
+    """The `Rows` of one request of a seq2seq model, which all have the same length.
 
     Caches are never reordered: `cache_indirection` names, for each beam and position, the beam
     whose key and value are read.
@@ -306,6 +311,7 @@ class CpuSeq2SeqDecoder:
 
     all_logits = False
     max_step_tokens = 1
+    shrinks = True
 
     def __init__(
         self,
@@ -365,29 +371,33 @@ class CpuSeq2SeqDecoder:
             logits = self.step(input_ids[:, place : place + 1])
         return logits.copy()
 
-    def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """Feed one token per row, `tokens` (rows, 1), and return the logits (rows, 1, V).
-
-        `beam_idx` (rows,), if set, is the row that each row continues. The next call overwrites the
-        logits.
-        """
-        if beam_idx is not None:
-            beams = self.writers.shape[1]
-            parents = (beam_idx % beams).reshape(-1, beams, 1)
-            used = self.writers[:, :, : self.length]
-            used[:] = np.take_along_axis(used, parents, axis=1)
+    def step(self, tokens: np.ndarray) -> np.ndarray:
+        """Feed one token per row, `tokens` (rows, 1), and return the logits (rows, 1, V). The next
+        call overwrites the logits."""
         if self.length == self.capacity:
             self.grow()
         logits = self.bound.run(input_ids=tokens, past_length=self.length)
         self.length += 1
         return logits[:, None]
 
-    def expand(self, expand_size: int) -> None:
-        """Repeat each row `expand_size` times, one row per beam. Beams of an input share its
-        source."""
+    def select(self, parents: np.ndarray) -> None:
+        """Let each row continue the row that `parents` (rows,) names: of fewer inputs, with more
+        beams each, or with their beams in another order. Beams of an input share its source."""
+        old = self.writers.shape[1]
+        beams = len(parents) // len(np.unique(parents // old))
+        if len(parents) // beams < self.rows:
+            self.keep(parents[::beams] // old)
+        if beams != old:
+            self.expand(beams)
+            return
+        used = self.writers[:, :, : self.length]
+        used[:] = np.take_along_axis(used, (parents % beams).reshape(-1, beams, 1), axis=1)
+
+    def expand(self, beams: int) -> None:
+        """Give each input so many rows, copies of its only one."""
         old = self.bound
-        self.bind(expand_size)
-        self.fill(old, expand_size)
+        self.bind(beams)
+        self.fill(old, beams)
 
     def grow(self) -> None:
         old = self.bound

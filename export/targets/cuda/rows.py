@@ -1,4 +1,4 @@
-"""The decoders of the cuda target. Its graphs use buffers on the device and are replayed as CUDA
+"""The rows of the cuda target. Its graphs use buffers on the device and are replayed as CUDA
 graphs."""
 
 import contextlib
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import SessionError, UsageError
-from ...inference.decoder import GenerationRequest, LoadedExport, check_memory, next_input_name
+from ...inference.rows import GenerationRequest, LoadedExport, check_memory, next_input_name
 from ...inference.device_thread import in_device_thread
 from ...inference.options import Options
 from ...inference.search import LogitsProcessors
@@ -21,8 +21,8 @@ MIN_SOURCE = 32
 
 
 @dataclass(frozen=True)
-class CudaDecoders:
-    """The `DecoderFactory` of one loaded export. Its decoders and searches run in the device
+class CudaRowsFactory:
+    """The `RowsFactory` of one loaded export. Its rows and searches run in the device
     thread."""
 
     export: LoadedExport
@@ -34,10 +34,10 @@ class CudaDecoders:
         return Pool(self.export)
 
     @in_device_thread
-    def start(self, request: GenerationRequest) -> "CudaDecoder":
-        """Encode the source of `request`, if it has one, and return the decoder of its prompts.
+    def open(self, request: GenerationRequest) -> "CudaRows":
+        """Encode the source of `request`, if it has one, and return rows for its prompts.
 
-        The prompts are not read yet. The caller closes the decoder.
+        The prompts are not read yet. The caller closes the rows.
 
         Raises:
             UsageError: if the request needs more memory than the machine has.
@@ -47,7 +47,7 @@ class CudaDecoders:
         on_host = self.export.device == "cpu"
         cache_bytes = num_bytes(self.pool.cache_specs, sizes) if on_host else 0
         check_memory(request, self.export.config["vocab_size"], cache_bytes)
-        with closed_on_error(CudaDecoder(take_buffers(self.pool, sizes), self.export)) as decoder:
+        with closed_on_error(CudaRows(take_buffers(self.pool, sizes), self.export)) as decoder:
             if request.source is not None:
                 decoder.encode(*request.source)
             # capture while the caches are empty
@@ -78,7 +78,7 @@ class CudaDecoders:
         """
         if not self.can_search(request):
             return None
-        with closed_on_error(self.start(request)) as decoder:
+        with closed_on_error(self.open(request)) as decoder:
             return (BeamSearch if request.options.num_beams > 1 else GreedySearch)(decoder, request)
 
     def can_search(self, request: GenerationRequest) -> bool:
@@ -96,7 +96,7 @@ class CudaDecoders:
 
 
 @contextlib.contextmanager
-def closed_on_error(decoder: "CudaDecoder") -> Iterator["CudaDecoder"]:
+def closed_on_error(decoder: "CudaRows") -> Iterator["CudaRows"]:
     """Close `decoder` if the block raises."""
     try:
         yield decoder
@@ -144,8 +144,8 @@ def take_buffers(pool: Pool, sizes: Sizes) -> Buffers:
         ) from None
 
 
-class CudaDecoder:
-    """The `Decoder` of one request, with buffers on the device.
+class CudaRows:
+    """The `Rows` of one request, with buffers on the device.
 
     Caches are never reordered: `visible` (B, beams, slots) says which slots of the input's cache
     each beam reads. If there are fewer inputs than rows of the buffers, the first input fills the
@@ -158,6 +158,7 @@ class CudaDecoder:
 
     all_logits = False
     max_step_tokens = 1
+    shrinks = False  # captured graphs have a fixed number of rows
 
     def __init__(self, buffers: Buffers, export: LoadedExport):
         self.buffers = buffers
@@ -231,20 +232,13 @@ class CudaDecoder:
         return graph
 
     @in_device_thread
-    def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
+    def step(self, tokens: np.ndarray) -> np.ndarray:
         """Feed one token per beam, `tokens` (B * beams, 1), and return the logits (B * beams, 1,
-        V).
-
-        `beam_idx` (B * beams,), if set, is the row that each row continues. Raises UsageError if
-        the caches are full.
-        """
+        V). Raises UsageError if the caches are full."""
         beams = self.visible.shape[1]
         # the graph also writes the next tokens
         if (needed := self.used + 2 * beams) > self.slots:
             raise UsageError(f"{needed} cache slots, expected at most {self.slots} on this target")
-        if beam_idx is not None:
-            parents = pad_batch((beam_idx % beams).reshape(-1, beams, 1), self.rows)
-            self.visible = np.take_along_axis(self.visible, parents, axis=1)
         new = np.arange(beams)
         self.visible[:, new, self.used + new] = True
         graph = self.buffers.step_graph(beams)
@@ -260,9 +254,12 @@ class CudaDecoder:
         self.lengths = self.lengths + 1
         return graph.logits.numpy()[: self.count].reshape(self.count * beams, 1, -1).copy()
 
-    def expand(self, expand_size: int) -> None:
-        """Continue each input with `expand_size` beams, which share the cache of their input."""
-        self.visible = np.repeat(self.visible, expand_size, axis=1)
+    def select(self, parents: np.ndarray) -> None:
+        """Let each row continue the row that `parents` (B * beams,) names, with more beams of each
+        input or with its beams in another order. They share the cache of their input."""
+        beams = len(parents) // self.count
+        indices = (parents % self.visible.shape[1]).reshape(-1, beams, 1)
+        self.visible = np.take_along_axis(self.visible, pad_batch(indices, self.rows), axis=1)
 
     def step_runner(self, beams: int) -> Callable[..., None]:
         """Return the function `run(waits=True)`, which runs a step whose inputs are on the device.

@@ -1,5 +1,7 @@
-"""The Protocols by which a target generates: a `DecoderFactory` per loaded export, which starts a
-`Decoder` per request. Continuous batching has a Protocol of its own, `scheduler.batch.Batch`."""
+"""The Protocols by which a target generates: a `RowsFactory` per loaded export, which opens `Rows`.
+
+Rows hold the caches of sequences. They know no search: the engine selects the tokens.
+"""
 
 import dataclasses
 import functools
@@ -7,18 +9,18 @@ import math
 import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 
 from ..errors import UsageError
-from ..specs.graph_spec import GraphSpec
+from ..specs.graph_spec import GraphSpec, TensorSpec, concrete_shape
 from .logits import Prompt
 from .options import Options, check_seeds
 from .session import Session
 
 INITIAL_CAPACITY = 256  # initial capacity of growing caches, in new tokens
-SEARCH_STEPS = 8  # steps of a `GraphSearch` between two looks at its tokens
+SEARCH_STEPS = 8  # steps of a `DeviceSearch` between two looks at its tokens
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,9 @@ class GenerationRequest:
         return Prompt(self.input_ids, padding=(self.attention_mask == 0).sum(axis=1))
 
 
-class Decoder(Protocol):
-    """A batch during decoding. `targets/NAME/decoder.py` implements it for each target.
+class Rows(Protocol):
+    """Rows of a batch that start together, with the caches of their tokens.
+    `targets/NAME/rows.py` implements it for each target.
 
     Logits are float32 (rows, T, V), valid until the next step, and callers may overwrite them. With
     `all_logits` they are those after each of the T input tokens. Otherwise T is 1, and they are
@@ -69,6 +72,10 @@ class Decoder(Protocol):
     def max_step_tokens(self) -> int | None:
         """Maximum tokens per row and step; `None` for no limit."""
 
+    @property
+    def shrinks(self) -> bool:
+        """True if `select` can drop inputs, so that a step only costs the others."""
+
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
         """Feed the prompts (B, P) and return the logits (B, T, V).
 
@@ -76,58 +83,95 @@ class Decoder(Protocol):
         of inputs of the request. Padding is where `attention_mask` is 0.
         """
 
-    def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
+    def select(self, parents: np.ndarray) -> None:
+        """Let row i continue row `parents[i]` from now on.
+
+        After the prompts, each input is repeated for its beams or samples: 0, 0, 1, 1. Later
+        `parents` reorders the rows of each input, or drops inputs if the rows shrink. Rows of one
+        input stay adjacent, and all inputs have the same number of them. An input may only move to
+        a smaller place.
+        """
+
+    def step(self, tokens: np.ndarray) -> np.ndarray:
         """Feed `tokens` (rows, t) and return the logits (rows, T, V).
 
         They follow each token, T = t, with `all_logits`, else only the last, T = 1. They are valid
-        until the next step. `beam_idx` (rows,) has the row that each row continues; with `None`
-        each continues itself.
+        until the next step.
         """
-
-    def expand(self, expand_size: int) -> None:
-        """Repeat each row `expand_size` times, for beams or samples: row 0, row 0, row 1, row 1."""
 
     def close(self) -> None:
-        """Release memory for other requests. The decoder must not be used again."""
+        """Release memory for other requests. The rows must not be used again."""
 
 
-@runtime_checkable
-class ShrinkingDecoder(Decoder, Protocol):
-    """A decoder that inputs can leave, so that a step only costs the others."""
+class JoiningRows(Rows, Protocol):
+    """Rows that may join while others run. There is no `prefill`: new rows are the last ones."""
 
-    def keep(self, inputs: np.ndarray) -> None:
-        """Drop the rows of all inputs but `inputs`, which are indices in their new order.
+    @property
+    def places(self) -> np.ndarray:
+        """(rows,), the place of each row in the logits that `step` returns."""
 
-        No input may move to a larger index. An input has as many rows as `expand` gave it.
-        """
+    @property
+    def encodes(self) -> bool:
+        """True if each row has a source."""
+
+    def add(self, sources: Sequence[Sequence[int]] | None, count: int) -> None:
+        """Add `count` rows without tokens, with these `sources` if the model reads any."""
+
+    def read(self, tokens: Sequence[int], start: int) -> None:
+        """Read a part of a prompt that no row has yet, after its first `start` tokens."""
+
+    def add_read(self) -> None:
+        """Add a row with the tokens of the prompt that was read."""
 
 
-class DecoderFactory(Protocol):
-    """The decoders of one loaded export. It keeps the state that is shared by requests."""
+@dataclass(frozen=True)
+class SlotSize:
+    """The size of rows that may join while others run. Each has a slot in the caches.
+
+    Args:
+        rows: the number of slots.
+        source: the maximum number of source tokens of a slot, 0 for a decoder-only model.
+        length: the maximum number of decoder tokens of a slot.
+    """
+
+    rows: int
+    source: int
+    length: int
+
+
+class RowsFactory(Protocol):
+    """Opens the rows of one loaded export. It keeps the state that is shared by requests."""
 
     @property
     def supports_empty_prompts(self) -> bool:
         """True if a row of prompts may be all padding."""
 
-    def start(self, request: GenerationRequest) -> Decoder:
-        """Encode the sources of `request`, if it has any, and return a decoder for its prompts.
+    def open(self, request: GenerationRequest) -> Rows:
+        """Encode the sources of `request`, if it has any, and return rows for its prompts.
 
-        The prompts are not read yet. The caller closes the decoder.
+        The prompts are not read yet. The caller closes the rows.
 
         Raises:
             UsageError: if the request does not fit into memory.
             ValueError: if onnxruntime cannot compute the graphs.
+        """
+
+    def open_slots(self, role: str, size: SlotSize, max_tokens: int) -> JoiningRows:
+        """Return rows of `size` over the step graph of `role`.
+
+        Only targets whose `step_role` names one have it. The encoder gets at most `max_tokens`
+        tokens at a time. Raises MemoryError if there is no memory for the slots.
         """
 
     def search_key(self, options: Options) -> Hashable | None:
         """Return what requests must have in common to be searched together in graphs, or `None` if
         searches with these `options` run in numpy."""
 
-    def start_search(self, request: GenerationRequest) -> "GraphSearch | None":
+    def start_search(self, request: GenerationRequest) -> "DeviceSearch | None":
         """Read the prompts and return a search that runs in graphs, which the caller closes.
 
         The result is `None` if the target cannot search this request in graphs. The caller then
-        uses `start`.
+        uses `open`.
 
         Raises:
             UsageError: if the request does not fit into memory.
@@ -135,7 +179,7 @@ class DecoderFactory(Protocol):
         """
 
 
-class GraphSearch(Protocol):
+class DeviceSearch(Protocol):
     """A greedy or beam search of B inputs that runs in the graphs of a target. The logits stay on
     the device."""
 
@@ -162,7 +206,7 @@ class GraphSearch(Protocol):
 
 @dataclass(frozen=True)
 class LoadedExport:
-    """An export with open graphs, from which a target creates its decoders.
+    """An export with open graphs, from which a target opens rows.
 
     Args:
         config: config.json of the checkpoint.
@@ -229,6 +273,23 @@ def position_bytes(spec: GraphSpec) -> int:
         size * (2 if "16" in tensor.dtype else 4)
         for size, tensor in zip(sizes, caches, strict=True)
     )
+
+
+def slot_shape(tensor: TensorSpec, size: SlotSize) -> list[int]:
+    """Return the shape of the input `tensor` of a step graph for slots of `size`."""
+    sizes = {
+        "rows": size.rows,
+        "target_length": 1,
+        "max_length": size.length,
+        "max_source": size.source,
+    }
+    # names in graphs without a step
+    full_sequences = {
+        "batch_size": size.rows,
+        "source_length": size.source,
+        "past_source_length": size.source,
+    }
+    return concrete_shape(tensor, sizes | full_sequences)
 
 
 def next_input_name(name: str) -> str:

@@ -1,11 +1,11 @@
-"""The decoders of the portable target, whose graphs return extended copies of their caches."""
+"""The rows of the portable target, whose graphs return extended copies of their caches."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...inference.config import cache_window
-from ...inference.decoder import (
+from ...inference.rows import (
     INITIAL_CAPACITY,
     GenerationRequest,
     LoadedExport,
@@ -18,14 +18,14 @@ from ...inference.options import Options
 
 
 @dataclass(frozen=True)
-class PortableDecoders:
-    """The `DecoderFactory` of one loaded export: makes a decoder per request."""
+class PortableRowsFactory:
+    """The `RowsFactory` of one loaded export."""
 
     export: LoadedExport
     supports_empty_prompts = True
 
-    def start(self, request: GenerationRequest) -> "PortableDecoder":
-        """Encode the source of `request`, if it has one, and return the decoder of its prompts.
+    def open(self, request: GenerationRequest) -> "PortableRows":
+        """Encode the source of `request`, if it has one, and return rows for its prompts.
 
         The prompts are not read yet.
 
@@ -44,7 +44,7 @@ class PortableDecoders:
             ids, mask = request.source
             feeds["encoder_hidden_states"] = self.export.encode(ids, mask)["last_hidden_state"]
             feeds["encoder_attention_mask"] = mask
-        return PortableDecoder(self.export, feeds, len(request.input_ids))
+        return PortableRows(self.export, feeds, len(request.input_ids))
 
     def search_key(self, options: Options) -> None:
         """Return `None`: the graphs have no search of their own, so searches run in numpy."""
@@ -54,8 +54,8 @@ class PortableDecoders:
         numpy."""
 
 
-class PortableDecoder:
-    """The `Decoder` of one request, which replaces its caches by the longer ones of each step.
+class PortableRows:
+    """The `Rows` of one request, which replace their caches by the longer ones of each step.
 
     Args:
         export: the loaded export.
@@ -65,12 +65,14 @@ class PortableDecoder:
 
     all_logits = True
     max_step_tokens = None
+    shrinks = True
 
     def __init__(self, export: LoadedExport, feeds: dict[str, np.ndarray], rows: int):
         spec = export.specs["decoder"]
         self.session = export.sessions["decoder"]
         self.outputs = [tensor.name for tensor in spec.outputs]
         self.feeds = feeds
+        self.inputs = np.arange(rows)  # the number of the input of each row
         # sliding window in tokens, `None` if the caches must keep all tokens
         self.window = None
         # other graphs derive positions from the length of the caches
@@ -100,13 +102,8 @@ class PortableDecoder:
         parts = [slice(start, start + length) for start in range(0, ids.shape[1], length)]
         return np.concatenate([self.run(ids[:, part], mask[:, part]) for part in parts], axis=1)
 
-    def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """Feed `tokens` (rows, T) and return the logits (rows, T, V) after each.
-
-        `beam_idx` (rows,), if set, is the row whose caches each row continues.
-        """
-        if beam_idx is not None:
-            self.reorder_cache(beam_idx)
+    def step(self, tokens: np.ndarray) -> np.ndarray:
+        """Feed `tokens` (rows, T) and return the logits (rows, T, V) after each."""
         return self.run(tokens, np.ones_like(tokens), tokens.shape[1] - 1)
 
     def run(self, tokens: np.ndarray, mask: np.ndarray, to_crop: int = 0) -> np.ndarray:
@@ -153,25 +150,21 @@ class PortableDecoder:
         if "attention_mask" in self.feeds:
             self.feeds["attention_mask"] = self.feeds["attention_mask"][:, :-count]
 
-    def expand(self, expand_size: int) -> None:
-        """Repeat each row of inputs and caches `expand_size` times in place, one row per beam."""
+    def select(self, parents: np.ndarray) -> None:
+        """Let each row continue the row that `parents` (rows,) names.
+
+        Keys and values of the source stay if only beams of one input change places, because these
+        share the source.
+        """
+        inputs = self.inputs[parents]
+        keeps_sources = np.array_equal(inputs, self.inputs)
         for arrays in (self.feeds, self.past):
             for name, array in arrays.items():
-                arrays[name] = np.repeat(array, expand_size, axis=0)
+                if not (keeps_sources and "encoder" in name):
+                    arrays[name] = array[parents]
         if "attention_mask" in self.feeds:
-            self.dropped = np.repeat(self.dropped, expand_size, axis=0)
-
-    def reorder_cache(self, beam_idx: np.ndarray) -> None:
-        """Let each row continue the caches of the row that `beam_idx` (rows,) names.
-
-        Keys and values of the source stay, because beams of one input share the source.
-        """
-        for name, states in self.past.items():
-            if ".encoder." not in name:
-                self.past[name] = states[beam_idx]
-        if "attention_mask" in self.feeds:
-            self.feeds["attention_mask"] = self.feeds["attention_mask"][beam_idx]
-            self.dropped = self.dropped[beam_idx]
+            self.dropped = self.dropped[parents]
+        self.inputs = inputs
 
     def close(self) -> None:
         """Do nothing: there are no shared buffers to release."""
