@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..inference.logits import Prompt, Sampler, row_generator
+from ..inference.logits import Prompt, Sampler, row_uniforms
 from ..inference.rows import DeviceSearch
 from ..inference.search import BeamSearch, LogitsProcessors, Search, TokenSearch
 from ..inference.top_k import top_k_tokens
@@ -235,12 +235,12 @@ def start_search(groups: list[Group]) -> Search:
     limits = np.array([group.options.max_new_tokens for group in groups for _ in samples])
     sampler = None
     if options.do_sample:
-        generators = [
-            group.input.generator or row_generator(group.input.seed, sample)
+        uniforms = [
+            group.input.uniforms or row_uniforms(group.input.seed, sample)
             for group in groups
             for sample in samples
         ]
-        sampler = Sampler(options, generators)
+        sampler = Sampler(options, uniforms)
     processors = joined_processors(groups, len(samples))
     return TokenSearch(options, limits, processors, sampler, groups[0].input.is_scored)
 
