@@ -1,13 +1,11 @@
 """A model of open graphs, which runs one batch at a time."""
 
-import collections
 import dataclasses
 import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,11 @@ import numpy as np
 from .errors import UsageError
 from .heads import HEADS
 from .inference.config import check_config
-from .inference.rows import RowsFactory, GenerationRequest, LoadedExport
 from .inference.devices import CUDA, TENSORRT, require, require_onnxruntime
 from .inference.export_info import ExportInfo, open_export_info
 from .inference.inputs import MAX_GPU_TOKENS, MAX_TOKENS, run_by_length
 from .inference.options import is_int64
-from .inference.search import BeamSearch, Search, start_search
+from .inference.rows import LoadedExport, RowsFactory
 from .inference.session import (
     ATTENTION_KERNELS,
     FUSIONS,
@@ -30,7 +27,6 @@ from .inference.session import (
     SessionChanges,
     Sessions,
 )
-from .inference.shrinking import run_beams
 from .requests import check_generates
 from .specs.graph_spec import GraphSpec
 from .targets.registry import get_target, known_targets
@@ -204,7 +200,7 @@ class OnnxModel:
         self.is_closed = True
         self.sessions.clear()
         self._opener = dataclasses.replace(self._opener, contents={})
-        vars(self).pop("decoders", None)
+        vars(self).pop("factory", None)
 
     def _check_open(self) -> None:
         """Raise ValueError if this model is closed."""
@@ -260,75 +256,19 @@ class OnnxModel:
         return run_by_length(self.session("encoder"), spec, feeds, self.max_tokens)
 
     @functools.cached_property
-    def decoders(self) -> RowsFactory:
-        """The factory of decoders. The first access opens the graphs.
+    def factory(self) -> RowsFactory:
+        """What opens rows to generate. The graphs that it runs must be open.
 
         A model that does not generate raises ValueError.
         """
         check_generates(self.info)
-        self.open(main_roles(self.info))
         info, sessions = self.info, self.sessions
         encoder = functools.partial(encode, sessions, info.specs, self.max_tokens)
         captures = self.profiles is None and self.changes.captures
         loaded = LoadedExport(
-            info.config,
-            info.specs,
-            sessions,
-            self._opener.make,
-            self.device,
-            encoder,
-            captures,
+            info.config, info.specs, sessions, self._opener.make, self.device, encoder, captures
         )
         return find_target(info).open(loaded)
-
-    def generate(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the new tokens (B * N, T) and the scores (B * N,) of all rows.
-
-        N is `num_return_sequences`. Rows are padded after their end token. The scores are None if
-        they were not requested; beam search always has them.
-        """
-        if (in_graphs := self.factory.start_search(request)) is not None:
-            with closing(in_graphs):
-                while not in_graphs.ended.all():
-                    in_graphs.advance()
-                return in_graphs.result()
-        search = start_search(
-            request.options, request.prompt, request.is_scored, self.threads, request.seeds
-        )
-        if isinstance(search, BeamSearch):
-            with closing(self.factory.start(request)) as decoder:
-                return run_beams(decoder, request, search)
-        collections.deque(self.tokens(request, search), maxlen=0)
-        return search.result()
-
-    def stream(self, request: GenerationRequest) -> Iterator[np.ndarray]:
-        """Yield the new token of each row, (rows,), after each step of greedy search or sampling.
-
-        Rows that have ended get the fill token.
-        """
-        if (in_graphs := self.factory.start_search(request)) is None:
-            yield from self.tokens(request, start_search(request.options, request.prompt))
-            return
-        with closing(in_graphs):
-            ended = np.zeros(len(request.input_ids), bool)
-            while not ended.all():
-                tokens = in_graphs.advance(1)
-                assert tokens is not None  # there are no beams
-                yield np.where(ended, request.options.fill_token_id, tokens[:, 0])
-                ended = in_graphs.ended.copy()
-
-    def tokens(self, request: GenerationRequest, search: Search) -> Iterator[np.ndarray]:
-        """Yield the new token of each row, (rows,), after each step, until `search` is finished."""
-        with closing(self.factory.start(request)) as decoder:
-            logits = decoder.prefill(request.input_ids, request.attention_mask)
-            if request.options.rows_per_input > 1:
-                decoder.expand(request.options.rows_per_input)
-            while True:
-                tokens, beam_idx = search.advance(logits[:, -1])
-                yield tokens
-                if search.finished:
-                    return
-                logits = decoder.step(tokens[:, None], beam_idx)
 
 
 def encode(

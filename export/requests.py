@@ -7,7 +7,6 @@ import numpy as np
 from .errors import UsageError
 from .heads import GENERATORS, HEADS
 from .inference import options as option_fields
-from .inference.rows import GenerationRequest, check_memory
 from .inference.export_info import ExportInfo
 from .inference.inputs import (
     check_contiguous,
@@ -21,6 +20,7 @@ from .inference.inputs import (
     num_positions,
 )
 from .inference.options import Options, as_list, resolve, special_token
+from .inference.rows import GenerationRequest, check_memory
 from .specs.sequences import token_inputs
 
 

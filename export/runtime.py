@@ -10,10 +10,10 @@ import numpy as np
 
 from . import requests
 from .errors import UsageError
-from .inference.rows import GenerationRequest
 from .inference.devices import available_cpus, require, require_onnxruntime
 from .inference.export_info import ExportInfo
 from .inference.options import Options, is_int64
+from .inference.rows import GenerationRequest
 from .inference.session import SessionChanges
 from .model import OnnxModel, check_threads, find_target, main_roles, open_export
 from .scheduler import offline
@@ -351,7 +351,7 @@ class Runtime:
             raise UsageError(
                 f"num_beams is {request.options.num_beams}, expected num_beams=1 to stream"
             )
-        return self.model.stream(request)
+        return offline.stream(self.model, request)
 
     def check_options(self, options: dict[str, Any]) -> Options:
         """Return `options`, with those of generation_config.json, or else defaults, for all that is
@@ -401,14 +401,12 @@ class Runtime:
     def _generated(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
         """Return prompts with new tokens (B * N, T), and the scores of the rows (B * N,) or None if
         they were not requested."""
-        scores: np.ndarray | None
         if offline.fits_workers(self.info, self.workers, request):
-            new = offline.generate(self._worker_model, request, self.workers)
-            scores = None
+            new, scores = offline.generate_in_slots(self._worker_model, request, self.workers)
         elif offline.fits_static_batches(self.device, len(request.input_ids), request.options):
             new, scores = offline.generate_in_batches(self._worker_model, request, self.workers)
         else:
-            new, scores = self.model.generate(request)
+            new, scores = offline.generate(self.model, request)
         prompts = np.repeat(request.input_ids, request.options.num_return_sequences, axis=0)
         return np.concatenate([prompts, new], axis=1), scores
 

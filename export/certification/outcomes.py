@@ -13,7 +13,7 @@ from ..requests import encoder_feeds
 from ..scheduler.admission import Admission
 from ..scheduler.client import LocalScheduler
 from ..scheduler.encoder_scheduler import EncoderScheduler
-from ..scheduler.offline import split_request
+from ..scheduler.offline import generate, split_request
 from ..scheduler.request import Generated, GenerationInput
 from .reference import Arrays, Reference, real_values, sample
 from .tolerances import error_scale, relative_margins
@@ -34,11 +34,11 @@ def outcome(model: OnnxModel, reference: Reference) -> Arrays:
     """
     if not model.info.generates:
         return {name: sample(values) for name, values in outputs(model, reference).items()}
-    beams, scores = model.generate(reference.request(num_beams=BEAMS))
+    beams, scores = generate(model, reference.request(num_beams=BEAMS))
     assert scores is not None  # beam search has scores
     return {
         "logits": sample(next_logits(model, reference, reference.inputs["tokens"])),
-        "greedy": model.generate(reference.request())[0],
+        "greedy": generate(model, reference.request())[0],
         "beams": beams,
         "beam_scores": scores,
     }

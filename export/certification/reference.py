@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..inference.rows import GenerationRequest
 from ..inference.options import Options
+from ..inference.rows import GenerationRequest
 from ..specs.graph_spec import TensorSpec
 
 FILE = "reference.npz"

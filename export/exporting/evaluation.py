@@ -26,11 +26,11 @@ from vanilla_transformer.training.metrics import check_tokenize
 
 from ..errors import UsageError
 from ..heads import HEADS
-from ..inference.rows import GenerationRequest
 from ..inference.export_info import MANIFEST
 from ..inference.inputs import batches, pad_sequences
 from ..inference.logits import log_sum_exp
 from ..inference.options import Options, check, check_single
+from ..inference.rows import GenerationRequest
 
 WINDOW = 256  # tokens a decoder sees at most; windows do not overlap
 MAX_LOGITS = 1 << 26  # held at once, 256 MB

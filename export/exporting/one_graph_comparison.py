@@ -1,16 +1,14 @@
 """The comparison of the one graph's sequences with those of the runtime, which searches on the
 host."""
 
-from collections import deque
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from ..inference.logits import Sampler
-from ..inference.search import Search, TokenSearch, start_search
 from ..runtime import Runtime
+from ..scheduler.offline import generate
 
 # of the rows: two tokens or a bound that are the same to float32's last bits, in either order
 NEAR_TIES = 0.02
@@ -97,8 +95,6 @@ def expected_sequences(runtime: Runtime, feeds: dict[str, np.ndarray], mode: str
     """
     options = host_options(mode) | {"max_new_tokens": int(feeds["max_new_tokens"][0, 0])}
     request = runtime.request(feeds["input_ids"], feeds["attention_mask"], None, options)
-    search: Search = start_search(request.options, request.prompt)
-    if isinstance(search, TokenSearch) and isinstance(search.choose, Sampler):
-        search.choose.uniforms = [iter(row).__next__ for row in feeds["uniforms"].tolist()]
-    deque(runtime.model.tokens(request, search), maxlen=0)  # runs the search to its end
-    return np.concatenate([request.input_ids, search.result()[0]], axis=1)
+    uniforms = [iter(row).__next__ for row in feeds.get("uniforms", np.empty((0, 0))).tolist()]
+    new, _ = generate(runtime.model, request, uniforms or None)
+    return np.concatenate([request.input_ids, new], axis=1)

@@ -18,9 +18,9 @@ from ..certification.tolerances import (
     relative_margins,
 )
 from ..heads import HEADS, READS_IMAGES
-from ..inference.rows import GenerationRequest, cross_states, next_input_name
 from ..inference.inputs import move_padding
 from ..inference.options import Options, as_list
+from ..inference.rows import GenerationRequest, cross_states, next_input_name
 from ..runtime import Runtime
 from ..specs.graph_spec import GraphSpec, concrete_shape
 from .shortlist_head import with_shortlist

@@ -6,15 +6,14 @@ tokens, until it is finished. The caller decides how requests are batched.
 """
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from .logits import Prompt, Sampler, as_rows, log_sum_exp, top
 from .options import EXCLUDED_SCORE, Options
-from .top_k import NOT_FINITE, top_k_tokens
+from .top_k import NOT_FINITE
 
 INITIAL_CAPACITY = 256  # initial capacity in new tokens; doubled when it is full
 

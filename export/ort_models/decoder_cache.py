@@ -9,8 +9,8 @@ import torch
 from transformers import Cache
 
 from ..inference import inputs
-from ..inference.rows import INITIAL_CAPACITY, GenerationRequest
 from ..inference.options import Options, is_integer
+from ..inference.rows import INITIAL_CAPACITY, GenerationRequest
 from ..specs.sequences import token_inputs
 from .base import to_numpy
 
@@ -147,7 +147,7 @@ class DecoderCache(Cache):
         length = self._prefill_length(mask, kept)
         logits = self.decoder.prefill(prompt[:, :length], prompt_mask[:, :length]).copy()
         if self.expand_size > 1:
-            self.decoder.expand(self.expand_size)
+            self.decoder.select(np.arange(len(prompt)).repeat(self.expand_size))
             logits = np.repeat(logits, self.expand_size, axis=0)
         if length < ids.shape[1]:
             logits = np.concatenate([logits, self._feed(ids[:, length:])], axis=1)
@@ -179,7 +179,9 @@ class DecoderCache(Cache):
         logits = []
         for start in range(0, ids.shape[1], size):
             tokens = ids[:, start : start + size]
-            logits.append(self.decoder.step(tokens, self.beam_idx).copy())
+            if self.beam_idx is not None:
+                self.decoder.select(self.beam_idx)
+            logits.append(self.decoder.step(tokens).copy())
             self.beam_idx, self.step_length = None, tokens.shape[1]
         return np.concatenate(logits, axis=1)
 

@@ -10,10 +10,10 @@ import numpy as np
 import onnxruntime
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from ..inference.rows import GenerationRequest, next_input_name
 from ..inference.devices import CUDA, TENSORRT, available_cpus, require
 from ..inference.export_info import ExportInfo
 from ..inference.inputs import check_sequence_inputs, move_padding
+from ..inference.rows import GenerationRequest, next_input_name
 from ..inference.session import Session
 from ..specs.graph_spec import TensorSpec
 from .saving import companion_files, read_json

@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 from ..model import open_export, open_for_workers
 from .admission import Admission
 from .client_request import ClientRequest
+from .groups import Group, read_results, start_request
 from .request import Event, GenerationInput
 from .scheduler import Scheduler, open_batches
-from .sequence_group import SequenceGroup, read_results, start_request
 from .worker import SWITCH_INTERVAL, SchedulerEvents
 
 PING = ""  # the kind of a message that is answered by itself, and no name of a scheduler
@@ -114,7 +114,7 @@ class Outbox:
     def __init__(self, send: Callable[..., None], arguments: dict[str, Any]):
         self._send = send
         self.scheduler = open_scheduler(events=self, **arguments)
-        self.requests: dict[int, ClientRequest[SequenceGroup]] = {}
+        self.requests: dict[int, ClientRequest[Group]] = {}
         self.num_rows_received = 0
         self.lock = threading.Lock()
         self.events: tuple[deque, ...] = (deque(), deque(), deque())
@@ -187,9 +187,7 @@ class Outbox:
         self._send(counts, events, updates)
 
 
-def make_update(
-    request: ClientRequest[SequenceGroup], events: list[Event], is_finished: bool
-) -> tuple:
+def make_update(request: ClientRequest[Group], events: list[Event], is_finished: bool) -> tuple:
     """Return `(number of the request, new events, results, error)`, for the parent.
 
     The results are set if the request `is_finished` without an error, and `error` if it failed;

@@ -10,9 +10,9 @@ from ..errors import UsageError
 from ..model import OnnxModel
 from .admission import Admission
 from .client_request import ClientRequest
+from .groups import read_results, start_request
 from .request import Event, Generated, GenerationInput
 from .scheduler import Scheduler, open_batches
-from .sequence_group import read_results, start_request
 from .worker import NoEvents, SchedulerEvents
 
 

@@ -116,8 +116,9 @@ class Cohort:
             tokens, beams = self.search.advance(logits.of(self.rows))
         if not self.has_started:
             self.parents = np.arange(start, start + count).repeat(tokens.size // count)
-            self.start(samples := len(tokens) // count)
-            scored = {place: scored[place // samples] for place in self.observed if place // samples in scored}
+            samples = len(tokens) // count
+            self.start(samples)
+            scored = {place: scored[place // samples] for place in range(len(tokens)) if scored}
         else:
             rows = np.arange(start, start + tokens.size).reshape(tokens.shape)
             self.parents = (rows if beams is None else np.take_along_axis(rows, beams, 1)).ravel()

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from ..inference.inputs import MAX_PADDING, move_padding, pad_sequences
 from ..inference.rows import (
     SEARCH_STEPS,
     DeviceSearch,
@@ -15,7 +16,6 @@ from ..inference.rows import (
     Rows,
     RowsFactory,
 )
-from ..inference.inputs import MAX_PADDING, move_padding, pad_sequences
 from .batch import WAIT_PER_PART
 from .capacity import Pace, spare_rows
 from .cohort import Cohort, StepLogits, alike
@@ -43,13 +43,13 @@ class GenerationBatch:
         capacity: int,
         threads: int,
         joining: JoiningRows | None = None,
-        pace: Pace = Pace(),
+        pace: Pace | None = None,
     ):
         self.factory = factory
         self.capacity = capacity
         self.threads = threads
         self.joining = joining
-        self.pace = pace
+        self.pace = pace or Pace()
         self.rows: Rows | None = joining
         self.num_spare_rows = spare_rows(capacity) if joining else 0
         self.count = 0  # of rows of the last step, and added since then

@@ -1,6 +1,6 @@
 """The rows of one input during generation: their tokens, probabilities and results."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -8,8 +8,8 @@ import numpy as np
 from ..inference.logits import Prompt, log_sum_exp, top
 from ..inference.options import Options
 from ..inference.search import LogitsProcessors
-from .request import LENGTH, STOP, Event, Generated, GenerationInput, TokenLogprobs
 from .client_request import ClientRequest
+from .request import LENGTH, STOP, Event, Generated, GenerationInput, TokenLogprobs
 
 
 class Group:
@@ -156,3 +156,27 @@ def token_logprobs(logits: np.ndarray, token: int, count: int) -> TokenLogprobs:
         for top_token, value in zip(tokens[0], values[0])
     ]
     return TokenLogprobs(token, float(logits[0, token]) - maximum - log_sum, best)
+
+
+def start_request(
+    inputs: Sequence[GenerationInput],
+    receive: Callable[[list[Event], bool], None],
+    streams: bool = False,
+) -> "ClientRequest[Group]":
+    """Return a request that generates from `inputs`, for `put` of a scheduler.
+
+    Args:
+        inputs: the checked inputs.
+        receive: called with the new events, and True if the request is finished.
+        streams: True to call `receive` after each step, False to call it once at the end.
+    """
+    num_results = sum(row.num_independent_results for row in inputs)
+    return ClientRequest(map(Group, inputs), receive, streams, num_results)
+
+
+def read_results(request: "ClientRequest[Group]") -> list[list[Generated]]:
+    """Return the sequences of each input of a finished `request`.
+
+    Those of beam search are sorted, best first. Samples are in the order of their numbers.
+    """
+    return [group.results for group in request.parts]  # type: ignore[misc]  # all are there

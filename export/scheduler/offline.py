@@ -5,24 +5,31 @@ one, so a step only costs the running rows. Beams run in static batches of simil
 """
 
 import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 
-from ..inference.rows import GenerationRequest, SlotSize, memory, position_bytes
 from ..inference.export_info import ExportInfo
 from ..inference.inputs import batches
+from ..inference.logits import row_seeds
 from ..inference.options import Options
-from ..inference.shrinking import gather_results
+from ..inference.rows import GenerationRequest, SlotSize, memory, position_bytes
 from ..model import OnnxModel, main_roles
 from .admission import Admission
 from .capacity import MAX_OFFLINE_ROWS, MAX_SLOT_BYTES, MIN_OFFLINE_ROWS, slot_bytes
 from .client import LocalScheduler
-from .request import GenerationInput
+from .client_request import ClientRequest
+from .generation_batch import GenerationBatch
+from .groups import Group, read_results, start_request
+from .request import Event, Generated, GenerationInput
 
 # Rows of a static batch of beam search, and the minimum of its inputs. A step of few rows costs
 # nearly as much as one of many.
 MAX_BEAM_ROWS, MIN_BEAM_INPUTS = 320, 32
+# new tokens (rows, T), and the score of each row if scores are asked for
+Sequences = tuple[np.ndarray, np.ndarray | None]
 
 
 def fits_options(
@@ -68,8 +75,85 @@ def slot_memory(workers: int) -> float:
     return min(MAX_SLOT_BYTES, memory() / 4 / workers)
 
 
-def generate(model: OnnxModel, request: GenerationRequest, workers: int) -> np.ndarray:
-    """Return the new tokens (B, T) of all rows of `request`, padded after the end token.
+def generate(
+    model: OnnxModel,
+    request: GenerationRequest,
+    uniforms: Sequence[Callable[[], float]] | None = None,
+) -> Sequences:
+    """Generate from all rows of `request`, which start together, in the thread of the caller.
+
+    `uniforms` returns the random numbers of each row in place of those of its seed.
+
+    Raises:
+        UsageError: if the request does not fit into memory.
+        ValueError: if onnxruntime cannot compute the model, or logits that decide no token.
+    """
+    results = sequences(model, request, split_request(request, uniforms))
+    return joined(results, request.options.fill_token_id)
+
+
+def sequences(
+    model: OnnxModel, request: GenerationRequest, inputs: Sequence[GenerationInput]
+) -> list[list[Generated]]:
+    """Return the sequences of each of `inputs`, the rows of `request`, which start together."""
+    client = start_request(inputs, ignore_events)
+    for _ in steps(model, request, [client]):
+        pass
+    return read_results(client)
+
+
+def stream(model: OnnxModel, request: GenerationRequest) -> Iterator[np.ndarray]:
+    """Yield the new token of each row, (rows,), after each step of greedy search or sampling.
+
+    Rows that have ended get the fill token.
+    """
+    inputs = split_request(request)
+    clients = [start_request([row], ignore_events, streams=True) for row in inputs]
+    copies, fill = request.options.num_return_sequences, request.options.fill_token_id
+    for _ in steps(model, request, clients):
+        tokens = np.full((len(clients), copies), fill)
+        for row, client in zip(tokens, clients, strict=True):
+            for event in client.take_update()[0]:
+                row[event.index] = event.token
+        yield tokens.ravel()
+
+
+def steps(
+    model: OnnxModel, request: GenerationRequest, clients: Sequence[ClientRequest[Group]]
+) -> Iterator[None]:
+    """Compute the `clients`, whose groups are the rows of `request`, and yield after each step."""
+    groups = [group for client in clients for group in client.parts]
+    with closing(GenerationBatch(model.factory, len(groups), model.threads)) as batch:
+        batch.start(groups, request)
+        while batch.running:
+            batch.step()
+            for client in clients:
+                if client.error is not None:
+                    raise client.error
+            if finished := [group for group in batch.running if group.is_finished]:
+                batch.remove(finished)
+            yield
+
+
+def ignore_events(events: list[Event], is_finished: bool) -> None:
+    """Do nothing, because the caller looks at the results."""
+
+
+def joined(results: list[list[Generated]], fill_token_id: int) -> Sequences:
+    """Return the tokens (B * N, T) of the N sequences of each of B inputs, padded with the fill
+    token, and their scores (B * N,), or None without scores."""
+    rows = [sequence for group in results for sequence in group]
+    length = max(len(sequence.tokens) for sequence in rows)
+    tokens = np.full((len(rows), length), fill_token_id)
+    for row, sequence in zip(tokens, rows, strict=True):
+        row[: len(sequence.tokens)] = sequence.tokens
+    if rows[0].score is None:
+        return tokens, None
+    return tokens, np.array([sequence.score for sequence in rows], np.float32)
+
+
+def generate_in_slots(model: OnnxModel, request: GenerationRequest, workers: int) -> Sequences:
+    """Generate from all rows of `request`. A row joins as soon as another one has ended.
 
     Args:
         model: a model with a step graph, with the threads of one worker.
@@ -90,11 +174,8 @@ def generate(model: OnnxModel, request: GenerationRequest, workers: int) -> np.n
         raise failure.__cause__ or failure from None
     finally:
         scheduler.close()
-    length = max(len(sequence.tokens) for [sequence] in results)
-    tokens = np.full((len(inputs), length), request.options.fill_token_id)
-    for row, [sequence] in zip(order, results, strict=True):
-        tokens[row, : len(sequence.tokens)] = sequence.tokens
-    return tokens
+    by_row = dict(zip(order, results, strict=True))
+    return joined([by_row[row] for row in range(len(inputs))], request.options.fill_token_id)
 
 
 def fits_static_batches(device: str, rows: int, options: Options) -> bool:
@@ -117,26 +198,26 @@ def beam_inputs(info: ExportInfo, workers: int, rows: int, options: Options) -> 
     return min(-(-rows // workers), max(MIN_BEAM_INPUTS, int(max_rows / options.num_beams)))
 
 
-def generate_in_batches(
-    model: OnnxModel, request: GenerationRequest, workers: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Run beam search for `request` in batches of inputs of similar length, the longest first.
+def generate_in_batches(model: OnnxModel, request: GenerationRequest, workers: int) -> Sequences:
+    """Generate from the rows of `request` in batches of similar length, the longest first.
 
-    `workers` batches run at a time, each with the threads of `model`. Return the new tokens
-    (B * N, T), padded after the end token, and the scores (B * N,). N is `num_return_sequences`.
+    `workers` batches run at a time, each with the threads of `model`.
     """
     rows = request.source or (request.input_ids, request.attention_mask)
     size = beam_inputs(model.info, workers, len(request.input_ids), request.options)
     groups = batches(rows_without_padding(*rows), size)[::-1]
     model.open(main_roles(model.info))  # before several threads ask for them
 
-    def search(inputs: list[int]) -> tuple[list[int], np.ndarray, np.ndarray]:
-        tokens, scores = model.generate(select_rows(request, inputs))
-        assert scores is not None  # beam search returns scores
-        return inputs, tokens, scores
+    def search(inputs: list[int]) -> list[list[Generated]]:
+        selected = select_rows(request, inputs)
+        return sequences(model, selected, split_request(selected))
 
+    results: list[list[Generated]] = [[]] * len(request.input_ids)
     with ThreadPoolExecutor(workers) as pool:
-        return gather_results(list(pool.map(search, groups)), request)
+        for inputs, found in zip(groups, pool.map(search, groups), strict=True):
+            for row, sequences in zip(inputs, found, strict=True):
+                results[row] = sequences
+    return joined(results, request.options.fill_token_id)
 
 
 def select_rows(request: GenerationRequest, rows: list[int]) -> GenerationRequest:
@@ -151,19 +232,34 @@ def select_rows(request: GenerationRequest, rows: list[int]) -> GenerationReques
         input_ids=request.input_ids[rows],
         attention_mask=request.attention_mask[rows],
         source=source,
+        seeds=request.seeds and tuple(request.seeds[row] for row in rows),
     )
 
 
-def split_request(request: GenerationRequest) -> list[GenerationInput]:
-    """Return an input of the scheduler for each row of `request`."""
+def split_request(
+    request: GenerationRequest, uniforms: Sequence[Callable[[], float]] | None = None
+) -> list[GenerationInput]:
+    """Return an input of the scheduler for each row of `request`.
+
+    `uniforms` returns the random numbers of each row in place of those of its seed.
+    """
+    options, count = request.options, len(request.input_ids)
     prompts = rows_without_padding(request.input_ids, request.attention_mask)
-    sources = (
-        [None] * len(prompts) if request.source is None else rows_without_padding(*request.source)
-    )
+    sources = rows_without_padding(*request.source) if request.source else [None] * count
+    seeds = request.seeds or row_seeds(options.seed, count) or [None] * count
     paddings = (request.attention_mask == 0).sum(axis=1).tolist()
+    facts = zip(prompts, sources, paddings, seeds, uniforms or [None] * count, strict=True)
     return [
-        GenerationInput(request.options, prompt, source, padding=padding)
-        for prompt, source, padding in zip(prompts, sources, paddings, strict=True)
+        GenerationInput(
+            options,
+            prompt,
+            source,
+            padding=padding,
+            seed=seed,
+            is_scored=request.is_scored,
+            uniforms=numbers,
+        )
+        for prompt, source, padding, seed, numbers in facts
     ]
 
 

@@ -25,9 +25,9 @@ from .admission import Admission
 from .child import HEADER, PING, frame, run_child
 from .client import Client
 from .client_request import ClientRequest
+from .groups import Group
 from .rejections import shutting_down
 from .request import Event, Generated
-from .sequence_group import SequenceGroup
 from .worker import SchedulerEvents
 
 M_ARENA_MAX = -8  # from malloc.h
@@ -209,7 +209,7 @@ class SchedulerClient(Client):
         self.admission = admission
         self.events = events
         # unfinished requests by number
-        self.requests: dict[int, ClientRequest[SequenceGroup]] = {}
+        self.requests: dict[int, ClientRequest[Group]] = {}
         self.numbers = itertools.count()
         self.num_rows_sent = 0
         self.num_rows_started = 0  # or cancelled, as last reported by the child
@@ -225,7 +225,7 @@ class SchedulerClient(Client):
     def running(self) -> int:
         return self.num_rows_running
 
-    def put(self, request: ClientRequest[SequenceGroup]) -> None:
+    def put(self, request: ClientRequest[Group]) -> None:
         if self.is_closed or self.process.error is not None:
             raise shutting_down()
         self.admission.check_queue(self.waiting, request, self.requests.values())
@@ -236,7 +236,7 @@ class SchedulerClient(Client):
         self.requests[request.number] = request
         self.num_rows_sent += request.num_rows
 
-    def cancel(self, request: ClientRequest[SequenceGroup]) -> None:
+    def cancel(self, request: ClientRequest[Group]) -> None:
         request.is_cancelled = True
         is_unfinished = self.requests.pop(request.number, None) is not None
         if is_unfinished and self.process.error is None:

@@ -1,6 +1,6 @@
 """Inputs and results of the scheduler."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..inference.options import Options
@@ -27,6 +27,8 @@ class GenerationInput:
         padding: number of padding tokens before the prompt. Some options count them, as in
             transformers.
         seed: seed of sampling in place of `options.seed`, derived from it with `logits.row_seed`.
+        is_scored: True to report the score of each sequence without beams too.
+        uniforms: returns the random numbers of sampling, by default those of `seed`.
     """
 
     options: Options
@@ -36,6 +38,8 @@ class GenerationInput:
     scores_prompt: bool = False
     padding: int = 0
     seed: int | None = None
+    is_scored: bool = False
+    uniforms: Callable[[], float] | None = None
 
     @property
     def num_rows(self) -> int:

@@ -108,5 +108,6 @@ def open_batch(admission: Admission, model: OnnxModel) -> GenerationBatch:
         return GenerationBatch(model.factory, capacity, model.threads)
     pace = Pace.of(config)
     size = dataclasses.replace(admission.slot_size, rows=capacity + spare_rows(capacity))
+    model.open([role for role in model.info.specs if role in ("encoder", step)])
     rows = model.factory.open_slots(step, size, pace.max_source_tokens)
     return GenerationBatch(model.factory, capacity, model.threads, rows, pace)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ..graphs.config import Config
     from ..graphs.context import TargetGraphs
-    from ..inference.rows import RowsFactory, LoadedExport
+    from ..inference.rows import LoadedExport, RowsFactory
     from ..one_graph.step import Step
 
 

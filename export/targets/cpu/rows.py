@@ -10,6 +10,8 @@ import numpy as np
 import onnxruntime
 
 from ...inference.config import RELATIVE_POSITIONS, cache_window
+from ...inference.inputs import move_padding
+from ...inference.options import Options
 from ...inference.rows import (
     INITIAL_CAPACITY,
     GenerationRequest,
@@ -21,8 +23,6 @@ from ...inference.rows import (
     next_input_name,
     position_bytes,
 )
-from ...inference.inputs import move_padding
-from ...inference.options import Options
 from ...inference.session import Session
 from ...specs.graph_spec import GraphSpec, TensorSpec, concrete_shape
 from .slots import SlotRows

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...inference.rows import LoadedExport, SlotSize, next_input_name, slot_shape
 from ...inference.inputs import bucket_by_length, pad_sequences
+from ...inference.rows import LoadedExport, SlotSize, next_input_name, slot_shape
 from ...specs.graph_spec import TensorSpec
 
 if TYPE_CHECKING:

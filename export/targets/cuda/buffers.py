@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import onnxruntime
 
-from ...inference.rows import LoadedExport, next_input_name
 from ...inference.options import EXCLUDED_SCORE, Options
+from ...inference.rows import LoadedExport, next_input_name
 from ...inference.session import Session
 from ...specs.graph_spec import GraphSpec, TensorSpec, concrete_shape
 

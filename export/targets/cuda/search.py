@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...inference.rows import SEARCH_STEPS, GenerationRequest
 from ...inference.device_thread import in_device_thread
+from ...inference.rows import SEARCH_STEPS, GenerationRequest
 
 if TYPE_CHECKING:
     from .rows import CudaRows

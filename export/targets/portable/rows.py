@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...inference.config import cache_window
+from ...inference.inputs import move_padding
+from ...inference.options import Options
 from ...inference.rows import (
     INITIAL_CAPACITY,
     GenerationRequest,
@@ -13,8 +15,6 @@ from ...inference.rows import (
     next_input_name,
     position_bytes,
 )
-from ...inference.inputs import move_padding
-from ...inference.options import Options
 
 
 @dataclass(frozen=True)
