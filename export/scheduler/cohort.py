@@ -18,11 +18,11 @@ class StepLogits:
 
     Args:
         values: the logits, in the order of the graph.
-        places: the place of each row in `values`.
+        places: the place of each row in `values`, None if they have the order of the rows.
         threads: CPU threads that select the best tokens.
     """
 
-    def __init__(self, values: np.ndarray, places: np.ndarray, threads: int):
+    def __init__(self, values: np.ndarray, places: np.ndarray | None, threads: int):
         self.values = values
         self.places = places
         self.threads = threads
@@ -30,15 +30,15 @@ class StepLogits:
         self.log_p, self.tokens = np.empty((2, len(values), 0))
 
     def of(self, rows: slice) -> np.ndarray:
-        """Return a copy of the logits of `rows`."""
-        return self.values[self.places[rows]]
+        """Return the logits of `rows`, which the caller may overwrite."""
+        return self.values[rows if self.places is None else self.places[rows]]
 
     def best(self, rows: slice, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return log p and numbers of the `count` best tokens or more of `rows`, both (R, count).
 
         There is no log p of a single best token.
         """
-        places = self.places[rows]
+        places = rows if self.places is None else self.places[rows]
         if count == 1:
             if self.most_likely is None:
                 self.most_likely = self.values.argmax(axis=1)[:, None]
@@ -118,7 +118,8 @@ class Cohort:
             self.parents = np.arange(start, start + count).repeat(tokens.size // count)
             samples = len(tokens) // count
             self.start(samples)
-            scored = {place: scored[place // samples] for place in range(len(tokens)) if scored}
+            places = range(len(tokens) if scored else 0)
+            scored = {at: scored[at // samples] for at in places if at // samples in scored}
         else:
             rows = np.arange(start, start + tokens.size).reshape(tokens.shape)
             self.parents = (rows if beams is None else np.take_along_axis(rows, beams, 1)).ravel()
@@ -136,7 +137,7 @@ class Cohort:
     def row_logits(self, logits: StepLogits, place: int) -> np.ndarray:
         """Return a copy of the logits (1, V) of the group at `place`, which has one row."""
         row = self.rows.start + place
-        return logits.of(slice(row, row + 1))
+        return logits.of(slice(row, row + 1)).copy()
 
     def read_on(self, logits: StepLogits | None = None) -> None:
         """Make the next token of each prompt the next one to feed. Its log probability follows from

@@ -196,6 +196,8 @@ class GenerationBatch:
 
     def drop_rows(self) -> None:
         """Go on without the rows of groups that have left, if that is worth it."""
+        if self.logits is not None:  # they are those of all rows
+            return
         if self.joining is None and not (self.rows is not None and self.rows.shrinks):
             return
         for cohort in self.cohorts:
@@ -228,7 +230,7 @@ class GenerationBatch:
             self.settle()
             tokens = np.concatenate([cohort.tokens for cohort in self.cohorts])
             values = self.rows.step(tokens[:, None])[:, -1]
-        places = np.arange(len(values)) if self.joining is None else self.joining.places
+        places = None if self.joining is None else self.joining.places
         logits = StepLogits(values, places, self.threads)
         for cohort in self.cohorts:
             cohort.advance(logits)

@@ -215,8 +215,8 @@ def generate_in_batches(model: OnnxModel, request: GenerationRequest, workers: i
     results: list[list[Generated]] = [[]] * len(request.input_ids)
     with ThreadPoolExecutor(workers) as pool:
         for inputs, found in zip(groups, pool.map(search, groups), strict=True):
-            for row, sequences in zip(inputs, found, strict=True):
-                results[row] = sequences
+            for row, best in zip(inputs, found, strict=True):
+                results[row] = best
     return joined(results, request.options.fill_token_id)
 
 
