@@ -265,9 +265,8 @@ class OnnxModel:
         info, sessions = self.info, self.sessions
         encoder = functools.partial(encode, sessions, info.specs, self.max_tokens)
         captures = self.profiles is None and self.changes.captures
-        loaded = LoadedExport(
-            info.config, info.specs, sessions, self._opener.make, self.device, encoder, captures
-        )
+        make, device = self._opener.make, self.device
+        loaded = LoadedExport(info.config, info.specs, sessions, make, device, encoder, captures)
         return find_target(info).open(loaded)
 
 

@@ -191,8 +191,9 @@ def generation_settings(
     """
     if not HEADS[config.architecture].generates:
         return {}
+    notes: list[str] = []
     if model is not None:  # its settings were checked when it was loaded
-        settings, notes = json.loads(model.generation_config.to_json_string()), []
+        settings = json.loads(model.generation_config.to_json_string())
     else:
         settings, notes = read_generation_settings(directory, config.to_dict())
     for name in PROMPT_LOOKUP:

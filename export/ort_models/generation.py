@@ -21,7 +21,13 @@ from .foreign import DECODER_FORMS, SEQ2SEQ_FORMS
 KEYWORDS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
 CACHE = "cache" if "cache" in KEYWORDS else "past_key_values"
 NO_OUTPUTS = ("output_attentions", "output_hidden_states")  # of generation configs
-LOOP_ONLY = ("do_sample", "return_dict_in_generate", "output_scores", "output_logits")
+LOOP_ONLY = (
+    "do_sample",
+    "return_dict_in_generate",
+    "output_scores",
+    "output_logits",
+    *PROMPT_LOOKUP,
+)
 
 
 class ORTModelForGeneration(GenerationMixin, ORTModel):
@@ -125,15 +131,13 @@ class ORTModelForGeneration(GenerationMixin, ORTModel):
         """Return the tokens of `Runtime.generate`. Raises ValueError for unsupported arguments."""
         fields = vars(self.generation_config)
         changes = {} if generation_config is None else vars(generation_config)
-        asked = without_none(changes) | kwargs
-        settings = fields | asked
+        settings = fields | without_none(changes) | kwargs
         ids, mask, decoder_ids = (
             to_numpy(settings.pop(name, None))
             for name in ("input_ids", "attention_mask", "decoder_input_ids")
         )
         loop_only = {name for name in LOOP_ONLY if settings.get(name)}
         loop_only |= without_none(settings).keys() - fields.keys()
-        loop_only |= without_none(asked).keys() & {*PROMPT_LOOKUP}
         if loop_only or ids is None or not isinstance(self.runtime, Runtime):
             reason = sorted(loop_only) or "graphs of another exporter"
             raise ValueError(f"{reason} need the loop of transformers, expected tensors (B, S)")

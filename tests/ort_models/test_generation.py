@@ -6,6 +6,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from checkpoints import copy_folder, edit_json, seal
 from messages import raises
 from transformers import (
     AutoModelForCausalLM,
@@ -429,16 +430,20 @@ def test_assistants_raise_if_graphs_check_one_token_per_step(saved):
                 model.generate(torch.tensor([[5, 6, 7, 5, 6]]), max_new_tokens=4, **options)
 
 
-@pytest.mark.parametrize("target", ["cpu"], indirect=True)
-def test_prompt_lookup_in_generation_config_does_not_change_a_search(pair, calls, monkeypatch):
-    ours, theirs, batch = pair
-    config = GenerationConfig(**ours.generation_config.to_dict())
-    config.prompt_lookup_num_tokens, config.max_matching_ngram_size = 3, 2
-    monkeypatch.setattr(ours, "generation_config", config)
-    for options in ({}, {"num_beams": 3}):
-        options |= {"max_new_tokens": 6}
-        assert torch.equal(ours.generate(**batch, **options), theirs.generate(**batch, **options))
-    assert len(calls) == 2
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_prompt_lookup_in_generation_config_is_ignored(saved, tmp_path, target):
+    directory = copy_folder(saved("causal", target).directory, tmp_path)
+    lookup = {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 2}
+    edit_json(directory / "generation_config.json", **lookup)
+    seal(directory)
+    models = [
+        ORTModelForCausalLM.from_pretrained(path)
+        for path in (directory, saved("causal", target).directory)
+    ]
+    ids = torch.tensor([[5, 6, 7, 5, 6]] * 2)
+    for options in ({}, {"num_beams": 3}, {"do_sample": True}, PROCESSORS):
+        actual, expected = (generate_seeded(model, {"input_ids": ids}, options) for model in models)
+        assert torch.equal(actual, expected), options
 
 
 def test_failure_of_onnxruntime_does_not_start_the_loop(saved, monkeypatch):
