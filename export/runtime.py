@@ -264,8 +264,8 @@ class Runtime:
             decoder_input_ids: decoder prompts (B, P) for seq2seq, with or without the start token.
                 They are returned too. They count for `max_length` and `min_length`, but not for
                 `max_new_tokens` and the score.
-            seeds: one seed per input, in place of `seed`. The samples of an input then do not
-                depend on the other inputs.
+            seeds: one seed per input; by default derived from `seed` and the number of the input.
+                The first input has `seed` itself.
             max_new_tokens: maximum number of new tokens; if max_length is set, by default what that
                 leaves (20)
             max_length: maximum number of tokens including the prompt; ignored if max_new_tokens is
@@ -284,7 +284,7 @@ class Runtime:
                 probabilities sum to at least top_p (1.0)
             min_p: with do_sample: minimum probability of a token, relative to the most likely one
                 (0.0)
-            seed: seed of sampling, for reproducible results; default: a random seed (None)
+            seed: seed of sampling, from which inputs derive theirs; default: a random seed (None)
             repetition_penalty: penalty for tokens that occurred before; above 1 makes them less
                 likely (1.0)
             no_repeat_ngram_size: n-grams of this size may not repeat; 0 turns it off (0)

@@ -31,7 +31,7 @@ class GenerationRequest:
         attention_mask: (B, P), 0 for padding, which may be on either side.
         source: ids and mask (B, S) of the encoder input of seq2seq models, padded on the right.
         is_scored: whether the score of each sequence is returned.
-        seeds: sampling seeds, one per input; None samples all rows with `options.seed`.
+        seeds: sampling seeds, one per input; by default derived from `options.seed`.
     """
 
     options: Options

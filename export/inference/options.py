@@ -162,7 +162,7 @@ class Options:
         "with do_sample: minimum probability of a token, relative to the most likely one",
     )
     seed: int | None = option(
-        SEED, None, "seed of sampling, for reproducible results; default: a random seed"
+        SEED, None, "seed of sampling, from which inputs derive theirs; default: a random seed"
     )
     repetition_penalty: float = option(
         POSITIVE,

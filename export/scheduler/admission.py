@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import TooLong, UsageError
 from ..inference.export_info import ExportInfo
 from ..inference.inputs import position_limit
+from ..inference.logits import row_seed
 from ..inference.options import Options
 from ..requests import generation_request
 from .capacity import Arrangement, slots_per_worker
@@ -114,6 +115,7 @@ class Admission:
         prefix: Sequence[int] = (),
         top_logprobs: int | None = None,
         scores_prompt: bool = False,
+        place: Sequence[int] = (),
     ) -> GenerationInput:
         """Check one input against the limits of the export and return it, ready for the scheduler.
 
@@ -124,6 +126,7 @@ class Admission:
             top_logprobs: the number of best tokens reported with their log probabilities at each
                 position, `None` for no log probabilities.
             scores_prompt: True to report the log probabilities of the prompt's tokens too.
+            place: the place of the input in its call, see `logits.row_seed`; by default the first.
 
         Raises:
             UsageError: for an unknown option, a wrong value, options that cannot be combined, and
@@ -141,7 +144,8 @@ class Admission:
                 f"logprobs do not go with num_beams={resolved.num_beams}, expected num_beams=1",
                 "logprobs",
             )
-        admitted = GenerationInput(resolved, prompt, source, top_logprobs, scores_prompt)
+        seed = None if resolved.seed is None else row_seed(resolved.seed, *place)
+        admitted = GenerationInput(resolved, prompt, source, top_logprobs, scores_prompt, seed=seed)
         self.check_slot(admitted)
         return admitted
 
