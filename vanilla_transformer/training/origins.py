@@ -32,9 +32,10 @@ def naming(key: str, load: Callable[[str], Any], name: str) -> Any:
     except UsageError:
         raise
     except (OSError, ValueError) as error:
-        raise (type(error) if isinstance(error, OSError) else ValueError)(
-            f"{key}: {error}"
-        ) from None
+        # errors of other libraries may need more than a message
+        kinds = (FileNotFoundError, OSError, ValueError)
+        kind = next(kind for kind in kinds if isinstance(error, kind))
+        raise kind(f"{key}: {error}") from None
 
 
 def check_teachers(recipe: Recipe) -> None:
