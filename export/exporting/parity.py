@@ -177,8 +177,10 @@ def verify(
 
 
 def long_length(config: PretrainedConfig) -> int:
-    """Return the number of tokens of a row that an encoder reads in blocks, the last of them not
-    full; 0 if it has no such layers, or too few positions."""
+    """Return the number of tokens of a row that an encoder reads in blocks.
+
+    The last block is not full. It is 0 if the model has no such layers, or too few positions.
+    """
     if config.model_type != "vanilla-encoder" or config.has_position_bias:
         return 0
     if "sliding_attention" not in config.types_of_layers(config.num_hidden_layers):
