@@ -17,6 +17,7 @@ from ..certification.tolerances import (
     relative_errors,
     relative_margins,
 )
+from ..graphs.encoder_attention import block_size, min_block_length
 from ..heads import HEADS, READS_IMAGES
 from ..inference.inputs import move_padding
 from ..inference.options import Options, as_list
@@ -132,8 +133,9 @@ def verify(
     `model` must be in float32 and evaluation mode. The export runs on `device` with the weights of
     `dtype`, the first by default. Each of `cases` is a batch of 1 to 5 rows of 1 to 33 random
     tokens: full rows, rows of different lengths padded on the right, or the same with one row that
-    is all padding. A short table of learned positions allows fewer tokens. A vision model gets 1 to
-    5 random images. Prompts of a decoder are padded on the left. Decoders are compared at the first
+    is all padding. A short table of learned positions allows fewer tokens. An encoder with windows
+    gets one more row, of `long_length` tokens. A vision model gets 1 to 5 random images. Prompts of
+    a decoder are padded on the left. Decoders are compared at the first
     step and at later ones, with torch reading the whole sequence at once, without a cache.
 
     Errors may be those of `TOLERANCES` for the dtype. Raises ValueError if the export is of another
@@ -146,9 +148,7 @@ def verify(
         compare = compare_seq2seq if model.config.is_encoder_decoder else compare_decoder
     rng = np.random.default_rng(seed)
     report = Report(TOLERANCES[runtime.dtype])
-    longest = 33
-    if getattr(model.config, "has_learned_positions", False):
-        longest = min(longest, model.config.max_position_embeddings - sum(LATER_STEPS))
+    longest = min(33, max_positions(model.config) - sum(LATER_STEPS))
     with torch.no_grad(), with_shortlist(model, runtime.info.manifest.get("shortlist")):
         for number in range(cases):
             if HEADS[runtime.architecture].reads == READS_IMAGES:
@@ -166,8 +166,33 @@ def verify(
             )
             compare(case, ids, mask)
             report.cases += 1
+        if length := long_length(model.config):
+            ids = rng.integers(0, model.config.vocab_size, (1, length))
+            name = f"case {cases} {ids.shape}, in blocks"
+            compare(Case(runtime, model, rng, report, name), ids, np.ones_like(ids))
+            report.cases += 1
     report.judge()
     return report
+
+
+def long_length(config: PretrainedConfig) -> int:
+    """Return the number of tokens of a row that an encoder reads in blocks.
+
+    The last block is not full. It is 0 if the model has no such layers, or too few positions.
+    """
+    if config.model_type != "vanilla-encoder" or config.has_position_bias:
+        return 0
+    if "sliding_attention" not in config.types_of_layers(config.num_hidden_layers):
+        return 0
+    window = config.sliding_window
+    length = min_block_length(window) + block_size(window) // 2
+    return length if length <= config.max_position_embeddings else 0
+
+
+def max_positions(config: PretrainedConfig) -> int:
+    """Return the number of learned positions, or 2**31 if the model has none."""
+    is_learned = getattr(config, "has_learned_positions", False)
+    return config.max_position_embeddings if is_learned else 2**31
 
 
 @dataclass(frozen=True)
