@@ -58,7 +58,7 @@ class Group:
     @property
     def prompt(self) -> Prompt:
         """The tokens before the first new one, with the padding before them."""
-        padding = [self.options.fill_token_id] * self.input.padding
+        padding = [self.options.pad_token_id or 0] * self.input.padding
         ids = np.array([[*padding, *self.input.prompt]])
         return Prompt(ids, padding=np.array([self.input.padding]))
 
