@@ -20,9 +20,6 @@ from .scheduler import offline
 from .scheduler.capacity import arrange_workers, offline_workers
 from .targets.registry import default_target
 
-# rows per call with continuous batching; above it, the idle slots at the end hardly matter
-MAX_ROWS_PER_CALL = 4096
-
 
 class Runtime:
     """A loaded export directory.
@@ -362,21 +359,6 @@ class Runtime:
         """
         return requests.check_options(self.info, options)
 
-    def rows_together(
-        self, rows: int, batch_size: int, options: dict[str, Any], is_scored: bool = False
-    ) -> int:
-        """Return how many of `rows` rows one call of `generate` should get.
-
-        It is more than `batch_size` where `generate` makes batches itself, and else `batch_size`.
-        `is_scored` is True if scores are returned. Raises UsageError or ValueError for wrong
-        `options`.
-        """
-        resolved = self.check_options(options)
-        is_split = offline.fits_options(
-            self.info, self.workers, rows, resolved, is_scored
-        ) or offline.fits_static_batches(self.device, rows, resolved)
-        return MAX_ROWS_PER_CALL if is_split else batch_size
-
     def request(
         self,
         input_ids: np.ndarray,
@@ -401,12 +383,7 @@ class Runtime:
     def _generated(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
         """Return prompts with new tokens (B * N, T), and the scores of the rows (B * N,) or None if
         they were not requested."""
-        if offline.fits_workers(self.info, self.workers, request):
-            new, scores = offline.generate_in_slots(self._worker_model, request, self.workers)
-        elif offline.fits_static_batches(self.device, len(request.input_ids), request.options):
-            new, scores = offline.generate_in_batches(self._worker_model, request, self.workers)
-        else:
-            new, scores = offline.generate(self.model, request)
+        new, scores = offline.run(self.model, lambda: self._worker_model, self.workers, request)
         prompts = np.repeat(request.input_ids, request.options.num_return_sequences, axis=0)
         return np.concatenate([prompts, new], axis=1), scores
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..model import OnnxModel, find_target, main_roles
 from ..runtime import Runtime
+from ..scheduler.offline import generate
 from .comparison import (
     Comparison,
     compare_all,
@@ -249,7 +250,7 @@ class Subject:
     def speed(self) -> dict[str, float]:
         """Return the tokens per second of greedy search, or the rows per second of other models."""
         if self.generates:
-            seconds = fastest(self.model.generate, self.reference.request())
+            seconds = fastest(generate, self.model, self.reference.request())
             return {"tokens_per_second": self.results["greedy"].size / seconds}
         seconds = fastest(self.values, self.reference)
         return {"rows_per_second": self.reference.num_rows / seconds}

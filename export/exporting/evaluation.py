@@ -51,10 +51,8 @@ class Backend(Protocol):
 
     def encode(self, texts: list[str], special_tokens: bool) -> list[Encoding]: ...
 
-    def generate(self, texts: list[str], /, **options: Any) -> list[str]: ...
-
-    def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """Return how many of `rows` texts `generate` should get at once, at least `batch_size`."""
+    def generate(self, texts: list[str], batch_size: int, /, **options: Any) -> list[str]:
+        """Return the text generated for each of `texts`. An export makes batches itself."""
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Return the model's first output for `ids` and their `mask` (B, S): logits (B, S, V), or
@@ -197,12 +195,7 @@ def bleu(
         raise UsageError(str(error)) from None
     options = check_single(options, "BLEU scores")
     sources, targets = zip(*read_parallel(source, references))
-    outputs = [""] * len(sources)
-    for batch in batches(sources, engine.rows_together(len(sources), batch_size, options)):
-        for index, output in zip(
-            batch, engine.generate([sources[index] for index in batch], **options), strict=True
-        ):
-            outputs[index] = output
+    outputs = engine.generate(list(sources), batch_size, **options)
     score, signature = corpus_bleu(outputs, targets, bleu_tokenize)
     return {"bleu": round(score, 2), "signature": signature, "sentences": len(sources)}
 
@@ -312,7 +305,6 @@ class OnnxEngine:
         self.text = TextRuntime(export, **runtime)
         self.runtime = self.text.runtime
         self.tokenizer = self.text.tokenizer
-        self.generate = self.text.generate
         self.encode = self.text.encode
         self.architecture = self.runtime.architecture
         self.config = self.runtime.config
@@ -322,13 +314,8 @@ class OnnxEngine:
         token = self.text.tokenizer_settings.special_tokens["mask_token"]
         return None if token is None else self.tokenizer.id_to_token(token)
 
-    def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """Return how many of `rows` texts the runtime prefers to get at once, at least
-        `batch_size`."""
-        options = {
-            name: value for name, value in options.items() if name not in ("src_lang", "tgt_lang")
-        }
-        return self.runtime.rows_together(rows, batch_size, options)
+    def generate(self, texts: list[str], batch_size: int, /, **options: Any) -> list[str]:
+        return self.text.generate(texts, **options)
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Return the first output of a model that reads full sequences, for `ids` and `mask` (B,
@@ -388,6 +375,7 @@ class TorchEngine:
     def generate(
         self,
         texts: list[str],
+        batch_size: int,
         /,
         src_lang: str | None = None,
         tgt_lang: str | None = None,
@@ -405,14 +393,17 @@ class TorchEngine:
             import transformers
 
             transformers.set_seed(seed)
-        inputs = self.text(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
-        self.check(inputs["input_ids"])
-        # `generate` is a mixin's method and has no type.
-        outputs = self.model.generate(**inputs, **options)  # type: ignore[operator]
-        return self.text.batch_decode(outputs, skip_special_tokens=True)
-
-    def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        return batch_size
+        outputs = [""] * len(texts)
+        for batch in batches(texts, batch_size):
+            rows = [texts[index] for index in batch]
+            inputs = self.text(rows, padding=True, return_tensors="pt", return_token_type_ids=False)
+            self.check(inputs["input_ids"])
+            # `generate` is a mixin's method and has no type.
+            tokens = self.model.generate(**inputs, **options)  # type: ignore[operator]
+            decoded = self.text.batch_decode(tokens, skip_special_tokens=True)
+            for index, output in zip(batch, decoded, strict=True):
+                outputs[index] = output
+        return outputs
 
     def chosen_languages(self, src_lang: str | None, tgt_lang: str | None) -> dict[str, int]:
         """Set the tokenizer's source language, and return options of `generate` that select the

@@ -184,17 +184,9 @@ class Predictions:
         return [sorted(row, key=lambda pair: -pair["score"]) for row in rows]  # as samples are not
 
     def rows_together(self, count: int) -> int:
-        """Return how many of `count` examples one `call` should get. It may be more than `count`.
-
-        A call for `translate` gets all of them.
-        """
-        if self.kind.method == "translate":  # translate makes batches of sentences itself
-            return max(count, 1)
-        if not self.generates:
-            return self.batch_size
-        return self.runtime.runtime.rows_together(
-            count, self.batch_size, self.generation_options, self.is_scored
-        )
+        """Return how many of `count` examples one `call` should get: all of them for a task that
+        generates, which makes batches itself."""
+        return max(count, 1) if self.kind.method in GENERATING else self.batch_size
 
     def facts(self) -> dict:
         """Return the settings and versions that the results depend on, by name, and a hash of the

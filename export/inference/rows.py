@@ -156,13 +156,6 @@ class RowsFactory(Protocol):
             ValueError: if onnxruntime cannot compute the graphs.
         """
 
-    def open_slots(self, role: str, size: SlotSize, max_tokens: int) -> JoiningRows:
-        """Return rows of `size` over the step graph of `role`.
-
-        Only targets whose `step_role` names one have it. The encoder gets at most `max_tokens`
-        tokens at a time. Raises MemoryError if there is no memory for the slots.
-        """
-
     def search_key(self, options: Options) -> Hashable | None:
         """Return what requests must have in common to be searched together in graphs, or `None` if
         searches with these `options` run in numpy."""
@@ -176,6 +169,17 @@ class RowsFactory(Protocol):
         Raises:
             UsageError: if the request does not fit into memory.
             ValueError: if onnxruntime cannot compute the graphs.
+        """
+
+
+class JoiningRowsFactory(RowsFactory, Protocol):
+    """What targets have whose `step_role` names a graph."""
+
+    def open_slots(self, role: str, size: SlotSize, max_tokens: int) -> JoiningRows:
+        """Return rows of `size` over the step graph of `role`.
+
+        The encoder gets at most `max_tokens` tokens at a time. Raises MemoryError if there is no
+        memory for the slots.
         """
 
 

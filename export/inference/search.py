@@ -173,9 +173,9 @@ class TokenSearch:
             search.tokens = widened(search.tokens, width, self.options.fill_token_id)
         for name in TOKEN_STATES:
             setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
-        if self.sums is not None:
+        if self.sums is not None and other.sums is not None:
             self.sums = np.concatenate([self.sums, other.sums])
-        if self.sampler is not None:
+        if self.sampler is not None and other.sampler is not None:
             self.sampler = self.sampler.joined(other.sampler)
 
     def result(self, group: int) -> tuple[list[list[int]], list[float] | None]:

@@ -162,10 +162,11 @@ class Cohort:
         """Finish the groups whose beams have ended in `search`, and return the number of tokens of
         their sequences."""
         self.start(1)
-        ended = [place for place in np.flatnonzero(search.ended) if self.is_running(place)]
+        ended = [place for place in np.flatnonzero(search.ended).tolist() if self.is_running(place)]
         if not ended:
             return 0
         rows, scores = search.result()
+        assert scores is not None  # beams have scores
         sequences = np.split(rows, len(self.groups)), np.split(scores, len(self.groups))
         for place in ended:
             tokens, group_scores = (values[place].tolist() for values in sequences)
@@ -190,7 +191,9 @@ class Cohort:
         running = {place for place in self.observed if self.is_running(place)}
         for place in running & scored.keys():
             self.groups[place].score(scored[place], int(tokens[place]))
-        for place in np.flatnonzero((search.is_finished | search.is_invalid) & ~self.is_left):
+        for place in np.flatnonzero(
+            (search.is_finished | search.is_invalid) & ~self.is_left
+        ).tolist():
             if search.is_invalid[place]:
                 self.groups[place].fail(ValueError(search.problem))
             elif not self.groups[place].is_finished:

@@ -202,7 +202,7 @@ class GenerationBatch:
             return
         for cohort in self.cohorts:
             each = 1 if self.joining else cohort.samples_per_input
-            is_left = cohort.is_left.reshape(-1, each).all(axis=1)
+            is_left = np.asarray(cohort.is_left.reshape(-1, each).all(axis=1))
             if is_left.any() and (self.joining or is_left.mean() >= MIN_SHARE):
                 kept = without_gaps(is_left)[:, None] * each + np.arange(each)
                 cohort.keep(kept.ravel())

@@ -106,10 +106,8 @@ class Group:
 
     def finish(self, tokens: list[list[int]], scores: list[float] | None) -> None:
         """Store the `tokens` of its sequences, with their `scores` if there are any."""
-        results = [
-            self.result(row, score)
-            for row, score in zip(tokens, scores or [None] * len(tokens), strict=True)
-        ]
+        known: Sequence[float | None] = scores or [None] * len(tokens)
+        results = [self.result(row, score) for row, score in zip(tokens, known, strict=True)]
         self.is_finished = True
         self.results[self.sample : self.sample + len(results)] = results
         self.request.finish_result()

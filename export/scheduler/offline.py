@@ -1,13 +1,15 @@
-"""Offline inference: the rows of one call of `Runtime.generate`.
+"""Generation from all rows of one call.
 
-With continuous batching the longest rows start first. The next row takes the slot of a finished
-one, so a step only costs the running rows. Beams run in static batches of similar length.
+Rows without beams join slots where the export has a step graph: the longest start first, and the
+next one takes the slot of a finished one, so a step only costs the running rows. Other rows start
+together, in batches of similar length.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 
@@ -25,44 +27,56 @@ from .generation_batch import GenerationBatch
 from .groups import Group, read_results, start_request
 from .request import Event, Generated, GenerationInput
 
-# Rows of a static batch of beam search, and the minimum of its inputs. A step of few rows costs
-# nearly as much as one of many.
+# Rows of a batch of beam search, and the minimum of its inputs. A step of few rows costs nearly as
+# much as one of many.
 MAX_BEAM_ROWS, MIN_BEAM_INPUTS = 320, 32
+MAX_INPUTS, MAX_GPU_INPUTS = 64, 512  # of a batch without beams on CPUs, and on a GPU
 # new tokens (rows, T), and the score of each row if scores are asked for
 Sequences = tuple[np.ndarray, np.ndarray | None]
 
 
-def fits_options(
-    info: ExportInfo, workers: int, rows: int, options: Options, is_scored: bool
-) -> bool:
-    """Return True if workers give the same result for these rows, and no more slowly.
-
-    Each row is then searched by itself: there are no samples, beams or scores, and enough rows.
+def run(
+    model: OnnxModel,
+    worker_model: Callable[[], OnnxModel],
+    workers: int,
+    request: GenerationRequest,
+) -> Sequences:
+    """Return the new tokens (B * N, T) of all rows of `request`, padded after the end token, and
+    the scores (B * N,) or None if they were not requested. N is `num_return_sequences`.
 
     Args:
-        info: the export.
-        workers: the number of workers.
-        rows: the number of rows.
-        options: the generation options.
-        is_scored: True if scores of the sequences are asked for.
+        model: runs a single batch, in the thread of the caller.
+        worker_model: returns the model with the threads of one worker, for several batches.
+        workers: the number of batches that run at a time.
+        request: the prompts or sources, and the options.
+
+    Raises:
+        UsageError: if a batch does not fit into memory.
+        ValueError: if onnxruntime cannot compute the model, or logits decide no token.
     """
-    if info.step is None or rows < MIN_OFFLINE_ROWS * workers:
+    if fits_slots(model.info, workers, request):
+        return generate_in_slots(worker_model(), request, workers)
+    rows, limit = len(request.input_ids), max_inputs(model, request.options)
+    if rows <= limit:
+        return generate(model, request)
+    size = min(-(-rows // workers), batch_inputs(model, workers, request.options))
+    return generate_in_batches(worker_model(), request, workers, size)
+
+
+def fits_slots(info: ExportInfo, workers: int, request: GenerationRequest) -> bool:
+    """Return True if slots of `workers` run `request` with the same result, and no more slowly.
+
+    Each row is then searched by itself: there are no samples, beams or scores, and enough rows. No
+    mask of a source may have a one after a zero, which the step graph cannot express.
+    """
+    options = request.options
+    if info.step is None or len(request.input_ids) < MIN_OFFLINE_ROWS * workers:
         return False
-    if options.do_sample or options.num_beams > 1 or is_scored:
+    if options.do_sample or options.num_beams > 1 or request.is_scored:
         return False
-    # With fewer slots in memory, static batches with growing caches are faster.
+    # With fewer slots in memory, rows that start together, with growing caches, are faster.
     size = slot_bytes(info, SlotSize(1, 0, options.max_new_tokens))
-    return MIN_OFFLINE_ROWS * size <= slot_memory(workers)
-
-
-def fits_workers(info: ExportInfo, workers: int, request: GenerationRequest) -> bool:
-    """Return True if workers can run `request` with the same result, and no more slowly.
-
-    The options must allow it, there must be enough rows, and no mask of a source may have a one
-    after a zero, which the step graph cannot express.
-    """
-    rows = len(request.input_ids)
-    if not fits_options(info, workers, rows, request.options, request.is_scored):
+    if MIN_OFFLINE_ROWS * size > slot_memory(workers):
         return False
     return request.source is None or bool((np.diff(request.source[1]) <= 0).all())
 
@@ -178,33 +192,38 @@ def generate_in_slots(model: OnnxModel, request: GenerationRequest, workers: int
     return joined([by_row[row] for row in range(len(inputs))], request.options.fill_token_id)
 
 
-def fits_static_batches(device: str, rows: int, options: Options) -> bool:
-    """Return True if `options` ask for beam search that is faster in several batches.
+def max_inputs(model: OnnxModel, options: Options) -> int:
+    """Return how many inputs with these `options` one batch may have.
 
-    `rows` is the number of inputs, not of beams. Several batches are faster for many inputs on
-    CPUs, where a batch takes as long as its longest row.
+    Several batches are faster for beams of many inputs on CPUs, where a batch takes as long as its
+    longest row. Other batches are limited by memory only.
     """
-    return device == "cpu" and options.num_beams > 1 and rows > MIN_BEAM_INPUTS
+    if model.device != "cpu":
+        return MAX_GPU_INPUTS
+    return MIN_BEAM_INPUTS if options.num_beams > 1 else MAX_INPUTS
 
 
-def beam_inputs(info: ExportInfo, workers: int, rows: int, options: Options) -> int:
-    """Return how many of `rows` inputs a static batch of beam search has.
+def batch_inputs(model: OnnxModel, workers: int, options: Options) -> int:
+    """Return how many inputs a batch has if there are several.
 
-    It is at most the share of one of the `workers`. Memory limits it too, but not below
-    `MIN_BEAM_INPUTS`.
+    Memory limits it, but not below `MIN_BEAM_INPUTS`.
     """
-    row_bytes = position_bytes(info.specs["decoder"]) * options.max_new_tokens
+    if options.num_beams == 1 or model.device != "cpu":
+        return max_inputs(model, options)
+    row_bytes = position_bytes(model.info.specs["decoder"]) * options.max_new_tokens
     max_rows = min(MAX_BEAM_ROWS, slot_memory(workers) / row_bytes)
-    return min(-(-rows // workers), max(MIN_BEAM_INPUTS, int(max_rows / options.num_beams)))
+    return max(MIN_BEAM_INPUTS, int(max_rows / options.num_beams))
 
 
-def generate_in_batches(model: OnnxModel, request: GenerationRequest, workers: int) -> Sequences:
-    """Generate from the rows of `request` in batches of similar length, the longest first.
+def generate_in_batches(
+    model: OnnxModel, request: GenerationRequest, workers: int, size: int
+) -> Sequences:
+    """Generate from the rows of `request` in batches of `size` inputs of similar length, the
+    longest first.
 
     `workers` batches run at a time, each with the threads of `model`.
     """
     rows = request.source or (request.input_ids, request.attention_mask)
-    size = beam_inputs(model.info, workers, len(request.input_ids), request.options)
     groups = batches(rows_without_padding(*rows), size)[::-1]
     model.open(main_roles(model.info))  # before several threads ask for them
 
@@ -246,9 +265,10 @@ def split_request(
     options, count = request.options, len(request.input_ids)
     prompts = rows_without_padding(request.input_ids, request.attention_mask)
     sources = rows_without_padding(*request.source) if request.source else [None] * count
-    seeds = request.seeds or row_seeds(options.seed, count) or [None] * count
+    none: list[Any] = [None] * count
+    seeds = request.seeds or row_seeds(options.seed, count) or none
     paddings = (request.attention_mask == 0).sum(axis=1).tolist()
-    facts = zip(prompts, sources, paddings, seeds, uniforms or [None] * count, strict=True)
+    facts = zip(prompts, sources, paddings, seeds, uniforms or none, strict=True)
     return [
         GenerationInput(
             options,

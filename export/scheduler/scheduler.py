@@ -3,8 +3,10 @@
 import dataclasses
 import time
 from collections.abc import Sequence
+from typing import cast
 
 from ..errors import UsageError
+from ..inference.rows import JoiningRowsFactory
 from ..model import OnnxModel
 from .admission import Admission
 from .batch import Batch
@@ -109,5 +111,6 @@ def open_batch(admission: Admission, model: OnnxModel) -> GenerationBatch:
     pace = Pace.of(config)
     size = dataclasses.replace(admission.slot_size, rows=capacity + spare_rows(capacity))
     model.open([role for role in model.info.specs if role in ("encoder", step)])
-    rows = model.factory.open_slots(step, size, pace.max_source_tokens)
+    factory = cast(JoiningRowsFactory, model.factory)
+    rows = factory.open_slots(step, size, pace.max_source_tokens)
     return GenerationBatch(model.factory, capacity, model.threads, rows, pace)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...errors import UsageError
 from ...heads import TRANSLATE
 from ...inference import options as option_fields
-from ...inference.inputs import batches
 from ...inference.logits import row_seed
 from ...inference.options import as_list, special_token
 from ...requests import check_options
@@ -19,7 +18,6 @@ from .sentences import DEFAULT_LANGUAGE, WIDE_ENDS, sentences_and_spaces
 if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
 
-BATCH_SIZE = 32  # sentences per batch
 MAX_TOKENS = 512  # maximum number of tokens of a translated sentence
 
 
@@ -266,27 +264,19 @@ def translate_plan(
     """
     limit = plan.limit
     results = [""] * len(plan.rows)
-    size = runtime.runtime.rows_together(
-        len(plan.rows), BATCH_SIZE, {**options, "max_new_tokens": limit}
-    )
-    for indices in batches(plan.rows, size):
-        rows = [plan.rows[index] for index in indices]
-        languages = [plan.targets[index] for index in indices]
-        arguments = {**options, "max_new_tokens": limit}
-        if seeds is not None:
-            arguments["seeds"] = [seeds[index] for index in indices]
-        tokens, _ = runtime.generate_tokens(rows, [[]] * len(rows), languages, **arguments)
-        for index, text, row in zip(indices, runtime.decode(tokens), tokens, strict=True):
-            results[index] = text
-            if is_cut(runtime, row, limit, options):
-                seen = (
-                    f"the translation of {plan.sentences[index]!r:.60} was cut after {limit} tokens"
-                )
-                warnings.warn(
-                    f"{seen}, expected an end token: use a larger max_new_tokens",
-                    UserWarning,
-                    stacklevel=3,
-                )
+    if not plan.rows:
+        return results
+    arguments = {**options, "max_new_tokens": limit, "seeds": seeds}
+    tokens, _ = runtime.generate_tokens(plan.rows, [[]] * len(plan.rows), plan.targets, **arguments)
+    for index, (text, row) in enumerate(zip(runtime.decode(tokens), tokens, strict=True)):
+        results[index] = text
+        if is_cut(runtime, row, limit, options):
+            seen = f"the translation of {plan.sentences[index]!r:.60} was cut after {limit} tokens"
+            warnings.warn(
+                f"{seen}, expected an end token: use a larger max_new_tokens",
+                UserWarning,
+                stacklevel=3,
+            )
     return results
 
 
