@@ -125,8 +125,9 @@ class GenerationBatch:
         """Add `groups` and read their prompts, as much of them as one pause between two steps
         allows."""
         if self.joining is None:
-            if groups:
-                groups = [group for members in alike(groups) for group in members]
+            for group in groups:
+                group.num_read = len(group.first_tokens)
+            if groups := [group for members in alike(groups) for group in members]:
                 self.start(groups, batch_request(groups))
             return
         if groups or self.prefilling:
