@@ -245,6 +245,8 @@ class GenerationBatch:
             assert self.rows is not None  # a search on the device has its own
             self.rows.select(parents)
             self.count = len(parents)
+            if self.logits is not None:
+                self.logits = self.logits[parents]
         first = 0
         for cohort in self.cohorts:
             end = first + len(cohort.parents)
