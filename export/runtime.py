@@ -309,7 +309,7 @@ class Runtime:
                 Also if onnxruntime fails, for example because the prompts need too much memory.
         """
         request = self.request(input_ids, attention_mask, decoder_input_ids, options)
-        return self._generated(request.with_seeds(seeds))[0]
+        return self.generate_request(request.with_seeds(seeds))[0]
 
     def generate_with_scores(
         self,
@@ -327,7 +327,7 @@ class Runtime:
         of the processed logits, before temperature, top_k, top_p and min_p.
         """
         request = self.request(input_ids, attention_mask, decoder_input_ids, options, True)
-        tokens, scores = self._generated(request.with_seeds(seeds))
+        tokens, scores = self.generate_request(request.with_seeds(seeds))
         assert scores is not None  # the request asks for them
         return tokens, scores
 
@@ -343,28 +343,31 @@ class Runtime:
             UsageError: for an invalid option, and for beam search, whose tokens are only known at
                 the end. It is raised before the iterator is returned too.
         """
-        request = self.request(input_ids, attention_mask, None, options)
+        return self.stream_request(self.request(input_ids, attention_mask, None, options))
+
+    def stream_request(self, request: GenerationRequest) -> Iterator[np.ndarray]:
+        """Yield the tokens of `stream` for a `request` that `request` returned."""
         if request.options.num_beams > 1:
             raise UsageError(
                 f"num_beams is {request.options.num_beams}, expected num_beams=1 to stream"
             )
         return offline.stream(self.model, request)
 
-    def check_options(self, options: dict[str, Any]) -> Options:
+    def check_options(self, options: dict[str, Any] | Options) -> Options:
         """Return `options`, with those of generation_config.json, or else defaults, for all that is
         not set.
 
         Raises UsageError or ValueError for options that are wrong whatever the inputs are. Raises
         ValueError for a model that does not generate.
         """
-        return requests.check_options(self.info, options)
+        return requests.check_options(self.info, options).for_prompt(1)
 
     def request(
         self,
         input_ids: np.ndarray,
         attention_mask: np.ndarray | None,
         decoder_input_ids: np.ndarray | None,
-        options: dict[str, Any],
+        options: dict[str, Any] | Options,
         is_scored: bool = False,
     ) -> GenerationRequest:
         """Check the arguments of a call of `generate` and return its batch.
@@ -380,9 +383,9 @@ class Runtime:
             self.info, input_ids, attention_mask, decoder_input_ids, options, is_scored
         )
 
-    def _generated(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
+    def generate_request(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
         """Return prompts with new tokens (B * N, T), and the scores of the rows (B * N,) or None if
-        they were not requested."""
+        they were not requested. `request` is one that `request` returned."""
         new, scores = offline.run(self.model, lambda: self._worker_model, self.workers, request)
         prompts = np.repeat(request.input_ids, request.options.num_return_sequences, axis=0)
         return np.concatenate([prompts, new], axis=1), scores

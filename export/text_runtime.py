@@ -21,7 +21,8 @@ from .inference.config import VISION
 from .inference.export_info import MANIFEST, TARGET_TOKENIZER, ExportInfo, json_object
 from .inference.inputs import pad_sequences
 from .inference.logits import row_seeds
-from .inference.options import special_token
+from .inference.options import Options, special_token
+from .requests import check_options, with_targets
 from .runtime import Runtime
 from .text.detokenizer import Detokenizer, TokenNames
 from .text.language_pairs import sentence_languages
@@ -149,12 +150,9 @@ class TextRuntime:
                 tokenizer fails on or that begins with an unknown language, a `target_prefix` of
                 another length, or too many tokens.
         """
-        options = option_fields.check(options)
-        rows = self.rows(texts, src_lang)
-        targets = self.target_options(tgt_lang, len(rows), options)
-        return self.generate_rows(
-            rows, self.prefixes(target_prefix, len(rows)), targets, seeds=seeds, **options
-        )[0]
+        rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options)
+        prefixes = self.prefixes(target_prefix, len(rows))
+        return self.decode(self.generate_tokens(rows, prefixes, checked, seeds=seeds)[0])
 
     def generate_with_scores(
         self,
@@ -171,79 +169,61 @@ class TextRuntime:
 
         The score is sum(log p) / length^length_penalty of the new tokens, including the end token.
         """
-        options = option_fields.check(options)
+        rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options)
+        prefixes = self.prefixes(target_prefix, len(rows))
+        tokens, scores = self.generate_tokens(rows, prefixes, checked, True, seeds)
+        return self.decode(tokens), scores
+
+    def checked_rows(
+        self, texts: list[str], src_lang: Choice, tgt_lang: Choice, options: dict[str, Any]
+    ) -> tuple[list[list[int]], list[Options]]:
+        """Return the token ids of each text, and its checked options with its target language.
+
+        Raises UsageError and ValueError as `generate` does.
+        """
+        checked = check_options(self.info, options)
         rows = self.rows(texts, src_lang)
         targets = self.target_options(tgt_lang, len(rows), options)
-        prefixes = self.prefixes(target_prefix, len(rows))
-        return self.generate_rows(rows, prefixes, targets, is_scored=True, seeds=seeds, **options)
-
-    def generate_rows(
-        self,
-        rows: list[list[int]],
-        prefixes: list[list[int]],
-        targets: list[dict[str, Any]] | None = None,
-        is_scored: bool = False,
-        seeds: Sequence[int] | None = None,
-        **options: Any,
-    ) -> tuple[list[str], np.ndarray]:
-        """Return the generated texts and their scores (B * N,) for `rows` of token ids.
-
-        `prefixes` are tokens that each result begins with, one list for each row. `targets` are
-        options of each row's target language. Scores are NaN unless `is_scored`. N is
-        `num_return_sequences`. `seeds` are seeds of sampling, one for each row, and `options` are
-        generation options.
-        """
-        tokens, scores = self.generate_tokens(rows, prefixes, targets, is_scored, seeds, **options)
-        return self.decode(tokens), scores
+        return rows, with_targets(self.info, checked, targets)
 
     def generate_tokens(
         self,
         rows: list[list[int]],
         prefixes: list[list[int]],
-        targets: list[dict[str, Any]] | None = None,
+        options: Sequence[Options],
         is_scored: bool = False,
         seeds: Sequence[int] | None = None,
-        **options: Any,
     ) -> tuple[list[list[int]], np.ndarray]:
         """Return the tokens of each of B * N results and the scores (B * N,), for `rows` of token
         ids.
 
         The tokens follow the start token or the prompt, and have the prefix and padding. `prefixes`
-        are tokens that each result begins with, one list for each row. `targets` are options of
-        each row's target language. Scores are NaN unless `is_scored`. Rows with prefixes of the
-        same length and one target language run together. `seeds` are seeds of sampling, one for
-        each row, and `options` are generation options.
+        are tokens that each result begins with, one list for each row. `options` are those of each
+        row, which differ in their target language only. Scores are NaN unless `is_scored`. Rows
+        with prefixes of the same length and one target language run together. `seeds` are seeds of
+        sampling, one for each row.
         """
-        seeds = self.text_seeds(seeds, len(rows), options)
-        copies = special_token("num_return_sequences", options, self.info.defaults) or 1
+        seeds = text_seeds(seeds, len(rows), options[0])
+        copies = options[0].num_return_sequences
         tokens: list[list[list[int]]] = [[]] * len(rows)
         scores = np.full((len(rows), copies), np.nan, np.float32)
-        kinds = [
-            (len(prefix), tuple(target.items()))
-            for prefix, target in zip(prefixes, targets or [{}] * len(rows))
-        ]
+        kinds = [(len(prefix), id(each)) for prefix, each in zip(prefixes, options, strict=True)]
+        start = 1 if "encoder" in self.info.specs else None
         for kind in dict.fromkeys(kinds):
-            indices = np.array([row for row, other in enumerate(kinds) if other == kind])
+            indices = [row for row, other in enumerate(kinds) if other == kind]
+            shared = options[indices[0]]
             ids, mask = self.batch([rows[row] for row in indices])
-            length, target = kind
-            batch_options = {**options, **dict(target)}
+            starts = [self.first_tokens(shared) + prefixes[row] for row in indices]
+            request = self.runtime.request(
+                ids, mask, np.array(starts) if kind[0] else None, shared, is_scored
+            )
             if seeds is not None:
-                batch_options["seeds"] = [seeds[row] for row in indices]
-            if length:
-                batch_options["decoder_input_ids"] = np.array(
-                    [self.first_tokens(batch_options) + prefixes[row] for row in indices]
-                )
-            if is_scored:
-                outputs, batch_scores = self.runtime.generate_with_scores(
-                    ids, mask, **batch_options
-                )
+                request = request.with_seeds([seeds[row] for row in indices])
+            outputs, batch_scores = self.runtime.generate_request(request)
+            if batch_scores is not None:
                 scores[indices] = batch_scores.reshape(-1, copies)
-            else:
-                outputs = self.runtime.generate(ids, mask, **batch_options)
-            start = ids.shape[1] if "encoder" not in self.info.specs else 1
-            for row, results in zip(
-                indices, outputs[:, start:].reshape(len(indices), copies, -1).tolist()
-            ):
+            new = outputs[:, start or ids.shape[1] :].reshape(len(indices), copies, -1)
+            for row, results in zip(indices, new.tolist(), strict=True):
                 tokens[row] = results
         return [row_ids for results in tokens for row_ids in results], scores.ravel()
 
@@ -260,29 +240,14 @@ class TextRuntime:
                 option or language.
             ValueError: for a blank text, or one with too many tokens.
         """
-        options = option_fields.check(options)
         if options.get("num_return_sequences") not in (None, 1):
             raise UsageError(
                 f"num_return_sequences must be 1 to stream, got {options['num_return_sequences']}"
             )
-        inputs = self.batch(self.rows([text], src_lang))
-        [target] = self.target_options(tgt_lang, 1, options)
-        return self.decode_stream(
-            self.runtime.stream(*inputs, **{**options, **target, "num_return_sequences": 1})
-        )
-
-    def text_seeds(
-        self, seeds: Sequence[int] | None, count: int, options: dict[str, Any]
-    ) -> Sequence[int] | None:
-        """Return `seeds`, by default those derived from the option `seed`, for `count` texts.
-
-        The result is None without a seed in `options` and generation_config.json. Raises UsageError
-        if `seeds` has not one seed for each text.
-        """
-        option_fields.check_seeds(seeds, count)
-        if seeds is not None:
-            return seeds
-        return row_seeds(special_token("seed", options, self.info.defaults), count)
+        options = {"num_return_sequences": 1, **options}
+        rows, [checked] = self.checked_rows([text], src_lang, tgt_lang, options)
+        request = self.runtime.request(*self.batch(rows), None, checked)
+        return self.decode_stream(self.runtime.stream_request(request))
 
     def target_options(
         self, tgt_lang: Choice, count: int, options: dict[str, Any]
@@ -301,14 +266,11 @@ class TextRuntime:
         config = self.info.config if self.languages.target == "decoder_start_token_id" else {}
         return special_token(self.languages.target, self.info.defaults, config)
 
-    def first_tokens(self, options: dict[str, Any]) -> list[int]:
+    def first_tokens(self, options: Options) -> list[int]:
         """Return [id] of the language token after the start token, if the model generates one
-        there, else [].
-
-        `options` are generation options.
-        """
+        there, else []."""
         is_first = self.languages.target == "forced_bos_token_id"
-        language = options.get("forced_bos_token_id", self.default_target) if is_first else None
+        language = options.forced_bos_token_id if is_first else None
         return [] if language is None else [language]
 
     @functools.cached_property
@@ -417,6 +379,15 @@ class TextRuntime:
             if len(texts) == 1:  # without the threads of a batch
                 return [selected.encode(texts[0], add_special_tokens=special_tokens)]
             return selected.encode_batch(texts, add_special_tokens=special_tokens)
+
+
+def text_seeds(seeds: Sequence[int] | None, count: int, options: Options) -> Sequence[int] | None:
+    """Return `seeds`, by default those derived from the seed of `options`, for `count` texts.
+
+    The result is None without any. Raises UsageError if `seeds` has not one seed for each text.
+    """
+    option_fields.check_seeds(seeds, count)
+    return row_seeds(options.seed, count) if seeds is None else seeds
 
 
 def open_runtime(directory: str | os.PathLike, threads: int | None = None, **options: Any) -> Any:

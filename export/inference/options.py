@@ -242,11 +242,9 @@ class Options:
 
     def _set_values(self) -> None:
         """Check all values, and replace `None` by defaults."""
-        options = {
-            name: value for name, value in vars(self).items() if value is not FIELDS[name].default
-        }
-        for name, value in check(options).items():
-            value = FIELDS[name].default if value is None else value
+        options = {name: value for name, value in vars(self).items() if value is not DEFAULTS[name]}
+        for name, value in check_values(plain_values(options)).items():
+            value = DEFAULTS[name] if value is None else value
             if value is not options[name]:
                 object.__setattr__(self, name, value)
 
@@ -279,13 +277,16 @@ class Options:
         """Raise UsageError if beam search would divide scores by a number that is too large for
         float32, or so small that they fall below `EXCLUDED_SCORE`.
 
-        The number is a length up to `max_new_tokens` with the exponent `length_penalty`.
+        The number is a length up to `max_new_tokens` with the exponent `length_penalty`. With
+        `max_length` the prompt decides about it, see `for_prompt`.
         """
+        if self.num_beams == 1 or self.max_length is not None:
+            return
         lowest, highest = (
             math.log(limit) / math.log(max(self.max_new_tokens, 2))
             for limit in (1e-6, LARGEST_FLOAT32)
         )
-        if self.num_beams > 1 and not lowest <= self.length_penalty <= highest:
+        if not lowest <= self.length_penalty <= highest:
             expected = (
                 f"from {lowest:.4g} to {highest:.4g} with max_new_tokens={self.max_new_tokens}"
             )
@@ -327,6 +328,28 @@ class Options:
         best candidates end."""
         return max(2, 1 + len(self.eos_token_ids)) * self.num_beams
 
+    def for_prompt(self, length: int) -> "Options":
+        """Return the options for a prompt of `length` tokens, padding included: with the new tokens
+        that `max_length` and `min_length` leave, in place of both.
+
+        Raises UsageError if the prompt leaves no room.
+        """
+        if self.max_length is None and not self.min_length:
+            return self
+        most = MAX_INT64 if self.max_length is None else self.max_length - length
+        if most <= 0:
+            raise UsageError(
+                f"max_length must be more than {length}, the prompt's tokens, got {self.max_length}"
+            )
+        least = 0 if self.min_length is None else self.min_length - length
+        return dataclasses.replace(
+            self,
+            max_new_tokens=min(self.max_new_tokens, most),
+            min_new_tokens=max(self.min_new_tokens, least),
+            max_length=None,
+            min_length=None,
+        )
+
     def check_vocabulary(self, size: int) -> None:
         """Raise UsageError for tokens outside a vocabulary of `size` tokens, or too many beams for
         it. Only the options `IN_VOCABULARY` are checked; others ignore such tokens."""
@@ -337,7 +360,9 @@ class Options:
                 "num_beams",
             )
         for name in IN_VOCABULARY:
-            words = [as_list(word) for word in as_list(getattr(self, name))]
+            if (value := getattr(self, name)) is None:
+                continue
+            words = map(as_list, as_list(value))
             outside = [token for word in words for token in word if not 0 <= token < size]
             if outside:
                 raise UsageError(
@@ -356,7 +381,7 @@ def check_seeds(seeds: Sequence[int] | None, count: int) -> None:
 
 
 def check_single(options: dict[str, Any], user: str) -> dict[str, Any]:
-    """Return `options` with one result per text, whatever generation_config.json sets.
+    """Return `options`, by default with one result per text, whatever generation_config.json sets.
 
     Raises UsageError if `options` ask for several. The message says what `user` does with one.
     """
@@ -365,15 +390,17 @@ def check_single(options: dict[str, Any], user: str) -> dict[str, Any]:
         raise UsageError(
             f"num_return_sequences is {count}, expected 1: {user} one translation per text"
         )
-    return {**options, "num_return_sequences": 1}
+    return {"num_return_sequences": 1, **options}
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
+DEFAULTS = {name: field.default for name, field in FIELDS.items()}
 IN_VOCABULARY = tuple(name for name, field in FIELDS.items() if field.metadata["in_vocabulary"])
 LOGITS_FIELDS = tuple(field for field in FIELDS.values() if field.metadata["logits"])
 
 # Prompt lookup of transformers, which gives the tokens of greedy search in fewer steps.
 PROMPT_LOOKUP = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
+SPECIAL_TOKENS = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
 # Fields of generation_config.json that do not change tokens: bookkeeping, caches, compilation,
 # other outputs of `transformers.generate`, prompt lookup and assistant models.
 WITHOUT_EFFECT = {
@@ -402,6 +429,7 @@ WITHOUT_EFFECT = {
     ),
     "target_lookbehind",
 }
+HARMLESS = FIELDS.keys() | WITHOUT_EFFECT
 # fields that have no effect without do_sample
 SAMPLING_ONLY = {"typical_p", "top_h", "epsilon_cutoff", "eta_cutoff"}
 # Other fields must have a value without effect: this one, or by default 0 or `None`.
@@ -419,23 +447,38 @@ def check(options: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: for an unknown option or an invalid value.
     """
+    check_names(options)
+    return check_values(plain_values(options))
+
+
+def check_names(options: dict[str, Any]) -> None:
+    """Raise UsageError for an unknown option."""
+    unknown = sorted(options.keys() - FIELDS.keys())
     for name in PROMPT_LOOKUP:
-        if name in options:
+        if name in unknown:
             raise UsageError(
                 f"{name} is {options[name]!r:.100}, expected no such option: prompt lookup only "
                 "saves steps, and greedy search gives the same tokens",
                 name,
             )
-    if unknown := sorted(options.keys() - FIELDS.keys()):
+    if unknown:
         close = nearest(unknown[0], FIELDS)
         hint = f"did you mean {close}?" if close else f"expected some of {sorted(FIELDS)}"
         raise UsageError(f"unknown generation options {unknown}, {hint}")
-    plain = {name: to_python(value) for name, value in options.items()}
-    for name, value in plain.items():
+
+
+def check_values(options: dict[str, Any]) -> dict[str, Any]:
+    """Return `options`. Raises UsageError for an invalid value; `None` is always valid."""
+    for name, value in options.items():
         kind = FIELDS[name].metadata["kind"]
         if value is not None and not kind.holds(value):
             raise UsageError(f"{name} must be {kind.expected}, got {reprlib.repr(value)}", name)
-    return plain
+    return options
+
+
+def plain_values(options: dict[str, Any]) -> dict[str, Any]:
+    """Return `options` with numpy values converted to Python's."""
+    return {name: to_python(value) for name, value in options.items()}
 
 
 def to_python(value: Any) -> Any:
@@ -452,51 +495,57 @@ def to_python(value: Any) -> Any:
 
 
 def resolve(
-    options: dict[str, Any],
-    generation_config: dict[str, Any],
-    config: dict[str, Any],
-    prompt_length: int,
+    options: dict[str, Any], generation_config: dict[str, Any], config: dict[str, Any]
 ) -> Options:
-    """Return the options to generate with.
+    """Return the options of a call. `Options.for_prompt` returns those for one of its prompts.
 
     `options` take precedence over `generation_config`, whose `None` counts as unset. A `None` in
     `options` overrides it too, and means the default of `Options`, or 0 for `top_k`. Special tokens
-    come from the model's `config` otherwise. `max_new_tokens` and `min_new_tokens` always take
-    precedence over `max_length` and `min_length`.
+    come from the model's `config` otherwise, and the pad token is by default the first end token.
+    `max_new_tokens` and `min_new_tokens` always take precedence over `max_length` and `min_length`.
 
     Args:
         options: options of the caller.
         generation_config: content of generation_config.json.
         config: content of config.json.
-        prompt_length: tokens of the prompt with padding; for seq2seq of the decoder prompt.
 
     Raises:
-        UsageError: if the prompt reaches `max_length`, for tokens outside the vocabulary, invalid
-            values, and values that cannot be combined.
+        UsageError: for an unknown option, tokens outside the vocabulary, invalid values, and values
+            that cannot be combined.
         ValueError: for a field of `generation_config` that this runtime does not support.
     """
-    merged = {
-        **{
-            name: value
-            for name, value in generation_config.items()
-            if value is not None and name in FIELDS
-        },
-        **options,
-    }
-    check_applied(generation_config, bool(merged.get("do_sample")))
-    for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id"):
+    check_names(options)
+    options = plain_values(options)
+    set_values = {name: value for name, value in generation_config.items() if value is not None}
+    merged = {name: value for name, value in set_values.items() if name in FIELDS} | options
+    for name in SPECIAL_TOKENS:
         merged[name] = special_token(name, options, generation_config, config)
     if merged["pad_token_id"] is None:
-        merged["pad_token_id"] = next(iter(as_list(merged["eos_token_id"])), 0)
+        merged["pad_token_id"] = next(iter(as_list(merged["eos_token_id"])), None)
     if merged.get("top_k", ...) is None:
         merged["top_k"] = 0  # only this option is turned off by `None`
-    if merged.get("max_new_tokens") is None:
-        merged["max_new_tokens"] = new_tokens(merged.get("max_length"), prompt_length, config)
-    if merged.get("min_new_tokens") is None:
-        merged["min_new_tokens"] = max(0, (merged.get("min_length") or 0) - prompt_length)
+    merged |= length_limits(merged, config)
     resolved = Options(**{name: value for name, value in merged.items() if value is not None})
+    check_applied(generation_config, resolved.do_sample)
     resolved.check_vocabulary(config["vocab_size"])
     return resolved
+
+
+def length_limits(options: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of lengths, of which those of new tokens take precedence.
+
+    Without a maximum in `options` it is 20 new tokens, or what `max_position_embeddings` leaves.
+    """
+    limits: dict[str, Any] = {}
+    if options.get("min_new_tokens") is not None:
+        limits["min_length"] = None
+    if options.get("max_new_tokens") is not None:
+        limits["max_length"] = None
+    elif options.get("max_length") is not None:
+        limits["max_new_tokens"] = MAX_INT64
+    else:
+        limits["max_length"] = config["max_position_embeddings"]
+    return limits
 
 
 def check_applied(generation_config: dict[str, Any], is_sampling: bool) -> None:
@@ -505,10 +554,10 @@ def check_applied(generation_config: dict[str, Any], is_sampling: bool) -> None:
 
     Some fields count only if `is_sampling`.
     """
-    harmless = FIELDS.keys() | WITHOUT_EFFECT | (set() if is_sampling else SAMPLING_ONLY)
-    for name, value in generation_config.items():
-        is_neutral = value is None or value == NEUTRAL.get(name, 0)
-        if name not in harmless and not is_neutral and not name.startswith("_"):
+    for name in sorted(generation_config.keys() - HARMLESS):
+        value = generation_config[name]
+        is_neutral = value is None or value == NEUTRAL.get(name, 0) or name.startswith("_")
+        if not is_neutral and (is_sampling or name not in SAMPLING_ONLY):
             raise ValueError(
                 f"generation_config.json sets {name:.200} to {value!r:.200}, which this "
                 "runtime does not support"
@@ -518,22 +567,10 @@ def check_applied(generation_config: dict[str, Any], is_sampling: bool) -> None:
 def special_token(name: str, *sources: dict[str, Any]) -> Any:
     """Return the value of `name` in the first of `sources` that has the key, even if it is None.
     Return None if none has it."""
-    return next((source[name] for source in sources if name in source), None)
-
-
-def new_tokens(max_length: int | None, prompt_length: int, config: dict[str, Any]) -> int:
-    """Return the maximum number of new tokens: `max_length` less `prompt_length`.
-
-    If `max_length` is None, the result is 20, or what `max_position_embeddings` leaves. Raises
-    UsageError if the prompt leaves no room.
-    """
-    if max_length is None:
-        max_length = min(prompt_length + Options.max_new_tokens, config["max_position_embeddings"])
-    if max_length <= prompt_length:
-        raise UsageError(
-            f"max_length must be more than {prompt_length}, the prompt's tokens, got {max_length}"
-        )
-    return max_length - prompt_length
+    for source in sources:
+        if name in source:
+            return source[name]
+    return None
 
 
 def options_text(indent: str = "") -> str:

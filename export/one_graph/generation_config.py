@@ -46,7 +46,7 @@ class Rules:
             "max_new_tokens": 1,
         }
         return cls(
-            resolve(options | {"length_penalty": 1.0}, generation, config, prompt_length=1),
+            resolve(options | {"length_penalty": 1.0}, generation, config).for_prompt(1),
             config["vocab_size"],
         )
 

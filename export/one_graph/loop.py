@@ -61,7 +61,7 @@ def one_graph(
     lengths = None
     prompt = ops.filled([ops.size(ids, 0), 1], np.int64(rules.options.decoder_start_token_id or 0))
     if config["model_type"] == "vanilla-decoder":
-        ids, mask, lengths = pad_left(ops, ids, mask, rules.options.pad_token_id)
+        ids, mask, lengths = pad_left(ops, ids, mask, rules.options.pad_token_id or 0)
         prompt = ids
     positions = position_limit(config)
     limit = limit_steps(ops, max_steps(ops, settings), lengths, positions)

@@ -1,11 +1,8 @@
 """Checks of requests before they are queued: options, lengths and rows."""
 
-import contextlib
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
-
-import numpy as np
 
 from ..errors import TooLong, UsageError
 from ..inference.export_info import ExportInfo
@@ -13,13 +10,12 @@ from ..inference.inputs import position_limit
 from ..inference.logits import row_seed
 from ..inference.options import Options
 from ..inference.rows import SlotSize
-from ..requests import generation_request
+from ..requests import check_options, check_row
 from .capacity import Arrangement, slot_bytes, slots_per_worker
 from .client_request import ClientRequest
 from .rejections import SMALL_ROWS, check_room
 from .request import GenerationInput
 
-MAX_CACHED_OPTIONS = 1024
 DEFAULT_LENGTH = 512  # tokens per slot, at most
 
 
@@ -59,7 +55,6 @@ class Admission:
         rows = self.slots_per_worker(workers, slots)
         self.slot_size = dataclasses.replace(self.slot_size, rows=rows)
         self.max_waiting = max_waiting
-        self._checked: dict[tuple, tuple[Options, list[int]]] = {}  # a cache
 
     def slot_length(self, length: int | None) -> int:
         """Return the number of tokens of a slot: `length`, or by default the model's positions up
@@ -111,7 +106,7 @@ class Admission:
     def admit(
         self,
         input_ids: Sequence[int],
-        options: dict[str, Any],
+        options: dict[str, Any] | Options,
         prefix: Sequence[int] = (),
         top_logprobs: int | None = None,
         scores_prompt: bool = False,
@@ -121,7 +116,7 @@ class Admission:
 
         Args:
             input_ids: the source of a seq2seq model, or a prompt.
-            options: options of `Runtime.generate` by name.
+            options: options of `Runtime.generate` by name, or the checked ones of the call.
             prefix: tokens that the target of a seq2seq model begins with, empty for other models.
             top_logprobs: the number of best tokens reported with their log probabilities at each
                 position, `None` for no log probabilities.
@@ -136,9 +131,8 @@ class Admission:
             TooLong: if there are more tokens or rows than the slots hold.
         """
         self.check_lengths(len(input_ids))
-        resolved, start = self.check_options(input_ids, options, prefix)
-        has_source = self.slot_size.source > 0
-        source, prompt = (input_ids, start) if has_source else (None, input_ids)
+        checked = check_options(self.info, options)
+        resolved, prompt, source = check_row(self.info, input_ids, prefix, checked)
         if top_logprobs is not None and resolved.num_beams > 1:
             raise UsageError(
                 f"logprobs do not go with num_beams={resolved.num_beams}, expected num_beams=1",
@@ -149,58 +143,14 @@ class Admission:
         self.check_slot(admitted)
         return admitted
 
-    def check_options(
-        self, input_ids: Sequence[int], options: dict[str, Any], prefix: Sequence[int]
-    ) -> tuple[Options, list[int]]:
-        """Return the resolved options, and the decoder prompt of a seq2seq model.
-
-        Results are cached, because a check takes as long as a short request. For other models the
-        cache ignores which tokens a prompt has, so use only the options.
-
-        Args:
-            input_ids: the source of a seq2seq model, or a prompt.
-            options: options of `Runtime.generate` by name.
-            prefix: tokens that the target of a seq2seq model begins with.
-
-        Raises:
-            UsageError, ValueError: for wrong options or tokens, see `admit`.
-        """
-        if prefix:
-            return self.resolve(input_ids, options, prefix)
-        length = 0 if self.slot_size.source else len(input_ids)
-        # with the type, because True == 1
-        key = (length, *((name, type(value), value) for name, value in sorted(options.items())))
-        if self.has_valid_tokens(input_ids):
-            with contextlib.suppress(TypeError, KeyError):  # lists are not hashable
-                return self._checked[key]
-        result = self.resolve(input_ids, options, prefix)
-        if len(self._checked) < MAX_CACHED_OPTIONS:
-            with contextlib.suppress(TypeError):
-                self._checked[key] = result
-        return result
-
-    def resolve(
-        self, input_ids: Sequence[int], options: dict[str, Any], prefix: Sequence[int]
-    ) -> tuple[Options, list[int]]:
-        """Return the resolved options, and the tokens before the first new one: the decoder prompt,
-        or `input_ids` without an encoder.
-
-        `input_ids` are a source or a prompt, `prefix` the tokens that a target begins with.
-
-        Raises:
-            UsageError, ValueError: for wrong options or tokens, see `admit`.
-        """
-        ids = np.array([input_ids], np.int64)
-        start = np.array([prefix], np.int64) if prefix else None
-        request = generation_request(self.info, ids, np.ones_like(ids), start, options)
-        return request.options, request.input_ids[0].tolist()
-
-    def has_valid_tokens(self, input_ids: Sequence[int]) -> bool:
-        """Return True if there are tokens, the model has positions for all, and each is in the
-        vocabulary."""
-        config = self.info.config
-        fits = 0 < len(input_ids) <= config["max_position_embeddings"]
-        return fits and min(input_ids) >= 0 and max(input_ids) < config["vocab_size"]
+    def admit_all(
+        self, rows: Sequence[Sequence[int]], options: Sequence[Options]
+    ) -> list[GenerationInput]:
+        """Check all `rows` of a call, as `admit` does, each with its checked `options`."""
+        return [
+            self.admit(row, each, place=[place])
+            for place, (row, each) in enumerate(zip(rows, options, strict=True))
+        ]
 
     def check_queue(
         self, num_waiting: int, request: ClientRequest, others: Iterable[ClientRequest]

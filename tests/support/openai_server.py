@@ -122,7 +122,7 @@ class OneByOne:
     def answer(self, job):
         if job.options.num_beams > 1:
             prompt = np.array([job.prompt])
-            rows, _ = self.runtime._generated(
+            rows, _ = self.runtime.generate_request(
                 GenerationRequest(job.options, prompt, np.ones_like(prompt), None)
             )
             return [Generated(*ended(row[len(job.prompt) :])) for row in rows.tolist()]

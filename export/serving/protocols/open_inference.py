@@ -16,6 +16,7 @@ from ... import __version__
 from ...errors import RequestError, TooLong, UsageError
 from ...heads import HEADS, MAX_CHARACTERS, READS_TOKENS
 from ...inference.inputs import check_contiguous, check_inputs
+from ...requests import check_options, with_targets
 from ...scheduler.encoder_batch import LENGTHS
 from ...scheduler.request import GenerationInput
 from ...specs.graph_spec import TensorSpec
@@ -25,7 +26,7 @@ from ...text_runtime import TextRuntime
 from ..models import ServedModel
 from ..translation.translator import call_off_loop
 from .pipelines import continue_texts
-from .protocol import Protocol, checked_options, served_models, server_settings
+from .protocol import Protocol, check_sizes, served_models, server_settings
 from .tensors import (
     JSON_LENGTH,
     TEXTS,
@@ -401,7 +402,8 @@ async def generate_texts(model: ServedModel, parsed: ParsedRequest) -> list[str]
     for name, language in languages.items():
         if language is not None and not isinstance(language, str):
             raise UsageError(f"{name} is {language!r:.60}, expected the name of a language")
-    options = {"num_return_sequences": 1, **checked_options(parameters)}
+    check_sizes(parameters)
+    options = {"num_return_sequences": 1, **parameters}
     several = options["num_return_sequences"]
     if several != 1:
         raise UsageError(f"num_return_sequences is {several}, expected 1: each row has one output")
@@ -443,14 +445,11 @@ def token_id_inputs(
             and token ids that the model does not have.
         TooLong: for a row with too many tokens.
     """
-    assert model.scheduler is not None
+    checked = check_options(model.runtime.info, options)
     feeds = check_inputs(tensors_for(model), dict(inputs), model.architecture)
     ids, mask = feeds["input_ids"], feeds["attention_mask"]
     check_contiguous(mask, "attention_mask")
     check_no_empty_rows(mask)
     rows = [row_ids[ones == 1].tolist() for row_ids, ones in zip(ids, mask, strict=True)]
     targets = model.runtime.target_options(tgt_lang, len(rows), options)
-    return [
-        model.admission.admit(row, {**options, **target}, place=[place])
-        for place, (row, target) in enumerate(zip(rows, targets, strict=True))
-    ]
+    return model.admission.admit_all(rows, with_targets(model.runtime.info, checked, targets))

@@ -14,6 +14,8 @@ from fastapi.responses import JSONResponse, Response
 from tokenizers import Encoding
 
 from ...errors import UNKNOWN_PATH, RequestError, TooLong, UsageError
+from ...inference.options import Options
+from ...requests import check_options
 from ...scheduler.client import Client
 from ...scheduler.request import Generated, GenerationInput
 from ...text.tasks import embedding
@@ -106,7 +108,8 @@ async def complete(request: Request, body: CompletionRequest) -> Any:
         completes, "complete texts", name_in_path(request), body.model
     )
     scheduler: Client = model.scheduler  # type: ignore[assignment]
-    options, stops = parse_options(body, model.runtime.info.defaults), parse_stops(body.stop)
+    options = check_completion_options(model.runtime, body)
+    stops = parse_stops(body.stop)
     check_fields(body)
     prompts = await parse_prompts(body.prompt, model.runtime, server_settings(request).max_batch)
     size = sum(len(item.ids) for item in prompts) + CHECK_COST * len(prompts)
@@ -133,23 +136,34 @@ async def complete(request: Request, body: CompletionRequest) -> Any:
     )
 
 
+def check_completion_options(runtime: TextRuntime, body: CompletionFields) -> Options:
+    """Return the checked generation options of a request.
+
+    Raises UsageError, with OpenAI's names of options, for a wrong one.
+    """
+    options = parse_options(body, runtime.info.defaults)
+    try:
+        return check_options(runtime.info, options)
+    except UsageError as error:
+        raise with_api_names(error) from None
+
+
 def make_completions(
     runtime: TextRuntime,
     scheduler: Client,
     prompts: Sequence[CompletionPrompt],
-    options: dict[str, Any],
+    options: Options,
     stops: list[str],
     body: CompletionFields,
 ) -> list[Completion]:
-    """Return the completion to generate for each of `prompts`. `options` are those of
-    `Runtime.generate`.
+    """Return the completion to generate for each of `prompts`, with the checked `options`.
 
     `stops` are the stop sequences.
 
     Raises:
         RequestError, UsageError: with OpenAI's names of options, if the model cannot run a prompt.
     """
-    n, is_empty = options["num_return_sequences"], body.max_tokens == 0
+    n, is_empty = options.num_return_sequences, body.max_tokens == 0
     inputs = [
         admit_prompt(scheduler, place, item, options, body) for place, item in enumerate(prompts)
     ]
@@ -174,7 +188,7 @@ def admit_prompt(
     scheduler: Client,
     place: int,
     item: CompletionPrompt,
-    options: dict[str, Any],
+    options: Options,
     body: CompletionFields,
 ) -> GenerationInput:
     """Return the generation input of the prompt `item`, whose number in the request is `place`.
@@ -185,7 +199,7 @@ def admit_prompt(
     max_length, read, new = (
         scheduler.admission.slot_size.length,
         len(item.ids),
-        options["max_new_tokens"],
+        options.max_new_tokens,
     )
     if read + new - 1 > max_length:  # the last token is not decoded again
         seen = f"{read} tokens of the prompt and max_tokens={new}"

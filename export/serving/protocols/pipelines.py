@@ -32,7 +32,7 @@ from ..translation.translator import call_off_loop, check_characters, translate
 from .protocol import (
     Items,
     Protocol,
-    checked_options,
+    check_sizes,
     name_in_path,
     parse_body,
     served_models,
@@ -589,9 +589,8 @@ async def generate_answers(
     task_options, options = generation_options(task, parameters)
     if task == "translation":
         splitting = Splitting(copy_letterless=task_options.pop("copy_letterless"))
-        results = await translate(
-            model, inputs.rows, splitting=splitting, **task_options, **options
-        )
+        languages = task_options["src_lang"], task_options["tgt_lang"]
+        results = await translate(model, inputs.rows, splitting, *languages, options)
     else:
         results = await continue_texts(model, inputs.rows, task_options, options)
     if task_options.get("return_full_text"):
@@ -619,7 +618,7 @@ def generation_options(
     """Return (options of the task, options of `Runtime.generate`) of the request's `parameters`.
 
     Raises:
-        UsageError: if a name is unknown or a value is invalid.
+        UsageError: if an option of the task is invalid, or one of generation is too large.
     """
     parameters = dict(parameters)
     more = parameters.pop("generate_parameters", {})
@@ -645,7 +644,8 @@ def generation_options(
             raise UsageError(
                 f"{name} is {short_repr(task_options[name])}, expected the name of a language"
             )
-    return task_options, checked_options(parameters)
+    check_sizes(parameters)
+    return task_options, parameters
 
 
 async def continue_texts(
@@ -668,11 +668,7 @@ async def continue_texts(
 def admit_rows(
     model: ServedModel, rows: list[str], languages: dict[str, Any], options: dict[str, Any]
 ) -> list[GenerationInput]:
-    assert model.scheduler is not None
-    targets = model.runtime.target_options(languages.get("tgt_lang"), len(rows), options)
-    ids = model.runtime.rows(rows, languages.get("src_lang"))
-    admit = model.admission.admit
-    return [
-        admit(row, {**options, **target}, place=[place])
-        for place, (row, target) in enumerate(zip(ids, targets))
-    ]
+    ids, checked = model.runtime.checked_rows(
+        rows, languages.get("src_lang"), languages.get("tgt_lang"), options
+    )
+    return model.admission.admit_all(ids, checked)

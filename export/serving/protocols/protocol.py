@@ -15,7 +15,6 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field, ValidationError
 
 from ...errors import RequestError, UsageError
-from ...inference import options
 from ..models import ServedModels
 from ..settings import Settings
 
@@ -94,18 +93,14 @@ def parse_body(content: bytes, model: type[Model]) -> Model:
         return model.model_validate(fields)
 
 
-def checked_options(values: dict[str, Any]) -> dict[str, Any]:
-    """Return `values`, options of `Runtime.generate`, as Python values that are valid.
-
-    Raises:
-        UsageError: if an option is unknown or invalid, or has more than `MAX_IDS` token ids.
-    """
-    for name, value in values.items():
+def check_sizes(options: dict[str, Any]) -> None:
+    """Raise UsageError if one of `options`, those of `Runtime.generate`, has more than `MAX_IDS`
+    token ids."""
+    for name, value in options.items():
         parts = value if isinstance(value, list) else []
         count = sum(len(item) if isinstance(item, list) else 1 for item in parts)
         if count > MAX_IDS:
             raise UsageError(f"{name} has {count} token ids, expected at most {MAX_IDS}", name)
-    return options.check(values)
 
 
 def check_vocabulary(name: str, ids: list[int], size: int) -> None:

@@ -2,13 +2,15 @@
 as `TextRuntime.translate` does."""
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ...errors import TooLong
-from ...inference import options as option_fields
+from ...inference.options import Options
+from ...scheduler.admission import Admission
 from ...scheduler.request import Generated, GenerationInput
-from ...text.tasks.translation import Plan, Splitting, make_plan, split_text
+from ...text.tasks.translation import Plan, Splitting, make_plan, tokenize
 from ..models import ServedModel
 
 MAX_INLINE_CHARACTERS = 1000  # about 1 ms of tokenization; longer work leaves the event loop
@@ -19,17 +21,17 @@ MAX_TOKEN_LENGTH = 16  # characters per token: no language has more on average
 async def translate(
     model: ServedModel,
     texts: Sequence[str],
-    src_lang: str | None = None,
-    tgt_lang: str | None = None,
-    splitting: Splitting = Splitting(),  # noqa: B008, it cannot change
-    **options: Any,
+    splitting: Splitting,
+    src_lang: str | None,
+    tgt_lang: str | None,
+    options: dict[str, Any],
 ) -> list[list[str]]:
     """Return `num_return_sequences` translations of each text, those of beam search best first.
 
     The first joins the first result of each sentence, as `TextRuntime.translate` does; the second
     joins the second results, and so on. `src_lang` and `tgt_lang` are the languages of a
-    multilingual model.
-    `splitting` says how texts are split into sentences. `options` are those of `Runtime.generate`.
+    multilingual model. `splitting` says how texts are split into sentences. `options` are those of
+    `Runtime.generate` by name.
 
     Raises:
         UsageError: if an option or a language is invalid.
@@ -72,43 +74,39 @@ def plan_inputs(
     copied.
 
     `splitting` says how `texts` are split into sentences. `src_lang` and `tgt_lang` are the
-    languages of a multilingual model, and `options` are generation options.
+    languages of a multilingual model, and `options` are generation options by name.
 
     Raises:
         UsageError: if an option or a language is invalid.
         ValueError: if the export does not translate, or a text is blank.
         TooLong: if there are more than `MAX_SENTENCES`, or a sentence is too long for a slot.
     """
-    assert model.scheduler is not None
-    splitting.check()
-    check_sentences(model, texts, splitting)
-    options = {"num_return_sequences": 1, **option_fields.check(options)}
+    options = {"num_return_sequences": 1, **options}
     plan = make_plan(model.runtime, texts, splitting, src_lang, tgt_lang, options)
-    options["max_new_tokens"] = min(plan.limit, model.admission.slot_size.length)
+    check_sentences(plan.sentences, model.admission.slot_size.source)
+    fitting = fit_slot(plan.options[0], model.admission)  # of all texts: they have one language
+    rows = tokenize(model.runtime, plan)
     admit = model.admission.admit
     return plan, [
-        admit(row, {**options, **target}, place=place)
-        for row, target, place in zip(plan.rows, plan.targets, plan.places, strict=True)
+        admit(row, fitting, place=place) for row, place in zip(rows, plan.places, strict=True)
     ]
 
 
-def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitting) -> None:
-    """Raise TooLong for more than `MAX_SENTENCES`, or for a sentence with too many characters for
-    any slot.
+def fit_slot(options: Options, admission: Admission) -> Options:
+    """Return `options` with at most as many new tokens as a slot of `admission` has."""
+    limit = min(options.max_new_tokens, admission.slot_size.length)
+    is_more = options.max_new_tokens > limit
+    return dataclasses.replace(options, max_new_tokens=limit) if is_more else options
 
-    This check needs no tokens, so it saves their memory. Texts of at most `MAX_SENTENCES`
-    characters together always pass. `splitting` says how `texts` are split into sentences.
-    """
-    assert model.scheduler is not None
-    if sum(map(len, texts)) <= MAX_SENTENCES:
-        return
-    parts = [part for text in texts for part in split_text(model.runtime, text, splitting)]
-    sizes = [len(part.text) for part in parts if part.is_translated]
-    if len(sizes) > MAX_SENTENCES:
+
+def check_sentences(sentences: Sequence[str], max_tokens: int) -> None:
+    """Raise TooLong for more than `MAX_SENTENCES`, or for one that cannot be of `max_tokens`
+    tokens. This check needs no tokens, so it saves their memory."""
+    if len(sentences) > MAX_SENTENCES:
         raise TooLong(
-            f"the texts have {len(sizes)} sentences together, expected at most {MAX_SENTENCES}"
+            f"the texts have {len(sentences)} sentences together, expected at most {MAX_SENTENCES}"
         )
-    check_characters("sentence", sizes, model.admission.slot_size.source)
+    check_characters("sentence", map(len, sentences), max_tokens)
 
 
 def check_characters(name: str, sizes: Iterable[int], max_tokens: int) -> None:

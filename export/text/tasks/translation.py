@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import UsageError
 from ...heads import TRANSLATE
-from ...inference import options as option_fields
-from ...inference.logits import row_seed
-from ...inference.options import as_list, special_token
-from ...requests import check_options
+from ...inference.logits import row_seed, row_seeds
+from ...inference.options import Options, check_seeds, check_single
+from ...requests import check_options, with_targets
 from ..languages import LANGUAGE_WORD, Choice
 from .rows import check_row, check_texts, require
 from .sentences import DEFAULT_LANGUAGE, WIDE_ENDS, sentences_and_spaces
@@ -57,10 +56,10 @@ def translate(
         ValueError: if the export is not an encoder-decoder, a text is blank or begins with an
             unknown language word, or a sentence has more tokens than the model has positions.
     """
-    options = option_fields.check_single(option_fields.check(options), "translate returns")
+    options = check_single(options, "translate returns")
     plan = make_plan(runtime, texts, Splitting(split, copy_letterless), src_lang, tgt_lang, options)
-    seeds = sentence_seeds(plan, runtime.text_seeds(seeds, len(texts), options))
-    return plan.join(translate_plan(runtime, plan, options, seeds))
+    check_seeds(seeds, len(texts))
+    return plan.join(translate_plan(runtime, plan, seeds))
 
 
 class Splitting(NamedTuple):
@@ -98,18 +97,20 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The generation inputs of several texts.
+    """The sentences of several texts.
 
-    `parts` are the parts of each text. `sentences` are the sentences to translate, in order. `rows`
-    has their tokens and `targets` the options of their target languages. `limit` is the maximum
-    number of new tokens of a sentence.
+    `parts` are the parts of each text, `languages` its source language, `None` for the default, and
+    `options` its checked generation options. Texts with one target language share their options.
     """
 
     parts: list[list[Part]]
-    sentences: list[str]
-    rows: list[list[int]]
-    targets: list[dict[str, Any]]
-    limit: int
+    languages: Sequence[str | None]
+    options: list[Options]
+
+    @property
+    def sentences(self) -> list[str]:
+        """The sentences to translate, of all texts in order."""
+        return [part.text for parts in self.parts for part in parts if part.is_translated]
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -142,75 +143,58 @@ def make_plan(
 ) -> Plan:
     """Return the plan to translate `texts`: how they are split, and what is generated or copied.
     `src_lang` and `tgt_lang` are one language for all texts, or a list with one for each. `options`
-    are generation options that have been checked.
+    are generation options by name.
 
     Raises:
-        UsageError: for an unknown language, and for a value of `splitting` of another type.
-        ValueError: if the export is not an encoder-decoder, a text is blank or begins with an
-            unknown language word, or a sentence has more tokens than the model has positions.
+        UsageError: for an unknown language, and for an option or a value of `splitting` that is
+            wrong, even if every sentence is copied.
+        ValueError: if the export is not an encoder-decoder, or a text is blank or begins with an
+            unknown language word.
     """
     require(runtime, TRANSLATE)
     splitting.check()
+    checked = sentence_options(runtime, options)
     texts = check_texts(texts)
-    targets = check_arguments(runtime, texts, src_lang, tgt_lang, options)
-    languages = src_lang if isinstance(src_lang, list | tuple) else [src_lang] * len(texts)
-    parts = [
-        split_text(runtime, text, splitting.in_language(runtime, name))
-        for text, name in zip(texts, languages)
-    ]
-    pairs = [
-        (text, part.text)
-        for text, text_parts in enumerate(parts)
-        for part in text_parts
-        if part.is_translated
-    ]
-    sentences = [part for _, part in pairs]
-    text_indices = [text for text, _ in pairs]
-    rows = runtime.rows(sentences, repeat_language(src_lang, text_indices)) if sentences else []
-    for row, (text, part) in zip(rows, pairs):
-        check_row(row, f"text {text} of {len(texts)}, {part!r:.60}", runtime.info.config)
-    return Plan(
-        parts,
-        sentences,
-        rows,
-        [targets[index] for index in text_indices],
-        max_new_tokens(runtime, options),
-    )
-
-
-def check_arguments(
-    runtime: "TextRuntime",
-    texts: list[str],
-    src_lang: Choice,
-    tgt_lang: Choice,
-    options: dict[str, Any],
-) -> list[dict[str, Any]]:
-    """Return the generation options that select the target language of each text.
-
-    `src_lang` and `tgt_lang` are one language for all texts, or a list with one for each. `options`
-    are generation options.
-
-    Raises:
-        UsageError: if an option or a language is invalid, even if every sentence is copied.
-        ValueError: if a text begins with a language word, such as >>de<<, that the model lacks.
-    """
-    check_options(runtime.info, options)
     runtime.languages.check_words(texts)
     if src_lang is not None:
         runtime.languages.ids("src_lang", src_lang, len(texts))
-    return runtime.target_options(tgt_lang, len(texts), options)
+    targets = runtime.target_options(tgt_lang, len(texts), options)
+    languages = src_lang if isinstance(src_lang, list | tuple) else [src_lang] * len(texts)
+    parts = [
+        split_text(runtime, text, splitting.in_language(runtime, name))
+        for text, name in zip(texts, languages, strict=True)
+    ]
+    return Plan(parts, languages, with_targets(runtime.info, checked, targets))
 
 
-def repeat_language(language: Choice, indices: list[int]) -> Choice:
-    """Return the language of each sentence, or `language` itself if it is one for all.
+def sentence_options(runtime: "TextRuntime", options: dict[str, Any]) -> Options:
+    """Return the checked generation options of a sentence.
 
-    `indices` has the index of the text of each sentence.
+    If neither `options` nor the export set the maximum number of new tokens, it is 512, or the
+    number of the model's positions if that is less. Raises UsageError or ValueError as
+    `check_options` does.
     """
-    return (
-        language
-        if language is None or isinstance(language, str)
-        else [language[index] for index in indices]
-    )
+    settings = {**runtime.info.defaults, **options}
+    if all(settings.get(name) is None for name in ("max_new_tokens", "max_length")):
+        limit = min(MAX_TOKENS, runtime.info.config["max_position_embeddings"])
+        options = {**options, "max_new_tokens": limit}
+    return check_options(runtime.info, options).for_prompt(1)  # the start token
+
+
+def tokenize(runtime: "TextRuntime", plan: Plan) -> list[list[int]]:
+    """Return the token ids of each sentence of `plan` to translate.
+
+    Raises ValueError for a sentence with more tokens than the model has positions.
+    """
+    sentences, places, count = plan.sentences, plan.places, len(plan.parts)
+    if not sentences:
+        return []
+    is_default = not any(plan.languages)
+    languages = None if is_default else [plan.languages[text] for text, _ in places]
+    rows = runtime.rows(sentences, languages)
+    for row, sentence, (text, _) in zip(rows, sentences, places, strict=True):
+        check_row(row, f"text {text} of {count}, {sentence!r:.60}", runtime.info.config)
+    return rows
 
 
 def split_text(runtime: "TextRuntime", text: str, splitting: Splitting) -> list[Part]:
@@ -243,71 +227,44 @@ def has_letters(text: str) -> bool:
     return any(map(str.isalpha, text))
 
 
-def sentence_seeds(plan: Plan, seeds: Sequence[int] | None) -> list[int] | None:
-    """Return a seed for each sentence of `plan` to translate, derived from the seed of its text and
-    its number there. None stays None."""
-    if seeds is None:
-        return None
-    return [row_seed(seeds[text], number) for text, number in plan.places]
-
-
 def translate_plan(
-    runtime: "TextRuntime",
-    plan: Plan,
-    options: dict[str, Any],
-    seeds: Sequence[int] | None = None,
+    runtime: "TextRuntime", plan: Plan, seeds: Sequence[int] | None = None
 ) -> list[str]:
     """Return the translation of each sentence of `plan`. Sentences of similar length run together.
 
-    A sentence that was cut at the limit causes a warning. `seeds` has a seed for each sentence.
-    `options` are generation options.
+    A sentence that was cut at the limit causes a warning. `seeds` has a seed for each text, from
+    which those of its sentences are derived, by default from the seed of the options.
     """
-    limit = plan.limit
-    results = [""] * len(plan.rows)
-    if not plan.rows:
-        return results
-    arguments = {**options, "max_new_tokens": limit, "seeds": seeds}
-    tokens, _ = runtime.generate_tokens(plan.rows, [[]] * len(plan.rows), plan.targets, **arguments)
-    for index, (text, row) in enumerate(zip(runtime.decode(tokens), tokens, strict=True)):
-        results[index] = text
-        if is_cut(runtime, row, limit, options):
-            seen = f"the translation of {plan.sentences[index]!r:.60} was cut after {limit} tokens"
-            warnings.warn(
-                f"{seen}, expected an end token: use a larger max_new_tokens",
-                UserWarning,
-                stacklevel=3,
-            )
-    return results
+    sentences, places, rows = plan.sentences, plan.places, tokenize(runtime, plan)
+    if not rows:
+        return []
+    if seeds is None:
+        seeds = row_seeds(plan.options[0].seed, len(plan.parts))
+    if seeds is not None:
+        seeds = [row_seed(seeds[text], number) for text, number in places]
+    options = [plan.options[text] for text, _ in places]
+    tokens, _ = runtime.generate_tokens(rows, [[]] * len(rows), options, seeds=seeds)
+    for sentence, row, each in zip(sentences, tokens, options, strict=True):
+        if is_cut(row, each):
+            warn_of_cut(sentence, each.max_new_tokens)
+    return runtime.decode(tokens)
 
 
-def max_new_tokens(runtime: "TextRuntime", options: dict[str, Any]) -> int:
-    """Return the maximum number of new tokens of a sentence: by the options, else by the export.
-
-    If neither sets it, it is 512, or the number of the model's positions if that is less.
-    """
-    settings = {**runtime.info.defaults, **options}
-    if settings.get("max_new_tokens") is not None:
-        return settings["max_new_tokens"]
-    longest = settings.get("max_length")
-    return (
-        min(MAX_TOKENS, runtime.info.config["max_position_embeddings"])
-        if longest is None
-        else longest - 1
+def warn_of_cut(sentence: str, limit: int) -> None:
+    """Warn that the translation of `sentence` ends after `limit` tokens."""
+    seen = f"the translation of {sentence!r:.60} was cut after {limit} tokens"
+    warnings.warn(
+        f"{seen}, expected an end token: use a larger max_new_tokens", UserWarning, stacklevel=4
     )
 
 
-def is_cut(runtime: "TextRuntime", tokens: list[int], limit: int, options: dict[str, Any]) -> bool:
-    """Return True if the model generated `limit` tokens, the row `tokens`, without an end token of
-    its own. An end token that is forced at the limit does not count.
-
-    `options` are generation options, which may set the end token.
-    """
-    ends = as_list(
-        special_token("eos_token_id", options, runtime.info.defaults, runtime.info.config)
-    )
-    is_forced = special_token("forced_eos_token_id", options, runtime.info.defaults, {}) is not None
+def is_cut(tokens: list[int], options: Options) -> bool:
+    """Return True if the model generated `max_new_tokens` tokens, the row `tokens`, without an end
+    token of its own. An end token that is forced at the limit does not count."""
+    limit = options.max_new_tokens
+    is_forced = options.forced_eos_token_id is not None
     free = tokens[: limit - 1] if is_forced else tokens
-    return len(tokens) >= limit and not set(free) & set(ends)
+    return len(tokens) >= limit and not set(free) & set(options.eos_token_ids)
 
 
 def join_parts(parts: list[tuple[str, bool]]) -> str:

@@ -117,10 +117,11 @@ def test_invalid_options_raise_even_if_text_is_copied(translator, monkeypatch):
 
 def test_truncated_translation_warns(translator):
     text, options = "w3 w20\nw8 w20", {"no_repeat_ngram_size": 1}
-    tokens, _ = translator.generate_tokens(
-        translator.rows(text.split("\n")), [[], []], max_new_tokens=40, **options
+    rows = translator.runtime.generate(
+        *translator.tokenize(text.split("\n")), max_new_tokens=40, **options
     )
-    short, long = (row.index(EOS) for row in tokens)  # both have an end token, the second later
+    # both have an end token, the second later; the start token is not new
+    short, long = (row.index(EOS) for row in rows[:, 1:].tolist())
     assert 0 < short < long
     with warnings.catch_warnings():
         warnings.simplefilter("error")
