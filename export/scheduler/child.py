@@ -20,7 +20,7 @@ from .admission import Admission
 from .client_request import ClientRequest
 from .groups import Group, read_results, start_request
 from .request import Event, GenerationInput
-from .scheduler import Scheduler, open_batches
+from .engine import Scheduler, open_batches
 from .worker import SWITCH_INTERVAL, SchedulerEvents
 
 PING = ""  # the kind of a message that is answered by itself, and no name of a scheduler

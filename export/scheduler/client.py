@@ -12,7 +12,7 @@ from .admission import Admission
 from .client_request import ClientRequest
 from .groups import read_results, start_request
 from .request import Event, Generated, GenerationInput
-from .scheduler import Scheduler, open_batches
+from .engine import Scheduler, open_batches
 from .worker import NoEvents, SchedulerEvents
 
 

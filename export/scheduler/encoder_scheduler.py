@@ -16,7 +16,7 @@ from .capacity import Arrangement
 from .client_request import ClientRequest
 from .encoder_batch import EncoderBatch, EncoderGraph, EncoderInputs
 from .rejections import SMALL_ROWS, check_room, shutting_down
-from .scheduler import Scheduler
+from .engine import Scheduler
 from .worker import NoEvents, SchedulerEvents
 
 MAX_WAITING = 256  # rows
