@@ -7,6 +7,7 @@ import pytest
 
 from vanilla_transformer_export import Options
 from vanilla_transformer_export.inference.search import BeamSearch, TokenSearch
+from vanilla_transformer_export.scheduler.cohort import StepLogits
 
 
 class Language:
@@ -29,27 +30,36 @@ class Language:
             for length in range(self.length)
         )
 
-    def start(self, rows_per_input):
+    def start(self):
         """Return the logits of the first token, one row per input, and reset the rows of `step`."""
-        self.rows = [(table, ()) for table in self.tables for _ in range(rows_per_input)]
+        self.rows = [(table, ()) for table in self.tables]
         return np.stack([table[()] for table in self.tables])
 
-    def step(self, tokens, beam_idx):
-        rows = self.rows if beam_idx is None else [self.rows[index] for index in beam_idx]
+    def step(self, tokens, parents):
+        """Append a token to the rows `parents`, and return the logits after them."""
+        rows = [self.rows[parent] for parent in parents]
         self.rows = [
             (table, (*prefix, int(token)))
             for (table, prefix), token in zip(rows, tokens, strict=True)
         ]
-        return np.stack([table[prefix] for table, prefix in self.rows])
+        # those of ended rows have no meaning
+        return np.stack([table.get(prefix, table[()]) for table, prefix in self.rows])
 
-    def drive(self, search, rows_per_input=1):
-        """Run `search` on the logits of this language, and return its result."""
-        logits = self.start(rows_per_input)
-        while True:
-            following = search.advance(logits)
-            if search.finished:
-                return search.result()[0]
-            logits = self.step(*following)
+    def drive(self, search):
+        """Run `search` on the logits of this language, and return the best sequence of each
+        input."""
+        logits = self.start()
+        while not search.is_finished.all():
+            best = StepLogits(logits, None, 1).best(slice(0, len(logits)), search.num_best)
+            tokens, beams = search.advance_best(*best)
+            inputs, count = tokens.shape
+            first = np.arange(inputs)[:, None] * count
+            if len(self.rows) == inputs:
+                parents = np.arange(inputs).repeat(count)
+            else:
+                parents = (first + (np.arange(count) if beams is None else beams)).ravel()
+            logits = self.step(tokens.ravel(), parents)
+        return [tuple(search.result(row)[0][0]) for row in range(len(self.tables))]
 
     def best(self, table, options):
         """Return the sequence with the largest sum(log p) / length^penalty by exhaustive search."""
@@ -82,34 +92,30 @@ def test_wide_beam_search_finds_best_of_all_sequences(vocabulary, length, eos, l
     )
     for seed in range(5):
         language = Language(3, vocabulary, length, seed)
-        actual = language.drive(BeamSearch(3, options), options.num_beams)
-        expected = [language.best(table, options) for table in language.tables]
-        assert actual.shape[1] == max(map(len, expected))
-        padded = [
-            (*sequence, *eos[:1] * (actual.shape[1] - len(sequence))) for sequence in expected
-        ]
-        assert actual.tolist() == [list(sequence) for sequence in padded]
+        actual = language.drive(BeamSearch(3, options))
+        assert actual == [language.best(table, options) for table in language.tables]
 
 
-def test_greedy_search_takes_best_tokens_and_pads_after_end():
+def test_greedy_search_takes_best_tokens_until_the_end_or_the_limit():
     language = Language(8, 4, 5, seed=1)
     options = Options(max_new_tokens=5, eos_token_id=(2,), pad_token_id=3)
-    actual = language.drive(TokenSearch(8, options))
+    limits = np.array([5, 5, 5, 5, 5, 5, 2, 1])
+    actual = language.drive(TokenSearch(options, limits))
     expected = []
-    for table in language.tables:
+    for table, limit in zip(language.tables, limits):
         sequence = ()
-        while len(sequence) < 5 and 2 not in sequence:
+        while len(sequence) < limit and 2 not in sequence:
             sequence = (*sequence, int(table[sequence].argmax()))
-        expected.append([*sequence, *[3] * (5 - len(sequence))])
-    assert len({sum(token == 3 for token in row) for row in expected}) > 1
-    assert actual.tolist() == expected
+        expected.append(sequence)
+    assert len(set(map(len, expected))) > 2
+    assert actual == expected
 
 
 def test_beam_search_with_one_beam_matches_greedy_search():
     language = Language(6, 4, 4, seed=2)
     options = Options(max_new_tokens=4, num_beams=1, eos_token_id=())
     beams = language.drive(BeamSearch(6, options))
-    np.testing.assert_array_equal(beams, language.drive(TokenSearch(6, options)))
+    assert beams == language.drive(TokenSearch(options, np.full(6, 4)))
 
 
 def test_every_beam_can_end_at_first_token():
@@ -117,5 +123,4 @@ def test_every_beam_can_end_at_first_token():
     for table in language.tables:
         table[()] = np.array([-30, 30, -30], np.float32)
     options = Options(max_new_tokens=3, num_beams=2, early_stopping=True, eos_token_id=(1,))
-    result = language.drive(BeamSearch(2, options), 2)
-    assert result[:, 0].tolist() == [1, 1]
+    assert language.drive(BeamSearch(2, options)) == [(1,), (1,)]

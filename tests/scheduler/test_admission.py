@@ -8,9 +8,9 @@ from opened_engines import open_engine
 from targets import SIZES
 
 from vanilla_transformer_export.errors import TooLong, UsageError
-from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.inference.logits import Prompt
 from vanilla_transformer_export.inference.options import Options
+from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.model import open_export
 from vanilla_transformer_export.requests import generation_request
 from vanilla_transformer_export.scheduler.admission import Admission

@@ -321,10 +321,11 @@ def test_caches_are_written_in_place_and_source_is_not_copied_for_beams(exported
     source = prompts("seq2seq")
     decoder = start_decoder(runtime, np.full((4, 1), 1), np.ones((4, 1), np.int64), source, 8)
     assert isinstance(decoder, CpuBeamRows)
-    decoder.expand(3)
+    decoder.select(np.arange(4).repeat(3))
     places = pointers(decoder)
     before = {name: cache.copy() for name, (cache, _) in decoder.bound.caches.items()}
-    decoder.step(np.full((12, 1), 5), np.arange(12)[::-1].reshape(4, 3)[::-1].ravel())
+    decoder.select(np.arange(12)[::-1].reshape(4, 3)[::-1].ravel())
+    decoder.step(np.full((12, 1), 5))
     assert pointers(decoder) == places
     for name, (cache, _) in decoder.bound.caches.items():
         changed = np.any(cache != before[name], axis=(0, 1, 3))
@@ -344,14 +345,15 @@ def test_beams_read_cache_of_their_parent_beam(exported):
         decoder = start_decoder(
             runtime, np.full((4, 1), 1), np.ones((4, 1), np.int64), source, steps + 1
         )
-        decoder.expand(beams)
+        decoder.select(np.arange(4).repeat(beams))
         return decoder
 
     moving, histories = beamed(), np.empty((12, 0), np.int64)
     for _ in range(steps):
         parents = (rng.integers(0, beams, (4, beams)) + beams * np.arange(4)[:, None]).ravel()
         histories = np.concatenate([histories[parents], rng.integers(4, 48, (12, 1))], axis=1)
-        actual = moving.step(histories[:, -1:], parents).copy()
+        moving.select(parents)
+        actual = moving.step(histories[:, -1:]).copy()
         staying = beamed()
         for tokens in histories.T:
             expected = staying.step(tokens[:, None])
@@ -364,13 +366,14 @@ def test_removed_inputs_do_not_change_others(exported):
 
     def stepped():
         decoder = start_decoder(runtime, np.full((4, 1), 1), np.ones((4, 1), np.int64), source, 8)
-        decoder.expand(3)
+        decoder.select(np.arange(4).repeat(3))
         parents = np.array([1, 1, 0, 3, 5, 4, 8, 7, 6, 9, 10, 10])
-        return decoder, decoder.step(np.arange(5, 17)[:, None], parents).copy()
+        decoder.select(parents)
+        return decoder, decoder.step(np.arange(5, 17)[:, None]).copy()
 
     decoder, before = stepped()
-    decoder.keep(kept)
     rows = (kept[:, None] * 3 + np.arange(3)).ravel()
+    decoder.select(rows)
     actual = decoder.step(before[rows, -1].argmax(axis=1)[:, None])
     other, _ = stepped()
     expected = other.step(before[:, -1].argmax(axis=1)[:, None])[rows]
@@ -378,13 +381,13 @@ def test_removed_inputs_do_not_change_others(exported):
     np.testing.assert_array_equal(source[1], prompts("seq2seq")[1])  # the caller's mask stays
 
 
-def test_reorder_cache_moves_rows_in_place(exported):
+def test_select_moves_rows_in_place(exported):
     runtime = Runtime(exported("causal")[1])
     decoder = start_decoder(runtime, *prompts("causal"), None, 4)
     places = pointers(decoder)
     before = {name: cache.copy() for name, (cache, _) in decoder.bound.caches.items()}
     lengths = decoder.lengths.copy()
-    decoder.reorder_cache(np.array([0, 0, 2, 1]))
+    decoder.select(np.array([0, 0, 2, 1]))
     for name, (cache, _) in decoder.bound.caches.items():
         assert np.array_equal(cache[:, :, :7], before[name][[0, 0, 2, 1]][:, :, :7])
     assert decoder.lengths.tolist() == lengths[[0, 0, 2, 1]].tolist()

@@ -28,29 +28,30 @@ def test_stream_gives_tokens_of_generate(pair, name, options):
     assert np.stack(steps, axis=1).tolist() == generated[:, -len(steps) :].tolist()
 
 
-class CountingDecoder:
-    """A decoder of two rows that records its input tokens and predicts the next token id.
+class CountingRows:
+    """Two rows that record their input tokens and predict the next token id.
 
     It is its own factory.
     """
 
     all_logits = False
     max_step_tokens = 1
+    shrinks = False
 
     def __init__(self):
         self.steps = []
         self.is_closed = False
 
-    def start(self, request):
+    def open(self, request):
         return self
 
-    def start_search(self, request):
+    def search_key(self, options):
         return None
 
     def prefill(self, input_ids, attention_mask):
         return np.eye(VOCABULARY, dtype=np.float32)[:2, None]
 
-    def step(self, tokens, beam_idx=None):
+    def step(self, tokens):
         self.steps.append(tokens)
         return np.eye(VOCABULARY, dtype=np.float32)[tokens + 1]
 
@@ -59,8 +60,8 @@ class CountingDecoder:
 
 
 def test_stream_yields_before_next_step_and_closes_abandoned_decoder(pairs, monkeypatch):
-    runtime, decoder = pairs("causal-cpu").runtime, CountingDecoder()
-    monkeypatch.setattr(runtime.model, "decoders", decoder)
+    runtime, decoder = pairs("causal-cpu").runtime, CountingRows()
+    monkeypatch.setattr(runtime.model, "factory", decoder)
     prompt = np.full((2, 3), 7)
     tokens = runtime.stream(prompt, max_new_tokens=3, eos_token_id=2, pad_token_id=3)
     assert [next(tokens).tolist(), len(decoder.steps)] == [[0, 1], 0]
