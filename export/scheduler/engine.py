@@ -7,7 +7,7 @@ from typing import cast
 
 from ..errors import UsageError
 from ..inference.rows import JoiningRowsFactory
-from ..model import OnnxModel
+from ..model import OnnxModel, main_roles
 from .admission import Admission
 from .batch import Batch
 from .capacity import Pace, spare_rows
@@ -107,6 +107,7 @@ def open_batch(admission: Admission, model: OnnxModel) -> GenerationBatch:
     """
     capacity, config, step = admission.slot_size.rows, model.info.config, model.info.step
     if step is None:
+        model.open(main_roles(model.info))
         return GenerationBatch(model.factory, capacity, model.threads)
     pace = Pace.of(config)
     size = dataclasses.replace(admission.slot_size, rows=capacity + spare_rows(capacity))

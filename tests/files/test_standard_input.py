@@ -21,9 +21,6 @@ class Echo:
     def check_options(self, options):
         pass
 
-    def rows_together(self, rows, batch_size, options, is_scored):
-        return batch_size
-
     def generate(self, texts, /, **options):
         return [*map(repr, texts)]
 

@@ -108,37 +108,38 @@ class Throwaway:
         return getattr(Portable(), name)
 
     def open(self, export):
-        return OneByOneDecoders(PortableRowsFactory(export))
+        return OneByOneFactory(PortableRowsFactory(export))
 
 
-class OneByOneDecoders:
+class OneByOneFactory:
     supports_empty_prompts = True
 
     def __init__(self, factory):
         self.factory = factory
         self.start_search, self.search_key = factory.start_search, factory.search_key
 
-    def start(self, request):
-        return OneByOneDecoder(self.factory.start(request))
+    def open(self, request):
+        return OneByOneRows(self.factory.open(request))
 
 
-class OneByOneDecoder:
+class OneByOneRows:
     all_logits = False
     max_step_tokens = 1
+    shrinks = False
     steps = []
 
-    def __init__(self, decoder: PortableRows):
-        self.decoder = decoder
-        self.expand = decoder.expand
-        self.close = decoder.close
+    def __init__(self, rows: PortableRows):
+        self.rows = rows
+        self.select = rows.select
+        self.close = rows.close
 
     def prefill(self, input_ids, attention_mask):
-        return self.decoder.prefill(input_ids, attention_mask)[:, -1:]
+        return self.rows.prefill(input_ids, attention_mask)[:, -1:]
 
-    def step(self, tokens, beam_idx=None):
+    def step(self, tokens):
         assert tokens.shape[1] == 1
         self.steps.append(len(tokens))
-        return self.decoder.step(tokens, beam_idx)
+        return self.rows.step(tokens)
 
 
 @pytest.fixture
@@ -162,7 +163,7 @@ def test_registered_target_works_in_api_and_commands(throwaway, exported_for, tm
     )
     assert verify(out, model, cases=9, dtype="fp32").failures == []
     runtime, (ids, mask) = Runtime(out, dtype="fp32"), prompts("causal")
-    OneByOneDecoder.steps.clear()
+    OneByOneRows.steps.clear()
     for options in ({}, {"num_beams": 3}):
         expected = model.generate(
             torch.from_numpy(ids),
@@ -179,7 +180,7 @@ def test_registered_target_works_in_api_and_commands(throwaway, exported_for, tm
         == runtime.generate(ids, mask, max_new_tokens=7)[:, 7:].tolist()
     )
     # the target's own decoder ran, with a row per input or per beam
-    assert set(OneByOneDecoder.steps) == {4, 12}
+    assert set(OneByOneRows.steps) == {4, 12}
     cli.main(["doctor"])
     assert "target throwaway runs on the CPU" in capsys.readouterr().out
     with pytest.raises(SystemExit):

@@ -79,13 +79,14 @@ def test_beam_step_writes_one_slot_per_beam_and_moves_none(exported):
     )
     decoder = runtime.model.factory.open(request)
     decoder.prefill(ids, np.ones_like(ids))
-    decoder.expand(3)
+    decoder.select(np.arange(4).repeat(3))
     before = {
         name: bound.numpy().copy()
         for name, bound in decoder.buffers.states.items()
         if name != "tokens"
     }
-    decoder.step(np.full((12, 1), 5), np.arange(12)[::-1].reshape(4, 3)[::-1].ravel())
+    decoder.select(np.arange(12)[::-1].reshape(4, 3)[::-1].ravel())
+    decoder.step(np.full((12, 1), 5))
     for name, states in before.items():
         changed = np.flatnonzero(
             np.any(decoder.buffers.states[name].numpy() != states, axis=(0, 2))

@@ -13,11 +13,11 @@ from vanilla_transformer_export import Options, Runtime
 from vanilla_transformer_export.errors import SessionError
 from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.inference.session import Session
-from vanilla_transformer_export.model import OnnxModel, open_export
+from vanilla_transformer_export.model import OnnxModel, main_roles, open_export
 from vanilla_transformer_export.scheduler.admission import Admission
 from vanilla_transformer_export.scheduler.client import LocalScheduler
-from vanilla_transformer_export.scheduler.sequence_group import read_results, start_request
-from vanilla_transformer_export.scheduler.static_batch import StaticBatch
+from vanilla_transformer_export.scheduler.generation_batch import GenerationBatch
+from vanilla_transformer_export.scheduler.groups import read_results, start_request
 from vanilla_transformer_export.targets.cuda import buffers
 from vanilla_transformer_export.targets.cuda.rows import CudaRows, CudaRowsFactory
 
@@ -252,7 +252,8 @@ def test_greedy_and_beam_search_of_batch_stay_on_device(exported, calls, beams, 
     inputs = [admission.admit(row, options) for row in ([5, 6, 7], [8, 9, 10])]
     events = []
     request = start_request(inputs, lambda *update: events.extend(update[0]), streams)
-    batch = StaticBatch(OnnxModel(info, 1, device="cpu"), 16)
+    model = OnnxModel(info, 1, device="cpu").open(main_roles(info))
+    batch = GenerationBatch(model.factory, 16, 1)
     [first, second] = request.waiting
     assert batch.fits(first, []) and batch.fits(second, [first])
     batch.join([first, second])
@@ -265,9 +266,8 @@ def test_greedy_and_beam_search_of_batch_stay_on_device(exported, calls, beams, 
     assert not calls
     assert num_steps == (20 if streams else 3) and num_tokens == 2 * 20
     assert [len(result.tokens) for [result] in read_results(request)] == [20, 20]
-    for group in (first, second):
-        batch.remove(group)
-    assert batch.search is None and len(batch.model.factory.pool.free) == 1
+    batch.remove([first, second])
+    assert batch.search is None and len(model.factory.pool.free) == 1
 
 
 def test_failed_capture_raises_and_buffers_are_reused(exported, monkeypatch):
