@@ -77,7 +77,7 @@ class SlotRows:
         # empty for a decoder-only model
         self.last_source = self.arrays.get("last_source_position", self.lengths[:0])
         self.places = np.arange(0)  # the slot of each row; together they are the first ones
-        self.inputs = np.zeros(size.rows, np.int64)  # the number of the input in each slot
+        self.inputs = np.full(size.rows, -1)  # the number of the input in each slot
         self.num_inputs = 0
         self.bindings = [self.bound(count) for count in range(1, size.rows + 1)]
 
