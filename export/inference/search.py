@@ -29,6 +29,7 @@ class Search(Protocol):
     options: Options
     is_finished: np.ndarray  # (G,)
     is_invalid: np.ndarray  # (G,), True after a step whose logits decide no token
+    has_ended: bool  # True after a step in which groups finished or became invalid
     problem: str  # of invalid groups
 
     @property
@@ -118,12 +119,14 @@ class TokenSearch:
         self.processors = processors or None
         self.sampler = sampler
         self.sums = np.zeros(len(limits)) if is_scored else None
-        self.eos = np.array(options.eos_token_ids, np.int64)
-        width = min(limits.max(), INITIAL_CAPACITY)
-        self.tokens = np.full((len(limits), width), options.fill_token_id)
+        self.tokens = np.full(
+            (len(limits), min(limits.max(), INITIAL_CAPACITY)), options.fill_token_id
+        )
         self.lengths = np.zeros(len(limits), np.int64)
         self.limits = limits
         self.is_finished, self.is_invalid = np.zeros((2, len(limits)), bool)
+        self.has_ended = False
+        self.longest, self.shortest_limit = 0, int(limits.min())
 
     @property
     def num_best(self) -> int:
@@ -132,7 +135,7 @@ class TokenSearch:
     def advance(self, logits: np.ndarray) -> tuple[np.ndarray, None]:
         logits = as_rows(logits, len(self.limits))
         if self.processors is not None:
-            self.processors(self.tokens[:, : self.lengths.max()], logits)
+            self.processors(self.tokens[:, : self.longest], logits)
         # sampling overwrites the logits
         chosen_from = logits if self.sums is None else logits.copy()
         tokens = self.sampler(chosen_from) if self.sampler else chosen_from.argmax(axis=1)
@@ -140,7 +143,9 @@ class TokenSearch:
         tokens = np.where(self.is_invalid, self.options.fill_token_id, tokens)
         if self.sums is not None:
             self.sums += np.where(self.is_finished, 0, token_log_p(logits, tokens))
-        return self.append(tokens), None
+        tokens = self.append(tokens)
+        self.has_ended |= bool(self.is_invalid.any())
+        return tokens, None
 
     def advance_best(self, log_p: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, None]:
         return self.append(tokens[:, 0]), None
@@ -148,14 +153,21 @@ class TokenSearch:
     def append(self, tokens: np.ndarray) -> np.ndarray:
         """Append `tokens` (G,) to the sequences that are not finished, and return (G, 1), with the
         fill token for the others."""
-        tokens = np.where(self.is_finished, self.options.fill_token_id, tokens)
-        if self.lengths.max() == self.tokens.shape[1]:
-            width = 2 * self.tokens.shape[1]
-            self.tokens = widened(self.tokens, width, self.options.fill_token_id)
+        running = ~self.is_finished
+        tokens = np.where(running, tokens, self.options.fill_token_id)
+        if self.longest == self.tokens.shape[1]:
+            self.tokens = widened(self.tokens, 2 * self.longest, self.options.fill_token_id)
         self.tokens[np.arange(len(tokens)), self.lengths] = tokens
-        self.lengths = self.lengths + ~self.is_finished
-        ends = (tokens[:, None] == self.eos).any(axis=1) | (self.lengths == self.limits)
-        self.is_finished = self.is_finished | ends
+        self.lengths += running
+        self.longest += 1
+        ends = np.zeros(len(tokens), bool)
+        for token in self.options.eos_token_ids:
+            ends |= tokens == token
+        if self.longest >= self.shortest_limit:
+            ends |= self.lengths == self.limits
+        ends &= running
+        self.has_ended = bool(ends.any())
+        self.is_finished |= ends
         return tokens[:, None]
 
     def take(self, groups: np.ndarray) -> "TokenSearch":
@@ -165,6 +177,7 @@ class TokenSearch:
         subset.sums = None if self.sums is None else self.sums[groups]
         subset.processors = self.processors and self.processors.take(groups)
         subset.sampler = self.sampler and self.sampler.take(groups)
+        subset.longest = int(subset.lengths.max(initial=0))
         return subset
 
     def add(self, other: "TokenSearch") -> None:
@@ -173,6 +186,8 @@ class TokenSearch:
             search.tokens = widened(search.tokens, width, self.options.fill_token_id)
         for name in TOKEN_STATES:
             setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
+        self.longest = max(self.longest, other.longest)
+        self.shortest_limit = min(self.shortest_limit, other.shortest_limit)
         if self.sums is not None and other.sums is not None:
             self.sums = np.concatenate([self.sums, other.sums])
         if self.sampler is not None and other.sampler is not None:
@@ -221,6 +236,7 @@ class BeamSearch:
         self.can_improve = np.ones((groups, 1), bool)
         self.lengths = np.zeros((groups, 1), np.int64)
         self.is_finished, self.is_invalid = np.zeros((2, groups), bool)
+        self.has_ended = False
 
     @property
     def num_best(self) -> int:
@@ -275,6 +291,7 @@ class BeamSearch:
         is_done = ~self.can_improve | ends.all(axis=1, keepdims=True)
         if stops_early:
             is_done |= self.ended.are_full()
+        self.has_ended = bool(is_done.any()) or bool(is_nan.any())
         self.is_finished = self.is_finished | is_done[:, 0]
         return np.take_along_axis(tokens, kept, axis=1), np.take_along_axis(parents, kept, axis=1)
 

@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 from ..model import open_export, open_for_workers
 from .admission import Admission
 from .client_request import ClientRequest
+from .engine import Scheduler, open_batches
 from .groups import Group, read_results, start_request
 from .request import Event, GenerationInput
-from .engine import Scheduler, open_batches
 from .worker import SWITCH_INTERVAL, SchedulerEvents
 
 PING = ""  # the kind of a message that is answered by itself, and no name of a scheduler

@@ -10,9 +10,9 @@ from ..errors import UsageError
 from ..model import OnnxModel
 from .admission import Admission
 from .client_request import ClientRequest
+from .engine import Scheduler, open_batches
 from .groups import read_results, start_request
 from .request import Event, Generated, GenerationInput
-from .engine import Scheduler, open_batches
 from .worker import NoEvents, SchedulerEvents
 
 

@@ -27,26 +27,27 @@ class StepLogits:
         self.places = places
         self.threads = threads
         self.most_likely: np.ndarray | None = None
-        self.log_p, self.tokens = np.empty((2, len(values), 0))
+        self.top: tuple[np.ndarray, np.ndarray] | None = None
 
     def of(self, rows: slice) -> np.ndarray:
         """Return the logits of `rows`, which the caller may overwrite."""
         return self.values[rows if self.places is None else self.places[rows]]
 
     def best(self, rows: slice, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return log p and numbers of the `count` best tokens or more of `rows`, both (R, count).
+        """Return log p and numbers of the `count` best tokens of `rows`, both (R, count).
 
-        There is no log p of a single best token.
+        A single best token has no log p: the tokens are in place of it.
         """
         places = rows if self.places is None else self.places[rows]
         if count == 1:
             if self.most_likely is None:
                 self.most_likely = self.values.argmax(axis=1)[:, None]
-            return self.log_p[places], self.most_likely[places]
+            return self.most_likely[places], self.most_likely[places]
         count = min(count, self.values.shape[1])
-        if self.tokens.shape[1] < count:
-            self.log_p, self.tokens = top_k_tokens(self.values, count, self.threads)
-        return self.log_p[places, :count], self.tokens[places, :count]
+        if self.top is None or self.top[0].shape[1] < count:
+            self.top = top_k_tokens(self.values, count, self.threads)
+        log_p, tokens = self.top
+        return log_p[places, :count], tokens[places, :count]
 
 
 class Cohort:
@@ -60,8 +61,9 @@ class Cohort:
     def __init__(self, groups: list[Group], rows: np.ndarray):
         self.groups = groups
         self.search = start_search(groups)
-        self.rows = slice(0)  # of the current step
-        self.parents = rows  # the row that each of `tokens` continues
+        self.rows = slice(0, 0)  # of the current step
+        # the row that each of `tokens` continues, None if it is in `rows` at the same place
+        self.parents: np.ndarray | None = rows
         self.is_left = np.zeros(len(groups), bool)  # groups that are finished or cancelled
         fed = [group.input.prompt[group.num_read :] for group in groups]
         self.prompts = deque(np.array(fed, np.int64).reshape(len(groups), -1).T)
@@ -81,14 +83,27 @@ class Cohort:
         return [group for group, is_left in zip(self.groups, self.is_left) if not is_left]
 
     @property
+    def all_parents(self) -> np.ndarray:
+        """The row that each of the next tokens continues."""
+        return np.arange(self.rows.start, self.rows.stop) if self.parents is None else self.parents
+
+    @property
+    def width(self) -> int:
+        """The number of rows of each group."""
+        rows = self.rows.stop - self.rows.start if self.parents is None else len(self.parents)
+        return rows // len(self.groups)
+
+    @property
     def num_rows(self) -> int:
         """The number of rows of running groups."""
-        return len(self.parents) // len(self.groups) * len(self.running)
+        return self.width * len(self.running)
 
     @property
     def num_reserved(self) -> int:
         """The number of rows that its groups take, or will take once their prompts are read."""
-        return len(self.parents) if self.has_started else sum(g.num_rows for g in self.groups)
+        if self.has_started:
+            return self.width * len(self.groups)
+        return sum(group.num_rows for group in self.groups)
 
     @property
     def has_started(self) -> bool:
@@ -106,7 +121,6 @@ class Cohort:
         """
         start, count = self.rows.start, len(self.groups)
         if self.prompts:
-            self.parents = np.arange(start, start + count)
             self.read_on(logits)
             return
         scored = self.scored_logits(logits)
@@ -115,14 +129,14 @@ class Cohort:
         else:
             tokens, beams = self.search.advance(logits.of(self.rows))
         if not self.has_started:
-            self.parents = np.arange(start, start + count).repeat(tokens.size // count)
+            if tokens.size > count:
+                self.parents = np.arange(start, start + count).repeat(tokens.size // count)
             samples = len(tokens) // count
             self.start(samples)
             places = range(len(tokens) if scored else 0)
             scored = {at: scored[at // samples] for at in places if at // samples in scored}
-        else:
-            rows = np.arange(start, start + tokens.size).reshape(tokens.shape)
-            self.parents = (rows if beams is None else np.take_along_axis(rows, beams, 1)).ravel()
+        elif beams is not None:
+            self.parents = (start + np.arange(count)[:, None] * beams.shape[1] + beams).ravel()
         self.tokens = tokens.ravel()
         self.report(tokens[:, 0], scored)
 
@@ -188,12 +202,13 @@ class Cohort:
         `scored` has the logits of each group that reports log probabilities, by its place.
         """
         search = self.search
+        if not (search.has_ended or self.observed):
+            return
         running = {place for place in self.observed if self.is_running(place)}
         for place in running & scored.keys():
             self.groups[place].score(scored[place], int(tokens[place]))
-        for place in np.flatnonzero(
-            (search.is_finished | search.is_invalid) & ~self.is_left
-        ).tolist():
+        ends = (search.is_finished | search.is_invalid) & ~self.is_left
+        for place in np.flatnonzero(ends).tolist():
             if search.is_invalid[place]:
                 self.groups[place].fail(ValueError(search.problem))
             elif not self.groups[place].is_finished:
@@ -207,10 +222,11 @@ class Cohort:
 
     def keep(self, kept: np.ndarray) -> None:
         """Go on with the groups at the places `kept` only, in this order."""
-        rows = np.arange(len(self.parents)).reshape(len(self.groups), -1)[kept].ravel()
+        parents = self.all_parents
+        rows = np.arange(len(parents)).reshape(len(self.groups), -1)[kept].ravel()
         self.groups = [self.groups[place] for place in kept]
         self.is_left = self.is_left[kept]
-        self.parents = self.parents[rows]
+        self.parents = parents[rows]
         self.tokens = self.tokens[rows] if len(self.tokens) else self.tokens
         self.prompts = deque(tokens[kept] for tokens in self.prompts)
         self.search = self.search.take(kept)
@@ -225,7 +241,8 @@ class Cohort:
 
     def add(self, other: "Cohort") -> None:
         self.groups = [*self.groups, *other.groups]
-        for name in ("is_left", "parents", "tokens"):
+        self.parents = np.concatenate([self.all_parents, other.all_parents])
+        for name in ("is_left", "tokens"):
             setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
         self.search.add(other.search)
         self.observed = self.find_observed()

@@ -15,8 +15,8 @@ from ..model import OnnxModel
 from .capacity import Arrangement
 from .client_request import ClientRequest
 from .encoder_batch import EncoderBatch, EncoderGraph, EncoderInputs
-from .rejections import SMALL_ROWS, check_room, shutting_down
 from .engine import Scheduler
+from .rejections import SMALL_ROWS, check_room, shutting_down
 from .worker import NoEvents, SchedulerEvents
 
 MAX_WAITING = 256  # rows

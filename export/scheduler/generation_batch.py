@@ -229,7 +229,8 @@ class GenerationBatch:
         values, self.logits = self.logits, None
         if values is None:
             self.settle()
-            tokens = np.concatenate([cohort.tokens for cohort in self.cohorts])
+            parts = [cohort.tokens for cohort in self.cohorts]
+            tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
             values = self.rows.step(tokens[:, None])[:, -1]
         places = None if self.joining is None else self.joining.places
         logits = StepLogits(values, places, self.threads)
@@ -240,18 +241,23 @@ class GenerationBatch:
 
     def settle(self) -> None:
         """Let the rows of the batch be those that the next tokens continue."""
-        parents = np.concatenate([np.arange(0), *(cohort.parents for cohort in self.cohorts)])
+        if all(cohort.parents is None for cohort in self.cohorts) and self.is_whole:
+            return
+        parents = np.concatenate([np.arange(0), *(cohort.all_parents for cohort in self.cohorts)])
         if len(parents) != self.count or (parents != np.arange(self.count)).any():
             assert self.rows is not None  # a search on the device has its own
             self.rows.select(parents)
             self.count = len(parents)
-            if self.logits is not None:
-                self.logits = self.logits[parents]
         first = 0
         for cohort in self.cohorts:
-            end = first + len(cohort.parents)
-            cohort.rows, cohort.parents = slice(first, end), np.arange(first, end)
+            end = first + len(cohort.all_parents)
+            cohort.rows, cohort.parents = slice(first, end), None
             first = end
+
+    @property
+    def is_whole(self) -> bool:
+        """True if no row of the last step belongs to a cohort that is gone."""
+        return sum(cohort.rows.stop - cohort.rows.start for cohort in self.cohorts) == self.count
 
     def join_cohorts(self) -> None:
         """Let one search advance the groups of all cohorts that it can."""
