@@ -107,7 +107,7 @@ def test_random_request_sizes_capture_few_graphs(exported, monkeypatch):
     rng = np.random.default_rng(0)
     for _ in range(1000):
         request = random_request(rng)
-        decoder = decoders.start(request)
+        decoder = decoders.open(request)
         if request.options.num_beams > 1:
             decoder.buffers.beam_graph(request.options)
         decoder.close()
