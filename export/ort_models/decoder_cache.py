@@ -19,7 +19,7 @@ class DecoderCache(Cache):
     """A cache of transformers around a `Decoder`, which starts with the first tokens it reads.
 
     `options` have the maximum of new tokens and the rows per prompt. With prompt lookup, tokens may
-    be removed. `runtime` is a `Runtime` or a `ForeignRuntime`.
+    be removed. `runtime` is a `Runtime`.
     """
 
     # transformers derives them from layers

@@ -44,7 +44,7 @@ ORT_MODELS = {  # transformers' model classes over exports
     for name in (
         "base",
         "decoder_cache",
-        "foreign",
+        "encoder_graph",
         "generation",
         "opening",
         "pipelines",
