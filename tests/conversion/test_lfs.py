@@ -57,16 +57,6 @@ def test_error_names_lfs_pointer_of_pickle_or_shard(checkpoint, tmp_path, name):
         check_message(read_error(*arguments), seen=(name, "git-lfs"))
 
 
-@pytest.mark.parametrize(
-    "name", ["model.npz", "vocab.yml", "decoder.yml", "source.spm", "target.spm"]
-)
-def test_error_names_lfs_pointer_in_marian_directory(tmp_path, name):
-    for other in ("model.npz", "vocab.yml", "decoder.yml", "source.spm", "target.spm"):
-        (tmp_path / other).write_text(POINTER if other == name else "a: 0")
-    for arguments in (["info", tmp_path], ["convert", tmp_path, tmp_path / "out"]):
-        check_message(read_error(*arguments), seen=(tmp_path / name, "git-lfs"))
-
-
 def test_error_names_lfs_pointer_of_state_dict_or_embeddings(tmp_path):
     torch.save(torch.nn.TransformerEncoderLayer(8, 2, 8).state_dict(), tmp_path / "layer.pt")
     tensors = {

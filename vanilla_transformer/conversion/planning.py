@@ -4,7 +4,6 @@ tensors."""
 import copy
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from os import PathLike
@@ -25,7 +24,6 @@ from ..checkpoint_config import CONFIGS, build_config, check_depth, read_raw_con
 from ..checkpoint_files import GENERATION_CONFIG, checkpoint_directory, read_json, readers_errors
 from ..companions import companions, omitted_files, read_modules
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..converted import is_marian
 from ..errors import UsageError
 from ..files import MODULES, VERSION_KEY
 from ..generation_settings import DEFAULT_LENGTH, drop_unused_settings, forget_default_length
@@ -41,7 +39,6 @@ from .architectures import (
 from .conversion_plan import ConversionPlan, TensorStep
 from .converter import Converter, get_converter
 from .fields import Fields, require
-from .marian_npz import write_checkpoint
 from .overrides import Overrides
 from .registry import ALIASES, FAMILIES
 from .rejected import check_supported
@@ -122,12 +119,8 @@ def plan_to_vanilla(
     `source` is a directory or Hub id. `overrides` are changes to it: config fields, tensors to
     leave out, and the variant of weights.
 
-    Raises:
-        UsageError: for a variant of a checkpoint in Marian's own format.
-        FileNotFoundError, ValueError: as in `plan_conversion`.
+    Raises FileNotFoundError and ValueError as `plan_conversion` does.
     """
-    if os.path.isdir(source) and is_marian(Path(source)):
-        return plan_marian(Path(source), overrides)
     return plan_variant(
         source, overrides.variant, lambda directory: plan_overridden(source, directory, overrides)
     )
@@ -329,22 +322,6 @@ def fits_family(directory: Path, content: dict, overrides: Overrides) -> bool:
         return 0 in fitting_classes(names, planner(theirs, converter, files)).values()
     except (ValueError, KeyError):
         return False
-
-
-def plan_marian(source: Path, overrides: Overrides) -> ConversionPlan:
-    """Return the plan for the directory `source` in Marian's own format (*.npz and decoder.yml).
-
-    It reads a temporary checkpoint of transformers, which is deleted with the plan. Raises
-    UsageError if `overrides` have a variant.
-    """
-    if overrides.variant is not None:
-        problem = f"variant is {overrides.variant!r} for {source}, the .npz file of a Marian model"
-        raise UsageError(f"{problem}, expected none")
-    directory = TemporaryDirectory()
-    write_checkpoint(source, Path(directory.name))
-    plan = plan_to_vanilla(directory.name, overrides)
-    plan.temporaries.append(directory)
-    return plan
 
 
 def plan_by_config(
