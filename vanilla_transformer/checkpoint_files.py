@@ -66,7 +66,8 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
     if name and path.is_dir():
         return path
     if name and os.path.lexists(path):
-        raise NotADirectoryError(f"{source} is not a directory, {expected}{parent_hint(path)}")
+        hint = f", such as {path.parent}" if (path.parent / CONFIG).is_file() else ""
+        raise NotADirectoryError(f"{source} is not a directory, {expected}{hint}")
     try:
         validate_repo_id(name)
     except HFValidationError:
@@ -91,14 +92,6 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
             check_cached(name, directory)
         return directory
     raise FileNotFoundError(f"{source} is neither a checkpoint directory nor on the Hub: {reason}")
-
-
-def parent_hint(file: Path) -> str:
-    """Return ", such as PARENT" for an error about a `file` where a directory is expected.
-
-    PARENT is the file's directory. The result is empty unless that directory is a checkpoint.
-    """
-    return f", such as {file.parent}" if (file.parent / CONFIG).is_file() else ""
 
 
 def check_cached(name: str, directory: Path) -> None:

@@ -66,6 +66,7 @@ COMMON_FIELDS += ("reranker",)  # the prompt of a cross-encoder, see `reranker`
 # fields that act in training only and have no counterpart (Fan et al. 2020, LayerDrop)
 TRAINING_FIELDS = ("encoder_layerdrop", "decoder_layerdrop", "layerdrop")
 
+STATE_DICTS = "state dicts of torch.nn.Transformer: see examples/convert_torch_transformer.py"
 COMPUTED_TOLERANCE = 2e-4  # machines differ by 6e-5 at position 1024 in float32
 
 
@@ -578,9 +579,13 @@ def steps_to_source(
 def download(source: str | PathLike, variant: str | None = None) -> Path:
     """Return the directory of `source`, downloaded if `source` is a Hub id.
 
-    Pickled weights are downloaded only if there are no safetensors of `variant`.
+    Pickled weights are downloaded only if there are no safetensors of `variant`. Raises
+    NotADirectoryError for a file.
     """
-    path = checkpoint_directory(source)
+    try:
+        path = checkpoint_directory(source)
+    except NotADirectoryError as error:
+        raise NotADirectoryError(f"{error}; {STATE_DICTS}") from None
     if not Path(source).is_dir() and not has_weights(path, variant):
         # pickles only if there are no safetensors
         path = checkpoint_directory(source, ("pytorch_model*.bin",))
