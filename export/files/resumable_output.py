@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import UsageError
+from ..shared.files import read_object, sha256
 from .compression import without_compression
 from .whole_file import TEMPORARY, regular_file, remove, whole_file
 
@@ -42,16 +43,6 @@ def write_json(path: Path, value: Any, folder: Path, before: os.stat_result | No
     those of `whole_file`."""
     with whole_file(path, folder, before) as file:
         file.write(json.dumps(value).encode())
-
-
-def read_json(path: Path) -> dict | None:
-    """Return the JSON object in a file, or None if the file is missing, unreadable or holds
-    anything else."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 @dataclass(frozen=True)
@@ -113,8 +104,8 @@ class Directory:
     def manifest(self) -> dict | None:
         """Return the manifest of the run, or None if no run wrote what is there."""
         path = self.path / MANIFEST
-        manifest = None if regular_file(path) is None else read_json(path)
-        return manifest if manifest is not None and manifest.get("kind") == KIND else None
+        manifest = {} if regular_file(path) is None else read_object(path)
+        return manifest if manifest.get("kind") == KIND else None
 
     def note(self, finished: dict[str, dict]) -> None:
         """Replace the manifest by one with `finished`, {name: facts} of the finished files. Raises
@@ -236,13 +227,12 @@ class Parts:
         It is None if the shard is missing, damaged (with a warning), or was computed from lines
         with another `digest`.
         """
-        facts = read_json(self.facts_path(number))
-        output = sha256_or_none(self.part_path(number))
-        if facts is None or facts.get("input") != digest or output is None:
+        facts, path = read_object(self.facts_path(number)), self.part_path(number)
+        if facts.get("input") != digest or not path.is_file():
             return None
-        if facts.get("output") != output:
+        if facts.get("output") != sha256(path):
             warnings.warn(
-                f"{self.part_path(number)} is damaged, its shard is computed again",
+                f"{path} is damaged, its shard is computed again",
                 stacklevel=2,
             )
             return None
@@ -270,12 +260,12 @@ class Parts:
     def bad(self, count: int) -> Iterator[tuple[int, str]]:
         """Yield (line number from 0, reason) of the bad lines of the first `count` shards."""
         for number in range(count):
-            yield from (read_json(self.facts_path(number)) or {})["bad"]
+            yield from read_object(self.facts_path(number))["bad"]
 
     def remove(self) -> None:
         """Remove the files of shards from the folder, and the folder if nothing else is in it."""
         for facts_path in self.folder.glob("[0-9]*.facts"):
-            if facts_path.stem.isdecimal() and read_json(facts_path) is not None:
+            if facts_path.stem.isdecimal() and read_object(facts_path):
                 self.part_path(int(facts_path.stem)).unlink(missing_ok=True)
                 facts_path.unlink()
         remove_temporary(self.folder)
@@ -349,15 +339,6 @@ class Outputs:
             for number, reason in itertools.chain([first], bad):
                 line = {"line": number + 1, "reason": reason}
                 file.write(f"{json.dumps(line)}\n".encode())
-
-
-def sha256_or_none(path: Path) -> str | None:
-    """Return the SHA-256 of a file in hexadecimal, None if there is no file."""
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        return None
 
 
 def check_outside(output: Path, paths: Sequence[Path], export: Path) -> None:

@@ -1,6 +1,5 @@
 """A conversion, checked before anything is written."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from transformers.dynamic_module_utils import custom_object_save
 from ..checkpoint import Shapes, learned_positions
 from ..checkpoint_files import read_json
 from ..companions import Companions
-from ..files import IMAGE_PROCESSOR, new_directory
+from ..files import IMAGE_PROCESSOR, new_directory, write_json
 from ..pipelines import carry_translation
 from .tensors import TensorFiles, write_safetensors
 from .tokenizers import FoundTokenizer
@@ -235,5 +234,4 @@ def name_image_processor(path: Path, name: str | None) -> None:
         return
     content = read_json(path)
     if not content.keys() & {"image_processor_type", "feature_extractor_type"}:
-        text = json.dumps({**content, "image_processor_type": name}, indent=2, ensure_ascii=False)
-        path.write_text(text + "\n", encoding="utf-8")
+        write_json(path, {**content, "image_processor_type": name})

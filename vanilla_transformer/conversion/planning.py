@@ -3,7 +3,6 @@ tensors."""
 
 import copy
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from os import PathLike
@@ -25,7 +24,7 @@ from ..checkpoint_files import GENERATION_CONFIG, checkpoint_directory, read_jso
 from ..companions import companions, omitted_files, read_modules
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..errors import UsageError
-from ..files import MODULES, VERSION_KEY
+from ..files import MODULES, VERSION_KEY, write_json
 from ..generation_settings import DEFAULT_LENGTH, drop_unused_settings, forget_default_length
 from ..linked_copies import errors_name, linked_copy
 from ..variants import has_weights, linked_variant
@@ -176,7 +175,7 @@ def plan_overridden(
     if changed:
         linked = linked_copy(directory, changed)
         if CONFIG in changed:
-            Path(linked.name, CONFIG).write_text(json.dumps(content), encoding="utf-8")
+            write_json(Path(linked.name, CONFIG), content)
         plan = plan_copy(directory, linked, lambda path: plan_directory(source, path, overrides))
     else:
         plan = plan_directory(source, directory, overrides)
