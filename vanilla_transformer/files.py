@@ -560,10 +560,12 @@ def place(path: Path, out: Path) -> None:
     try:
         os.link(path, out)  # rename would silently replace a file
     except OSError:
-        if not out.exists():  # the file system has no links
+        if not os.path.lexists(out):  # the file system has no links
             path.rename(out)
             return
-        if not path.samefile(out):  # true if a process was killed between link and unlink
+        if out.is_symlink() or not path.samefile(
+            out
+        ):
             raise FileExistsError(f"{out} exists") from None
     path.unlink()
 

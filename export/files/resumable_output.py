@@ -23,14 +23,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import UsageError
-from ..shared.files import read_object, sha256
-from .compression import without_compression
+from ..shared.compression import without_compression
+from ..shared.files import hold_lock, read_object, sha256
 from .whole_file import TEMPORARY, regular_file, remove, whole_file
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
 
 MANIFEST = "manifest.json"
 KIND = "files"  # kind of our manifests
@@ -73,14 +68,8 @@ class Directory:
         if self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(f"{self.path} is a file, expected a directory or a new path")
         self.path.mkdir(0o700 if self.is_temporary else 0o777, parents=True, exist_ok=True)
-        handle = os.open(self.path, os.O_RDONLY) if fcntl is not None else None
-        try:
-            if handle is not None:
-                lock(handle, self.path)
+        with hold_lock(Path(os.path.realpath(self.path)), self.path):
             yield self.finished()
-        finally:
-            if handle is not None:
-                os.close(handle)
 
     def finished(self) -> dict[str, dict]:
         manifest = self.manifest()
@@ -167,20 +156,6 @@ def remedies(directory: Directory) -> Iterator[None]:
             raise OSError(errno.ENOMEM, f"not enough memory: {error}{remedy}") from error
         kind = OSError if isinstance(error, OSError) else ValueError
         raise kind(f"{error}{remedy}") from error
-
-
-def lock(handle: int, path: Path) -> None:
-    """Lock an open directory until it is closed.
-
-    `handle` is its file descriptor and `path` its name for the message. Raises FileExistsError if
-    another process has the lock.
-    """
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise FileExistsError(
-            f"{path} is being written by another process, expected no other writer"
-        ) from None
 
 
 def check_same(path: str, before: dict, facts: dict) -> None:
