@@ -563,9 +563,7 @@ def place(path: Path, out: Path) -> None:
         if not os.path.lexists(out):  # the file system has no links
             path.rename(out)
             return
-        if out.is_symlink() or not path.samefile(
-            out
-        ):
+        if out.is_symlink() or not path.samefile(out):
             raise FileExistsError(f"{out} exists") from None
     path.unlink()
 
