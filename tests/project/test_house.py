@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from vanilla_transformer_export import Runtime, export, verify
 from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.targets import registry
-from vanilla_transformer_export.targets.portable import Portable
+from vanilla_transformer_export.targets.portable import PORTABLE
 from vanilla_transformer_export.targets.portable.decoder import PortableDecoder, PortableDecoders
 
 ROOT = Path(vanilla_transformer_export.__file__).resolve().parent
@@ -97,20 +98,6 @@ LAZY_IMPORTERS = {
 # -------------------------------------------------------------------------------------- the targets
 
 
-class Throwaway:
-    """A target with the graphs of portable, another opset, and a decoder of one token per step."""
-
-    name = "throwaway"
-    help = "for this test"
-    opsets = (20,)
-
-    def __getattr__(self, name):
-        return getattr(Portable(), name)
-
-    def open(self, export):
-        return OneByOneDecoders(PortableDecoders(export))
-
-
 class OneByOneDecoders:
     supports_empty_prompts = True
     supports_candidates = False
@@ -142,9 +129,18 @@ class OneByOneDecoder:
         return self.decoder.step(tokens, beam_idx)
 
 
+THROWAWAY = replace(
+    PORTABLE,
+    name="throwaway",
+    help="for this test",
+    opsets=(20,),
+    open=lambda export: OneByOneDecoders(PortableDecoders(export)),
+)
+
+
 @pytest.fixture
 def throwaway():
-    registry.register(Throwaway())
+    registry.register(THROWAWAY)
     yield
     registry.unregister("throwaway")
 
@@ -212,14 +208,14 @@ def test_evaluate_supports_registered_target(throwaway, tmp_path, capsys):
 
 def test_duplicate_and_unknown_targets_raise(throwaway, exported, tmp_path):
     with raises(ValueError, seen="throwaway"):
-        registry.register(Throwaway())
+        registry.register(THROWAWAY)
     with raises(UsageError, seen="portabel", expected="portable"):
         export(exported("encoder").checkpoint, tmp_path / "out", target="portabel")
     assert not (tmp_path / "out").exists()
 
 
 def test_export_for_unregistered_target_error_names_target(exported, tmp_path):
-    registry.register(Throwaway())
+    registry.register(THROWAWAY)
     export(exported("encoder").checkpoint, tmp_path / "out", target="throwaway", cases=1)
     registry.unregister("throwaway")
     with raises(ValueError, seen="throwaway"):
