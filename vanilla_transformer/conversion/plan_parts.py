@@ -1,4 +1,4 @@
-"""What the plans of both directions share: the opened source, its config, and its other files."""
+"""Parts of the plans of both directions: the opened source, its config, and its other files."""
 
 import re
 from collections.abc import Callable
