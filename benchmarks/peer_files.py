@@ -30,7 +30,13 @@ class Encoder(nn.Module):
         self.model = model
 
     def forward(self, input_ids, attention_mask):
-        return self.model(input_ids, added(attention_mask[:, None, None] > 0)).last_hidden_state
+        is_token = attention_mask[:, None, None] > 0
+        masks = {"full_attention": added(is_token)}
+        if window := self.model.config.sliding_window:
+            order = torch.arange(attention_mask.shape[1])
+            is_near = (order - order[:, None]).abs() <= window
+            masks["sliding_attention"] = added(is_token & is_near)
+        return self.model(input_ids, masks).last_hidden_state
 
 
 class CrossStates(nn.Module):
@@ -134,13 +140,8 @@ def convert_openvino(kind: str, checkpoint: Path, out: Path, dtype: str) -> None
 def make_graphs(kind, model) -> dict:
     config = model.config
     if kind in ENCODERS:
-        return {
-            "encoder": traced(
-                Encoder(model),
-                {**tokens("input_ids", 7), **tokens("attention_mask", 7)},
-                ["states"],
-            )
-        }
+        inputs = tokens("input_ids", 7) | tokens("attention_mask", 7)
+        return {"encoder": traced(Encoder(model), inputs, ["states"])}
     heads, width = config.num_attention_heads, config.head_dim
     if kind == "gpt2":
         past = caches("past", config.num_hidden_layers, (heads, 3, width))

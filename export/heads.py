@@ -32,12 +32,14 @@ class Task:
         forms: the keys that an input may have as a JSON object. An input that is no object is the
             value of the only key of the first form.
         pipelines: names of the task in URLs `/predict/NAME`: those of transformers' pipelines.
+        takes_blank: true if a blank text has a result, as in transformers' pipeline.
     """
 
     name: str
     function: str
     forms: tuple[tuple[str, ...], ...] = (TEXT,)
     pipelines: tuple[str, ...] = ()
+    takes_blank: bool = False
 
     @property
     def method(self) -> str:
@@ -49,7 +51,11 @@ GENERATE = Task("generate", "text_runtime:TextRuntime.generate", pipelines=("tex
 GENERATE_TARGETS = replace(GENERATE, pipelines=("summarization", "text2text-generation"))
 TRANSLATE = Task("translate", "text.tasks.translation:translate", pipelines=("translation",))
 CLASSIFY = Task(
-    "classify", "text.tasks.classification:classify", (TEXT, PAIR), ("text-classification",)
+    "classify",
+    "text.tasks.classification:classify",
+    (TEXT, PAIR),
+    ("text-classification",),
+    takes_blank=True,
 )
 CLASSIFY_IMAGES = Task(
     "classify", "image_runtime:ImageRuntime.classify", (IMAGE,), ("image-classification",)
@@ -58,7 +64,7 @@ ZERO_SHOT = Task(
     "zero-shot", "text.tasks.classification:zero_shot", pipelines=("zero-shot-classification",)
 )
 RERANK = Task("rerank", "text.tasks.reranking:rerank", (RANKED,), pipelines=("text-ranking",))
-TAG = Task("tag", "text.tasks.tagging:tag", pipelines=("token-classification",))
+TAG = Task("tag", "text.tasks.tagging:tag", pipelines=("token-classification",), takes_blank=True)
 ANSWER = Task(
     "answer", "text.tasks.question_answering:answer", (QUESTION,), ("question-answering",)
 )
@@ -69,6 +75,7 @@ EMBED = Task(
     "embed",
     "text.tasks.embedding:embed",
     pipelines=("feature-extraction", "sentence-similarity"),
+    takes_blank=True,
 )
 EMBED_IMAGES = Task(
     "embed", "image_runtime:ImageRuntime.embed", (IMAGE,), ("image-feature-extraction",)

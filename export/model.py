@@ -10,19 +10,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from .errors import UsageError
 from .heads import HEADS
 from .inference.config import check_config
-from .inference.decoder import CandidateDecoder, DecoderFactory, GenerationRequest, LoadedExport
+from .inference.decoder import DecoderFactory, GenerationRequest, LoadedExport
 from .inference.devices import CUDA, TENSORRT, require, require_onnxruntime
 from .inference.export_info import ExportInfo, open_export_info
 from .inference.inputs import MAX_GPU_TOKENS, MAX_TOKENS, run_by_length
 from .inference.options import is_int64
-from .inference.prompt_lookup import prompt_lookup_tokens
 from .inference.search import BeamSearch, Search, start_search
 from .inference.session import (
     ATTENTION_KERNELS,
@@ -44,7 +43,6 @@ if find_spec("onnxruntime") is None:  # it is imported when graphs are loaded
     )
 
 MAX_THREADS = 1024
-OPTIONAL_ROLES = ("step", "lookup")  # graphs that are opened when they are first needed
 
 
 def open_export(directory: str | os.PathLike, dtype: str | None = None) -> ExportInfo:
@@ -103,9 +101,8 @@ def check_threads(threads: Any) -> None:
 
 
 def main_roles(info: ExportInfo) -> list[str]:
-    """Return the roles of all graphs but `"step"` and `"lookup"`, which are opened when they are
-    first needed."""
-    return [role for role in info.specs if role not in OPTIONAL_ROLES]
+    """Return the roles of all graphs but `"step"`, which is opened when it is first needed."""
+    return [role for role in info.specs if role != "step"]
 
 
 def open_for_workers(info: ExportInfo, threads: int) -> "OnnxModel":
@@ -271,27 +268,11 @@ class OnnxModel:
         check_generates(self.info)
         self.open(main_roles(self.info))
         info, sessions = self.info, self.sessions
-        make = functools.partial(make_session, self._opener, info)
         encoder = functools.partial(encode, sessions, info.specs, self.max_tokens)
         captures = self.profiles is None and self.changes.captures
-        loaded = LoadedExport(
-            info.config, info.specs, sessions, make, self.device, encoder, captures
-        )
+        make, device = self._opener.make, self.device
+        loaded = LoadedExport(info.config, info.specs, sessions, make, device, encoder, captures)
         return find_target(info).open(loaded)
-
-    def check_lookup(self, request: GenerationRequest) -> None:
-        """Raise UsageError if `request` asks for prompt lookup with several inputs, or of an export
-        whose graphs cannot do it."""
-        if (count := request.options.prompt_lookup_num_tokens) is None:
-            return
-        if (rows := len(request.input_ids)) > 1:
-            raise UsageError(f"prompt_lookup_num_tokens={count} is for one input, got {rows}")
-        if not self.decoders.supports_candidates:
-            target = self.info.manifest["target"]
-            raise UsageError(
-                f"prompt_lookup_num_tokens={count} is not supported by this export, target "
-                f"{target!r}, expected None: its graphs check one token per step"
-            )
 
     def generate(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the new tokens (B * N, T) and the scores (B * N,) of all rows.
@@ -333,10 +314,6 @@ class OnnxModel:
         """Yield the new token of each row, (rows,), after each step, until `search` is finished."""
         with closing(self.decoders.start(request)) as decoder:
             logits = decoder.prefill(request.input_ids, request.attention_mask)
-            if request.options.prompt_lookup_num_tokens is not None:
-                candidates = cast(CandidateDecoder, decoder)  # see `check_lookup`
-                yield from prompt_lookup_tokens(request, candidates, search, logits[:, -1])
-                return
             if request.options.rows_per_input > 1:
                 decoder.expand(request.options.rows_per_input)
             while True:
@@ -360,17 +337,6 @@ def encode(
     """
     feeds = {"input_ids": ids, "attention_mask": mask}
     return run_by_length(sessions["encoder"], specs["encoder"], feeds, max_tokens)
-
-
-def make_session(
-    opener: Sessions, info: ExportInfo, role: str, sizes: dict[str, int] | None = None
-) -> Session:
-    """Return a new session of the graph of `role` of the export `info`, with some axes fixed to
-    `sizes`, {axis: size}."""
-    session = opener.make(role, sizes)
-    if role in OPTIONAL_ROLES:
-        info.check_unchanged()
-    return session
 
 
 # ---------------------------------------------------------------------------------------- devices

@@ -264,8 +264,8 @@ class Runtime:
             decoder_input_ids: decoder prompts (B, P) for seq2seq, with or without the start token.
                 They are returned too. They count for `max_length` and `min_length`, but not for
                 `max_new_tokens` and the score.
-            seeds: one seed per input, in place of `seed`. The samples of an input then do not
-                depend on the other inputs.
+            seeds: one seed per input; by default derived from `seed` and the number of the input.
+                The first input has `seed` itself.
             max_new_tokens: maximum number of new tokens; if max_length is set, by default what that
                 leaves (20)
             max_length: maximum number of tokens including the prompt; ignored if max_new_tokens is
@@ -284,7 +284,7 @@ class Runtime:
                 probabilities sum to at least top_p (1.0)
             min_p: with do_sample: minimum probability of a token, relative to the most likely one
                 (0.0)
-            seed: seed of sampling, for reproducible results; default: a random seed (None)
+            seed: seed of sampling, from which inputs derive theirs; default: a random seed (None)
             repetition_penalty: penalty for tokens that occurred before; above 1 makes them less
                 likely (1.0)
             no_repeat_ngram_size: n-grams of this size may not repeat; 0 turns it off (0)
@@ -298,9 +298,6 @@ class Runtime:
             begin_suppress_tokens: tokens that are never generated first (None)
             renormalize_logits: beam search: normalize probabilities again after all options above
                 (False)
-            prompt_lookup_num_tokens: prompt lookup decoding: candidate tokens per step; for greedy
-                search of one input (None)
-            max_matching_ngram_size: prompt lookup decoding: maximum n-gram size to look up (2)
             eos_token_id: token that ends a sequence; default: the model's (None)
             pad_token_id: token that fills finished sequences; default: the model's (None)
             decoder_start_token_id: first decoder token of an encoder-decoder model; default: the
@@ -370,13 +367,11 @@ class Runtime:
     ) -> int:
         """Return how many of `rows` rows one call of `generate` should get.
 
-        It is 1 with `prompt_lookup_num_tokens`, more than `batch_size` where `generate` makes
-        batches itself, and else `batch_size`. `is_scored` is True if scores are returned. Raises
-        UsageError or ValueError for wrong `options`.
+        It is more than `batch_size` where `generate` makes batches itself, and else `batch_size`.
+        `is_scored` is True if scores are returned. Raises UsageError or ValueError for wrong
+        `options`.
         """
         resolved = self.check_options(options)
-        if resolved.prompt_lookup_num_tokens is not None:
-            return 1
         is_split = offline.fits_options(
             self.info, self.workers, rows, resolved, is_scored
         ) or offline.fits_static_batches(self.device, rows, resolved)
@@ -399,11 +394,9 @@ class Runtime:
                 and a batch that needs more memory than this machine has.
             ValueError: for inputs of a wrong shape or range, or too many tokens.
         """
-        request = requests.generation_request(
+        return requests.generation_request(
             self.info, input_ids, attention_mask, decoder_input_ids, options, is_scored
         )
-        self.model.check_lookup(request)
-        return request
 
     def _generated(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
         """Return prompts with new tokens (B * N, T), and the scores of the rows (B * N,) or None if

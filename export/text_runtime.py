@@ -20,6 +20,7 @@ from .inference import options as option_fields
 from .inference.config import VISION
 from .inference.export_info import MANIFEST, TARGET_TOKENIZER, ExportInfo, json_object
 from .inference.inputs import pad_sequences
+from .inference.logits import row_seeds
 from .inference.options import special_token
 from .runtime import Runtime
 from .text.detokenizer import Detokenizer, TokenNames
@@ -137,8 +138,8 @@ class TextRuntime:
                 translations, by their names in the tokenizer: one for all, or a list with one per
                 text. Defaults are the tokenizer's source language and the target language of
                 generation_config.json.
-            seeds: one per text instead of the option `seed`; the samples of a text then do not
-                depend on the other texts.
+            seeds: one per text; by default derived from the option `seed` and the number of the
+                text.
             options: those of `Runtime.generate`.
 
         Raises:
@@ -213,7 +214,7 @@ class TextRuntime:
         same length and one target language run together. `seeds` are seeds of sampling, one for
         each row, and `options` are generation options.
         """
-        option_fields.check_seeds(seeds, len(rows))
+        seeds = self.text_seeds(seeds, len(rows), options)
         copies = special_token("num_return_sequences", options, self.info.defaults) or 1
         tokens: list[list[list[int]]] = [[]] * len(rows)
         scores = np.full((len(rows), copies), np.nan, np.float32)
@@ -269,6 +270,19 @@ class TextRuntime:
         return self.decode_stream(
             self.runtime.stream(*inputs, **{**options, **target, "num_return_sequences": 1})
         )
+
+    def text_seeds(
+        self, seeds: Sequence[int] | None, count: int, options: dict[str, Any]
+    ) -> Sequence[int] | None:
+        """Return `seeds`, by default those derived from the option `seed`, for `count` texts.
+
+        The result is None without a seed in `options` and generation_config.json. Raises UsageError
+        if `seeds` has not one seed for each text.
+        """
+        option_fields.check_seeds(seeds, count)
+        if seeds is not None:
+            return seeds
+        return row_seeds(special_token("seed", options, self.info.defaults), count)
 
     def target_options(
         self, tgt_lang: Choice, count: int, options: dict[str, Any]

@@ -21,6 +21,7 @@ from .configuration_vanilla_transformer import (
 )
 from .conversion import plan_conversion
 from .converted import is_ours
+from .errors import UsageError
 from .modeling_vanilla_transformer import VanillaSeq2SeqForConditionalGeneration
 from .variants import check_variant
 
@@ -53,9 +54,13 @@ def info(source: str | os.PathLike, variant: str | None = None) -> dict[str, Any
 def preset_info(name: str) -> dict[str, Any]:
     """Return the facts of `info` for the paper's model `name` of `VanillaSeq2SeqConfig.preset`.
 
-    Raises ValueError for an unknown name.
+    Raises UsageError for an unknown name.
     """
-    return describe(VanillaSeq2SeqConfig.preset(name), VanillaSeq2SeqForConditionalGeneration)
+    try:
+        config = VanillaSeq2SeqConfig.preset(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return describe(config, VanillaSeq2SeqForConditionalGeneration)
 
 
 def describe(

@@ -8,7 +8,6 @@ from contextlib import closing
 
 import numpy as np
 
-from ..inference.decoder import GenerationRequest
 from ..model import OnnxModel
 from ..requests import encoder_feeds
 from ..scheduler.admission import Admission
@@ -20,7 +19,6 @@ from .reference import Arrays, Reference, real_values, sample
 from .tolerances import error_scale, relative_margins
 
 BEAMS = 3
-LOOKUP_TOKENS = 3  # tokens per step of the lookup graph
 REQUESTS = 8  # at a time
 
 
@@ -31,7 +29,6 @@ def outcome(model: OnnxModel, reference: Reference) -> Arrays:
     reduced by `sample`. A model that generates has
 
     - `logits` (B, T, V), each before one of the reference's tokens;
-    - `lookup` (1, T, V), the same of the first row by the graph of prompt lookup, if there is one;
     - `greedy` (B, T), the tokens of greedy search;
     - `beams` (B, T) and `beam_scores` (B,), the best sequences of beam search and their scores.
     """
@@ -39,11 +36,8 @@ def outcome(model: OnnxModel, reference: Reference) -> Arrays:
         return {name: sample(values) for name, values in outputs(model, reference).items()}
     beams, scores = model.generate(reference.request(num_beams=BEAMS))
     assert scores is not None  # beam search has scores
-    logits = {"logits": next_logits(model, reference, reference.inputs["tokens"])}
-    if model.decoders.supports_candidates:
-        logits["lookup"] = lookup_logits(model, reference)
     return {
-        **{name: sample(values) for name, values in logits.items()},
+        "logits": sample(next_logits(model, reference, reference.inputs["tokens"])),
         "greedy": model.generate(reference.request())[0],
         "beams": beams,
         "beam_scores": scores,
@@ -69,27 +63,11 @@ def without_padding(values: np.ndarray, real: np.ndarray) -> np.ndarray:
 
 def next_logits(model: OnnxModel, reference: Reference, tokens: np.ndarray) -> np.ndarray:
     """Return the logits (B, T, V) before each of `tokens` (B, T), which are fed one by one."""
-    return fed_logits(model, reference.request(), tokens, 1)
-
-
-def lookup_logits(model: OnnxModel, reference: Reference) -> np.ndarray:
-    """Return the logits (1, T, V) of the first row from the graph of prompt lookup, which reads
-    several tokens per step."""
-    first = reference.row(0)
-    request = first.request(prompt_lookup_num_tokens=LOOKUP_TOKENS)
-    return fed_logits(model, request, first.inputs["tokens"], LOOKUP_TOKENS)
-
-
-def fed_logits(
-    model: OnnxModel, request: GenerationRequest, tokens: np.ndarray, step: int
-) -> np.ndarray:
-    """Return the logits (B, T, V) before each of `tokens` (B, T), of which each step feeds at most
-    `step`."""
+    request = reference.request()
     with closing(model.decoders.start(request)) as decoder:
         logits = [decoder.prefill(request.input_ids, request.attention_mask)[:, -1:].copy()]
-        for first in range(0, tokens.shape[1] - 1, step):
-            fed = tokens[:, first : min(first + step, tokens.shape[1] - 1)]
-            logits.append(decoder.step(fed).copy())
+        for place in range(tokens.shape[1] - 1):
+            logits.append(decoder.step(tokens[:, place : place + 1]).copy())
     return np.concatenate(logits, axis=1)
 
 

@@ -16,6 +16,8 @@ from ..specs.graph_spec import TensorSpec
 
 FILE = "reference.npz"
 TORCH = "torch"  # the key of torch's results
+# logits of a graph for prompt lookup, which exports had before
+UNUSED = "lookup"
 MAX_SIZE = 48  # of each axis of an output after the first; larger ones are sampled
 # fields of the manifest that the reference repeats
 FACTS = ("architecture", "model_type", "target", "activations", "opset", "step")
@@ -70,7 +72,8 @@ class Reference:
             groups: dict[str, Arrays] = {}
             for name, array in arrays.items():
                 group, _, name = name.partition("/")
-                groups.setdefault(group, {})[name] = array
+                if name != UNUSED:
+                    groups.setdefault(group, {})[name] = array
             manifest, options = {**facts["manifest"]}, {**facts["options"]}
             return cls(manifest, options, groups.pop("inputs"), groups)
         except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:

@@ -23,6 +23,7 @@ from .verbs import (
 if TYPE_CHECKING:
     from ..files.predictions import Predictions
     from ..files.run import Runner
+    from ..heads import Task
 
 STREAM_LINES = 512  # lines of standard input per shard, without --shard-lines
 
@@ -244,12 +245,27 @@ def run_task(args: argparse.Namespace, task: str | None) -> None:
         (args.on_bad_line or ("skip" if has_output else "stop")) == "skip",
     )
     if args.output_dir is not None:
-        say(json.dumps(runner.to_directory(args.input, args.output_dir, args.ray)))
+        say_report(runner.to_directory(args.input, args.output_dir, args.ray))
     elif args.output is not None:
-        say(json.dumps(runner.to_file(args.input[0], args.output, args.force)))
+        say_report(runner.to_file(args.input[0], args.output, args.force))
     else:
         for results in iterate_results(args, runner):
             say(results, end="")
+
+
+def say_report(report: dict) -> None:
+    """Print a report of `Runner.to_file` or `to_directory`, and on standard error how many lines of
+    each file are bad."""
+    from ..files.resumable_output import BAD_LINES
+
+    for name, counts in report["files"].items():
+        if counts["bad"]:
+            print(
+                f"{counts['bad']:,} of {counts['lines']:,} lines are bad and have no result: "
+                f"{name}{BAD_LINES} has the reasons",
+                file=sys.stderr,
+            )
+    say(json.dumps(report))
 
 
 def iterate_results(args: argparse.Namespace, runner: "Runner") -> Iterator[str]:
@@ -260,9 +276,17 @@ def iterate_results(args: argparse.Namespace, runner: "Runner") -> Iterator[str]
     if args.input is not None:
         return runner.file(args.input[0])
     if args.text:
+        check_blank(args.text, runner.predictions.kind)
         return runner.lines((text.encode() for text in args.text), "argument {}")
     lines = raw_lines(standard_input(), "standard input")
     return runner.lines(lines, "line {} of standard input")
+
+
+def check_blank(texts: list[str], task: "Task") -> None:
+    """Raise ValueError for a blank text if `task` has no result for it."""
+    for number, text in enumerate(texts, 1):
+        if not (text.strip() or task.takes_blank):
+            raise ValueError(f"argument {number} is {text!r}, expected a text that is not blank")
 
 
 def open_predictions(args: argparse.Namespace, task: str | None) -> "Predictions":

@@ -30,6 +30,7 @@ from ..graphs.expected_weights import load_checked_weights
 from ..graphs.weights import CheckpointWeights
 from ..heads import HEADS, READS_IMAGES
 from ..inference.export_info import CARD, TOKENIZER_FILES, default_options
+from ..inference.options import PROMPT_LOOKUP
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -185,13 +186,19 @@ def generation_settings(
     """Return the content of generation_config.json without settings that have no effect; empty for
     a model that does not generate.
 
-    Without `model`, it is read and checked here, with a warning for each setting that is left out.
+    Without `model`, it is read and checked here. There is a warning for each setting that is left
+    out here, also for prompt lookup.
     """
     if not HEADS[config.architecture].generates:
         return {}
+    notes: list[str] = []
     if model is not None:  # its settings were checked when it was loaded
-        return json.loads(model.generation_config.to_json_string())
-    settings, notes = read_generation_settings(directory, config.to_dict())
+        settings = json.loads(model.generation_config.to_json_string())
+    else:
+        settings, notes = read_generation_settings(directory, config.to_dict())
+    for name in PROMPT_LOOKUP:
+        if (value := settings.pop(name, None)) is not None:
+            notes.append(f"generation_config: {name}={value!r} is left out: no export can use it")
     for note in notes:
         warnings.warn(note, stacklevel=2)
     return settings

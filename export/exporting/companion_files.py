@@ -97,7 +97,7 @@ def write_for_clients(checkpoint: Checkpoint, graphs: Graphs, directory: Path) -
     loaded = graphs.dtypes if graphs.target.is_standard else ()
     write_json(directory / "config.json", client_config(config, graphs.files, loaded, external))
     tokenizer_config = directory / "tokenizer_config.json"
-    is_decoder = graphs.files.keys() - {"lookup"} == {"decoder"}
+    is_decoder = graphs.files.keys() == {"decoder"}
     if config.get("type_vocab_size") and tokenizer_config.is_file():
         give_token_types(tokenizer_config)
     if is_decoder and (directory / "tokenizer.json").is_file() and tokenizer_config.is_file():

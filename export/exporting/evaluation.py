@@ -30,7 +30,7 @@ from ..inference.decoder import GenerationRequest
 from ..inference.export_info import MANIFEST
 from ..inference.inputs import batches, pad_sequences
 from ..inference.logits import log_sum_exp
-from ..inference.options import Options, check_single
+from ..inference.options import Options, check, check_single
 
 WINDOW = 256  # tokens a decoder sees at most; windows do not overlap
 MAX_LOGITS = 1 << 26  # held at once, 256 MB
@@ -54,10 +54,7 @@ class Backend(Protocol):
     def generate(self, texts: list[str], /, **options: Any) -> list[str]: ...
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """Return how many of `rows` texts `generate` should get at once.
-
-        It is 1 with prompt lookup in the generation `options`, else at least `batch_size`.
-        """
+        """Return how many of `rows` texts `generate` should get at once, at least `batch_size`."""
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Return the model's first output for `ids` and their `mask` (B, S): logits (B, S, V), or
@@ -326,10 +323,8 @@ class OnnxEngine:
         return None if token is None else self.tokenizer.id_to_token(token)
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """Return how many of `rows` texts the runtime prefers to get at once.
-
-        It is 1 with prompt lookup in the generation `options`, else at least `batch_size`.
-        """
+        """Return how many of `rows` texts the runtime prefers to get at once, at least
+        `batch_size`."""
         options = {
             name: value for name, value in options.items() if name not in ("src_lang", "tgt_lang")
         }
@@ -370,6 +365,9 @@ class TorchEngine:
         from .loading import load_checkpoint
 
         self.model = load_checkpoint(checkpoint, variant)
+        if self.model.can_generate():
+            # transformers needs single rows for it
+            self.model.generation_config.prompt_lookup_num_tokens = None
         self.text = load_tokenizer(checkpoint)
         self.architecture = type(self.model).__name__
         self.config = self.model.config.to_dict()
@@ -395,7 +393,7 @@ class TorchEngine:
         tgt_lang: str | None = None,
         **options: Any,
     ) -> list[str]:
-        options |= self.chosen_languages(src_lang, tgt_lang)
+        options = check(options) | self.chosen_languages(src_lang, tgt_lang)
         beams = options.get("num_beams", 1)
         if beams > self.model.config.vocab_size:
             raise UsageError(
@@ -414,9 +412,7 @@ class TorchEngine:
         return self.text.batch_decode(outputs, skip_special_tokens=True)
 
     def rows_together(self, rows: int, batch_size: int, options: dict[str, Any]) -> int:
-        """Return 1 with prompt lookup in `options` or the checkpoint, else `batch_size`."""
-        default = getattr(self.model.generation_config, "prompt_lookup_num_tokens", None)
-        return batch_size if options.get("prompt_lookup_num_tokens", default) is None else 1
+        return batch_size
 
     def chosen_languages(self, src_lang: str | None, tgt_lang: str | None) -> dict[str, int]:
         """Set the tokenizer's source language, and return options of `generate` that select the

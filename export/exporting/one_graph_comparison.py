@@ -22,17 +22,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-class FixedUniforms:
-    """A replacement of a random generator that returns the columns of `uniforms` (B, steps), one
-    per call."""
-
-    def __init__(self, uniforms: np.ndarray):
-        self.columns = iter(uniforms.T)
-
-    def random(self, shape: tuple[int, int]) -> np.ndarray:
-        return next(self.columns).astype(np.float64).reshape(shape)
-
-
 def compare(export: Path, graph: Path, mode: str, dtype: str, cases: int) -> dict[str, int]:
     """Return {"rows": number of rows, "equal": number of rows with equal sequences} on `cases`
     random batches.
@@ -110,6 +99,6 @@ def expected_sequences(runtime: Runtime, feeds: dict[str, np.ndarray], mode: str
     request = runtime.request(feeds["input_ids"], feeds["attention_mask"], None, options)
     search: Search = start_search(request.options, request.prompt)
     if isinstance(search, TokenSearch) and isinstance(search.choose, Sampler):
-        search.choose.generators = [FixedUniforms(feeds["uniforms"])]
+        search.choose.uniforms = [iter(row).__next__ for row in feeds["uniforms"].tolist()]
     deque(runtime.model.tokens(request, search), maxlen=0)  # runs the search to its end
     return np.concatenate([request.input_ids, search.result()[0]], axis=1)

@@ -1,7 +1,6 @@
 """The comparison of an export with its checkpoint in torch, over a seeded sample of shapes and
 paddings."""
 
-import dataclasses
 import os
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from ..certification.tolerances import (
     relative_errors,
     relative_margins,
 )
+from ..graphs.encoder_attention import block_size, min_block_length
 from ..heads import HEADS, READS_IMAGES
 from ..inference.decoder import GenerationRequest, cross_states, next_input_name
 from ..inference.inputs import move_padding
@@ -133,8 +133,9 @@ def verify(
     `model` must be in float32 and evaluation mode. The export runs on `device` with the weights of
     `dtype`, the first by default. Each of `cases` is a batch of 1 to 5 rows of 1 to 33 random
     tokens: full rows, rows of different lengths padded on the right, or the same with one row that
-    is all padding. A short table of learned positions allows fewer tokens. A vision model gets 1 to
-    5 random images. Prompts of a decoder are padded on the left. Decoders are compared at the first
+    is all padding. A short table of learned positions allows fewer tokens. An encoder with windows
+    gets one more row, of `long_length` tokens. A vision model gets 1 to 5 random images. Prompts of
+    a decoder are padded on the left. Decoders are compared at the first
     step and at later ones, with torch reading the whole sequence at once, without a cache.
 
     Errors may be those of `TOLERANCES` for the dtype. Raises ValueError if the export is of another
@@ -147,9 +148,7 @@ def verify(
         compare = compare_seq2seq if model.config.is_encoder_decoder else compare_decoder
     rng = np.random.default_rng(seed)
     report = Report(TOLERANCES[runtime.dtype])
-    longest = 33
-    if getattr(model.config, "has_learned_positions", False):
-        longest = min(longest, model.config.max_position_embeddings - sum(LATER_STEPS))
+    longest = min(33, max_positions(model.config) - sum(LATER_STEPS))
     with torch.no_grad(), with_shortlist(model, runtime.info.manifest.get("shortlist")):
         for number in range(cases):
             if HEADS[runtime.architecture].reads == READS_IMAGES:
@@ -167,8 +166,33 @@ def verify(
             )
             compare(case, ids, mask)
             report.cases += 1
+        if length := long_length(model.config):
+            ids = rng.integers(0, model.config.vocab_size, (1, length))
+            name = f"case {cases} {ids.shape}, in blocks"
+            compare(Case(runtime, model, rng, report, name), ids, np.ones_like(ids))
+            report.cases += 1
     report.judge()
     return report
+
+
+def long_length(config: PretrainedConfig) -> int:
+    """Return the number of tokens of a row that an encoder reads in blocks.
+
+    The last block is not full. It is 0 if the model has no such layers, or too few positions.
+    """
+    if config.model_type != "vanilla-encoder" or config.has_position_bias:
+        return 0
+    if "sliding_attention" not in config.types_of_layers(config.num_hidden_layers):
+        return 0
+    window = config.sliding_window
+    length = min_block_length(window) + block_size(window) // 2
+    return length if length <= config.max_position_embeddings else 0
+
+
+def max_positions(config: PretrainedConfig) -> int:
+    """Return the number of learned positions, or 2**31 if the model has none."""
+    is_learned = getattr(config, "has_learned_positions", False)
+    return config.max_position_embeddings if is_learned else 2**31
 
 
 @dataclass(frozen=True)
@@ -396,7 +420,6 @@ def compare_seq2seq(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
         options, tokens[:, :first], np.ones_like(tokens[:, :first]), (ids, mask)
     )
     compare_steps(case, request, tokens, expected, real)
-    compare_lookup(case, request, tokens, expected, real)
     if case.runtime.info.step == STEP:
         compare_rows(case, (ids, mask), tokens, expected, real)
 
@@ -458,29 +481,6 @@ def compare_decoder(case: Case, ids: np.ndarray, mask: np.ndarray) -> None:
     expected = case.model(*inputs, use_cache=False).logits.numpy()
     request = GenerationRequest(Options(max_new_tokens=sum(LATER_STEPS)), ids, mask)
     compare_steps(case, request, tokens, expected, full_mask == 1)
-    compare_lookup(case, request, tokens, expected, full_mask == 1)
-
-
-def compare_lookup(
-    case: Case,
-    request: GenerationRequest,
-    tokens: np.ndarray,
-    expected: np.ndarray,
-    real: np.ndarray,
-) -> None:
-    """Compare the logits of the graph for prompt lookup, which reads several tokens at once, if the
-    export has one.
-
-    Only the first row is compared. `expected` has the logits (B, T, V) of torch.
-    `real` is True for tokens that are not padding.
-    """
-    runtime = case.runtime
-    if "lookup" not in runtime.info.manifest["variants"][runtime.dtype]["graphs"]:
-        return
-    options = dataclasses.replace(request.options, prompt_lookup_num_tokens=max(LATER_STEPS))
-    source = None if request.source is None else (request.source[0][:1], request.source[1][:1])
-    first = GenerationRequest(options, request.input_ids[:1], request.attention_mask[:1], source)
-    compare_steps(case, first, tokens[:1], expected[:1], real[:1])
 
 
 def compare_steps(

@@ -24,7 +24,7 @@ from ..inference.options import special_token
 from ..runtime import Runtime
 from ..specs.graph_spec import GraphSpec, concrete_shape
 from .checkpoint import Checkpoint
-from .parity import sequence_inputs, torch_outputs
+from .parity import long_length, max_positions, sequence_inputs, torch_outputs
 from .plan import Graphs
 from .shortlist_head import with_shortlist
 
@@ -103,19 +103,14 @@ def text_inputs(model: PreTrainedModel, spec: GraphSpec, rng: np.random.Generato
 def random_rows(config: Any, rng: np.random.Generator, limit: int) -> tuple[np.ndarray, np.ndarray]:
     """Return random ids and the mask (B, S) of rows of `LENGTHS`, padded on the right.
 
-    The first is cut at `limit`, the second at half and the third at a quarter of it. They have all
-    tokens of a small vocabulary.
+    The first is longer where an encoder works in blocks from some length on. It is cut at `limit`,
+    the second at half and the third at a quarter of it. They have all tokens of a small vocabulary.
     """
-    lengths = np.maximum(1, np.minimum(LENGTHS, [limit, limit // 2, limit // 4]))
+    longest = max(LENGTHS[0], long_length(config))
+    lengths = np.maximum(1, np.minimum((longest, *LENGTHS[1:]), [limit, limit // 2, limit // 4]))
     shape = len(lengths), lengths.max()
     ids = np.resize(rng.permutation(config.vocab_size), shape)
     return ids, (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
-
-
-def max_positions(config: Any) -> int:
-    """Return the number of learned positions, or 2**31 if the model has none."""
-    is_learned = getattr(config, "has_learned_positions", False)
-    return config.max_position_embeddings if is_learned else 2**31
 
 
 # ---------------------------------------------------------------------------- models that generate

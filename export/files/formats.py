@@ -92,7 +92,8 @@ def select_format(
             field already.
     """
     check_lines(path)
-    fields = RecordFields(predictions.kind.forms, field)
+    task = predictions.kind
+    fields = RecordFields(task.forms, field, task.takes_blank)
     name = output_field or predictions.field
     match format_name(path):
         case "Parquet":
@@ -129,7 +130,8 @@ def line_format(predictions: Predictions) -> "Lines":
     An argument or line is a text. If the task does not generate, a line that begins with { is a
     JSON object.
     """
-    fields = RecordFields(predictions.kind.forms)
+    task = predictions.kind
+    fields = RecordFields(task.forms, takes_blank=task.takes_blank)
     return text_format(
         predictions, fields.parse_text if predictions.generates else fields.parse_line
     )

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import UsageError, did_you_mean
 from ..heads import MAX_CHARACTERS, PAIR, Task, find_task
-from ..inference.logits import derive_seed
+from ..inference.logits import row_seed
 from ..text_runtime import task_function
 
 GENERATING = ("generate", "translate")  # methods of TextRuntime that give a text for a text
@@ -167,7 +167,7 @@ class Predictions:
         options = dict(self.options)
         seed = options.pop("seed", None)
         if seed is not None:
-            options["seeds"] = [derive_seed(seed, number) for number in numbers]
+            options["seeds"] = [row_seed(seed, number) for number in numbers]
         texts = [example["text"] for example in examples]
         if self.kind.method == "translate":
             return self.runtime.translate(texts, **options)

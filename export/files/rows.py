@@ -15,8 +15,9 @@ from .text_lines import decode_line
 
 class Row(NamedTuple):
     """A line of an input. `record` is the JSON object or the row of a table, `None` for a line of
-    text. `example` is what the task reads, by field, `None` for a line without words and for a bad
-    line. `fault` says what is wrong with a bad line; for other lines it is `None`."""
+    text. `example` is what the task reads, by field, `None` for a blank text that the task does not
+    take and for a bad line. `fault` says what is wrong with a bad line; for other lines it is
+    `None`."""
 
     record: Mapping[str, Any] | None = None
     example: dict[str, Any] | None = None
@@ -31,7 +32,8 @@ class RecordFields:
     """The fields that a task reads from a record. Each of `forms` is a set of fields that the task
     accepts; the longest of those that a record has in full is read. `field` is the field to read
     in place of the only one of the first form; other forms then do not count. Dots in `field` lead
-    into nested records, unless a field has that exact name.
+    into nested records, unless a field has that exact name. With `takes_blank` a blank text is an
+    example too.
 
     Raises:
         UsageError: for a `field` where the task reads several.
@@ -39,6 +41,7 @@ class RecordFields:
 
     forms: tuple[tuple[str, ...], ...]
     field: str | None = None
+    takes_blank: bool = False
 
     def __post_init__(self) -> None:
         if self.field is not None and len(self.forms[0]) > 1:
@@ -50,8 +53,7 @@ class RecordFields:
     def parse_text(self, line: bytes) -> Row:
         """Return the row of a line of text, for a task that reads one text.
 
-        A blank line is a row without an example. A line that cannot be read is a row with a
-        `fault`; nothing is raised.
+        A line that cannot be read is a row with a `fault`; nothing is raised.
         """
         try:
             return self.row(None, {self.forms[0][0]: decode_line(line, "it")})
@@ -62,8 +64,8 @@ class RecordFields:
         """Return the row of an argument or a line of standard input: a JSON object if it begins
         with {, else a text.
 
-        A blank line is a row without an example. A line that cannot be read, and a text where the
-        task reads several, is a row with a `fault`.
+        A line that cannot be read, and a text where the task reads several, is a row with a
+        `fault`.
         """
         if line.lstrip().startswith(b"{"):
             return self.parse_json(line)
@@ -102,7 +104,8 @@ class RecordFields:
         """Return the row of `record`, a JSON object or a row of a table.
 
         The row has a `fault`, text that says what is wrong, if the fields of the task are missing
-        or are not strings. It has no example if the only field is blank.
+        or are not strings. It has no example if the only field is blank, unless the
+        task takes that.
         """
         forms = [(self.field,)] if self.field is not None else self.forms
         present = (
@@ -125,8 +128,9 @@ class RecordFields:
         for key, value in example.items():
             if key not in ("choices", "texts") and not isinstance(value, str):
                 return Row(record, fault=f"its {key} is {reprlib.repr(value)}, expected a string")
-        is_blank = len(example) == 1 and not str(*example.values()).strip()
-        return Row(record, None if is_blank else example)
+        if self.takes_blank or len(example) > 1 or str(*example.values()).strip():
+            return Row(record, example)
+        return Row(record)
 
 
 def decoded(value: Any, name: str) -> Any:

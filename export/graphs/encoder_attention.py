@@ -100,13 +100,24 @@ def works_in_blocks(g: GraphContext, kind: str) -> bool:
     return g.config.window(kind) is not None and not g.config.has_position_bias
 
 
+def block_size(window: int) -> int:
+    """Return the number of queries of a block in layers with a `window`."""
+    return max(window, MIN_BLOCK)
+
+
+def min_block_length(window: int) -> int:
+    """Return the number of tokens from which on layers with a `window` work in blocks."""
+    return max(LONG, MIN_BLOCKS * block_size(window))
+
+
 def window_attention(g: GraphContext, tokens: Tokens, product: Product) -> Attention:
     """Return the function that writes attention with a sliding window.
 
     Sequences of few blocks are computed by `product` with a bias, others in blocks.
     """
-    block = max(g.config.sliding_window, MIN_BLOCK)
-    is_long = g.op("GreaterOrEqual", g.op.size(tokens.mask, 1), max(LONG, MIN_BLOCKS * block))
+    block = block_size(g.config.sliding_window)
+    length = min_block_length(g.config.sliding_window)
+    is_long = g.op("GreaterOrEqual", g.op.size(tokens.mask, 1), length)
     kind = "sliding_attention"
     bias = g.choose(
         is_long,

@@ -31,7 +31,7 @@ class GenerationRequest:
         attention_mask: (B, P), 0 for padding, which may be on either side.
         source: ids and mask (B, S) of the encoder input of seq2seq models, padded on the right.
         is_scored: whether the score of each sequence is returned.
-        seeds: sampling seeds, one per input; None samples all rows with `options.seed`.
+        seeds: sampling seeds, one per input; by default derived from `options.seed`.
     """
 
     options: Options
@@ -91,14 +91,6 @@ class Decoder(Protocol):
         """Release memory for other requests. The decoder must not be used again."""
 
 
-class CandidateDecoder(Decoder, Protocol):
-    """A decoder of one row for prompt lookup. A step takes several tokens, returns the logits after
-    each, and the last tokens can be cropped."""
-
-    def crop(self, count: int) -> None:
-        """Remove the last `count` tokens of the last step from the caches."""
-
-
 @runtime_checkable
 class ShrinkingDecoder(Decoder, Protocol):
     """A decoder that inputs can leave, so that a step only costs the others."""
@@ -116,10 +108,6 @@ class DecoderFactory(Protocol):
     @property
     def supports_empty_prompts(self) -> bool:
         """True if a row of prompts may be all padding."""
-
-    @property
-    def supports_candidates(self) -> bool:
-        """True if `start` returns a `CandidateDecoder` for `prompt_lookup_num_tokens`."""
 
     def start(self, request: GenerationRequest) -> Decoder:
         """Encode the sources of `request`, if it has any, and return a decoder for its prompts.

@@ -146,16 +146,16 @@ def onnxruntime_problem() -> str | None:
 def cuda_problem(report: dict) -> str | None:
     """Return an error with a remedy if CUDA cannot be used according to the facts `report`, else
     `None`."""
+    if not report["gpus"]:  # then nothing needs onnxruntime-gpu
+        return (
+            f"`nvidia-smi` lists no GPU for CUDA, expected one with a driver from {MIN_DRIVER} on: "
+            "install the driver, give a container the GPU, or run on the CPU"
+        )
     if problem := overwritten_problem() or report["onnxruntime_problem"]:
         return problem
     if CUDA not in report["providers"]:
         imported = f"onnxruntime in {onnxruntime_folder()} has no CUDA"
         return f"{imported}, its providers are {report['providers']}: {ONLY_GPU}"
-    if not report["gpus"]:
-        return (
-            f"`nvidia-smi` lists no GPU, expected one with a driver from {MIN_DRIVER} on: install "
-            "the driver, give a container the GPU, or run on the CPU"
-        )
     if problem := gpu_problem(Gpu(**report["gpus"][0])):
         return problem
     if DRIVER not in report["libraries"]:

@@ -7,7 +7,7 @@ row so far.
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -253,33 +253,44 @@ def largest(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.take_along_axis(values, order, axis=1), np.take_along_axis(indices, order, axis=1)
 
 
-def derive_seed(seed: int, number: int) -> int:
-    """Return the seed of the text with this `number`, such as a line of a file, derived from the
-    `seed` of all texts."""
-    return int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0])
+def row_seed(seed: int, *place: int) -> int:
+    """Return the seed of one row, derived from the `seed` of its call and its `place` there.
+
+    `place` is the number of the row, or the number of a text and that of its sentence. Number 0
+    keeps the seed.
+    """
+    for number in place:
+        if number:
+            seed = int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)[0])
+    return seed
+
+
+def row_seeds(seed: int | None, count: int) -> list[int] | None:
+    """Return the seeds of `count` rows of a call with this `seed`. None stays None, random
+    seeds."""
+    return None if seed is None else [row_seed(seed, number) for number in range(count)]
+
+
+def row_uniforms(seed: int | None, sample: int = 0) -> Callable[[], float]:
+    """Return a function that returns the next random number of [0, 1), for the `sample` with this
+    number of a row. `seed` is that of the row, None for a random one."""
+    return np.random.default_rng([seed, sample] if sample and seed is not None else seed).random
 
 
 class Sampler:
     """A sampler with `temperature`, `top_k`, `top_p` and `min_p`, applied in this order.
 
     Args:
-        options: `options.Options`; the same `seed` gives the same tokens.
-        sample: number of the sample, if samples are drawn independently.
-        seeds: seeds that replace `options.seed`, one per input. The tokens of an input then do not
-            depend on the other inputs of the batch.
+        options: `options.Options`, whose seed has no effect.
+        uniforms: a function for each row that returns its next random number of [0, 1).
     """
 
-    def __init__(self, options: "Options", sample: int = 0, seeds: Sequence[int] | None = None):
+    def __init__(self, options: "Options", uniforms: Sequence[Callable[[], float]]):
         self.temperature = np.float32(options.temperature)
         self.top_k = options.top_k
         self.top_p = options.top_p
         self.min_p = options.min_p
-        samples = [sample] if seeds is None else range(options.num_return_sequences)
-        self.generators: list[Any] = [
-            np.random.default_rng([seed, number] if number and seed is not None else seed)
-            for seed in ([options.seed] if seeds is None else seeds)
-            for number in samples
-        ]
+        self.uniforms = uniforms
 
     def __call__(self, logits: np.ndarray) -> np.ndarray:
         """Sample tokens (R,) from logits (R, V), which are overwritten.
@@ -311,9 +322,7 @@ class Sampler:
             raise ValueError(
                 "no token can be generated: all are suppressed, or the logits are not finite"
             )
-        # rows per generator: all of them without seeds per input
-        rows = len(weights) // len(self.generators)
-        drawn = np.concatenate([generator.random((rows, 1)) for generator in self.generators])
+        drawn = np.array([[uniform()] for uniform in self.uniforms])
         return (cumulative <= drawn * cumulative[:, -1:]).sum(axis=1)
 
     def weights(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:

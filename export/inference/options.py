@@ -162,7 +162,7 @@ class Options:
         "with do_sample: minimum probability of a token, relative to the most likely one",
     )
     seed: int | None = option(
-        SEED, None, "seed of sampling, for reproducible results; default: a random seed"
+        SEED, None, "seed of sampling, from which inputs derive theirs; default: a random seed"
     )
     repetition_penalty: float = option(
         POSITIVE,
@@ -218,14 +218,6 @@ class Options:
         "beam search: normalize probabilities again after all options above",
         logits.renormalize,
     )
-    prompt_lookup_num_tokens: int | None = option(
-        COUNT,
-        None,
-        "prompt lookup decoding: candidate tokens per step; for greedy search of one input",
-    )
-    max_matching_ngram_size: int = option(
-        COUNT, 2, "prompt lookup decoding: maximum n-gram size to look up"
-    )
     eos_token_id: int | list[int] | None = option(
         ONE_OR_MORE_TOKENS, None, "token that ends a sequence; default: the model's"
     )
@@ -265,16 +257,6 @@ class Options:
                 f"do_sample=True cannot be combined with num_beams={self.num_beams}, expected "
                 "num_beams=1"
             )
-        if self.prompt_lookup_num_tokens is not None and (self.do_sample or self.num_beams > 1):
-            problem = (
-                f"prompt_lookup_num_tokens={self.prompt_lookup_num_tokens} cannot be combined with"
-            )
-            other = (
-                "do_sample=True, expected False"
-                if self.do_sample
-                else f"num_beams={self.num_beams}, expected 1"
-            )
-            raise UsageError(f"{problem} {other}: prompt lookup needs greedy search")
         if self.num_return_sequences > self.num_beams and not self.do_sample:
             maximum = f"num_beams, {self.num_beams}," if self.num_beams > 1 else "1"
             name, count = "num_return_sequences", self.num_return_sequences
@@ -390,9 +372,12 @@ FIELDS = {field.name: field for field in dataclasses.fields(Options)}
 IN_VOCABULARY = tuple(name for name, field in FIELDS.items() if field.metadata["in_vocabulary"])
 LOGITS_FIELDS = tuple(field for field in FIELDS.values() if field.metadata["logits"])
 
+# Prompt lookup of transformers, which gives the tokens of greedy search in fewer steps.
+PROMPT_LOOKUP = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
 # Fields of generation_config.json that do not change tokens: bookkeeping, caches, compilation,
-# other outputs of `transformers.generate`, and assistant models.
+# other outputs of `transformers.generate`, prompt lookup and assistant models.
 WITHOUT_EFFECT = {
+    *PROMPT_LOOKUP,
     *(
         "bos_token_id",
         "transformers_version",
@@ -434,6 +419,13 @@ def check(options: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: for an unknown option or an invalid value.
     """
+    for name in PROMPT_LOOKUP:
+        if name in options:
+            raise UsageError(
+                f"{name} is {options[name]!r:.100}, expected no such option: prompt lookup only "
+                "saves steps, and greedy search gives the same tokens",
+                name,
+            )
     if unknown := sorted(options.keys() - FIELDS.keys()):
         close = nearest(unknown[0], FIELDS)
         hint = f"did you mean {close}?" if close else f"expected some of {sorted(FIELDS)}"

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from .logits import Prompt, Sampler, as_rows, log_sum_exp, top
+from .logits import Prompt, Sampler, as_rows, log_sum_exp, row_seeds, row_uniforms, top
 from .options import EXCLUDED_SCORE, Options
 from .top_k import NOT_FINITE, top_k_tokens
 
@@ -80,7 +80,7 @@ def start_search(
         prompt: tokens before the first new one.
         is_scored: whether `result` returns scores; beam search always does.
         threads: CPU threads that select the top k of beam search.
-        seeds: sampling seeds, one per input; `None` samples all rows with `options.seed`.
+        seeds: sampling seeds, one per input; by default derived from `options.seed`.
     """
     processors = LogitsProcessors(options, prompt)
     if options.num_beams > 1:
@@ -120,7 +120,7 @@ class TokenSearch:
         options: resolved options.
         processors: change the logits.
         scores: log probabilities of the tokens are added to them.
-        seeds: sampling seeds, one per input.
+        seeds: sampling seeds, one per input; by default derived from `options.seed`.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class TokenSearch:
         self.fill_token_id = options.fill_token_id
         self.processors = processors or None
         self.scores = scores
-        self.choose = Sampler(options, seeds=seeds) if options.do_sample else greedy
+        self.choose = start_sampler(inputs, options, seeds) if options.do_sample else greedy
         self.eos = np.array(options.eos_token_ids, np.int64)
         self.running = np.ones(self.rows, bool)
         self.tokens = np.empty((self.rows, min(options.max_new_tokens, INITIAL_CAPACITY)), np.int64)
@@ -170,6 +170,16 @@ class TokenSearch:
         requested."""
         scores = self.scores.normalized(self.options.length_penalty) if self.scores else None
         return self.tokens[:, : self.length], scores
+
+
+def start_sampler(inputs: int, options: Options, seeds: Sequence[int] | None) -> Sampler:
+    """Return the sampler of `inputs` with `num_return_sequences` samples each. `seeds` has the seed
+    of each input; by default they are derived from `options.seed`."""
+    input_seeds: Sequence[int | None]
+    input_seeds = seeds or row_seeds(options.seed, inputs) or [None] * inputs
+    samples = range(options.num_return_sequences)
+    uniforms = [row_uniforms(seed, sample) for seed in input_seeds for sample in samples]
+    return Sampler(options, uniforms)
 
 
 def greedy(logits: np.ndarray) -> np.ndarray:

@@ -19,6 +19,7 @@ from vanilla_transformer.generation_settings import forget_default_length
 
 from ..exporting.repository_files import MARIAN_NAMES
 from ..heads import HEADS, Task, has_task
+from ..inference.options import PROMPT_LOOKUP
 from . import opening
 from .encoder_graph import DEFAULT_NAME, EncoderGraph
 from .saving import read_json, save
@@ -71,7 +72,9 @@ class ORTModel(PushToHubMixin):
         names = fields.keys() - MARIAN_NAMES  # which only Transformers.js reads
         self.config = config or AutoConfig.for_model(**{name: fields[name] for name in names})
         if self.can_generate():
-            settings = dict(self.runtime.info.generation_config)
+            # prompt lookup changes no tokens, and few graphs check several tokens per step
+            stored = self.runtime.info.generation_config
+            settings = {name: stored[name] for name in stored.keys() - {*PROMPT_LOOKUP}}
             forget_default_length(settings)  # transformers generates 20 tokens then
             default = GenerationConfig.from_model_config(self.config)
             self.generation_config = GenerationConfig.from_dict(settings) if settings else default

@@ -18,18 +18,19 @@ from .base import to_numpy
 class DecoderCache(Cache):
     """A cache of transformers around a `Decoder`, which starts with the first tokens it reads.
 
-    `options` have the maximum of new tokens and the rows per prompt. With prompt lookup, tokens may
-    be removed. `runtime` is a `Runtime`.
+    `options` have the maximum of new tokens and the rows per prompt. `is_croppable` is True for
+    assisted generation, which checks several tokens per step and removes the wrong ones. `runtime`
+    is a `Runtime`.
     """
 
     # transformers derives them from layers
     is_compileable, is_linear, is_croppable = False, [False], False
     _is_user_defined = False  # transformers' name: the caller of `generate` passed the cache
 
-    def __init__(self, runtime: Any, options: Options):
+    def __init__(self, runtime: Any, options: Options, is_croppable: bool = False):
         super().__init__(layers=[])
         self.runtime, self.options, self.expand_size = runtime, options, options.rows_per_input
-        self.is_croppable = options.prompt_lookup_num_tokens is not None
+        self.is_croppable = is_croppable
         self.decoder: Any = None
         self.length, self.padding = 0, np.zeros(1, int)  # tokens and padding (rows,) so far
         self.step_length = 1  # tokens of the last step
@@ -137,6 +138,12 @@ class DecoderCache(Cache):
         self.decoder = self.runtime.model.decoders.start(request)
         self.window = getattr(self.decoder, "window", None)
         weakref.finalize(self, self.decoder.close)
+        if self.is_croppable and not self.decoder.all_logits:
+            raise ValueError(
+                f"target {self.runtime.target!r} returns only the logits after the last token: "
+                "expected no assistant_model and no prompt_lookup_num_tokens, or an export with "
+                "the target 'portable'"
+            )
         length = self._prefill_length(mask, kept)
         logits = self.decoder.prefill(prompt[:, :length], prompt_mask[:, :length]).copy()
         if self.expand_size > 1:

@@ -11,7 +11,7 @@ from transformers.generation import GenerationMode
 
 from .. import heads
 from ..errors import SessionError
-from ..inference.options import FIELDS, Options, as_list, check_applied, to_python
+from ..inference.options import FIELDS, PROMPT_LOOKUP, Options, as_list, check_applied, to_python
 from .base import ORTModel, from_numpy, to_numpy
 from .decoder_cache import DecoderCache, check_cache
 
@@ -19,7 +19,13 @@ from .decoder_cache import DecoderCache, check_cache
 KEYWORDS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
 CACHE = "cache" if "cache" in KEYWORDS else "past_key_values"
 NO_OUTPUTS = ("output_attentions", "output_hidden_states")  # of generation configs
-LOOP_ONLY = ("do_sample", "return_dict_in_generate", "output_scores", "output_logits")
+LOOP_ONLY = (
+    "do_sample",
+    "return_dict_in_generate",
+    "output_scores",
+    "output_logits",
+    *PROMPT_LOOKUP,
+)
 
 
 class ORTModelForGeneration(GenerationMixin, ORTModel):
@@ -50,18 +56,14 @@ class ORTModelForGeneration(GenerationMixin, ORTModel):
         is_assisted = (
             generation_mode == GenerationMode.ASSISTED_GENERATION or generation_config.is_assistant
         )
-        if is_assisted and not self.runtime.model.decoders.supports_candidates:
-            problem = f"graphs for {self.runtime.target!r} that check one token per step"
-            raise ValueError(f"{problem}, expected no assistant and no prompt_lookup_num_tokens")
         if (cache := model_kwargs.get(CACHE)) is not None:
             check_cache(cache, self.runtime)._is_user_defined = True
             return
         options = Options(
             generation_config.max_length,
             num_beams=max(generation_config.num_beams, generation_config.num_return_sequences),
-            prompt_lookup_num_tokens=1 if is_assisted else None,
         )
-        model_kwargs[CACHE] = DecoderCache(self.runtime, options)
+        model_kwargs[CACHE] = DecoderCache(self.runtime, options, is_assisted)
 
     def _check_guidance(self, scale: float | None) -> None:
         """Raise ValueError for guidance of an encoder-decoder, which transformers would give the

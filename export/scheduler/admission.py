@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import TooLong, UsageError
 from ..inference.export_info import ExportInfo
 from ..inference.inputs import position_limit
+from ..inference.logits import row_seed
 from ..inference.options import Options
 from ..requests import generation_request
 from .capacity import Arrangement, slots_per_worker
@@ -114,6 +115,7 @@ class Admission:
         prefix: Sequence[int] = (),
         top_logprobs: int | None = None,
         scores_prompt: bool = False,
+        place: Sequence[int] = (),
     ) -> GenerationInput:
         """Check one input against the limits of the export and return it, ready for the scheduler.
 
@@ -124,6 +126,7 @@ class Admission:
             top_logprobs: the number of best tokens reported with their log probabilities at each
                 position, `None` for no log probabilities.
             scores_prompt: True to report the log probabilities of the prompt's tokens too.
+            place: the place of the input in its call, see `logits.row_seed`; by default the first.
 
         Raises:
             UsageError: for an unknown option, a wrong value, options that cannot be combined, and
@@ -141,7 +144,8 @@ class Admission:
                 f"logprobs do not go with num_beams={resolved.num_beams}, expected num_beams=1",
                 "logprobs",
             )
-        admitted = GenerationInput(resolved, prompt, source, top_logprobs, scores_prompt)
+        seed = None if resolved.seed is None else row_seed(resolved.seed, *place)
+        admitted = GenerationInput(resolved, prompt, source, top_logprobs, scores_prompt, seed=seed)
         self.check_slot(admitted)
         return admitted
 
@@ -188,13 +192,7 @@ class Admission:
         """
         ids = np.array([input_ids], np.int64)
         start = np.array([prefix], np.int64) if prefix else None
-        if (count := options.get("prompt_lookup_num_tokens")) is not None:
-            raise UsageError(
-                f"prompt_lookup_num_tokens is {count!r}, expected none: rows that share a batch "
-                "take a token each"
-            )
-        without = {**options, "prompt_lookup_num_tokens": None}
-        request = generation_request(self.info, ids, np.ones_like(ids), start, without)
+        request = generation_request(self.info, ids, np.ones_like(ids), start, options)
         return request.options, request.input_ids[0].tolist()
 
     def has_valid_tokens(self, input_ids: Sequence[int]) -> bool:

@@ -26,6 +26,7 @@ class GenerationInput:
             first.
         padding: number of padding tokens before the prompt. Some options count them, as in
             transformers.
+        seed: seed of sampling in place of `options.seed`, derived from it with `logits.row_seed`.
     """
 
     options: Options
@@ -34,6 +35,7 @@ class GenerationInput:
     top_logprobs: int | None = None
     scores_prompt: bool = False
     padding: int = 0
+    seed: int | None = None
 
     @property
     def num_rows(self) -> int:

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..inference.logits import Prompt, Sampler, log_sum_exp, top
+from ..inference.logits import Prompt, Sampler, log_sum_exp, row_uniforms, top
 from ..inference.search import LogitsProcessors, Search, TokenSearch, start_search
 from .client_request import ClientRequest
 from .request import LENGTH, STOP, Event, Generated, GenerationInput, TokenLogprobs
@@ -245,7 +245,7 @@ def start_row_search(generation_input: GenerationInput, index: int) -> Search:
         return start_search(options, prompt)
     search = start_search(dataclasses.replace(options, num_return_sequences=1), prompt)
     assert isinstance(search, TokenSearch)  # there are no beams
-    search.choose = Sampler(options, index)
+    search.choose = Sampler(options, [row_uniforms(generation_input.seed, index)])
     return search
 
 

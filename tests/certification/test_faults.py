@@ -18,7 +18,7 @@ INT8, CUDA = ("causal", "cpu", "int8"), ("seq2seq", "cuda", "fp16")
 WINDOW, PORTABLE_INT8 = ("causal-window", "portable"), ("seq2seq", "portable", "int8")
 MODEL, SOURCES = "onnx/model.onnx", "onnx/encoder_model.onnx"
 DECODER, STEP = "onnx/decoder_model_merged.onnx", "onnx/decoder_step_model.onnx"
-LOOKUP, BEAMS = "onnx/decoder_lookup_model.onnx", "onnx/beam_search.onnx"
+BEAMS = "onnx/beam_search.onnx"
 
 
 # ------------------------------------------------------------------------------- faults of graphs
@@ -180,7 +180,6 @@ GRAPH_FAULTS = {
         INT8, MODEL, change_weight(f"{SECOND_UP}.int8_matrices.1", scale_one_column)
     ),
     "integers": (INT8, MODEL, change_weight("layers.1.self_attn.o_proj.weight.int8", negate)),
-    "scale in prompt lookup": (INT8, LOOKUP, change_scale),
     "mask of sources": (SEQ2SEQ, SOURCES, mask_of_ones("attention_mask")),
     "mask of a decoder": (SEQ2SEQ, DECODER, mask_of_ones("encoder_attention_mask")),
     "weight of a step": (
@@ -189,7 +188,6 @@ GRAPH_FAULTS = {
     "caches of a step": (
         SEQ2SEQ, STEP, swap("past_key_values.0.decoder.key", "past_key_values.1.decoder.key")
     ),
-    "weight of prompt lookup": (SEQ2SEQ, LOOKUP, change_weight(SECOND_UP, change_one_value)),
     "scale in half precision": (CUDA, DECODER, change_scale),
     "mask on a GPU": (CUDA, DECODER, mask_of_ones("encoder_attention_mask")),
     "caches on a GPU": (

@@ -1,5 +1,6 @@
 """Tests of command errors, which are one line without a traceback."""
 
+import json
 import shutil
 
 import pytest
@@ -126,11 +127,53 @@ def test_unknown_recipe_error_lists_known_recipes(tmp_path):
     )
 
 
-def test_parallel_files_with_different_line_counts_are_an_error(corpus, tmp_path):
-    message = read_error(
-        *training((corpus[0], corpus[3], corpus[2], corpus[3])), "--output", tmp_path / "model"
-    )
-    check_message(message, seen=("train.en", 200, "val.de", 20))
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+@pytest.mark.parametrize(
+    "split, files, seen",
+    [
+        ("train", ("train.en", "val.de"), (200, 20)),
+        ("train", ("empty", "empty"), ("line 1", "empty")),
+        ("train", ("train.en", "."), ("is a directory",)),
+        ("validation", ("val.en", "nowhere"), ("nowhere", "does not exist")),
+        ("test", ("nowhere", "val.de"), ("nowhere", "does not exist")),
+    ],
+)
+def test_error_of_parallel_files_names_their_key(corpus, tmp_path, split, files, seen, more):
+    folder = corpus[0].parent
+    (folder / "empty").touch()
+    paths = json.dumps([str(folder / name) for name in files])
+    settings = ["tokenizer.vocab_size=60", f"data.{split}={paths}"]
+    message = read_error(*training(corpus, *settings), "--output", tmp_path / "model", *more)
+    check_message(message, seen=(f"data.{split}", *seen))
+    assert list(tmp_path.iterdir()) == []
+
+
+SMALL = ("model.hidden_size=8", "model.num_attention_heads=2", "model.num_hidden_layers=1")
+
+
+@pytest.mark.parametrize(
+    "task, text, seen, expected",
+    [
+        ("causal-lm", "", "data.train", "block_size=16"),
+        ("masked-lm", "", "data.train", "one sentence"),
+        ("pretraining", "one\ntwo\n", "data.train", "2 documents"),
+        ("sequence-classification", "A a dog\n", ("data.train", "A"), "two"),
+        ("sequence-classification", "", "data.train", "label"),
+        ("token-classification", "dog O\n", ("data.train", "O"), "two"),
+        ("token-classification", "", "data.train", "sentence"),
+        ("question-answering", "", "data.train", "SQuAD"),
+        ("masked-lm", "".join(map(chr, range(0x4E00, 0x4F2C))), 306, "tokenizer.vocab_size"),
+    ],
+)
+def test_error_of_unusable_text_names_key(tmp_path, task, text, seen, expected):
+    (tmp_path / "text").write_text(text)
+    (tmp_path / "recipe.toml").write_text(f'task = "{task}"')
+    settings = [f"data.train={tmp_path / 'text'}", "tokenizer.vocab_size=300", *SMALL]
+    settings += ["data.block_size=16"] if task == "causal-lm" else []
+    words = [word for setting in settings for word in ("--set", setting)]
+    message = read_error("train", tmp_path / "recipe.toml", *words, "--output", tmp_path / "model")
+    check_message(message, seen=seen, expected=expected)
+    assert not (tmp_path / "model").exists()
 
 
 def test_verify_exits_with_1_and_lists_differences(exported, tmp_path, capsys):

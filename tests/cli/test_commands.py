@@ -41,9 +41,6 @@ PARSED = {  # commands that are only parsed, and the reason
     "python benchmarks/training_speed.py --data DIR": (
         "some minutes and Multi30k; test_quick_runs.py runs it on less text"
     ),
-    "python benchmarks/lookup.py --data DIR": (
-        "minutes of training; test_lookup_benchmark.py runs it on less text"
-    ),
     "python benchmarks/one_graph.py": "some minutes; test_quick_runs.py runs it with --quick",
     "python benchmarks/serving.py --captions FILE": (
         "an hour; test_serving_benchmark.py runs it with --quick"

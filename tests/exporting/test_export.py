@@ -21,6 +21,7 @@ from checkpoints import (
     WIDTH,
     default_graphs,
     default_parity,
+    edit_json,
 )
 from messages import raises
 from onnx import numpy_helper
@@ -410,6 +411,15 @@ def test_error_names_invalid_generation_setting_and_its_file(
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
     with raises(ValueError, seen=(path, name, value)):
         export(checkpoint, tmp_path / "out")
+
+
+def test_export_leaves_out_prompt_lookup_with_a_note(exported, quick, tmp_path):
+    checkpoint = shutil.copytree(exported("causal").checkpoint, tmp_path / "checkpoint")
+    edit_json(checkpoint / "generation_config.json", prompt_lookup_num_tokens=7)
+    with pytest.warns(UserWarning, match="prompt_lookup_num_tokens=7 is left out"):
+        export(checkpoint, tmp_path / "out")
+    settings = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert "prompt_lookup_num_tokens" not in settings
 
 
 def test_existing_directory_is_replaced_only_with_force(quick, checkpoint, tmp_path):

@@ -6,11 +6,23 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from checkpoints import CHECKPOINTS, VOCABULARY, build, copy_folder, edit_graph, seal
+from checkpoints import (
+    CHECKPOINTS,
+    VOCABULARY,
+    build,
+    copy_folder,
+    edit_graph,
+    perturbed,
+    seal,
+)
+from graph_variants import ENCODER, SIZES
 from messages import raises
 from onnx import helper, numpy_helper
 
-from vanilla_transformer_export import verify
+from vanilla_transformer import VanillaEncoderConfig
+from vanilla_transformer_export import export, verify
+from vanilla_transformer_export.certification.certify import certify
+from vanilla_transformer_export.certification.reference import Reference
 from vanilla_transformer_export.certification.tolerances import TOLERANCES
 from vanilla_transformer_export.exporting import parity
 from vanilla_transformer_export.exporting.parity import Report, sample
@@ -337,3 +349,64 @@ def test_changed_export_is_rejected_before_comparison(exported, tmp_path, monkey
         verify(directory, exported("encoder").model, 3)
     seal(directory)
     assert failures(directory, exported("encoder").model, cases=3) == []
+
+
+# ------------------------------------------------------------------------------------------ blocks
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory):
+    """A model of windows, and its export."""
+    folder = tmp_path_factory.mktemp("windowed")
+    fields = ENCODER["modernbert"] | {"max_position_embeddings": 544}
+    model = perturbed("VanillaEncoderModel", SIZES | fields)
+    model.save_pretrained(folder / "model")
+    export(folder / "model", folder / "out", cases=1)
+    return model, folder / "out"
+
+
+def transpose_weights_of_blocks(graph):
+    """Let the softmax of all layers that work in blocks be over the queries."""
+    branches = [a.g for node in graph.node if node.op_type == "If" for a in node.attribute]
+    nodes = [
+        node
+        for branch in branches
+        if any(node.op_type == "Pad" for node in branch.node)
+        for node in branch.node
+        if node.op_type == "Softmax"
+    ]
+    assert nodes
+    for node in nodes:
+        node.attribute[0].CopyFrom(helper.make_attribute("axis", -2))
+
+
+def test_blocks_of_windows_are_compared_by_verify_and_by_the_reference(windowed, tmp_path):
+    model, directory = windowed
+    shape = Reference.read(directory).inputs["input_ids"].shape
+    assert shape == (3, 512 + 32)
+    report = verify(directory, model, cases=3)
+    assert (report.cases, report.failures) == (4, [])
+    assert certify(directory, device="cpu").failures == []
+    copy = copy_folder(directory, tmp_path)
+    edit_graph(copy, "onnx/model.onnx", transpose_weights_of_blocks)
+    failures = verify(copy, model, cases=3).failures
+    assert "(1, 544), in blocks" in failures[0]
+    failed = [check.name for check in certify(copy, device="cpu").failures]
+    assert "outputs" in failed and "rows alone" in failed
+
+
+@pytest.mark.parametrize(
+    "fields, length",
+    [
+        ({"sliding_window": 3, "max_position_embeddings": 544}, 544),
+        ({"sliding_window": 3, "max_position_embeddings": 543}, 0),
+        ({"sliding_window": 200}, 900),
+        ({"sliding_window": 3, "layer_types": ["full_attention"] * 2}, 0),
+        ({"sliding_window": 3, "position_embedding_type": "relative"}, 0),
+        ({}, 0),
+    ],
+)
+def test_only_encoders_that_work_in_blocks_have_a_long_row(fields, length):
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2}
+    config = VanillaEncoderConfig(**{"max_position_embeddings": 8192} | sizes | fields)
+    assert parity.long_length(config) == length

@@ -24,7 +24,6 @@ from vanilla_transformer_export.files import run
 from vanilla_transformer_export.files.formats import generated_text
 from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.run import Runner
-from vanilla_transformer_export.inference.logits import derive_seed
 
 SAMPLING = dict(do_sample=True, top_k=20, seed=11, max_new_tokens=8)
 BEAMS = dict(num_beams=3, max_new_tokens=8)
@@ -114,16 +113,30 @@ def test_samples_are_sorted_by_score(runtime):
     assert (np.diff(scores, axis=1) <= 0).all() and len(set(scores.ravel())) > 5
 
 
+def derived_seeds(count):
+    """Return the seeds of `count` rows of a call with seed 11."""
+    sequences = [np.random.SeedSequence([11, number]) for number in range(1, count)]
+    return [11, *(int(each.generate_state(1, np.uint64)[0]) for each in sequences)]
+
+
+def test_each_sentence_is_sampled_with_seed_of_its_text(runtime):
+    options = {name: value for name, value in SAMPLING.items() if name != "seed"}
+    actual = runtime.translate(["w6", "w5 w6. w7 w8. w9"], **SAMPLING)
+    seeds = derived_seeds(2)[1:]
+    assert actual[1:] == runtime.translate(["w5 w6. w7 w8. w9"], seeds=seeds, **options)
+    assert actual[1:] != runtime.translate(["w5 w6. w7 w8. w9"], **SAMPLING)
+
+
 @pytest.mark.parametrize("task", ["generate", "translate"])
 def test_each_line_is_sampled_with_its_own_seed(runtime, task):
-    """Batch size and shard size do not change the samples."""
+    """Batch size and shard size do not change the samples. The lines are the rows of one call."""
     lines = [line or "w5" for line in some_lines(12)]
     method = getattr(runtime, task)
     options = {name: value for name, value in SAMPLING.items() if name != "seed"}
     expected = [
-        method([line], seeds=[derive_seed(11, number)], **options)[0]
-        for number, line in enumerate(lines)
+        method([line], seeds=[seed], **options)[0] for line, seed in zip(lines, derived_seeds(12))
     ]
+    assert method(lines, **SAMPLING) == expected
     for batch_size, shard_lines in ((1, 5), (4, 12)):
         predictions = Predictions(runtime, task, SAMPLING, batch_size)
         printed = Runner(predictions, shard_lines=shard_lines).lines(map(str.encode, lines), "{}")

@@ -81,10 +81,6 @@ base cpu fp32 step
   Add 56 Cast 1 Cos 1 Gather 1 GroupQueryAttention 12 LayerNormalization 18 MatMul 37 Mul 2 Relu 6
   Sin 1 Slice 1 Squeeze 1 Unsqueeze 1 Where 1
 
-base cpu fp32 lookup
-  Add 56 Cast 2 Cos 1 Gather 1 GroupQueryAttention 6 LayerNormalization 18 MatMul 37 Mul 2
-  MultiHeadAttention 6 Relu 6 Sin 1 Unsqueeze 1 Where 1
-
 base cpu int8 encoder
   Abs 19 Add 61 And 1 Cast 3 Cos 1 Div 25 GatherBlockQuantized 1 GreaterOrEqual 1 If 6
   LayerNormalization 12 MatMulIntegerToFloat 48 Mul 50 QuantizeLinear 25 Range 1 ReduceMax 25

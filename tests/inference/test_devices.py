@@ -18,10 +18,13 @@ PROVIDERS = {
     "onnxruntime": ["CPUExecutionProvider"],
     "onnxruntime-gpu": ["CUDAExecutionProvider", "CPUExecutionProvider"],
 }
-PROBLEM = (
-    "from vanilla_transformer_export.inference import devices; "
-    "print(devices.onnxruntime_problem() or devices.cuda_problem(devices.facts()))"
-)
+GPU = ("NVIDIA H200", "580.65.06", "143771 MiB", "9.0")
+PROBLEM = f"""
+from vanilla_transformer_export.inference import devices
+devices.load = lambda name: None
+devices.gpus = lambda: [devices.Gpu(*{GPU})]
+print(devices.onnxruntime_problem() or devices.cuda_problem(devices.facts()))
+"""
 
 
 def install(folder, name, version, libraries="a"):
@@ -60,7 +63,7 @@ def test_two_onnxruntimes_in_two_folders_are_whole(tmp_path):
     cpu, gpu = tmp_path / "cpu", tmp_path / "gpu"
     install(cpu, "onnxruntime", "1.32.0")
     install(gpu, "onnxruntime-gpu", "1.31.1")
-    assert "nvidia-smi" in problem(gpu, cpu)  # what the check of the GPU says comes next
+    assert "libcuda" in problem(gpu, cpu)  # what the check of the driver says comes next
     expected = ("CPUExecutionProvider", "pip install onnxruntime-gpu")
     check_message(problem(cpu, gpu), seen=("no CUDA", str(cpu)), expected=expected)
 

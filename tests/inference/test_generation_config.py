@@ -7,6 +7,7 @@ from messages import raises
 from random_prompts import LENGTHS, in_torch, new_from, prompts, prompts_for
 
 from vanilla_transformer_export import Runtime
+from vanilla_transformer_export.errors import UsageError
 
 
 def with_settings(exported, tmp_path, name, **settings):
@@ -113,3 +114,24 @@ def test_unsupported_generation_config_field_error_names_field(exported, tmp_pat
     with raises(ValueError, seen=field) as caught:
         runtime.generate(*prompts())
     assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "causal"])
+def test_prompt_lookup_is_ignored_in_generation_config_and_rejected_as_an_option(
+    exported, tmp_path, runtimes, name
+):
+    """It gives the tokens of greedy search."""
+    runtime, _ = with_settings(
+        exported, tmp_path, name, prompt_lookup_num_tokens=3, max_matching_ngram_size=2
+    )
+    ids, mask = prompts_for(exported, name)
+    for options in (dict(num_beams=1), dict(num_beams=3), dict(do_sample=True, seed=1)):
+        options |= dict(max_new_tokens=7)
+        expected = runtimes(name).generate(ids, mask, **options)
+        np.testing.assert_array_equal(runtime.generate(ids, mask, **options), expected)
+    for option in ("prompt_lookup_num_tokens", "max_matching_ngram_size"):
+        for value in (3, None):
+            with raises(UsageError, seen=(option, value), expected="greedy search"):
+                runtime.generate(ids, mask, **{option: value})
+            with raises(UsageError, seen=(option, value), expected="greedy search"):
+                next(runtime.stream(ids, mask, **{option: value}))

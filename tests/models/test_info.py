@@ -167,7 +167,11 @@ def test_command_prints_preset_and_needs_exactly_one_model(capsys):
     facts = json.loads(capsys.readouterr().out)
     assert facts["shape"]["hidden_size"] == 512 and facts["shape"]["encoder_layers"] == 6
     assert facts == json.loads(json.dumps(preset_info("base")))
-    for arguments, seen in (([], "neither"), (["nothere", "--preset", "base"], "both")):
-        with pytest.raises(SystemExit):
+    for arguments, seen in (
+        ([], "neither"),
+        (["nothere", "--preset", "base"], "both"),
+        (["--preset", "bas"], "'bas', expected one of ['base', 'big', 'tiny']"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
             main(["info", *arguments])
         assert seen in capsys.readouterr().err

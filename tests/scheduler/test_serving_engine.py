@@ -264,7 +264,7 @@ def test_samples_are_seeded_with_seed_and_sample_number(exported_for, start_engi
     for number, answer in enumerate(result):
         request = runtime.request(np.array([[5, 6, 7]]), None, None, options)
         search = start_search(request.options, request.prompt)
-        search.choose.generators = [np.random.default_rng([11, number] if number else 11)]
+        search.choose.uniforms = [np.random.default_rng([11, number] if number else 11).random]
         list(runtime.model.tokens(request, search))
         row = search.result()[0][0].tolist()
         assert answer.tokens == (row[: row.index(2) + 1] if 2 in row else row)

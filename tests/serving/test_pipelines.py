@@ -330,6 +330,10 @@ def test_text_generation_matches_runtime(generators):
     sampling = {"do_sample": True, "seed": 5, "temperature": 0.9, "top_k": 9}
     [sampled] = generate([TEXTS[0]], max_new_tokens=12, **sampling)
     assert ask(TEXTS[0], max_new_tokens=12, return_full_text=False, **sampling) == sampled
+    sampling |= {"num_return_sequences": 2, "max_new_tokens": 12}
+    actual = post(url, "text-generation", TEXTS, return_full_text=False, **sampling).json()
+    answers = [item["generated_text"] for own in actual for item in own]
+    assert answers == generate(TEXTS, **sampling)
     with pytest.warns(UserWarning, match="Ignoring following parameters: stop, watermark"):
         assert (
             ask(TEXTS[0], max_new_tokens=12, stop=["a"], watermark=True, return_full_text=False)
@@ -361,6 +365,10 @@ def test_translation_and_text2text_tasks_match_runtime(generators):
     [expected] = runtime.translate([text], max_new_tokens=9)
     actual = client(url, "translation").translation(text, generate_parameters={"max_new_tokens": 9})
     assert actual.translation_text == expected
+    sampling = {"do_sample": True, "seed": 5, "max_new_tokens": 9}
+    actual = post(url, "translation", [text, text], **sampling).json()
+    answers = [item["translation_text"] for own in actual for item in own]
+    assert answers == runtime.translate([text, text], **sampling) and len(set(answers)) == 2
     for options in ({}, {"num_beams": 2, "num_return_sequences": 2}):
         actual = post(url, "translation", ["12345"], **options).json()
         assert actual == [[{"translation_text": "12345"}] * options.get("num_return_sequences", 1)]

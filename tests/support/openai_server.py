@@ -14,7 +14,7 @@ from checkpoints import EOS, PAD, START, VOCABULARY, copy_folder, list_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from vanilla_transformer_export.inference.decoder import GenerationRequest
-from vanilla_transformer_export.inference.logits import Prompt, Sampler
+from vanilla_transformer_export.inference.logits import Prompt, Sampler, row_uniforms
 from vanilla_transformer_export.inference.search import start_search
 from vanilla_transformer_export.scheduler.admission import Admission
 from vanilla_transformer_export.scheduler.request import (
@@ -102,7 +102,7 @@ class OneByOne:
         for index in range(job.options.num_return_sequences):
             search = start_search(options, Prompt(np.array([job.prompt]), np.zeros(1, np.int64)))
             if options.do_sample:
-                search.choose = Sampler(options, index)
+                search.choose = Sampler(options, [row_uniforms(job.seed, index)])
             ids = list(job.prompt)
             while not search.finished:
                 logits = self.logits(ids)

@@ -73,6 +73,7 @@ def run(page: Path, folder: Path, printed) -> int:
     (folder / "examples").symlink_to(ROOT / "examples")
     if page.name == "README.md":
         write_corpus(folder)
+    if page.name in ("README.md", "serving-tasks.md"):
         save_embedder(folder / "sentence-transformers" / "all-MiniLM-L6-v2")
     runnable = [
         block for block in blocks(page) if block.reason is None and block.language != "text"

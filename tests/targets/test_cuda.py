@@ -229,6 +229,7 @@ def test_doctor_reports_targets_that_run(monkeypatch, capsys):
     assert result["providers"] == onnxruntime.get_available_providers()
     cli.main(["doctor"])
     printed = capsys.readouterr().out
+    assert "nvidia-smi" in result["cuda_problem"] and "onnxruntime-gpu" not in printed
     assert f"target cuda does not run: {result['cuda_problem']}" in printed
     assert "target portable runs on the CPU, with" in printed
     assert f"TensorRT does not run: {result['tensorrt_problem']}" in printed

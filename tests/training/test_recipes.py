@@ -12,13 +12,14 @@ from messages import check_message, raises
 from transformers import GenerationConfig, Seq2SeqTrainingArguments
 
 from vanilla_transformer.errors import UsageError
+from vanilla_transformer.training import prepare as preparation
 from vanilla_transformer.training.dry_run import dry_run
 from vanilla_transformer.training.origins import logger
 from vanilla_transformer.training.prepare import check_complete, prepare
 from vanilla_transformer.training.recipe import FOLDER, Recipe, read_recipe
 from vanilla_transformer.training.record import RECORD
 from vanilla_transformer.training.run import train
-from vanilla_transformer.training.tasks import TASKS
+from vanilla_transformer.training.tasks import TASKS, sequence_classification
 from vanilla_transformer.training.trainer import training_arguments
 from vanilla_transformer.training.values import key_types
 from vanilla_transformer_export.cli import main as cli
@@ -374,8 +375,8 @@ def test_train_command_prints_one_line_error_and_writes_nothing(tmp_path, capsys
             Recipe(
                 "masked-lm", {"train": "a"}, {"vocab_size": 9}, training={"eval_strategy": "epoch"}
             ),
-            ("training.eval_strategy", "epoch"),
-            ("no", "data.validation"),
+            "data.validation",
+            ("training.eval_strategy", "epoch", "no"),
         ),
         (
             Recipe(
@@ -394,6 +395,18 @@ def test_missing_settings_raise_before_text_is_read(recipe, seen, expected):
         prepare(recipe)
 
 
+def test_few_examples_and_label_that_occurs_once_are_logged(tmp_path, monkeypatch):
+    notes = []
+    monkeypatch.setattr(preparation.logger, "warning", notes.append)
+    monkeypatch.setattr(sequence_classification.logger, "warning_once", notes.append)
+    (tmp_path / "text").write_text("A a dog\nA a cat\nB a bird\n")
+    data, size = {"train": str(tmp_path / "text")}, {"vocab_size": 60}
+    model = dict(hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
+    prepare(Recipe("sequence-classification", data, size, model))
+    assert any("data.train" in note and "['B']" in note for note in notes)
+    assert "data.train" in notes[-1] and "(3)" in notes[-1] and "model.path" in notes[-1]
+
+
 @pytest.mark.parametrize(
     "key, path",
     [
@@ -405,6 +418,8 @@ def test_missing_settings_raise_before_text_is_read(recipe, seen, expected):
 )
 def test_missing_checkpoint_raises_one_line_error(tmp_path, monkeypatch, key, path):
     monkeypatch.chdir(tmp_path)
+    Path("a").touch()
+    Path("b").touch()
     table, name = key.split(".")
     changes = {
         "data.train": "a",

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from . import jina_bert
 from .fields import Fields, require
 from .tensors import TensorMap, linear, tensor_map, zeros
 
@@ -33,23 +34,30 @@ POOLED = (
 def to_vanilla_config(
     theirs: PreTrainedConfig, architecture: str, names: Collection[str]
 ) -> Fields:
-    require_encoder(theirs)
+    require_encoder(theirs, "alibi")
     has_pooler = architecture != "BertModel" or "pooler.dense.weight" in names
-    return encoder_fields(theirs) | {
+    fields = encoder_fields(theirs) | {
         "max_position_embeddings": theirs.max_position_embeddings,
         "pooler_act": "tanh" if has_pooler else None,
         "lm_transform_act": theirs.hidden_act,
     }
+    is_jina = jina_bert.has_alibi(vars(theirs))
+    return fields | jina_bert.fields(theirs, names) if is_jina else fields
 
 
-def require_encoder(theirs: PreTrainedConfig) -> None:
+def rename_fields(content: Fields) -> Fields:
+    """Return the `content` of a config.json with BERT's classes for those of JinaBERT."""
+    return jina_bert.rename_classes(content) if jina_bert.has_alibi(content) else content
+
+
+def require_encoder(theirs: PreTrainedConfig, *positions: str) -> None:
     """Raise ValueError if the source config is a decoder, has cross-attention, or has positions
-    that are not absolute."""
+    that are neither absolute nor of the kinds `positions`."""
     require(
         theirs,
         is_decoder=False,
         add_cross_attention=False,
-        position_embedding_type=(None, "absolute"),
+        position_embedding_type=(None, "absolute", *positions),
     )
 
 
@@ -150,6 +158,8 @@ def tensor_maps(
 ) -> list[TensorMap]:
     tied = theirs.tie_word_embeddings
     maps = body(ours, also=("cls.predictions.decoder.weight",) if tied else ())
+    if ours.position_embedding_type == "relative":
+        maps += jina_bert.tensor_maps(ours)
     maps.append(
         tensor_map(
             "model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight"

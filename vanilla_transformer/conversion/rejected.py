@@ -75,8 +75,6 @@ REJECTED = (
             "use BAAI/bge-m3 or bge-reranker-v2-m3", position_embedding_type="rotary"),
     of_type("jina_embeddings_v3", "jina-embeddings-v3 has adapters for each task",
             "use BAAI/bge-m3"),
-    of_type("bert", "JinaBERT v2 adds ALiBi, a slope for each head, to its scores",
-            "use NomicBERT or GTE, which read as many tokens", position_embedding_type="alibi"),
     of_type("nomic_bert", "nomic-embed-text-v2-moe has layers of experts",
             "use nomic-embed-text-v1.5", num_experts=ANY),
     of_type("eurobert", "EuroBERT's late classifier averages the logits of tokens",

@@ -413,6 +413,23 @@ def find_line(data: dict, row: dict) -> str | None:
     return None
 
 
+def split_key(data: dict, split: str) -> str:
+    """Return the key of a recipe's `data` that the text of `split` comes from, such as
+    "data.validation". The part of a fold comes from data.train."""
+    source = split if split in data else "dataset" if "dataset" in data else "train"
+    return f"data.{source}"
+
+
+def check_exist(data: dict, split: str) -> None:
+    """Raise FileNotFoundError or IsADirectoryError, with the key, unless the files of `split`
+    exist."""
+    for path in split_files(data, split):
+        if path.is_dir():
+            raise IsADirectoryError(f"data.{split}: {path} is a directory, expected a text file")
+        if not path.exists():
+            raise FileNotFoundError(f"data.{split}: {path} does not exist, expected a text file")
+
+
 def split_files(data: dict, split: str) -> list[Path]:
     """Return the paths of a recipe's `data[split]`, which is one file or a list, in
     `data["directory"]`, by default the working directory.

@@ -11,6 +11,7 @@ from transformers.utils import logging
 
 from ..checkpoint import config_and_class
 from ..checkpoint_files import checkpoint_directory
+from ..errors import UsageError
 from .data import lines, split_files
 from .recipe import Recipe
 from .record import RECORD
@@ -19,18 +20,22 @@ from .tasks import TASKS
 logger = logging.get_logger(__name__)
 
 
-def naming(key: str, load: Callable[[str], Any], path: str) -> Any:
-    """Return `load(path)`, where `path` is the checkpoint of the recipe's key `key`.
+def naming(key: str, load: Callable[[str], Any], name: str) -> Any:
+    """Return `load(name)`, where `name` is the checkpoint, or the split, of the recipe's key `key`.
 
     Raises:
-        OSError, ValueError: the errors of `load`, with the key in front of the message.
+        UsageError: that of `load`, which names a key.
+        OSError, ValueError: other errors of `load`, with the key in front of the message.
     """
     try:
-        return load(path)
+        return load(name)
+    except UsageError:
+        raise
     except (OSError, ValueError) as error:
-        raise (type(error) if isinstance(error, OSError) else ValueError)(
-            f"{key}: {error}"
-        ) from None
+        # errors of other libraries may need more than a message
+        kinds = (FileNotFoundError, OSError, ValueError)
+        kind = next(kind for kind in kinds if isinstance(error, kind))
+        raise kind(f"{key}: {error}") from None
 
 
 def check_teachers(recipe: Recipe) -> None:

@@ -1,5 +1,6 @@
 """The preparation of a run: tokenizer, model and the examples of each split, from a recipe."""
 
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,7 +22,7 @@ from ..checkpoint_files import checkpoint_directory
 from ..errors import UsageError
 from .batches import SIDES
 from .checks import attempt
-from .data import REPORTED, BadRows, find_line
+from .data import REPORTED, BadRows, check_exist, find_line, split_key
 from .metrics import bleu_metric
 from .origins import check_held_out, check_teachers, naming
 from .recipe import TEXT_AUGMENTATION, Recipe
@@ -31,7 +32,7 @@ from .tokenizer import train_tokenizer
 from .values import SPLITS, describe_type
 
 logger = logging.get_logger(__name__)
-FEW_ROWS, USEFUL_ROWS = 1_000, 10_000
+FEW_EXAMPLES, USEFUL_EXAMPLES = 1_000, 10_000
 TOKEN_KEYS = (
     "forced_bos_token_id",
     "forced_eos_token_id",
@@ -42,10 +43,11 @@ TOKEN_KEYS = (
 
 
 def check_complete(recipe: Recipe) -> None:
-    """Check that a recipe has all that a run needs, and its checkpoints, before any text is read.
+    """Check that a recipe has all that a run needs, and its files, before any text is read.
 
     Raises:
         UsageError: for a missing key, or one that contradicts the checkpoints.
+        FileNotFoundError, IsADirectoryError: for text files that are missing.
         FileNotFoundError, ValueError: for checkpoints that are missing, or that the recipe cannot
             start from.
     """
@@ -75,6 +77,8 @@ def check_complete(recipe: Recipe) -> None:
     if path:
         check_start(recipe, path)
     check_teachers(recipe)
+    for split in [name for name in SPLITS if name in data]:
+        check_exist(data, split)
 
 
 def check_evaluated(recipe: Recipe) -> None:
@@ -87,7 +91,8 @@ def check_evaluated(recipe: Recipe) -> None:
         "dataset",
     }:
         raise UsageError(
-            f'training.eval_strategy is {strategy!r}, expected "no", or data.validation too'
+            f"the recipe has no data.validation, expected it with training.eval_strategy "
+            f'{strategy!r}, or "no"'
         )
     if name := recipe.evaluation.get("bleu_tokenize"):
         bleu_metric(name, "evaluation.bleu_tokenize")
@@ -138,7 +143,8 @@ def prepare(
     check_complete(recipe)
     task = TASKS[recipe.task]
     tokenizer = None if task.ABILITIES.images else load_existing_tokenizer(recipe, checkpoint)
-    read = {split: task.read(recipe.data, split) for split in SPLITS}
+    key = {split: split_key(recipe.data, split) for split in SPLITS}
+    read = {split: naming(key[split], partial(task.read, recipe.data), split) for split in SPLITS}
     text = {split: rows for split, rows in read.items() if rows is not None}
     if "train" not in text:
         raise ValueError(
@@ -147,23 +153,25 @@ def prepare(
     if tokenizer is None and not task.ABILITIES.images:
         tokenizer = new_tokenizer(recipe, task, text)
     model = make_model(recipe, task, tokenizer, text)
-    if "path" not in recipe.model:
-        note_short_text(text["train"])
     if task.ABILITIES.images:
         tokenizer = image_processor(recipe, task, model, checkpoint)
-    rows = {
-        split: examples(task, split, of_split, tokenizer, model.config, recipe)
-        for split, of_split in text.items()
-    }
+    make = partial(
+        examples, task=task, text=text, tokenizer=tokenizer, config=model.config, recipe=recipe
+    )
+    rows = {split: naming(key[split], make, split) for split in text}
+    if "path" not in recipe.model:
+        note_short_text(key["train"], rows["train"])
     return tokenizer, model, rows
 
 
-def note_short_text(rows: Rows) -> None:
-    """Log what to expect of a new model that learns from few rows."""
-    if not isinstance(rows, IterableDataset) and len(rows) < FEW_ROWS:
+def note_short_text(key: str, examples: Any) -> None:
+    """Log what to expect of a new model that learns from few `examples`, those of the recipe's key
+    `key`."""
+    if not isinstance(examples, IterableDataset) and len(examples) < FEW_EXAMPLES:
         logger.warning(
-            f"data.train has {len(rows)} rows: a new model learns frequent words from so few, and "
-            f"sentences from about {USEFUL_ROWS:,} on; model.path starts from a trained one"
+            f"{key} has few examples ({len(examples)}): a new model learns frequent words from "
+            f"them, and sentences from about {USEFUL_EXAMPLES:,} on; model.path starts from a "
+            "trained one"
         )
 
 
@@ -284,14 +292,14 @@ def tokens_in(value: int | list) -> list[int]:
 
 
 def examples(
-    task: Task,
     split: str,
-    text: Rows,
+    task: Task,
+    text: dict[str, Rows],
     tokenizer: PreTrainedTokenizerFast,
     config: PreTrainedConfig,
     recipe: Recipe,
 ) -> Any:
-    """Return the examples of one split that the model sees, from the rows `text`.
+    """Return the examples of one split that the model sees, from its rows in `text`.
 
     With learned positions, examples of more than `max_position_embeddings` tokens are left out, and
     their number is printed. With relative or computed positions all lengths are kept. Examples for
@@ -301,13 +309,14 @@ def examples(
         ValueError: if none is left, for learned positions and a stream, and for a training row with
             more tokens than a batch, unless the recipe skips bad rows.
     """
+    of_split = text[split]
     if task.ABILITIES.images:
-        return task.examples(text, recipe.data, split)
+        return task.examples(of_split, recipe.data, split)
     settings = {"tokenizer": tokenizer, "data": recipe.data}
     # with BPE dropout, text is encoded each time it is seen
     needs_text = split == "train" and recipe.tokenizer.get("bpe_dropout")
-    unused = [] if needs_text else text.column_names
-    rows = text.map(task.encode, batched=True, remove_columns=unused, fn_kwargs=settings)
+    unused = [] if needs_text else of_split.column_names
+    rows = of_split.map(task.encode, batched=True, remove_columns=unused, fn_kwargs=settings)
     rows = task.examples(rows, recipe.data, split)
     if task.augment and split != "train":
         # evaluation text is augmented once
@@ -324,7 +333,8 @@ def examples(
     if config.has_learned_positions:
         counts = within_positions(counts, split, config.max_position_embeddings)
     if limit and max(counts.values()) > limit:
-        counts = within_batch(counts, limit, recipe.data, text if len(text) == len(rows) else None)
+        texts = of_split if len(of_split) == len(rows) else None
+        counts = within_batch(counts, limit, recipe.data, texts)
     return rows if len(counts) == len(rows) else rows.select(counts)
 
 

@@ -451,6 +451,6 @@ def token_id_inputs(
     rows = [row_ids[ones == 1].tolist() for row_ids, ones in zip(ids, mask, strict=True)]
     targets = model.runtime.target_options(tgt_lang, len(rows), options)
     return [
-        model.admission.admit(row, {**options, **target})
-        for row, target in zip(rows, targets, strict=True)
+        model.admission.admit(row, {**options, **target}, place=[place])
+        for place, (row, target) in enumerate(zip(rows, targets, strict=True))
     ]

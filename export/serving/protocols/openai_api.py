@@ -150,7 +150,9 @@ def make_completions(
         RequestError, UsageError: with OpenAI's names of options, if the model cannot run a prompt.
     """
     n, is_empty = options["num_return_sequences"], body.max_tokens == 0
-    inputs = [admit_prompt(scheduler, item, options, body) for item in prompts]
+    inputs = [
+        admit_prompt(scheduler, place, item, options, body) for place, item in enumerate(prompts)
+    ]
     echoes = [""] * len(prompts)
     if body.echo:
         echoes = [
@@ -169,9 +171,13 @@ def completes(model: ServedModel) -> bool:
 
 
 def admit_prompt(
-    scheduler: Client, item: CompletionPrompt, options: dict[str, Any], body: CompletionFields
+    scheduler: Client,
+    place: int,
+    item: CompletionPrompt,
+    options: dict[str, Any],
+    body: CompletionFields,
 ) -> GenerationInput:
-    """Return the generation input of the prompt `item`.
+    """Return the generation input of the prompt `item`, whose number in the request is `place`.
 
     Raises RequestError or UsageError, with OpenAI's names of options, if the model cannot run it.
     """
@@ -186,7 +192,11 @@ def admit_prompt(
         raise too_long(f"{seen}, expected at most {max_length + 1} in total")
     try:
         return scheduler.admission.admit(
-            item.ids, options, top_logprobs=body.logprobs, scores_prompt=scores_prompt
+            item.ids,
+            options,
+            top_logprobs=body.logprobs,
+            scores_prompt=scores_prompt,
+            place=[place],
         )
     except (TooLong, UsageError) as error:
         raise with_api_names(error) from None

@@ -42,9 +42,7 @@ RENAMED = {
     "top_p",
     "seed",
 }
-# not possible if rows share a batch
-SINGLE_ROW = {"prompt_lookup_num_tokens", "max_matching_ngram_size"}
-NO_FIELDS = {*RENAMED, *SINGLE_ROW, "pad_token_id", "decoder_start_token_id"}
+NO_FIELDS = {*RENAMED, "pad_token_id", "decoder_start_token_id"}
 OPTIONS = [name for name in generation.FIELDS if name not in NO_FIELDS]
 # fields that are not supported, with the only value that is accepted
 NEUTRAL = {

@@ -672,4 +672,7 @@ def admit_rows(
     targets = model.runtime.target_options(languages.get("tgt_lang"), len(rows), options)
     ids = model.runtime.rows(rows, languages.get("src_lang"))
     admit = model.admission.admit
-    return [admit(row, {**options, **target}) for row, target in zip(ids, targets)]
+    return [
+        admit(row, {**options, **target}, place=[place])
+        for place, (row, target) in enumerate(zip(ids, targets))
+    ]

@@ -86,7 +86,10 @@ def plan_inputs(
     plan = make_plan(model.runtime, texts, splitting, src_lang, tgt_lang, options)
     options["max_new_tokens"] = min(plan.limit, model.admission.slot_size.length)
     admit = model.admission.admit
-    return plan, [admit(row, {**options, **target}) for row, target in zip(plan.rows, plan.targets)]
+    return plan, [
+        admit(row, {**options, **target}, place=place)
+        for row, target, place in zip(plan.rows, plan.targets, plan.places, strict=True)
+    ]
 
 
 def check_sentences(model: ServedModel, texts: Sequence[str], splitting: Splitting) -> None:

@@ -1,6 +1,5 @@
 """The decoders of the cpu target. Its graphs write in place to caches of a fixed size."""
 
-import functools
 import math
 import threading
 from collections.abc import Iterable
@@ -25,8 +24,6 @@ from ...inference.options import Options
 from ...inference.session import Session
 from ...specs.graph_spec import GraphSpec, TensorSpec, concrete_shape
 
-# Maximum tokens per step, at most `INITIAL_CAPACITY`. Logits are kept for each number of tokens.
-LOOKUP_TOKENS = 32
 # initial capacity in tokens of caches of a seq2seq decoder, whose outputs are often short
 SEQ2SEQ_CAPACITY = 32
 # maximum bytes that a thread keeps for its next decoder
@@ -75,34 +72,6 @@ class CpuDecoders:
     memory: FreeMemory = field(default_factory=FreeMemory)
     supports_empty_prompts = False
 
-    @property
-    def supports_candidates(self) -> bool:
-        """True if the export has the graph `lookup`, which checks several candidate tokens at once.
-
-        A model has none if its head sizes do not fit `GroupQueryAttention`.
-        """
-        return "lookup" in self.export.specs
-
-    @functools.cached_property
-    def lookup_session(self) -> Session:
-        """The session of the graph `lookup`, opened on first use because it loads the weights
-        again."""
-        return self.export.make_session("lookup", {})
-
-    def lookup_graph(
-        self, request: GenerationRequest, source: dict[str, np.ndarray]
-    ) -> "LookupGraph | None":
-        """Return the graph that checks candidate tokens, or `None` if `request` has no prompt
-        lookup.
-
-        `source` are inputs of the graph that do not change: the keys, values and mask of the
-        source.
-        """
-        if request.options.prompt_lookup_num_tokens is None:
-            return None
-        values = {name: to_ortvalue(array) for name, array in source.items()}
-        return LookupGraph(self.lookup_session, self.export.specs["lookup"], values)
-
     def start(self, request: GenerationRequest) -> Decoder:
         """Encode the source of `request`, if it has one, and return the decoder of its prompts.
 
@@ -124,17 +93,13 @@ class CpuDecoders:
         )
         session = self.export.sessions["decoder"]
         if request.source is None:
-            lookup = self.lookup_graph(request, {})
-            return CpuDecoder(session, spec, len(request.input_ids), capacity, window, lookup)
+            return CpuDecoder(session, spec, len(request.input_ids), capacity, window)
         ids, mask = request.source
         arrays = {
             name: np.ascontiguousarray(pad_keys(states, 2))
             for name, states in cross_states(self.export.encode(ids, mask)).items()
         }
         arrays["encoder_attention_mask"] = pad_keys(mask, 1).copy()  # the decoder moves its rows
-        lookup = self.lookup_graph(request, arrays)
-        if lookup is not None:
-            return LookupDecoder(lookup, capacity)
         capacity = min(capacity, SEQ2SEQ_CAPACITY)
         return CpuSeq2SeqDecoder(session, spec, arrays, len(ids), capacity, self.memory)
 
@@ -176,10 +141,10 @@ class CpuDecoder:
         capacity: the number of tokens per row for which the caches have room at first.
         window: the number of last tokens to keep, `None` for all. Older ones are dropped when
             caches of `window` + `INITIAL_CAPACITY` tokens are full.
-        lookup: the graph that checks candidate tokens, `None` without prompt lookup.
     """
 
     all_logits = False
+    max_step_tokens = 1
 
     def __init__(
         self,
@@ -188,10 +153,7 @@ class CpuDecoder:
         rows: int,
         capacity: int,
         window: int | None = None,
-        lookup: "LookupGraph | None" = None,
     ):
-        self.lookup = lookup
-        self.max_step_tokens = 1 if lookup is None else LOOKUP_TOKENS
         self.session = session
         self.spec = spec
         self.capacity = capacity
@@ -266,19 +228,13 @@ class CpuDecoder:
         return logits if count == 1 else logits.copy()  # a copy, because the binding is freed
 
     def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """Feed `tokens` (rows, T) and return the logits (rows, 1, V) after the last of each row.
+        """Feed one token per row, `tokens` (rows, 1), and return the logits (rows, 1, V).
 
-        With a lookup graph, they are the logits (1, T, V) after each token. `beam_idx` (rows,), if
-        set, is the row whose caches each row continues.
+        `beam_idx` (rows,), if set, is the row whose caches each row continues.
         """
         if beam_idx is not None:
             self.reorder_cache(beam_idx)
-        if self.lookup is None:
-            return self.append(tokens)[:, None]
-        self.reserve(tokens.shape[1])
-        place = int(self.lengths[0])
-        self.lengths = self.lengths + tokens.shape[1]
-        return self.lookup.run(self.bound.caches, tokens, place, int(self.dropped[0]) + place)
+        return self.append(tokens)[:, None]
 
     def crop(self, count: int) -> None:
         """Remove the last `count` tokens of each row. The caches behind its length are never
@@ -482,108 +438,6 @@ def move_to_front(array: np.ndarray, rows: np.ndarray) -> None:
     larger index."""
     for place in np.flatnonzero(rows != np.arange(len(rows))):
         array[place] = array[rows[place]]
-
-
-class LookupDecoder:
-    """The `CandidateDecoder` of one row of a seq2seq model: checks several tokens in one step.
-
-    All steps use one graph, because two sessions would have two copies of the weights, which evict
-    each other from the CPU cache.
-
-    Args:
-        graph: the graph `lookup` with the row's source.
-        capacity: the number of tokens for which the caches have room at first.
-    """
-
-    all_logits = True
-    max_step_tokens = LOOKUP_TOKENS
-
-    def __init__(self, graph: "LookupGraph", capacity: int):
-        self.graph = graph
-        self.capacity = capacity
-        self.caches = graph.empty_caches(capacity)
-        self.length = 0
-
-    def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-        """Feed the prompt (1, P) and return the logits (1, P, V) after each token.
-
-        It must have no padding; `attention_mask` is ignored.
-        """
-        return self.step(input_ids)
-
-    def step(self, tokens: np.ndarray, beam_idx: np.ndarray | None = None) -> np.ndarray:
-        """Feed `tokens` (1, T) and return the logits (1, T, V) after each. `beam_idx` is
-        ignored."""
-        place = self.length
-        self.length += tokens.shape[1]
-        while self.length > self.capacity:
-            self.grow()
-        return self.graph.run(self.caches, tokens, place, place)
-
-    def crop(self, count: int) -> None:
-        """Remove the last `count` tokens. The caches behind the length are never read."""
-        self.length -= count
-
-    def grow(self) -> None:
-        old = self.caches
-        self.caches = self.graph.empty_caches(2 * self.capacity)
-        for name, (cache, _) in self.caches.items():
-            cache[:, :, : self.capacity] = old[name][0]
-        self.capacity *= 2
-
-    def expand(self, expand_size: int) -> None:
-        """Do nothing: candidates are only used in greedy search, which has one row per input."""
-
-    def close(self) -> None:
-        """Do nothing: there are no shared buffers to release."""
-
-
-class LookupGraph:
-    """The graph `lookup`, which feeds several tokens of one row over the caches of its decoder.
-
-    Its inputs and outputs are bound once per number of tokens, until other caches are passed.
-
-    Args:
-        session: the session of the graph.
-        spec: its inputs and outputs.
-        source: the keys, values and mask of the source, empty for a decoder-only model.
-    """
-
-    def __init__(self, session: Session, spec: GraphSpec, source: dict[str, onnxruntime.OrtValue]):
-        self.session = session
-        self.spec = spec
-        self.source = source
-        self.caches: dict = {}
-        self.bound: dict[int, BoundGraph] = {}
-
-    def empty_caches(self, capacity: int) -> dict:
-        sizes = {"rows": 1, "batch_size": 1, "max_length": capacity}
-        past = [tensor for tensor in self.spec.inputs if tensor.name.startswith("past_key_values")]
-        return {
-            tensor.name: zeros(tensor, sizes) for tensor in past if tensor.name not in self.source
-        }
-
-    def run(self, caches: dict, tokens: np.ndarray, place: int, position: int) -> np.ndarray:
-        """Return the logits (1, T, V) after each of `tokens` (1, T). The next call overwrites them.
-
-        Args:
-            caches: `{name: (array, OrtValue)}`; the new keys and values are written to them.
-            tokens: the tokens to feed.
-            place: the cache slot of the first token.
-            position: the position of the first token. It also counts the tokens that left the
-                window.
-        """
-        if caches is not self.caches:
-            self.caches, self.bound = caches, {}
-        count = tokens.shape[1]
-        if count not in self.bound:
-            sizes = {"rows": 1, "batch_size": 1, "target_length": count}
-            self.bound[count] = BoundGraph(self.session, self.spec, sizes, caches, self.source)
-        positions = np.arange(position, position + count)
-        end = place + count
-        return self.bound[count].run(
-            input_ids=tokens, position_ids=positions, last_position=end - 1, total_length=end
-        )
 
 
 class BoundGraph:

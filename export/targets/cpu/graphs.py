@@ -46,16 +46,6 @@ def decoder(g: GraphContext, inputs: Values) -> list[Value]:
     return [logits(g, state_at(g, states, last)), *present]
 
 
-def lookup(g: GraphContext, inputs: Values) -> list[Value]:
-    """Write a decoder of several tokens per row and return `[logits, key, value, …]`.
-
-    The logits (rows, T, V) are those after each token. The keys and values of each layer are the
-    caches, written in place.
-    """
-    states, present = row_states(g, inputs)
-    return [logits(g, states), *present]
-
-
 def step(g: GraphContext, inputs: Values) -> list[Value]:
     """Write a step of one token per row and return `[logits, key, value, …]`.
 
@@ -104,11 +94,9 @@ def next_logits(g: GraphContext, states: Value) -> Value:
 WRITE: dict[str, WriteGraph] = {
     "sequence": partial(sequence_outputs, attention=tiled_attention),
     "decoder": decoder,
-    "lookup": lookup,
     "seq2seq encoder": partial(source_encoder, attention=tiled_attention),
     "seq2seq decoder": beams,
     "seq2seq step": step,
-    "seq2seq lookup": lookup,
 }
 PRECISIONS: dict[str, Precision] = {"fp32": FLOAT, "int8": ROW_INT8, "int4": BLOCK_INT4}
 

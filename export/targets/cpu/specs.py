@@ -13,29 +13,20 @@ Beside `encoder` and `decoder`, a seq2seq model has the graph `step`, a decode s
 batching. Its rows differ in length, and each has its own source in a cache of `max_source`
 positions. `last_source_position` is the position of the last source token of each row,
 `total_source_length` the longest source.
-
-The graph `lookup` reads several tokens of one row at once, over the caches of the decoder, and
-returns the logits after each.
 """
-
-import dataclasses
 
 from ...specs.caches import NAMES, cache_specs, fixed_cache_specs
 from ...specs.graph_spec import GraphSpec, TensorSpec
 from ...specs.sequences import sequence_specs
 
 STEP_FILE = "onnx/decoder_step_model.onnx"
-LOOKUP_FILE = "onnx/decoder_lookup_model.onnx"
 
 
 def graph_specs(config: dict, architecture: str) -> dict[str, GraphSpec]:
     specs = sequence_specs(config, architecture) or decoder_specs(config)
-    role = step_role(config, architecture)
-    return (
-        specs
-        | ({"step": step_spec(config)} if role == "step" else {})
-        | ({"lookup": lookup_spec(config)} if role is not None else {})
-    )
+    if step_role(config, architecture) == "step":
+        specs = specs | {"step": step_spec(config)}
+    return specs
 
 
 def step_role(config: dict, architecture: str) -> str | None:
@@ -74,14 +65,6 @@ def step_spec(config: dict) -> GraphSpec:
     return GraphSpec(STEP_FILE, (*decoder_inputs(1), *source, *past), (logits, *present))
 
 
-def lookup_spec(config: dict) -> GraphSpec:
-    rows = "rows" if config["model_type"] == "vanilla-decoder" else "batch_size"
-    logits = TensorSpec("logits", "float32", (rows, "target_length", config["vocab_size"]))
-    inputs = decoder_inputs("target_length", rows)
-    graph = fixed_cache_specs(config, inputs, (logits,), (rows, "max_length"))["decoder"]
-    return dataclasses.replace(graph, file=LOOKUP_FILE)
-
-
 def decoder_specs(config: dict) -> dict[str, GraphSpec]:
     logits = TensorSpec("logits", "float32", ("rows", config["vocab_size"]))
     inputs = (
@@ -92,11 +75,11 @@ def decoder_specs(config: dict) -> dict[str, GraphSpec]:
     return fixed_cache_specs(config, inputs, (logits,), ("rows", "max_length"))
 
 
-def decoder_inputs(tokens: int | str, rows: str = "rows") -> tuple[TensorSpec, ...]:
+def decoder_inputs(tokens: int | str) -> tuple[TensorSpec, ...]:
     return (
-        TensorSpec("input_ids", "int64", (rows, tokens)),
-        TensorSpec("position_ids", "int64", (rows, tokens)),
-        TensorSpec("last_position", "int32", (rows,)),
+        TensorSpec("input_ids", "int64", ("rows", tokens)),
+        TensorSpec("position_ids", "int64", ("rows", tokens)),
+        TensorSpec("last_position", "int32", ("rows",)),
         TensorSpec("total_length", "int32", (1,)),
     )
 

@@ -27,7 +27,6 @@ class CudaDecoders:
 
     export: LoadedExport
     supports_empty_prompts = False
-    supports_candidates = False
 
     @functools.cached_property
     def pool(self) -> Pool:

@@ -23,7 +23,6 @@ class PortableDecoders:
 
     export: LoadedExport
     supports_empty_prompts = True
-    supports_candidates = True
 
     def start(self, request: GenerationRequest) -> "PortableDecoder":
         """Encode the source of `request`, if it has one, and return the decoder of its prompts.

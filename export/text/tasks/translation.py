@@ -9,7 +9,7 @@ from ...errors import UsageError
 from ...heads import TRANSLATE
 from ...inference import options as option_fields
 from ...inference.inputs import batches
-from ...inference.logits import derive_seed
+from ...inference.logits import row_seed
 from ...inference.options import as_list, special_token
 from ...requests import check_options
 from ..languages import LANGUAGE_WORD, Choice
@@ -49,8 +49,8 @@ def translate(
         src_lang, tgt_lang: one language for all texts, or a list with one for each text.
         copy_letterless: copy sentences without letters, such as `12:30`, `***` or an emoji, instead
             of translating them.
-        seeds: seeds of sampling, one for each text, in place of the option `seed`. The seed of a
-            sentence is derived from that of its text.
+        seeds: seeds of sampling, one for each text; by default derived from the option `seed`. The
+            seed of a sentence is derived from that of its text.
         options: options of `Runtime.generate`, except for several translations per text.
 
     Raises:
@@ -61,7 +61,8 @@ def translate(
     """
     options = option_fields.check_single(option_fields.check(options), "translate returns")
     plan = make_plan(runtime, texts, Splitting(split, copy_letterless), src_lang, tgt_lang, options)
-    return plan.join(translate_plan(runtime, plan, options, sentence_seeds(plan, seeds)))
+    seeds = sentence_seeds(plan, runtime.text_seeds(seeds, len(texts), options))
+    return plan.join(translate_plan(runtime, plan, options, seeds))
 
 
 class Splitting(NamedTuple):
@@ -111,6 +112,12 @@ class Plan:
     rows: list[list[int]]
     targets: list[dict[str, Any]]
     limit: int
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """The numbers of the text and of its sentence, for each of `sentences`."""
+        counts = [sum(part.is_translated for part in parts) for parts in self.parts]
+        return [(text, number) for text, count in enumerate(counts) for number in range(count)]
 
     def join(self, translated: Iterable[str]) -> list[str]:
         """Return the translation of each text. `translated` has the translations of `sentences`, in
@@ -240,18 +247,10 @@ def has_letters(text: str) -> bool:
 
 def sentence_seeds(plan: Plan, seeds: Sequence[int] | None) -> list[int] | None:
     """Return a seed for each sentence of `plan` to translate, derived from the seed of its text and
-    its index there.
-
-    None stays None. Raises UsageError if there is not one seed for each text.
-    """
+    its number there. None stays None."""
     if seeds is None:
         return None
-    option_fields.check_seeds(seeds, len(plan.parts))
-    return [
-        derive_seed(seed, number)
-        for seed, parts in zip(seeds, plan.parts)
-        for number in range(sum(part.is_translated for part in parts))
-    ]
+    return [row_seed(seeds[text], number) for text, number in plan.places]
 
 
 def translate_plan(

@@ -10,7 +10,13 @@ from messages import raises
 from transformers.generation import logits_process
 
 from vanilla_transformer_export import Options
-from vanilla_transformer_export.inference.logits import Sampler, log_sum_exp, top
+from vanilla_transformer_export.inference.logits import (
+    Sampler,
+    log_sum_exp,
+    row_seeds,
+    row_uniforms,
+    top,
+)
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Unfeasible length", "ignore:Using the model-agnostic default"
@@ -51,7 +57,7 @@ def test_sampling_weights_match_transformers(vocabulary, warpers):
     logits = 3 * np.random.default_rng(0).standard_normal((4, vocabulary), dtype=np.float32)
     logits[:, ::3] = -np.inf
     expected = warp_logits(logits, **warpers)
-    weights, tokens = Sampler(Options(do_sample=True, **warpers)).weights(logits.copy())
+    weights, tokens = Sampler(Options(do_sample=True, **warpers), []).weights(logits.copy())
     for row, scores in enumerate(expected):
         allowed = weights[row] > 0
         actual = np.flatnonzero(allowed) if tokens is None else tokens[row, allowed]
@@ -64,7 +70,7 @@ def test_sampling_weights_match_transformers(vocabulary, warpers):
 
 def test_tokens_tied_with_kth_token_can_be_sampled():
     logits = np.repeat(np.array([[3, 2, 1, 1, 0]], np.float32), [1, 1, 700, 700, 300], axis=1)
-    weights, tokens = Sampler(Options(do_sample=True, top_k=5)).weights(logits.copy())
+    weights, tokens = Sampler(Options(do_sample=True, top_k=5), []).weights(logits.copy())
     assert (
         sorted(tokens[0, weights[0] > 0])
         == np.flatnonzero(warp_logits(logits, top_k=5)[0] > -np.inf).tolist()
@@ -79,7 +85,9 @@ def test_sampled_frequencies_match_probabilities(vocabulary, warpers):
     logits = 2 * np.random.default_rng(1).standard_normal((1, vocabulary), dtype=np.float32)
     scores = warp_logits(logits, **warpers)[0].astype(np.float64)
     probabilities = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
-    drawn = Sampler(Options(do_sample=True, seed=0, **warpers))(np.repeat(logits, rows, axis=0))
+    uniforms = [row_uniforms(seed) for seed in row_seeds(0, rows)]
+    sampler = Sampler(Options(do_sample=True, **warpers), uniforms)
+    drawn = sampler(np.repeat(logits, rows, axis=0))
     counts, expected = np.bincount(drawn, minlength=vocabulary), rows * probabilities
     assert not counts[probabilities == 0].any()
     possible = probabilities > 0
@@ -94,6 +102,21 @@ def test_same_seed_gives_same_tokens(pair, name):
     draw = functools.partial(pair.runtime.generate, ids, mask, do_sample=True, max_new_tokens=8)
     assert draw(seed=1).tolist() == draw(seed=1).tolist() != draw(seed=2).tolist()
     assert draw(top_k=1).tolist() == pair.runtime.generate(ids, mask, max_new_tokens=8).tolist()
+
+
+@each_model
+def test_each_row_has_generators_of_its_own(pair, name):
+    """Row i draws from numpy's generator of a seed derived from `seed` and i, row 0 from that of
+    `seed`. Batches do not change it."""
+    ids, mask = prompts(name)
+    options = dict(do_sample=True, max_new_tokens=8, num_return_sequences=3, temperature=2.0)
+    expected = pair.runtime.generate(ids, mask, seed=7, **options)
+    for row in range(len(ids)):
+        sequence = np.random.SeedSequence([7, row])
+        seed = int(sequence.generate_state(1, np.uint64)[0]) if row else 7
+        actual = pair.runtime.generate(ids[[row]], mask[[row]], seed=seed, **options)
+        rows = expected[3 * row : 3 * row + 3, : actual.shape[1]]
+        np.testing.assert_array_equal(actual, rows)
 
 
 @each_model

@@ -79,11 +79,14 @@ def test_multiple_choices_are_independent_samples_or_beams(client, decoder):
     assert [choice.index for choice in actual.choices] == list(range(6))
     texts = [choice.text for choice in actual.choices]
     assert len(set(texts)) > 3
-    for place, prompt in ((0, "ab"), (3, "g")):
-        assert (
-            texts[place]
-            == decoder.generate([prompt], do_sample=True, top_k=0, seed=5, max_new_tokens=12)[0]
-        )
+    options = dict(do_sample=True, top_k=0, seed=5, max_new_tokens=12)
+    assert texts == decoder.generate(["ab", "g"], num_return_sequences=3, **options)
+    assert texts[::3] == decoder.generate(["ab", "g"], **options)
+    streamed = client.completions.create(
+        model="decoder", prompt=["ab", "g"], n=3, seed=5, max_tokens=12, stream=True
+    )
+    pieces = [(chunk.choices[0].index, chunk.choices[0].text) for chunk in streamed]
+    assert ["".join(text for index, text in pieces if index == each) for each in range(6)] == texts
     again = client.completions.create(
         model="decoder", prompt=["ab", "g"], n=3, seed=5, max_tokens=12
     )

@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,15 +68,36 @@ def test_predict_reads_and_writes_json_lines(made, tmp_path, capsys, monkeypatch
     result = [
         json.loads(line) for line in (tmp_path / "out").read_text(encoding="utf-8").splitlines()
     ]
-    first, *rest = runtime.tag([MANY[3], MANY[0], *MANY[4:]], aggregation_strategy="simple")
-    same(result, [first, None, *rest])
+    first, _, third, *_ = expected = runtime.tag(lines, aggregation_strategy="simple")
+    same(result, expected)
     same(run_predict(capsys, *call), result)
     with raises(SystemExit, seen="out", expected="--force"):
         run_predict(capsys, *call, "--output", tmp_path / "out")
     objects = ["", json.dumps({"text": MANY[0]}), MANY[3]]
     given = io.TextIOWrapper(io.BytesIO("\n".join(objects).encode()))
     monkeypatch.setattr("sys.stdin", given)
-    same(run_predict(capsys, runtime.path.parent, *options), [None, result[2], first])
+    same(run_predict(capsys, runtime.path.parent, *options), [[], third, first])
+
+
+def test_blank_text_has_result_where_the_task_takes_it(made, tmp_path, capsys):
+    runtime = made("classify")[1]
+    expected = runtime.classify(["", " "])
+    same(run_predict(capsys, runtime.path.parent, "", " "), expected)
+    (tmp_path / "in.jsonl").write_text('{"text": ""}\n{"text": " "}\n')
+    results = run_predict(capsys, runtime.path.parent, "--input", tmp_path / "in.jsonl")
+    same([result["prediction"] for result in results], expected)
+    zero_shot = ["--task", "zero-shot", "--set", 'candidate_labels=["a"]']
+    with raises(SystemExit, seen=("argument 2", "' '"), expected="not blank"):
+        run_predict(capsys, runtime.path.parent, "a", " ", *zero_shot)
+
+
+def test_number_of_bad_lines_is_on_standard_error(made, tmp_path, capsys):
+    (tmp_path / "in").write_text(f"a\n{'b' * 1_000_001}\nc\n")
+    files = ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
+    main(["predict", str(made("classify")[1].path.parent), *files])
+    reasons = f"{tmp_path / 'out'}.bad.jsonl"
+    assert f"1 of 3 lines are bad and have no result: {reasons}" in capsys.readouterr().err
+    assert "1,000,000 bytes" in Path(reasons).read_text()
 
 
 @pytest.mark.parametrize(

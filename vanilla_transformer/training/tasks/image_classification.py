@@ -5,6 +5,7 @@ Pillow reads), or a data set with a column of images and one of labels.
 """
 
 import io
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -51,7 +52,8 @@ def read(data: dict, split: str) -> Rows | None:
 
 
 def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
-    return label_fields({split: {*rows["label"]} for split, rows in text.items()}, "labels")
+    labels = {split: Counter(rows["label"]) for split, rows in text.items()}
+    return label_fields(labels, data, "labels")
 
 
 def processor(config: PreTrainedConfig) -> BaseImageProcessor:

@@ -6,6 +6,7 @@ A line of a file is a label without spaces, a tab or spaces, and a text.
 import random
 import re
 import reprlib
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,11 +14,12 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging
 
 from ...checkpoint_config import MAX_LABELS
 from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForSequenceClassification
-from ..data import BadRows, read_all_lines, shorten, split_files
+from ..data import BadRows, read_all_lines, shorten, split_files, split_key
 from ..values import NOT_EMPTY, SPLITS, KeyType, at_least, data_keys
 from .task import Abilities, Columns, Rows, accuracy, all_rows, text_column, top_label
 
@@ -42,6 +44,7 @@ texts = text_column
 examples = all_rows
 reduce = top_label
 metrics = accuracy
+logger = logging.get_logger(__name__)
 
 
 def read(data: dict, split: str) -> Rows | None:
@@ -105,29 +108,37 @@ def unlabelled(line: str, names: list[str] | None = None) -> str | None:
 def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
     if names := data.get("label_names"):
         return label_mappings(names)
-    return label_fields({split: set(rows["label"]) for split, rows in text.items()}, "labels")
+    labels = {split: Counter(rows["label"]) for split, rows in text.items()}
+    return label_fields(labels, data, "labels")
 
 
-def label_fields(of_splits: dict[str, set[str]], what: str) -> dict:
+def label_fields(of_splits: dict[str, Counter[str]], data: dict, what: str) -> dict:
     """Return `id2label` and `label2id` of the training text's labels, in alphabetical order.
 
-    `of_splits` has the set of labels of each split. `what` names them in errors, such as "tags".
+    `of_splits` counts the labels of each split, and `data` is the [data] of the recipe. `what`
+    names the labels in errors, such as "tags". Labels that occur once are logged.
 
     Raises:
         ValueError: for a label that only another split has, and for a training text with one label.
     """
-    names = sorted(of_splits["train"])
+    counts, key = of_splits["train"], split_key(data, "train")
+    names = sorted(counts)
     if len(names) < 2:  # transformers takes one label for a regression
-        raise ValueError(f"the training text has the {what} {names}, expected at least two")
+        raise ValueError(f"{key} has the {what} {names}, expected at least two")
     if len(names) > MAX_LABELS:
-        seen = f"the training text has {len(names)} {what}, such as {names[0]!r:.100}"
+        seen = f"{key} has {len(names)} {what}, such as {names[0]!r:.100}"
         raise ValueError(f"{seen}, expected at most {MAX_LABELS}")
     for split, labels in of_splits.items():
-        if unknown := sorted(labels - of_splits["train"]):
+        if unknown := sorted(labels.keys() - counts.keys()):
             raise ValueError(
-                f"the {split} text has {what} {reprlib.repr(unknown)}, expected some of "
-                f"{reprlib.repr(names)}, those of the training text"
+                f"{split_key(data, split)} has {what} {reprlib.repr(unknown)} for {split}, "
+                f"expected some of {reprlib.repr(names)}, those of the training text"
             )
+    if rare := [name for name in names if counts[name] == 1]:
+        logger.warning_once(
+            f"{key} has one example of the {what} {reprlib.repr(rare)}, expected several: a model "
+            "hardly learns a label from one"
+        )
     return label_mappings(names)
 
 

@@ -6,6 +6,7 @@ they have the columns of a word.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
@@ -149,10 +150,8 @@ def texts(dataset: Rows) -> Iterable[str]:
 
 
 def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
-    return label_fields(
-        {split: {tag for tags in rows["tags"] for tag in tags} for split, rows in text.items()},
-        "tags",
-    )
+    tags = {split: Counter(chain.from_iterable(rows["tags"])) for split, rows in text.items()}
+    return label_fields(tags, data, "tags")
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
