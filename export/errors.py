@@ -3,26 +3,12 @@
 A class or a field says what an error is about, so that no caller reads its message. Each class can
 be pickled."""
 
-from collections.abc import Iterable
 from typing import Any
 
+from .shared.errors import UsageError, did_you_mean, nearest
+
+__all__ = ["UsageError", "did_you_mean", "nearest"]
 TOKENIZER_FAILED = "tokenizer_failed"  # the code of requests that `tokenizers` cannot answer
-
-
-class UsageError(ValueError):
-    """An option with a wrong name, type or value. Errors in files, and errors while running, are of
-    other classes.
-
-    Args:
-        message: the value seen and the value expected.
-        param: the name of the option, if the error is about one.
-    """
-
-    exit_code = 2  # as for argparse's errors
-
-    def __init__(self, message: str, param: str | None = None):
-        super().__init__(message)
-        self.param = param
 
 
 class TooLong(ValueError):
@@ -74,17 +60,3 @@ class RequestError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.status, self.message, self.param, self.code, self.retry_after)
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the name in `known` that is most like `name`, or None if none is similar."""
-    import difflib  # only errors need it
-
-    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error about `name`, such as "; did you mean 'cpu'?". It is empty if no
-    name in `known` is similar."""
-    close = nearest(name, known)
-    return f"; did you mean {close!r}?" if close else ""

@@ -24,9 +24,9 @@ except ImportError:
 from .errors import MissingImage, UsageError
 from .inference.config import VISION
 from .inference.export_info import IMAGE_PROCESSOR, json_object
-from .inference.lfs import check_no_pointer
 from .inference.options import is_int64
 from .runtime import Runtime
+from .shared.files import check_no_pointer
 from .specs.sequences import pair
 from .text.image_processor import ImageProcessor
 

@@ -80,6 +80,11 @@ def read_raw_config(directory: Path) -> tuple[dict, str]:
                 "it is an adapter of PEFT, expected a whole checkpoint: save "
                 "AutoPeftModel.from_pretrained(...).merge_and_unload() with its tokenizer"
             )
+        elif any(directory.glob("*.npz")):
+            expected = (
+                "it is a model of Marian itself, expected a checkpoint of transformers, such as "
+                "those of Helsinki-NLP: convert it with convert_marian_to_pytorch of transformers 4"
+            )
         raise FileNotFoundError(f"{directory} has no config.json: {expected}")
     content = read_json(path)
     model_type = content.get("model_type")

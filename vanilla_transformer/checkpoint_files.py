@@ -2,7 +2,6 @@
 transformers."""
 
 import contextlib
-import json
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -19,7 +18,15 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 
-from .files import CONFIG, TOKENIZER_FILES, VOCABULARIES, WEIGHTS, check_no_pointer
+from .files import (
+    CONFIG,
+    TOKENIZER_FILES,
+    VOCABULARIES,
+    WEIGHTS,
+    check_no_pointer,
+    json_object,
+    write_json,
+)
 from .variants import index_name, variant_hint
 
 GENERATION_CONFIG = "generation_config.json"
@@ -66,7 +73,8 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
     if name and path.is_dir():
         return path
     if name and os.path.lexists(path):
-        raise NotADirectoryError(f"{source} is not a directory, {expected}{parent_hint(path)}")
+        hint = f", such as {path.parent}" if (path.parent / CONFIG).is_file() else ""
+        raise NotADirectoryError(f"{source} is not a directory, {expected}{hint}")
     try:
         validate_repo_id(name)
     except HFValidationError:
@@ -91,14 +99,6 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
             check_cached(name, directory)
         return directory
     raise FileNotFoundError(f"{source} is neither a checkpoint directory nor on the Hub: {reason}")
-
-
-def parent_hint(file: Path) -> str:
-    """Return ", such as PARENT" for an error about a `file` where a directory is expected.
-
-    PARENT is the file's directory. The result is empty unless that directory is a checkpoint.
-    """
-    return f", such as {file.parent}" if (file.parent / CONFIG).is_file() else ""
 
 
 def check_cached(name: str, directory: Path) -> None:
@@ -160,10 +160,7 @@ def for_every_version(directory: Path, changes: dict | None = None) -> None:
     if isinstance(content.get("extra_special_tokens"), list):
         content["additional_special_tokens"] = content.pop("extra_special_tokens")
     if content != before:
-        path.write_text(
-            json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n",
-            encoding="utf-8",
-        )
+        write_json(path, content, sort_keys=True)
 
 
 def check_generation(path: Path, vocab_size: int) -> None:
@@ -343,13 +340,7 @@ def read_json(path: Path) -> dict:
         ValueError: if it holds something else.
     """
     check_no_pointer(path)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {one_line(error)}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds {shorten(content)}, expected a JSON object")
-    return content
+    return json_object(path, path.read_bytes())
 
 
 @contextlib.contextmanager

@@ -76,18 +76,9 @@ def is_ours(source: str | os.PathLike) -> bool:
     """Return True if `source`, a directory or Hub id, is a Vanilla Transformer checkpoint, which
     needs no conversion.
 
-    Raises FileNotFoundError without config.json or Marian's files, and ValueError for a damaged
-    config."""
-    if os.path.isdir(source) and is_marian(Path(source)):
-        return False
+    Raises FileNotFoundError without config.json, and ValueError for a damaged one."""
     content, _ = read_raw_config(checkpoint_directory(source, (CONFIG,)))
     return content["model_type"] in CONFIGS
-
-
-def is_marian(source: Path) -> bool:
-    """Return True if the directory `source` has a model in Marian's own format (*.npz) and no
-    config.json."""
-    return not (source / CONFIG).is_file() and any(source.glob("*.npz"))
 
 
 def family_hint(source: str | os.PathLike) -> str:
@@ -96,7 +87,5 @@ def family_hint(source: str | os.PathLike) -> str:
 
     `source` is a directory or Hub id.
     """
-    if os.path.isdir(source) and is_marian(Path(source)):
-        return "files of Marian"
     content, architecture = read_raw_config(checkpoint_directory(source, (CONFIG,)))
     return f"model_type {content['model_type']}, architecture {architecture}"

@@ -16,6 +16,7 @@ the work of a killed process.
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import re
@@ -24,6 +25,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from stat import S_ISREG
+from typing import Any, BinaryIO
 
 try:
     import fcntl
@@ -102,6 +104,53 @@ def check_no_pointer(path: str | os.PathLike) -> None:
                 f"{path} is a git-lfs pointer, expected the file itself: run `git lfs pull` in "
                 f"the clone"
             )
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of the file `path` in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def json_object(path: Path, content: bytes) -> dict[str, Any]:
+    """Return the parsed `content` of the file `path`. Raise ValueError unless it is a JSON
+    object."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        reason = error if isinstance(error, ValueError) else repr(error)
+        raise ValueError(f"{path} is not JSON: {reason}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds {value!r:.100}, expected a JSON object")
+    return value
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file, or an empty one if the file is missing or holds anything
+    else."""
+    try:
+        return json_object(path, path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+
+
+def write_json(path: Path, content: Any, sort_keys: bool = False) -> Path:
+    """Write `content` to the file `path` as JSON, and return `path`."""
+    text = json.dumps(content, indent=2, sort_keys=sort_keys, default=str, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+    return path
+
+
+def safetensors_header(file: BinaryIO) -> tuple[int, dict[str, Any]]:
+    """Return the byte where the data of a safetensors `file` begin, and {name: facts}.
+
+    The facts are dtype, shape and data_offsets. Raises ValueError or TypeError if it is no such
+    file.
+    """
+    size = int.from_bytes(file.read(8), "little")
+    header = json.loads(file.read(size))
+    header.pop("__metadata__", None)
+    return 8 + size, header
 
 
 @contextlib.contextmanager
@@ -342,30 +391,14 @@ def companions_in(directory: Path, files: Iterable[str]) -> set[str]:
     These are configs of image processors and sentence-transformers, and files in the folder of a
     module that modules.json names.
     """
-    modules = json_or_none(directory / MODULES)
-    module_paths = (
-        {module.get("path") for module in modules if isinstance(module, dict)}
-        if isinstance(modules, list)
-        else set()
-    )
+    try:
+        modules = json.loads((directory / MODULES).read_bytes())
+        module_paths = {module["path"] for module in modules}
+    except (OSError, ValueError, TypeError, KeyError):
+        module_paths = set()
     matches = [match for match in map(OF_MODULE.fullmatch, files) if match]
     of_modules = {match[0] for match in matches if match[1] in module_paths}
     return of_modules | {name for name in files if COMPANION.fullmatch(name)}
-
-
-def read_object(path: Path) -> dict:
-    """Return the JSON object in a file, or an empty one if the file is missing or holds anything
-    else."""
-    content = json_or_none(path)
-    return content if isinstance(content, dict) else {}
-
-
-def json_or_none(path: Path) -> object:
-    """Return the JSON value in a file, or `None` if it cannot be read."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
 
 
 def file_states(path: Path) -> dict[str, tuple] | None:
@@ -527,10 +560,10 @@ def place(path: Path, out: Path) -> None:
     try:
         os.link(path, out)  # rename would silently replace a file
     except OSError:
-        if not out.exists():  # the file system has no links
+        if not os.path.lexists(out):  # the file system has no links
             path.rename(out)
             return
-        if not path.samefile(out):  # true if a process was killed between link and unlink
+        if out.is_symlink() or not path.samefile(out):
             raise FileExistsError(f"{out} exists") from None
     path.unlink()
 

@@ -7,7 +7,6 @@ code of `translation` has that one: `carry_translation`.
 """
 
 import functools
-import json
 import shutil
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from transformers.models.auto.modeling_auto import (
 
 from . import pipelines_vanilla_transformer
 from .configuration_vanilla_transformer import TRANSLATION
+from .files import CONFIG, read_object, write_json
 from .pipelines_question_answering import QuestionAnsweringPipeline
 from .pipelines_vanilla_transformer import (
     LANGUAGE_PAIR,
@@ -83,6 +83,5 @@ def carry_translation(directory: Path) -> None:
     """Copy the code of the pipeline `translation` into the checkpoint `directory`, and name it in
     the config."""
     shutil.copy(pipelines_vanilla_transformer.__file__, directory)
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    text = json.dumps(config | {"custom_pipelines": TRANSLATION}, indent=2, sort_keys=True)
-    (directory / "config.json").write_text(text + "\n", encoding="utf-8")
+    config = read_object(directory / CONFIG) | {"custom_pipelines": TRANSLATION}
+    write_json(directory / CONFIG, config, sort_keys=True)

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from pathlib import Path
 
 from ..arguments import (
     Parser,
@@ -25,8 +24,7 @@ ATTENTION_KINDS = ("encoder", "decoder", "cross")
 def convert_arguments(parser: Parser) -> None:
     families = converters()
     known = ", ".join(family.name for family in families)
-    source_help = f"{CHECKPOINT} ({known}), or a state dict file of torch.nn.Transformer"
-    parser.add_argument("source", type=source, metavar="SOURCE", help=source_help)
+    parser.add_argument("source", type=source, metavar="SOURCE", help=f"{CHECKPOINT} ({known})")
     add_output(parser, "checkpoint directory to write; optional with --dry-run")
     back = [family.model_type for family in families if family.converts_back]
     to_help = f"family to convert a Vanilla Transformer checkpoint to: {', '.join(back)}"
@@ -34,20 +32,7 @@ def convert_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print how tensors are mapped and write nothing"
     )
-    parser.add_argument(
-        "--embeddings",
-        type=path,
-        metavar="FILE",
-        help=(
-            "file (safetensors or torch.save) with the tensor embed_tokens; required if SOURCE is "
-            "a state dict of torch.nn.Transformer"
-        ),
-    )
-    set_help = (
-        "field of SOURCE's config.json: model_type=bert, architectures=BertModel ...; for a "
-        "state dict: num_attention_heads"
-    )
-    add_set(parser, set_help)
+    add_set(parser, "field of SOURCE's config.json: model_type=bert, architectures=BertModel ...")
     add_leave_out(parser)
     add_variant(parser)
     parser.add_argument(
@@ -77,48 +62,13 @@ def converters() -> tuple:
 def convert(args: argparse.Namespace) -> None:
     from vanilla_transformer import conversion
 
-    is_file = Path(args.source).is_file()
-    if is_file:
-        conversion.check_state_dict(Path(args.source))
-    check_convert_flags(args, is_file)
     # a dry run ignores one output; two are an error
+    changes = (dict(args.set), args.leave_out, args.variant)
     if args.dry_run and (args.positional_output is None or args.output is None):
-        say(
-            conversion.plan_conversion(
-                args.source, args.to, dict(args.set), args.leave_out, args.variant
-            )
-        )
+        say(conversion.plan_conversion(args.source, args.to, *changes))
         return
-    output = get_output(args)
-    if is_file:
-        fields = dict(args.set)
-        conversion.check_fields(fields)
-        facts = conversion.convert_torch(args.source, output, args.embeddings, args.force, **fields)
-    else:
-        facts = conversion.convert(
-            args.source, output, args.to, args.force, dict(args.set), args.leave_out, args.variant
-        )
+    facts = conversion.convert(args.source, get_output(args), args.to, args.force, *changes)
     say(json.dumps(facts))
-
-
-def check_convert_flags(args: argparse.Namespace, is_file: bool) -> None:
-    """Raise UsageError for a flag that the source does not support.
-
-    `is_file` is True if the source is a state dict file, False if it is a checkpoint directory or
-    Hub id.
-    """
-    names = ("to", "dry_run", "leave_out", "variant") if is_file else ("embeddings",)
-    for name in names:
-        if getattr(args, name):
-            flag = f"--{name.replace('_', '-')}"
-            if is_file:
-                raise UsageError(
-                    f"{flag} is not supported for {args.source}, a state dict file: expected a "
-                    "checkpoint directory or Hub id"
-                )
-            raise UsageError(
-                f"{flag} is not supported for {args.source}: expected a state dict file"
-            )
 
 
 def info_arguments(parser: Parser) -> None:

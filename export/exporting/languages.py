@@ -1,11 +1,11 @@
 """The languages of an export's tokenizer and the positions of their tokens. The runtime needs both
 to choose other languages."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..shared.files import read_object
 from .repository_files import single_template
 
 
@@ -62,9 +62,3 @@ def read_languages(directory: Path, start: int | None) -> dict[str, Any] | None:
         "after": around[text_position + 1 :],
         "target": "decoder_start_token_id" if is_start else "forced_bos_token_id",
     }
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file, or an empty one without the file or for other JSON."""
-    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return content if isinstance(content, dict) else {}

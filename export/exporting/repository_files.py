@@ -14,6 +14,7 @@ from huggingface_hub.utils import validate_repo_id, yaml_dump
 
 from ..heads import HEADS
 from ..inference.export_info import CARD, IMAGE_PROCESSOR
+from ..shared.files import read_object, write_json
 from ..specs.caches import key_heads
 from ..targets.target import Target
 
@@ -91,7 +92,7 @@ def give_token_types(path: Path) -> None:
 
     Other classes stay as they are. transformers decides by other fields of the file.
     """
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = read_object(path)
     if config.get("tokenizer_class", UNTYPED_TOKENIZERS[0]) in UNTYPED_TOKENIZERS:
         write_json(path, {**config, "tokenizer_class": TYPED_TOKENIZER})
 
@@ -102,12 +103,10 @@ def give_first_token(directory: Path) -> None:
 
     Otherwise Transformers.js leaves the token out of prompts.
     """
-    template = single_template(
-        json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
-    )
+    template = single_template(read_object(directory / "tokenizer.json"))
     if "SpecialToken" in template[0] and "SpecialToken" not in template[-1]:
         path = directory / "tokenizer_config.json"
-        write_json(path, {**json.loads(path.read_text(encoding="utf-8")), "add_bos_token": True})
+        write_json(path, {**read_object(path), "add_bos_token": True})
 
 
 def single_template(tokenizer: dict) -> list[dict]:
@@ -121,12 +120,6 @@ def single_template(tokenizer: dict) -> list[dict]:
     return next(
         (part["single"] for part in parts if part.get("type") == "TemplateProcessing"),
         [{"Sequence": {}}],
-    )
-
-
-def write_json(path: Path, content: dict) -> None:
-    path.write_text(
-        json.dumps(content, indent=2, default=str, ensure_ascii=False) + "\n", encoding="utf-8"
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from ..errors import UsageError
-from .compression import check_lines, open_lines, without_compression
+from ..shared.compression import check_lines, open_lines, without_compression
 from .predictions import Predictions
 from .rows import RecordFields, Row
 from .shards import Shard, split_lines

@@ -23,13 +23,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import UsageError
-from .compression import without_compression
+from ..shared.compression import without_compression
+from ..shared.files import hold_lock, read_object, sha256
 from .whole_file import TEMPORARY, regular_file, remove, whole_file
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
 
 MANIFEST = "manifest.json"
 KIND = "files"  # kind of our manifests
@@ -42,16 +38,6 @@ def write_json(path: Path, value: Any, folder: Path, before: os.stat_result | No
     those of `whole_file`."""
     with whole_file(path, folder, before) as file:
         file.write(json.dumps(value).encode())
-
-
-def read_json(path: Path) -> dict | None:
-    """Return the JSON object in a file, or None if the file is missing, unreadable or holds
-    anything else."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 @dataclass(frozen=True)
@@ -82,14 +68,8 @@ class Directory:
         if self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(f"{self.path} is a file, expected a directory or a new path")
         self.path.mkdir(0o700 if self.is_temporary else 0o777, parents=True, exist_ok=True)
-        handle = os.open(self.path, os.O_RDONLY) if fcntl is not None else None
-        try:
-            if handle is not None:
-                lock(handle, self.path)
+        with hold_lock(Path(os.path.realpath(self.path)), self.path):
             yield self.finished()
-        finally:
-            if handle is not None:
-                os.close(handle)
 
     def finished(self) -> dict[str, dict]:
         manifest = self.manifest()
@@ -113,8 +93,8 @@ class Directory:
     def manifest(self) -> dict | None:
         """Return the manifest of the run, or None if no run wrote what is there."""
         path = self.path / MANIFEST
-        manifest = None if regular_file(path) is None else read_json(path)
-        return manifest if manifest is not None and manifest.get("kind") == KIND else None
+        manifest = {} if regular_file(path) is None else read_object(path)
+        return manifest if manifest.get("kind") == KIND else None
 
     def note(self, finished: dict[str, dict]) -> None:
         """Replace the manifest by one with `finished`, {name: facts} of the finished files. Raises
@@ -178,20 +158,6 @@ def remedies(directory: Directory) -> Iterator[None]:
         raise kind(f"{error}{remedy}") from error
 
 
-def lock(handle: int, path: Path) -> None:
-    """Lock an open directory until it is closed.
-
-    `handle` is its file descriptor and `path` its name for the message. Raises FileExistsError if
-    another process has the lock.
-    """
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise FileExistsError(
-            f"{path} is being written by another process, expected no other writer"
-        ) from None
-
-
 def check_same(path: str, before: dict, facts: dict) -> None:
     """Raise FileExistsError with the names and values of `facts` that differ from `before`. `path`
     is the output, for the message."""
@@ -236,13 +202,12 @@ class Parts:
         It is None if the shard is missing, damaged (with a warning), or was computed from lines
         with another `digest`.
         """
-        facts = read_json(self.facts_path(number))
-        output = sha256_or_none(self.part_path(number))
-        if facts is None or facts.get("input") != digest or output is None:
+        facts, path = read_object(self.facts_path(number)), self.part_path(number)
+        if facts.get("input") != digest or not path.is_file():
             return None
-        if facts.get("output") != output:
+        if facts.get("output") != sha256(path):
             warnings.warn(
-                f"{self.part_path(number)} is damaged, its shard is computed again",
+                f"{path} is damaged, its shard is computed again",
                 stacklevel=2,
             )
             return None
@@ -270,12 +235,12 @@ class Parts:
     def bad(self, count: int) -> Iterator[tuple[int, str]]:
         """Yield (line number from 0, reason) of the bad lines of the first `count` shards."""
         for number in range(count):
-            yield from (read_json(self.facts_path(number)) or {})["bad"]
+            yield from read_object(self.facts_path(number))["bad"]
 
     def remove(self) -> None:
         """Remove the files of shards from the folder, and the folder if nothing else is in it."""
         for facts_path in self.folder.glob("[0-9]*.facts"):
-            if facts_path.stem.isdecimal() and read_json(facts_path) is not None:
+            if facts_path.stem.isdecimal() and read_object(facts_path):
                 self.part_path(int(facts_path.stem)).unlink(missing_ok=True)
                 facts_path.unlink()
         remove_temporary(self.folder)
@@ -349,15 +314,6 @@ class Outputs:
             for number, reason in itertools.chain([first], bad):
                 line = {"line": number + 1, "reason": reason}
                 file.write(f"{json.dumps(line)}\n".encode())
-
-
-def sha256_or_none(path: Path) -> str | None:
-    """Return the SHA-256 of a file in hexadecimal, None if there is no file."""
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        return None
 
 
 def check_outside(output: Path, paths: Sequence[Path], export: Path) -> None:

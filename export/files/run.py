@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..inference.export_info import file_stamp
-from .compression import without_compression
+from ..shared.compression import without_compression
 from .formats import (
     JSON,
     PARQUET,

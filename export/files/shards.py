@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .compression import open_lines
+from ..shared.compression import open_lines
 from .rows import Row
 from .text_lines import decode_line, hash_lines, raw_lines
 

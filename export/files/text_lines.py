@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from .compression import decompression_errors, open_lines
+from ..shared.compression import decompression_errors, open_lines
 
 LONGEST = 1_000_000  # bytes of a line
 ENDLESS = 1_000_000_000  # bytes of what is no line: a device such as /dev/zero never ends one

@@ -11,6 +11,7 @@ from pathlib import Path
 from stat import S_IMODE, S_ISREG
 
 from ..inference.export_info import file_stamp
+from ..shared.files import place
 
 TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.new")  # the name of a file until it is whole
 
@@ -61,11 +62,9 @@ def publish(new: Path, path: Path, before: os.stat_result | None) -> None:
         os.replace(new, path)
         return
     try:
-        os.link(new, path)  # rename would silently replace a file
-    except OSError:
-        if not os.path.lexists(path):  # the file system has no links
-            new.rename(path)
-        elif regular_file(path) is None or not filecmp.cmp(new, path, shallow=False):
+        place(new, path)
+    except FileExistsError:
+        if regular_file(path) is None or not filecmp.cmp(new, path, shallow=False):
             raise changed(path) from None
 
 

@@ -1,7 +1,6 @@
 """The weights of a checkpoint, and the tensors that graphs make of them."""
 
 import copy
-import json
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from vanilla_transformer.checkpoint_files import bare, weight_files
+from vanilla_transformer.files import safetensors_header
 
 from .config import Config
 from .saving import MIN_EXTERNAL, write_external
@@ -81,11 +81,8 @@ def read_header(path: Path) -> dict[str, tuple[Path, int, dict]]:
     `start` is the byte where the data begin, and `facts` have dtype, shape and data_offsets.
     """
     with open(path, "rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-    return {
-        name: (path, 8 + size, facts) for name, facts in header.items() if name != "__metadata__"
-    }
+        start, header = safetensors_header(file)
+    return {name: (path, start, facts) for name, facts in header.items()}
 
 
 def tied_names(config: Config) -> Collection[str]:

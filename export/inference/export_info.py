@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..shared.files import check_no_pointer, json_object, sha256
 from ..specs.graph_spec import GraphSpec
-from .lfs import check_no_pointer
 from .options import FIELDS, check
 
 MANIFEST = "manifest.json"
@@ -337,18 +337,6 @@ def check_listed_file(path: Path, name: str, facts: Any) -> None:
         )
 
 
-def json_object(path: Path, content: bytes) -> dict:
-    """Return the parsed `content` of the file `path`. Raise ValueError unless it is a JSON
-    object."""
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} is a {type(value).__name__}, expected a JSON object")
-    return value
-
-
 def read_file(path: Path, facts: dict | None) -> tuple[tuple, bytes]:
     """Return the stamp and the content of a file. The stamp changes if the file is replaced or
     modified.
@@ -402,8 +390,3 @@ def check_hash(file: io.BufferedReader | io.BytesIO, facts: dict, path: Path) ->
 def file_stamp(status: os.stat_result) -> tuple:
     """Return a tuple that changes if the file of `status` is replaced, modified or renamed."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

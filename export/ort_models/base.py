@@ -21,7 +21,7 @@ from ..exporting.repository_files import MARIAN_NAMES
 from ..heads import HEADS, Task, has_task
 from ..inference.options import PROMPT_LOOKUP
 from . import opening
-from .foreign import ENCODER_FORMS, MERGED, ForeignRuntime, Form, matching_forms
+from .encoder_graph import DEFAULT_NAME, EncoderGraph
 from .saving import read_json, save
 
 logger = logging.get_logger(__name__)
@@ -35,7 +35,7 @@ class ORTModel(PushToHubMixin):
     """An export with the methods of a transformers model and the arguments of optimum-onnx.
 
     Args:
-        open_runtime: opens a `Runtime` of an export, or a `ForeignRuntime` of other graphs.
+        open_runtime: opens a `Runtime` of an export, or an `EncoderGraph`.
         config: config of the model, by default that of the export.
 
     Raises:
@@ -46,22 +46,20 @@ class ORTModel(PushToHubMixin):
     auto_class: ClassVar[Any]
     output_class: ClassVar[Any]
     tasks: ClassVar[Sequence[Task]]
-    forms: ClassVar[Sequence[Form]]
+    is_generator: ClassVar[bool] = False
     generation_config: GenerationConfig | None = None
     dtype, training = torch.float32, False
     _temporary: opening.TemporaryFolder | None = None
 
-    def __init_subclass__(
-        cls, tasks: Sequence[Task] = (), output_class: Any = None, forms: Any = ENCODER_FORMS
-    ) -> None:
+    def __init_subclass__(cls, tasks: Sequence[Task] = (), output_class: Any = None) -> None:
         """Register a subclass with the Auto class of the same name, so that pipelines accept it.
 
         An export must have one of `tasks`; users do not open classes without tasks. `output_class`
-        is a class of transformers. `forms` are graphs of other exporters, see `find_graphs`.
+        is a class of transformers.
         """
         if tasks:  # registered for a model type that no checkpoint has
             name = cls.__name__
-            cls.tasks, cls.output_class, cls.forms = tasks, output_class, forms
+            cls.tasks, cls.output_class = tasks, output_class
             cls.auto_class = getattr(transformers, name.replace("ORT", "Auto"), AutoModel)
             config_class = type(f"{name}Config", (PreTrainedConfig,), {"model_type": name.lower()})
             cls.auto_class.register(config_class, cls, exist_ok=True)
@@ -90,7 +88,7 @@ class ORTModel(PushToHubMixin):
 
     def _check_class(self) -> None:
         """Raise ValueError if the export or the graph has no outputs for this class."""
-        if isinstance(self.runtime, ForeignRuntime):
+        if isinstance(self.runtime, EncoderGraph):
             actual, expected = self.runtime.output_names, [*self.output_class.__dataclass_fields__]
         else:
             actual = [self.runtime.architecture]
@@ -109,10 +107,9 @@ class ORTModel(PushToHubMixin):
         target: str | None = None,
         file_name: str | None = None,
         subfolder: str = "",
-        use_merged: bool | None = None,
         **options: Any,
     ) -> Self:
-        """Open an export, graphs of another exporter, or a checkpoint.
+        """Open an export, an encoder of another exporter, or a checkpoint.
 
         A checkpoint is exported to a temporary folder first.
 
@@ -124,31 +121,29 @@ class ORTModel(PushToHubMixin):
                 exported anyway, with a warning.
             target: target of a new export, by default portable; an export that is there keeps its
                 own, with a warning.
-            file_name: graph whose dtype is loaded, such as `model_int8.onnx`; or a graph of another
-                exporter, by default model.onnx.
+            file_name: graph whose dtype is loaded, such as `model_int8.onnx`; or an encoder of
+                another exporter, by default model.onnx.
             subfolder: folder of the model or of its graphs.
-            use_merged: False for the split decoders of another exporter.
             options: `provider` or `providers`, of which the first counts; `session_options`, of
                 which `intra_op_num_threads` counts; `revision`, `token`, `cache_dir`,
                 `local_files_only`, `force_download` and `trust_remote_code` of transformers.
-                `use_cache`, `use_io_binding`, `provider_options` and `dtype` have no effect.
+                `use_cache`, `use_merged`, `use_io_binding`, `provider_options` and `dtype` have no
+                effect.
 
         Raises:
             TypeError: for an unknown option, and an argument or a class of a wrong type.
             UsageError: for a provider that no export runs on.
             FileNotFoundError: for a `file_name` or `subfolder` that is not there.
-            ValueError: if the model has no outputs for this class.
+            ValueError: if the model has no outputs for this class, and for graphs of another
+                exporter that generate.
             OSError: by transformers, for a `model_id` that does not exist.
         """
         if not hasattr(cls, "tasks"):
             raise TypeError(f"{cls.__name__} has no task, expected one of {[*MODEL_CLASSES]}")
         arguments, subfolder = opening.runtime_arguments(options), subfolder or ""
         config = None if config is None else opening.resolve_config(config, options)
-        forms = cls.forms
-        if use_merged is False:
-            forms = [form for form in forms if form.get("decoder") != MERGED]
-        matching = [] if export else matching_forms(forms, file_name)
-        root = opening.local_directory(model_id, subfolder, matching, options)
+        graph = None if export or cls.is_generator else str(file_name or DEFAULT_NAME)
+        root = opening.local_directory(model_id, subfolder, graph, options)
         folder, temporary = root / subfolder, None
         if opening.must_export(folder, export):
             hub = opening.checkpoint_options(options)
@@ -156,7 +151,9 @@ class ORTModel(PushToHubMixin):
             checkpoint = cls.auto_class.from_pretrained(model_id, **hub)
             temporary = opening.export_checkpoint(checkpoint, folder, target)
             root = folder = temporary.path
-        runtime, config = opening.find_runtime(root, folder, file_name, forms, config, options)
+        runtime, config = opening.find_runtime(
+            root, folder, file_name, config, options, cls.is_generator
+        )
         model = cls(partial(runtime, **arguments), config)
         if target not in (None, model.runtime.target):
             logger.warning(f"target={target!r} has no effect on the graphs in {root}")
@@ -268,7 +265,7 @@ class ORTModel(PushToHubMixin):
         return self
 
     def can_generate(self) -> bool:
-        return False
+        return self.is_generator
 
     def get_input_embeddings(self) -> SimpleNamespace:
         """Return an object with `num_embeddings`, the size of the vocabulary or `None`."""

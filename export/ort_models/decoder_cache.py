@@ -20,7 +20,7 @@ class DecoderCache(Cache):
 
     `options` have the maximum of new tokens and the rows per prompt. `is_croppable` is True for
     assisted generation, which checks several tokens per step and removes the wrong ones. `runtime`
-    is a `Runtime` or a `ForeignRuntime`.
+    is a `Runtime`.
     """
 
     # transformers derives them from layers

@@ -12,10 +12,8 @@ from transformers.generation import GenerationMode
 from .. import heads
 from ..errors import SessionError
 from ..inference.options import FIELDS, PROMPT_LOOKUP, Options, as_list, check_applied, to_python
-from ..runtime import Runtime
 from .base import ORTModel, from_numpy, to_numpy
 from .decoder_cache import DecoderCache, check_cache
-from .foreign import DECODER_FORMS, SEQ2SEQ_FORMS
 
 # The keyword of caches, which transformers 5.24 renamed.
 KEYWORDS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
@@ -33,6 +31,7 @@ LOOP_ONLY = (
 class ORTModelForGeneration(GenerationMixin, ORTModel):
     """The base class of causal and seq2seq models, with `generate` of transformers."""
 
+    is_generator = True
     output_modalities = ("text",)
     # the private names that `GenerationMixin` looks up
     base_model_prefix = ""
@@ -90,9 +89,6 @@ class ORTModelForGeneration(GenerationMixin, ORTModel):
         model_kwargs["encoder_outputs"] = with_source(states, inputs_tensor, mask)
         return model_kwargs
 
-    def can_generate(self) -> bool:
-        return True
-
     def encode(self, input_ids: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
         """Return the encoder's outputs for sources (B, S), for `forward` and `generate`.
 
@@ -138,8 +134,8 @@ class ORTModelForGeneration(GenerationMixin, ORTModel):
         )
         loop_only = {name for name in LOOP_ONLY if settings.get(name)}
         loop_only |= without_none(settings).keys() - fields.keys()
-        if loop_only or ids is None or not isinstance(self.runtime, Runtime):
-            reason = sorted(loop_only) or "graphs of another exporter"
+        if loop_only or ids is None:
+            reason = sorted(loop_only) or "no tokens"
             raise ValueError(f"{reason} need the loop of transformers, expected tensors (B, S)")
         check_applied(settings, is_sampling=False)
         if not self.config.is_encoder_decoder:
@@ -196,7 +192,6 @@ class ORTModelForCausalLM(
     ORTModelForGeneration,
     output_class=outputs.CausalLMOutputWithPast,
     tasks=[heads.GENERATE],
-    forms=DECODER_FORMS,
 ):
     """An `ORTModel` of a decoder-only language model."""
 
@@ -242,7 +237,6 @@ class ORTModelForSeq2SeqLM(
     ORTModelForGeneration,
     output_class=outputs.Seq2SeqLMOutput,
     tasks=[heads.GENERATE_TARGETS],
-    forms=SEQ2SEQ_FORMS,
 ):
     """An `ORTModel` of an encoder and a decoder that generates text from a source."""
 

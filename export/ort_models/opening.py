@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
@@ -21,7 +21,7 @@ from ..errors import UsageError
 from ..exporting.export import export
 from ..inference.export_info import MANIFEST
 from ..runtime import Runtime
-from .foreign import DEVICES, ForeignRuntime, Form, find_graphs
+from .encoder_graph import DEVICES, EncoderGraph, find_graph
 from .saving import COMPANION_FILES, companion_files, copy_files, read_json
 
 logger = logging.get_logger(__name__)
@@ -29,7 +29,7 @@ logger = logging.get_logger(__name__)
 HUB_OPTIONS = {"revision", "token", "cache_dir", "local_files_only", "force_download"}
 CHECKPOINT_OPTIONS = {*HUB_OPTIONS, "trust_remote_code"}
 # options without effect, and the value that gives no warning
-IGNORED = {"use_cache": True, "provider_options": None}
+IGNORED = {"use_cache": True, "use_merged": True, "provider_options": None}
 OPTIONS = {*CHECKPOINT_OPTIONS, *IGNORED, "provider", "providers"}
 OPTIONS |= {"session_options", "use_io_binding", "dtype"}
 PROVIDERS = {**DEVICES, "AzureExecutionProvider": "cpu"}  # device of each provider
@@ -77,7 +77,7 @@ def find_threads(session_options: Any) -> int | None:
 
 
 def local_directory(
-    model_id: str | os.PathLike, subfolder: str, forms: Sequence[Form], options: Mapping[str, Any]
+    model_id: str | os.PathLike, subfolder: str, graph: str | None, options: Mapping[str, Any]
 ) -> Path:
     """Return the directory `model_id`, or the folder of the Hub repository, see `download`.
 
@@ -85,17 +85,17 @@ def local_directory(
     """
     hub = {name: options[name] for name in HUB_OPTIONS & options.keys()}
     is_local = Path(model_id).is_dir()
-    root = Path(model_id) if is_local else download(str(model_id), subfolder, forms, hub)
+    root = Path(model_id) if is_local else download(str(model_id), subfolder, graph, hub)
     if not (root / subfolder).is_dir():
         raise FileNotFoundError(f"{root} has no folder {subfolder!r}, expected one with the model")
     return root.resolve()
 
 
-def download(model_id: str, subfolder: str, forms: Sequence[Form], hub: Mapping[str, Any]) -> Path:
-    """Download an export, or companion files and the graphs of a form, and return the folder.
+def download(model_id: str, subfolder: str, graph: str | None, hub: Mapping[str, Any]) -> Path:
+    """Download an export, or companion files and the graph of that name, and return the folder.
 
-    It is the first of `forms` that the repository has. If it has none, all graphs are downloaded.
-    Raises OSError, as transformers does.
+    If the repository does not have the graph, all graphs are downloaded. Raises OSError, as
+    transformers does.
     """
     if not subfolder:  # a subfolder may have the only config.json
         cached_file(model_id, CONFIG_NAME, **hub)  # with transformers' errors
@@ -109,13 +109,10 @@ def download(model_id: str, subfolder: str, forms: Sequence[Form], hub: Mapping[
         prefix = directory.relative_to(root)
         return Path(get(allow_patterns=[(prefix / name).as_posix() for name in files]))
     folder = f"{subfolder}/" if subfolder else ""
-    for form in forms:
-        files = {*form.values()}
-        get(allow_patterns=[f"{folder}{path}{file}*" for path in ("", "*/") for file in files])
-        if files <= {path.name for path in (root / subfolder).rglob("*.onnx")}:
-            return root
-    if forms:
-        get(allow_patterns=f"{folder}*.onnx*")
+    if graph is not None:
+        get(allow_patterns=[f"{folder}{path}{graph}*" for path in ("", "*/")])
+        if not any((root / subfolder).rglob(graph)):
+            get(allow_patterns=f"{folder}*.onnx*")
     return root
 
 
@@ -179,22 +176,27 @@ def find_runtime(
     root: Path,
     folder: Path,
     file_name: str | None,
-    forms: Sequence[Form],
     config: PreTrainedConfig | None,
     options: Mapping[str, Any],
+    is_generator: bool,
 ) -> tuple[Callable[..., Any], PreTrainedConfig | None]:
     """Return a function of device and threads that opens the graphs in `folder`, and the config.
 
-    By default, the config is that of graphs of another exporter, and `None` for an export. `folder`
-    is `root` or a subfolder of it. See `find_graphs` for the other arguments and errors.
+    By default, the config is that of an encoder without a manifest, and `None` for an export.
+    `folder` is `root` or a subfolder of it. See `find_graph` for `file_name` and errors. Raises
+    ValueError if `is_generator` is True and there is no manifest.
     """
     directory = config_directory(root, folder)
     files = read_json(directory / MANIFEST).get("files", {})
     if any((directory / name).is_relative_to(folder) for name in files):  # not beside an export
         return partial(Runtime, directory, dtype=find_dtype(directory, file_name)), config
-    graphs = find_graphs(folder, forms, file_name)
+    if is_generator:
+        names = sorted(path.name for path in folder.rglob("*.onnx"))
+        expected = "an export or a checkpoint: pass export=True to export the weights beside them"
+        raise ValueError(f"{folder} has {names} of another exporter, expected {expected}")
+    path = find_graph(folder, file_name)
     config = config or resolve_config(directory, options)
-    return partial(ForeignRuntime, directory, graphs, config.to_dict()), config
+    return partial(EncoderGraph, directory, path, config.to_dict()), config
 
 
 def resolve_config(config: Any, options: Mapping[str, Any]) -> PreTrainedConfig:

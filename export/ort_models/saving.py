@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..exporting.repository_files import write_json
-from ..inference.export_info import MANIFEST, ExportInfo, is_rewritable, json_object, sha256
+from ..inference.export_info import MANIFEST, ExportInfo, is_rewritable
+from ..shared.files import json_object, sha256, write_json
 
 # configs and their code, tokenizers and modules of sentence-transformers, beside weights or graphs
 COMPANION_FILES = ("*.json", "*.py", "*.txt", "*.jinja", "*.model", "*.spm", "*.bpe", "[0-9]_*/*")

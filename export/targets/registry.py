@@ -1,9 +1,9 @@
 """The registry of targets."""
 
 from ..errors import did_you_mean
-from .cpu import Cpu
-from .cuda import Cuda
-from .portable import Portable
+from .cpu import CPU
+from .cuda import CUDA
+from .portable import PORTABLE
 from .target import Target
 
 _TARGETS: dict[str, Target] = {}
@@ -55,6 +55,6 @@ def known_targets() -> str:
     return "; ".join(f"{target.name} with {', '.join(target.dtypes)}" for target in targets())
 
 
-register(Portable())
-register(Cpu())
-register(Cuda())
+register(PORTABLE)
+register(CPU)
+register(CUDA)

@@ -11,7 +11,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import torch
 from command_line import COMMAND, read_error
 from messages import check_message
 
@@ -24,7 +23,6 @@ from vanilla_transformer_export.cli.verbs import generation_options
 from vanilla_transformer_export.targets.registry import targets
 
 ROOT = Path(__file__).parents[2]
-STATE_DICT = "state_dict.pt"  # placeholder in arguments for a file that the test writes
 
 
 # ----------------------------------------------------------------------------------- help and usage
@@ -188,16 +186,12 @@ def test_usage_error_exits_with_2_and_a_reason(arguments, seen, expected, capsys
         (["attention", "a", "b", "--output", "c", "--kind", "cros"], "cros", "cross"),
         (["generate", "a", "--set", "num_beam=2"], "num_beam", "num_beams"),
         (["train", "trec", "--output", "a", "--set", "model.dropuot=0"], "dropuot", "dropout"),
-        (["convert", STATE_DICT, "a", "--set", "norm_frist=true"], "norm_frist", "norm_first"),
     ],
     ids=lambda value: " ".join(value[-2:]).rpartition("/")[2] if isinstance(value, list) else "",
 )
 def test_misspelled_name_is_usage_error_with_suggestion(
-    arguments, seen, expected, capsys, tmp_path, tmp_path_factory, monkeypatch
+    arguments, seen, expected, capsys, tmp_path, monkeypatch
 ):
-    state_dict = tmp_path_factory.mktemp("torch") / STATE_DICT
-    torch.save({"layers.0.linear1.weight": torch.ones(2, 2)}, state_dict)
-    arguments = [str(state_dict) if argument == STATE_DICT else argument for argument in arguments]
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as caught:
         main(arguments)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import vanilla_transformer
 from vanilla_transformer.conversion import convert
 from vanilla_transformer.conversion.converter import get_converter
-from vanilla_transformer.conversion.planning import common_fields, read_known_config
+from vanilla_transformer.conversion.plan_parts import common_fields, read_known_config
 
 NAMES = pytest.mark.parametrize("name", HUB_ENCODERS)
 SMALL = {"hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 4, "vocab_size": 64}

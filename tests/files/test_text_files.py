@@ -22,6 +22,7 @@ from vanilla_transformer_export.files import text_lines as export_lines
 SEPARATORS = "\x0b \x0c \x1c \x85 \u2028 \u2029 \r"  # line boundaries of `str.splitlines`
 
 
+READERS = (read_lines, export_lines.read_lines)  # of training, and of files to run
 PACKED = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 
 
@@ -131,11 +132,13 @@ def test_damage_after_the_first_stream_is_an_error(tmp_path, suffix):
     path = tmp_path / f"a{suffix}"
     first, second = (PACKED[suffix](text) for text in (b"one\ntw", b"o\nthree\n"))
     path.write_bytes(first + second)
-    assert [*export_lines.read_lines(path)] == ["one", "two", "three"]
-    for rest in (b"X" + second[1:], second[:-1], second[:3], b"notes", second + b"X"):
-        path.write_bytes(first + rest)
-        with raises(ValueError, seen=f"a{suffix}"):
-            [*export_lines.read_lines(path)]
+    for read in READERS:
+        path.write_bytes(first + second)
+        assert [*read(path)] == ["one", "two", "three"]
+        for rest in (b"X" + second[1:], second[:-1], second[:3], b"notes", second + b"X"):
+            path.write_bytes(first + rest)
+            with raises(ValueError, seen=f"a{suffix}"):
+                [*read(path)]
 
 
 def test_zeros_between_streams_of_xz_are_padding(tmp_path):
@@ -144,7 +147,8 @@ def test_zeros_between_streams_of_xz_are_padding(tmp_path):
     path = tmp_path / "a.xz"
     for zeros in (4, 8, 2**17):
         path.write_bytes(first + bytes(zeros) + second + bytes(zeros))
-        assert [*export_lines.read_lines(path)] == ["one", "two"]
+        for read in READERS:
+            assert [*read(path)] == ["one", "two"]
     for content in (
         first + bytes(3) + second,
         first + bytes(5),
@@ -152,8 +156,9 @@ def test_zeros_between_streams_of_xz_are_padding(tmp_path):
         first + bytes(4) + b"X",
     ):
         path.write_bytes(content)
-        with raises(ValueError, seen="a.xz"):
-            [*export_lines.read_lines(path)]
+        for read in READERS:
+            with raises(ValueError, seen="a.xz"):
+                [*read(path)]
 
 
 def test_large_compressed_files_of_many_streams_are_read(tmp_path):

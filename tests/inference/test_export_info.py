@@ -133,7 +133,7 @@ def test_invalid_manifest_field_error_names_seen_and_expected_value(export, fact
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
 @pytest.mark.parametrize(
     "text, expected",
-    [("{", "is not JSON"), ("[1]", "is a list, expected"), ("[" * 100_000, "is not JSON")],
+    [("{", "is not JSON"), ("[1]", "holds [1], expected"), ("[" * 100_000, "is not JSON")],
 )
 def test_config_that_is_not_json_object_error_names_file(export, name, text, expected):
     (export / name).write_text(text)

@@ -11,6 +11,7 @@ import huggingface_hub
 import pytest
 import torch
 from checkpoints import CHECKPOINTS, SIZES, build, copy_folder, edit_json, perturbed, toy_corpus
+from command_line import read_error
 from huggingface_hub.errors import LocalEntryNotFoundError
 from messages import check_message, raises
 from models import AUTO_CLASSES
@@ -662,6 +663,14 @@ def test_folder_of_an_adapter_says_how_to_merge_it(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     with raises(FileNotFoundError, seen=(tmp_path, "adapter"), expected="merge_and_unload"):
         load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("verb", ["convert", "info", "export"])
+def test_directory_that_marian_wrote_names_its_converter(tmp_path, verb):
+    for name in ("model.npz", "decoder.yml", "opus.vocab.yml", "source.spm", "target.spm"):
+        (tmp_path / name).write_text("")
+    message = read_error(verb, tmp_path, *([] if verb == "info" else [tmp_path.parent / "out"]))
+    check_message(message, seen=(tmp_path, "Marian"), expected="convert_marian_to_pytorch")
 
 
 def test_a_million_labels_are_rejected_at_once(checkpoint):

@@ -7,7 +7,6 @@ from checkpoints import copy_folder, edit_json, perturbed, seal
 from families import assert_exact, converted, random_config, random_model
 from messages import raises
 from models import build
-from torch import nn
 
 from vanilla_transformer import (
     VanillaDecoderConfig,
@@ -17,7 +16,7 @@ from vanilla_transformer import (
     VanillaSeq2SeqConfig,
     VanillaSeq2SeqModel,
 )
-from vanilla_transformer.conversion import convert, from_torch
+from vanilla_transformer.conversion import convert
 from vanilla_transformer_export import Runtime, export
 
 MODELS = [
@@ -187,25 +186,6 @@ def test_padding_does_not_count_toward_max_position_embeddings():
     assert model(torch.tensor([[5] * 6 + [0] * 4])).last_hidden_state.isfinite().all()
     with raises(ValueError, seen=(6, "max_position_embeddings")):
         model(torch.tensor([[5] * 7]))
-
-
-def test_from_torch_reads_position_table_with_padding_row_first():
-    module = nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(8, 2, 12, batch_first=True), 1, enable_nested_tensor=False
-    )
-    tables = dict(embed_tokens=torch.randn(20, 8), embed_positions=torch.randn(7, 8))
-    fields = dict(position_ids_from="ids", scale_embedding=False)
-    model = from_torch(module.state_dict(), num_attention_heads=2, embeddings=tables, **fields)
-    assert model.config.max_position_embeddings == 6
-    ids = torch.tensor([[0, 0, 5, 6], [7, 8, 9, 0]])
-    states = (
-        tables["embed_tokens"][ids]
-        + tables["embed_positions"][torch.tensor([[0, 0, 1, 2], [1, 2, 3, 0]])]
-    )
-    with torch.no_grad():
-        torch.testing.assert_close(
-            model(ids).last_hidden_state, module.eval()(states), atol=1e-5, rtol=1e-5
-        )
 
 
 # ----------------------------------------------------------------------------------- configurations

@@ -57,38 +57,3 @@ def test_exports_and_checkpoints_are_downloaded_and_pushed(saved, tmp_path):
         assert process.returncode == 0, process.stderr
         assert "someone/nothing is not a local folder and is not a valid model" in process.stdout
         assert "manifest.json" in hub.files("someone/pushed")
-
-
-DOWNLOADS = """
-import sys
-from vanilla_transformer_export.ort_models.foreign import SEQ2SEQ_FORMS, matching_forms
-from vanilla_transformer_export.ort_models.opening import download
-for name in (None, "decoder_model.onnx", "other.onnx"):
-    forms, cache = matching_forms(SEQ2SEQ_FORMS, name), {"cache_dir": f"{sys.argv[1]}/{name}"}
-    root = download("someone/generator", "", forms, cache)
-    print(*sorted(path.name for path in root.iterdir()))
-"""
-
-
-@pytest.mark.slow
-def test_decoders_that_are_not_opened_are_not_downloaded(tmp_path):
-    """All graphs are downloaded for a name that is not there, so that the error lists them."""
-    config = ["config.json", "configuration_other.py"]
-    decoder, merged, encoder = (
-        "decoder_model.onnx",
-        "decoder_model_merged.onnx",
-        "encoder_model.onnx",
-    )
-    repository = tmp_path / "generator"
-    repository.mkdir()
-    for name in (*config, decoder, merged, encoder):
-        (repository / name).write_text("{}")
-    with running() as hub:
-        hub.add("someone/generator", repository)
-        process = hub.run(tmp_path, "-c", DOWNLOADS, str(tmp_path / "caches"))
-    assert process.returncode == 0, process.stderr
-    assert [line.split() for line in process.stdout.splitlines()] == [
-        [*config, merged, encoder],
-        [*config, decoder, encoder],
-        [*config, decoder, merged, encoder],
-    ]

@@ -99,6 +99,14 @@ def test_convert_bert_matches_source_and_is_reproducible(tmp_path, monkeypatch, 
     ).read_bytes()
 
 
+@pytest.mark.parametrize("flags", [(), ("--norm-first",)])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_convert_torch_transformer_matches_torch(flags, capsys):
+    run_script("examples/convert_torch_transformer.py", *flags)
+    printed = capsys.readouterr().out
+    assert float(re.search(r"last hidden states: (\S+)", printed)[1]) < 1e-5
+
+
 def test_generate_without_torch_uses_existing_export(tmp_path, monkeypatch, capsys):
     """The export exists already: torch is imported in this process, so an import by the example
     would not be noticed."""

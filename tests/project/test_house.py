@@ -5,6 +5,7 @@ import ast
 import importlib
 import json
 import tomllib
+from dataclasses import replace
 from graphlib import TopologicalSorter
 from importlib.util import resolve_name
 from pathlib import Path
@@ -23,7 +24,7 @@ from vanilla_transformer_export import Runtime, export, verify
 from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.targets import registry
-from vanilla_transformer_export.targets.portable import Portable
+from vanilla_transformer_export.targets.portable import PORTABLE
 from vanilla_transformer_export.targets.portable.rows import PortableRows, PortableRowsFactory
 
 ROOT = Path(vanilla_transformer_export.__file__).resolve().parent
@@ -44,7 +45,7 @@ ORT_MODELS = {  # transformers' model classes over exports
     for name in (
         "base",
         "decoder_cache",
-        "foreign",
+        "encoder_graph",
         "generation",
         "opening",
         "pipelines",
@@ -97,20 +98,6 @@ LAZY_IMPORTERS = {
 # -------------------------------------------------------------------------------------- the targets
 
 
-class Throwaway:
-    """A target with the graphs of portable, another opset, and a decoder of one token per step."""
-
-    name = "throwaway"
-    help = "for this test"
-    opsets = (20,)
-
-    def __getattr__(self, name):
-        return getattr(Portable(), name)
-
-    def open(self, export):
-        return OneByOneFactory(PortableRowsFactory(export))
-
-
 class OneByOneFactory:
     supports_empty_prompts = True
 
@@ -142,9 +129,18 @@ class OneByOneRows:
         return self.rows.step(tokens)
 
 
+THROWAWAY = replace(
+    PORTABLE,
+    name="throwaway",
+    help="for this test",
+    opsets=(20,),
+    open=lambda export: OneByOneFactory(PortableRowsFactory(export)),
+)
+
+
 @pytest.fixture
 def throwaway():
-    registry.register(Throwaway())
+    registry.register(THROWAWAY)
     yield
     registry.unregister("throwaway")
 
@@ -212,14 +208,14 @@ def test_evaluate_supports_registered_target(throwaway, tmp_path, capsys):
 
 def test_duplicate_and_unknown_targets_raise(throwaway, exported, tmp_path):
     with raises(ValueError, seen="throwaway"):
-        registry.register(Throwaway())
+        registry.register(THROWAWAY)
     with raises(UsageError, seen="portabel", expected="portable"):
         export(exported("encoder").checkpoint, tmp_path / "out", target="portabel")
     assert not (tmp_path / "out").exists()
 
 
 def test_export_for_unregistered_target_error_names_target(exported, tmp_path):
-    registry.register(Throwaway())
+    registry.register(THROWAWAY)
     export(exported("encoder").checkpoint, tmp_path / "out", target="throwaway", cases=1)
     registry.unregister("throwaway")
     with raises(ValueError, seen="throwaway"):

@@ -3,6 +3,7 @@
 import copy
 import json
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -23,7 +24,8 @@ from vanilla_transformer_export.exporting.export import DiffersFromTorch
 from vanilla_transformer_export.graphs import quantization
 from vanilla_transformer_export.graphs.precisions import WEIGHT_ONLY
 from vanilla_transformer_export.inference import devices
-from vanilla_transformer_export.targets.cuda import Cuda
+from vanilla_transformer_export.targets import registry
+from vanilla_transformer_export.targets.cuda import CUDA
 from vanilla_transformer_export.targets.cuda.overflow import overflow
 from vanilla_transformer_export.targets.registry import get_target
 
@@ -361,12 +363,12 @@ def test_only_dtypes_that_can_be_compared_are_tried(strong_t5, monkeypatch, tmp_
     monkeypatch.setattr("vanilla_transformer_export.exporting.export.compare_with_torch", compare)
     for has_gpu, expected in ((False, ["fp16", "fp32"]), (True, ["fp16", "bf16", "fp32"])):
 
-        def device(self, activations, has_gpu=has_gpu):
+        def device(activations, has_gpu=has_gpu):
             if activations == "bf16" and not has_gpu:
                 raise OSError("no GPU")
             return "cpu"
 
-        monkeypatch.setattr(Cuda, "parity_device", device)
+        monkeypatch.setitem(registry._TARGETS, "cuda", replace(CUDA, parity_device=device))
         tried.clear()
         with pytest.raises(ValueError, match="a difference"), warnings.catch_warnings():
             warnings.simplefilter("ignore")

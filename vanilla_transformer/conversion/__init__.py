@@ -4,9 +4,6 @@
                       converts back
     converted         the same, in a temporary directory
     plan_conversion   the same, checked but not written; its text is the mapping of the tensors
-    from_torch        state dicts of torch.nn.TransformerEncoder, TransformerDecoder and
-                      Transformer -> ours
-    convert_torch     the same from file to checkpoint
 
 Differences of layout are removed by permuting, slicing or joining weights. What a config cannot
 represent is an error that names the field, before anything is written. A family is a line in
@@ -15,21 +12,15 @@ represent is an error that names the field, before anything is written. A family
 
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-import torch
 from transformers.utils import logging
 
-from ..checkpoint import limit_generation
 from ..converted import converted
-from ..errors import UsageError
 from ..files import new_directory
 from .conversion_plan import ConversionPlan
 from .planning import plan_conversion
 from .registry import FAMILIES, Family
-from .tensors import TensorFiles
-from .torch_nn import check_fields, check_state_dict, from_torch
 
 logger = logging.get_logger(__name__)
 
@@ -37,11 +28,8 @@ __all__ = [
     "FAMILIES",
     "ConversionPlan",
     "Family",
-    "check_fields",
     "convert",
     "converted",
-    "convert_torch",
-    "from_torch",
     "plan_conversion",
 ]
 
@@ -94,54 +82,3 @@ def log_notes(facts: dict[str, Any]) -> None:
     """
     for note in facts["notes"]:
         logger.warning(note)
-
-
-def convert_torch(
-    source: str | os.PathLike,
-    out: str | os.PathLike,
-    embeddings: str | os.PathLike | None,
-    force: bool = False,
-    **fields: Any,
-) -> dict[str, Any]:
-    """Convert the weights of a torch.nn.Transformer in the file `source`, and save the checkpoint
-    `out`.
-
-    The file `embeddings` has the token embeddings, which torch's module lacks. Both files are
-    safetensors, or pickles of tensors. `fields` are config fields, such as `norm_first`, and
-    `num_attention_heads`, which is required. `force` replaces `out` if we wrote it. Returns a
-    summary with the keys out, architecture and parameters.
-
-    Raises:
-        UsageError: without `num_attention_heads` or `embeddings`, and for a field that no config
-            has.
-        FileExistsError: if `out` exists and may not be replaced.
-        FileNotFoundError: if there is no file `source` or `embeddings`.
-        ValueError: for unknown, missing or misshapen tensors, and pickles that hold more than
-            tensors.
-    """
-    if Path(source).is_file():
-        check_state_dict(Path(source))
-    if "num_attention_heads" not in fields:
-        raise UsageError(
-            f"num_attention_heads must be given, a state dict does not hold it; got "
-            f"{sorted(fields)}"
-        )
-    if embeddings is None:
-        raise UsageError(
-            "embeddings must be given, a file with embed_tokens: a state dict does not hold them"
-        )
-    with new_directory(out, force, [source, embeddings]) as directory:
-        model = from_torch(read_tensors(source), embeddings=read_tensors(embeddings), **fields)
-        if model.can_generate():
-            limit_generation(model.generation_config, model.config)
-        model.save_pretrained(directory)
-    return {
-        "out": str(out),
-        "architecture": type(model).__name__,
-        "parameters": model.num_parameters(),
-    }
-
-
-def read_tensors(file: str | os.PathLike) -> dict[str, torch.Tensor]:
-    tensors = TensorFiles(file)
-    return {name: tensors.read(name) for name in tensors.shapes}

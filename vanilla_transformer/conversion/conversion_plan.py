@@ -1,6 +1,5 @@
 """A conversion, checked before anything is written."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from transformers.dynamic_module_utils import custom_object_save
 from ..checkpoint import Shapes, learned_positions
 from ..checkpoint_files import read_json
 from ..companions import Companions
-from ..files import IMAGE_PROCESSOR, new_directory
+from ..files import IMAGE_PROCESSOR, write_json
 from ..pipelines import carry_translation
 from .tensors import TensorFiles, write_safetensors
 from .tokenizers import FoundTokenizer
@@ -40,7 +39,7 @@ class TensorStep:
 
 @dataclass
 class ConversionPlan:
-    """The plan of a conversion: the checkpoint that `write` will write.
+    """The plan of a conversion: the checkpoint that `save` will write.
 
     `model` has its parameters on the meta device, without values.
 
@@ -145,21 +144,6 @@ class ConversionPlan:
         """Notes for users about the conversion and the tokenizer."""
         return [*self.remarks, *(self.tokenizer.notes if self.tokenizer is not None else [])]
 
-    def write(self, out: str | os.PathLike, force: bool = False) -> dict[str, Any]:
-        """Write the checkpoint directory `out`, and return the summary of the conversion.
-
-        It has the keys out, architecture, tensors, parameters, left_out, tokenizer, notes and
-        modules.
-
-        Raises:
-            FileExistsError: if `out` exists and is not empty. With `force` it is replaced if it
-                holds only a checkpoint, an export or a Triton model that this package wrote.
-            OSError: if the disk has no room for the weights.
-        """
-        with new_directory(out, force, [self.files.path]) as directory:
-            self.save(directory)
-        return self.facts(out)
-
     def save(self, directory: Path) -> None:
         """Write the checkpoint's files into the existing `directory`, the weights tensor by tensor.
 
@@ -235,5 +219,4 @@ def name_image_processor(path: Path, name: str | None) -> None:
         return
     content = read_json(path)
     if not content.keys() & {"image_processor_type", "feature_extractor_type"}:
-        text = json.dumps({**content, "image_processor_type": name}, indent=2, ensure_ascii=False)
-        path.write_text(text + "\n", encoding="utf-8")
+        write_json(path, {**content, "image_processor_type": name})

@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from ..checkpoint import load_tokenizer
 from ..checkpoint_files import read_json
 from ..companions import MODULE_CONFIG, Companions, read_modules
-from ..files import MODULES
+from ..files import MODULES, write_json
 from .tensors import Op
 
 MODEL_TYPES = ("llama", "qwen2", "qwen3", "mistral")  # their modules read `score_tokens`
@@ -222,9 +222,3 @@ def classifier_files(companions: Companions, directory: Path) -> Companions:
         files[TRANSFORMER_CONFIG] = write_json(directory / TRANSFORMER_CONFIG, config)
     modules = tuple(module for module in companions.modules if module.kind != LOGIT_SCORE)
     return Companions(modules, files)
-
-
-def write_json(path: Path, content: Any) -> Path:
-    """Write `content` to the file `path`, and return `path`."""
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return path

@@ -1,7 +1,6 @@
 """The state of a run: which run it belongs to, and which of its checkpoints can be resumed from."""
 
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -18,7 +17,7 @@ from transformers.utils import logging
 
 from ..checkpoint_files import for_every_version
 from ..errors import UsageError
-from ..files import keep, replace_text
+from ..files import keep, read_object, replace_text, sha256
 from .data import split_files
 from .names import flat
 from .recipe import Recipe
@@ -117,11 +116,6 @@ def hashes(checkpoint: Path) -> dict[str, str]:
     }
 
 
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def numbered_checkpoints(state: Path) -> list[Path]:
     """Return the paths in the directory `state` that are named as `Trainer` names checkpoints."""
     return [
@@ -142,13 +136,8 @@ def marked_checkpoints(state: Path) -> list[Path]:
 def read_hashes(checkpoint: Path) -> dict[str, str]:
     """Return {file name: sha256} as recorded in a checkpoint; empty if it was cut short or its
     record damaged."""
-    try:
-        noted = json.loads((checkpoint / FILES).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError, RecursionError):
-        return {}
-    return (
-        noted if isinstance(noted, dict) and all(Path(name).name == name for name in noted) else {}
-    )
+    noted = read_object(checkpoint / FILES)
+    return noted if all(Path(name).name == name for name in noted) else {}
 
 
 def is_complete(checkpoint: Path) -> bool:

@@ -4,32 +4,26 @@ A file is UTF-8 unless another encoding is given. A byte order mark at its start
 or CRLF) are removed; everything else is unchanged.
 """
 
-import bz2
-import gzip
 import io
-import lzma
+import math
 import re
 import reprlib
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..compression import decompression_errors, open_lines, without_compression
 from ..errors import UsageError
-from ..files import check_no_pointer
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-COMPRESSIONS = {".gz": ("gzip", gzip.open), ".bz2": ("bzip2", bz2.open), ".xz": ("xz", lzma.open)}
-UNREADABLE = (".zst", ".lz4", ".zip", ".7z", ".br", ".lzma", ".lzo", ".Z", ".rar", ".tar", ".tgz")
-DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 LONGEST = 1_000_000  # maximum bytes of a line in UTF-8
 PART = LONGEST + 3  # characters per read: the longest line, its end, and a byte order mark
-# maximum ratio of unpacked to compressed size; text has 3 to 10
+# maximum ratio of unpacked characters to compressed bytes; text has 3 to 10
 MAX_EXPANSION = 100
-ALWAYS_READ = 1 << 24  # unpacked bytes that are always accepted
+ALWAYS_READ = 1 << 24  # unpacked characters that are always accepted
 NO_TEXT = re.compile("[\udc80-\udcff]")  # surrogates stand for bytes that are not text
 REPORTED = 3  # bad rows that a report describes
 
@@ -52,33 +46,25 @@ def parts(path: str | Path, encoding: str, how: str) -> Iterator[str]:
         raise UsageError(
             f"encoding is {encoding!r}, expected one that Python knows, such as UTF-8"
         ) from None
-    check_no_pointer(path)
-    suffix = Path(path).suffix
-    if suffix in UNREADABLE:
-        raise ValueError(
-            f"{path} is a {suffix} file, expected plain text, {', '.join(COMPRESSIONS)}"
-        )
-    compression, decompress = COMPRESSIONS.get(suffix, (None, None))
+    path, size = Path(path), 0
     with (
-        open(path, "rb") as stored,
-        stored if decompress is None else decompress(stored) as content,
+        open_lines(path) as content,
         io.TextIOWrapper(content, encoding, "surrogateescape", "\n") as file,
+        decompression_errors(str(path)),
     ):
+        is_packed = without_compression(path.name) != path.name
+        limit = max(ALWAYS_READ, MAX_EXPANSION * path.stat().st_size) if is_packed else math.inf
         try:
             while part := getattr(file, how)(PART):
-                size = 0 if decompress is None else content.tell()
-                if size > ALWAYS_READ and size > MAX_EXPANSION * stored.tell():
+                size += len(part)
+                if size > limit:
                     raise ValueError(
-                        f"{path} unpacks to {size:,} bytes and more, expected at most "
-                        f"{MAX_EXPANSION} times its own"
+                        f"{path} unpacks to {size:,} characters and more, expected at most "
+                        f"{MAX_EXPANSION} for each of its bytes"
                     )
                 yield part
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not {encoding} text: {error}") from None
-        except (*DAMAGE, OSError) as error:  # bz2 raises an OSError without a number
-            if isinstance(error, DAMAGE) or error.errno is None:
-                raise ValueError(f"{path} is not a complete {compression} file: {error}") from None
-            raise
 
 
 def read_text(path: str | Path, encoding: str = "UTF-8") -> str:

@@ -1,11 +1,10 @@
 """Names of a recipe's keys: checks, and the nearest known name for an unknown one."""
 
-import difflib
 import reprlib
 from collections.abc import Iterable
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, did_you_mean
 
 
 def flat(tables: dict[str, Any]) -> dict[str, Any]:
@@ -27,21 +26,6 @@ def check_name(what: str, name: Any, known: Iterable[str], elsewhere: Iterable[s
     names.
     """
     if not isinstance(name, str) or name not in known:
-        raise UsageError(
-            f"unknown {what} {reprlib.repr(name)}{nearest(str(name), known, elsewhere)}"
-        )
-
-
-def did_you_mean(name: str, known: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
-    """Return a hint at the nearest name in `known`, or if none is near, at the first in
-    `elsewhere`. Return an empty string without both."""
-    near = [*difflib.get_close_matches(name, known, n=1), *elsewhere]
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def nearest(name: str, known: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
-    """Return the end of an error about an unknown `name`.
-
-    It suggests the nearest name in `known`, or if none is near, the first name in `elsewhere`.
-    Without both, it lists all `known` names."""
-    return did_you_mean(name, known, elsewhere) or f", expected one of {', '.join(sorted(known))}"
+        expected = f", expected one of {', '.join(sorted(known))}"
+        hint = did_you_mean(str(name), known, elsewhere) or expected
+        raise UsageError(f"unknown {what} {reprlib.repr(name)}{hint}")

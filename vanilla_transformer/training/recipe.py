@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, did_you_mean
 from .checks import check_together
-from .names import check_name, did_you_mean
+from .names import check_name
 from .tasks import TASKS
 from .values import check_table, key_types
 

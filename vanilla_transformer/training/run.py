@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from ..checkpoint import learned_positions, save_tokenizer
-from ..files import new_directory, output_path
+from ..files import CONFIG, new_directory, output_path, read_object, write_json
 from ..pipelines import carry_translation
 from .averaging import average_weights, load
 from .card import CARD, model_card
@@ -208,7 +208,4 @@ def save_checkpoint(
         )
         vocabulary.write_text(text, encoding="utf-8")
     if dtype == "float16":
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        (directory / "config.json").write_text(
-            json.dumps(config | {"dtype": "float32"}, indent=2) + "\n", encoding="utf-8"
-        )
+        write_json(directory / CONFIG, read_object(directory / CONFIG) | {"dtype": "float32"})

@@ -1,106 +1,89 @@
 """The cuda target: onnxruntime's own operators in half precision, with caches on the device. A
 decode step is one CUDA graph, and so is a step of beam search."""
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from ...inference.session import ATTENTION_KERNELS
-from ...specs.graph_spec import GraphSpec
-from ..target import check_activations
+from ..target import Target
 from .specs import CACHE_DTYPES, graph_specs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ...graphs.config import Config
-    from ...graphs.context import TargetGraphs
     from .rows import CudaRowsFactory, LoadedExport
 
 
-class Cuda:
-    """The cuda `Target`: graphs with onnxruntime's own operators for NVIDIA GPUs, in half
-    precision."""
+def open_rows(export: "LoadedExport") -> "CudaRowsFactory":
+    from .rows import CudaRowsFactory
 
-    name = "cuda"
-    help = "onnxruntime's own operators for NVIDIA GPUs"
-    dtypes = ("fp32", "fp16", "bf16", "int8", "int4")
-    opsets = (24,)
-    default_device = "cuda"
-    max_workers = 1  # the GPU runs one batch at a time
-    shares_weights = False
-    is_standard = False
-    integer_dtypes: tuple[str, ...] = ()
+    return CudaRowsFactory(export)
 
-    generation_step = None
 
-    def devices(self, roles: Collection[str], dtype: str) -> tuple[str, ...]:
-        return ("cpu", "cuda")
+def activations(model: "PreTrainedModel | None", dtype: str | None) -> str:
+    """Return the dtype in which graphs with weights of `dtype` compute activations.
 
-    def unsupported_fields(self, config: "Config") -> dict[str, str]:
-        return {}
+    It is the dtype itself for `"fp32"` and `"bf16"`, else `"fp16"`. If `model`, run on random
+    inputs, overflows in float16, it is `"bf16"` for integer weights and for `None`.
 
-    def activations(self, model: "PreTrainedModel | None", dtype: str | None) -> str:
-        """Return the dtype in which graphs with weights of `dtype` compute activations.
+    Raises:
+        ValueError: if `dtype` is `"fp16"` and `model` overflows in it.
+    """
+    if dtype in ("fp32", "bf16"):
+        return dtype
+    if model is None:
+        return "fp16"
+    from .overflow import FLOAT16_MAX, overflow
 
-        It is the dtype itself for `"fp32"` and `"bf16"`, else `"fp16"`. If `model`, run on random
-        inputs, overflows in float16, it is `"bf16"` for integer weights and for `None`.
+    problem = overflow(model)
+    if problem and dtype == "fp16":
+        raise ValueError(f"{problem}, and float16 holds {FLOAT16_MAX:.0f}: use --dtype bf16")
+    return "bf16" if problem else "fp16"
 
-        Raises:
-            ValueError: if `dtype` is `"fp16"` and `model` overflows in it.
-        """
-        if dtype in ("fp32", "bf16"):
-            return dtype
-        if model is None:
-            return "fp16"
-        from .overflow import FLOAT16_MAX, overflow
 
-        problem = overflow(model)
-        if problem and dtype == "fp16":
-            raise ValueError(f"{problem}, and float16 holds {FLOAT16_MAX:.0f}: use --dtype bf16")
-        return "bf16" if problem else "fp16"
+def parity_device(activations: str) -> str:
+    """Return `"cuda"` if onnxruntime can use a GPU of this machine, else `"cpu"`.
 
-    def graph_specs(
-        self, config: dict, architecture: str, dtype: str, activations: str
-    ) -> dict[str, GraphSpec]:
-        check_activations(activations, CACHE_DTYPES)
-        return graph_specs(config, architecture, activations)
+    Raises:
+        OSError: without such a GPU if `activations` is `"bf16"`, which CPUs do not compute.
+    """
+    from ...inference.devices import require
 
-    def step_role(self, config: dict, architecture: str) -> None:
-        return None
+    try:
+        require("cuda")
+    except OSError as error:
+        if activations == "bf16":
+            raise OSError(f"onnxruntime computes bf16 on a GPU only, and {error}") from None
+        return "cpu"
+    return "cuda"
 
-    def graphs(self, dtype: str) -> "TargetGraphs":
-        from .graphs import target_graphs
 
-        return target_graphs(dtype)
+def provider_options(role: str) -> dict[str, str]:
+    """Return onnxruntime options of the CUDA provider for the graph `role`.
 
-    def parity_device(self, activations: str) -> str:
-        """Return `"cuda"` if onnxruntime can use a GPU of this machine, else `"cpu"`.
+    All but the encoder run as captured CUDA graphs, without cuDNN's attention. cuDNN is
+    onnxruntime's default from compute capability 9.0 on. It plans anew for each prompt length,
+    and fails where it has no plan.
+    """
+    if role == "encoder":
+        return {"enable_cuda_graph": "0"}
+    return {"enable_cuda_graph": "1", "sdpa_kernel": str(sum(ATTENTION_KERNELS.values()))}
 
-        Raises:
-            OSError: without such a GPU if `activations` is `"bf16"`, which CPUs do not compute.
-        """
-        from ...inference.devices import require
 
-        try:
-            require("cuda")
-        except OSError as error:
-            if activations == "bf16":
-                raise OSError(f"onnxruntime computes bf16 on a GPU only, and {error}") from None
-            return "cpu"
-        return "cuda"
-
-    def provider_options(self, role: str) -> dict[str, str]:
-        """Return onnxruntime options of the CUDA provider for the graph `role`.
-
-        All but the encoder run as captured CUDA graphs, without cuDNN's attention. cuDNN is
-        onnxruntime's default from compute capability 9.0 on. It plans anew for each prompt length,
-        and fails where it has no plan.
-        """
-        if role == "encoder":
-            return {"enable_cuda_graph": "0"}
-        return {"enable_cuda_graph": "1", "sdpa_kernel": str(sum(ATTENTION_KERNELS.values()))}
-
-    def open(self, export: "LoadedExport") -> "CudaRowsFactory":
-        from .rows import CudaRowsFactory
-
-        return CudaRowsFactory(export)
+CUDA = Target(
+    "cuda",
+    __name__,
+    help="onnxruntime's own operators for NVIDIA GPUs",
+    dtypes=("fp32", "fp16", "bf16", "int8", "int4"),
+    opsets=(24,),
+    specs=lambda config, architecture, _, activations: graph_specs(
+        config, architecture, activations
+    ),
+    open=open_rows,
+    devices=lambda roles, dtype: ("cpu", "cuda"),
+    default_device="cuda",
+    computes=tuple(CACHE_DTYPES),
+    max_workers=1,  # the GPU runs one batch at a time
+    activations=activations,
+    parity_device=parity_device,
+    provider_options=provider_options,
+)

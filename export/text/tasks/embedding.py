@@ -1,13 +1,13 @@
 """Text embeddings: one vector per text from the hidden states of its tokens, as configured by the
 export's sentence-transformers files."""
 
-import json
+import io
 import re
 import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from tokenizers import Encoding, normalizers
@@ -16,6 +16,7 @@ from ...errors import UsageError, did_you_mean
 from ...heads import EMBED
 from ...inference.export_info import json_object
 from ...inference.options import as_list
+from ...shared.files import safetensors_header
 from .classification import activation, sentence_config
 from .rows import (
     Cut,
@@ -395,9 +396,7 @@ def read_safetensors(content: bytes, name: str) -> dict[str, np.ndarray]:
         ValueError: if the file is not valid, or a tensor is not of a floating point type.
     """
     try:
-        start = 8 + int.from_bytes(content[:8], "little")
-        header: dict[str, Any] = json.loads(content[8:start])
-        header.pop("__metadata__", None)
+        start, header = safetensors_header(io.BytesIO(content))
         return {key: read_tensor(content[start:], facts) for key, facts in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{name} is not a valid safetensors file: {error}") from None

@@ -81,10 +81,10 @@ def tokenizer_settings(runtime: "TextRuntime") -> TokenizerSettings:
     }
     longest = config.get("model_max_length")
     is_number = isinstance(longest, int | float) and not isinstance(longest, bool)
-    is_limit = is_number and 0 < longest < NO_LIMIT  # type: ignore[operator]
+    is_limit = is_number and 0 < longest < NO_LIMIT
     types = config.get("model_input_names", ["token_type_ids"])
     return TokenizerSettings(
-        int(longest) if is_limit else None,  # type: ignore[arg-type]
+        int(longest) if is_limit else None,
         tokens,
         (runtime.info.config.get("type_vocab_size") or 0) > 1 and "token_type_ids" in types,
         cleans_up(config, type(runtime.tokenizer.model).__name__),

@@ -1,6 +1,6 @@
 """Causal language modeling: prediction of the next token of any text."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from ...configuration_vanilla_transformer import VanillaDecoderConfig
 from ...modeling_vanilla_transformer import VanillaDecoderForCausalLM
 from ..data import BadRows, read_all_lines, read_text, split_files
 from ..values import SHARE, SPLITS, KeyType, data_keys
-from .task import Abilities, Columns, Metrics, Rows
+from .task import Abilities, Columns, Metrics, Rows, no_config_fields, text_column
 
 ABILITIES = Abilities(needs=("block_size",))
 CONFIG = VanillaDecoderConfig
@@ -31,6 +31,8 @@ EVALUATION = {}
 METRICS = ("nll", "perplexity")
 
 augment = None
+texts = text_column
+config_fields = no_config_fields
 
 
 def read(data: dict, split: str) -> Rows | None:
@@ -72,14 +74,6 @@ def training_length(text: str, data: dict) -> int:
     `data` is the [data] of the recipe, which sets the share.
     """
     return int(len(text) * (1 - data.get("validation_fraction", 0)))
-
-
-def texts(dataset: Rows) -> Iterable[str]:
-    return dataset["text"]
-
-
-def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
-    return {}
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from datasets import ClassLabel, Features, Image, Value
 from PIL import Image as Pillow
@@ -20,7 +19,7 @@ from ...modeling_vanilla_transformer import VanillaVisionForImageClassification
 from ..data import data_set
 from ..values import data_keys
 from .sequence_classification import label_fields
-from .task import Abilities, Metrics, Rows
+from .task import Abilities, Rows, accuracy, all_rows, select_columns, top_label
 
 ABILITIES = Abilities(images=True)
 CONFIG = VanillaVisionConfig
@@ -35,24 +34,17 @@ COLUMNS = ("image", "label")
 FEATURES = Features(image=Image(decode=False), label=Value("string"))
 
 augment = None
+examples = all_rows
+reduce = top_label
+metrics = accuracy
 
 
 def read(data: dict, split: str) -> Rows | None:
     splits = data_set(data)
     if split not in splits:
         return None
-    rows = splits[split]
-    columns = data.get("columns", COLUMNS)
-    for column in columns:
-        if column not in rows.column_names:
-            raise ValueError(
-                f"the data set has no column {column!r}, expected one of "
-                f"{sorted(rows.column_names)}"
-            )
-    label = rows.features[columns[1]]
-    rows = rows.select_columns(list(columns)).rename_columns(
-        dict(zip(columns, COLUMNS, strict=True))
-    )
+    rows = select_columns(splits[split], data.get("columns", COLUMNS), COLUMNS)
+    label = rows.features["label"]
     rows = rows.cast_column("image", FEATURES["image"])
     if isinstance(label, ClassLabel):
         return rows.map(lambda row: {"label": label.int2str(row["label"])}, features=FEATURES)
@@ -68,10 +60,6 @@ def processor(config: PreTrainedConfig) -> BaseImageProcessor:
     """Return a new image processor that resizes images to the `image_size` of `config`."""
     height, width = pair(config.image_size)
     return ViTImageProcessorPil(size={"height": height, "width": width})
-
-
-def examples(rows: Rows, data: dict, split: str) -> Any:
-    return rows
 
 
 def collator(processor: BaseImageProcessor, model: PreTrainedModel) -> Callable[[list[dict]], dict]:
@@ -92,17 +80,3 @@ def open_image(image: dict) -> Pillow.Image:
             return opened_image.convert("RGB")
     except (OSError, SyntaxError) as error:
         raise ValueError(f"{image['path']} is not a complete image: {error}") from None
-
-
-def reduce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return logits.argmax(dim=-1)
-
-
-def metrics(
-    processor: BaseImageProcessor, config: PreTrainedConfig, evaluation: dict, rows: Rows
-) -> Metrics:
-    def accuracy(prediction: tuple) -> dict[str, Any]:
-        predictions, labels = prediction
-        return {"accuracy": np.mean(predictions == labels)}
-
-    return accuracy

@@ -1,6 +1,6 @@
 """Masked language modeling: prediction of masked words (Devlin et al. 2019), one text a line."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -19,7 +19,7 @@ from ...modeling_vanilla_transformer import VanillaEncoderForMaskedLM
 from ..data import SOURCES, BadRows, read_columns
 from ..values import KeyType, data_keys
 from . import causal_lm, sequence_classification
-from .task import Abilities, Columns, Metrics, Rows
+from .task import Abilities, Columns, Metrics, Rows, no_config_fields, text_column
 
 ABILITIES = Abilities(sparse_labels=True)
 CONFIG = VanillaEncoderConfig
@@ -38,6 +38,8 @@ RANDOM_SHARE = 0.1  # share of the tokens of masked words that become a random t
 UNCHANGED_SHARE = 0.1  # share of the tokens of masked words
 
 reduce = causal_lm.reduce
+texts = text_column
+config_fields = no_config_fields
 
 
 def read(data: dict, split: str) -> Rows | None:
@@ -45,14 +47,6 @@ def read(data: dict, split: str) -> Rows | None:
         return read_columns(data, split, ("text",))
     rows = sequence_classification.read(data, split)
     return rows and rows.select_columns("text")
-
-
-def texts(dataset: Rows) -> Iterable[str]:
-    return dataset["text"]
-
-
-def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
-    return {}
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:

@@ -19,7 +19,7 @@ from ...modeling_vanilla_transformer import VanillaEncoderForPreTraining
 from ..data import BadRows, read_all_lines, split_files
 from ..values import SPLITS, data_keys
 from . import masked_lm
-from .task import Abilities, Columns, Metrics, Rows
+from .task import Abilities, Columns, Metrics, Rows, all_rows
 
 ABILITIES = Abilities(label_smoothing=False, sparse_labels=True)
 CONFIG = VanillaEncoderConfig
@@ -30,6 +30,7 @@ DATA = data_keys("directory", *SPLITS, "encoding", "max_length", "skip_bad_rows"
 EVALUATION = {}
 METRICS = ("nll", "next_sentence_accuracy")
 FOLLOWS, DOES_NOT = 0, 1
+examples = all_rows
 
 
 def read(data: dict, split: str) -> Rows | None:
@@ -109,10 +110,6 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
         "labels": masked_lm.word_numbers(encoded),
         "next_sentence_label": columns["next_sentence_label"],
     }
-
-
-def examples(rows: Rows, data: dict, split: str) -> Any:
-    return rows
 
 
 augment = masked_lm.augment

@@ -25,7 +25,7 @@ from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForQuestionAnswering
 from ..data import SOURCES, BadRows, read_columns, read_text, split_files, valid_positions
 from ..values import COUNTED, SPLITS, KeyType, data_keys
-from .task import Abilities, Columns, Metrics, Rows
+from .task import Abilities, Columns, Metrics, Rows, no_config_fields
 
 ABILITIES = Abilities(label_smoothing=False)
 CONFIG = VanillaEncoderConfig
@@ -40,6 +40,7 @@ NAMES = ("id", "question", "context", "answers")
 SCORED = ("id", "context", "answers", "offsets")
 
 augment = None
+config_fields = no_config_fields
 
 
 def read(data: dict, split: str) -> Rows | None:
@@ -117,10 +118,6 @@ def fault(row: dict) -> str | None:
 
 def texts(dataset: Rows) -> Iterable[str]:
     return chain(dict.fromkeys(dataset["context"]), dataset["question"])
-
-
-def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
-    return {}
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:

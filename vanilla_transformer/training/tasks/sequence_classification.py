@@ -7,11 +7,10 @@ import random
 import re
 import reprlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerFast
@@ -22,7 +21,7 @@ from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForSequenceClassification
 from ..data import BadRows, read_all_lines, shorten, split_files, split_key
 from ..values import NOT_EMPTY, SPLITS, KeyType, at_least, data_keys
-from .task import Abilities, Columns, Metrics, Rows
+from .task import Abilities, Columns, Rows, accuracy, all_rows, text_column, top_label
 
 ABILITIES = Abilities(bpe_dropout=True, row_labels=True)
 CONFIG = VanillaEncoderConfig
@@ -41,6 +40,10 @@ EVALUATION = {}
 METRICS = ("accuracy",)
 
 augment = None
+texts = text_column
+examples = all_rows
+reduce = top_label
+metrics = accuracy
 logger = logging.get_logger(__name__)
 
 
@@ -102,10 +105,6 @@ def unlabelled(line: str, names: list[str] | None = None) -> str | None:
     return None
 
 
-def texts(dataset: Rows) -> Iterable[str]:
-    return dataset["text"]
-
-
 def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
     if names := data.get("label_names"):
         return label_mappings(names)
@@ -159,10 +158,6 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     }
 
 
-def examples(rows: Rows, data: dict, split: str) -> Any:
-    return rows
-
-
 def collator(
     tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel
 ) -> Callable[[list[dict]], dict]:
@@ -178,17 +173,3 @@ def collator(
         )
 
     return collate
-
-
-def reduce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return logits.argmax(dim=-1)
-
-
-def metrics(
-    tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows
-) -> Metrics:
-    def accuracy(prediction: tuple) -> dict[str, Any]:
-        predictions, labels = prediction
-        return {"accuracy": np.mean(predictions == labels)}
-
-    return accuracy

@@ -1,10 +1,11 @@
-"""The protocol of a task: the attributes and functions of its module."""
+"""The protocol of a task, which its module implements, and functions that several modules have."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -117,3 +118,43 @@ class Task(Protocol):
         `Trainer` calls it with what `reduce` kept of the logits, or the generated tokens, and with
         the labels. `evaluation` is the [evaluation] of the recipe.
         """
+
+
+# -------------------------------------------------------------------- functions of several tasks
+
+
+def text_column(dataset: Rows) -> Iterable[str]:
+    """Return the texts of rows with one text."""
+    return dataset["text"]
+
+
+def no_config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
+    """Return no fields, for a task whose text determines none."""
+    return {}
+
+
+def all_rows(rows: Rows, data: dict, split: str) -> Rows:
+    """Return the encoded rows as they are."""
+    return rows
+
+
+def top_label(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the number of the label with the largest logit."""
+    return logits.argmax(dim=-1)
+
+
+def accuracy(tokenizer: Any, config: PreTrainedConfig, evaluation: dict, rows: Rows) -> Metrics:
+    """Return the function for the accuracy of a task with one label for each row."""
+    return lambda prediction: {"accuracy": np.mean(prediction[0] == prediction[1])}
+
+
+def select_columns(rows: Dataset, columns: Sequence[str], names: Iterable[str]) -> Dataset:
+    """Return only the `columns` of a data set, with the new `names`. Raises ValueError for a column
+    that it does not have."""
+    for column in columns:
+        if column not in rows.column_names:
+            raise ValueError(
+                f"the data set has no column {column!r}, expected one of "
+                f"{sorted(rows.column_names)}"
+            )
+    return rows.select_columns(list(columns)).rename_columns(dict(zip(columns, names, strict=True)))

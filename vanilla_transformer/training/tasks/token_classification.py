@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from datasets import ClassLabel, Dataset, Features, List, Value
 from transformers import (
     DataCollatorForTokenClassification,
@@ -36,7 +35,7 @@ from ..data import (
 )
 from ..values import SPLITS, data_keys
 from .sequence_classification import label_fields
-from .task import Abilities, Columns, Metrics, Rows
+from .task import Abilities, Columns, Metrics, Rows, all_rows, select_columns, top_label
 
 ABILITIES = Abilities()
 CONFIG = VanillaEncoderConfig
@@ -51,6 +50,8 @@ FEATURES = Features(words=List(Value("string")), tags=List(Value("string")))
 DOCUMENT = "-DOCSTART-"  # a line in CoNLL's files that starts another text
 
 augment = None
+examples = all_rows
+reduce = top_label
 
 
 def read(data: dict, split: str) -> Rows | None:
@@ -69,20 +70,9 @@ def read(data: dict, split: str) -> Rows | None:
 
 def of_data_set(data: dict, split: str) -> Dataset | None:
     splits = data_set(data)
-    columns = data.get("columns", COLUMNS)
     if split not in splits:
         return None
-    for column in columns:
-        if column not in splits[split].column_names:
-            raise ValueError(
-                f"the data set has no column {column!r}, expected one of "
-                f"{sorted(splits[split].column_names)}"
-            )
-    rows = (
-        splits[split]
-        .select_columns(list(columns))
-        .rename_columns(dict(zip(columns, FEATURES, strict=True)))
-    )
+    rows = select_columns(splits[split], data.get("columns", COLUMNS), FEATURES)
     tag = rows.features["tags"].feature
     bad = BadRows(data, split)
     kept = valid_positions(rows, unequal, bad)
@@ -181,10 +171,6 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     return {"input_ids": encoded["input_ids"], "labels": labels}
 
 
-def examples(rows: Rows, data: dict, split: str) -> Any:
-    return rows
-
-
 def collator(
     tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel
 ) -> Callable[[list[dict]], dict]:
@@ -193,10 +179,6 @@ def collator(
     return lambda rows: pad(
         [{**row, "labels": [ids[tag] for tag in row["labels"]]} for row in rows]
     )
-
-
-def reduce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return logits.argmax(dim=-1)
 
 
 def metrics(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from transformers import (
@@ -18,7 +17,7 @@ from ..data import SOURCES, read_columns
 from ..metrics import bleu, chrf
 from ..noise import add_noise
 from ..values import PROBABILITY, SPLITS, KeyType, data_keys
-from .task import Abilities, Columns, Metrics, Rows
+from .task import Abilities, Columns, Metrics, Rows, all_rows, no_config_fields
 
 SIDES = ("source", "target")
 ABILITIES = Abilities(bpe_dropout=True, carries_pipeline=True, parallel_files=SIDES)
@@ -30,6 +29,8 @@ EVALUATION = {"bleu_tokenize": KeyType(str)}  # a tokenization of sacreBLEU, "13
 METRICS = ("bleu", "chrf")
 
 augment = None
+config_fields = no_config_fields
+examples = all_rows
 reduce = None  # the metrics take generated tokens
 
 
@@ -43,18 +44,10 @@ def texts(dataset: Rows) -> Iterable[str]:
     return chain(dataset["source"], dataset["target"])
 
 
-def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
-    return {}
-
-
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     is_plain = isinstance(tokenizer, PreTrainedTokenizerBase)  # others split both alike
     labels = tokenizer(text_target=columns["target"]) if is_plain else tokenizer(columns["target"])
     return {"input_ids": tokenizer(columns["source"])["input_ids"], "labels": labels["input_ids"]}
-
-
-def examples(rows: Rows, data: dict, split: str) -> Any:
-    return rows
 
 
 def collator(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from ..inference.lfs import check_no_pointer
+from .files import check_no_pointer
 
 
 class Compression(NamedTuple):

@@ -1,0 +1,227 @@
+"""Parts of the plans of both directions: the opened source, its config, and its other files."""
+
+import re
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from ..checkpoint import CONFIG, limit_generation
+from ..checkpoint_config import CONFIGS, build_config, read_raw_config
+from ..checkpoint_files import GENERATION_CONFIG, checkpoint_directory, read_json, readers_errors
+from ..companions import companions, omitted_files
+from ..files import MODULES
+from ..generation_settings import DEFAULT_LENGTH, drop_unused_settings, forget_default_length
+from ..linked_copies import errors_name
+from ..variants import has_weights, linked_variant
+from .architectures import (
+    MissingTensors,
+)
+from .conversion_plan import ConversionPlan
+from .converter import get_converter
+from .fields import Fields
+from .registry import ALIASES, FAMILIES
+from .rejected import check_supported
+from .tensors import TensorFiles
+from .tokenizers import find_tokenizer
+
+logger = logging.get_logger(__name__)
+
+# fields about labels and tokens, which mean the same in all configs
+SPECIAL_TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+TOKEN_FIELDS = (
+    *SPECIAL_TOKEN_IDS,
+    "sep_token_id",
+    "vocab_size",
+    "tie_word_embeddings",
+    "use_cache",
+)
+COMMON_FIELDS = ("id2label", "label2id", "problem_type", "task_specific_params")
+# the activation on the score of a cross-encoder
+COMMON_FIELDS += ("sentence_transformers", "sbert_ce_default_activation_function")
+COMMON_FIELDS += ("reranker",)  # the prompt of a cross-encoder, see `reranker`
+
+
+def plan_variant(
+    source: str | PathLike, variant: str | None, plan_as: Callable[[Path], ConversionPlan]
+) -> ConversionPlan:
+    """Return `plan_as(directory)` for the directory of `source`, downloaded if it is a Hub id.
+
+    For a `variant` such as "fp16", the directory is a temporary copy in which
+    model.fp16.safetensors is called model.safetensors.
+    """
+    directory = download(source, variant)
+    return (
+        plan_as(directory)
+        if variant is None
+        else plan_copy(directory, linked_variant(directory, variant), plan_as)
+    )
+
+
+def plan_copy(
+    directory: Path, copy: TemporaryDirectory, plan_as: Callable[[Path], ConversionPlan]
+) -> ConversionPlan:
+    """Return `plan_as(copy)` for a `copy` of `directory`. The plan keeps the copy alive.
+
+    Errors name `directory` in place of the copy.
+    """
+    with errors_name(directory, Path(copy.name)):
+        plan = plan_as(Path(copy.name))
+    plan.temporaries.append(copy)
+    return plan
+
+
+def download(source: str | PathLike, variant: str | None = None) -> Path:
+    """Return the directory of `source`, downloaded if `source` is a Hub id.
+
+    Pickled weights are downloaded only if there are no safetensors of `variant`. Raises
+    NotADirectoryError for a file.
+    """
+    try:
+        path = checkpoint_directory(source)
+    except NotADirectoryError as error:
+        example = "examples/convert_torch_transformer.py"
+        raise NotADirectoryError(
+            f"{error}; for the state dict of a torch.nn.Transformer see {example}"
+        ) from None
+    if not Path(source).is_dir() and not has_weights(path, variant):
+        # pickles only if there are no safetensors
+        path = checkpoint_directory(source, ("pytorch_model*.bin",))
+    return path
+
+
+def read_known_config(source: str | PathLike, path: Path) -> PreTrainedConfig:
+    """Return the config in the directory `path`, of a family in the registry or of ours.
+
+    Raises:
+        ValueError: for another family. The message calls the checkpoint `source`.
+    """
+    content, _ = read_raw_config(path)
+    content = hub_names(content)
+    model_type = content["model_type"]
+    check_supported(content, source)
+    if model_type is None:
+        raise ValueError(f"{path / CONFIG} has the model_type None, expected a name")
+    if model_type not in (*FAMILIES, *CONFIGS):
+        raise ValueError(
+            f"{source} has model_type {model_type}, expected one of {', '.join(FAMILIES)}"
+        )
+    config = build_config(CONFIGS.get(model_type) or CONFIG_MAPPING[model_type], content, path)
+    check_supported(config.to_dict(), source)  # with the defaults of the class
+    return config
+
+
+def hub_names(content: dict) -> dict:
+    """Return the `content` of a config.json with the names that transformers has for a family whose
+    code was on the Hub first."""
+    if content["model_type"] in ALIASES:
+        old, new = ALIASES[content["model_type"]]
+        names = [re.sub(f"^{old}", new, name) for name in content.get("architectures") or ()]
+        content = content | {"model_type": new.lower(), "architectures": names}
+    if content["model_type"] not in FAMILIES:
+        return content
+    converter = get_converter(content["model_type"])
+    return converter.rename_fields(content) if hasattr(converter, "rename_fields") else content
+
+
+def common_fields(config: PreTrainedConfig) -> Fields:
+    # images have no tokens
+    names = (*COMMON_FIELDS, *(TOKEN_FIELDS if hasattr(config, "vocab_size") else ()))
+    fields = {name: getattr(config, name, None) for name in names}
+    fields = {
+        name: value
+        for name, value in fields.items()
+        if value is not None or name in SPECIAL_TOKEN_IDS
+    }
+    for name in fields.keys() & {*SPECIAL_TOKEN_IDS, "sep_token_id"}:
+        tokens = fields[name] if isinstance(fields[name], list) else [fields[name]]
+        if any(token is not None and not 0 <= token < config.vocab_size for token in tokens):
+            logger.warning(
+                f"{name}={fields[name]!r} is outside the vocabulary of {config.vocab_size}: set "
+                f"to None"
+            )
+            fields[name] = None
+    return fields
+
+
+def empty_model(
+    model_class: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    files: TensorFiles,
+    source_config: PreTrainedConfig,
+) -> PreTrainedModel:
+    """Return a `model_class` on the meta device (shapes without values).
+
+    `config.dtype` is set to that of `source_config`, or else of the first floating-point tensor in
+    `files`, and `config.architectures` to the class. Raises ValueError if no tensor is floating
+    point.
+    """
+    floats = [dtype for _, dtype in files.shapes.values() if dtype.is_floating_point]
+    if not floats:
+        raise ValueError(
+            f"{files.path} has no floating-point tensors, found {sorted(files.shapes)[:5]}"
+        )
+    config.dtype = source_config.dtype or floats[0]
+    config.architectures = [model_class.__name__]
+    with torch.device("meta"):
+        return model_class(config)
+
+
+def check_missing(names: list[str], architecture: str, files: TensorFiles) -> None:
+    if names:
+        raise MissingTensors(
+            f"{files.path} lacks tensors that {architecture} needs: {', '.join(names)}"
+        )
+
+
+def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path) -> ConversionPlan:
+    """Add the other files of the checkpoint to `plan`, and return it.
+
+    These are the generation config, the tokenizer, and the files of image processors and
+    sentence-transformers. `source` is the directory or Hub id, `path` its local directory. Raises
+    ValueError for an invalid file.
+    """
+    plan.companions = companions(source, (path / MODULES).is_file())
+    content, _ = read_raw_config(path)
+    if content["model_type"] not in CONFIGS:  # the code beside our own weights is what is converted
+        plan.left_out += omitted_files(source, content)
+    if plan.model.can_generate():
+        plan.generation_config = read_generation_config(path)
+        plan.remarks += drop_unused_settings(plan.generation_config)
+        set_default_length(plan.generation_config, plan.model.config)
+        with readers_errors(path / GENERATION_CONFIG):
+            plan.generation_config.validate(strict=True)
+    plan.tokenizer = find_tokenizer(path)
+    return plan
+
+
+def set_default_length(generation: GenerationConfig, config: PreTrainedConfig) -> None:
+    """Set a `max_length` that the source lacks, see `limit_generation`, and note that it was added.
+
+    Without the note, nobody could tell it from a length that the source has. transformers would
+    leave the note out of a generation config that it takes for a copy of fields of the model.
+    """
+    forget_default_length(vars(generation))
+    before = generation.max_length
+    limit_generation(generation, config)
+    if generation.max_length != before:
+        setattr(generation, DEFAULT_LENGTH, generation.max_length)
+        generation._from_model_config = None
+
+
+def read_generation_config(path: Path) -> GenerationConfig:
+    """Return the generation config of the checkpoint in `path`.
+
+    Without generation_config.json the fields come from config.json, where old checkpoints have
+    them.
+    """
+    has_file = (path / GENERATION_CONFIG).is_file()
+    file = path / (GENERATION_CONFIG if has_file else CONFIG)
+    read_json(file)
+    options = {} if has_file else {"config_file_name": CONFIG, "_from_model_config": True}
+    with readers_errors(file):
+        return GenerationConfig.from_pretrained(path, **options)

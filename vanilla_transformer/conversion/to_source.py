@@ -1,0 +1,163 @@
+"""The plan of a checkpoint of ours as one of another family."""
+
+import dataclasses
+from collections.abc import Collection
+from os import PathLike
+from pathlib import Path
+
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+
+import vanilla_transformer
+
+from ..checkpoint_config import CONFIGS, check_depth
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..files import VERSION_KEY
+from .conversion_plan import ConversionPlan, TensorStep
+from .converter import Converter, get_converter
+from .fields import require
+from .plan_parts import (
+    attach_other_files,
+    check_missing,
+    common_fields,
+    empty_model,
+    read_known_config,
+)
+from .sinusoids import check_table
+from .tensors import TensorFiles
+
+COMPUTED_TOLERANCE = 2e-4  # machines differ by 6e-5 at position 1024 in float32
+
+
+def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
+    """Return the plan for our checkpoint in `path` as a checkpoint of the family `to`.
+
+    `source` is what the user calls the checkpoint. Raises ValueError if the checkpoint is not ours,
+    or the family cannot represent it.
+    """
+    ours = read_known_config(source, path)
+    if ours.model_type not in CONFIGS:
+        raise ValueError(
+            f"{source} has model_type {ours.model_type}, expected one of {', '.join(CONFIGS)}"
+        )
+    converter = get_converter(to)
+    names = {our_name: name for name, our_name in converter.ARCHITECTURES.items()}
+    architecture = names[check_architecture(ours, names)]
+    config_class = getattr(transformers, converter.CONFIG)
+    require_classic_fields(ours, config_class)
+    # the names of the field of ALBERT and OPT
+    is_narrow = any(
+        hasattr(config_class, name) for name in ("embedding_size", "word_embed_proj_dim")
+    )
+    if hasattr(ours, "embedding_size") and not is_narrow:
+        require(ours, embedding_size=ours.hidden_size)
+    require(ours, value_head_dim=ours.head_dim)
+    mark = {VERSION_KEY: vanilla_transformer.__version__}  # this package may replace it
+    config = config_class(
+        **common_fields(ours), **converter.to_source_config(ours, architecture), **mark
+    )
+    files = TensorFiles(path)
+    check_depth(ours, files.shapes, path)
+    if not any(name.startswith("model.") for name in files.shapes):
+        files.rename(lambda name: f"model.{name}")
+    model = empty_model(getattr(transformers, architecture), config, files, ours)
+    is_untied = getattr(ours, "tie_word_embeddings", None) is False
+    if is_untied:
+        # a head that the class ties, as T5's does, is written beside the embeddings
+        tied = model._tied_weights_keys or {}
+        model._tied_weights_keys = {
+            name: source for name, source in tied.items() if name != "lm_head.weight"
+        }
+    steps, unused = steps_to_source(model, converter, ours, architecture, files)
+    plan = attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
+    if is_untied:
+        config.tie_word_embeddings = False  # T5's class always sets this to true
+    return plan
+
+
+def require_classic_fields(
+    ours: VanillaTransformerConfig, config_class: type[PreTrainedConfig]
+) -> None:
+    """Raise ValueError for a field of `ours` that families without rotary positions cannot
+    represent. Converters of families with them check these fields themselves."""
+    names = {field.name for field in dataclasses.fields(config_class)}
+    if names & {"rope_parameters", "rope_theta"}:
+        return
+    require(
+        ours,
+        num_key_value_heads=ours.num_attention_heads,
+        use_qk_norm=False,
+        sandwich_norm=False,
+    )
+    if "head_dim" not in config_class.attribute_map:  # as it is T5's d_kv
+        require(
+            ours,
+            head_dim=ours.hidden_size // ours.num_attention_heads,
+            norm_type="layer_norm",
+            gated=False,
+        )
+    for name, value in {"skip_first_prenorm": False, "classifier_act": None}.items():
+        if hasattr(ours, name):
+            require(ours, **{name: value})
+
+
+def steps_to_source(
+    model: PreTrainedModel,
+    converter: Converter,
+    ours: VanillaTransformerConfig,
+    architecture: str,
+    files: TensorFiles,
+) -> tuple[list[TensorStep], list[str]]:
+    """Return (steps, unused) of a conversion of our `files` into `model`, a class of the family.
+
+    `steps` make the tensors of `model`. `unused` are names of our tensors that belong to other
+    heads. `architecture` is the class of the family, and `ours` our config. Raises ValueError if
+    tensors are missing, differ from those that the family computes, or have no place in it.
+    """
+    parameters = model.state_dict().keys()
+    maps = converter.tensor_maps(ours, model.config, architecture)
+    steps = []
+    missing = []
+    used = set()
+    for entry in maps:
+        if not entry.theirs:
+            [name], [table] = entry.ours, entry.op.to_ours()
+            check_table(files, name, lambda rows, table=table: table, COMPUTED_TOLERANCE)
+            used.add(name)
+            continue
+        prefix = f"{model.base_model_prefix}."  # that of Llama depends on the head
+        theirs = entry.theirs if entry.theirs in parameters else prefix + entry.theirs
+        if theirs not in parameters:
+            continue
+        missing += [name for name in entry.ours if name not in files.shapes]
+        to_theirs = entry.op.to_theirs
+        stored = theirs.removesuffix(entry.theirs) + (entry.stored or entry.theirs)
+        steps.append(
+            TensorStep(
+                entry.ours,
+                (theirs,),
+                lambda *parts, f=to_theirs: (f(*parts),),
+                entry.op.name,
+                stored=(stored,),
+            )
+        )
+    check_missing(missing, architecture, files)
+    used.update(name for step in steps for name in step.reads)
+    known = (name for entry in maps for name in entry.ours)
+    unused = sorted(set(files.shapes) - used)
+    unknown = sorted(set(unused).difference(known))
+    if unknown:
+        raise ValueError(
+            f"{files.path} has tensors that {architecture} cannot hold: {', '.join(unknown)}"
+        )
+    return steps, unused
+
+
+def check_architecture(config: PreTrainedConfig, known: Collection[str]) -> str:
+    name = (config.architectures or ["none"])[0]
+    if name not in known:
+        raise ValueError(
+            f"architectures={config.architectures!r} cannot be converted, expected one of "
+            f"{', '.join(known)}"
+        )
+    return name
