@@ -191,9 +191,8 @@ def tokenize(runtime: "TextRuntime", plan: Plan) -> list[list[int]]:
     sentences, places, count = plan.sentences, plan.places, len(plan.parts)
     if not sentences:
         return []
-    is_default = not any(plan.languages)
-    languages = None if is_default else [plan.languages[text] for text, _ in places]
-    rows = runtime.rows(sentences, languages)
+    languages = [plan.languages[text] for text, _ in places]
+    rows = runtime.rows(sentences, [name for name in languages if name is not None] or None)
     for row, sentence, (text, _) in zip(rows, sentences, places, strict=True):
         check_row(row, f"text {text} of {count}, {sentence!r:.60}", runtime.info.config)
     return rows
@@ -251,10 +250,10 @@ def translate_plan(
             [rows[index] for index in indices], [[]] * len(indices), options, seeds=selected
         )
         texts = runtime.decode(tokens)
-        for index, text, row, each in zip(indices, texts, tokens, options, strict=True):
+        for index, text, row in zip(indices, texts, tokens, strict=True):
             results[index] = text
-            if is_cut(row, each):
-                warn_of_cut(sentences[index], each.max_new_tokens)
+            if is_cut(row, plan.options[0]):
+                warn_of_cut(sentences[index], plan.options[0].max_new_tokens)
     return results
 
 
