@@ -207,7 +207,9 @@ class TextRuntime:
         copies = options[0].num_return_sequences
         tokens: list[list[list[int]]] = [[]] * len(rows)
         scores = np.full((len(rows), copies), np.nan, np.float32)
-        kinds = [(len(prefix), id(each)) for prefix, each in zip(prefixes, options, strict=True)]
+        kinds = [
+            (len(prefix), id(shared)) for prefix, shared in zip(prefixes, options, strict=True)
+        ]
         start = 1 if "encoder" in self.info.specs else None
         for kind in dict.fromkeys(kinds):
             indices = [row for row, other in enumerate(kinds) if other == kind]

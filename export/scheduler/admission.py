@@ -148,8 +148,8 @@ class Admission:
     ) -> list[GenerationInput]:
         """Check all `rows` of a call, as `admit` does, each with its checked `options`."""
         return [
-            self.admit(row, each, place=[place])
-            for place, (row, each) in enumerate(zip(rows, options, strict=True))
+            self.admit(row, checked, place=[place])
+            for place, (row, checked) in enumerate(zip(rows, options, strict=True))
         ]
 
     def check_queue(

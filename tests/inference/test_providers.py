@@ -13,10 +13,11 @@ from checkpoints import copy_folder, edit_json
 from messages import raises
 
 from vanilla_transformer_export import Runtime
+from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.inference import devices
 from vanilla_transformer_export.inference.session import Session
 from vanilla_transformer_export.model import engine_options, open_export
-from vanilla_transformer_export.requests import generation_request
+from vanilla_transformer_export.requests import check_options, generation_request
 
 
 @pytest.mark.parametrize(
@@ -117,6 +118,25 @@ def test_generation_request_is_checked_without_loading_graphs(exported):
             full_runtime.request(ids, None, None, wrong)
         with pytest.raises(type(expected.value), match=f"^{re.escape(str(expected.value))}$"):
             generation_request(info, ids, None, None, wrong)
+
+
+@pytest.mark.parametrize("kind", ["seq2seq", "causal"])
+def test_options_are_checked_once_for_prompts_of_all_lengths(exported, kind):
+    info = open_export(exported(kind).directory)
+    assert check_options(info, {}).for_prompt(1).max_new_tokens == 20
+    checked = check_options(info, {"max_length": 9, "min_length": 6})
+    assert check_options(info, checked) is checked
+    for length in (1, 4, 8):
+        final = checked.for_prompt(length)
+        expected = (9 - length, max(0, 6 - length), None, None)
+        found = (final.max_new_tokens, final.min_new_tokens, final.max_length, final.min_length)
+        assert found == expected
+    with pytest.raises(UsageError, match="max_length must be more than 9, .* got 9"):
+        checked.for_prompt(9)
+    limited = check_options(info, {"max_length": 9, "min_length": 6, "max_new_tokens": 30})
+    assert limited.for_prompt(40).max_new_tokens == 30
+    positions = info.config["max_position_embeddings"]
+    assert check_options(info, {}).for_prompt(positions - 3).max_new_tokens == 3
 
 
 def test_onnxruntime_is_imported_only_when_graphs_are_loaded(exported):

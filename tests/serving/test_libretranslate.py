@@ -20,11 +20,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.errors import TooLong, UsageError
 from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.protocols.libretranslate import PROTOCOL, PUBLIC_PATHS
 from vanilla_transformer_export.serving.translation.translator import (
     MAX_INLINE_CHARACTERS,
+    plan_inputs,
     translate,
 )
 from vanilla_transformer_export.text.language_names import MACROLANGUAGES, TABLE, TWO_LETTERS
@@ -569,6 +570,24 @@ def test_sentences_are_split_in_the_language_of_the_text(alone, monkeypatch):
 
     assert [count(Splitting(), name) for name in (None, "eng_Latn", "spa_Latn")] == [1, 1, 2]
     assert count(Splitting(language="es"), "eng_Latn") == 2
+
+
+def test_long_texts_are_split_in_the_language_of_the_text(load, monkeypatch):
+    """By the rules of English, the text is one sentence, which is too long."""
+    served_model = load("long")
+    runtime = served_model.runtime
+    languages = Languages(
+        {"eng_Latn": 40, "spa_Latn": 41}, "eng_Latn", [None], [EOS], "forced_bos_token_id"
+    )
+    monkeypatch.setattr(runtime, "languages", languages)
+    monkeypatch.setattr(runtime, "sentence_languages", sentence_languages(runtime))
+    texts, options = ["w1 Gov. W2 " * 900], {"max_new_tokens": 5}
+    plan, inputs = plan_inputs(served_model, texts, Splitting(), "spa_Latn", "eng_Latn", options)
+    assert len(plan.sentences) == len(inputs) == 901
+    [checked] = {id(each.options): each.options for each in inputs}.values()
+    assert (checked.max_new_tokens, checked.forced_bos_token_id) == (5, 40)
+    with raises(TooLong, seen="characters"):
+        plan_inputs(served_model, texts, Splitting(), "eng_Latn", "spa_Latn", options)
 
 
 def test_configured_languages_must_be_supported_by_model(alone, monkeypatch):

@@ -207,7 +207,7 @@ async def translate_plain(
     if indices:
         inputs = [direction.add_word(texts[index]) for index in indices]
         translated = await translate(
-            model, inputs, splitting, direction.src_lang, direction.tgt_lang, options
+            model, inputs, direction.src_lang, direction.tgt_lang, splitting, **options
         )
         for index, outputs in zip(indices, translated):
             translations[index] = outputs

@@ -26,7 +26,7 @@ from ...text_runtime import TextRuntime
 from ..models import ServedModel
 from ..translation.translator import call_off_loop
 from .pipelines import continue_texts
-from .protocol import Protocol, check_sizes, served_models, server_settings
+from .protocol import Protocol, check_names_and_sizes, served_models, server_settings
 from .tensors import (
     JSON_LENGTH,
     TEXTS,
@@ -402,7 +402,7 @@ async def generate_texts(model: ServedModel, parsed: ParsedRequest) -> list[str]
     for name, language in languages.items():
         if language is not None and not isinstance(language, str):
             raise UsageError(f"{name} is {language!r:.60}, expected the name of a language")
-    check_sizes(parameters)
+    check_names_and_sizes(parameters)
     options = {"num_return_sequences": 1, **parameters}
     several = options["num_return_sequences"]
     if several != 1:

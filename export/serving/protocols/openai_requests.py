@@ -12,7 +12,7 @@ from ...inference.options import special_token
 from ...text.tasks.rows import check_unicode
 from ...text_runtime import TextRuntime, prompt
 from ..translation.translator import call_off_loop, check_characters
-from .protocol import check_sizes, check_vocabulary, short_repr
+from .protocol import check_names_and_sizes, check_vocabulary, short_repr
 
 GREEDY = 1e-5  # lower temperatures mean greedy search, as in vLLM
 TOO_LONG = "context_length_exceeded"
@@ -219,7 +219,7 @@ def parse_options(body: CompletionFields, defaults: dict[str, Any]) -> dict[str,
     values = {name: getattr(body, name) for name in OPTIONS}
     present = {name: value for name, value in values.items() if value is not None}
     options = {"num_beams": 1, **present}
-    check_sizes(options)
+    check_names_and_sizes(options)
     generation.check_values({"num_beams": options["num_beams"]})
     beams, n = options["num_beams"], body.n or 1
     temperature = body.temperature

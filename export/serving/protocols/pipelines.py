@@ -32,7 +32,7 @@ from ..translation.translator import call_off_loop, check_characters, translate
 from .protocol import (
     Items,
     Protocol,
-    check_sizes,
+    check_names_and_sizes,
     name_in_path,
     parse_body,
     served_models,
@@ -589,8 +589,9 @@ async def generate_answers(
     task_options, options = generation_options(task, parameters)
     if task == "translation":
         splitting = Splitting(copy_letterless=task_options.pop("copy_letterless"))
-        languages = task_options["src_lang"], task_options["tgt_lang"]
-        results = await translate(model, inputs.rows, splitting, *languages, options)
+        results = await translate(
+            model, inputs.rows, splitting=splitting, **task_options, **options
+        )
     else:
         results = await continue_texts(model, inputs.rows, task_options, options)
     if task_options.get("return_full_text"):
@@ -618,7 +619,8 @@ def generation_options(
     """Return (options of the task, options of `Runtime.generate`) of the request's `parameters`.
 
     Raises:
-        UsageError: if an option of the task is invalid, or one of generation is too large.
+        UsageError: if a name is unknown, an option of the task is invalid, or one of generation is
+            too large.
     """
     parameters = dict(parameters)
     more = parameters.pop("generate_parameters", {})
@@ -644,7 +646,7 @@ def generation_options(
             raise UsageError(
                 f"{name} is {short_repr(task_options[name])}, expected the name of a language"
             )
-    check_sizes(parameters)
+    check_names_and_sizes(parameters)
     return task_options, parameters
 
 

@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field, ValidationError
 
 from ...errors import RequestError, UsageError
+from ...inference.options import check_names
 from ..models import ServedModels
 from ..settings import Settings
 
@@ -93,9 +94,10 @@ def parse_body(content: bytes, model: type[Model]) -> Model:
         return model.model_validate(fields)
 
 
-def check_sizes(options: dict[str, Any]) -> None:
-    """Raise UsageError if one of `options`, those of `Runtime.generate`, has more than `MAX_IDS`
-    token ids."""
+def check_names_and_sizes(options: dict[str, Any]) -> None:
+    """Raise UsageError if one of `options`, those of `Runtime.generate`, is unknown or has more
+    than `MAX_IDS` token ids. Their values are not checked."""
+    check_names(options)
     for name, value in options.items():
         parts = value if isinstance(value, list) else []
         count = sum(len(item) if isinstance(item, list) else 1 for item in parts)

@@ -21,17 +21,17 @@ MAX_TOKEN_LENGTH = 16  # characters per token: no language has more on average
 async def translate(
     model: ServedModel,
     texts: Sequence[str],
-    splitting: Splitting,
-    src_lang: str | None,
-    tgt_lang: str | None,
-    options: dict[str, Any],
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
+    splitting: Splitting = Splitting(),  # noqa: B008, it cannot change
+    **options: Any,
 ) -> list[list[str]]:
     """Return `num_return_sequences` translations of each text, those of beam search best first.
 
     The first joins the first result of each sentence, as `TextRuntime.translate` does; the second
     joins the second results, and so on. `src_lang` and `tgt_lang` are the languages of a
     multilingual model. `splitting` says how texts are split into sentences. `options` are those of
-    `Runtime.generate` by name.
+    `Runtime.generate`.
 
     Raises:
         UsageError: if an option or a language is invalid.

@@ -29,11 +29,13 @@ ABBREVIATIONS = re.findall(
     "eds dept approx e.g i.e u.s"
     " u.k hr fr nr bspw bzw ca evtl ggf abb hrsg tel z.b d.h u.a mme mlle sra srta",
 )
-LINE_BREAKS = re.compile(r"([\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+)")
-# A run of marks is matched from its start only. Otherwise a megabyte of marks would take hours.
+# A run of marks is matched from its start only. Otherwise a megabyte of marks would take hours. The
+# pattern begins with the marks, because `re` finds the first of some characters quickly.
+END, CLOSE = f"[{re.escape(ENDS)}]", f"[{re.escape(CLOSING)}]"
 BOUNDARY = re.compile(
-    rf"(?:(?<![{re.escape(ENDS)}])[{re.escape(ENDS)}]++[{re.escape(CLOSING)}]*+(?=\s)"
-    rf"|[{WIDE_ENDS}]+[{re.escape(CLOSING)}]*)"
+    rf"[{re.escape(ENDS)}{WIDE_ENDS}]"
+    rf"(?:(?<={END})(?<!{END}{END}){END}*+{CLOSE}*+(?=\s)"
+    rf"|(?<=[{WIDE_ENDS}])[{WIDE_ENDS}]*{CLOSE}*)"
     r"(?P<space>\s*)(?=\S)"
 )
 WORD_BEFORE = re.compile(r"[^\s\"'“‘„«‹(\[{]*$")
@@ -41,8 +43,9 @@ WORD_BEFORE = re.compile(r"[^\s\"'“‘„«‹(\[{]*$")
 LONGEST_WORD = max(map(len, ABBREVIATIONS)) + 1
 
 
-# sentencex fails on white space of several bytes after a letter and a full stop, so it gets spaces
-WHITE_SPACE = re.compile(r"[^\S ]")
+# White space within a line besides the space. sentencex fails on that of several bytes after a
+# letter and a full stop, so it gets spaces. `str.replace` is faster here than a regular expression.
+WHITE_SPACE = "\t\x1f\xa0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 DEFAULT_LANGUAGE = "en"
 
 
@@ -53,15 +56,12 @@ def sentences_and_spaces(text: str, language: str = DEFAULT_LANGUAGE) -> Iterato
     with script or region after a hyphen, as in de-AT. Other languages, and codes with an
     underscore, are split like English.
     """
-    for number, part in enumerate(LINE_BREAKS.split(text)):
-        if number % 2:
-            yield part, False
-            continue
-        stripped = part.strip()
-        start = part.index(stripped)
-        yield part[:start], False
+    for line in text.splitlines(keepends=True):
+        stripped = line.strip()
+        start = line.index(stripped)
+        yield line[:start], False
         yield from sentences_of_line(stripped, language)
-        yield part[start + len(stripped) :], False
+        yield line[start + len(stripped) :], False
 
 
 def sentences_of_line(line: str, language: str) -> Iterator[tuple[str, bool]]:
@@ -70,7 +70,9 @@ def sentences_of_line(line: str, language: str) -> Iterator[tuple[str, bool]]:
     The line has no white space around it. `language` is a code of ISO 639-1, also with script or
     region after a hyphen, as in de-AT.
     """
-    spaced = WHITE_SPACE.sub(" ", line)
+    spaced = line
+    for character in WHITE_SPACE:
+        spaced = spaced.replace(character, " ")
     sentences = sentencex.segment(language.partition("-")[0], spaced) if ". " in spaced else []
     boundaries = set(accumulate(map(len, sentences)))
     start = 0

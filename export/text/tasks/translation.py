@@ -189,9 +189,8 @@ def tokenize(runtime: "TextRuntime", plan: Plan) -> list[list[int]]:
     sentences, places, count = plan.sentences, plan.places, len(plan.parts)
     if not sentences:
         return []
-    is_default = not any(plan.languages)
-    languages = None if is_default else [plan.languages[text] for text, _ in places]
-    rows = runtime.rows(sentences, languages)
+    languages = [plan.languages[text] for text, _ in places]
+    rows = runtime.rows(sentences, [name for name in languages if name is not None] or None)
     for row, sentence, (text, _) in zip(rows, sentences, places, strict=True):
         check_row(row, f"text {text} of {count}, {sentence!r:.60}", runtime.info.config)
     return rows
@@ -244,9 +243,9 @@ def translate_plan(
         seeds = [row_seed(seeds[text], number) for text, number in places]
     options = [plan.options[text] for text, _ in places]
     tokens, _ = runtime.generate_tokens(rows, [[]] * len(rows), options, seeds=seeds)
-    for sentence, row, each in zip(sentences, tokens, options, strict=True):
-        if is_cut(row, each):
-            warn_of_cut(sentence, each.max_new_tokens)
+    for sentence, row in zip(sentences, tokens, strict=True):
+        if is_cut(row, plan.options[0]):
+            warn_of_cut(sentence, plan.options[0].max_new_tokens)
     return runtime.decode(tokens)
 
 
