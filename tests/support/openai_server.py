@@ -13,8 +13,8 @@ import uvicorn
 from checkpoints import EOS, PAD, START, VOCABULARY, copy_folder, list_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.inference.logits import Prompt, Sampler, row_uniforms
+from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.inference.search import start_search
 from vanilla_transformer_export.scheduler.admission import Admission
 from vanilla_transformer_export.scheduler.request import (
