@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from ..errors import UsageError
-from ..model import OnnxModel, open_for_workers
+from ..model import OnnxModel, open_for_workers, worker_roles
 from .admission import Admission
 from .batch import Batch
 from .capacity import Pace, spare_rows
@@ -34,7 +34,8 @@ class Engine:
 
         Args:
             admission: the limits, the numbers of workers and threads, and the export.
-            model: its opened graphs, with the threads of one worker; by default they are opened.
+            model: the model with the threads of one worker, by default a new one. Its graphs are
+                opened.
 
         Raises:
             UsageError: if the slots do not fit into memory.
@@ -156,10 +157,10 @@ def open_batch(admission: Admission, model: OnnxModel) -> GenerationBatch:
     They may join while others run if the export has a step graph.
     """
     capacity, config, step = admission.slot_size.rows, model.info.config, model.info.step
+    model.open(worker_roles(model.info))
     if step is None:
         return GenerationBatch(model.factory, capacity, model.threads)
     pace = Pace.of(config)
     size = dataclasses.replace(admission.slot_size, rows=capacity + spare_rows(capacity))
-    model.open([role for role in model.info.specs if role in ("encoder", step)])
     rows = model.factory.open_slots(step, size, pace.max_source_tokens)
     return GenerationBatch(model.factory, capacity, model.threads, rows, pace)

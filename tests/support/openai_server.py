@@ -110,6 +110,8 @@ class OneByOne:
             while not search.is_finished[0]:
                 logits = self.logits(ids)
                 [[token]] = search.advance(logits.copy())[0].tolist()
+                if search.is_invalid[0]:
+                    raise ValueError(search.problem)
                 known = (
                     None
                     if job.top_logprobs is None
