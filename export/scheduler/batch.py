@@ -13,7 +13,7 @@ class Batch(Protocol):
     """
 
     @property
-    def running(self) -> Sequence[Any]:
+    def running(self) -> list[Any]:
         """The parts that the next step computes."""
 
     @property
