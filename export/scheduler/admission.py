@@ -1,7 +1,7 @@
 """Checks of requests before they are queued: options, lengths and rows."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import TooLong, UsageError
@@ -12,8 +12,6 @@ from ..inference.options import Options
 from ..inference.rows import SlotSize
 from ..requests import check_options, check_row
 from .capacity import Arrangement, slot_bytes, slots_per_worker
-from .client_request import ClientRequest
-from .rejections import SMALL_ROWS, check_room
 from .request import GenerationInput
 
 DEFAULT_LENGTH = 512  # tokens per slot, at most
@@ -151,22 +149,6 @@ class Admission:
             self.admit(row, checked, place=[place])
             for place, (row, checked) in enumerate(zip(rows, options, strict=True))
         ]
-
-    def check_queue(
-        self, num_waiting: int, request: ClientRequest, others: Iterable[ClientRequest]
-    ) -> None:
-        """Check that the queue has room for a new `request`.
-
-        Args:
-            num_waiting: the number of rows in the queue.
-            request: the new request.
-            others: unanswered requests.
-
-        Raises:
-            RequestError: 429 if there is no room, see `rejections.check_room`.
-        """
-        num_small = sum(other.num_rows for other in others if other.num_rows <= SMALL_ROWS)
-        check_room(num_waiting, request.num_rows, self.max_waiting, num_small)
 
     def check_lengths(self, length: int) -> None:
         """Check that `length` tokens of a source, or of a prompt without an encoder, fit into a

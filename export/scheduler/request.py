@@ -101,8 +101,8 @@ class Event:
 
 
 class Update(NamedTuple):
-    """What is new of the request `number`: `events`, and with the last update its `results` or its
-    `error`.
+    """A change of the request `number`: its new `events`, and in the last update its `results` or
+    its `error`.
 
     The results are the sequences of each input. Those of beam search are sorted, best first;
     samples are in the order of their numbers.
@@ -127,7 +127,7 @@ class Update(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """What a worker did in one step, for metrics.
+    """A step of a worker, for metrics.
 
     Args:
         waits: the seconds that each part waited that has joined.
