@@ -260,7 +260,7 @@ class OnnxModel:
 
     @functools.cached_property
     def factory(self) -> RowsFactory:
-        """What opens rows to generate. The graphs that it runs must be open.
+        """The factory of rows to generate. The graphs that it runs must be open.
 
         A model that does not generate raises ValueError.
         """

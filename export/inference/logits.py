@@ -314,8 +314,8 @@ class Sampler:
         return np.where(is_finite & is_drawn, sampled, -1)
 
     def draw(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return an index for each row of `weights` (R, n), drawn with a probability proportional
-        to its weight, and False for rows without positive weights, both (R,)."""
+        """Return an index for each row of `weights` (R, n), and False for rows without positive
+        weights, both (R,). The probability of an index is proportional to its weight."""
         cumulative = weights.cumsum(axis=1, dtype=np.float64)
         drawn = np.array([[uniform()] for uniform in self.uniforms])
         indices = (cumulative <= drawn * cumulative[:, -1:]).sum(axis=1)

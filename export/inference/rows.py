@@ -173,7 +173,7 @@ class RowsFactory(Protocol):
 
 
 class JoiningRowsFactory(RowsFactory, Protocol):
-    """What targets have whose `step_role` names a graph."""
+    """The `RowsFactory` of an export with a step graph, see `Target.step_role`."""
 
     def open_slots(self, role: str, size: SlotSize, max_tokens: int) -> JoiningRows:
         """Return rows of `size` over the step graph of `role`.

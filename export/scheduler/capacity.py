@@ -35,7 +35,7 @@ SPARE_SHARE, MAX_SPARE = 4, 8
 
 @dataclass(frozen=True)
 class Pace:
-    """How much of new inputs is read between two steps of rows that run.
+    """The amounts of new inputs that are read between two steps of rows that run.
 
     Args:
         chunk: the number of tokens of a prompt.

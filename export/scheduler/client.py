@@ -18,7 +18,7 @@ Observe = Callable[[Activity], None]
 
 
 class ClientEngine(Protocol):
-    """What a client needs of an `Engine`, which runs in this process or in another one."""
+    """The part of an `Engine` that clients use. It runs in this process or in another one."""
 
     @property
     def is_closed(self) -> bool:
@@ -192,12 +192,12 @@ class Client:
         for update in updates:
             if (pending := self.pending.get(update.number)) is not None:
                 by_loop.setdefault(pending.loop, []).append(update)
-        for loop, own in by_loop.items():
+        for loop, of_loop in by_loop.items():
             if loop in (None, running_loop()):
-                self.receive(own)
+                self.receive(of_loop)
             else:
                 with contextlib.suppress(RuntimeError):  # the event loop is closed
-                    loop.call_soon_threadsafe(self.receive, own)
+                    loop.call_soon_threadsafe(self.receive, of_loop)
 
     def receive(self, updates: list[Update]) -> None:
         """Give `updates` to the clients of their requests, in their event loop or thread."""

@@ -202,10 +202,10 @@ class GenerationBatch:
         if self.joining is None and not (self.rows is not None and self.rows.shrinks):
             return
         for cohort in self.cohorts:
-            each = 1 if self.joining else cohort.samples_per_input
-            is_left = np.asarray(cohort.is_left.reshape(-1, each).all(axis=1))
+            samples = 1 if self.joining else cohort.samples_per_input
+            is_left = np.asarray(cohort.is_left.reshape(-1, samples).all(axis=1))
             if is_left.any() and (self.joining or is_left.mean() >= MIN_SHARE):
-                kept = without_gaps(is_left)[:, None] * each + np.arange(each)
+                kept = without_gaps(is_left)[:, None] * samples + np.arange(samples)
                 cohort.keep(kept.ravel())
         self.cohorts = [cohort for cohort in self.cohorts if cohort.groups]
 

@@ -70,14 +70,15 @@ class Group:
     @property
     def is_reported(self) -> bool:
         """True if scores or log probabilities are reported, besides the scores of beam search."""
-        given = self.input
-        is_scored = given.is_scored and self.options.num_beams == 1
-        return is_scored or given.scores_prompt or given.top_logprobs is not None
+        is_scored = self.input.is_scored and self.options.num_beams == 1
+        return is_scored or self.input.scores_prompt or self.input.top_logprobs is not None
 
     @cached_property
     def kind(self) -> tuple:
-        """What groups must have in common to be advanced by one search: of greedy search, only the
-        tokens that end and fill sequences."""
+        """The facts that groups of one search have in common.
+
+        For greedy search they are only the tokens that end and fill sequences.
+        """
         options = self.options
         if self.is_plain and options.num_beams == 1:
             return options.eos_token_ids, options.fill_token_id

@@ -42,8 +42,10 @@ def run(
     workers: int,
     request: GenerationRequest,
 ) -> Sequences:
-    """Return the new tokens (B * N, T) of all rows of `request`, padded after the end token, and
-    the scores (B * N,) or None if they were not requested. N is `num_return_sequences`.
+    """Return the new tokens (B * N, T) of all rows of `request`, and the scores (B * N,).
+
+    N is `num_return_sequences`. Tokens are padded after the end token. The scores are None if they
+    were not requested.
 
     Args:
         model: runs a single batch, in the thread of the caller.
@@ -151,8 +153,11 @@ def steps(
 
 
 def joined(results: list[list[Generated]], fill_token_id: int) -> Sequences:
-    """Return the tokens (B * N, T) of the N sequences of each of B inputs, padded with the fill
-    token, and their scores (B * N,), or None without scores."""
+    """Return the tokens (B * N, T) of the N sequences of each of B inputs, and their scores
+    (B * N,).
+
+    Tokens are padded with the fill token. The scores are None if the sequences have none.
+    """
     rows = [sequence for group in results for sequence in group]
     length = max(len(sequence.tokens) for sequence in rows)
     tokens = np.full((len(rows), length), fill_token_id)
@@ -225,9 +230,9 @@ def generate_in_batches(
 
     results: list[list[Generated]] = [[]] * len(request.input_ids)
     with ThreadPoolExecutor(workers) as pool:
-        for inputs, found in zip(groups, pool.map(search, groups), strict=True):
-            for row, best in zip(inputs, found, strict=True):
-                results[row] = best
+        for inputs, of_inputs in zip(groups, pool.map(search, groups), strict=True):
+            for row, of_row in zip(inputs, of_inputs, strict=True):
+                results[row] = of_row
     return joined(results, request.options.fill_token_id)
 
 

@@ -573,7 +573,7 @@ def test_sentences_are_split_in_the_language_of_the_text(alone, monkeypatch):
 
 
 def test_long_texts_are_split_in_the_language_of_the_text(load, monkeypatch):
-    """By the rules of English, the text is one sentence, which is too long."""
+    """The rules of English find one sentence in the text, which is too long."""
     served_model = load("long")
     runtime = served_model.runtime
     languages = Languages(
