@@ -280,7 +280,7 @@ def add_metric_arguments(parser: Parser) -> None:
         type=positive,
         default=32,
         metavar="N",
-        help="sentences per batch; default: %(default)s",
+        help="rows per batch, unless an export generates; default: %(default)s",
     )
 
 

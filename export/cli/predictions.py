@@ -57,7 +57,9 @@ def add_files(parser: Parser) -> None:
         metavar="stop|skip",
         help=bad_help,
     )
-    batch_help = "lines per batch, grouped by length; default: %(default)s"
+    batch_help = (
+        "lines per batch of a task that does not generate, grouped by length; default: %(default)s"
+    )
     group.add_argument("--batch-size", type=positive, default=32, metavar="N", help=batch_help)
     shard_help = (
         "lines per shard, written together; an interrupted run loses at most one shard; "
