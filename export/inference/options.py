@@ -336,16 +336,16 @@ class Options:
         """
         if self.max_length is None and not self.min_length:
             return self
-        largest = MAX_INT64 if self.max_length is None else self.max_length - length
-        if largest <= 0:
+        max_room = MAX_INT64 if self.max_length is None else self.max_length - length
+        if max_room <= 0:
             raise UsageError(
                 f"max_length must be more than {length}, the prompt's tokens, got {self.max_length}"
             )
-        smallest = 0 if self.min_length is None else self.min_length - length
+        min_room = 0 if self.min_length is None else self.min_length - length
         return dataclasses.replace(
             self,
-            max_new_tokens=min(self.max_new_tokens, largest),
-            min_new_tokens=max(self.min_new_tokens, smallest),
+            max_new_tokens=min(self.max_new_tokens, max_room),
+            min_new_tokens=max(self.min_new_tokens, min_room),
             max_length=None,
             min_length=None,
         )

@@ -30,7 +30,7 @@ ALLOWED = {
     "scheduler": "errors specs inference requests model",
     "runtime": "errors heads specs inference targets requests model scheduler",
     "text": "errors heads specs inference requests",
-    "text_runtime": "errors heads specs inference runtime scheduler text image_runtime",
+    "text_runtime": "errors heads specs inference requests runtime scheduler text image_runtime",
     "image_runtime": "errors specs inference runtime text",
     "files": "errors heads specs inference runtime text text_runtime image_runtime",
     "serving": "errors arguments heads specs inference requests model scheduler text runtime "
