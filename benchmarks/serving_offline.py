@@ -44,17 +44,18 @@ def engine(
         threads: CPU threads of each.
         inputs: the inputs that the slots of all workers hold, each with its beams.
     """
-    from vanilla_transformer_export.model import open_export, open_for_workers
+    from vanilla_transformer_export.model import open_export
     from vanilla_transformer_export.scheduler.admission import Admission
-    from vanilla_transformer_export.scheduler.client import LocalScheduler
+    from vanilla_transformer_export.scheduler.client import Client
+    from vanilla_transformer_export.scheduler.engine import Engine
 
     info = open_export(folder / dtype)
     admission = Admission(info, workers, threads, slots=inputs * beams, max_waiting=10**6)
-    engine = LocalScheduler(admission, open_for_workers(info, threads)).start()
+    client = Client(admission, Engine.open(admission)).start()
 
     async def answers(ids):
         options = {"num_beams": beams}
-        return await engine.generate([engine.admission.admit(row, options) for row in ids])
+        return await client.generate([admission.admit(row, options) for row in ids])
 
     def generate(ids):
         order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
@@ -192,18 +193,18 @@ def loaded_memory(export: Path) -> dict:
     from serving_servers import memory_bytes
 
     from vanilla_transformer_export.inference.devices import available_cpus
-    from vanilla_transformer_export.model import open_export, open_for_workers
+    from vanilla_transformer_export.model import open_export
     from vanilla_transformer_export.scheduler.admission import Admission
-    from vanilla_transformer_export.scheduler.capacity import arrange_workers
-    from vanilla_transformer_export.scheduler.client import LocalScheduler
-    from vanilla_transformer_export.scheduler.slot_batch import slot_bytes
+    from vanilla_transformer_export.scheduler.capacity import arrange_workers, slot_bytes
+    from vanilla_transformer_export.scheduler.engine import Engine
 
     arranged = arrange_workers(json.loads((export / "config.json").read_text()), available_cpus())
     info = open_export(export)
     admission = Admission(info, arranged.workers, arranged.threads)
-    engine = LocalScheduler(admission, open_for_workers(info, arranged.threads))
-    slots = engine.admission.slots * slot_bytes(info, admission.slot_size)
-    return {"loaded": memory_bytes("self"), "slots": slots}
+    engine = Engine.open(admission)
+    loaded = memory_bytes("self")
+    del engine  # which holds the slots until here
+    return {"loaded": loaded, "slots": admission.slots * slot_bytes(info, admission.slot_size)}
 
 
 KINDS = {

@@ -25,7 +25,7 @@ class CTranslate2Engine:
     def __init__(self, info, model: Path, workers: int, threads: int):
         import ctranslate2
 
-        from vanilla_transformer_export.scheduler.slot_batch import SlotSize
+        from vanilla_transformer_export.inference.rows import SlotSize
 
         self.info, self.admission = info, self
         self.slots, self.slot_size = ROWS, SlotSize(ROWS, 512, 512)

@@ -101,10 +101,16 @@ def main_roles(info: ExportInfo) -> list[str]:
     return [role for role in info.specs if role != "step"]
 
 
+def worker_roles(info: ExportInfo) -> list[str]:
+    """Return the roles of the graphs that workers run: the encoder and the graph of continuous
+    batching, or without it all main graphs."""
+    if info.step is None:
+        return main_roles(info)
+    return [role for role in info.specs if role in ("encoder", info.step)]
+
+
 def open_for_workers(info: ExportInfo, threads: int) -> "OnnxModel":
     """Open the graphs that workers run, each with this number of `threads`, and return the model.
-
-    These are the encoder and the graph of continuous batching, or without it all main graphs.
 
     Raises:
         ImportError: if onnxruntime is too old.
@@ -118,10 +124,7 @@ def open_for_workers(info: ExportInfo, threads: int) -> "OnnxModel":
     device = find_target(info).default_device
     if device != "cpu":
         require(device, info.manifest["activations"])
-    roles = main_roles(info)
-    if info.step is not None:
-        roles = [role for role in info.specs if role in ("encoder", info.step)]
-    return OnnxModel(info, threads, device=device).open(roles)
+    return OnnxModel(info, threads, device=device).open(worker_roles(info))
 
 
 class OnnxModel:

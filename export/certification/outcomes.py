@@ -11,8 +11,9 @@ import numpy as np
 from ..model import OnnxModel
 from ..requests import encoder_feeds
 from ..scheduler.admission import Admission
-from ..scheduler.client import LocalScheduler
+from ..scheduler.client import Client
 from ..scheduler.encoder_scheduler import EncoderScheduler
+from ..scheduler.engine import Engine
 from ..scheduler.offline import generate, split_request
 from ..scheduler.request import Generated, GenerationInput
 from .reference import Arrays, Reference, real_values, sample
@@ -129,14 +130,9 @@ def served_sequences(
     source = max(len(row.source or ()) for row in inputs)
     length = max(len(row.prompt) + row.options.max_new_tokens for row in (*greedy, *scored))
     admission = Admission(model.info, 1, model.threads, REQUESTS, source or None, length)
-    scheduler = LocalScheduler(admission, model).start()
-    try:
-        mixed = [row for pair in zip(greedy, scored) for row in pair]
-        sequences = [sequence for [sequence] in scheduler.run(mixed)]
-    except RuntimeError as failure:
-        raise failure.__cause__ or failure from None
-    finally:
-        scheduler.close()
+    mixed = [row for pair in zip(greedy, scored) for row in pair]
+    with closing(Client(admission, Engine.open(admission, model)).start()) as client:
+        sequences = [sequence for [sequence] in client.run(mixed)]
     return sequences[::2], sequences[1::2]
 
 

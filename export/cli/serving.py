@@ -19,7 +19,7 @@ def serve_arguments(parser: Parser) -> None:
 
 @verb("serve exports over HTTP", serve_arguments, extras="cpu,serve")
 def serve(args: argparse.Namespace) -> None:
-    from ..scheduler.process import scheduler_process
+    from ..scheduler.process import engine_process
     from ..serving.settings import parse_settings, read_token
     from ..serving.sources import sources
 
@@ -31,7 +31,7 @@ def serve(args: argparse.Namespace) -> None:
         with contextlib.suppress(OSError):  # a full disk does not stop a server
             say(line)
 
-    with scheduler_process(any(source.generates for source in exports)) as process:
+    with engine_process(any(source.generates for source in exports)) as process:
         from ..serving.server import serve  # late, or the process would copy it
 
         serve(exports, settings, token, tell, process)

@@ -9,10 +9,12 @@ WAIT_PER_PART = 0.00025  # seconds per running part, which waits for the prefill
 class Batch(Protocol):
     """A batch of rows that a worker computes step by step. Parts of requests join and leave.
 
-    Each part has one or several rows. `running` are the parts that the next step computes.
+    Each part has one or several rows.
     """
 
-    running: list[Any]
+    @property
+    def running(self) -> list[Any]:
+        """The parts that the next step computes."""
 
     @property
     def num_rows(self) -> int:

@@ -1,7 +1,8 @@
-"""The child process of the schedulers: it serves the messages of the parent."""
+"""The child process of the engines: it serves the messages of the parent."""
 
 import contextlib
 import ctypes
+import functools
 import gc
 import os
 import pickle
@@ -15,17 +16,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
-from ..model import open_export, open_for_workers
+from ..model import open_export
 from .admission import Admission
-from .client_request import ClientRequest
-from .groups import Group, read_results, start_request
-from .request import Event, GenerationInput
-from .scheduler import Scheduler, open_batches
-from .worker import SWITCH_INTERVAL, SchedulerEvents
+from .engine import Engine
+from .request import Activity, GenerationInput, Update
+from .worker import SWITCH_INTERVAL
 
-PING = ""  # the kind of a message that is answered by itself, and no name of a scheduler
+PING = ""  # the kind of a message that is answered by itself, and no name of an engine
 HEADER = 4  # bytes of the length before each message
-MAX_DELAY = 0.005  # seconds after which events are sent to the parent without a result
+MAX_DELAY = 0.005  # seconds after which activities are sent to the parent without an update
 PR_SET_PDEATHSIG = 1  # from sys/prctl.h
 # niceness of the child, because all requests wait for short work of the parent. Measured: 4 % more
 # requests, and faster rejections
@@ -69,7 +68,7 @@ def exit_after(failure: threading.ExceptHookArgs) -> None:
 
 
 class Child:
-    """The schedulers of the child process by name, which serve the parent over `connection`."""
+    """The engines of the child process by name, which serve the parent over `connection`."""
 
     def __init__(self, connection: socket.socket):
         self.connection = connection
@@ -93,122 +92,67 @@ class Child:
         with self.lock, contextlib.suppress(ConnectionError):
             self.connection.sendall(frame(message))
 
-    def open(self, name: str, arguments: dict[str, Any]) -> None:
+    def open(self, name: str, *content: Any) -> None:
         try:
-            self.outboxes[name] = Outbox(lambda *content: self.send(name, *content), arguments)
+            engine = open_engine(*content)
         except Exception as error:
             self.send(name, portable(error))
         else:
+            self.outboxes[name] = Outbox(functools.partial(self.send, name), engine)
             gc.freeze()
             self.send(name, None)
 
 
 class Outbox:
-    """One scheduler in the child process: it takes requests, and sends events and results back.
+    """The updates and activities of `engine`, which this starts. They go to the parent with `send`,
+    which sends its arguments as one message."""
 
-    Args:
-        send: sends its arguments as one message to the parent.
-        arguments: those of `open_scheduler` besides `events`.
-    """
-
-    def __init__(self, send: Callable[..., None], arguments: dict[str, Any]):
-        self._send = send
-        self.scheduler = open_scheduler(events=self, **arguments)
-        self.requests: dict[int, ClientRequest[Group]] = {}
+    def __init__(self, send: Callable[..., None], engine: Engine):
+        self.send = send
+        self.engine = engine
         self.num_rows_received = 0
+        self.activities: deque[Activity] = deque()
         self.lock = threading.Lock()
-        self.events: tuple[deque, ...] = (deque(), deque(), deque())
-        self.updates: list[tuple] = []
         self.sent_at = 0.0
+        engine.start(self.report, self.activities.append)
 
     # Messages of the parent.
 
     def put(
         self, number: int, inputs: Sequence[GenerationInput], streams: bool, arrived_at: float
     ) -> None:
-        def receive(events: list[Event], is_finished: bool) -> None:
-            self.updates.append(make_update(request, events, is_finished))
-
-        request = start_request(inputs, receive, streams)
-        request.number = number
-        request.arrived_at = arrived_at
-        request.call = self.call
-        self.requests[number] = request
-        self.num_rows_received += request.num_waiting_rows
-        self.scheduler.put(request)
+        self.num_rows_received += sum(row.num_rows for row in inputs)
+        self.engine.put(number, inputs, streams, arrived_at)
 
     def cancel(self, number: int) -> None:
-        request = self.requests.pop(number, None)
-        if request is not None:
-            self.scheduler.cancel(request)
-            self.flush()
+        self.engine.cancel(number)
+        self.flush([])
 
-    # Events of workers.
+    # What workers report.
 
-    def joined(self, seconds_waited: float) -> None:
-        self.events[0].append((seconds_waited,))
+    def report(self, updates: list[Update]) -> None:
+        is_due = time.perf_counter() > self.sent_at + MAX_DELAY
+        if updates or is_due or not self.engine.running:
+            self.flush(updates)
 
-    def first_token(self, seconds: float) -> None:
-        self.events[1].append((seconds,))
-
-    def stepped(self, rows: int, tokens: int) -> None:
-        self.events[2].append((rows, tokens))
-        if not rows or time.perf_counter() > self.sent_at + MAX_DELAY:
-            self.flush()
-
-    def call(self, function: Callable[[list], None], calls: list) -> None:
-        """Call `function(calls)`, which adds to `updates`, and send the updates to the parent.
-
-        It is the `call` of each request here. In the parent's process, that is the event loop's
-        `call_soon_threadsafe`.
-        """
+    def flush(self, updates: list[Update]) -> None:
+        """Send one message to the parent: the numbers of rows that have left the queue and that run
+        now, the activities since the last message, and `updates`."""
         with self.lock:
-            self.updates = []
-            function(calls)
-            self._flush(self.updates)
-
-    def flush(self) -> None:
-        with self.lock:
-            self._flush([])
-
-    def _flush(self, updates: list[tuple]) -> None:
-        """Send one message to the parent: the row counts, the events since the last one, and
-        `updates`.
-
-        `updates` are results of `make_update`. Requests that they finish are forgotten. Workers may
-        add events meanwhile.
-        """
-        self.sent_at = time.perf_counter()
-        for number, _, results, error in updates:
-            if results is not None or error is not None:
-                self.requests.pop(number, None)
-        counts = self.num_rows_received - self.scheduler.waiting, self.scheduler.running
-        events = tuple([kind.popleft() for _ in range(len(kind))] for kind in self.events)
-        self._send(counts, events, updates)
+            self.sent_at = time.perf_counter()
+            counts = self.num_rows_received - self.engine.waiting, self.engine.running
+            # workers may add some meanwhile
+            activities = [self.activities.popleft() for _ in range(len(self.activities))]
+            self.send(counts, activities, [portable_update(update) for update in updates])
 
 
-def make_update(request: ClientRequest[Group], events: list[Event], is_finished: bool) -> tuple:
-    """Return `(number of the request, new events, results, error)`, for the parent.
-
-    The results are set if the request `is_finished` without an error, and `error` if it failed;
-    otherwise they are `None`.
-    """
-    error = None if request.error is None else portable(request.error)
-    results = read_results(request) if is_finished and error is None else None
-    return request.number, events, results, error
-
-
-def open_scheduler(
-    directory: str, threads: int, dtype: str | None, sizes: dict[str, Any], events: SchedulerEvents
-) -> Scheduler:
-    """Open an export and return a started scheduler for it.
+def open_engine(directory: str, dtype: str | None, sizes: dict[str, Any]) -> Engine:
+    """Open an export and return an engine for it.
 
     Args:
         directory: the folder of the export.
-        threads: CPU threads per worker.
         dtype: the dtype of the weights, `None` for the default of the export.
         sizes: further arguments of `Admission` by name, such as `slots`.
-        events: gets the events of the workers, for metrics.
 
     Raises:
         UsageError, ValueError, OSError: if the export is damaged or cannot be run.
@@ -216,10 +160,12 @@ def open_scheduler(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the parent opens the same export and warns
         info = open_export(directory, dtype)
-    model = open_for_workers(info, threads)
-    scheduler = Scheduler(open_batches(Admission(info, threads=threads, **sizes), model), events)
-    scheduler.start()
-    return scheduler
+    return Engine.open(Admission(info, **sizes))
+
+
+def portable_update(update: Update) -> Update:
+    """Return `update` with an error that can be pickled."""
+    return update if update.error is None else update._replace(error=portable(update.error))
 
 
 def portable(error: Exception) -> Exception:

@@ -1,11 +1,11 @@
-"""A client's request, and the parts of it that run in batches."""
+"""A client's request in the engine, and the parts of it that run in batches."""
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Generic, Protocol, TypeVar
 
-from .request import Event
+from .request import Event, Update
 
 
 class RequestPart(Protocol):
@@ -13,6 +13,7 @@ class RequestPart(Protocol):
     sample."""
 
     request: "ClientRequest"
+    results: Any  # complete once the request is finished
     has_started: bool  # True if it has a new token
     is_finished: bool
 
@@ -29,36 +30,36 @@ class ClientRequest(Generic[AnyPart]):
 
     Args:
         parts: the parts that workers run; each may start in another batch.
-        receive: called with the new events, and True if the request is finished.
-        streams: True to call `receive` after each step that produced a token. Otherwise it is
-            called once, when all parts are finished or one has failed.
+        number: identifies the request in updates.
+        streams: True for an update after each step that produced a token. Otherwise the only one
+            comes when all parts are finished or one has failed.
         num_results: the number of results that finish independently, by default one per part.
+        arrived_at: in seconds of `time.perf_counter`, possibly of another process; by default the
+            time at which it is queued.
     """
 
     def __init__(
         self,
         parts: Iterable[AnyPart],
-        receive: Callable[[list[Event], bool], None],
+        number: int = 0,
         streams: bool = False,
         num_results: int | None = None,
+        arrived_at: float = 0.0,
     ):
         self.parts = list(parts)
         for part in self.parts:
             part.request = self
         self.waiting = deque(self.parts)
-        self.num_rows = self.num_waiting_rows
-        self.receive = receive
+        self.number = number
         self.streams = streams
         self.num_unfinished = len(self.parts) if num_results is None else num_results
+        self.arrived_at = arrived_at
+        self.joined_at = 0.0  # time of the last join of one of its parts
         self.events: list[Event] = []
         self.error: Exception | None = None
         self.is_cancelled = False
-        self.number = 0  # identifies the request in another process
-        self.arrived_at = 0.0  # in seconds of time.perf_counter, possibly of another process
-        self.joined_at = 0.0  # time of the last join of one of its parts
         self.has_started = False
         self.is_changed = False
-        self.call: Callable[..., Any] = call_at_once
         self.lock = threading.Lock()  # several workers may finish parts of this request
 
     @property
@@ -85,17 +86,15 @@ class ClientRequest(Generic[AnyPart]):
         self.events.append(event)
         self.is_changed = True
 
-    def take_update(self) -> tuple[list[Event], bool]:
-        """Return the events since the last call, and True if the request is finished."""
+    def take_update(self) -> Update:
+        """Return what is new since the last call."""
         events, self.events = self.events, []
         self.is_changed = False
-        return events, self.is_finished
+        is_answered = self.is_finished and self.error is None
+        results = [part.results for part in self.parts] if is_answered else None
+        return Update(self.number, events, results, self.error)
 
     def fail(self, error: Exception) -> None:
         if self.error is None:
             self.error = error
             self.is_changed = True
-
-
-def call_at_once(function: Callable[..., Any], *args: Any) -> None:
-    function(*args)

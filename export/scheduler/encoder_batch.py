@@ -129,6 +129,7 @@ class EncoderRow:
     request: ClientRequest
     num_rows = 1
     has_started = False  # it has no tokens
+    results = None  # `inputs` has the outputs
 
     def __init__(self, inputs: EncoderInputs, index: int, sizes: Sizes):
         self.inputs = inputs

@@ -3,9 +3,10 @@
 import asyncio
 import contextvars
 import functools
-import threading
+import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,9 +16,9 @@ from ..model import OnnxModel
 from .capacity import Arrangement
 from .client_request import ClientRequest
 from .encoder_batch import EncoderBatch, EncoderGraph, EncoderInputs
+from .engine import Engine
 from .rejections import SMALL_ROWS, check_room, shutting_down
-from .scheduler import Scheduler
-from .worker import NoEvents, SchedulerEvents
+from .request import Activity, Update, ignore_activity
 
 MAX_WAITING = 256  # rows
 MAX_CALLS = 64  # calls at once: their texts are tokenized, and answers made of the outputs
@@ -28,22 +29,9 @@ class Disconnected(Exception):
     """Raised in the thread of a request whose client has left."""
 
 
-class Call:
-    """One call of `EncoderScheduler.call`, which can be cancelled while its thread waits."""
-
-    def __init__(self) -> None:
-        self.is_cancelled = False
-        self.request: ClientRequest | None = None
-        self.is_done = threading.Event()  # for the request
-
-    def cancel(self, scheduler: Scheduler) -> None:
-        self.is_cancelled = True
-        if self.request is not None:
-            scheduler.cancel(self.request)
-        self.is_done.set()
-
-
-CALL: contextvars.ContextVar[Call] = contextvars.ContextVar("call")
+# the updates of the request of a call; None if the call is cancelled
+Updates = SimpleQueue[Update | None]
+CALL: contextvars.ContextVar[Updates] = contextvars.ContextVar("call")
 
 
 class EncoderScheduler:
@@ -55,7 +43,7 @@ class EncoderScheduler:
         workers: the number of threads that run the graph; they share its session.
         max_waiting: the maximum number of rows of unanswered calls, unless one call alone has more.
         max_source: the maximum number of tokens of a row; by default the model's positions.
-        events: gets the events of the workers, for metrics.
+        observe: gets what the workers do, for metrics.
         max_calls: the maximum number of calls at once; others wait.
     """
 
@@ -65,7 +53,7 @@ class EncoderScheduler:
         workers: int = 1,
         max_waiting: int = MAX_WAITING,
         max_source: int | None = None,
-        events: SchedulerEvents | None = None,
+        observe: Callable[[Activity], None] = ignore_activity,
         max_calls: int = MAX_CALLS,
     ):
         self.graph = EncoderGraph(model)
@@ -78,9 +66,10 @@ class EncoderScheduler:
         batches: list[EncoderBatch] = []
         for _ in range(workers):
             EncoderBatch(self.graph, batches)
-        self.scheduler = Scheduler(batches, events or NoEvents())
+        self.calls: dict[int, Updates] = {}
+        self.numbers = itertools.count()
         self.pool = ThreadPoolExecutor(max_calls, "encoder call")
-        self.scheduler.start()
+        self.engine = Engine(batches).start(self.report, observe)
 
     def describe(self) -> str:
         """Return one line about the batches and workers, for the log."""
@@ -91,12 +80,12 @@ class EncoderScheduler:
     @property
     def waiting(self) -> int:
         """The number of rows in the queue."""
-        return self.scheduler.waiting
+        return self.engine.waiting
 
     @property
     def running(self) -> int:
         """The number of rows that run now."""
-        return self.scheduler.running
+        return self.engine.running
 
     async def call(
         self, num_rows: int, function: Callable[..., Result], /, *args: Any, **options: Any
@@ -110,12 +99,12 @@ class EncoderScheduler:
             RequestError: if too many rows are unanswered, or the server is shutting down.
             Exception: what `function` raises.
         """
-        if self.scheduler.queue.is_closed:
+        if self.engine.is_closed:
             raise shutting_down()
         is_small = num_rows <= SMALL_ROWS
         limit, state = self.max_waiting, "waiting or running"
         check_room(self.num_unanswered, num_rows, limit, self.num_small, state)
-        call, context = Call(), contextvars.copy_context()
+        call, context = Updates(), contextvars.copy_context()
         context.run(CALL.set, call)
         self.num_unanswered += num_rows
         self.num_small += num_rows * is_small
@@ -123,7 +112,7 @@ class EncoderScheduler:
             work = functools.partial(context.run, function, *args, **options)
             return await asyncio.get_running_loop().run_in_executor(self.pool, work)
         except asyncio.CancelledError:
-            call.cancel(self.scheduler)
+            call.put(None)
             raise
         finally:
             self.num_unanswered -= num_rows
@@ -144,26 +133,28 @@ class EncoderScheduler:
         for lengths in inputs.lengths.values():
             if (length := max(lengths)) > self.max_length:
                 raise TooLong(f"a text has {length} tokens, expected at most {self.max_length}")
-        call = CALL.get(None) or Call()
-        call.is_done.clear()
-        rows = self.graph.rows(inputs)
-        request = ClientRequest(rows, lambda events, is_finished: call.is_done.set())
-        call.request = request
-        if call.is_cancelled:
+        call, number = CALL.get(None) or Updates(), next(self.numbers)
+        self.calls[number] = call
+        try:
+            self.engine.add(ClientRequest(self.graph.rows(inputs), number))
+            update = call.get()
+        finally:
+            del self.calls[number]
+            self.engine.cancel(number)
+        if update is None:
             raise Disconnected
-        self.scheduler.put(request)
-        if call.is_cancelled:  # in between
-            self.scheduler.cancel(request)
-        else:
-            call.is_done.wait()
-        if call.is_cancelled:
-            raise Disconnected
-        if request.error is not None:
-            raise request.error
+        if update.error is not None:
+            raise update.error
         return inputs.outputs
+
+    def report(self, updates: list[Update]) -> None:
+        """Give `updates` to the threads that wait for them."""
+        for update in updates:
+            if (call := self.calls.get(update.number)) is not None:
+                call.put(update)
 
     def close(self) -> None:
         """Accept no more calls. Rows that are in the queue are still run; a call whose rows are not
         in it yet raises RequestError."""
-        self.scheduler.end()
+        self.engine.end()
         self.pool.shutdown(wait=False)

@@ -1,30 +1,52 @@
-"""The scheduler: a queue, its workers and their batches."""
+"""The engine: a queue, its workers and their batches."""
 
 import dataclasses
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..errors import UsageError
-from ..model import OnnxModel
+from ..model import OnnxModel, open_for_workers, worker_roles
 from .admission import Admission
 from .batch import Batch
 from .capacity import Pace, spare_rows
 from .client_request import ClientRequest
 from .generation_batch import GenerationBatch
+from .groups import start_request
 from .queue import RequestQueue
-from .worker import SchedulerEvents, Worker
+from .request import Activity, GenerationInput, Update, ignore_activity
+from .worker import Worker
 
 
-class Scheduler:
+class Engine:
     """A queue of requests, and a worker thread for each of `batches`.
 
     A worker moves parts of requests from the queue into its batch, computes the batch step by step
-    and reports the results. `events` gets the events of the workers, for metrics.
+    and reports what is new.
     """
 
-    def __init__(self, batches: Sequence[Batch], events: SchedulerEvents):
+    def __init__(self, batches: Sequence[Batch]):
         self.queue = RequestQueue()
-        self.workers = [Worker(self.queue, batch, events) for batch in batches]
+        self.requests: dict[int, ClientRequest] = {}  # unfinished ones
+        self.workers = [Worker(self.queue, batch) for batch in batches]
+
+    @classmethod
+    def open(cls, admission: Admission, model: OnnxModel | None = None) -> "Engine":
+        """Return an engine that generates within the limits of `admission`. It is not started.
+
+        Args:
+            admission: the limits, the numbers of workers and threads, and the export.
+            model: the model with the threads of one worker, by default a new one. Its graphs are
+                opened.
+
+        Raises:
+            UsageError: if the slots do not fit into memory.
+            ValueError, OSError: if the export is damaged or cannot be run.
+        """
+        opened = model or open_for_workers(admission.info, admission.arrangement.threads)
+        return cls(open_batches(admission, opened))
+
+    @property
+    def is_closed(self) -> bool:
+        return self.queue.is_closed
 
     @property
     def waiting(self) -> int:
@@ -40,47 +62,78 @@ class Scheduler:
         """
         return sum(worker.num_rows for worker in self.workers)
 
-    def start(self) -> None:
-        for worker in self.workers:
-            worker.thread.start()
+    def start(
+        self,
+        report: Callable[[list[Update]], None],
+        observe: Callable[[Activity], None] = ignore_activity,
+    ) -> "Engine":
+        """Start the workers.
 
-    def put(self, request: ClientRequest) -> None:
+        Args:
+            report: called after each step with what is new of requests, an empty list for nothing.
+            observe: called after each step with what was done, for metrics.
+
+        Both are called from several threads, so they must be fast and thread-safe.
+        """
+
+        def forget_and_report(updates: list[Update]) -> None:
+            for update in updates:
+                if update.is_last:
+                    self.requests.pop(update.number, None)
+            report(updates)
+
+        for worker in self.workers:
+            worker.start(forget_and_report, observe)
+        return self
+
+    def put(
+        self,
+        number: int,
+        inputs: Sequence[GenerationInput],
+        streams: bool = False,
+        arrived_at: float = 0.0,
+    ) -> None:
+        """Add a request that generates from `inputs`. `number` identifies it.
+
+        The other arguments are those of `ClientRequest`.
+
+        Raises:
+            RequestError: 503 after `end` or `close`.
+        """
+        self.add(start_request(inputs, streams, number, arrived_at))
+
+    def add(self, request: ClientRequest) -> None:
         """Add a request to the queue.
 
         Raises:
             RequestError: 503 after `end` or `close`.
         """
+        self.requests[request.number] = request
         self.queue.put(request)
 
-    def cancel(self, request: ClientRequest) -> None:
-        """Cancel a request. Its waiting parts leave the queue at once.
+    def cancel(self, number: int) -> None:
+        """Cancel a request, unless it is finished. Its waiting parts leave the queue at once.
 
         Its running parts leave their batch after the current step.
         """
-        self.queue.cancel(request)
+        request = self.requests.pop(number, None)
+        if request is not None:
+            self.queue.cancel(request)
 
     def end(self) -> None:
         """Accept no more requests. The waiting and running ones are still finished, without waiting
         here."""
         self.queue.close()
 
-    def close(self, seconds: float) -> bool:
-        """Accept no more requests, wait up to `seconds` for the others and end the worker threads.
-
-        Requests that are not finished then fail with RequestError. Return True if all were
-        finished.
-        """
-        self.queue.close()
-        until = time.monotonic() + seconds
-        for worker in self.workers:
-            worker.thread.join(max(0.0, until - time.monotonic()))
-        finished = not any(worker.thread.is_alive() for worker in self.workers)
+    def close(self) -> None:
+        """Accept no more requests, fail those that are not finished with a RequestError and end the
+        worker threads."""
         for worker in self.workers:
             worker.must_stop = True
-        self.queue.close()  # wakes workers that wait
+        self.queue.close()
         for worker in self.workers:
             worker.thread.join()
-        return finished
+        self.workers.clear()  # frees the memory of their batches
 
 
 def open_batches(admission: Admission, model: OnnxModel) -> list[Batch]:
@@ -104,10 +157,10 @@ def open_batch(admission: Admission, model: OnnxModel) -> GenerationBatch:
     They may join while others run if the export has a step graph.
     """
     capacity, config, step = admission.slot_size.rows, model.info.config, model.info.step
+    model.open(worker_roles(model.info))
     if step is None:
         return GenerationBatch(model.factory, capacity, model.threads)
     pace = Pace.of(config)
     size = dataclasses.replace(admission.slot_size, rows=capacity + spare_rows(capacity))
-    model.open([role for role in model.info.specs if role in ("encoder", step)])
     rows = model.factory.open_slots(step, size, pace.max_source_tokens)
     return GenerationBatch(model.factory, capacity, model.threads, rows, pace)

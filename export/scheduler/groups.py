@@ -1,6 +1,6 @@
 """The rows of one input during generation: their tokens, probabilities and results."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -160,23 +160,11 @@ def token_logprobs(logits: np.ndarray, token: int, count: int) -> TokenLogprobs:
 
 def start_request(
     inputs: Sequence[GenerationInput],
-    receive: Callable[[list[Event], bool], None],
     streams: bool = False,
+    number: int = 0,
+    arrived_at: float = 0.0,
 ) -> "ClientRequest[Group]":
-    """Return a request that generates from `inputs`, for `put` of a scheduler.
-
-    Args:
-        inputs: the checked inputs.
-        receive: called with the new events, and True if the request is finished.
-        streams: True to call `receive` after each step, False to call it once at the end.
-    """
+    """Return a request that generates from the checked `inputs`. The other arguments are those of
+    `ClientRequest`."""
     num_results = sum(row.num_independent_results for row in inputs)
-    return ClientRequest(map(Group, inputs), receive, streams, num_results)
-
-
-def read_results(request: "ClientRequest[Group]") -> list[list[Generated]]:
-    """Return the sequences of each input of a finished `request`.
-
-    Those of beam search are sorted, best first. Samples are in the order of their numbers.
-    """
-    return [group.results for group in request.parts]  # type: ignore[misc]  # all are there
+    return ClientRequest(map(Group, inputs), number, streams, num_results, arrived_at)

@@ -19,11 +19,12 @@ from ..inference.rows import GenerationRequest, SlotSize, memory, position_bytes
 from ..model import OnnxModel, main_roles
 from .admission import Admission
 from .capacity import MAX_OFFLINE_ROWS, MAX_SLOT_BYTES, MIN_OFFLINE_ROWS, slot_bytes
-from .client import LocalScheduler
+from .client import Client
 from .client_request import ClientRequest
+from .engine import Engine
 from .generation_batch import GenerationBatch
-from .groups import Group, read_results, start_request
-from .request import Event, Generated, GenerationInput
+from .groups import Group, start_request
+from .request import Generated, GenerationInput
 
 # Rows of a static batch of beam search, and the minimum of its inputs. A step of few rows costs
 # nearly as much as one of many.
@@ -96,10 +97,10 @@ def sequences(
     model: OnnxModel, request: GenerationRequest, inputs: Sequence[GenerationInput]
 ) -> list[list[Generated]]:
     """Return the sequences of each of `inputs`, the rows of `request`, which start together."""
-    client = start_request(inputs, ignore_events)
+    client = start_request(inputs)
     for _ in steps(model, request, [client]):
         pass
-    return read_results(client)
+    return client.take_update().read_results()
 
 
 def stream(model: OnnxModel, request: GenerationRequest) -> Iterator[np.ndarray]:
@@ -108,12 +109,12 @@ def stream(model: OnnxModel, request: GenerationRequest) -> Iterator[np.ndarray]
     Rows that have ended get the fill token.
     """
     inputs = split_request(request)
-    clients = [start_request([row], ignore_events, streams=True) for row in inputs]
+    clients = [start_request([row], streams=True) for row in inputs]
     copies, fill = request.options.num_return_sequences, request.options.fill_token_id
     for _ in steps(model, request, clients):
         tokens = np.full((len(clients), copies), fill)
         for row, client in zip(tokens, clients, strict=True):
-            for event in client.take_update()[0]:
+            for event in client.take_update().events:
                 row[event.index] = event.token
         yield tokens.ravel()
 
@@ -133,10 +134,6 @@ def steps(
             if finished := [group for group in batch.running if group.is_finished]:
                 batch.remove(finished)
             yield
-
-
-def ignore_events(events: list[Event], is_finished: bool) -> None:
-    """Do nothing, because the caller looks at the results."""
 
 
 def joined(results: list[list[Generated]], fill_token_id: int) -> Sequences:
@@ -167,13 +164,8 @@ def generate_in_slots(model: OnnxModel, request: GenerationRequest, workers: int
     order = sorted(
         range(len(inputs)), key=lambda row: -len(inputs[row].source or inputs[row].prompt)
     )
-    scheduler = open_scheduler(model, inputs, workers).start()
-    try:
-        results = scheduler.run([inputs[row] for row in order], are_last=True)
-    except RuntimeError as failure:
-        raise failure.__cause__ or failure from None
-    finally:
-        scheduler.close()
+    with closing(open_client(model, inputs, workers).start()) as client:
+        results = client.run([inputs[row] for row in order], are_last=True)
     by_row = dict(zip(order, results, strict=True))
     return joined([by_row[row] for row in range(len(inputs))], request.options.fill_token_id)
 
@@ -215,8 +207,8 @@ def generate_in_batches(model: OnnxModel, request: GenerationRequest, workers: i
     results: list[list[Generated]] = [[]] * len(request.input_ids)
     with ThreadPoolExecutor(workers) as pool:
         for inputs, found in zip(groups, pool.map(search, groups), strict=True):
-            for row, sequences in zip(inputs, found, strict=True):
-                results[row] = sequences
+            for row, best in zip(inputs, found, strict=True):
+                results[row] = best
     return joined(results, request.options.fill_token_id)
 
 
@@ -268,8 +260,9 @@ def rows_without_padding(ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:
     return [row[is_token].tolist() for row, is_token in zip(ids, mask == 1)]
 
 
-def open_scheduler(model: OnnxModel, inputs: list[GenerationInput], workers: int) -> LocalScheduler:
-    """Return a scheduler, not started, whose slots are long enough for each of `inputs`.
+def open_client(model: OnnxModel, inputs: list[GenerationInput], workers: int) -> Client:
+    """Return the client of a new engine, not started, whose slots are long enough for each of
+    `inputs`.
 
     All inputs have the same generation options. Each of `workers` has the same number of slots: its
     share of the inputs, rounded up, or fewer if memory or `MAX_OFFLINE_ROWS` limits them.
@@ -280,4 +273,4 @@ def open_scheduler(model: OnnxModel, inputs: list[GenerationInput], workers: int
     rows = max(1, min(MAX_OFFLINE_ROWS, max_rows, -(-len(inputs) // workers)))
     threads, count = model.threads, len(inputs)
     admission = Admission(model.info, workers, threads, workers * rows, source, length, count)
-    return LocalScheduler(admission, model)
+    return Client(admission, Engine.open(admission, model))

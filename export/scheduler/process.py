@@ -1,7 +1,7 @@
-"""Schedulers in a process of their own.
+"""Engines in a process of their own.
 
 Workers and request handlers both run Python and would compete for the GIL of one process. So
-schedulers can run in a child process. It is forked before there are threads and shares the memory
+engines can run in a child process. It is forked before there are threads and shares the memory
 pages of imported modules with the parent. Parent and child exchange pickled messages over a pair of
 sockets. The child exits with the parent.
 """
@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import ctypes
 import gc
-import itertools
 import os
 import pickle
 import signal
@@ -18,17 +17,13 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .admission import Admission
 from .child import HEADER, PING, frame, run_child
-from .client import Client
-from .client_request import ClientRequest
-from .groups import Group
-from .rejections import shutting_down
-from .request import Event, Generated
-from .worker import SchedulerEvents
+from .client import Client, Observe, Report
+from .request import Activity, GenerationInput, Update
 
 M_ARENA_MAX = -8  # from malloc.h
 MAX_SILENCE = 2.0  # seconds that the child may take to answer a ping
@@ -36,15 +31,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)  # termination signals, handled by the
 
 
 @contextlib.contextmanager
-def scheduler_process(is_needed: bool) -> Iterator["SchedulerProcess | None"]:
-    """Yield a new child process for schedulers, or `None` unless it `is_needed`.
+def engine_process(is_needed: bool) -> Iterator["EngineProcess | None"]:
+    """Yield a new child process for engines, or `None` unless it `is_needed`.
 
     The process is killed at the end of the context.
     """
     if not is_needed:
         yield None
         return
-    with contextlib.closing(SchedulerProcess()) as process:
+    with contextlib.closing(EngineProcess()) as process:
         yield process
 
 
@@ -58,8 +53,8 @@ def share_heap() -> None:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
-class SchedulerProcess(asyncio.Protocol):
-    """A child process that runs schedulers, forked when this object is created.
+class EngineProcess(asyncio.Protocol):
+    """A child process that runs engines, forked when this object is created.
 
     Create it while there is only one thread, and call `connect` before the first `open`.
     """
@@ -70,7 +65,8 @@ class SchedulerProcess(asyncio.Protocol):
         gc.freeze()  # garbage collection would copy shared pages
         self.pid = fork(lambda: run_child(self.socket, child_socket))
         child_socket.close()
-        self.clients: dict[str, SchedulerClient] = {}
+        self.clients: list[Client] = []
+        self.engines: dict[str, ProcessEngine] = {}
         # called if the child exits by itself
         self.failed: Callable[[ChildProcessError], object] = lambda error: None
         self.error: ChildProcessError | None = None
@@ -85,30 +81,31 @@ class SchedulerProcess(asyncio.Protocol):
         self._transport, _ = await loop.create_unix_connection(lambda: self, sock=self.socket)
 
     async def open(
-        self, name: str, admission: Admission, events: SchedulerEvents, **arguments: Any
-    ) -> "SchedulerClient":
-        """Open a scheduler in the child and return its client once the model is loaded.
+        self, name: str, admission: Admission, dtype: str | None, sizes: dict[str, Any]
+    ) -> Client:
+        """Open an engine in the child and return its client, not started, once the model is loaded.
 
         Calls must not overlap.
 
         Args:
-            name: identifies the scheduler; it must be unique.
+            name: identifies the engine; it must be unique.
             admission: the limits of the export.
-            events: gets the events of the workers, for metrics.
-            arguments: those of `child.open_scheduler` besides `events`.
+            dtype: the dtype of the weights, `None` for the default of the export.
+            sizes: the arguments of `admission` by name, such as `slots`.
 
         Raises:
-            Exception: any error that `child.open_scheduler` raises.
+            Exception: any error that `child.open_engine` raises.
             ChildProcessError: if the child has exited.
         """
         self._opened = asyncio.get_running_loop().create_future()
-        self.send(("open", name, arguments))
+        self.send(("open", name, str(admission.info.directory), dtype, sizes))
         await self._opened
-        self.clients[name] = SchedulerClient(self, name, admission, events)
-        return self.clients[name]
+        self.engines[name] = ProcessEngine(self, name)
+        self.clients.append(Client(admission, self.engines[name]))
+        return self.clients[-1]
 
     def send(self, message: tuple) -> None:
-        """Send a message to the child: a tuple of its kind, the name of a scheduler, and arguments.
+        """Send a message to the child: a tuple of its kind, the name of an engine, and arguments.
 
         Raises:
             ChildProcessError: if the child has exited.
@@ -143,8 +140,8 @@ class SchedulerProcess(asyncio.Protocol):
     def received(self, name: str, *content: Any) -> None:
         if name == PING:
             return
-        if name in self.clients:
-            self.clients[name].received(*content)
+        if name in self.engines:
+            self.engines[name].received(*content)
             return
         [error] = content
         assert self._opened is not None
@@ -167,8 +164,8 @@ class SchedulerProcess(asyncio.Protocol):
         )
         if self._opened is not None and not self._opened.done():
             self._opened.set_exception(self.error)
-        for client in self.clients.values():
-            client.fail()
+        for client in self.clients:
+            client.close()
         self.failed(self.error)
 
     def reap(self) -> str:
@@ -195,25 +192,21 @@ class SchedulerProcess(asyncio.Protocol):
             self.reap()
 
 
-class SchedulerClient(Client):
-    """A client of the scheduler `name` in the child `process`.
+class ProcessEngine:
+    """The engine `name` in the child `process`, for its client.
 
     Its methods must be called in the event loop.
     """
 
-    def __init__(
-        self, process: SchedulerProcess, name: str, admission: Admission, events: SchedulerEvents
-    ):
+    report: Report
+    observe: Observe
+
+    def __init__(self, process: EngineProcess, name: str):
         self.process = process
         self.name = name
-        self.admission = admission
-        self.events = events
-        # unfinished requests by number
-        self.requests: dict[int, ClientRequest[Group]] = {}
-        self.numbers = itertools.count()
         self.num_rows_sent = 0
         self.num_rows_started = 0  # or cancelled, as last reported by the child
-        self.num_rows_running = 0
+        self.running = 0
         self.is_closed = False
 
     @property
@@ -221,79 +214,40 @@ class SchedulerClient(Client):
         """The number of rows in the queue, including those on their way to the child."""
         return self.num_rows_sent - self.num_rows_started
 
-    @property
-    def running(self) -> int:
-        return self.num_rows_running
+    def start(self, report: Report, observe: Observe) -> None:
+        self.report, self.observe = report, observe
 
-    def put(self, request: ClientRequest[Group]) -> None:
-        if self.is_closed or self.process.error is not None:
-            raise shutting_down()
-        self.admission.check_queue(self.waiting, request, self.requests.values())
-        request.number = next(self.numbers)
-        inputs = [group.input for group in request.parts]
-        message = ("put", self.name, request.number, inputs, request.streams, time.perf_counter())
-        self.process.send(message)
-        self.requests[request.number] = request
-        self.num_rows_sent += request.num_rows
+    def put(
+        self, number: int, inputs: Sequence[GenerationInput], streams: bool, arrived_at: float
+    ) -> None:
+        self.process.send(("put", self.name, number, inputs, streams, arrived_at))
+        self.num_rows_sent += sum(row.num_rows for row in inputs)
 
-    def cancel(self, request: ClientRequest[Group]) -> None:
-        request.is_cancelled = True
-        is_unfinished = self.requests.pop(request.number, None) is not None
-        if is_unfinished and self.process.error is None:
-            self.process.send(("cancel", self.name, request.number))
+    def cancel(self, number: int) -> None:
+        if self.process.error is None:
+            self.process.send(("cancel", self.name, number))
 
-    def close(self, seconds: float = 0.0) -> bool:
-        """Accept no more requests and fail the unfinished ones at once; `seconds` is ignored.
-
-        Return True if all requests were finished.
-        """
-        self.is_closed = True
-        is_finished = not self.requests
-        self.fail()
-        return is_finished
-
-    def received(self, counts: tuple, events: tuple, updates: list[tuple]) -> None:
+    def received(
+        self, counts: tuple[int, int], activities: list[Activity], updates: list[Update]
+    ) -> None:
         """Handle one message of the child's `Outbox`.
 
         Args:
             counts: the numbers of rows that have left the queue so far, and that run now.
-            events: the arguments of the calls of `joined`, `first_token` and `stepped` of
-                `self.events`.
-            updates: `(number, events, results, error)` of each changed request.
+            activities: what the workers did since the last message.
+            updates: what is new of requests.
         """
-        self.num_rows_started, self.num_rows_running = counts
-        callbacks: tuple[Callable[..., None], ...] = (
-            self.events.joined,
-            self.events.first_token,
-            self.events.stepped,
-        )
-        for callback, calls in zip(callbacks, events):
-            for arguments in calls:
-                callback(*arguments)
-        for update in updates:
-            self.update(*update)
+        self.num_rows_started, self.running = counts
+        for activity in activities:
+            self.observe(activity)
+        self.report(updates)
 
-    def update(
-        self,
-        number: int,
-        events: list[Event],
-        results: list[list[Generated]] | None,
-        error: Exception | None,
-    ) -> None:
-        is_finished = results is not None or error is not None
-        requests = self.requests
-        request = requests.pop(number, None) if is_finished else requests.get(number)
-        if request is None:  # it was cancelled
-            return
-        for group, sequences in zip(request.parts, results or []):
-            group.results[:] = sequences
-        request.error = error
-        request.receive(events, is_finished)
+    def end(self) -> None:
+        self.is_closed = True
 
-    def fail(self) -> None:
-        """Fail all unfinished requests with a RequestError: the server is shutting down."""
-        for number in list(self.requests):
-            self.update(number, [], None, shutting_down())
+    def close(self) -> None:
+        """Accept no more requests. The child computes the others until they are cancelled."""
+        self.is_closed = True
 
 
 def fork(run: Callable[[], None]) -> int:

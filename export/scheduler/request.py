@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..inference.options import Options
 
@@ -97,3 +98,49 @@ class Event:
     token: int
     finish_reason: str | None = None
     logprobs: TokenLogprobs | None = None
+
+
+class Update(NamedTuple):
+    """A change of the request `number`: its new `events`, and in the last update its `results` or
+    its `error`.
+
+    The results are the sequences of each input. Those of beam search are sorted, best first;
+    samples are in the order of their numbers.
+    """
+
+    number: int
+    events: list[Event]
+    results: list[list[Generated]] | None
+    error: Exception | None
+
+    @property
+    def is_last(self) -> bool:
+        """True if the request is answered or has failed."""
+        return self.results is not None or self.error is not None
+
+    def read_results(self) -> list[list[Generated]]:
+        """Return the results of the last update, or raise its error."""
+        if self.error is not None:
+            raise self.error
+        assert self.results is not None  # it is the last update
+        return self.results
+
+
+class Activity(NamedTuple):
+    """A step of a worker, for metrics.
+
+    Args:
+        waits: the seconds that each part waited that has joined.
+        first_tokens: the seconds from the arrival of a request to its first token.
+        rows: the number of rows of the step.
+        tokens: the number of their new tokens.
+    """
+
+    waits: list[float]
+    first_tokens: list[float]
+    rows: int
+    tokens: int
+
+
+def ignore_activity(activity: Activity) -> None:
+    """Do nothing, where there are no metrics."""

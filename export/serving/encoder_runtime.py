@@ -58,7 +58,7 @@ def batched(
 
     The scheduler is started; the caller closes it. `runtime` is a `TextRuntime` or an
     `ImageRuntime` opened with the threads of one worker. `workers` is the number of worker threads,
-    and `max_waiting` the number of rows that may wait. `options` are `max_source`, `events` and
+    and `max_waiting` the number of rows that may wait. `options` are `max_source`, `observe` and
     `max_calls` of `EncoderScheduler`.
     """
     scheduler = EncoderScheduler(runtime.runtime.model, workers, max_waiting, **options)

@@ -13,27 +13,11 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from ..scheduler.request import Activity
+
 PREFIX = "vanilla_transformer_"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-
-
-class EngineMetrics:
-    """The metrics of the scheduler of one model. Workers update them at every step, so the labels
-    are resolved beforehand."""
-
-    def __init__(self, joined: Histogram, first_token: Histogram, rows: Histogram, tokens: Counter):
-        # seconds that a row waited in the queue
-        self.joined: Callable[[float], None] = joined.observe
-        # seconds from the request to the first token
-        self.first_token: Callable[[float], None] = first_token.observe
-        self._rows = rows.observe
-        self._tokens = tokens.inc
-
-    def stepped(self, rows: int, tokens: int) -> None:
-        """Record one step of a worker, with `rows` rows that got `tokens` new tokens together."""
-        self._rows(rows)
-        self._tokens(tokens)
 
 
 class Metrics:
@@ -83,11 +67,22 @@ class Metrics:
         self._count(route, status)()
         self._time(route)(seconds)
 
-    def of_engine(self, model: str) -> EngineMetrics:
-        joined, first, rows = (
-            metric.labels(model) for metric in (self._queue, self._first, self._rows)
-        )
-        return EngineMetrics(joined, first, rows, self._tokens.labels(model))
+    def of_engine(self, model: str) -> Callable[[Activity], None]:
+        """Return a function that records what a worker of `model` did in one step. Its labels are
+        resolved beforehand, because workers call it at every step."""
+        histograms = self._queue, self._first, self._rows
+        waited, first_token, rows = (metric.labels(model).observe for metric in histograms)
+        tokens = self._tokens.labels(model).inc
+
+        def observe(activity: Activity) -> None:
+            for seconds in activity.waits:
+                waited(seconds)
+            for seconds in activity.first_tokens:
+                first_token(seconds)
+            rows(activity.rows)
+            tokens(activity.tokens)
+
+        return observe
 
     def watch_process(self, pid: int) -> None:
         """Add the memory and CPU metrics of the process `pid`. Their names begin with

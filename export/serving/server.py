@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from ..scheduler.process import SIGNALS, SchedulerProcess
+from ..scheduler.process import SIGNALS, EngineProcess
 from .connections import Connections, available_connections
 from .logs import capture_library_logs
 from .protocols.protocol import Protocol
@@ -29,7 +29,7 @@ def serve(
     settings: Settings,
     token: bytes | None,
     say: Say,
-    process: SchedulerProcess | None = None,
+    process: EngineProcess | None = None,
 ) -> None:
     """Serve the exports `sources` until SIGTERM or SIGINT. A second signal ends the process at
     once.
@@ -39,7 +39,7 @@ def serve(
     Args:
         token: the token that clients must send; None if no token is required.
         say: called with each line to print, such as the address.
-        process: child process that runs the schedulers; None to run them in this process.
+        process: child process that runs the engines; None to run them in this process.
 
     Raises:
         UsageError, ValueError, OSError: if settings, exports or the address are invalid, before or
@@ -85,7 +85,7 @@ class Server:
         token: bytes | None,
         say: Say,
         protocols: tuple[Protocol, ...],
-        process: SchedulerProcess | None = None,
+        process: EngineProcess | None = None,
     ):
         self.settings = settings
         self.say = say

@@ -19,12 +19,13 @@ from starlette.types import ASGIApp
 from ..errors import UsageError
 from ..inference.devices import available_cpus
 from ..inference.export_info import ExportInfo, json_object
-from ..model import find_target, open_export, open_for_workers
+from ..model import find_target, open_export
 from ..scheduler.admission import Admission
 from ..scheduler.capacity import Arrangement, arrange_workers
-from ..scheduler.client import Client, LocalScheduler
-from ..scheduler.process import SchedulerProcess
-from ..scheduler.worker import SWITCH_INTERVAL, SchedulerEvents
+from ..scheduler.client import Client
+from ..scheduler.engine import Engine
+from ..scheduler.process import EngineProcess
+from ..scheduler.worker import SWITCH_INTERVAL
 from ..text.language_pairs import model_languages
 from ..text_runtime import TextRuntime, open_runtime
 from . import page
@@ -55,7 +56,7 @@ async def load(
     settings: Settings,
     metrics: Metrics,
     cores: int,
-    process: SchedulerProcess | None,
+    process: EngineProcess | None,
 ) -> ServedModel:
     """Return the loaded model of `source`. The default numbers of workers and threads use `cores`
     CPU cores.
@@ -70,16 +71,21 @@ async def load(
     arranged = arrangement_for(source, settings, cores)
     info = await in_thread(functools.partial(open_export, source.directory, settings.dtype))
     arranged = limit_workers(arranged, info, settings)
-    events = metrics.of_engine(source.name)
+    observe = metrics.of_engine(source.name)
     if source.generates:
-        runtime, scheduler = await generator(source, info, settings, events, arranged, process)
+        runtime, client = await generator(source, info, settings, arranged, process)
+        client.start(observe)
         languages = model_languages(runtime, source.languages)
-        model = ServedModel(source.name, runtime, scheduler, languages)
+        model = ServedModel(source.name, runtime, client, languages)
     else:
         options: dict[str, Any] = dict(threads=arranged.threads, dtype=settings.dtype)
         runtime = await in_thread(functools.partial(open_runtime, source.directory, **options))
         encoder = batched(
-            runtime, arranged.workers, settings.queue, max_source=settings.max_source, events=events
+            runtime,
+            arranged.workers,
+            settings.queue,
+            max_source=settings.max_source,
+            observe=observe,
         )
         model = ServedModel(source.name, runtime, encoder=encoder)
     metrics.watch_rows(source.name, lambda: model.backend.waiting, lambda: model.backend.running)
@@ -92,28 +98,31 @@ async def generator(
     source: Source,
     info: ExportInfo,
     settings: Settings,
-    events: SchedulerEvents,
     arranged: Arrangement,
-    process: SchedulerProcess | None,
+    process: EngineProcess | None,
 ) -> tuple[TextRuntime, Client]:
-    """Return the text runtime of the model `source`, which generates, and its started scheduler.
+    """Return the text runtime of the model `source`, which generates, and the client of its engine,
+    which is not started.
 
-    The scheduler runs in `process`, or in this process if it is None. `events` get its metrics, and
-    `arranged` has the numbers of workers and threads.
+    The engine runs in `process`, or in this process if it is None. `arranged` has the numbers of
+    workers and threads.
 
     Raises:
         UsageError: if a setting is not possible for the model.
         ValueError, OSError: if the export is damaged.
     """
-    sizes: dict[str, Any] = dict(workers=arranged.workers, slots=settings.slots)
-    sizes |= dict(max_source=settings.max_source, max_length=settings.max_length)
-    admission = Admission(info, threads=arranged.threads, max_waiting=settings.queue, **sizes)
+    sizes = {
+        **dataclasses.asdict(arranged),
+        "slots": settings.slots,
+        "max_source": settings.max_source,
+        "max_length": settings.max_length,
+    }
+    admission = Admission(info, max_waiting=settings.queue, **sizes)
     runtime = await in_thread(functools.partial(TextRuntime.around, admission))
-    if process is None:
-        model = await in_thread(functools.partial(open_for_workers, info, arranged.threads))
-        return runtime, LocalScheduler(admission, model, events).start()
-    opened = dict(directory=str(source.directory), threads=arranged.threads, dtype=settings.dtype)
-    return runtime, await process.open(source.name, admission, events, **opened, sizes=sizes)
+    if process is not None:
+        return runtime, await process.open(source.name, admission, settings.dtype, sizes)
+    engine = await in_thread(functools.partial(Engine.open, admission))
+    return runtime, Client(admission, engine)
 
 
 def limit_workers(arranged: Arrangement, info: ExportInfo, settings: Settings) -> Arrangement:
@@ -171,7 +180,7 @@ class Service:
         token: the token that clients must send; `None` if no token is required.
         say: called with a line for each model that is loaded.
         cores: CPU cores that the models share; by default all that this process may use.
-        process: runs the schedulers of models that generate; by default they run in this process.
+        process: runs the engines of models that generate; by default they run in this process.
     """
 
     def __init__(
@@ -182,7 +191,7 @@ class Service:
         say: Say,
         protocols: tuple[Protocol, ...] = PROTOCOLS,
         cores: int | None = None,
-        process: SchedulerProcess | None = None,
+        process: EngineProcess | None = None,
     ):
         self.sources = sources
         self.settings = settings

@@ -4,13 +4,13 @@ import dataclasses
 
 import numpy as np
 from messages import raises
-from opened_engines import open_engine
+from opened_engines import open_client
 from targets import SIZES
 
 from vanilla_transformer_export.errors import TooLong, UsageError
-from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.inference.logits import Prompt
 from vanilla_transformer_export.inference.options import Options
+from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.model import open_export
 from vanilla_transformer_export.requests import generation_request
 from vanilla_transformer_export.scheduler.admission import Admission
@@ -23,36 +23,36 @@ from vanilla_transformer_export.scheduler.capacity import (
     sources_length,
     token_cost,
 )
-from vanilla_transformer_export.scheduler.slot_batch import SlotBatch
+from vanilla_transformer_export.targets.cpu.slots import SlotRows
 
 MAX_NEW_TOKENS = 9
 SEQ2SEQ, DECODER = "seq2seq", "causal"
 
 
 def test_input_that_does_not_fit_raises_and_error_names_size_and_limit(exported_for):
-    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=4, max_length=20)
+    client = open_client(exported_for(DECODER, "cpu")[1], slots=4, max_length=20)
     with raises(TooLong, seen=21, expected=20):
-        engine.admission.admit([5] * 21, {})
+        client.admission.admit([5] * 21, {})
     with raises(TooLong, seen=("max_new_tokens", 11, 21), expected=20):
-        engine.admission.admit([5] * 11, dict(max_new_tokens=11))
-    engine.admission.admit([5] * 11, dict(max_new_tokens=10))
+        client.admission.admit([5] * 11, dict(max_new_tokens=11))
+    client.admission.admit([5] * 11, dict(max_new_tokens=10))
     with raises(TooLong, seen=5, expected=4):
-        engine.admission.admit([5], dict(num_beams=5))
+        client.admission.admit([5], dict(num_beams=5))
     with raises(UsageError, seen=("num_beams", 2), expected=("num_beams", 1)):
-        engine.admission.admit([5], dict(num_beams=2), top_logprobs=1)
+        client.admission.admit([5], dict(num_beams=2), top_logprobs=1)
     with raises(ValueError, seen=500, expected=("input_ids", 0, SIZES["vocab_size"] - 1)):
-        engine.admission.admit([500], {})
+        client.admission.admit([500], {})
     with raises(UsageError, seen=(3, "slots", 4, "workers")):
-        open_engine(exported_for(DECODER, "cpu")[1], workers=4, slots=3)
-    engine = open_engine(exported_for(SEQ2SEQ, "cpu")[1], slots=8, max_source=6)
+        open_client(exported_for(DECODER, "cpu")[1], workers=4, slots=3)
+    client = open_client(exported_for(SEQ2SEQ, "cpu")[1], slots=8, max_source=6)
     with raises(TooLong, seen=7, expected=6):
-        engine.admission.admit([5] * 7, {})
+        client.admission.admit([5] * 7, {})
 
 
 def test_slot_length_is_limited_by_learned_positions(exported_for):
     """Positions of other kinds do not limit the slots."""
     learned, other = (
-        open_engine(exported_for(name, "cpu")[1], slots=8, max_length=2000)
+        open_client(exported_for(name, "cpu")[1], slots=8, max_length=2000)
         for name in (DECODER, SEQ2SEQ)
     )
     assert (learned.admission.slot_size.length, other.admission.slot_size.length) == (60, 2000)
@@ -63,38 +63,38 @@ def test_slots_that_exceed_memory_raise_usage_error(exported_for, monkeypatch):
     def full(*_):
         raise MemoryError
 
-    monkeypatch.setattr(SlotBatch, "stacked", full)
+    monkeypatch.setattr(SlotRows, "stacked", full)
     with raises(UsageError, seen=(8, 30, "MB")):
-        open_engine(exported_for(DECODER, "cpu")[1], slots=8, max_length=30)
+        open_client(exported_for(DECODER, "cpu")[1], slots=8, max_length=30)
 
 
 def test_options_and_tokens_are_validated_despite_cached_options(exported_for):
-    engine = open_engine(exported_for(SEQ2SEQ, "cpu")[1], slots=8)
-    first = engine.admission.admit([5, 6], dict(num_beams=1, do_sample=False, suppress_tokens=[7]))
+    client = open_client(exported_for(SEQ2SEQ, "cpu")[1], slots=8)
+    first = client.admission.admit([5, 6], dict(num_beams=1, do_sample=False, suppress_tokens=[7]))
     assert (
-        engine.admission.admit([5, 6, 7], dict(num_beams=1, do_sample=False)).options
+        client.admission.admit([5, 6, 7], dict(num_beams=1, do_sample=False)).options
         != first.options
     )
-    again = engine.admission.admit([8], dict(num_beams=1, do_sample=False))
+    again = client.admission.admit([8], dict(num_beams=1, do_sample=False))
     assert (again.options, again.source, again.prompt) == (
-        engine.admission.admit([8], dict(do_sample=False, num_beams=1)).options,
+        client.admission.admit([8], dict(do_sample=False, num_beams=1)).options,
         [8],
         [1],
     )
     with raises(UsageError, seen="num_beams"):
-        engine.admission.admit([5], dict(num_beams=True, do_sample=False))
+        client.admission.admit([5], dict(num_beams=True, do_sample=False))
     with raises(UsageError, seen="do_sample"):
-        engine.admission.admit([5], dict(num_beams=1, do_sample=0))
+        client.admission.admit([5], dict(num_beams=1, do_sample=0))
     for invalid_ids in ([48], [-1], []):
         with raises(ValueError, seen="input_ids"):
-            engine.admission.admit(invalid_ids, dict(num_beams=1, do_sample=False))
+            client.admission.admit(invalid_ids, dict(num_beams=1, do_sample=False))
 
 
 def test_admitted_job_matches_generation_request(exported_for):
-    engine = open_engine(exported_for(SEQ2SEQ, "cpu")[1], slots=8)
-    job = engine.admission.admit([5, 6, 7], dict(max_new_tokens=MAX_NEW_TOKENS), prefix=[8])
+    client = open_client(exported_for(SEQ2SEQ, "cpu")[1], slots=8)
+    job = client.admission.admit([5, 6, 7], dict(max_new_tokens=MAX_NEW_TOKENS), prefix=[8])
     request = generation_request(
-        engine.admission.info,
+        client.admission.info,
         np.array([[5, 6, 7]]),
         np.ones((1, 3), int),
         np.array([[8]]),

@@ -1,98 +1,99 @@
-"""Tests of beams of several sequence groups in one search, and of the slots of their caches."""
+"""Tests of searches that groups join and leave, and of the slots of their beams."""
 
 import numpy as np
 import pytest
+from opened_engines import first_batch, open_client
 
 from vanilla_transformer_export.inference.options import Options
-from vanilla_transformer_export.scheduler.beam_groups import (
-    assign_slots,
-    group_beams,
-    joined_beams,
-)
-from vanilla_transformer_export.scheduler.request import GenerationInput
-from vanilla_transformer_export.scheduler.sequence_group import start_request
+from vanilla_transformer_export.inference.search import BeamSearch
 
-VOCABULARY = 40
+VOCABULARY, BEAMS, STEPS = 40, 3, 5
 
 
 @pytest.mark.parametrize("groups, beams", [(1, 2), (3, 4), (7, 5)])
-def test_assign_slots_gives_beams_parent_caches_with_fewest_copies(groups, beams):
-    rng = np.random.default_rng(beams)
-    slots = rng.permutation(2 * groups * beams)[: groups * beams].reshape(groups, beams)
-    parents = rng.integers(0, beams, (groups, beams))
-    caches = rng.random(2 * groups * beams)
-    expected = np.take_along_axis(caches[slots], parents, axis=1)
-    assigned, copies = assign_slots(slots, parents)
-    for source, target in copies:
-        caches[target] = caches[source]
-    np.testing.assert_array_equal(caches[assigned], expected)
-    assert np.array_equal(np.sort(assigned, axis=1), np.sort(slots, axis=1))
-    assert len(copies) == sum(beams - len(set(row)) for row in parents.tolist())
+def test_select_gives_rows_the_caches_of_their_parents_with_fewest_copies(
+    exported_for, groups, beams, monkeypatch
+):
+    client = open_client(exported_for("causal", "cpu")[1], slots=groups * beams)
+    rows, rng, count = first_batch(client).joining, np.random.default_rng(beams), groups * beams
+    rows.add(None, count)
+    rows.lengths[:] = 1
+    copies, copy = [], rows.copy
+
+    def note_and_copy(sources, targets):
+        copies.extend(sources)
+        copy(sources, targets)
+
+    monkeypatch.setattr(rows, "copy", note_and_copy)
+    for _ in range(4):
+        values = rng.random(len(rows.lengths)).astype(np.float32)
+        rows.caches[...] = values[:, None, None, None]
+        expected = values[rows.places]
+        parents = np.repeat(np.arange(groups), beams) * beams + rng.integers(0, beams, count)
+        copies.clear()
+        rows.select(parents)
+        assert (rows.caches[0, rows.places, 0, 0, 0] == expected[parents]).all()
+        assert sorted(rows.places) == list(range(count))
+        assert len(copies) == count - len(set(parents))
 
 
-def start_groups(count, **options):
-    """Return sequence groups with one slot each, and their request."""
-    options = Options(num_beams=3, eos_token_id=2, **options)
-    request = start_request(
-        [GenerationInput(options, [1], [5])] * count, lambda events, is_finished: None
-    )
-    for slot, group in enumerate(request.parts):
-        group.slots = [slot]
-    return request.parts, request
+def start_search(groups):
+    return BeamSearch(groups, Options(num_beams=BEAMS, eos_token_id=2, max_new_tokens=STEPS))
 
 
-def top_tokens(rows, seed=0):
+def top_tokens(rows, seed):
+    """Return log p and numbers of the best tokens, both (rows, 2 * BEAMS), without end tokens."""
     rng = np.random.default_rng(seed)
-    log_p = np.sort(rng.random((rows, 6)).astype(np.float32), axis=1)[:, ::-1] - 2
-    return log_p, np.argsort(rng.random((rows, VOCABULARY)), axis=1)[:, 3:9]
+    log_p = np.sort(rng.random((rows, 2 * BEAMS)).astype(np.float32), axis=1)[:, ::-1] - 2
+    return log_p, np.argsort(rng.random((rows, VOCABULARY - 3)), axis=1)[:, : 2 * BEAMS] + 3
 
 
-def test_only_groups_with_equal_options_share_a_search():
-    groups = [start_groups(2)[0], start_groups(1, length_penalty=2.0)[0], start_groups(1)[0]]
-    searches = group_beams([group for some in groups for group in some])
-    assert [len(beams.groups) for beams in searches] == [3, 1]
-    again = joined_beams([*searches, *group_beams(start_groups(2)[0])])
-    assert [len(beams.groups) for beams in again] == [5, 1]
+def run_alone(group, steps):
+    """Return the finished search of one group whose best tokens depend on `group` and the step."""
+    search = start_search(1)
+    for step in range(steps):
+        search.advance_best(*group_tokens([group], [step]))
+    return search
 
 
-def test_group_with_nan_logits_does_not_affect_other_groups():
-    groups, request = start_groups(2)
-    _, other = start_groups(1)
-    groups[1].request = other
-    [beams] = group_beams(groups)
-    log_p, tokens = top_tokens(2)
+def group_tokens(groups, steps):
+    """Return the best tokens of `groups`, each before its own step of `steps`."""
+    values = [
+        top_tokens(1 if step == 0 else BEAMS, seed=[group, step])
+        for group, step in zip(groups, steps)
+    ]
+    return tuple(np.concatenate(arrays) for arrays in zip(*values))
+
+
+def test_group_with_nan_logits_is_invalid_and_others_go_on():
+    search = start_search(2)
+    log_p, tokens = group_tokens([0, 1], [0, 0])
     log_p[1] = np.nan
-    beams.advance(log_p, tokens)
-    assert beams.groups == [groups[0]]
-    assert groups[1].is_finished and str(other.error) == (
-        "some logits are NaN or infinite, expected numbers"
-    )
-    assert request.error is None and len(groups[0].next_tokens) == 3
+    search.advance_best(log_p, tokens)
+    assert search.is_invalid.tolist() == [False, True]
+    search = search.take(~search.is_invalid)
+    for step in range(1, STEPS):
+        search.advance_best(*group_tokens([0], [step]))
+    assert search.is_finished.all() and search.result(0) == run_alone(0, STEPS).result(0)
 
 
-def test_groups_that_join_later_have_same_results_as_alone():
-    """Groups join and leave one search, and get the tokens of a separate search."""
-
-    def run(first, second):
-        results, beams = {}, None
-        for step in range(9):
-            for name, count in first if step == 0 else second if step == 3 else []:
-                groups, _ = start_groups(count, max_new_tokens=5)
-                [new] = group_beams(groups)
-                results[name] = groups
-                new.advance(*(values[: len(groups)] for values in top_tokens(8, seed=0)))
-                for group in groups:
-                    group.is_expanded = True
-                    group.slots = [3 * group.slots[0] + beam for beam in range(3)]
-                beams = new if beams is None else joined_beams([beams, new])[0]
-            if beams is not None and beams.groups:
-                beams.advance(*top_tokens(30, seed=7))
-        return {
-            name: [[hypothesis.tokens for hypothesis in group.results] for group in groups]
-            for name, groups in results.items()
-        }
-
-    together = run([("a", 2)], [("b", 3)])
-    assert together["a"] == run([("a", 2)], [])["a"]
-    assert together["b"] == run([("b", 3)], [])["b"]
-    assert all(group[0] for group in together["a"] + together["b"])
+def test_groups_that_join_later_or_leave_have_same_results_as_alone():
+    search, groups = start_search(2), [0, 1]
+    for step in range(3):
+        search.advance_best(*group_tokens(groups, [step] * 2))
+    others = start_search(3)
+    others.advance_best(*group_tokens([2, 3, 4], [0] * 3))
+    search.add(others)
+    search, groups = search.take(np.array([4, 1, 2])), [4, 1, 2]
+    for step in (3, 4):
+        steps = [step if group == 1 else step - 2 for group in groups]
+        search.advance_best(*group_tokens(groups, steps))
+    assert search.is_finished.tolist() == [False, True, False]
+    assert search.result(1) == run_alone(1, STEPS).result(0)
+    search, groups = search.take(np.array([0, 2])), [4, 2]
+    for step in (3, 4):
+        search.advance_best(*group_tokens(groups, [step] * 2))
+    assert search.is_finished.all()
+    for place, group in enumerate(groups):
+        tokens, scores = search.result(place)
+        assert tokens[0] and (tokens, scores) == run_alone(group, STEPS).result(0)

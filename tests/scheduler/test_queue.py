@@ -5,30 +5,30 @@ import threading
 
 import pytest
 from messages import raises
-from opened_engines import first_batch, open_engine
+from opened_engines import first_batch, open_client
 
 from vanilla_transformer_export.errors import RequestError
+from vanilla_transformer_export.scheduler import generation_batch
+from vanilla_transformer_export.scheduler.capacity import Pace
+from vanilla_transformer_export.scheduler.groups import start_request
 from vanilla_transformer_export.scheduler.queue import MAX_DEFERRED, RequestQueue
-from vanilla_transformer_export.scheduler.sequence_group import start_request
 
 DECODER = "causal"
 
 
 def test_long_request_does_not_delay_short_ones_and_full_queue_returns_429(exported_for):
-    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=2, max_waiting=30)
-    job = functools.partial(engine.admission.admit, [5], dict(max_new_tokens=3))
+    client = open_client(exported_for(DECODER, "cpu")[1], slots=2, max_waiting=30)
+    job = functools.partial(client.admission.admit, [5], dict(max_new_tokens=3))
     order = []
-    queue = engine.scheduler.queue
-    bulk, single = (
-        start_request([job() for _ in range(count)], lambda *update: None) for count in (20, 1)
-    )
-    engine.put(bulk)
-    engine.put(single)
+    queue = client.engine.queue
+    bulk, single = (start_request([job() for _ in range(count)]) for count in (20, 1))
+    client.engine.add(bulk)
+    client.engine.add(single)
     assert queue.num_rows == 21
     with raises(RequestError, seen=21, expected=30) as refused:
-        engine.put(start_request([job() for _ in range(10)], lambda *update: None))
+        client.run([job() for _ in range(10)])
     assert (refused.value.status, refused.value.retry_after) == (429, 1)
-    batch = first_batch(engine)
+    batch = first_batch(client)
     while queue.num_rows:
         runs = queue.take(batch)
         batch.join(runs)
@@ -36,70 +36,71 @@ def test_long_request_does_not_delay_short_ones_and_full_queue_returns_429(expor
         while batch.running:
             batch.step()
             for run in [run for run in batch.running if run.is_finished]:
-                batch.remove(run)
+                batch.remove([run])
     assert order[:3] == [bulk, single, bulk] and order.count(bulk) == 20
     # an empty queue accepts a request of more rows than may wait
-    engine.put(start_request([job() for _ in range(40)], lambda *update: None))
+    with client.request([job() for _ in range(40)], False, None, order.append):
+        assert client.waiting == 40
+    assert client.waiting == 0  # it was cancelled
     queue.close()
-    with pytest.raises(RequestError) as refused:
-        engine.put(single)
-    assert refused.value.status == 503
+    for put in (lambda: client.engine.add(single), lambda: client.run([job()])):
+        with pytest.raises(RequestError) as refused:
+            put()
+        assert refused.value.status == 503
 
 
 def test_new_request_uses_spare_rows_beside_a_long_one(exported_for, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
-    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=4)
-    job = engine.admission.admit([5], dict(max_new_tokens=3))
-    batch, queue = first_batch(engine), engine.scheduler.queue
-    long, first, second = (
-        start_request([job] * count, lambda *update: None) for count in (9, 1, 1)
-    )
+    monkeypatch.setattr(generation_batch, "WAIT_PER_PART", 0.0)
+    client = open_client(exported_for(DECODER, "cpu")[1], slots=4)
+    job = client.admission.admit([5], dict(max_new_tokens=3))
+    batch, queue = first_batch(client), client.engine.queue
+    long, first, second = (start_request([job] * count) for count in (9, 1, 1))
 
     def joining():
         parts = queue.take(batch)
         batch.join(parts)
         return [part.request for part in parts]
 
-    engine.put(long)
+    client.engine.add(long)
     assert joining() == [long] * 4 and joining() == []
-    engine.put(first)
-    engine.put(second)
+    client.engine.add(first)
+    client.engine.add(second)
     assert joining() == [first] and joining() == []
     batch.step()
-    assert len({slot for part in batch.running for slot in part.slots}) == 5
+    assert batch.num_rows == 5
     for part in list(batch.running):
-        batch.remove(part)
+        batch.remove([part])
     assert joining() == [second, long, long, long]
 
 
 def test_request_that_was_overtaken_for_long_is_next(exported_for, monkeypatch):
     monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_OVERTAKEN", 0.0)
-    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=1)
-    job = engine.admission.admit([5], dict(max_new_tokens=3))
-    long, new = (start_request([job] * count, lambda *update: None) for count in (3, 1))
-    engine.put(long)
-    [part] = engine.scheduler.queue.take(first_batch(engine))
+    client = open_client(exported_for(DECODER, "cpu")[1], slots=1)
+    job = client.admission.admit([5], dict(max_new_tokens=3))
+    long, new = (start_request([job] * count) for count in (3, 1))
+    client.engine.add(long)
+    [part] = client.engine.queue.take(first_batch(client))
     assert part.request is long
-    engine.put(new)
-    assert list(engine.scheduler.queue.requests) == [long, new]
+    client.engine.add(new)
+    assert list(client.engine.queue.requests) == [long, new]
 
 
 def test_cancelled_request_leaves_queue_and_full_batch_takes_nothing(
     exported_for,
 ):
-    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=1, max_waiting=4)
-    job = engine.admission.admit([5], dict(max_new_tokens=3))
-    queue, batch = engine.scheduler.queue, first_batch(engine)
-    first, gone, last = (start_request([job] * count, lambda *update: None) for count in (2, 2, 2))
-    engine.put(first)
-    engine.put(gone)
+    client = open_client(exported_for(DECODER, "cpu")[1], slots=1, max_waiting=4)
+    job = client.admission.admit([5], dict(max_new_tokens=3))
+    queue, batch = client.engine.queue, first_batch(client)
+    first, gone, last = (start_request([job] * count) for count in (2, 2, 2))
+    client.engine.add(first)
+    client.engine.add(gone)
     batch.join(queue.take(batch))
     assert (batch.num_free_rows, queue.take(batch), queue.num_rows) == (0, [], 3)
     with raises(RequestError, seen=3, expected=4):
-        engine.put(last)
-    engine.cancel(gone)
+        client.run([job] * 2)
+    queue.cancel(gone)
     assert queue.num_rows == 1
-    engine.put(last)
+    queue.put(last)
     assert queue.num_rows == 3
 
 
@@ -108,28 +109,28 @@ def test_cancelled_request_leaves_queue_and_full_batch_takes_nothing(
     "options", [dict(), dict(num_beams=4), dict(do_sample=True, num_return_sequences=4)]
 )
 def test_running_rows_of_cancelled_request_are_freed(exported_for, options, steps):
-    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=4)
-    [worker] = engine.scheduler.workers
-    job = engine.admission.admit([5], dict(max_new_tokens=9, **options))
-    request = start_request([job], lambda *update: None)
-    engine.put(request)
+    client = open_client(exported_for(DECODER, "cpu")[1], slots=4)
+    [worker] = client.engine.workers
+    job = client.admission.admit([5], dict(max_new_tokens=9, **options))
+    request = start_request([job])
+    client.engine.add(request)
     worker.join(worker.queue.take(worker.batch))
     for _ in range(steps):
         worker.step()
     assert worker.batch.num_free_rows == 4 - job.num_rows
-    engine.cancel(request)
+    client.engine.cancel(request.number)
     worker.remove_finished()
     assert worker.batch.num_free_rows == 4 and not worker.batch.running
 
 
 def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
-    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=12)
-    job = engine.admission.admit([5], dict(max_new_tokens=3))
-    batch, queue = first_batch(engine), RequestQueue()
+    client = open_client(exported_for(DECODER, "cpu")[1], slots=12)
+    job = client.admission.admit([5], dict(max_new_tokens=3))
+    batch, queue = first_batch(client), RequestQueue()
 
     def put(count):
         for _ in range(count):
-            queue.put(start_request([job], lambda *update: None))
+            queue.put(start_request([job]))
 
     def joining():
         runs = queue.take(batch)
@@ -138,9 +139,11 @@ def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
 
     def leave(count):
         for run in batch.running[:count]:
-            batch.remove(run)
+            batch.remove([run])
 
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 1000.0)
+    monkeypatch.setattr(
+        "vanilla_transformer_export.scheduler.generation_batch.WAIT_PER_PART", 1000.0
+    )
     put(3)
     assert joining() == 3  # no running rows would have to wait
     put(7)
@@ -149,7 +152,7 @@ def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
     assert joining() == 8
     put(1)
     assert joining() == 0
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
+    monkeypatch.setattr(generation_batch, "WAIT_PER_PART", 0.0)
     assert joining() == 1
     put(20)
     queue.close()
@@ -165,17 +168,17 @@ def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
 
 
 def test_new_rows_join_the_larger_batch_until_it_has_its_preferred_rows(exported_for, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
+    monkeypatch.setattr(generation_batch, "WAIT_PER_PART", 0.0)
     monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_DEFERRED", 1000.0)
-    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=16, workers=2)
-    job = engine.admission.admit([5], dict(max_new_tokens=20, min_new_tokens=20))
+    client = open_client(exported_for(DECODER, "cpu")[1], slots=16, workers=2)
+    job = client.admission.admit([5], dict(max_new_tokens=20, min_new_tokens=20))
     queue = RequestQueue()
-    larger, smaller = (worker.batch for worker in engine.scheduler.workers)
-    larger.preferred_rows = smaller.preferred_rows = 4
+    larger, smaller = (worker.batch for worker in client.engine.workers)
+    larger.pace = smaller.pace = Pace(chunk=16, preferred_rows=4)
 
     def joining(batch, count):
         for _ in range(count):
-            queue.put(start_request([job], lambda *update: None))
+            queue.put(start_request([job]))
         parts = queue.take(batch)
         batch.join(parts)
         return len(parts)
@@ -195,14 +198,16 @@ def test_new_rows_join_the_larger_batch_until_it_has_its_preferred_rows(exported
 def test_parts_are_not_deferred_to_a_batch_with_a_long_join_delay(
     exported_for, monkeypatch, join_delay, is_deferred
 ):
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", join_delay)
+    monkeypatch.setattr(
+        "vanilla_transformer_export.scheduler.generation_batch.WAIT_PER_PART", join_delay
+    )
     monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_DEFERRED", 1000.0)
-    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=16, workers=2)
-    job = engine.admission.admit([5], dict(max_new_tokens=20))
+    client = open_client(exported_for(DECODER, "cpu")[1], slots=16, workers=2)
+    job = client.admission.admit([5], dict(max_new_tokens=20))
     queue = RequestQueue()
-    larger, smaller = (worker.batch for worker in engine.scheduler.workers)
-    larger.preferred_rows = 4
-    first, second = (start_request([job], lambda *update: None) for _ in range(2))
+    larger, smaller = (worker.batch for worker in client.engine.workers)
+    larger.pace = Pace(chunk=16, preferred_rows=4)
+    first, second = (start_request([job]) for _ in range(2))
     queue.put(first)
     larger.join(queue.take(larger))
     queue.put(second)
@@ -211,17 +216,17 @@ def test_parts_are_not_deferred_to_a_batch_with_a_long_join_delay(
 
 
 def test_rows_that_do_not_fit_the_larger_batch_join_another_at_once(exported_for, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
+    monkeypatch.setattr(generation_batch, "WAIT_PER_PART", 0.0)
     monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_DEFERRED", 1000.0)
-    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=16, workers=2)
-    queue, admit = RequestQueue(), engine.admission.admit
-    larger, smaller = (worker.batch for worker in engine.scheduler.workers)
-    larger.preferred_rows = smaller.preferred_rows = 100
+    client = open_client(exported_for(DECODER, "cpu")[1], slots=16, workers=2)
+    queue, admit = RequestQueue(), client.admission.admit
+    larger, smaller = (worker.batch for worker in client.engine.workers)
+    larger.pace = smaller.pace = Pace(chunk=16, preferred_rows=100)
     rows = larger.capacity
-    queue.put(start_request([admit([5], dict(max_new_tokens=20))], lambda *update: None))
+    queue.put(start_request([admit([5], dict(max_new_tokens=20))]))
     larger.join(queue.take(larger))
     assert queue.take(larger) == []
-    queue.put(start_request([admit([5], dict(max_new_tokens=20))] * rows, lambda *update: None))
+    queue.put(start_request([admit([5], dict(max_new_tokens=20))] * rows))
     waits, taken, wait = threading.Event(), [], queue.changed.wait
 
     def announced_wait(seconds):
@@ -238,15 +243,15 @@ def test_rows_that_do_not_fit_the_larger_batch_join_another_at_once(exported_for
 
 
 def test_preferred_rows_count_beams_and_unread_prompts(exported_for, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
-    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=16)
-    batch, queue = first_batch(engine), RequestQueue()
-    batch.preferred_rows, batch.chunk = 9, 1
-    beams = engine.admission.admit([5], dict(num_beams=4, max_new_tokens=20))
-    long = engine.admission.admit([5, 6, 7, 8], dict(max_new_tokens=20))
+    monkeypatch.setattr(generation_batch, "WAIT_PER_PART", 0.0)
+    client = open_client(exported_for(DECODER, "cpu")[1], slots=16)
+    batch, queue = first_batch(client), RequestQueue()
+    batch.pace = Pace(chunk=1, preferred_rows=9)
+    beams = client.admission.admit([5], dict(num_beams=4, max_new_tokens=20))
+    long = client.admission.admit([5, 6, 7, 8], dict(max_new_tokens=20))
     should_grow = []
     for job, count in ((beams, 2), (long, 1)):
-        queue.put(start_request([job] * count, lambda *update: None))
+        queue.put(start_request([job] * count))
         batch.join(queue.take(batch))
         batch.join([])  # reads the second prompt of the beams
         should_grow.append(batch.should_grow)
@@ -254,10 +259,10 @@ def test_preferred_rows_count_beams_and_unread_prompts(exported_for, monkeypatch
 
 
 def test_part_is_deferred_no_longer_than_its_limit(exported_for):
-    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=4)
-    batch, queue = first_batch(engine), RequestQueue()
+    client = open_client(exported_for(DECODER, "cpu")[1], slots=4)
+    batch, queue = first_batch(client), RequestQueue()
     assert queue.wait_seconds(batch, 0.0) is None
-    request = start_request([engine.admission.admit([5], {})], lambda *update: None)
+    request = start_request([client.admission.admit([5], {})])
     queue.put(request)
     assert queue.wait_seconds(batch, request.arrived_at + 0.004) == pytest.approx(
         MAX_DEFERRED - 0.004
@@ -266,14 +271,14 @@ def test_part_is_deferred_no_longer_than_its_limit(exported_for):
 
 def test_large_sequence_group_is_not_overtaken_indefinitely(exported_for, monkeypatch):
     monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_OVERTAKEN", 0.0)
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.slot_batch.WAIT_PER_PART", 0.0)
-    engine = open_engine(exported_for(DECODER, "cpu")[1], slots=4)
-    batch, queue = first_batch(engine), RequestQueue()
-    small = engine.admission.admit([5], dict(max_new_tokens=20, min_new_tokens=20))
-    queue.put(start_request([small], lambda *update: None))
+    monkeypatch.setattr(generation_batch, "WAIT_PER_PART", 0.0)
+    client = open_client(exported_for(DECODER, "cpu")[1], slots=4)
+    batch, queue = first_batch(client), RequestQueue()
+    small = client.admission.admit([5], dict(max_new_tokens=20, min_new_tokens=20))
+    queue.put(start_request([small]))
     batch.join(queue.take(batch))
-    queue.put(start_request([engine.admission.admit([5], dict(num_beams=4))], lambda *update: None))
-    queue.put(start_request([small] * 3, lambda *update: None))
+    queue.put(start_request([client.admission.admit([5], dict(num_beams=4))]))
+    queue.put(start_request([small] * 3))
     assert queue.take(batch) == []  # the beams wait for all slots and join next
-    batch.remove(batch.running[0])
+    batch.remove(batch.running[:1])
     assert [run.num_rows for run in queue.take(batch)] == [4]

@@ -1,5 +1,6 @@
 """Tests of the child process that runs the workers of a server: metrics, errors and shutdown."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -37,9 +38,9 @@ from serving_servers import OURS, Plan, Server, outcome
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.errors import RequestError, UsageError
 from vanilla_transformer_export.scheduler.child import portable
-from vanilla_transformer_export.scheduler.client_request import ClientRequest
-from vanilla_transformer_export.scheduler.process import SchedulerClient, scheduler_process
-from vanilla_transformer_export.scheduler.worker import NoEvents
+from vanilla_transformer_export.scheduler.client import Client
+from vanilla_transformer_export.scheduler.process import ProcessEngine, engine_process
+from vanilla_transformer_export.scheduler.request import Update
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
 
@@ -339,10 +340,10 @@ def test_queue_full_of_one_request_accepts_small_ones(export, tmp_path):
 def test_unreadable_message_ends_child_and_server(export, tmp_path):
     """The server must not wait for a child that still runs."""
     code = """
-from vanilla_transformer_export.scheduler.process import SchedulerClient
+from vanilla_transformer_export.scheduler.process import ProcessEngine
 def received(self, *_):
     raise LookupError("a mistake")
-SchedulerClient.received = received
+ProcessEngine.received = received
 """
     log = tmp_path / "log"
     with raises(RuntimeError, seen="copy"):
@@ -388,13 +389,13 @@ def test_signal_to_both_processes_is_handled_by_server_only(export, load, tmp_pa
 def test_worker_error_fails_only_its_request(export, load, tmp_path):
     """Encoding raises for sources that begin with w7."""
     code = """
-from vanilla_transformer_export.scheduler.slot_batch import SlotBatch
-read = SlotBatch.encode_sources
-def encode_sources(self, runs):
-    if any(list(run.input.source)[0] == 7 for run in runs):
+from vanilla_transformer_export.targets.cpu.slots import SlotRows
+add = SlotRows.add
+def add_unless_w7(self, sources, count):
+    if any(source[0] == 7 for source in sources):
         raise ValueError("no memory")
-    read(self, runs)
-SlotBatch.encode_sources = encode_sources
+    add(self, sources, count)
+SlotRows.add = add_unless_w7
 """
     server = start_patched(code, export, tmp_path / "log")
     try:
@@ -452,53 +453,73 @@ def test_unpicklable_errors_become_runtime_errors_with_same_message(error):
 def test_closed_client_fails_pending_requests_and_rejects_new_ones():
     sent = []
     process = SimpleNamespace(error=None, send=sent.append)
-    admission = SimpleNamespace(check_queue=lambda *counts: None)
-    client = SchedulerClient(process, "a", admission, NoEvents())
-    ends = []
-    first, second = (
-        ClientRequest(
-            [SimpleNamespace(input=None, num_rows=1, results=[])],
-            lambda events, is_finished: ends.append(is_finished),
-        )
-        for _ in range(2)
-    )
-    client.put(first)
-    assert client.waiting == 1 and not client.close()
-    assert ends == [True] and first.error.status == 503
-    with pytest.raises(RequestError) as rejection:
-        client.put(second)
-    assert rejection.value.status == 503 and len(sent) == 1
+    client = Client(SimpleNamespace(max_waiting=8), ProcessEngine(process, "a")).start()
+
+    async def ask():
+        pending = asyncio.create_task(client.generate([SimpleNamespace(num_rows=1)]))
+        await asyncio.sleep(0)
+        assert client.waiting == 1
+        client.close()
+        for asked in (pending, client.generate([SimpleNamespace(num_rows=1)])):
+            with pytest.raises(RequestError) as rejection:
+                await asked
+            assert rejection.value.status == 503
+
+    asyncio.run(ask())
+    assert [message[0] for message in sent] == ["put"] and not client.pending
+
+
+def test_update_that_arrives_after_its_client_left_is_ignored():
+    sent = []
+    engine = ProcessEngine(SimpleNamespace(error=None, send=sent.append), "a")
+    client = Client(SimpleNamespace(max_waiting=8), engine).start()
+
+    async def ask():
+        for _ in range(2):  # the future of the queue may be cancelled already, or not yet
+            leaving = asyncio.create_task(client.generate([SimpleNamespace(num_rows=1)]))
+            await asyncio.sleep(0)
+            leaving.cancel()
+            number = sent[-1][2]
+            engine.received((1, 0), [], [Update(number, [], [[]], None)])
+            with pytest.raises(asyncio.CancelledError):
+                await leaving
+            engine.received((1, 0), [], [Update(number, [], [[]], None)])
+
+    asyncio.run(ask())
+    assert not client.pending
 
 
 def test_no_child_process_without_generating_models():
-    with scheduler_process(False) as process:
+    with engine_process(False) as process:
         assert process is None
 
 
 LARGE = """
 import asyncio, os
+from types import SimpleNamespace
 from vanilla_transformer_export.scheduler import child, process
 
-def fail(text, **arguments):
-    raise ValueError(len(text) * "x")
+def fail(directory, dtype, sizes):
+    raise ValueError(len(sizes["text"]) * "x")
 
-child.open_scheduler = fail
+child.open_engine = fail
+admission = SimpleNamespace(info=SimpleNamespace(directory="a"))
 
 async def main(started):
     await started.connect()
     for size in (0, 1, 10**7):
         try:
-            await started.open("a", 1, None, text="y" * size)
+            await started.open("a", admission, None, {"text": "y" * size})
         except ValueError as error:
             print(len(str(error)))
     os.kill(started.pid, 9)
     for _ in range(2):
         try:
-            await started.open("a", 1, None, text="")
+            await started.open("a", admission, None, {"text": ""})
         except ChildProcessError as error:
             print(error)
 
-with process.scheduler_process(True) as started:
+with process.engine_process(True) as started:
     asyncio.run(main(started))
 """
 

@@ -19,10 +19,9 @@ from vanilla_transformer_export.errors import SessionError, UsageError
 from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.run import Runner
 from vanilla_transformer_export.inference.inputs import move_padding, pad_sequences
-from vanilla_transformer_export.model import OnnxModel
 from vanilla_transformer_export.scheduler import offline
 from vanilla_transformer_export.scheduler.capacity import MIN_OFFLINE_ROWS
-from vanilla_transformer_export.scheduler.slot_batch import SlotBatch
+from vanilla_transformer_export.scheduler.generation_batch import GenerationBatch
 
 SEQ2SEQ, DECODER = "seq2seq", "causal"
 COUNT = 2 * MIN_OFFLINE_ROWS + 12
@@ -57,13 +56,22 @@ def generate_with_transformers(model, ids, mask, prefixes=None, **options):
 
 @pytest.fixture
 def steps(monkeypatch):
-    """Thread ids of all steps that workers run, in order."""
+    """(Thread id, number of running rows) of each step that workers run, in order."""
     result = []
-    step = SlotBatch.step
-    monkeypatch.setattr(
-        SlotBatch, "step", lambda batch: (result.append(threading.get_ident()), step(batch))[1]
-    )
+    step = GenerationBatch.step
+
+    def note_and_step(batch):
+        thread = threading.current_thread()
+        if thread.name == "worker":
+            result.append((thread.ident, len(batch.running)))
+        return step(batch)
+
+    monkeypatch.setattr(GenerationBatch, "step", note_and_step)
     return result
+
+
+def count_threads(steps):
+    return len({thread for thread, _ in steps})
 
 
 @pytest.mark.parametrize("name", [SEQ2SEQ, DECODER])
@@ -78,7 +86,7 @@ def test_many_rows_run_in_workers_and_match_transformers(exported_for, steps, na
             np.testing.assert_array_equal(
                 result, generate_with_transformers(model, ids, mask, max_new_tokens=9, **options)
             )
-            assert len(set(steps)) == (workers or 1)
+            assert count_threads(steps) == (workers or 1)
             steps.clear()
             few = MIN_OFFLINE_ROWS * (workers or 1) - 1
             runtime.generate(ids[:few], mask[:few], max_new_tokens=9, **options)
@@ -96,22 +104,17 @@ def test_decoder_prefixes_run_in_workers_and_match_transformers(exported_for, st
     np.testing.assert_array_equal(
         result, generate_with_transformers(model, ids, mask, starts, max_new_tokens=6)
     )
-    assert len(set(steps)) == 2
+    assert count_threads(steps) == 2
 
 
-def test_finished_rows_take_part_in_no_step(exported_for, monkeypatch):
+def test_finished_rows_take_part_in_no_step(exported_for, steps):
     """The numbers of rows of all steps sum to the number of new tokens."""
     model, directory = exported_for(SEQ2SEQ, "cpu")
     ids, mask = inputs(SEQ2SEQ)
-    stepped = []
-    step = SlotBatch.step
-    monkeypatch.setattr(
-        SlotBatch, "step", lambda batch: (stepped.append(len(batch.running)), step(batch))[1]
-    )
     Runtime(directory, threads=2, workers=1).generate(ids, mask, max_new_tokens=20)
     new = generate_with_transformers(model, ids, mask, max_new_tokens=20)[:, 1:]
     lengths = [row.index(EOS) + 1 if EOS in row else len(row) for row in new.tolist()]
-    assert len(set(lengths)) > 2 and sum(stepped) == sum(lengths)
+    assert len(set(lengths)) > 2 and sum(rows for _, rows in steps) == sum(lengths)
 
 
 @pytest.mark.parametrize("name", [SEQ2SEQ, DECODER])
@@ -141,14 +144,13 @@ def test_beam_search_splits_rows_into_batches_of_similar_length_with_same_result
     ids, mask = inputs(name)
     options = dict(num_beams=3, num_return_sequences=2, max_new_tokens=7)
     runtime = Runtime(directory, threads=2)
-    groups, generate = [], OnnxModel.generate
+    groups, sequences = [], offline.sequences
 
-    def note_lengths_and_generate(model, request):
-        _, own_mask = request.source or (None, request.attention_mask)
-        groups.append(sorted(own_mask.sum(axis=1).tolist()))
-        return generate(model, request)
+    def note_lengths_and_search(model, request, inputs):
+        groups.append(sorted(len(row.source or row.prompt) for row in inputs))
+        return sequences(model, request, inputs)
 
-    monkeypatch.setattr(OnnxModel, "generate", note_lengths_and_generate)
+    monkeypatch.setattr(offline, "sequences", note_lengths_and_search)
     expected = runtime.generate_with_scores(ids, mask, **options)
     assert [*map(len, groups)] == [COUNT // runtime.workers] * runtime.workers
     groups.clear()
@@ -222,11 +224,11 @@ def test_files_translations_and_evaluations_run_in_workers(translator, steps, tm
     runtime = TextRuntime(export, threads=2, workers=2)
     Runner(Predictions(runtime, "generate", options, 8)).to_file(source, tmp_path / "out")
     assert (tmp_path / "out").read_text().split("\n") == ["", *reference, ""]
-    assert len(set(steps)) == 2
+    assert count_threads(steps) == 2
     steps.clear()
     with pytest.warns(UserWarning, match=" 9 tokens"):
         assert runtime.translate(texts, split=False, **options) == reference
-    assert len(set(steps)) == 2
+    assert count_threads(steps) == 2
     steps.clear()
     command = [
         "generate",
@@ -242,13 +244,13 @@ def test_files_translations_and_evaluations_run_in_workers(translator, steps, tm
     ]
     main([*command, "--no-repeat-ngram-size", "0"])
     assert capsys.readouterr().out.split("\n") == ["", *reference, ""]
-    assert len(set(steps)) == 1
+    assert count_threads(steps) == 1
     steps.clear()
     source.write_text("\n".join(texts) + "\n")
     references.write_text("\n".join(text[::-1] for text in reference[:-1]) + "\nw5 w6 w7 w8\n")
     expected = sacrebleu.corpus_bleu(reference, [references.read_text().split("\n")[:-1]]).score
     actual = evaluate(export, source, references, batch_size=8, workers=1, **options)
-    assert actual["bleu"] == round(expected, 2) and len(set(steps)) == 1
+    assert actual["bleu"] == round(expected, 2) and count_threads(steps) == 1
     flags = [
         "--source",
         str(source),

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from libretranslatepy import LibreTranslateAPI
 from messages import check_message, raises
-from opened_engines import text_engine
+from opened_engines import text_client
 from served import served
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB
@@ -75,7 +75,7 @@ def load(directory):
     engines = []
 
     def make(name, languages=None, given=()):
-        runtime, engine = text_engine(directory, slots=SLOTS, max_source=40, max_length=30)
+        runtime, engine = text_client(directory, slots=SLOTS, max_source=40, max_length=30)
         engines.append(engine)
         if languages is not None:
             runtime.languages = languages

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from served import served
 
+from vanilla_transformer_export.scheduler.request import Activity
 from vanilla_transformer_export.serving.logs import Log
 
 
@@ -105,11 +106,9 @@ def test_metrics_of_requests_and_engine(monkeypatch):
         for path in ("/stub", "/models/a/stub", "/nowhere", "/models/a/nowhere/x"):
             client.post(path, json={"q": "a"})
         client.get("/raise/mistake")
-        engine = server.server.service.metrics.of_engine("a-model")
-        engine.joined(0.25)
-        engine.first_token(0.5)
-        engine.stepped(3, 2)
-        engine.stepped(1, 1)
+        observe = server.server.service.metrics.of_engine("a-model")
+        observe(Activity(waits=[0.25], first_tokens=[0.5], rows=3, tokens=2))
+        observe(Activity(waits=[], first_tokens=[], rows=1, tokens=1))
         server.server.service.metrics.watch_rows("a-model", lambda: 7, lambda: 5)
         server.server.service.metrics.watch_slots("a-model", 8, lambda: 5)
         answer = client.get("/metrics")

@@ -15,7 +15,7 @@ from heads import export_for_images
 from hypothesis import given
 from hypothesis import strategies as st
 from messages import check_message, raises
-from opened_engines import text_engine
+from opened_engines import text_client
 from served import wait_for
 from served_models import serving
 from serving_load import with_words
@@ -50,7 +50,7 @@ def server(exported, tmp_path_factory):
     }
     generators = {}
     for name in GENERATORS:
-        generators[name] = ServedModel(name, *text_engine(exports[name]))
+        generators[name] = ServedModel(name, *text_client(exports[name]))
     with serving(
         {name: TextRuntime(exports[name], threads=1) for name in READERS}, max_batch=8
     ) as result:

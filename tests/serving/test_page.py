@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import httpx
 import pytest
 from messages import check_message
-from opened_engines import text_engine
+from opened_engines import text_client
 from served import served as in_thread
 from serving_load import with_words
 
@@ -36,7 +36,7 @@ def served(exported_for, tmp_path_factory):
         ("poet", "causal", []),
     ):
         export = with_words(exported_for(kind, "cpu")[1], tmp_path_factory.mktemp(name))
-        result[name] = ServedModel(name, *text_engine(export, slots=4), languages)
+        result[name] = ServedModel(name, *text_client(export, slots=4), languages)
     reader = TextRuntime(
         with_words(exported_for("encoder", "cpu")[1], tmp_path_factory.mktemp("reader")), threads=1
     )

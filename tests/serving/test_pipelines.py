@@ -12,7 +12,7 @@ from heads import HEADS, MANY, PAIRS, TEXTS, close, export_for_images, save_head
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from messages import check_message, raises
-from opened_engines import text_engine
+from opened_engines import text_client
 from PIL import Image
 from served import served
 from served_models import PROTOCOLS, serving
@@ -311,7 +311,7 @@ def generators(tmp_path_factory):
         )
         export(checkpoint, folder / "export", cases=1)
         made[name] = TextRuntime(folder / "export", threads=1)
-        served_runtime, engine = text_engine(folder / "export")
+        served_runtime, engine = text_client(folder / "export")
         models[name] = ServedModel(name, served_runtime, engine)
     with served(protocols=PROTOCOLS) as server:
         server.server.service.models.models.update(models)

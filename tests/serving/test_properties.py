@@ -8,7 +8,7 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opened_engines import text_engine
+from opened_engines import text_client
 from serving_load import with_words
 
 from vanilla_transformer_export.serving.app import create_app
@@ -113,7 +113,7 @@ def app(exported_for, tmp_path_factory):
     result = {}
     for name, kind, languages in (("pair", "seq2seq", [("en", "de")]), ("poet", "causal", [])):
         export = with_words(exported_for(kind, "cpu")[1], tmp_path_factory.mktemp(name))
-        result[name] = ServedModel(name, *text_engine(export, slots=4), languages)
+        result[name] = ServedModel(name, *text_client(export, slots=4), languages)
     yield create_app(ServedModels(result), PROTOCOLS)
     for model in result.values():
         model.scheduler.close()

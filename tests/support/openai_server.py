@@ -13,9 +13,9 @@ import uvicorn
 from checkpoints import EOS, PAD, START, VOCABULARY, copy_folder, list_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.inference.logits import Prompt, Sampler, row_uniforms
-from vanilla_transformer_export.inference.search import start_search
+from vanilla_transformer_export.inference.rows import GenerationRequest
+from vanilla_transformer_export.inference.search import LogitsProcessors, TokenSearch
 from vanilla_transformer_export.scheduler.admission import Admission
 from vanilla_transformer_export.scheduler.request import (
     LENGTH,
@@ -100,13 +100,18 @@ class OneByOne:
     def events(self, job):
         options = dataclasses.replace(job.options, num_return_sequences=1)
         for index in range(job.options.num_return_sequences):
-            search = start_search(options, Prompt(np.array([job.prompt]), np.zeros(1, np.int64)))
+            prompt = Prompt(np.array([job.prompt]), np.zeros(1, np.int64))
+            sampler = None
             if options.do_sample:
-                search.choose = Sampler(options, [row_uniforms(job.seed, index)])
+                sampler = Sampler(options, [row_uniforms(job.seed, index)])
+            limits = np.array([options.max_new_tokens])
+            search = TokenSearch(options, limits, LogitsProcessors(options, prompt), sampler)
             ids = list(job.prompt)
-            while not search.finished:
+            while not search.is_finished[0]:
                 logits = self.logits(ids)
-                [token] = search.advance(logits.copy())[0].tolist()
+                [[token]] = search.advance(logits.copy())[0].tolist()
+                if search.is_invalid[0]:
+                    raise ValueError(search.problem)
                 known = (
                     None
                     if job.top_logprobs is None
@@ -114,7 +119,7 @@ class OneByOne:
                 )
                 ids.append(token)
                 reason = STOP if token in options.eos_token_ids else LENGTH
-                yield Event(index, token, reason if search.finished else None, known)
+                yield Event(index, token, reason if search.is_finished[0] else None, known)
 
     async def generate(self, jobs):
         return [self.answer(job) for job in jobs]

@@ -1,31 +1,31 @@
-"""Schedulers over exports, in threads of the tests."""
+"""Clients of engines over exports, whose workers are threads of the tests."""
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.model import open_export, open_for_workers
+from vanilla_transformer_export.model import open_export
 from vanilla_transformer_export.scheduler.admission import Admission
-from vanilla_transformer_export.scheduler.client import LocalScheduler
+from vanilla_transformer_export.scheduler.client import Client
+from vanilla_transformer_export.scheduler.engine import Engine
 
 
-def open_engine(directory, workers=1, slots=None, threads=1, **sizes):
-    """Return a scheduler of the export `directory`, which is not started.
+def open_client(directory, workers=1, slots=None, threads=1, **sizes):
+    """Return the client of an engine of the export `directory`, which is not started.
 
     `sizes` and the other arguments are those of `Admission`.
     """
     sizes = {"max_waiting": 10_000, **sizes}
-    info = open_export(directory)
-    admission = Admission(info, workers, threads, slots, **sizes)
-    return LocalScheduler(admission, open_for_workers(info, threads))
+    admission = Admission(open_export(directory), workers, threads, slots, **sizes)
+    return Client(admission, Engine.open(admission))
 
 
-def first_batch(engine):
+def first_batch(client):
     """Return the batch of the first worker, for engines that are not started."""
-    return engine.scheduler.workers[0].batch
+    return client.engine.workers[0].batch
 
 
-def text_engine(directory, **sizes):
-    """Return (the text side of the export `directory`, as `serve` has it, its started scheduler).
+def text_client(directory, **sizes):
+    """Return (the text side of the export `directory`, as `serve` has it, its started client).
 
-    `sizes` are arguments of `open_engine`.
+    `sizes` are arguments of `open_client`.
     """
-    engine = open_engine(directory, **sizes).start()
-    return TextRuntime.around(engine.admission), engine
+    client = open_client(directory, **sizes).start()
+    return TextRuntime.around(client.admission), client

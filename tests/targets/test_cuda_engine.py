@@ -1,5 +1,7 @@
 """Tests of the cuda target's captured graphs, on the CPU with an emulation of their capture."""
 
+import asyncio
+import contextlib
 import random
 import threading
 from collections import Counter
@@ -15,9 +17,9 @@ from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.inference.session import Session
 from vanilla_transformer_export.model import OnnxModel, open_export
 from vanilla_transformer_export.scheduler.admission import Admission
-from vanilla_transformer_export.scheduler.client import LocalScheduler
-from vanilla_transformer_export.scheduler.sequence_group import read_results, start_request
-from vanilla_transformer_export.scheduler.static_batch import StaticBatch
+from vanilla_transformer_export.scheduler.client import Client
+from vanilla_transformer_export.scheduler.engine import Engine, open_batch
+from vanilla_transformer_export.scheduler.groups import start_request
 from vanilla_transformer_export.targets.cuda import buffers
 from vanilla_transformer_export.targets.cuda.rows import CudaRows, CudaRowsFactory
 
@@ -107,7 +109,7 @@ def test_random_request_sizes_capture_few_graphs(exported, monkeypatch):
     rng = np.random.default_rng(0)
     for _ in range(1000):
         request = random_request(rng)
-        decoder = decoders.start(request)
+        decoder = decoders.open(request)
         if request.options.num_beams > 1:
             decoder.buffers.beam_graph(request.options)
         decoder.close()
@@ -178,7 +180,7 @@ def test_prompt_lengths_are_rounded_up_to_powers_of_two(exported, monkeypatch):
     assert lengths == {1, 2, 4, 8, 16, 32, 64}
 
 
-# ------------------------------------------------------------------------------------ the scheduler
+# --------------------------------------------------------------------------------------- the engine
 
 
 def random_rows(count):
@@ -193,7 +195,7 @@ def new_tokens(runtime, name, row, options):
 
 
 @pytest.mark.parametrize("name", ["seq2seq", "causal"])
-def test_scheduler_matches_rows_alone(exported, name, monkeypatch):
+def test_engine_matches_rows_alone(exported, name, monkeypatch):
     """The requests mix all searches and different numbers of new tokens."""
     info, rows = open_export(exported(name)[1]), random_rows(8)
     admission = Admission(info, slots=16, max_waiting=1000)
@@ -206,9 +208,9 @@ def test_scheduler_matches_rows_alone(exported, name, monkeypatch):
     expected = [new_tokens(runtime, name, *case) for case in cases]
     shuffled = random.Random(0).sample(range(len(cases)), len(cases))
     Captures(monkeypatch)
-    scheduler = LocalScheduler(admission, OnnxModel(info, 1, device="cpu")).start()
-    results = scheduler.run([admission.admit(*cases[place]) for place in shuffled])
-    scheduler.close()
+    engine = Engine.open(admission, OnnxModel(info, 1, device="cpu"))
+    with contextlib.closing(Client(admission, engine).start()) as client:
+        results = client.run([admission.admit(*cases[place]) for place in shuffled])
     for place, sequences in zip(shuffled, results, strict=True):
         assert [sequence.tokens for sequence in sequences] == expected[place], cases[place]
 
@@ -250,9 +252,8 @@ def test_greedy_and_beam_search_of_batch_stay_on_device(exported, calls, beams, 
     admission = Admission(info, slots=16)
     options = dict(max_new_tokens=20, num_beams=beams, eos_token_id=[])
     inputs = [admission.admit(row, options) for row in ([5, 6, 7], [8, 9, 10])]
-    events = []
-    request = start_request(inputs, lambda *update: events.extend(update[0]), streams)
-    batch = StaticBatch(OnnxModel(info, 1, device="cpu"), 16)
+    request = start_request(inputs, streams)
+    batch = open_batch(admission, OnnxModel(info, 1, device="cpu"))
     [first, second] = request.waiting
     assert batch.fits(first, []) and batch.fits(second, [first])
     batch.join([first, second])
@@ -261,28 +262,27 @@ def test_greedy_and_beam_search_of_batch_stay_on_device(exported, calls, beams, 
     while not request.is_finished:
         num_tokens += batch.step()
         num_steps += 1
-        request.take_update()
+        update = request.take_update()
     assert not calls
     assert num_steps == (20 if streams else 3) and num_tokens == 2 * 20
-    assert [len(result.tokens) for [result] in read_results(request)] == [20, 20]
-    for group in (first, second):
-        batch.remove(group)
-    assert batch.search is None and len(batch.model.factory.pool.free) == 1
+    assert [len(result.tokens) for [result] in update.results] == [20, 20]
+    batch.remove([first, second])
+    assert batch.search is None and len(batch.factory.pool.free) == 1
 
 
 def test_failed_capture_raises_and_buffers_are_reused(exported, monkeypatch):
     info = open_export(exported("causal")[1])
     admission = Admission(info, slots=4)
     model = OnnxModel(info, 1, device="cpu")
-    scheduler = LocalScheduler(admission, model).start()
+    client = Client(admission, Engine.open(admission, model)).start()
     bind = buffers.bind_and_capture
     monkeypatch.setattr(buffers, "bind_and_capture", fail)
     with pytest.raises(RuntimeError) as error:
-        scheduler.run([admission.admit([5], {})])
+        asyncio.run(client.generate([admission.admit([5], {})]))
     assert not isinstance(error.value, ValueError) and "900" in str(error.value)
     monkeypatch.setattr(buffers, "bind_and_capture", bind)
-    assert scheduler.run([admission.admit([5], {})]) and len(model.factory.pool.free) == 1
-    scheduler.close()
+    assert client.run([admission.admit([5], {})]) and len(model.factory.pool.free) == 1
+    client.close()
 
 
 def fail(*args):

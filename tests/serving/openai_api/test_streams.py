@@ -11,7 +11,7 @@ import pytest
 from checkpoints import EOS, START
 from messages import raises
 from openai_server import OneByOne, new_tokens, post, serve_engine, with_tokenizer
-from opened_engines import text_engine
+from opened_engines import text_client
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.errors import RequestError
@@ -107,7 +107,7 @@ def test_concurrent_requests_match_requests_alone(decoder, exported_for, tmp_pat
     directory = decoder.runtime.info.directory
     if batches == "continuous":
         directory = with_tokenizer(exported_for("causal", "cpu")[1], tmp_path)
-    runtime, engine = text_engine(directory)
+    runtime, engine = text_client(directory)
     assert ("static batches" in engine.admission.describe()) == (batches == "whole")
     alone = TextRuntime(directory, threads=1)
     asked = [
