@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,6 @@ from ..inference.options import Options
 from ..inference.rows import SlotSize
 from ..requests import generation_request
 from .capacity import Arrangement, slot_bytes, slots_per_worker
-from .client_request import ClientRequest
-from .rejections import SMALL_ROWS, check_room
 from .request import GenerationInput
 
 MAX_CACHED_OPTIONS = 1024
@@ -201,22 +199,6 @@ class Admission:
         config = self.info.config
         fits = 0 < len(input_ids) <= config["max_position_embeddings"]
         return fits and min(input_ids) >= 0 and max(input_ids) < config["vocab_size"]
-
-    def check_queue(
-        self, num_waiting: int, request: ClientRequest, others: Iterable[ClientRequest]
-    ) -> None:
-        """Check that the queue has room for a new `request`.
-
-        Args:
-            num_waiting: the number of rows in the queue.
-            request: the new request.
-            others: unanswered requests.
-
-        Raises:
-            RequestError: 429 if there is no room, see `rejections.check_room`.
-        """
-        num_small = sum(other.num_rows for other in others if other.num_rows <= SMALL_ROWS)
-        check_room(num_waiting, request.num_rows, self.max_waiting, num_small)
 
     def check_lengths(self, length: int) -> None:
         """Check that `length` tokens of a source, or of a prompt without an encoder, fit into a
