@@ -204,9 +204,10 @@ class Cohort:
         search = self.search
         if not (search.has_ended or self.observed):
             return
-        running = {place for place in self.observed if self.is_running(place)}
-        for place in running & scored.keys():
-            self.groups[place].score(scored[place], int(tokens[place]))
+        running = [place for place in self.observed if self.is_running(place)]
+        for place in running:
+            if place in scored:
+                self.groups[place].score(scored[place], int(tokens[place]))
         ends = (search.is_finished | search.is_invalid) & ~self.is_left
         for place in np.flatnonzero(ends).tolist():
             if search.is_invalid[place]:
@@ -225,11 +226,12 @@ class Cohort:
         parents = self.all_parents
         rows = np.arange(len(parents)).reshape(len(self.groups), -1)[kept].ravel()
         self.groups = [self.groups[place] for place in kept]
-        self.is_left = self.is_left[kept]
         self.parents = parents[rows]
         self.tokens = self.tokens[rows] if len(self.tokens) else self.tokens
         self.prompts = deque(tokens[kept] for tokens in self.prompts)
-        self.search = self.search.take(kept)
+        samples = np.arange(len(self.search.is_finished)).reshape(len(self.is_left), -1)
+        self.search = self.search.take(samples[kept].ravel())
+        self.is_left = self.is_left[kept]
         self.observed = self.find_observed()
 
     def joins(self, other: "Cohort") -> bool:

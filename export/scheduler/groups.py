@@ -79,12 +79,13 @@ class Group:
 
         For greedy search they are only the tokens that end and fill sequences.
         """
-        options = self.options
-        if self.is_plain and options.num_beams == 1:
+        options, is_scored = self.options, self.input.is_scored
+        is_searched = options.do_sample or options.num_beams > 1 or is_scored
+        if not (is_searched or self.processors):
             return options.eos_token_ids, options.fill_token_id
         # processors count the tokens of the prompt
         length = len(self.input.prompt) + self.input.padding if self.processors else None
-        return options, self.is_reported, length
+        return options, is_scored, length
 
     @property
     def num_tokens(self) -> int:

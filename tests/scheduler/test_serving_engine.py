@@ -2,6 +2,7 @@
 same bits."""
 
 import asyncio
+import itertools
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -396,3 +397,41 @@ def test_jobs_in_one_batch_keep_their_options(exported_for, start_engine):
 def test_empty_list_of_inputs_has_no_results(exported_for, start_engine):
     client = start_engine(exported_for(DECODER, "cpu")[1])
     assert client.run([]) == asyncio.run(client.generate([])) == []
+
+
+@pytest.mark.parametrize("target", ["cpu", "portable"])
+@pytest.mark.parametrize("name", [SEQ2SEQ, DECODER])
+def test_groups_that_leave_in_any_state_do_not_change_others(exported_for, name, target):
+    """Groups are removed before their first token, while their prompt is read, and later."""
+    client = open_client(exported_for(name, target)[1], slots=64)
+    model = open_for_workers(client.admission.info, 1)
+    kinds = [{}, {"do_sample": True, "seed": 3, "num_return_sequences": 2}, {"num_beams": 2}]
+
+    def jobs(options):
+        reads = {} if "num_beams" in options else {"scores_prompt": True, "top_logprobs": 0}
+        settings = {"max_new_tokens": 6, **options}
+        rows = [[5 + row, 6, 7] for row in range(4)]
+        return [client.admission.admit(row, settings, **reads) for row in rows]
+
+    def run(inputs, leaves):
+        """Return the tokens of each of `inputs`. Number i is removed before step `leaves[i]`."""
+        batch = open_batch(client.admission, model)
+        parts = start_request(inputs).parts
+        batch.join(parts)
+        for step in itertools.count():
+            going = [part for place, part in enumerate(parts) if leaves.get(place) == step]
+            gone = [group for group in batch.running if group.input in [p.input for p in going]]
+            batch.remove([*gone, *(group for group in batch.running if group.is_finished)])
+            if not (batch.running or batch.prefilling):
+                break
+            batch.join([])
+            batch.step()
+        return [[each and each.tokens for each in part.results] for part in parts]
+
+    for options in kinds:
+        inputs = jobs(options)
+        expected = run(inputs, {})
+        for leaves in ({0: 0}, {1: 1}, {0: 1, 2: 2}, {3: 4, 0: 5}, {0: 0, 1: 0, 2: 3}):
+            actual = run(inputs, leaves)
+            stay = [place for place in range(4) if place not in leaves]
+            assert [actual[place] for place in stay] == [expected[place] for place in stay]
