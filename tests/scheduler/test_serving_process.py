@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from messages import check_message, raises
+from opened_engines import open_client
 from serving_load import (
     TEXTS,
     assert_no_harm,
@@ -37,8 +38,9 @@ from serving_servers import OURS, Plan, Server, outcome
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.errors import RequestError, UsageError
-from vanilla_transformer_export.scheduler.child import portable
+from vanilla_transformer_export.scheduler.child import Outbox, portable
 from vanilla_transformer_export.scheduler.client import Client
+from vanilla_transformer_export.scheduler.engine import Engine
 from vanilla_transformer_export.scheduler.process import ProcessEngine, engine_process
 from vanilla_transformer_export.scheduler.request import Update
 
@@ -487,6 +489,23 @@ def test_update_that_arrives_after_its_client_left_is_ignored():
 
     asyncio.run(ask())
     assert not client.pending
+
+
+def test_last_message_about_a_cancelled_request_has_no_running_rows(exported_for):
+    """Otherwise the parent would report running rows until the next request."""
+    client = open_client(exported_for("causal", "cpu")[1], slots=8)
+    job = client.admission.admit([5], dict(max_new_tokens=50, min_new_tokens=50))
+    for _ in range(5):
+        messages = []
+        engine = Engine.open(client.admission)
+        outbox = Outbox(lambda *message, to=messages: to.append(message), engine)
+        outbox.put(7, [job] * 8, False, time.perf_counter())
+        wait_until(lambda: engine.running, pause=0.0005)  # noqa: B023
+        outbox.cancel(7)
+        wait_until(lambda: not engine.running)  # noqa: B023
+        engine.close()
+        (started, running), activities, updates = messages[-1]
+        assert (started, running, updates) == (8, 0, []) and activities[-1].rows == 8
 
 
 def test_no_child_process_without_generating_models():
