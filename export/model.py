@@ -264,6 +264,7 @@ class OnnxModel:
 
         A model that does not generate raises ValueError.
         """
+        self._check_open()
         check_generates(self.info)
         info, sessions = self.info, self.sessions
         encoder = functools.partial(encode, sessions, info.specs, self.max_tokens)

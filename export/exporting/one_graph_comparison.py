@@ -1,6 +1,7 @@
 """The comparison of the one graph's sequences with those of the runtime, which searches on the
 host."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ import numpy as np
 import onnxruntime
 
 from ..runtime import Runtime
-from ..scheduler.offline import generate
 
 # of the rows: two tokens or a bound that are the same to float32's last bits, in either order
 NEAR_TIES = 0.02
@@ -96,5 +96,5 @@ def expected_sequences(runtime: Runtime, feeds: dict[str, np.ndarray], mode: str
     options = host_options(mode) | {"max_new_tokens": int(feeds["max_new_tokens"][0, 0])}
     request = runtime.request(feeds["input_ids"], feeds["attention_mask"], None, options)
     uniforms = [iter(row).__next__ for row in feeds.get("uniforms", np.empty((0, 0))).tolist()]
-    new, _ = generate(runtime.model, request, uniforms or None)
-    return np.concatenate([request.input_ids, new], axis=1)
+    request = dataclasses.replace(request, uniforms=uniforms or None)
+    return runtime.generate_request(request)[0]

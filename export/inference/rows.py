@@ -34,6 +34,7 @@ class GenerationRequest:
         source: ids and mask (B, S) of the encoder input of seq2seq models, padded on the right.
         is_scored: whether the score of each sequence is returned.
         seeds: sampling seeds, one per input; by default derived from `options.seed`.
+        uniforms: functions that return the random numbers of each input, in place of its seed.
     """
 
     options: Options
@@ -42,6 +43,7 @@ class GenerationRequest:
     source: tuple[np.ndarray, np.ndarray] | None = None
     is_scored: bool = False
     seeds: tuple[int, ...] | None = None
+    uniforms: Sequence[Callable[[], float]] | None = None
 
     def with_seeds(self, seeds: Sequence[int] | None) -> "GenerationRequest":
         """Return the request with one seed per input, or unchanged for None. Raises UsageError if

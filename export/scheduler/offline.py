@@ -92,28 +92,19 @@ def slot_memory(workers: int) -> float:
     return min(MAX_SLOT_BYTES, memory() / 4 / workers)
 
 
-def generate(
-    model: OnnxModel,
-    request: GenerationRequest,
-    uniforms: Sequence[Callable[[], float]] | None = None,
-) -> Sequences:
+def generate(model: OnnxModel, request: GenerationRequest) -> Sequences:
     """Generate from all rows of `request`, which start together, in the thread of the caller.
-
-    `uniforms` returns the random numbers of each row in place of those of its seed.
 
     Raises:
         UsageError: if the request does not fit into memory.
         ValueError: if onnxruntime cannot compute the model, or logits that decide no token.
     """
-    results = sequences(model, request, split_request(request, uniforms))
-    return joined(results, request.options.fill_token_id)
+    return joined(sequences(model, request), request.options.fill_token_id)
 
 
-def sequences(
-    model: OnnxModel, request: GenerationRequest, inputs: Sequence[GenerationInput]
-) -> list[list[Generated]]:
-    """Return the sequences of each of `inputs`, the rows of `request`, which start together."""
-    client = start_request(inputs)
+def sequences(model: OnnxModel, request: GenerationRequest) -> list[list[Generated]]:
+    """Return the sequences of each row of `request`, which start together."""
+    client = start_request(split_request(request))
     for _ in steps(model, request, [client]):
         pass
     return client.take_update().read_results()
@@ -225,8 +216,7 @@ def generate_in_batches(
     model.open(main_roles(model.info))  # before several threads ask for them
 
     def search(inputs: list[int]) -> list[list[Generated]]:
-        selected = select_rows(request, inputs)
-        return sequences(model, selected, split_request(selected))
+        return sequences(model, select_rows(request, inputs))
 
     results: list[list[Generated]] = [[]] * len(request.input_ids)
     with ThreadPoolExecutor(workers) as pool:
@@ -249,23 +239,19 @@ def select_rows(request: GenerationRequest, rows: list[int]) -> GenerationReques
         attention_mask=request.attention_mask[rows],
         source=source,
         seeds=request.seeds and tuple(request.seeds[row] for row in rows),
+        uniforms=request.uniforms and [request.uniforms[row] for row in rows],
     )
 
 
-def split_request(
-    request: GenerationRequest, uniforms: Sequence[Callable[[], float]] | None = None
-) -> list[GenerationInput]:
-    """Return an input of the scheduler for each row of `request`.
-
-    `uniforms` returns the random numbers of each row in place of those of its seed.
-    """
+def split_request(request: GenerationRequest) -> list[GenerationInput]:
+    """Return an input of the engine for each row of `request`."""
     options, count = request.options, len(request.input_ids)
     prompts = rows_without_padding(request.input_ids, request.attention_mask)
     sources = rows_without_padding(*request.source) if request.source else [None] * count
     none: list[Any] = [None] * count
     seeds = request.seeds or row_seeds(options.seed, count) or none
     paddings = (request.attention_mask == 0).sum(axis=1).tolist()
-    facts = zip(prompts, sources, paddings, seeds, uniforms or none, strict=True)
+    facts = zip(prompts, sources, paddings, seeds, request.uniforms or none, strict=True)
     return [
         GenerationInput(
             options,

@@ -17,8 +17,8 @@ from transformers import DynamicCache
 from vanilla_transformer_export import Runtime, export
 from vanilla_transformer_export.graphs import encoder_attention
 from vanilla_transformer_export.specs.graph_spec import LONG
-from vanilla_transformer_export.targets.cpu import decoder as cpu
-from vanilla_transformer_export.targets.portable import decoder as portable
+from vanilla_transformer_export.targets.cpu import rows as cpu
+from vanilla_transformer_export.targets.portable import rows as portable
 
 CAPACITY = 4
 LENGTHS = (23, 2, 17, 9)  # shorter and longer than the window plus CAPACITY

@@ -95,7 +95,7 @@ def test_invalid_arguments_raise(directory):
     providers = ("CPUExecutionProvider", "CUDAExecutionProvider")
     with raises(UsageError, seen=("provider", "NoProvider"), expected=providers):
         open_classifier(directory, provider="NoProvider")
-    with raises(OSError, seen=("CUDA", *onnxruntime.get_available_providers())):
+    with raises(OSError, seen="CUDA", expected="on the CPU"):
         open_classifier(directory, provider="CUDAExecutionProvider")
     with raises(FileNotFoundError, seen=(str(directory), "other.onnx"), expected="model.onnx"):
         open_classifier(directory, file_name="other.onnx")

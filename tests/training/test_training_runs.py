@@ -186,10 +186,12 @@ def test_vocabulary_size_mismatch_raises(corpus):
 def test_existing_output_raises_before_text_is_read(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/notes").touch()
-    missing = (tmp_path / "nowhere.en", tmp_path / "nowhere.de")
+    empty = (tmp_path / "empty.en", tmp_path / "empty.de")  # an error once it is read
+    for path in empty:
+        path.touch()
     with raises(FileExistsError, expected="--force"):
-        train(make_recipe((missing, missing)), tmp_path / "model")
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+        train(make_recipe((empty, empty)), tmp_path / "model")
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "empty.en", "empty.de"}
 
 
 def test_recipe_without_training_text_raises(corpus):

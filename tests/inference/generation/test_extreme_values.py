@@ -10,10 +10,10 @@ from messages import raises
 import vanilla_transformer
 from vanilla_transformer_export import Runtime
 from vanilla_transformer_export.errors import SessionError, UsageError
-from vanilla_transformer_export.inference import decoder as decoder_module
+from vanilla_transformer_export.inference import rows as rows_module
 from vanilla_transformer_export.inference import search
 from vanilla_transformer_export.inference.rows import position_bytes
-from vanilla_transformer_export.targets.cpu import decoder as cpu_decoder
+from vanilla_transformer_export.targets.cpu import rows as cpu_rows
 from vanilla_transformer_export.targets.registry import get_target
 
 pytestmark = pytest.mark.filterwarnings(
@@ -135,7 +135,7 @@ def test_growing_capacity_does_not_change_tokens(pair, name, room, monkeypatch):
     expected = [
         pair.runtime.generate(ids, mask, max_new_tokens=20, **options).tolist() for options in calls
     ]
-    for module in (search, decoder_module, cpu_decoder):
+    for module in (search, rows_module, cpu_rows):
         monkeypatch.setattr(module, "INITIAL_CAPACITY", room)
     for options, tokens in zip(calls, expected, strict=True):
         assert pair.runtime.generate(ids, mask, max_new_tokens=20, **options).tolist() == tokens
