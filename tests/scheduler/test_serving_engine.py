@@ -2,6 +2,7 @@
 same bits."""
 
 import asyncio
+import dataclasses
 import itertools
 import random
 import time
@@ -265,7 +266,8 @@ def test_samples_are_seeded_with_seed_and_sample_number(exported_for, start_engi
     for number, answer in enumerate(result):
         request = runtime.request(np.array([[5, 6, 7]]), None, None, options)
         uniforms = np.random.default_rng([11, number] if number else 11).random
-        row = offline.generate(runtime.model, request, [uniforms])[0][0].tolist()
+        request = dataclasses.replace(request, uniforms=[uniforms])
+        row = offline.generate(runtime.model, request)[0][0].tolist()
         assert answer.tokens == (row[: row.index(2) + 1] if 2 in row else row)
     assert len({tuple(answer.tokens) for answer in result}) > 1
 
