@@ -80,7 +80,8 @@ class Cohort:
 
     @property
     def running(self) -> list[Group]:
-        return [group for group, is_left in zip(self.groups, self.is_left) if not is_left]
+        is_left = self.is_left.tolist()
+        return [group for group, has_left in zip(self.groups, is_left) if not has_left]
 
     @property
     def all_parents(self) -> np.ndarray:
