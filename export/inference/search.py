@@ -301,7 +301,7 @@ class BeamSearch:
         """Return (scores, tokens, beams) of the best C candidates of each input, all (B, C).
 
         A score is the sum of log p. A candidate continues a beam of its input with one token. C is
-        `options.candidates`. `log_p` and `tokens` are as in `advance_top`.
+        `options.candidates`. `log_p` and `tokens` are as in `advance_best`.
         """
         count, per_row = len(self.scores), log_p.shape[1]
         if len(log_p) == count:  # at first, one row for all beams of an input

@@ -175,13 +175,20 @@ class GenerationBatch:
         if self.search_key(groups[0]) is not None:
             self.search = self.factory.start_search(request)
         if self.search is None:
-            self.rows = self.factory.open(request)
-            logits = self.rows.prefill(request.input_ids, request.attention_mask)
-            self.logits = logits[:, -1]
+            self.logits = self.prefill(request)
         for group in groups:
             group.num_read = len(group.first_tokens)
         self.add(groups)
         self.settle()
+
+    def prefill(self, request: GenerationRequest) -> np.ndarray:
+        """Open rows for `request` and return the logits (B, V) after its prompts."""
+        self.rows = self.factory.open(request)
+        try:
+            return self.rows.prefill(request.input_ids, request.attention_mask)[:, -1]
+        except BaseException:
+            self.close()  # no group is there yet whose removal would do it
+            raise
 
     def remove(self, groups: Sequence[Group]) -> None:
         """Remove `groups`, whether they are finished or not. Their rows are free at once, or of

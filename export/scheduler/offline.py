@@ -106,7 +106,7 @@ def sequences(model: OnnxModel, request: GenerationRequest) -> list[list[Generat
     """Return the sequences of each row of `request`, which start together."""
     client = start_request(split_request(request))
     for _ in steps(model, request, [client]):
-        pass
+        pass  # the results are read at the end
     return client.take_update().read_results()
 
 

@@ -26,6 +26,8 @@ from vanilla_transformer_export.scheduler.cohort import Cohort
 from vanilla_transformer_export.scheduler.engine import open_batch
 from vanilla_transformer_export.scheduler.groups import start_request
 from vanilla_transformer_export.scheduler.request import LENGTH, STOP
+from vanilla_transformer_export.targets.cpu.slots import SlotRows
+from vanilla_transformer_export.targets.portable.rows import PortableRows
 
 MAX_NEW_TOKENS = 9
 OPTIONS = [
@@ -437,3 +439,36 @@ def test_groups_that_leave_in_any_state_do_not_change_others(exported_for, name,
             actual = run(inputs, leaves)
             stay = [place for place in range(4) if place not in leaves]
             assert [actual[place] for place in stay] == [expected[place] for place in stay]
+
+
+def test_rows_are_closed_if_their_prompts_cannot_be_read(exported_for, monkeypatch):
+    client = open_client(exported_for(DECODER, "portable")[1], slots=2)
+    batch, closed = first_batch(client), []
+    job = client.admission.admit([5], dict(max_new_tokens=3))
+
+    def fail(*args):
+        raise SessionError("no memory")
+
+    monkeypatch.setattr(PortableRows, "prefill", fail)
+    monkeypatch.setattr(PortableRows, "close", lambda rows: closed.append(rows))
+    with raises(SessionError, seen="no memory"):
+        batch.join(start_request([job]).parts)
+    assert len(closed) == 1 and batch.rows is None and not batch.running
+
+
+def test_source_that_cannot_be_encoded_leaves_the_slots_as_they_were(
+    exported_for, start_engine, monkeypatch
+):
+    client = start_engine(exported_for(SEQ2SEQ, "cpu")[1])
+    job = client.admission.admit([5, 6], dict(max_new_tokens=MAX_NEW_TOKENS))
+
+    def fail(*args):
+        raise SessionError("no memory")
+
+    monkeypatch.setattr(SlotRows, "encode", fail)
+    with raises(SessionError, seen="no memory"):
+        client.run([job])
+    monkeypatch.undo()
+    [[answer]] = client.run([job])
+    runtime = Runtime(client.admission.info.directory, threads=1)
+    assert [answer.tokens] == expected_tokens(runtime, [5, 6], [], {})

@@ -96,17 +96,16 @@ class SlotRows:
         """Add `count` rows without tokens after the others, over `sources` that are encoded, those
         of similar length together."""
         slots = np.arange(len(self.places), len(self.places) + count)
+        if sources is not None:  # first, because it may fail
+            ids, mask = pad_sequences([list(source) for source in sources], 0)
+            for rows, length in bucket_by_length(mask, self.max_tokens):
+                states = self.encode(ids[rows, :length], mask[rows, :length])
+                self.sources[:, slots[rows], :, :length] = states
+            self.last_source[slots] = mask.sum(axis=1) - 1
         self.places = np.concatenate([self.places, slots])
         self.lengths[slots] = 0
         self.inputs[slots] = np.arange(self.num_inputs, self.num_inputs + count)
         self.num_inputs += count
-        if sources is None:
-            return
-        ids, mask = pad_sequences([list(source) for source in sources], 0)
-        for rows, length in bucket_by_length(mask, self.max_tokens):
-            states = self.encode(ids[rows, :length], mask[rows, :length])
-            self.sources[:, slots[rows], :, :length] = states
-        self.last_source[slots] = mask.sum(axis=1) - 1
 
     def encode(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """Return the keys and values of sources for cross-attention, as (caches, B, H, S, d).
