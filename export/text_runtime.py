@@ -215,10 +215,10 @@ class TextRuntime:
             indices = [row for row, other in enumerate(kinds) if other == kind]
             shared = options[indices[0]]
             ids, mask = self.batch([rows[row] for row in indices])
-            starts = [self.first_tokens(shared) + prefixes[row] for row in indices]
-            request = self.runtime.request(
-                ids, mask, np.array(starts) if kind[0] else None, shared, is_scored
-            )
+            starts = None
+            if kind[0]:
+                starts = np.array([self.first_tokens(shared) + prefixes[row] for row in indices])
+            request = self.runtime.request(ids, mask, starts, shared, is_scored)
             if seeds is not None:
                 request = request.with_seeds([seeds[row] for row in indices])
             outputs, batch_scores = self.runtime.generate_request(request)

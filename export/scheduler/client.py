@@ -79,16 +79,6 @@ class Client:
         self.pending: dict[int, Pending] = {}
         self.numbers = itertools.count()
 
-    @property
-    def waiting(self) -> int:
-        """The number of rows in the queue."""
-        return self.engine.waiting
-
-    @property
-    def running(self) -> int:
-        """The number of rows that the workers computed in their last step."""
-        return self.engine.running
-
     def start(self, observe: Observe = ignore_activity) -> "Client":
         """Start the engine. `observe` gets what its workers do, for metrics."""
         self.engine.start(self.report, observe)
@@ -176,7 +166,7 @@ class Client:
         pending = Pending(sum(row.num_rows for row in inputs), loop, receive)
         unanswered = [other.num_rows for other in list(self.pending.values())]
         num_small = sum(rows for rows in unanswered if rows <= SMALL_ROWS)
-        check_room(self.waiting, pending.num_rows, self.admission.max_waiting, num_small)
+        check_room(self.engine.waiting, pending.num_rows, self.admission.max_waiting, num_small)
         number = next(self.numbers)
         self.pending[number] = pending
         try:

@@ -77,16 +77,6 @@ class EncoderScheduler:
         alone = " one row at a time (its rows depend on each other)," if is_alone else ""
         return f"dynamic batches,{alone} {self.arrangement}"
 
-    @property
-    def waiting(self) -> int:
-        """The number of rows in the queue."""
-        return self.engine.waiting
-
-    @property
-    def running(self) -> int:
-        """The number of rows that run now."""
-        return self.engine.running
-
     async def call(
         self, num_rows: int, function: Callable[..., Result], /, *args: Any, **options: Any
     ) -> Result:

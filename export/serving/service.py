@@ -88,9 +88,10 @@ async def load(
             observe=observe,
         )
         model = ServedModel(source.name, runtime, encoder=encoder)
-    metrics.watch_rows(source.name, lambda: model.backend.waiting, lambda: model.backend.running)
+    engine = model.backend.engine
+    metrics.watch_rows(source.name, lambda: engine.waiting, lambda: engine.running)
     if model.scheduler is not None:
-        metrics.watch_slots(source.name, model.admission.slots, lambda: model.backend.running)
+        metrics.watch_slots(source.name, model.admission.slots, lambda: engine.running)
     return model
 
 

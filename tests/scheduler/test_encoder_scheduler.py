@@ -220,7 +220,7 @@ def test_rows_of_several_requests_run_together(stub):
         await wait_until(lambda: session.shapes)
         others = [asyncio.create_task(submit(scheduler, [[place, 1]])) for place in range(5, 15)]
         others.append(asyncio.create_task(submit(scheduler, [[5] * 9])))
-        await wait_until(lambda: scheduler.waiting == 11)
+        await wait_until(lambda: scheduler.engine.waiting == 11)
         session.free.set()
         assert await first == [5]
         assert await asyncio.gather(*others) == [*([place + 1] for place in range(5, 15)), [45]]
@@ -241,9 +241,9 @@ def test_long_request_does_not_delay_short_request(stub):
         await wait_until(lambda: session.shapes)
         # At most 4 rows of 64 tokens run together.
         long = asyncio.create_task(submit(scheduler, [[6] * 60] * 12))
-        await wait_until(lambda: scheduler.waiting == 12)
+        await wait_until(lambda: scheduler.engine.waiting == 12)
         short = asyncio.create_task(submit(scheduler, [[7] * 60]))
-        await wait_until(lambda: scheduler.waiting == 13)
+        await wait_until(lambda: scheduler.engine.waiting == 13)
         session.free.set()
         await asyncio.gather(first, long, short)
 
@@ -260,9 +260,9 @@ def test_waiting_rows_of_cancelled_request_are_dropped(stub):
         await wait_until(lambda: session.shapes)
         gone = asyncio.create_task(submit(scheduler, [[6] * 20] * 3))
         stays = asyncio.create_task(submit(scheduler, [[7] * 20]))
-        await wait_until(lambda: scheduler.waiting == 4)
+        await wait_until(lambda: scheduler.engine.waiting == 4)
         gone.cancel()
-        await wait_until(lambda: scheduler.waiting == 1)
+        await wait_until(lambda: scheduler.engine.waiting == 1)
         with contextlib.suppress(asyncio.CancelledError):
             await gone
         session.free.set()
@@ -309,7 +309,8 @@ def test_closed_scheduler_answers_queued_requests_and_rejects_new_ones(stub):
     async def ask():
         session.free.clear()
         queued = [asyncio.create_task(submit(scheduler, [[place]])) for place in (5, 6)]
-        await wait_until(lambda: scheduler.waiting + len(session.order) == 2)  # one may be running
+        engine = scheduler.engine
+        await wait_until(lambda: engine.waiting + len(session.order) == 2)  # one may be running
         scheduler.close()
         with pytest.raises(RequestError) as refused:
             await submit(scheduler, [[7]])

@@ -40,8 +40,8 @@ def test_long_request_does_not_delay_short_ones_and_full_queue_returns_429(expor
     assert order[:3] == [bulk, single, bulk] and order.count(bulk) == 20
     # an empty queue accepts a request of more rows than may wait
     with client.request([job() for _ in range(40)], False, None, order.append):
-        assert client.waiting == 40
-    assert client.waiting == 0  # it was cancelled
+        assert client.engine.waiting == 40
+    assert client.engine.waiting == 0  # it was cancelled
     queue.close()
     for put in (lambda: client.engine.add(single), lambda: client.run([job()])):
         with pytest.raises(RequestError) as refused:

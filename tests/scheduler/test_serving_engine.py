@@ -309,9 +309,9 @@ def test_stream_yields_tokens_of_answer_and_frees_rows_when_closed(exported_for,
         waiting.cancel()
         for _ in range(200):
             await asyncio.sleep(0.01)
-            if not client.running + client.waiting:
+            if not client.engine.running + client.engine.waiting:
                 break
-        assert client.running == 0
+        assert client.engine.running == 0
         assert await client.generate([job]) == [answers]
         with raises(UsageError, seen=("num_beams", 2), expected=("num_beams", 1)):
             await anext(client.stream(client.admission.admit([5], dict(num_beams=2))))
@@ -368,7 +368,7 @@ def test_end_finishes_accepted_requests_and_close_fails_them(exported_for):
         job = client.admission.admit([5], dict(max_new_tokens=50, min_new_tokens=50))
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(client.run, [job] * 30)
-            while not client.running:
+            while not client.engine.running:
                 time.sleep(0.001)
             if closes:
                 client.close()

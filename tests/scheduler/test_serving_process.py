@@ -460,7 +460,7 @@ def test_closed_client_fails_pending_requests_and_rejects_new_ones():
     async def ask():
         pending = asyncio.create_task(client.generate([SimpleNamespace(num_rows=1)]))
         await asyncio.sleep(0)
-        assert client.waiting == 1
+        assert client.engine.waiting == 1
         client.close()
         for asked in (pending, client.generate([SimpleNamespace(num_rows=1)])):
             with pytest.raises(RequestError) as rejection:

@@ -146,9 +146,10 @@ def test_beam_search_splits_rows_into_batches_of_similar_length_with_same_result
     runtime = Runtime(directory, threads=2)
     groups, sequences = [], offline.sequences
 
-    def note_lengths_and_search(model, request, inputs):
-        groups.append(sorted(len(row.source or row.prompt) for row in inputs))
-        return sequences(model, request, inputs)
+    def note_lengths_and_search(model, request):
+        rows = offline.split_request(request)
+        groups.append(sorted(len(row.source or row.prompt) for row in rows))
+        return sequences(model, request)
 
     monkeypatch.setattr(offline, "sequences", note_lengths_and_search)
     expected = runtime.generate_with_scores(ids, mask, **options)
