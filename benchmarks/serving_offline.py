@@ -44,10 +44,10 @@ def engine(
         threads: CPU threads of each.
         inputs: the inputs that the slots of all workers hold, each with its beams.
     """
-    from vanilla_transformer_export.model import open_export
-    from vanilla_transformer_export.scheduler.admission import Admission
-    from vanilla_transformer_export.scheduler.client import Client
-    from vanilla_transformer_export.scheduler.engine import Engine
+    from vanilla_transformer_export.engine.client import Client
+    from vanilla_transformer_export.engine.limits import Admission
+    from vanilla_transformer_export.engine.loop import Engine
+    from vanilla_transformer_export.engine.model import open_export
 
     info = open_export(folder / dtype)
     admission = Admission(info, workers, threads, slots=inputs * beams, max_waiting=10**6)
@@ -116,8 +116,8 @@ def runtime(
         inputs: the inputs of a batch.
     """
     from vanilla_transformer_export import Runtime
+    from vanilla_transformer_export.engine import offline as module
     from vanilla_transformer_export.inference.inputs import pad_sequences
-    from vanilla_transformer_export.scheduler import offline as module
 
     # otherwise many rows would run in workers
     module.MIN_OFFLINE_ROWS = module.MIN_BEAM_INPUTS = math.inf
@@ -192,11 +192,10 @@ def loaded_memory(export: Path) -> dict:
     """
     from serving_servers import memory_bytes
 
+    from vanilla_transformer_export.engine.limits import Admission, arrange_workers, slot_bytes
+    from vanilla_transformer_export.engine.loop import Engine
+    from vanilla_transformer_export.engine.model import open_export
     from vanilla_transformer_export.inference.devices import available_cpus
-    from vanilla_transformer_export.model import open_export
-    from vanilla_transformer_export.scheduler.admission import Admission
-    from vanilla_transformer_export.scheduler.capacity import arrange_workers, slot_bytes
-    from vanilla_transformer_export.scheduler.engine import Engine
 
     arranged = arrange_workers(json.loads((export / "config.json").read_text()), available_cpus())
     info = open_export(export)

@@ -40,8 +40,7 @@ class CTranslate2Engine:
             threading.Thread(target=self.work, daemon=True).start()
 
     def admit(self, input_ids, options, prefix=(), top_logprobs=None, scores_prompt=False):
-        from vanilla_transformer_export.requests import generation_request
-        from vanilla_transformer_export.scheduler.request import GenerationInput
+        from vanilla_transformer_export.engine.inputs import GenerationInput, generation_request
 
         key = tuple(options.items())
         if key not in self.checked:  # once for the same options, as our engine does
@@ -83,7 +82,7 @@ class CTranslate2Engine:
             futures[0].get_loop().call_soon_threadsafe(deliver, futures, translations)
 
     def translate(self, inputs):
-        from vanilla_transformer_export.scheduler.request import STOP, Generated
+        from vanilla_transformer_export.engine.inputs import STOP, Generated
 
         max_new_tokens = max(row.options.max_new_tokens for row in inputs)
         rows = self.translator.translate_batch(
@@ -95,7 +94,7 @@ class CTranslate2Engine:
 def serve_ctranslate2(options) -> None:
     """Run our own server with CTranslate2 as its engine; `options` are the command line."""
     from vanilla_transformer_export import TextRuntime
-    from vanilla_transformer_export.model import open_export
+    from vanilla_transformer_export.engine.model import open_export
     from vanilla_transformer_export.serving import server, service
     from vanilla_transformer_export.serving.settings import Settings
     from vanilla_transformer_export.serving.sources import sources

@@ -8,16 +8,16 @@ from typing import Any, Self
 
 import numpy as np
 
-from . import requests
+from .engine import inputs as requests
+from .engine import offline
+from .engine.limits import arrange_workers, offline_workers
+from .engine.model import OnnxModel, check_threads, find_target, main_roles, open_export
 from .errors import UsageError
 from .inference.devices import available_cpus, require, require_onnxruntime
 from .inference.export_info import ExportInfo
 from .inference.options import Options, is_int64
 from .inference.rows import GenerationRequest
 from .inference.session import SessionChanges
-from .model import OnnxModel, check_threads, find_target, main_roles, open_export
-from .scheduler import offline
-from .scheduler.capacity import arrange_workers, offline_workers
 from .targets.registry import default_target
 
 

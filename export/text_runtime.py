@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from .engine.inputs import check_options, with_targets
 from .errors import UsageError
 from .heads import Task
 from .inference import options as option_fields
@@ -22,7 +23,6 @@ from .inference.export_info import MANIFEST, TARGET_TOKENIZER, ExportInfo, json_
 from .inference.inputs import pad_sequences
 from .inference.logits import row_seeds
 from .inference.options import Options, special_token
-from .requests import check_options, with_targets
 from .runtime import Runtime
 from .text.detokenizer import Detokenizer, TokenNames
 from .text.language_pairs import sentence_languages

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..engine.model import find_target, open_export
 from ..errors import RequestError, UsageError
 from ..inference.devices import facts
 from ..inference.export_info import ExportInfo, check_hash, is_rewritable
 from ..inference.session import SessionChanges
-from ..model import find_target, open_export
 from ..runtime import Runtime
 from .comparison import Comparison
 from .kernels import Kernels, read_kernels

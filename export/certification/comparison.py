@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..scheduler.request import Generated
+from ..engine.inputs import Generated
 from .reference import Arrays
 from .tolerances import Tolerance, relative_errors
 

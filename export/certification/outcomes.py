@@ -8,14 +8,13 @@ from contextlib import closing
 
 import numpy as np
 
-from ..model import OnnxModel
-from ..requests import encoder_feeds
-from ..scheduler.admission import Admission
-from ..scheduler.client import Client
-from ..scheduler.encoder_scheduler import EncoderScheduler
-from ..scheduler.engine import Engine
-from ..scheduler.offline import generate, split_request
-from ..scheduler.request import Generated, GenerationInput
+from ..engine.client import Client
+from ..engine.encoder import EncoderScheduler
+from ..engine.inputs import Generated, GenerationInput, encoder_feeds
+from ..engine.limits import Admission
+from ..engine.loop import Engine
+from ..engine.model import OnnxModel
+from ..engine.offline import generate, split_request
 from .reference import Arrays, Reference, real_values, sample
 from .tolerances import error_scale, relative_margins
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..model import OnnxModel, find_target, main_roles
+from ..engine.model import OnnxModel, find_target, main_roles
+from ..engine.offline import generate
 from ..runtime import Runtime
-from ..scheduler.offline import generate
 from .comparison import (
     Comparison,
     compare_all,

@@ -19,7 +19,7 @@ def serve_arguments(parser: Parser) -> None:
 
 @verb("serve exports over HTTP", serve_arguments, extras="cpu,serve")
 def serve(args: argparse.Namespace) -> None:
-    from ..scheduler.process import engine_process
+    from ..engine.process import engine_process
     from ..serving.settings import parse_settings, read_token
     from ..serving.sources import sources
 

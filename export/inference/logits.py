@@ -157,6 +157,33 @@ def renormalize(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     return process if options.renormalize_logits and options.num_beams > 1 else None
 
 
+class LogitsProcessors:
+    """The logits processors of `options`, in the order of transformers. False if there are none."""
+
+    def __init__(self, options: "Options", prompt: Prompt):
+        self.options = options
+        self.prompt = prompt
+        processors = [function(options, prompt) for function in options.logits_functions]
+        self.active = [process for process in processors if process is not None]
+
+    def __bool__(self) -> bool:
+        return bool(self.active)
+
+    def take(self, inputs: np.ndarray) -> "LogitsProcessors":
+        """Return the processors of some `inputs`, which are indices or a mask (B,)."""
+        return LogitsProcessors(
+            self.options, Prompt(self.prompt.ids[inputs], self.prompt.padding[inputs])
+        )
+
+    def __call__(self, new: np.ndarray, scores: np.ndarray) -> None:
+        """Change `scores` (R, V) in place, with the `new` tokens (R, t) after the prompts.
+
+        R is a multiple of B. Rows of one prompt are adjacent."""
+        ids = np.concatenate([as_rows(self.prompt.ids, len(scores)), new], axis=1)
+        for process in self.active:
+            process(ids, scores)
+
+
 def distinct(tokens: Sequence[int]) -> np.ndarray:
     """Return the distinct non-negative token ids, sorted."""
     return np.unique([token for token in tokens if token >= 0]).astype(np.int64)

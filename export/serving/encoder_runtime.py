@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from ..requests import encoder_feeds
+from ..engine.encoder import MAX_WAITING, EncoderScheduler
+from ..engine.inputs import encoder_feeds
 from ..runtime import Runtime
-from ..scheduler.encoder_scheduler import MAX_WAITING, EncoderScheduler
 
 
 class BatchingRuntime:

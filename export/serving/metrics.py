@@ -13,7 +13,7 @@ from prometheus_client import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from ..scheduler.request import Activity
+from ..engine.inputs import Activity
 
 PREFIX = "vanilla_transformer_"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)

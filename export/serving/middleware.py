@@ -15,8 +15,8 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..engine.limits import shutting_down
 from ..errors import RequestError
-from ..scheduler.rejections import shutting_down
 from . import health, rejections
 from .app import Errors
 from .json_limits import check_size, check_values, json_text

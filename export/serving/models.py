@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ..engine.client import Client
+from ..engine.encoder import EncoderScheduler
+from ..engine.limits import Admission
 from ..errors import RequestError, did_you_mean
 from ..heads import EMBED, GENERATE, TRANSLATE, Task, has_task
-from ..scheduler.admission import Admission
-from ..scheduler.client import Client
-from ..scheduler.encoder_scheduler import EncoderScheduler
 from ..text.language_pairs import Directions, names_by_code
 
 

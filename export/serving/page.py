@@ -13,9 +13,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field
 
+from ..engine.inputs import GenerationInput
 from ..errors import RequestError
 from ..heads import IMAGE, find_task
-from ..scheduler.request import GenerationInput
 from ..text.tasks.translation import Plan, Splitting, join_parts
 from .models import ServedModel
 from .protocols.protocol import Protocol, name_in_path, served_models

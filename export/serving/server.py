@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from ..scheduler.process import SIGNALS, EngineProcess
+from ..engine.process import SIGNALS, EngineProcess
 from .connections import Connections, available_connections
 from .logs import capture_library_logs
 from .protocols.protocol import Protocol

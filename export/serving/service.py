@@ -16,16 +16,14 @@ from typing import Any
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from ..engine.client import Client
+from ..engine.limits import Admission, Arrangement, arrange_workers
+from ..engine.loop import SWITCH_INTERVAL, Engine
+from ..engine.model import find_target, open_export
+from ..engine.process import EngineProcess
 from ..errors import UsageError
 from ..inference.devices import available_cpus
 from ..inference.export_info import ExportInfo, json_object
-from ..model import find_target, open_export
-from ..scheduler.admission import Admission
-from ..scheduler.capacity import Arrangement, arrange_workers
-from ..scheduler.client import Client
-from ..scheduler.engine import Engine
-from ..scheduler.process import EngineProcess
-from ..scheduler.worker import SWITCH_INTERVAL
 from ..text.language_pairs import model_languages
 from ..text_runtime import TextRuntime, open_runtime
 from . import page

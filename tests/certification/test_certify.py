@@ -19,9 +19,9 @@ from vanilla_transformer_export.certification.reference import FILE, Reference, 
 from vanilla_transformer_export.certification.subject import Subject
 from vanilla_transformer_export.certification.tolerances import TOLERANCES
 from vanilla_transformer_export.cli import main as cli
+from vanilla_transformer_export.engine.model import OnnxModel, open_export
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.inference.session import SessionChanges
-from vanilla_transformer_export.model import OnnxModel, open_export
 
 # in addition to the exports of test_faults.py
 EXPORTS = [

@@ -13,7 +13,7 @@ from written import run, write
 
 import vanilla_transformer
 from vanilla_transformer_export import Runtime, export, verify
-from vanilla_transformer_export import model as model_module
+from vanilla_transformer_export.engine import model as model_module
 from vanilla_transformer_export.graphs.layers import linear
 from vanilla_transformer_export.heads import HEADS
 from vanilla_transformer_export.inference import inputs as inputs_module

@@ -7,9 +7,8 @@ import torch
 from top_k_graph import top_k_graph
 
 from vanilla_transformer_export import Options
-from vanilla_transformer_export.inference import top_k as likeliest
-from vanilla_transformer_export.inference.search import BeamSearch
-from vanilla_transformer_export.inference.top_k import top_k_tokens
+from vanilla_transformer_export.engine import search as likeliest
+from vanilla_transformer_export.engine.search import BeamSearch, top_k_tokens
 
 
 @pytest.mark.parametrize("width", [3, 48, 40_001])

@@ -13,11 +13,11 @@ from checkpoints import copy_folder, edit_json
 from messages import raises
 
 from vanilla_transformer_export import Runtime
+from vanilla_transformer_export.engine.inputs import check_options, generation_request
+from vanilla_transformer_export.engine.model import engine_options, open_export
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.inference import devices
 from vanilla_transformer_export.inference.session import Session
-from vanilla_transformer_export.model import engine_options, open_export
-from vanilla_transformer_export.requests import check_options, generation_request
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_options_are_checked_once_for_prompts_of_all_lengths(exported, kind):
 
 def test_onnxruntime_is_imported_only_when_graphs_are_loaded(exported):
     code = (
-        "import sys; from vanilla_transformer_export.model import OnnxModel, open_export\n"
+        "import sys; from vanilla_transformer_export.engine.model import OnnxModel, open_export\n"
         "info = open_export(sys.argv[1])\nmodel = OnnxModel(info, threads=1)\n"
         "print('onnxruntime' in sys.modules)\nmodel.session('encoder')\n"
         "print('onnxruntime' in sys.modules)"

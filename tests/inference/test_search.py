@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from vanilla_transformer_export import Options
-from vanilla_transformer_export.inference.search import BeamSearch, TokenSearch
-from vanilla_transformer_export.scheduler.cohort import StepLogits
+from vanilla_transformer_export.engine.groups import StepLogits
+from vanilla_transformer_export.engine.search import BeamSearch, TokenSearch
 
 
 class Language:

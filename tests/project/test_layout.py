@@ -25,19 +25,17 @@ ALLOWED = {
     "graphs": "errors heads specs inference",
     "one_graph": "errors specs inference graphs",
     "targets": "errors heads specs inference graphs one_graph",
-    "requests": "errors heads specs inference",
-    "model": "errors heads specs inference targets requests",
-    "scheduler": "errors specs inference requests model",
-    "runtime": "errors heads specs inference targets requests model scheduler",
-    "text": "errors heads specs inference requests",
-    "text_runtime": "errors heads specs inference requests runtime scheduler text image_runtime",
+    "engine": "errors heads specs inference targets",
+    "runtime": "errors heads specs inference targets engine",
+    "text": "errors heads specs inference engine",
+    "text_runtime": "errors heads specs inference engine runtime text image_runtime",
     "image_runtime": "errors specs inference runtime text",
     "files": "errors heads specs inference runtime text text_runtime image_runtime",
-    "serving": "errors arguments heads specs inference requests model scheduler text runtime "
+    "serving": "errors arguments heads specs inference engine text runtime "
     "text_runtime image_runtime",
     # needs torch and transformers, so no other folder imports it
     "ort_models": "errors exporting heads inference runtime specs targets",
-    "certification": "errors heads specs inference requests model scheduler runtime",
+    "certification": "errors heads specs inference engine runtime",
     "exporting": "errors arguments heads specs inference graphs one_graph targets runtime text "
     "text_runtime certification",
 }

@@ -20,8 +20,8 @@ from command_line import COMMAND, read_error
 from messages import check_message, raises
 
 from vanilla_transformer_export.cli import main as cli
+from vanilla_transformer_export.engine.limits import Arrangement
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.scheduler.capacity import Arrangement
 from vanilla_transformer_export.serving import server
 from vanilla_transformer_export.serving.metrics import Metrics
 from vanilla_transformer_export.serving.service import limit_workers, load

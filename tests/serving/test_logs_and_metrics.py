@@ -9,7 +9,7 @@ import httpx
 import pytest
 from served import served
 
-from vanilla_transformer_export.scheduler.request import Activity
+from vanilla_transformer_export.engine.inputs import Activity
 from vanilla_transformer_export.serving.logs import Log
 
 

@@ -16,8 +16,8 @@ from served import served as in_thread
 from serving_load import with_words
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.scheduler.rejections import shutting_down
-from vanilla_transformer_export.scheduler.request import Event
+from vanilla_transformer_export.engine.inputs import Event
+from vanilla_transformer_export.engine.limits import shutting_down
 from vanilla_transformer_export.serving import page
 from vanilla_transformer_export.serving.app import create_app
 from vanilla_transformer_export.serving.models import ServedModel, ServedModels

@@ -13,17 +13,16 @@ import uvicorn
 from checkpoints import EOS, PAD, START, VOCABULARY, copy_folder, list_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from vanilla_transformer_export.inference.logits import Prompt, Sampler, row_uniforms
-from vanilla_transformer_export.inference.rows import GenerationRequest
-from vanilla_transformer_export.inference.search import LogitsProcessors, TokenSearch
-from vanilla_transformer_export.scheduler.admission import Admission
-from vanilla_transformer_export.scheduler.request import (
-    LENGTH,
-    STOP,
-    Event,
-    Generated,
-    TokenLogprobs,
+from vanilla_transformer_export.engine.inputs import LENGTH, STOP, Event, Generated, TokenLogprobs
+from vanilla_transformer_export.engine.limits import Admission
+from vanilla_transformer_export.engine.search import TokenSearch
+from vanilla_transformer_export.inference.logits import (
+    LogitsProcessors,
+    Prompt,
+    Sampler,
+    row_uniforms,
 )
+from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.serving import app as serving
 from vanilla_transformer_export.serving.lifecycle import Lifecycle
 from vanilla_transformer_export.serving.logs import Log

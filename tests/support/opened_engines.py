@@ -1,10 +1,10 @@
 """Clients of engines over exports, whose workers are threads of the tests."""
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.model import open_export
-from vanilla_transformer_export.scheduler.admission import Admission
-from vanilla_transformer_export.scheduler.client import Client
-from vanilla_transformer_export.scheduler.engine import Engine
+from vanilla_transformer_export.engine.client import Client
+from vanilla_transformer_export.engine.limits import Admission
+from vanilla_transformer_export.engine.loop import Engine
+from vanilla_transformer_export.engine.model import open_export
 
 
 def open_client(directory, workers=1, slots=None, threads=1, **sizes):

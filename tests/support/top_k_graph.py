@@ -1,11 +1,11 @@
-"""The graph export/inference/top_k.onnx: `python tests/support/top_k_graph.py` writes it."""
+"""The graph export/engine/top_k.onnx: `python tests/support/top_k_graph.py` writes it."""
 
 from pathlib import Path
 
 import onnx
 from onnx import TensorProto, helper
 
-FILE = Path(__file__).parents[2] / "export/inference/top_k.onnx"
+FILE = Path(__file__).parents[2] / "export/engine/top_k.onnx"
 OPSET, IR_VERSION = 21, 10
 
 

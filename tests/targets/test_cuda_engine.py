@@ -12,14 +12,14 @@ import pytest
 from targets import exports_for, prompts
 
 from vanilla_transformer_export import Options, Runtime
+from vanilla_transformer_export.engine.client import Client
+from vanilla_transformer_export.engine.groups import start_request
+from vanilla_transformer_export.engine.limits import Admission
+from vanilla_transformer_export.engine.loop import Engine, open_batch
+from vanilla_transformer_export.engine.model import OnnxModel, open_export
 from vanilla_transformer_export.errors import SessionError
 from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.inference.session import Session
-from vanilla_transformer_export.model import OnnxModel, open_export
-from vanilla_transformer_export.scheduler.admission import Admission
-from vanilla_transformer_export.scheduler.client import Client
-from vanilla_transformer_export.scheduler.engine import Engine, open_batch
-from vanilla_transformer_export.scheduler.groups import start_request
 from vanilla_transformer_export.targets.cuda import buffers
 from vanilla_transformer_export.targets.cuda.rows import CudaRows, CudaRowsFactory
 

@@ -13,12 +13,11 @@ from fastapi.responses import JSONResponse, Response
 from tokenizers import Encoding
 
 from ... import __version__
+from ...engine.encoder import LENGTHS
+from ...engine.inputs import GenerationInput, check_options, with_targets
 from ...errors import RequestError, TooLong, UsageError
 from ...heads import HEADS, MAX_CHARACTERS, READS_TOKENS
 from ...inference.inputs import check_contiguous, check_inputs
-from ...requests import check_options, with_targets
-from ...scheduler.encoder_batch import LENGTHS
-from ...scheduler.request import GenerationInput
 from ...specs.graph_spec import TensorSpec
 from ...specs.sequences import token_inputs
 from ...text.tasks.rows import TokenRow, check_strings, run

@@ -13,11 +13,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from tokenizers import Encoding
 
+from ...engine.client import Client
+from ...engine.inputs import Generated, GenerationInput, check_options
 from ...errors import UNKNOWN_PATH, RequestError, TooLong, UsageError
 from ...inference.options import Options
-from ...requests import check_options
-from ...scheduler.client import Client
-from ...scheduler.request import Generated, GenerationInput
 from ...text.tasks import embedding
 from ...text.tasks.rows import TokenRow
 from ...text_runtime import TextRuntime

@@ -20,9 +20,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from ...engine.inputs import GenerationInput
 from ...errors import RequestError, TooLong, UsageError, did_you_mean
 from ...heads import IMAGE, MAX_CHARACTERS, PAIR, PIPELINES, TEXT, Task
-from ...scheduler.request import GenerationInput
 from ...text.tasks.classification import parse_candidates
 from ...text.tasks.rows import check_strings, check_texts, encode_texts, run, softmax
 from ...text.tasks.translation import Splitting

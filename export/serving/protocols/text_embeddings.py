@@ -13,9 +13,9 @@ from fastapi.responses import JSONResponse, Response
 from tokenizers import Encoding, normalizers
 
 from ... import __version__
+from ...engine.encoder import MAX_CALLS
 from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError
 from ...heads import CLASSIFY
-from ...scheduler.encoder_scheduler import MAX_CALLS
 from ...text.tasks import embedding, reranking
 from ...text.tasks.classification import FUNCTIONS, sentence_config
 from ...text.tasks.rows import (

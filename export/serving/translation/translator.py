@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ...engine.inputs import Generated, GenerationInput
+from ...engine.limits import Admission
 from ...errors import TooLong
 from ...inference.options import Options
-from ...scheduler.admission import Admission
-from ...scheduler.request import Generated, GenerationInput
 from ...text.tasks.translation import Plan, Splitting, make_plan, tokenize
 from ..models import ServedModel
 

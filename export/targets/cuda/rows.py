@@ -10,9 +10,9 @@ import numpy as np
 
 from ...errors import SessionError, UsageError
 from ...inference.device_thread import in_device_thread
+from ...inference.logits import LogitsProcessors
 from ...inference.options import Options
 from ...inference.rows import GenerationRequest, LoadedExport, check_memory, next_input_name
-from ...inference.search import LogitsProcessors
 from .buffers import CAPTURE_RUNS, Buffers, DeviceGraph, Pool, Sizes, beam_sizes, num_bytes
 from .search import BeamSearch, GreedySearch
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...engine.inputs import check_options, with_targets
 from ...errors import UsageError
 from ...heads import TRANSLATE
 from ...inference.logits import row_seed, row_seeds
 from ...inference.options import Options, check_seeds, check_single
-from ...requests import check_options, with_targets
 from ..languages import LANGUAGE_WORD, Choice
 from .rows import check_row, check_texts, require
 from .sentences import DEFAULT_LANGUAGE, WIDE_ENDS, sentences_and_spaces

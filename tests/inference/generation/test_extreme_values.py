@@ -9,9 +9,9 @@ from messages import raises
 
 import vanilla_transformer
 from vanilla_transformer_export import Runtime
+from vanilla_transformer_export.engine import search
 from vanilla_transformer_export.errors import SessionError, UsageError
 from vanilla_transformer_export.inference import rows as rows_module
-from vanilla_transformer_export.inference import search
 from vanilla_transformer_export.inference.rows import position_bytes
 from vanilla_transformer_export.targets.cpu import rows as cpu_rows
 from vanilla_transformer_export.targets.registry import get_target

@@ -9,8 +9,7 @@ from checkpoints import copy_folder, edit_json, seal
 from generation_pairs import CPU_MODELS, EOS, each_model, prompts
 
 from vanilla_transformer_export import Options, Runtime
-from vanilla_transformer_export.inference.logits import Prompt
-from vanilla_transformer_export.inference.search import LogitsProcessors
+from vanilla_transformer_export.inference.logits import LogitsProcessors, Prompt
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Unfeasible length", "ignore:Using the model-agnostic default"

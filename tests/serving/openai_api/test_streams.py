@@ -14,8 +14,8 @@ from openai_server import OneByOne, new_tokens, post, serve_engine, with_tokeniz
 from opened_engines import text_client
 
 from vanilla_transformer_export import TextRuntime
+from vanilla_transformer_export.engine.limits import overloaded
 from vanilla_transformer_export.errors import RequestError
-from vanilla_transformer_export.scheduler.rejections import overloaded
 from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.protocols import openai_api
 

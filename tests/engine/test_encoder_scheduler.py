@@ -11,11 +11,10 @@ from heads import HEADS, MANY, PAIRS, close, export_for_images, save_head, token
 from messages import raises
 
 from vanilla_transformer_export import ImageRuntime, Runtime, TextRuntime, export
+from vanilla_transformer_export.engine.encoder import EncoderGraph, EncoderScheduler, padded_length
+from vanilla_transformer_export.engine.inputs import encoder_feeds
 from vanilla_transformer_export.errors import RequestError, TooLong
 from vanilla_transformer_export.inference.inputs import pad_sequences
-from vanilla_transformer_export.requests import encoder_feeds
-from vanilla_transformer_export.scheduler.encoder_batch import EncoderGraph, padded_length
-from vanilla_transformer_export.scheduler.encoder_scheduler import EncoderScheduler
 from vanilla_transformer_export.serving.encoder_runtime import batched
 
 

@@ -9,9 +9,8 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from ..errors import UsageError
-from .admission import Admission
-from .rejections import SMALL_ROWS, check_room, shutting_down
-from .request import Activity, Event, Generated, GenerationInput, Update, ignore_activity
+from .inputs import Activity, Event, Generated, GenerationInput, Update, ignore_activity
+from .limits import SMALL_ROWS, Admission, check_room, shutting_down
 
 Report = Callable[[list[Update]], None]
 Observe = Callable[[Activity], None]

@@ -7,14 +7,9 @@ from messages import raises
 from opened_engines import open_client
 from targets import SIZES
 
-from vanilla_transformer_export.errors import TooLong, UsageError
-from vanilla_transformer_export.inference.logits import Prompt
-from vanilla_transformer_export.inference.options import Options
-from vanilla_transformer_export.inference.rows import GenerationRequest
-from vanilla_transformer_export.model import open_export
-from vanilla_transformer_export.requests import generation_request
-from vanilla_transformer_export.scheduler.admission import Admission
-from vanilla_transformer_export.scheduler.capacity import (
+from vanilla_transformer_export.engine.inputs import generation_request
+from vanilla_transformer_export.engine.limits import (
+    Admission,
     Arrangement,
     arrange_workers,
     chunk_length,
@@ -23,6 +18,11 @@ from vanilla_transformer_export.scheduler.capacity import (
     sources_length,
     token_cost,
 )
+from vanilla_transformer_export.engine.model import open_export
+from vanilla_transformer_export.errors import TooLong, UsageError
+from vanilla_transformer_export.inference.logits import Prompt
+from vanilla_transformer_export.inference.options import Options
+from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.targets.cpu.slots import SlotRows
 
 MAX_NEW_TOKENS = 9

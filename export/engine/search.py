@@ -6,16 +6,22 @@ tokens, until it is finished. The caller decides how requests are batched.
 """
 
 import copy
+import functools
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from .logits import Prompt, Sampler, as_rows, log_sum_exp, top
-from .options import EXCLUDED_SCORE, Options
-from .top_k import NOT_FINITE
+from ..inference.logits import LogitsProcessors, Sampler, as_rows, log_sum_exp, top
+from ..inference.options import EXCLUDED_SCORE, Options
+from ..inference.session import FATAL
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 INITIAL_CAPACITY = 256  # initial capacity in new tokens; doubled when it is full
+NOT_FINITE = "some logits are NaN or infinite, expected numbers"
 
 
 class Search(Protocol):
@@ -61,33 +67,6 @@ class Search(Protocol):
 
         The scores are `None` if they were not requested; beam search always has them.
         """
-
-
-class LogitsProcessors:
-    """The logits processors of `options`, in the order of transformers. False if there are none."""
-
-    def __init__(self, options: Options, prompt: Prompt):
-        self.options = options
-        self.prompt = prompt
-        processors = [function(options, prompt) for function in options.logits_functions]
-        self.active = [process for process in processors if process is not None]
-
-    def __bool__(self) -> bool:
-        return bool(self.active)
-
-    def take(self, inputs: np.ndarray) -> "LogitsProcessors":
-        """Return the processors of some `inputs`, which are indices or a mask (B,)."""
-        return LogitsProcessors(
-            self.options, Prompt(self.prompt.ids[inputs], self.prompt.padding[inputs])
-        )
-
-    def __call__(self, new: np.ndarray, scores: np.ndarray) -> None:
-        """Change `scores` (R, V) in place, with the `new` tokens (R, t) after the prompts.
-
-        R is a multiple of B. Rows of one prompt are adjacent."""
-        ids = np.concatenate([as_rows(self.prompt.ids, len(scores)), new], axis=1)
-        for process in self.active:
-            process(ids, scores)
 
 
 TOKEN_STATES = ("tokens", "lengths", "limits", "is_finished", "is_invalid")  # of `TokenSearch`
@@ -450,3 +429,46 @@ def widened(sequences: np.ndarray, width: int, fill_token_id: int) -> np.ndarray
     """Return `sequences` (..., t) padded to (..., width) with `fill_token_id`."""
     padding = np.full((*sequences.shape[:-1], width - sequences.shape[-1]), fill_token_id)
     return np.concatenate([sequences, padding], axis=-1)
+
+
+# logits per run, which limits the memory of the log-softmax
+CHUNK = 1 << 19
+# written by tests/support/top_k_graph.py, because the runtime works without onnx
+GRAPH = Path(__file__).with_name("top_k.onnx")
+
+
+def top_k_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return log p and index of the top `count` tokens of each row, both (rows, count).
+
+    `logits` are (rows, V). The best token comes first, ties are sorted by index. All log p of a row
+    are NaN if the row has NaN or infinity, or only -infinity. `threads` is the number of CPU
+    threads.
+    """
+    # Few logits take less time than the threads take to wake up.
+    run, chunk = (
+        session(threads if logits.size > CHUNK else 1).run,
+        max(1, CHUNK // logits.shape[1]),
+    )
+    counts = np.array([count])
+    results = [
+        run(None, {"logits": logits[row : row + chunk], "count": counts})
+        for row in range(0, len(logits), chunk)
+    ]
+    log_p, tokens = (np.concatenate(parts) for parts in zip(*results))
+    return log_p, tokens
+
+
+@functools.cache
+def session(threads: int) -> "onnxruntime.InferenceSession":
+    """Return the session of the graph for top-k with this number of `threads`, one for each number.
+
+    The threads do not spin between two steps, because they would compete with the decoder's threads
+    for CPUs.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = FATAL
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(GRAPH, options, providers=["CPUExecutionProvider"])

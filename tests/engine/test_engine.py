@@ -17,15 +17,13 @@ from opened_engines import first_batch, open_client
 from targets import SIZES
 
 from vanilla_transformer_export import Runtime
+from vanilla_transformer_export.engine import offline
+from vanilla_transformer_export.engine.groups import Cohort, start_request
+from vanilla_transformer_export.engine.inputs import LENGTH, STOP
+from vanilla_transformer_export.engine.limits import Admission, Pace
+from vanilla_transformer_export.engine.loop import open_batch
+from vanilla_transformer_export.engine.model import open_for_workers
 from vanilla_transformer_export.errors import RequestError, SessionError, UsageError
-from vanilla_transformer_export.model import open_for_workers
-from vanilla_transformer_export.scheduler import offline
-from vanilla_transformer_export.scheduler.admission import Admission
-from vanilla_transformer_export.scheduler.capacity import Pace
-from vanilla_transformer_export.scheduler.cohort import Cohort
-from vanilla_transformer_export.scheduler.engine import open_batch
-from vanilla_transformer_export.scheduler.groups import start_request
-from vanilla_transformer_export.scheduler.request import LENGTH, STOP
 from vanilla_transformer_export.targets.cpu.slots import SlotRows
 from vanilla_transformer_export.targets.portable.rows import PortableRows
 

@@ -18,15 +18,14 @@ from ..inference.inputs import batches
 from ..inference.logits import row_seeds
 from ..inference.options import Options
 from ..inference.rows import GenerationRequest, SlotSize, memory, position_bytes
-from ..model import OnnxModel, main_roles
-from .admission import Admission
-from .capacity import MAX_OFFLINE_ROWS, MAX_SLOT_BYTES, MIN_OFFLINE_ROWS, slot_bytes
+from .batch import GenerationBatch
 from .client import Client
-from .client_request import ClientRequest
-from .engine import Engine
-from .generation_batch import GenerationBatch
 from .groups import Group, start_request
-from .request import Generated, GenerationInput
+from .inputs import Generated, GenerationInput
+from .limits import MAX_OFFLINE_ROWS, MAX_SLOT_BYTES, MIN_OFFLINE_ROWS, Admission, slot_bytes
+from .loop import Engine
+from .model import OnnxModel, main_roles
+from .queue import ClientRequest
 
 # Rows of a batch of beam search, and the minimum of its inputs. A step of few rows costs nearly as
 # much as one of many.

@@ -7,11 +7,11 @@ import pytest
 from messages import raises
 from opened_engines import first_batch, open_client
 
+from vanilla_transformer_export.engine import batch as generation_batch
+from vanilla_transformer_export.engine.groups import start_request
+from vanilla_transformer_export.engine.limits import Pace
+from vanilla_transformer_export.engine.queue import MAX_DEFERRED, RequestQueue
 from vanilla_transformer_export.errors import RequestError
-from vanilla_transformer_export.scheduler import generation_batch
-from vanilla_transformer_export.scheduler.capacity import Pace
-from vanilla_transformer_export.scheduler.groups import start_request
-from vanilla_transformer_export.scheduler.queue import MAX_DEFERRED, RequestQueue
 
 DECODER = "causal"
 
@@ -74,7 +74,7 @@ def test_new_request_uses_spare_rows_beside_a_long_one(exported_for, monkeypatch
 
 
 def test_request_that_was_overtaken_for_long_is_next(exported_for, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_OVERTAKEN", 0.0)
+    monkeypatch.setattr("vanilla_transformer_export.engine.queue.MAX_OVERTAKEN", 0.0)
     client = open_client(exported_for(DECODER, "cpu")[1], slots=1)
     job = client.admission.admit([5], dict(max_new_tokens=3))
     long, new = (start_request([job] * count) for count in (3, 1))
@@ -141,9 +141,7 @@ def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
         for run in batch.running[:count]:
             batch.remove([run])
 
-    monkeypatch.setattr(
-        "vanilla_transformer_export.scheduler.generation_batch.WAIT_PER_PART", 1000.0
-    )
+    monkeypatch.setattr("vanilla_transformer_export.engine.batch.WAIT_PER_PART", 1000.0)
     put(3)
     assert joining() == 3  # no running rows would have to wait
     put(7)
@@ -169,7 +167,7 @@ def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
 
 def test_new_rows_join_the_larger_batch_until_it_has_its_preferred_rows(exported_for, monkeypatch):
     monkeypatch.setattr(generation_batch, "WAIT_PER_PART", 0.0)
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_DEFERRED", 1000.0)
+    monkeypatch.setattr("vanilla_transformer_export.engine.queue.MAX_DEFERRED", 1000.0)
     client = open_client(exported_for(DECODER, "cpu")[1], slots=16, workers=2)
     job = client.admission.admit([5], dict(max_new_tokens=20, min_new_tokens=20))
     queue = RequestQueue()
@@ -187,9 +185,9 @@ def test_new_rows_join_the_larger_batch_until_it_has_its_preferred_rows(exported
     assert joining(smaller, 1) == 0  # deferred to the larger batch
     assert joining(larger, 0) == 1
     assert joining(smaller, 1) == 0
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_DEFERRED", 0.0)
+    monkeypatch.setattr("vanilla_transformer_export.engine.queue.MAX_DEFERRED", 0.0)
     assert joining(smaller, 0) == 1  # it has waited long enough for the larger batch
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_DEFERRED", 1000.0)
+    monkeypatch.setattr("vanilla_transformer_export.engine.queue.MAX_DEFERRED", 1000.0)
     assert [joining(larger, 2), joining(larger, 0)] == [2, 0]
     assert joining(smaller, 1) == 1  # the larger batch has its preferred rows
 
@@ -198,10 +196,8 @@ def test_new_rows_join_the_larger_batch_until_it_has_its_preferred_rows(exported
 def test_parts_are_not_deferred_to_a_batch_with_a_long_join_delay(
     exported_for, monkeypatch, join_delay, is_deferred
 ):
-    monkeypatch.setattr(
-        "vanilla_transformer_export.scheduler.generation_batch.WAIT_PER_PART", join_delay
-    )
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_DEFERRED", 1000.0)
+    monkeypatch.setattr("vanilla_transformer_export.engine.batch.WAIT_PER_PART", join_delay)
+    monkeypatch.setattr("vanilla_transformer_export.engine.queue.MAX_DEFERRED", 1000.0)
     client = open_client(exported_for(DECODER, "cpu")[1], slots=16, workers=2)
     job = client.admission.admit([5], dict(max_new_tokens=20))
     queue = RequestQueue()
@@ -217,7 +213,7 @@ def test_parts_are_not_deferred_to_a_batch_with_a_long_join_delay(
 
 def test_rows_that_do_not_fit_the_larger_batch_join_another_at_once(exported_for, monkeypatch):
     monkeypatch.setattr(generation_batch, "WAIT_PER_PART", 0.0)
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_DEFERRED", 1000.0)
+    monkeypatch.setattr("vanilla_transformer_export.engine.queue.MAX_DEFERRED", 1000.0)
     client = open_client(exported_for(DECODER, "cpu")[1], slots=16, workers=2)
     queue, admit = RequestQueue(), client.admission.admit
     larger, smaller = (worker.batch for worker in client.engine.workers)
@@ -270,7 +266,7 @@ def test_part_is_deferred_no_longer_than_its_limit(exported_for):
 
 
 def test_large_sequence_group_is_not_overtaken_indefinitely(exported_for, monkeypatch):
-    monkeypatch.setattr("vanilla_transformer_export.scheduler.queue.MAX_OVERTAKEN", 0.0)
+    monkeypatch.setattr("vanilla_transformer_export.engine.queue.MAX_OVERTAKEN", 0.0)
     monkeypatch.setattr(generation_batch, "WAIT_PER_PART", 0.0)
     client = open_client(exported_for(DECODER, "cpu")[1], slots=4)
     batch, queue = first_batch(client), RequestQueue()

@@ -37,12 +37,16 @@ from serving_load import (
 from serving_servers import OURS, Plan, Server, outcome
 
 from vanilla_transformer_export import TextRuntime
+from vanilla_transformer_export.engine.client import Client
+from vanilla_transformer_export.engine.inputs import Update
+from vanilla_transformer_export.engine.loop import Engine
+from vanilla_transformer_export.engine.process import (
+    Outbox,
+    ProcessEngine,
+    engine_process,
+    portable,
+)
 from vanilla_transformer_export.errors import RequestError, UsageError
-from vanilla_transformer_export.scheduler.child import Outbox, portable
-from vanilla_transformer_export.scheduler.client import Client
-from vanilla_transformer_export.scheduler.engine import Engine
-from vanilla_transformer_export.scheduler.process import ProcessEngine, engine_process
-from vanilla_transformer_export.scheduler.request import Update
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
 
@@ -223,13 +227,13 @@ def test_server_stops_cleanly_when_sigchld_is_ignored(export, tmp_path):
 def test_worker_that_cannot_send_results_ends_child_and_server(export, tmp_path):
     """The child may run out of memory. Without its worker no request would be answered."""
     code = """
-from vanilla_transformer_export.scheduler import child
-frame = child.frame
+from vanilla_transformer_export.engine import process
+frame = process.frame
 def without_memory(message):
     if len(message) == 4 and any(answers for _, _, answers, _ in message[-1]):
         raise MemoryError
     return frame(message)
-child.frame = without_memory
+process.frame = without_memory
 """
     log = tmp_path / "log"
     # the first results are those of the warm-up
@@ -298,7 +302,7 @@ def ask(server: Server, texts: str | list[str]) -> object:
 def test_new_request_overtakes_lists_of_texts(export, tmp_path):
     """60 lists have had a turn, and wait for their second. Then the process stops until one more
     request is there."""
-    code = "from vanilla_transformer_export.scheduler import queue\nqueue.MAX_OVERTAKEN = 1000.0"
+    code = "from vanilla_transformer_export.engine import queue\nqueue.MAX_OVERTAKEN = 1000.0"
     server = start_patched(code, export, tmp_path / "log", "--slots", "1", "--workers", "1")
     child, order = server.processes[1], []
     os.kill(child, signal.SIGSTOP)
@@ -342,7 +346,7 @@ def test_queue_full_of_one_request_accepts_small_ones(export, tmp_path):
 def test_unreadable_message_ends_child_and_server(export, tmp_path):
     """The server must not wait for a child that still runs."""
     code = """
-from vanilla_transformer_export.scheduler.process import ProcessEngine
+from vanilla_transformer_export.engine.process import ProcessEngine
 def received(self, *_):
     raise LookupError("a mistake")
 ProcessEngine.received = received
@@ -516,12 +520,12 @@ def test_no_child_process_without_generating_models():
 LARGE = """
 import asyncio, os
 from types import SimpleNamespace
-from vanilla_transformer_export.scheduler import child, process
+from vanilla_transformer_export.engine import process
 
 def fail(directory, dtype, sizes):
     raise ValueError(len(sizes["text"]) * "x")
 
-child.open_engine = fail
+process.open_engine = fail
 admission = SimpleNamespace(info=SimpleNamespace(directory="a"))
 
 async def main(started):

@@ -1,12 +1,177 @@
-"""The queue of requests that wait for a batch."""
+"""Requests of clients, and the queue in which their parts wait for a batch."""
 
 import threading
 import time
 from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
-from .batch import Batch
-from .client_request import ClientRequest, RequestPart
-from .rejections import shutting_down
+from .inputs import Event, Update
+from .limits import shutting_down
+
+
+class RequestPart(Protocol):
+    """The part of a request that joins a batch as a whole: the rows of one input, or of one
+    sample."""
+
+    request: "ClientRequest"
+    results: Any  # complete once the request is finished
+    has_started: bool  # True if it has a new token
+    is_finished: bool
+
+    @property
+    def num_rows(self) -> int:
+        """The maximum number of rows that it takes in a batch."""
+
+
+AnyPart = TypeVar("AnyPart", bound=RequestPart)
+
+
+class ClientRequest(Generic[AnyPart]):
+    """A request of one client: parts that are answered together. Each part holds its results.
+
+    Args:
+        parts: the parts that workers run; each may start in another batch.
+        number: identifies the request in updates.
+        streams: True for an update after each step that produced a token. Otherwise the only one
+            comes when all parts are finished or one has failed.
+        num_results: the number of results that finish independently, by default one per part.
+        arrived_at: in seconds of `time.perf_counter`, possibly of another process; by default the
+            time at which it is queued.
+    """
+
+    def __init__(
+        self,
+        parts: Iterable[AnyPart],
+        number: int = 0,
+        streams: bool = False,
+        num_results: int | None = None,
+        arrived_at: float = 0.0,
+    ):
+        self.parts = list(parts)
+        for part in self.parts:
+            part.request = self
+        self.waiting = deque(self.parts)
+        self.number = number
+        self.streams = streams
+        self.num_unfinished = len(self.parts) if num_results is None else num_results
+        self.arrived_at = arrived_at
+        self.joined_at = 0.0  # time of the last join of one of its parts
+        self.events: list[Event] = []
+        self.error: Exception | None = None
+        self.is_cancelled = False
+        self.has_started = False
+        self.is_changed = False
+        self.lock = threading.Lock()  # several workers may finish parts of this request
+
+    @property
+    def num_waiting_rows(self) -> int:
+        return sum(part.num_rows for part in self.waiting)
+
+    @property
+    def has_joined(self) -> bool:
+        """True if a part has left the queue."""
+        return len(self.waiting) < len(self.parts)
+
+    @property
+    def is_finished(self) -> bool:
+        """True if the request is answered, cancelled or failed."""
+        return self.num_unfinished == 0 or self.is_cancelled or self.error is not None
+
+    def finish_result(self) -> None:
+        """Count one more finished result. The request is finished with the last."""
+        with self.lock:
+            self.num_unfinished -= 1
+            self.is_changed |= self.num_unfinished == 0
+
+    def add_event(self, event: Event) -> None:
+        self.events.append(event)
+        self.is_changed = True
+
+    def take_update(self) -> Update:
+        """Return what is new since the last call."""
+        events, self.events = self.events, []
+        self.is_changed = False
+        is_answered = self.is_finished and self.error is None
+        results = [part.results for part in self.parts] if is_answered else None
+        return Update(self.number, events, results, self.error)
+
+    def fail(self, error: Exception) -> None:
+        if self.error is None:
+            self.error = error
+            self.is_changed = True
+
+
+WAIT_PER_PART = 0.00025  # seconds per running part, which waits for the prefill of a join
+
+
+class Batch(Protocol):
+    """A batch of rows that a worker computes step by step. Parts of requests join and leave.
+
+    Each part has one or several rows.
+    """
+
+    @property
+    def running(self) -> list[Any]:
+        """The parts that the next step computes."""
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows that the next step computes."""
+
+    @property
+    def prefilling(self) -> Collection[Any]:
+        """The parts that have joined and whose prompts are not read completely yet."""
+
+    @property
+    def join_delay(self) -> float:
+        """The seconds that parts may wait, so that more of them join together.
+
+        Parts that join together cost less, and every join slows running rows down.
+        """
+
+    @property
+    def should_grow(self) -> bool:
+        """True if parts should join the running ones instead of a smaller batch of another worker.
+
+        A step of one batch then costs less than the steps of two batches half as large.
+        """
+
+    @property
+    def num_free_rows(self) -> int:
+        """Number of rows that can join now."""
+
+    @property
+    def num_spare_rows(self) -> int:
+        """Number of further rows, for first parts of requests while larger requests wait."""
+
+    def fits(self, part: Any, beside: Sequence[Any]) -> bool:
+        """Return True if `part` can join now together with `beside`.
+
+        `beside` are parts that were selected before it to join at the same time. They have not
+        joined yet.
+        """
+
+    def join(self, parts: list[Any]) -> None:
+        """Add `parts` and read their prompts, as much of them as one pause between two steps
+        allows.
+
+        It is called before each step, also without parts, to read on.
+        """
+
+    def step(self) -> int:
+        """Compute the rows of all running parts and return the number of their new tokens.
+
+        A step gives each row one token, or none while its prompt is read; a search in graphs runs
+        several steps. Beams in graphs only count when they end. An encoder has no tokens.
+        """
+
+    def remove(self, parts: Sequence[Any]) -> None:
+        """Remove `parts`, whether they are finished or not.
+
+        Their rows become free at once, or when all parts have left if they started together.
+        """
+
 
 # Minimum rows that join together. Fewer join once a row has waited the batch's `join_delay`.
 JOIN_SIZE = 8

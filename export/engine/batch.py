@@ -16,10 +16,9 @@ from ..inference.rows import (
     Rows,
     RowsFactory,
 )
-from .batch import WAIT_PER_PART
-from .capacity import Pace, spare_rows
-from .cohort import Cohort, StepLogits, alike
-from .groups import Group
+from .groups import Cohort, Group, StepLogits, alike
+from .limits import Pace, spare_rows
+from .queue import WAIT_PER_PART
 
 # Finished inputs leave rows that started together once they are this share: each time costs as much
 # as a fraction of a step.

@@ -15,13 +15,13 @@ from targets import SIZES
 
 from vanilla_transformer_export import Runtime, TextRuntime, evaluate
 from vanilla_transformer_export.cli.main import main
+from vanilla_transformer_export.engine import offline
+from vanilla_transformer_export.engine.batch import GenerationBatch
+from vanilla_transformer_export.engine.limits import MIN_OFFLINE_ROWS
 from vanilla_transformer_export.errors import SessionError, UsageError
 from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.run import Runner
 from vanilla_transformer_export.inference.inputs import move_padding, pad_sequences
-from vanilla_transformer_export.scheduler import offline
-from vanilla_transformer_export.scheduler.capacity import MIN_OFFLINE_ROWS
-from vanilla_transformer_export.scheduler.generation_batch import GenerationBatch
 
 SEQ2SEQ, DECODER = "seq2seq", "causal"
 COUNT = 2 * MIN_OFFLINE_ROWS + 12
