@@ -8,15 +8,21 @@ from typing import Any, Self
 
 import numpy as np
 
-from .engine import inputs as requests
 from .engine import offline
+from .engine.inputs import (
+    Generated,
+    GenerationInput,
+    check_options,
+    encoder_feeds,
+    generation_inputs,
+)
 from .engine.limits import arrange_workers, offline_workers
 from .engine.model import OnnxModel, check_threads, find_target, main_roles, open_export
 from .errors import UsageError
 from .inference.devices import available_cpus, require, require_onnxruntime
 from .inference.export_info import ExportInfo
+from .inference.inputs import pad_sequences
 from .inference.options import Options, is_int64
-from .inference.rows import GenerationRequest
 from .inference.session import SessionChanges
 from .targets.registry import default_target
 
@@ -232,7 +238,7 @@ class Runtime:
             "decoder_attention_mask": decoder_attention_mask,
             **inputs,
         }
-        return self.model.outputs(requests.encoder_feeds(self.info, arguments))
+        return self.model.outputs(encoder_feeds(self.info, arguments))
 
     def generate(
         self,
@@ -308,8 +314,8 @@ class Runtime:
                 has rows, or a field of generation_config.json that this runtime does not apply.
                 Also if onnxruntime fails, for example because the prompts need too much memory.
         """
-        request = self.request(input_ids, attention_mask, decoder_input_ids, options)
-        return self.generate_request(request.with_seeds(seeds))[0]
+        inputs = self.inputs(input_ids, attention_mask, decoder_input_ids, options, seeds=seeds)
+        return padded_sequences(inputs, self.sequences(inputs))
 
     def generate_with_scores(
         self,
@@ -326,10 +332,10 @@ class Runtime:
         In beam search it equals `sequences_scores` of transformers. Without beams, p is the softmax
         of the processed logits, before temperature, top_k, top_p and min_p.
         """
-        request = self.request(input_ids, attention_mask, decoder_input_ids, options, True)
-        tokens, scores = self.generate_request(request.with_seeds(seeds))
-        assert scores is not None  # the request asks for them
-        return tokens, scores
+        inputs = self.inputs(input_ids, attention_mask, decoder_input_ids, options, True, seeds)
+        results = self.sequences(inputs)
+        scores = [sequence.score for of_input in results for sequence in of_input]
+        return padded_sequences(inputs, results), np.array(scores, np.float32)
 
     def stream(
         self, input_ids: np.ndarray, attention_mask: np.ndarray | None = None, **options: Any
@@ -343,15 +349,13 @@ class Runtime:
             UsageError: for an invalid option, and for beam search, whose tokens are only known at
                 the end. It is raised before the iterator is returned too.
         """
-        return self.stream_request(self.request(input_ids, attention_mask, None, options))
+        return self.stream_inputs(self.inputs(input_ids, attention_mask, None, options))
 
-    def stream_request(self, request: GenerationRequest) -> Iterator[np.ndarray]:
-        """Yield the tokens of `stream` for a `request` that `request` returned."""
-        if request.options.num_beams > 1:
-            raise UsageError(
-                f"num_beams is {request.options.num_beams}, expected num_beams=1 to stream"
-            )
-        return offline.stream(self.model, request)
+    def stream_inputs(self, inputs: list[GenerationInput]) -> Iterator[np.ndarray]:
+        """Yield the tokens of `stream` for rows that `inputs` returned."""
+        if (num_beams := inputs[0].options.num_beams) > 1:
+            raise UsageError(f"num_beams is {num_beams}, expected num_beams=1 to stream")
+        return offline.stream(self.model, inputs)
 
     def check_options(self, options: dict[str, Any] | Options) -> Options:
         """Return `options`, with those of generation_config.json, or else defaults, for all that is
@@ -360,38 +364,51 @@ class Runtime:
         Raises UsageError or ValueError for options that are wrong whatever the inputs are. Raises
         ValueError for a model that does not generate.
         """
-        return requests.check_options(self.info, options).for_prompt(1)
+        return check_options(self.info, options).for_prompt(1)
 
-    def request(
+    def inputs(
         self,
         input_ids: np.ndarray,
         attention_mask: np.ndarray | None,
         decoder_input_ids: np.ndarray | None,
         options: dict[str, Any] | Options,
         is_scored: bool = False,
-    ) -> GenerationRequest:
-        """Check the arguments of a call of `generate` and return its batch.
+        seeds: Sequence[int] | None = None,
+    ) -> list[GenerationInput]:
+        """Check the arguments of a call of `generate` and return its rows, for `sequences`.
 
         `is_scored` is True if scores are returned.
 
         Raises:
             UsageError: for an unknown option, an invalid value, options that cannot be combined,
-                and a batch that needs more memory than this machine has.
+                and rows that need more memory than this machine has.
             ValueError: for inputs of a wrong shape or range, or too many tokens.
         """
-        return requests.generation_request(
-            self.info, input_ids, attention_mask, decoder_input_ids, options, is_scored
+        return generation_inputs(
+            self.info, input_ids, attention_mask, decoder_input_ids, options, is_scored, seeds
         )
 
-    def generate_request(self, request: GenerationRequest) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return prompts with new tokens (B * N, T), and the scores of the rows (B * N,) or None if
-        they were not requested. `request` is one that `request` returned."""
-        new, scores = offline.run(self.model, lambda: self._worker_model, self.workers, request)
-        prompts = np.repeat(request.input_ids, request.options.num_return_sequences, axis=0)
-        return np.concatenate([prompts, new], axis=1), scores
+    def sequences(self, inputs: list[GenerationInput]) -> list[list[Generated]]:
+        """Return the `num_return_sequences` sequences of each of `inputs`, which `inputs` returned
+        at once."""
+        return offline.run(self.model, lambda: self._worker_model, self.workers, inputs)
 
     @functools.cached_property
     def _worker_model(self) -> OnnxModel:
         """The model with the threads of a worker, whose graphs are opened on first use."""
         threads = arrange_workers(self.config, self.threads, self.workers).threads
         return self.model.with_threads(threads)
+
+
+def padded_sequences(inputs: list[GenerationInput], results: list[list[Generated]]) -> np.ndarray:
+    """Return prompts with their new tokens (B * N, T), for the N sequences of each of B `inputs`.
+
+    Sequences are filled at the end. Prompts are padded on the left, to equal lengths.
+    """
+    options = inputs[0].options
+    rows = [
+        [*[options.pad_token_id or 0] * row.padding, *row.prompt, *sequence.tokens]
+        for row, of_row in zip(inputs, results, strict=True)
+        for sequence in of_row
+    ]
+    return pad_sequences(rows, options.fill_token_id)[0]

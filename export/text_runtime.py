@@ -197,8 +197,8 @@ class TextRuntime:
         """Return the tokens of each of B * N results and the scores (B * N,), for `rows` of token
         ids.
 
-        The tokens follow the start token or the prompt, and have the prefix and padding. `prefixes`
-        are tokens that each result begins with, one list for each row. `options` are those of each
+        The tokens follow the start token or the prompt, and have the prefix. `prefixes` are tokens
+        that each result begins with, one list for each row. `options` are those of each
         row, which differ in their target language only. Scores are NaN unless `is_scored`. Rows
         with prefixes of the same length and one target language run together. `seeds` are seeds of
         sampling, one for each row.
@@ -210,7 +210,6 @@ class TextRuntime:
         kinds = [
             (len(prefix), id(shared)) for prefix, shared in zip(prefixes, options, strict=True)
         ]
-        start = 1 if "encoder" in self.info.specs else None
         for kind in dict.fromkeys(kinds):
             indices = [row for row, other in enumerate(kinds) if other == kind]
             shared = options[indices[0]]
@@ -218,15 +217,14 @@ class TextRuntime:
             starts = None
             if kind[0]:
                 starts = np.array([self.first_tokens(shared) + prefixes[row] for row in indices])
-            request = self.runtime.request(ids, mask, starts, shared, is_scored)
-            if seeds is not None:
-                request = request.with_seeds([seeds[row] for row in indices])
-            outputs, batch_scores = self.runtime.generate_request(request)
-            if batch_scores is not None:
-                scores[indices] = batch_scores.reshape(-1, copies)
-            new = outputs[:, start or ids.shape[1] :].reshape(len(indices), copies, -1)
-            for row, results in zip(indices, new.tolist(), strict=True):
-                tokens[row] = results
+            of_rows = None if seeds is None else [seeds[row] for row in indices]
+            inputs = self.runtime.inputs(ids, mask, starts, shared, is_scored, of_rows)
+            sequences = self.runtime.sequences(inputs)
+            for row, checked, results in zip(indices, inputs, sequences, strict=True):
+                prefix = checked.prompt[1:] if checked.source else []
+                tokens[row] = [[*prefix, *sequence.tokens] for sequence in results]
+                if is_scored:
+                    scores[row] = [sequence.score for sequence in results]
         return [row_ids for results in tokens for row_ids in results], scores.ravel()
 
     def stream(
@@ -248,8 +246,8 @@ class TextRuntime:
             )
         options = {"num_return_sequences": 1, **options}
         rows, [checked] = self.checked_rows([text], src_lang, tgt_lang, options)
-        request = self.runtime.request(*self.batch(rows), None, checked)
-        return self.decode_stream(self.runtime.stream_request(request))
+        inputs = self.runtime.inputs(*self.batch(rows), None, checked)
+        return self.decode_stream(self.runtime.stream_inputs(inputs))
 
     def target_options(
         self, tgt_lang: Choice, count: int, options: dict[str, Any]

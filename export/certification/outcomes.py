@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,8 @@ from ..engine.inputs import Generated, GenerationInput, encoder_feeds
 from ..engine.limits import Admission
 from ..engine.loop import Engine
 from ..engine.model import OnnxModel
-from ..engine.offline import generate, split_request
+from ..engine.offline import generate
+from ..inference.inputs import pad_sequences
 from .reference import Arrays, Reference, real_values, sample
 from .tolerances import error_scale, relative_margins
 
@@ -34,14 +36,25 @@ def outcome(model: OnnxModel, reference: Reference) -> Arrays:
     """
     if not model.info.generates:
         return {name: sample(values) for name, values in outputs(model, reference).items()}
-    beams, scores = generate(model, reference.request(num_beams=BEAMS))
-    assert scores is not None  # beam search has scores
+    beams, scores = sequences(model, reference, num_beams=BEAMS)
     return {
         "logits": sample(next_logits(model, reference, reference.inputs["tokens"])),
-        "greedy": generate(model, reference.request())[0],
+        "greedy": sequences(model, reference)[0],
         "beams": beams,
-        "beam_scores": scores,
+        "beam_scores": np.array(scores, np.float32),
     }
+
+
+def sequences(
+    model: OnnxModel, reference: Reference, **options: Any
+) -> tuple[np.ndarray, list[float | None]]:
+    """Return the new tokens (B, T) and the scores of the rows of `reference`, with `options`
+    besides its own."""
+    rows = reference.rows(model.info, **options)
+    results = [sequence for [sequence] in generate(model, rows)]
+    fill = rows[0].options.fill_token_id
+    tokens, _ = pad_sequences([result.tokens for result in results], fill)
+    return tokens, [result.score for result in results]
 
 
 def outputs(model: OnnxModel, reference: Reference) -> Arrays:
@@ -122,7 +135,7 @@ def served_sequences(
     the reference's tokens in the prompt and reports their log probabilities. The requests of each
     half have the rows of the reference in turn.
     """
-    inputs = split_request(reference.request())
+    inputs = reference.rows(model.info)
     rows = [place % len(inputs) for place in range(REQUESTS // 2)]
     greedy = [inputs[row] for row in rows]
     scored = [scored_input(inputs[row], reference.inputs["tokens"][row]) for row in rows]

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ..engine.inputs import GenerationInput, generation_inputs
+from ..inference.export_info import ExportInfo
 from ..inference.options import Options
 from ..inference.rows import GenerationRequest
 from ..specs.graph_spec import TensorSpec
@@ -101,15 +103,20 @@ class Reference:
                 feeds |= {name: feeds[name][..., columns] for name in padded}
         return dataclasses.replace(self, inputs=feeds, results={})
 
-    def request(self, **options: Any) -> GenerationRequest:
-        """Return the request that generates from the inputs, with `options` besides those of the
-        reference."""
-        resolved = Options(**self.options, **options)
+    def request(self) -> GenerationRequest:
+        """Return the request that opens rows for the inputs."""
         ids, mask = self.inputs["input_ids"], self.inputs["attention_mask"]
-        is_scored = resolved.num_beams > 1
+        resolved = Options(**self.options)
         if (start := self.inputs.get("start")) is None:
-            return GenerationRequest(resolved, ids, mask, None, is_scored)
-        return GenerationRequest(resolved, start, np.ones_like(start), (ids, mask), is_scored)
+            return GenerationRequest(resolved, ids, mask)
+        return GenerationRequest(resolved, start, np.ones_like(start), (ids, mask))
+
+    def rows(self, info: ExportInfo, **options: Any) -> list[GenerationInput]:
+        """Return the rows that the export `info` generates from, with `options` besides those of
+        the reference."""
+        ids, mask = self.inputs["input_ids"], self.inputs["attention_mask"]
+        resolved = Options(**self.options, **options)
+        return generation_inputs(info, ids, mask, self.inputs.get("start"), resolved)
 
 
 def manifest_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -250,7 +250,7 @@ class Subject:
     def speed(self) -> dict[str, float]:
         """Return the tokens per second of greedy search, or the rows per second of other models."""
         if self.generates:
-            seconds = fastest(generate, self.model, self.reference.request())
+            seconds = fastest(generate, self.model, self.reference.rows(self.model.info))
             return {"tokens_per_second": self.results["greedy"].size / seconds}
         seconds = fastest(self.values, self.reference)
         return {"rows_per_second": self.reference.num_rows / seconds}

@@ -127,7 +127,7 @@ class GenerationBatch:
             for group in groups:
                 group.num_read = len(group.first_tokens)
             if groups := [group for members in alike(groups) for group in members]:
-                self.start(groups, batch_request(groups))
+                self.start(groups)
             return
         if groups or self.prefilling:
             self.settle()
@@ -166,11 +166,10 @@ class GenerationBatch:
             if self.joining is not None:
                 cohort.read_on()
 
-    def start(self, groups: list[Group], request: GenerationRequest) -> None:
-        """Start `groups`, which are the inputs of `request`, together, and read their prompts.
-
-        Their search runs on the device if the target can do that.
-        """
+    def start(self, groups: list[Group]) -> None:
+        """Start `groups` together and read their prompts. Their search runs on the device if the
+        target can do that."""
+        request = batch_request(groups)
         if self.search_key(groups[0]) is not None:
             self.search = self.factory.start_search(request)
         if self.search is None:
@@ -305,6 +304,7 @@ def without_gaps(is_left: np.ndarray) -> np.ndarray:
 def batch_request(groups: list[Group]) -> GenerationRequest:
     """Return the request of `groups` that start together, with the options of the first and the
     largest number of steps as `max_new_tokens`. Steps that read a prompt count."""
+    inputs = [group.input for group in groups]
     steps = [
         group.options.max_new_tokens + len(group.input.prompt) - len(group.first_tokens)
         for group in groups
@@ -312,6 +312,11 @@ def batch_request(groups: list[Group]) -> GenerationRequest:
     options = dataclasses.replace(groups[0].options, max_new_tokens=max(steps))
     fill = options.fill_token_id
     prompts = pad_sequences([list(group.first_tokens) for group in groups], fill)
-    sources = [list(group.input.source) for group in groups if group.input.source is not None]
-    source = pad_sequences(sources, fill) if sources else None
-    return GenerationRequest(options, *move_padding(*prompts, "left", fill), source)
+    prompts = move_padding(*prompts, "left", fill)
+    if inputs[0].source is None:
+        return GenerationRequest(options, *prompts, is_scored=inputs[0].is_scored)
+    ids, mask = pad_sequences([list(row.source or ()) for row in inputs], fill)
+    for of_row, row in zip(mask, inputs):
+        if row.source_mask is not None:
+            of_row[: len(row.source_mask)] = row.source_mask
+    return GenerationRequest(options, *prompts, (ids, mask), inputs[0].is_scored)

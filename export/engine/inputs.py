@@ -21,9 +21,154 @@ from ..inference.inputs import (
     num_positions,
     position_limit,
 )
-from ..inference.options import Options, as_list, resolve
-from ..inference.rows import GenerationRequest, check_memory
+from ..inference.logits import row_seeds
+from ..inference.options import Options, as_list, check_seeds, resolve
+from ..inference.rows import check_memory
 from ..specs.sequences import token_inputs
+
+# why a sequence ended: at an end token, or at the maximum length
+STOP, LENGTH = "stop", "length"
+
+
+@dataclass(frozen=True, eq=False)
+class GenerationInput:
+    """One checked input to generate from, made by `Admission.admit`.
+
+    Each of its beams or samples is a row of the batch.
+
+    Args:
+        options: resolved options, see `options.resolve`.
+        prompt: tokens before the first new one. For seq2seq it is the decoder prompt, which begins
+            with the start token.
+        source: source tokens of a seq2seq model, read by the encoder.
+        top_logprobs: number of best tokens that are reported with their log probabilities at each
+            position, besides the generated token; `None` for no log probabilities.
+        scores_prompt: True to report log probabilities of the prompt's tokens too, without the
+            first.
+        padding: number of padding tokens before the prompt. Some options count them, as in
+            transformers.
+        seed: seed of sampling in place of `options.seed`, derived from it with `logits.row_seed`.
+        is_scored: True to report the score of each sequence without beams too.
+        uniforms: returns the random numbers of sampling, by default those of `seed`.
+        source_mask: 0 for masked tokens of the source, by default 1 for all.
+    """
+
+    options: Options
+    prompt: Sequence[int]
+    source: Sequence[int] | None = None
+    top_logprobs: int | None = None
+    scores_prompt: bool = False
+    padding: int = 0
+    seed: int | None = None
+    is_scored: bool = False
+    uniforms: Callable[[], float] | None = None
+    source_mask: Sequence[int] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return self.options.rows_per_input
+
+    @property
+    def num_independent_results(self) -> int:
+        """The number of results that finish independently of each other.
+
+        It is `num_return_sequences` with sampling, otherwise 1, because beams finish together.
+        """
+        return self.options.num_return_sequences if self.options.do_sample else 1
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """The log probability of a token, and `top`, the best tokens at its position with theirs.
+
+    `top` is `[(token, log probability), …]`, best first. The values are the log softmax of the
+    model's logits.
+    """
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """One sequence generated from an input. The beams of an input are sorted, best first.
+
+    Args:
+        tokens: the new tokens, including the end token if it was generated.
+        finish_reason: `STOP` (an end token) or `LENGTH` (the maximum number of tokens).
+        score: the score of beam search, otherwise `None`.
+        prompt_logprobs: log probabilities of the prompt's tokens after the first, if requested.
+        logprobs: log probabilities of the new tokens, if requested.
+    """
+
+    tokens: list[int]
+    finish_reason: str
+    score: float | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    logprobs: list[TokenLogprobs] | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """A new `token` of a streamed input, in its sequence number `index`.
+
+    The last token of a sequence has a `finish_reason`. `logprobs` is set if requested.
+    """
+
+    index: int
+    token: int
+    finish_reason: str | None = None
+    logprobs: TokenLogprobs | None = None
+
+
+class Update(NamedTuple):
+    """A change of the request `number`: its new `events`, and in the last update its `results` or
+    its `error`.
+
+    The results are the sequences of each input. Those of beam search are sorted, best first;
+    samples are in the order of their numbers.
+    """
+
+    number: int
+    events: list[Event]
+    results: list[list[Generated]] | None
+    error: Exception | None
+
+    @property
+    def is_last(self) -> bool:
+        """True if the request is answered or has failed."""
+        return self.results is not None or self.error is not None
+
+    def read_results(self) -> list[list[Generated]]:
+        """Return the results of the last update, or raise its error."""
+        if self.error is not None:
+            raise self.error
+        assert self.results is not None  # it is the last update
+        return self.results
+
+
+class Activity(NamedTuple):
+    """A step of a worker, for metrics.
+
+    Args:
+        waits: the seconds that each part waited that has joined.
+        first_tokens: the seconds from the arrival of a request to its first token.
+        rows: the number of rows of the step.
+        tokens: the number of their new tokens.
+    """
+
+    waits: list[float]
+    first_tokens: list[float]
+    rows: int
+    tokens: int
+
+
+def ignore_activity(activity: Activity) -> None:
+    """Do nothing, where there are no metrics."""
+
+
+# ------------------------------------------------------------------------------------------- checks
 
 
 def check_options(info: ExportInfo, options: dict[str, Any] | Options) -> Options:
@@ -134,15 +279,16 @@ def check_row(
     return fit_positions(info, options, len(start), len(start)), start, ids
 
 
-def generation_request(
+def generation_inputs(
     info: ExportInfo,
     input_ids: np.ndarray,
     attention_mask: np.ndarray | None,
     decoder_input_ids: np.ndarray | None,
     options: dict[str, Any] | Options,
     is_scored: bool = False,
-) -> GenerationRequest:
-    """Check a call of `Runtime.generate` and return its batch.
+    seeds: Sequence[int] | None = None,
+) -> list[GenerationInput]:
+    """Check a call of `Runtime.generate` and return its rows.
 
     Args:
         info: the export.
@@ -151,10 +297,11 @@ def generation_request(
         decoder_input_ids: decoder prompts (B, P) of a seq2seq model, by default the start token.
         options: the generation options by name, or checked ones.
         is_scored: True if scores are returned.
+        seeds: one for each row; by default derived from the option `seed`.
 
     Raises:
-        UsageError: for an unknown option, an invalid value, options that cannot be combined, and a
-            batch that needs more memory than this machine has.
+        UsageError: for an unknown option, an invalid value, options that cannot be combined,
+            another number of `seeds`, and rows that need more memory than this machine has.
         ValueError: for inputs of a wrong shape or range, a row without tokens, zeros between ones
             in the mask of a decoder's prompt, too many tokens, or a model that does not generate.
     """
@@ -166,50 +313,41 @@ def generation_request(
             f"row"
         )
     if "encoder" in info.specs:
-        request = seq2seq_request(info, (ids, mask), decoder_input_ids, checked, is_scored)
+        starts = start_tokens(info, len(ids), decoder_input_ids, checked)
+        check_positions(num_positions(ids, mask, info.config), info.config)
+        final = fit_positions(info, checked, starts.shape[1], starts.shape[1])
+        rows = seq2seq_rows(ids, mask, starts, final)
     else:
         check_no_prefix(info, decoder_input_ids)
-        request = decoder_request(info, (ids, mask), checked, is_scored)
+        check_contiguous(mask, "attention_mask")
+        final = fit_positions(info, checked, ids.shape[1], int(mask.sum(axis=1).max()))
+        rows = [
+            GenerationInput(final, row[is_token].tolist(), padding=int((~is_token).sum()))
+            for row, is_token in zip(ids, mask == 1)
+        ]
     # before a search has a state of its rows; a decoder adds its caches
-    check_memory(request, info.config["vocab_size"], cache_bytes=0)
-    return request
+    check_memory(len(rows), final, info.config["vocab_size"])
+    check_seeds(seeds, len(rows))
+    if seeds is None:
+        seeds = row_seeds(final.seed, len(rows))
+    return [
+        dataclasses.replace(row, is_scored=is_scored, seed=seed)
+        for row, seed in zip(rows, [None] * len(rows) if seeds is None else seeds, strict=True)
+    ]
 
 
-def decoder_request(
-    info: ExportInfo, prompt: tuple[np.ndarray, np.ndarray], options: Options, is_scored: bool
-) -> GenerationRequest:
-    """Return the batch of a decoder. Its prompts (ids and mask) are moved to be padded on the left.
-
-    Raises UsageError if the prompts reach `max_length`, and ValueError if prompts or new tokens are
-    too long, or a mask has gaps. `is_scored` is True if scores are returned.
-    """
-    ids, mask = prompt
-    check_contiguous(mask, "attention_mask")
-    final = fit_positions(info, options, ids.shape[1], int(mask.sum(axis=1).max()))
-    ids, mask = move_padding(ids, mask, "left", final.pad_token_id or 0)
-    return GenerationRequest(final, ids, mask, None, is_scored)
-
-
-def seq2seq_request(
-    info: ExportInfo,
-    source: tuple[np.ndarray, np.ndarray],
-    decoder_input_ids: np.ndarray | None,
-    options: Options,
-    is_scored: bool,
-) -> GenerationRequest:
-    """Return the batch of a seq2seq model. Its `source` (ids and mask) is moved to be padded on the
-    right.
-
-    Raises UsageError if the decoder prompts reach `max_length`, and ValueError if sources or new
-    tokens are too long, or as `start_tokens` does. `decoder_input_ids` (B, P) are the decoder
-    prompts, by default the start token. `is_scored` is True if scores are returned.
-    """
-    ids, mask = source
-    start = start_tokens(info, len(ids), decoder_input_ids, options)
-    check_positions(num_positions(ids, mask, info.config), info.config)
-    final = fit_positions(info, options, start.shape[1], start.shape[1])
-    source = move_padding(ids, mask, "right", final.pad_token_id or 0)
-    return GenerationRequest(final, start, np.ones_like(start), source, is_scored)
+def seq2seq_rows(
+    ids: np.ndarray, mask: np.ndarray, starts: np.ndarray, options: Options
+) -> list[GenerationInput]:
+    """Return an input for each row of the sources, `ids` and `mask` (B, S), and of the decoder
+    prompts `starts` (B, P). Padding of the sources is left out."""
+    ids, mask = move_padding(ids, mask, "right", options.pad_token_id or 0)
+    rows = []
+    for row, of_row, start in zip(ids.tolist(), mask, starts.tolist()):
+        length = int(np.flatnonzero(of_row)[-1]) + 1
+        kept = None if of_row[:length].all() else of_row[:length].tolist()
+        rows.append(GenerationInput(options, start, row[:length], source_mask=kept))
+    return rows
 
 
 def fit_positions(info: ExportInfo, options: Options, length: int, tokens: int) -> Options:
@@ -273,143 +411,3 @@ def start_tokens(
     tensor = token_inputs(info.config, ("batch_size", "target_length"), prefix="decoder_")[0]
     ids = check_input(tensor, np.asarray(decoder_input_ids), {"batch_size": rows})
     return ids if (ids[:, 0] == start).any() else np.concatenate([starts, ids], axis=1)
-
-
-# why a sequence ended: at an end token, or at the maximum length
-STOP, LENGTH = "stop", "length"
-
-
-@dataclass(frozen=True, eq=False)
-class GenerationInput:
-    """One checked input to generate from, made by `Admission.admit`.
-
-    Each of its beams or samples is a row of the batch.
-
-    Args:
-        options: resolved options, see `options.resolve`.
-        prompt: tokens before the first new one. For seq2seq it is the decoder prompt, which begins
-            with the start token.
-        source: source tokens of a seq2seq model, read by the encoder.
-        top_logprobs: number of best tokens that are reported with their log probabilities at each
-            position, besides the generated token; `None` for no log probabilities.
-        scores_prompt: True to report log probabilities of the prompt's tokens too, without the
-            first.
-        padding: number of padding tokens before the prompt. Some options count them, as in
-            transformers.
-        seed: seed of sampling in place of `options.seed`, derived from it with `logits.row_seed`.
-        is_scored: True to report the score of each sequence without beams too.
-        uniforms: returns the random numbers of sampling, by default those of `seed`.
-    """
-
-    options: Options
-    prompt: Sequence[int]
-    source: Sequence[int] | None = None
-    top_logprobs: int | None = None
-    scores_prompt: bool = False
-    padding: int = 0
-    seed: int | None = None
-    is_scored: bool = False
-    uniforms: Callable[[], float] | None = None
-
-    @property
-    def num_rows(self) -> int:
-        return self.options.rows_per_input
-
-    @property
-    def num_independent_results(self) -> int:
-        """The number of results that finish independently of each other.
-
-        It is `num_return_sequences` with sampling, otherwise 1, because beams finish together.
-        """
-        return self.options.num_return_sequences if self.options.do_sample else 1
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """The log probability of a token, and `top`, the best tokens at its position with theirs.
-
-    `top` is `[(token, log probability), …]`, best first. The values are the log softmax of the
-    model's logits.
-    """
-
-    token: int
-    logprob: float
-    top: list[tuple[int, float]]
-
-
-@dataclass(frozen=True)
-class Generated:
-    """One sequence generated from an input. The beams of an input are sorted, best first.
-
-    Args:
-        tokens: the new tokens, including the end token if it was generated.
-        finish_reason: `STOP` (an end token) or `LENGTH` (the maximum number of tokens).
-        score: the score of beam search, otherwise `None`.
-        prompt_logprobs: log probabilities of the prompt's tokens after the first, if requested.
-        logprobs: log probabilities of the new tokens, if requested.
-    """
-
-    tokens: list[int]
-    finish_reason: str
-    score: float | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
-    logprobs: list[TokenLogprobs] | None = None
-
-
-@dataclass(frozen=True)
-class Event:
-    """A new `token` of a streamed input, in its sequence number `index`.
-
-    The last token of a sequence has a `finish_reason`. `logprobs` is set if requested.
-    """
-
-    index: int
-    token: int
-    finish_reason: str | None = None
-    logprobs: TokenLogprobs | None = None
-
-
-class Update(NamedTuple):
-    """A change of the request `number`: its new `events`, and in the last update its `results` or
-    its `error`.
-
-    The results are the sequences of each input. Those of beam search are sorted, best first;
-    samples are in the order of their numbers.
-    """
-
-    number: int
-    events: list[Event]
-    results: list[list[Generated]] | None
-    error: Exception | None
-
-    @property
-    def is_last(self) -> bool:
-        """True if the request is answered or has failed."""
-        return self.results is not None or self.error is not None
-
-    def read_results(self) -> list[list[Generated]]:
-        """Return the results of the last update, or raise its error."""
-        if self.error is not None:
-            raise self.error
-        assert self.results is not None  # it is the last update
-        return self.results
-
-
-class Activity(NamedTuple):
-    """A step of a worker, for metrics.
-
-    Args:
-        waits: the seconds that each part waited that has joined.
-        first_tokens: the seconds from the arrival of a request to its first token.
-        rows: the number of rows of the step.
-        tokens: the number of their new tokens.
-    """
-
-    waits: list[float]
-    first_tokens: list[float]
-    rows: int
-    tokens: int
-
-
-def ignore_activity(activity: Activity) -> None:
-    """Do nothing, where there are no metrics."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from ..runtime import Runtime
+from ..runtime import Runtime, padded_sequences
 
 # of the rows: two tokens or a bound that are the same to float32's last bits, in either order
 NEAR_TIES = 0.02
@@ -94,7 +94,11 @@ def expected_sequences(runtime: Runtime, feeds: dict[str, np.ndarray], mode: str
     `mode` is "greedy", "sample" or "beam".
     """
     options = host_options(mode) | {"max_new_tokens": int(feeds["max_new_tokens"][0, 0])}
-    request = runtime.request(feeds["input_ids"], feeds["attention_mask"], None, options)
-    uniforms = [iter(row).__next__ for row in feeds.get("uniforms", np.empty((0, 0))).tolist()]
-    request = dataclasses.replace(request, uniforms=uniforms or None)
-    return runtime.generate_request(request)[0]
+    inputs = runtime.inputs(feeds["input_ids"], feeds["attention_mask"], None, options)
+    if "uniforms" in feeds:
+        numbers = [iter(row).__next__ for row in feeds["uniforms"].tolist()]
+        inputs = [
+            dataclasses.replace(row, uniforms=of_row)
+            for row, of_row in zip(inputs, numbers, strict=True)
+        ]
+    return padded_sequences(inputs, runtime.sequences(inputs))

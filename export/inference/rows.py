@@ -3,7 +3,6 @@
 Rows hold the caches of sequences. They know no search: the engine selects the tokens.
 """
 
-import dataclasses
 import functools
 import math
 import os
@@ -16,7 +15,7 @@ import numpy as np
 from ..errors import UsageError
 from ..specs.graph_spec import GraphSpec, TensorSpec, concrete_shape
 from .logits import Prompt
-from .options import Options, check_seeds
+from .options import Options
 from .session import Session
 
 INITIAL_CAPACITY = 256  # initial capacity of growing caches, in new tokens
@@ -25,7 +24,7 @@ SEARCH_STEPS = 8  # steps of a `DeviceSearch` between two looks at its tokens
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A checked input of `generate`.
+    """What rows that start together are opened for.
 
     Args:
         options: resolved options, see `options.resolve`.
@@ -33,8 +32,6 @@ class GenerationRequest:
         attention_mask: (B, P), 0 for padding, which may be on either side.
         source: ids and mask (B, S) of the encoder input of seq2seq models, padded on the right.
         is_scored: whether the score of each sequence is returned.
-        seeds: sampling seeds, one per input; by default derived from `options.seed`.
-        uniforms: functions that return the random numbers of each input, in place of its seed.
     """
 
     options: Options
@@ -42,16 +39,6 @@ class GenerationRequest:
     attention_mask: np.ndarray
     source: tuple[np.ndarray, np.ndarray] | None = None
     is_scored: bool = False
-    seeds: tuple[int, ...] | None = None
-    uniforms: Sequence[Callable[[], float]] | None = None
-
-    def with_seeds(self, seeds: Sequence[int] | None) -> "GenerationRequest":
-        """Return the request with one seed per input, or unchanged for None. Raises UsageError if
-        their number differs."""
-        if seeds is None:
-            return self
-        check_seeds(seeds, len(self.input_ids))
-        return dataclasses.replace(self, seeds=tuple(seeds))
 
     @property
     def prompt(self) -> Prompt:
@@ -233,15 +220,14 @@ class LoadedExport:
     captures: bool
 
 
-def check_memory(request: GenerationRequest, vocab_size: int, cache_bytes: int) -> None:
-    """Raise UsageError unless `cache_bytes` and two copies of the logits fit into this machine's
-    memory.
+def check_memory(inputs: int, options: Options, vocab_size: int, cache_bytes: int = 0) -> None:
+    """Raise UsageError unless `cache_bytes` and two copies of the logits of this number of `inputs`
+    fit into this machine's memory.
 
     The message has the memory that is needed and the memory of this machine. `vocab_size` is the
     number of logits of a row, and `cache_bytes` the size of all caches.
     """
-    options = request.options
-    rows = len(request.input_ids) * options.rows_per_input
+    rows = inputs * options.rows_per_input
     needed = 2 * 4 * rows * vocab_size + cache_bytes
     available = memory()
     if needed > available:
@@ -249,7 +235,7 @@ def check_memory(request: GenerationRequest, vocab_size: int, cache_bytes: int) 
             f"{options.rows_per_input} sequences or beams of each and "
             f"max_new_tokens={options.max_new_tokens}"
         )
-        request_size = f"{len(request.input_ids)} inputs, {sequences}"
+        request_size = f"{inputs} inputs, {sequences}"
         raise UsageError(
             f"{request_size} need at least {needed / 1e9:.0f} GB, expected at most "
             f"{available / 1e9:.0f} GB, the memory of this machine"

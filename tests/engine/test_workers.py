@@ -144,14 +144,13 @@ def test_beam_search_splits_rows_into_batches_of_similar_length_with_same_result
     ids, mask = inputs(name)
     options = dict(num_beams=3, num_return_sequences=2, max_new_tokens=7)
     runtime = Runtime(directory, threads=2)
-    groups, sequences = [], offline.sequences
+    groups, generate = [], offline.generate
 
-    def note_lengths_and_search(model, request):
-        rows = offline.split_request(request)
+    def note_lengths_and_search(model, rows):
         groups.append(sorted(len(row.source or row.prompt) for row in rows))
-        return sequences(model, request)
+        return generate(model, rows)
 
-    monkeypatch.setattr(offline, "sequences", note_lengths_and_search)
+    monkeypatch.setattr(offline, "generate", note_lengths_and_search)
     expected = runtime.generate_with_scores(ids, mask, **options)
     assert [*map(len, groups)] == [COUNT // runtime.workers] * runtime.workers
     groups.clear()

@@ -92,7 +92,10 @@ class CpuRowsFactory:
             capacity = min(capacity, window + INITIAL_CAPACITY)
         rows = len(request.input_ids) * request.options.rows_per_input
         check_memory(
-            request, self.export.config["vocab_size"], position_bytes(spec) * rows * capacity
+            len(request.input_ids),
+            request.options,
+            self.export.config["vocab_size"],
+            position_bytes(spec) * rows * capacity,
         )
         session = self.export.sessions["decoder"]
         if request.source is None:

@@ -46,7 +46,9 @@ class CudaRowsFactory:
         sizes = buffer_sizes(request)
         on_host = self.export.device == "cpu"
         cache_bytes = num_bytes(self.pool.cache_specs, sizes) if on_host else 0
-        check_memory(request, self.export.config["vocab_size"], cache_bytes)
+        check_memory(
+            len(request.input_ids), request.options, self.export.config["vocab_size"], cache_bytes
+        )
         with closed_on_error(CudaRows(take_buffers(self.pool, sizes), self.export)) as decoder:
             if request.source is not None:
                 decoder.encode(*request.source)

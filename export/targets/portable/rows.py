@@ -38,7 +38,9 @@ class PortableRowsFactory:
             new_tokens = min(request.options.max_new_tokens, INITIAL_CAPACITY)
             positions = rows * (request.input_ids.shape[1] + new_tokens)
             cache_bytes = position_bytes(self.export.specs["decoder"]) * positions
-        check_memory(request, self.export.config["vocab_size"], cache_bytes)
+        check_memory(
+            len(request.input_ids), request.options, self.export.config["vocab_size"], cache_bytes
+        )
         feeds = {}
         if request.source is not None:
             ids, mask = request.source
