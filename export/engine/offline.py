@@ -20,7 +20,7 @@ from .groups import Group, start_request
 from .inputs import Generated, GenerationInput
 from .limits import MAX_OFFLINE_ROWS, MAX_SLOT_BYTES, MIN_OFFLINE_ROWS, Admission, slot_bytes
 from .loop import Engine
-from .model import OnnxModel
+from .model import OnnxModel, main_roles
 from .queue import ClientRequest
 
 # Rows of a batch of beam search, and the minimum of its inputs. A step of few rows costs nearly as
@@ -185,6 +185,7 @@ def generate_in_batches(
 
     `workers` batches run at a time, each with the threads of `model`.
     """
+    model.open(main_roles(model.info))
     order = by_length(inputs)
     parts = [order[start : start + size] for start in range(0, len(order), size)]
     results: dict[int, list[Generated]] = {}
