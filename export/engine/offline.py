@@ -116,13 +116,15 @@ def steps(model: OnnxModel, requests: Sequence[ClientRequest[Group]]) -> Iterato
     groups = [group for request in requests for group in request.parts]
     with closing(GenerationBatch(model.factory, len(groups), model.threads)) as batch:
         batch.start(groups)
-        while batch.running:
+        while groups:
             batch.step()
             for request in requests:
                 if request.error is not None:
                     raise request.error
-            if finished := [group for group in batch.running if group.is_finished]:
+            groups = batch.running
+            if finished := [group for group in groups if group.is_finished]:
                 batch.remove(finished)
+                groups = batch.running
             yield
 
 
