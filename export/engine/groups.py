@@ -117,7 +117,8 @@ class Group:
         self.request.finish_result()
 
     def result(self, row: list[int], score: float | None) -> Generated:
-        ends = [place for place, token in enumerate(row) if token in self.options.eos_token_ids]
+        end_tokens = self.options.eos_token_ids
+        ends = [place for place, token in enumerate(row) if token in end_tokens]
         tokens = row[: ends[0] + 1] if ends else row
         logprobs = None if self.input.top_logprobs is None else self.logprobs
         prompt = self.prompt_logprobs if self.input.scores_prompt else None

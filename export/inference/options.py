@@ -294,7 +294,7 @@ class Options:
                 f"length_penalty must be {expected}, got {self.length_penalty}", "length_penalty"
             )
 
-    @property
+    @functools.cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
         return tuple(as_list(self.eos_token_id))
 
