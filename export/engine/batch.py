@@ -20,9 +20,9 @@ from .groups import Cohort, Group, StepLogits, alike
 from .limits import Pace, spare_rows
 from .queue import WAIT_PER_PART
 
-# Finished inputs leave rows that started together once they are this share: each time costs as much
-# as a fraction of a step.
-MIN_SHARE = 1 / 8
+# Finished inputs leave rows that started together once they are this share of them and have so many
+# rows: each time costs as much as a fraction of a step, of small models as much as a step.
+MIN_SHARE, MIN_ROWS = 1 / 8, 4
 
 
 class GenerationBatch:
@@ -209,7 +209,9 @@ class GenerationBatch:
         for cohort in self.cohorts:
             samples = 1 if self.joining else cohort.samples_per_input
             is_left = np.asarray(cohort.is_left.reshape(-1, samples).all(axis=1))
-            if is_left.any() and (self.joining or is_left.mean() >= MIN_SHARE):
+            num_left = np.count_nonzero(is_left) * cohort.num_reserved // len(is_left)
+            is_worth_it = is_left.mean() >= MIN_SHARE and num_left >= MIN_ROWS
+            if is_left.any() and (self.joining or is_worth_it):
                 kept = without_gaps(is_left)[:, None] * samples + np.arange(samples)
                 cohort.keep(kept.ravel())
         self.cohorts = [cohort for cohort in self.cohorts if cohort.groups]
