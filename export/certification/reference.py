@@ -115,8 +115,10 @@ class Reference:
         """Return the rows that the export `info` generates from, with `options` besides those of
         the reference."""
         ids, mask = self.inputs["input_ids"], self.inputs["attention_mask"]
-        resolved = Options(**self.options, **options)
-        return generation_inputs(info, ids, mask, self.inputs.get("start"), resolved)
+        start = self.inputs.get("start")
+        first = None if start is None else int(start[0, 0])
+        resolved = Options(**self.options, decoder_start_token_id=first, **options)
+        return generation_inputs(info, ids, mask, start, resolved)
 
 
 def manifest_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:

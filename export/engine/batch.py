@@ -53,12 +53,15 @@ class GenerationBatch:
         self.num_spare_rows = spare_rows(capacity) if joining else 0
         self.count = 0  # of rows of the last step, and added since then
         self.cohorts: list[Cohort] = []
+        self.is_settled = True  # the rows are those that the next tokens continue
         self.prefilling: deque[Group] = deque()  # the first is being read
         self.logits: np.ndarray | None = None  # after prompts, which no step has used yet
         self.search: DeviceSearch | None = None  # of the only cohort
 
     @property
     def running(self) -> list[Group]:
+        if len(self.cohorts) == 1:
+            return self.cohorts[0].running
         return [group for cohort in self.cohorts for group in cohort.running]
 
     @property
@@ -163,6 +166,7 @@ class GenerationBatch:
         for members in alike(groups):
             cohort = Cohort(members, np.array([rows[id(group)] for group in members]))
             self.cohorts.append(cohort)
+            self.is_settled = False
             if self.joining is not None:
                 cohort.read_on()
 
@@ -194,7 +198,7 @@ class GenerationBatch:
         gone = set(map(id, groups))
         self.prefilling = deque(group for group in self.prefilling if id(group) not in gone)
         for cohort in self.cohorts:
-            cohort.is_left |= [id(group) in gone for group in cohort.groups]
+            cohort.leave(gone)
         if self.running or self.prefilling:
             self.drop_rows()
         else:
@@ -214,11 +218,15 @@ class GenerationBatch:
             if is_left.any() and (self.joining or is_worth_it):
                 kept = without_gaps(is_left)[:, None] * samples + np.arange(samples)
                 cohort.keep(kept.ravel())
-        self.cohorts = [cohort for cohort in self.cohorts if cohort.groups]
+                self.is_settled = False
+        if not all(cohort.groups for cohort in self.cohorts):
+            self.cohorts = [cohort for cohort in self.cohorts if cohort.groups]
+            self.is_settled = False
 
     def close(self) -> None:
         """Let all groups leave. Rows that started together are released."""
         self.cohorts, self.logits, self.count = [], None, 0
+        self.is_settled = True
         for started in (self.search, self.rows):
             if started is not None:
                 started.close()
@@ -241,14 +249,18 @@ class GenerationBatch:
             values = self.rows.step(tokens[:, None])[:, -1]
         places = None if self.joining is None else self.joining.places
         logits = StepLogits(values, places, self.threads)
+        num_tokens = 0
         for cohort in self.cohorts:
             cohort.advance(logits)
+            self.is_settled &= cohort.parents is None
+            if cohort.has_started:
+                num_tokens += len(cohort.tokens)
         self.join_cohorts()
-        return sum(len(cohort.tokens) for cohort in self.cohorts if cohort.has_started)
+        return num_tokens
 
     def settle(self) -> None:
         """Let the rows of the batch be those that the next tokens continue."""
-        if all(cohort.parents is None for cohort in self.cohorts) and self.is_whole:
+        if self.is_settled:
             return
         parents = np.concatenate([np.arange(0), *(cohort.all_parents for cohort in self.cohorts)])
         if len(parents) != self.count or (parents != np.arange(self.count)).any():
@@ -260,11 +272,7 @@ class GenerationBatch:
             end = first + len(cohort.all_parents)
             cohort.rows, cohort.parents = slice(first, end), None
             first = end
-
-    @property
-    def is_whole(self) -> bool:
-        """True if no row of the last step belongs to a cohort that is gone."""
-        return sum(cohort.rows.stop - cohort.rows.start for cohort in self.cohorts) == self.count
+        self.is_settled = True
 
     def join_cohorts(self) -> None:
         """Let one search advance the groups of all cohorts that it can."""
@@ -277,6 +285,7 @@ class GenerationBatch:
                 joined.append(cohort)
             else:
                 same.add(cohort)
+                self.is_settled = False
         self.cohorts = joined
 
     def run_search(self, search: DeviceSearch) -> int:

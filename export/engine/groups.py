@@ -229,20 +229,23 @@ class Cohort:
         fed = [group.input.prompt[group.num_read :] for group in groups]
         self.prompts = deque(np.array(fed, np.int64).reshape(len(groups), -1).T)
         self.tokens = rows[:0]  # that the next step feeds
-        self.observed = self.find_observed()
+        self.note_groups()
 
-    def find_observed(self) -> list[int]:
-        """Return the places of groups that report each token, or its log probabilities."""
-        return [
+    def leave(self, gone: set[int]) -> None:
+        """Let the groups leave whose `id` is in `gone`. Their rows stay until `keep`."""
+        self.is_left |= [id(group) in gone for group in self.groups]
+        self.note_groups()
+
+    def note_groups(self) -> None:
+        """Note which groups run, and the places of those that report each token, or its log
+        probabilities."""
+        is_left = self.is_left.tolist()
+        self.running = [group for group, has_left in zip(self.groups, is_left) if not has_left]
+        self.observed = [
             place
             for place, group in enumerate(self.groups)
             if group.request.streams or group.input.top_logprobs is not None
         ]
-
-    @property
-    def running(self) -> list[Group]:
-        is_left = self.is_left.tolist()
-        return [group for group, has_left in zip(self.groups, is_left) if not has_left]
 
     @property
     def all_parents(self) -> np.ndarray:
@@ -285,7 +288,7 @@ class Cohort:
         if self.prompts:
             self.read_on(logits)
             return
-        scored = self.scored_logits(logits)
+        scored = self.scored_logits(logits) if self.observed else {}
         if best := self.search.num_best:
             tokens, beams = self.search.advance_best(*logits.best(self.rows, best))
         else:
@@ -356,7 +359,7 @@ class Cohort:
         if samples > 1:
             self.groups = [sample for group in self.groups for sample in group.samples()]
             self.is_left = self.is_left.repeat(samples)
-            self.observed = self.find_observed()
+            self.note_groups()
 
     def report(self, tokens: np.ndarray, scored: dict[int, np.ndarray]) -> None:
         """Finish groups that end in this step, and report the new `tokens` (G,) of observed ones.
@@ -394,7 +397,7 @@ class Cohort:
         samples = np.arange(len(self.search.is_finished)).reshape(len(self.is_left), -1)
         self.search = self.search.take(samples[kept].ravel())
         self.is_left = self.is_left[kept]
-        self.observed = self.find_observed()
+        self.note_groups()
 
     def joins(self, other: "Cohort") -> bool:
         """Return True if one search can advance the groups of both from now on."""
@@ -409,7 +412,7 @@ class Cohort:
         for name in ("is_left", "tokens"):
             setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
         self.search.add(other.search)
-        self.observed = self.find_observed()
+        self.note_groups()
 
 
 def start_search(groups: list[Group]) -> Search:
