@@ -11,22 +11,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from ...checkpoint_config import MAX_LABELS
-from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForSequenceClassification
 from ..data import BadRows, read_all_lines, shorten, split_files, split_key
 from ..values import NOT_EMPTY, SPLITS, KeyType, at_least, data_keys
-from .task import Abilities, Columns, Rows, accuracy, all_rows, text_column, top_label
+from .task import Collator, Columns, Rows, Task, accuracy, pad_changed, top_label
 
-ABILITIES = Abilities(bpe_dropout=True, row_labels=True)
-CONFIG = VanillaEncoderConfig
-MODEL = VanillaEncoderForSequenceClassification
-PIPELINE = "text-classification"
 # With `folds`, the training lines without their duplicates are split into that many parts, at
 # random but always the same, and part `fold` (counted from 0) is the validation split. With
 # `label_names` the labels in files are indices into these names.
@@ -36,14 +30,6 @@ DATA = data_keys(
     fold=KeyType(int),
     label_names=KeyType(list[str], NOT_EMPTY),
 )
-EVALUATION = {}
-METRICS = ("accuracy",)
-
-augment = None
-texts = text_column
-examples = all_rows
-reduce = top_label
-metrics = accuracy
 logger = logging.get_logger(__name__)
 
 
@@ -52,8 +38,6 @@ def read(data: dict, split: str) -> Rows | None:
         lines = list(dict.fromkeys(labelled(data, "train", reports=split == "train")))
         random.Random(0).shuffle(lines)
         count, fold = data["folds"], data["fold"]
-        if not 0 <= fold < count:
-            raise ValueError(f"fold is {fold}, expected one of 0 to {count - 1}")
         lines = [
             line
             for number, line in enumerate(lines)
@@ -158,18 +142,25 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     }
 
 
-def collator(
-    tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel
-) -> Callable[[list[dict]], dict]:
-    pad = DataCollatorWithPadding(tokenizer)
+def collator(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> Collator:
+    ids = model.config.label2id
+    return pad_changed(
+        DataCollatorWithPadding(tokenizer),
+        lambda row: {"input_ids": row["input_ids"], "label": ids[row["label"]]},
+    )
 
-    def collate(rows: list[dict]) -> dict[str, torch.Tensor]:
-        ids = [model.config.label2id[row["label"]] for row in rows]
-        return pad(
-            [
-                {"input_ids": row["input_ids"], "label": id}
-                for row, id in zip(rows, ids, strict=True)
-            ]
-        )
 
-    return collate
+TASK = Task(
+    model=VanillaEncoderForSequenceClassification,
+    pipeline="text-classification",
+    data=DATA,
+    metric_names=("accuracy",),
+    read=read,
+    config_fields=config_fields,
+    encode=encode,
+    collator=collator,
+    reduce=top_label,
+    metrics=accuracy,
+    bpe_dropout=True,
+    row_labels=True,
+)
