@@ -363,6 +363,8 @@ def test_scores_use_best_span_over_all_windows(stories):
     labels = np.array(rows["start_positions"]), np.array(rows["end_positions"])
     score = partial(question_answering.metrics, scored=Scored(rows, None, None, {}))
     assert score(((starts, ends), labels)) == {"exact_match": 100, "f1": 100}
+    one_token = Scored(rows, None, None, {"max_answer_length": 1})
+    assert question_answering.metrics(((starts, ends), labels), one_token)["exact_match"] < 100
     wrong = next(window for window, row in enumerate(rows) if row["id"] == "q0")
     token = next(token for token, place in enumerate(rows[wrong]["offsets"]) if place is not None)
     starts[wrong, token] = ends[wrong, token] = 6.0  # "the", not in the answer

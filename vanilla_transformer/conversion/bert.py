@@ -54,9 +54,8 @@ def to_vanilla_config(
     theirs: PreTrainedConfig, architecture: str, names: Collection[str]
 ) -> Fields:
     require_encoder(theirs, "alibi")
-    has_pooler = architecture != "BertModel" or "pooler.dense.weight" in names
     fields = encoder_fields(theirs) | {
-        "pooler_act": "tanh" if has_pooler else None,
+        "pooler_act": pooler_act(architecture, names),
         "lm_transform_act": theirs.hidden_act,
     }
     is_jina = jina_bert.has_alibi(vars(theirs))
@@ -89,6 +88,14 @@ def encoder_fields(theirs: PreTrainedConfig) -> Fields:
         "scale_embedding": False,
         "embedding_norm": True,
     }
+
+
+def pooler_act(
+    architecture: str, names: Collection[str], weight: str = "pooler.dense.weight"
+) -> str | None:
+    """Return our `pooler_act`: "tanh" for classes with a head, and for base models whose tensors
+    `names` have the `weight` of the pooler, else None."""
+    return "tanh" if not architecture.endswith("Model") or weight in names else None
 
 
 def stack_fields(theirs: PreTrainedConfig, names: Names) -> Fields:

@@ -35,13 +35,12 @@ def to_vanilla_config(
         logn_attention_scale=(None, False),
         pack_qkv=(None, True),
     )
-    has_pooler = architecture != "GteModel" or "pooler.dense.weight" in names
     return bert.encoder_fields(theirs) | {
         "gated": True,
         "activation_dropout": theirs.hidden_dropout_prob,
         "position_embedding_type": "rotary",
         "rope_parameters": rope(theirs),
-        "pooler_act": "tanh" if has_pooler else None,
+        "pooler_act": bert.pooler_act(architecture, names),
         "lm_transform_act": "gelu",
     }
 

@@ -29,14 +29,13 @@ def to_vanilla_config(
     theirs: PreTrainedConfig, architecture: str, names: Collection[str]
 ) -> Fields:
     require(theirs, relative_attention_num_buckets=32)
-    has_pooler = not architecture.endswith("Model") or "pooler.dense.weight" in names
     return bert.encoder_fields(theirs) | {
         "pad_token_id": PADDING,
         "position_embedding_type": "learned_relative",
         "position_ids_from": "ids",
         "max_position_embeddings": theirs.max_position_embeddings - PADDING - 1,
         **BUCKETS,
-        "pooler_act": "tanh" if has_pooler else None,
+        "pooler_act": bert.pooler_act(architecture, names),
         "lm_transform_act": "gelu",  # whatever the layers have
     }
 

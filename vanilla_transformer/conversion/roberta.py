@@ -21,11 +21,10 @@ def to_vanilla_config(
     theirs: PreTrainedConfig, architecture: str, names: Collection[str]
 ) -> Fields:
     bert.require_encoder(theirs)
-    has_pooler = not architecture.endswith("Model") or "pooler.dense.weight" in names
     return bert.encoder_fields(theirs) | {
         "max_position_embeddings": theirs.max_position_embeddings - require_padding(theirs) - 1,
         "position_ids_from": "ids",
-        "pooler_act": "tanh" if has_pooler else None,
+        "pooler_act": bert.pooler_act(architecture, names),
         "lm_transform_act": "gelu",  # whatever the layers have
     }
 

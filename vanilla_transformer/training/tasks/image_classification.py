@@ -5,8 +5,6 @@ Pillow reads), or a data set with a column of images and one of labels.
 """
 
 import io
-from collections import Counter
-from typing import Any
 
 import torch
 from datasets import Features, Image, Value
@@ -33,11 +31,6 @@ def read(data: dict, split: str) -> Rows | None:
         return None
     rows = select_columns(splits[split], data.get("columns", COLUMNS), COLUMNS)
     return named_labels(rows.cast_column("image", FEATURES["image"]), "label", FEATURES)
-
-
-def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
-    labels = {split: Counter(rows["label"]) for split, rows in text.items()}
-    return label_fields(labels, data, "labels")
 
 
 def processor(config: PreTrainedConfig) -> BaseImageProcessor:
@@ -72,7 +65,7 @@ TASK = Task(
     data=DATA,
     metric_names=("accuracy",),
     read=read,
-    config_fields=config_fields,
+    config_fields=label_fields,
     collator=collator,
     reduce=top_label,
     metrics=accuracy,

@@ -7,7 +7,7 @@ import random
 import re
 import reprlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -90,21 +90,30 @@ def unlabelled(line: str, names: list[str] | None = None) -> str | None:
 
 
 def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
-    if names := data.get("label_names"):
-        return label_mappings(names)
-    labels = {split: Counter(rows["label"]) for split, rows in text.items()}
-    return label_fields(labels, data, "labels")
+    names = data.get("label_names")
+    return label_mappings(names) if names else label_fields(text, data)
 
 
-def label_fields(of_splits: dict[str, Counter[str]], data: dict, what: str) -> dict:
+def label_column(rows: Rows) -> Iterable[str]:
+    return rows["label"]
+
+
+def label_fields(
+    text: dict[str, Rows],
+    data: dict,
+    what: str = "labels",
+    labels_of: Callable[[Rows], Iterable[str]] = label_column,
+) -> dict:
     """Return `id2label` and `label2id` of the training text's labels, in alphabetical order.
 
-    `of_splits` counts the labels of each split, and `data` is the [data] of the recipe. `what`
-    names the labels in errors, such as "tags". Labels that occur once are logged.
+    `labels_of` returns all labels of the rows of a split, and `text` are these by split. `data` is
+    the [data] of the recipe. `what` names the labels in errors, such as "tags". Labels that occur
+    once are logged.
 
     Raises:
         ValueError: for a label that only another split has, and for a training text with one label.
     """
+    of_splits = {split: Counter(labels_of(rows)) for split, rows in text.items()}
     counts, key = of_splits["train"], split_key(data, "train")
     names = sorted(counts)
     if len(names) < 2:  # transformers takes one label for a regression

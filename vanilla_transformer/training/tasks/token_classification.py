@@ -6,8 +6,8 @@ they have the columns of a word.
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -124,9 +124,8 @@ def texts(dataset: Rows) -> Iterable[str]:
     return map(" ".join, dataset["words"])
 
 
-def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
-    tags = {split: Counter(chain.from_iterable(rows["tags"])) for split, rows in text.items()}
-    return label_fields(tags, data, "tags")
+def tags(rows: Rows) -> Iterable[str]:
+    return chain.from_iterable(rows["tags"])
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
@@ -216,7 +215,7 @@ TASK = Task(
     metric_names=("accuracy", "precision", "recall", "f1"),
     read=read,
     texts=texts,
-    config_fields=config_fields,
+    config_fields=partial(label_fields, what="tags", labels_of=tags),
     encode=encode,
     collator=collator,
     reduce=top_label,
