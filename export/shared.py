@@ -1,7 +1,7 @@
 """Modules of `vanilla_transformer` that need no torch, for the runtime: `shared.files` and others.
 
 `import vanilla_transformer` imports torch where it is installed, to register the models. So these
-modules are found in its folder and imported below this one. They import no other modules.
+modules are found in its folder and imported below this one. They import only each other.
 """
 
 from importlib.util import find_spec

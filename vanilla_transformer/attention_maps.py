@@ -18,9 +18,10 @@ from transformers.image_utils import load_image
 from .checkpoint import load_checkpoint, load_image_processor, load_tokenizer
 from .checkpoint_files import readers_errors
 from .errors import UsageError
-from .files import check_no_pointer, new_file
+from .files import check_no_pointer
 from .info import depth_fields
 from .modeling_vanilla_transformer import shift_tokens_right
+from .outputs import new_file
 
 # names of the outputs of seq2seq models by kind of attention
 OUTPUTS = {

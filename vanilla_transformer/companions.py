@@ -16,7 +16,8 @@ from huggingface_hub.errors import CachedRepoTreeNotFoundError
 from . import HAS_TORCH
 from .checkpoint_files import checkpoint_directory, read_json, readers_errors, shorten
 from .errors import torch_missing
-from .files import COMPANION, CONFIG, MODULES, PICKLE, WEIGHTS, check_no_pointer
+from .files import CONFIG, MODULES, PICKLE, WEIGHTS, check_no_pointer
+from .our_files import COMPANION
 
 MODULE_CONFIG = "config.json"
 MODULE_WEIGHTS = (WEIGHTS, PICKLE)

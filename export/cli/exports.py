@@ -19,8 +19,8 @@ from ..arguments import (
     positive,
     source,
 )
-from ..files.whole_file import regular_file, whole_file
 from ..inference.session import ATTENTION_KERNELS, CAPTURE, FUSIONS
+from ..shared.outputs import regular_file, whole_file
 from ..terminal import say
 from .verbs import (
     CHECKPOINT,
@@ -47,7 +47,7 @@ def export_arguments(parser: Parser) -> None:
 def export(args: argparse.Namespace) -> None:
     output = get_output(args)
 
-    from vanilla_transformer.files import output_path
+    from vanilla_transformer.outputs import output_path
 
     from ..exporting.export import export
     from ..exporting.options import options_from_flags

@@ -61,7 +61,7 @@ def train(args: argparse.Namespace) -> None:
 
         result = dry_run(recipe)
     else:
-        from vanilla_transformer.files import output_path
+        from vanilla_transformer.outputs import output_path
         from vanilla_transformer.training.run import train
 
         output_path(args.output, [args.recipe])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vanilla_transformer.converted import converted
-from vanilla_transformer.files import new_directory
+from vanilla_transformer.outputs import new_directory
 
 from ..errors import UsageError
 from ..inference.export_info import write_manifest

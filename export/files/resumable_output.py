@@ -24,8 +24,8 @@ from typing import Any, BinaryIO
 
 from ..errors import UsageError
 from ..shared.compression import without_compression
-from ..shared.files import hold_lock, read_object, sha256
-from .whole_file import TEMPORARY, regular_file, remove, whole_file
+from ..shared.files import read_object, sha256
+from ..shared.outputs import TEMPORARY, hold_lock, regular_file, remove_file, whole_file
 
 MANIFEST = "manifest.json"
 KIND = "files"  # kind of our manifests
@@ -58,7 +58,9 @@ class Directory:
         """Create the directory if needed, lock it for the block (not on Windows), and yield {name:
         facts} of the finished files.
 
-        A new or empty directory gets a manifest with these facts.
+        A new or empty directory gets a manifest with these facts. A temporary directory is removed
+        after the block; after an error it stays if a shard is written. Then errors also say where
+        the finished shards are and how to resume.
 
         Raises:
             FileExistsError: if the directory holds files without a manifest of a run, was started
@@ -69,7 +71,35 @@ class Directory:
             raise NotADirectoryError(f"{self.path} is a file, expected a directory or a new path")
         self.path.mkdir(0o700 if self.is_temporary else 0o777, parents=True, exist_ok=True)
         with hold_lock(Path(os.path.realpath(self.path)), self.path):
-            yield self.finished()
+            finished = self.finished()
+            try:
+                with self.remedies():
+                    yield finished
+            except BaseException:
+                if self.is_temporary and not self.is_started:
+                    self.remove()
+                raise
+            if self.is_temporary:
+                self.remove()
+
+    @contextlib.contextmanager
+    def remedies(self) -> Iterator[None]:
+        """Add to errors of a run where the finished shards are and how to resume, if there are any.
+
+        UsageError and FileExistsError stay as they are. A MemoryError and every other OSError
+        become a plain OSError, and subclasses of ValueError a plain ValueError.
+        """
+        try:
+            yield
+        except (UsageError, FileExistsError):
+            raise
+        except (MemoryError, OSError, ValueError) as error:
+            kept = f"the finished shards stay in {self.path}, and the same command resumes there"
+            remedy = f"; {kept}" if self.is_started else ""
+            if isinstance(error, MemoryError):
+                raise OSError(errno.ENOMEM, f"not enough memory: {error}{remedy}") from error
+            kind = OSError if isinstance(error, OSError) else ValueError
+            raise kind(f"{error}{remedy}") from error
 
     def finished(self) -> dict[str, dict]:
         manifest = self.manifest()
@@ -122,40 +152,6 @@ def remove_temporary(folder: Path) -> None:
     for entry in folder.glob(".*.new"):
         if TEMPORARY.fullmatch(entry.name):
             entry.unlink()
-
-
-@contextlib.contextmanager
-def removal(directory: Directory) -> Iterator[None]:
-    """Remove a temporary directory after the block. After an error it stays if a shard is
-    written."""
-    try:
-        yield
-    except BaseException:
-        if directory.is_temporary and not directory.is_started:
-            directory.remove()
-        raise
-    if directory.is_temporary:
-        directory.remove()
-
-
-@contextlib.contextmanager
-def remedies(directory: Directory) -> Iterator[None]:
-    """Add to errors of a run where the finished shards are and how to resume, if there are any.
-
-    UsageError and FileExistsError stay as they are. A MemoryError and every other OSError become a
-    plain OSError, and subclasses of ValueError a plain ValueError.
-    """
-    try:
-        yield
-    except (UsageError, FileExistsError):
-        raise
-    except (MemoryError, OSError, ValueError) as error:
-        kept = f"the finished shards stay in {directory.path}, and the same command resumes there"
-        remedy = f"; {kept}" if directory.is_started else ""
-        if isinstance(error, MemoryError):
-            raise OSError(errno.ENOMEM, f"not enough memory: {error}{remedy}") from error
-        kind = OSError if isinstance(error, OSError) else ValueError
-        raise kind(f"{error}{remedy}") from error
 
 
 def check_same(path: str, before: dict, facts: dict) -> None:
@@ -308,7 +304,7 @@ class Outputs:
         bad = self.parts.bad(count)
         first = next(bad, None)
         if first is None:
-            remove(self.parts.bad_lines, self.bad_before)
+            remove_file(self.parts.bad_lines, self.bad_before)
             return
         with whole_file(self.parts.bad_lines, self.parts.folder, self.bad_before) as file:
             for number, reason in itertools.chain([first], bad):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from ..inference.export_info import file_stamp
 from ..shared.compression import without_compression
+from ..shared.files import file_stamp
 from .formats import (
     JSON,
     PARQUET,
@@ -35,8 +35,6 @@ from .resumable_output import (
     check_output,
     check_outside,
     partial_directory,
-    remedies,
-    removal,
 )
 from .rows import Row
 from .shards import Input, Shard, number_shards, split_lines
@@ -238,8 +236,6 @@ class Runner:
         count = count_lines(inputs)
         with contextlib.ExitStack() as stack:
             finished = stack.enter_context(directory.open())
-            stack.enter_context(removal(directory))
-            stack.enter_context(remedies(directory))
             bar = stack.enter_context(progress(count))
             outputs = [
                 Outputs.find(Parts(path, directory.path), force or path.name in finished)

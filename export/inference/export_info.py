@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..shared.files import check_no_pointer, json_object, sha256
+from ..shared.files import check_no_pointer, file_stamp, json_object, sha256
 from ..specs.graph_spec import GraphSpec
 from .options import FIELDS, check
 
@@ -385,8 +385,3 @@ def check_hash(file: io.BufferedReader | io.BytesIO, facts: dict, path: Path) ->
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != facts["sha256"]:
         raise ValueError(f"{path} has SHA-256 {digest}, expected {facts['sha256']}: export again")
-
-
-def file_stamp(status: os.stat_result) -> tuple:
-    """Return a tuple that changes if the file of `status` is replaced, modified or renamed."""
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -22,10 +22,9 @@ from accelerate.commands.launch import launch_command_parser
 from pages import PAGES
 from shell import LAUNCH, PROGRAMS, commands, ours
 
-from vanilla_transformer.training.recipe import FOLDER, read_recipe
+from vanilla_transformer.training.recipe import FOLDER, key_types, read_recipe
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.tasks import TASKS
-from vanilla_transformer.training.values import key_types
 from vanilla_transformer_export.cli import main as cli
 
 ROOT = Path(__file__).parents[2]

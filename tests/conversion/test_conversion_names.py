@@ -419,3 +419,22 @@ def test_error_names_foreign_prefix_of_tensors(family, architecture, prefix, tmp
     )
     with raises(ValueError, seen=prefix):
         plan_conversion(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "family, architecture, bias, changes",
+    [
+        ("t5", "T5EncoderModel", "encoder.block.0.layer.0.SelfAttention.k.bias", {}),
+        ("opt", "OPTForCausalLM", "model.decoder.layers.0.fc1.bias", {"enable_bias": False}),
+        ("llama", "LlamaForCausalLM", "model.layers.0.mlp.up_proj.bias", {}),
+    ],
+)
+def test_bias_that_the_config_lacks_is_an_error(family, architecture, bias, changes, tmp_path):
+    save_random_model(architecture, family, tmp_path / "theirs", **changes)
+    file = tmp_path / "theirs" / "model.safetensors"
+    tensors = load_file(file)
+    width = len(tensors[bias.replace(".bias", ".weight")])
+    save_file(tensors | {bias: torch.ones(width)}, file, {"format": "pt"})
+    with raises(ValueError, seen=bias.removeprefix("model.")):
+        convert(tmp_path / "theirs", tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from messages import raises
 
-from vanilla_transformer import files
-from vanilla_transformer.files import new_directory, new_file
+from vanilla_transformer import outputs
+from vanilla_transformer.outputs import new_directory, new_file
 
 # Names of Python's audit events for file operations.
 OPERATIONS = (
@@ -140,7 +140,7 @@ def test_replaced_text_keeps_its_mode_and_follows_no_link(folder):
     (folder / "run.json").chmod(0o600)
     (folder / "link.json").symlink_to("precious")
     for name in ("run.json", "link.json", "new.json"):
-        files.replace_text(folder / name, "new")
+        outputs.replace_text(folder / name, "new")
     assert read(folder) == {"precious": "mine"} | dict.fromkeys(
         ("run.json", "link.json", "new.json"), "new"
     )
@@ -430,7 +430,7 @@ def test_error_names_file_or_link_in_place_of_partial_directory(folder, kind):
 
 
 def test_zombie_process_holds_no_lock(folder):
-    code = "import os, sys; from vanilla_transformer.files import new_directory\n"
+    code = "import os, sys; from vanilla_transformer.outputs import new_directory\n"
     code += "with new_directory(sys.argv[1]): os._exit(9)"
     child = subprocess.Popen([sys.executable, "-c", code, folder / "out"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is a zombie
@@ -447,20 +447,20 @@ def test_error_names_foreign_file_in_partial_directory_and_file_is_kept(folder, 
 
 
 def test_partial_directory_removed_before_lock_is_created_again(folder, monkeypatch):
-    lock, removed = files.lock, []
+    lock, removed = outputs.lock, []
 
     def slow(handle, out):
         if not removed:
             removed.append((folder / ".out.partial").rmdir())
         lock(handle, out)
 
-    monkeypatch.setattr(files, "lock", slow)
+    monkeypatch.setattr(outputs, "lock", slow)
     save(folder / "out", {"file": "new"})
     assert read(folder) == {"out/file": "new"} and removed
 
 
 def test_writing_works_without_fcntl(folder, monkeypatch):
-    monkeypatch.setattr(files, "fcntl", None)
+    monkeypatch.setattr(outputs, "fcntl", None)
     write(folder / ".out.partial/new", {"half": ""})
     save(folder / "out", {"file": "new"})
     assert read(folder) == {"out/file": "new"}
@@ -628,9 +628,9 @@ def mount(folder, monkeypatch):
 
 def test_empty_mount_point_is_filled_in_place_with_manifest_last(mount, monkeypatch):
     (mount / "lost+found").mkdir()
-    placed, place = [], files.place
+    placed, place = [], outputs.place
     monkeypatch.setattr(
-        files, "place", lambda path, out: (placed.append(out.name), place(path, out))
+        outputs, "place", lambda path, out: (placed.append(out.name), place(path, out))
     )
     save(mount, NEW | {"manifest.json": "{}", "tokenizer.json": "{}"})
     assert placed == ["onnx", "tokenizer.json", "config.json", "manifest.json"]

@@ -247,7 +247,7 @@ def test_table_of_data_keys_lists_those_of_each_task():
     table = (ROOT / "docs" / "training.md").read_text().split("| keys of `data` |")[1]
     rows = re.findall(r"^\| `([\w-]+)` \| (.+) \|$", table.split("\n\n")[0], re.MULTILINE)
     keys = {task: {*re.findall(r"`(\w+)(?: = true)?`", cell)} for task, cell in rows}
-    assert keys == {name: {*task.DATA} for name, task in TASKS.items()}
+    assert keys == {name: {*task.data} for name, task in TASKS.items()}
 
 
 def test_generated_tables_and_docstrings_are_up_to_date(tmp_path):

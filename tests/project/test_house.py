@@ -310,27 +310,29 @@ def test_only_expected_modules_import_torch():
     } == TORCH
 
 
-def module_name(path):
-    names = ("vanilla_transformer_export", *path.relative_to(ROOT).with_suffix("").parts)
+def module_name(path, package="vanilla_transformer_export", root=ROOT):
+    names = (package, *path.relative_to(root).with_suffix("").parts)
     return ".".join(names).removesuffix(".__init__")
 
 
-def top_imports(tree):
-    """Yield the import statements that run when a module is imported, without those for types."""
+def top_imports(tree, has_types):
+    """Yield the import statements that run when a module is imported, and with `has_types` those
+    for types."""
     for node in ast.iter_child_nodes(tree):
+        is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
-        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not (
-            isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (
+            has_types or not is_for_types
         ):
-            yield from top_imports(node)
+            yield from top_imports(node, has_types)
 
 
 def parents(name):
     return [name[:place] for place, letter in enumerate(name) if letter == "."]
 
 
-def imported_modules(name, path, modules):
+def imported_modules(name, path, modules, has_types=False):
     """Return those of `modules` that importing the module `name` of the file `path` needs first.
 
     Its own packages count only if it takes more from them than their modules: they may be
@@ -338,7 +340,7 @@ def imported_modules(name, path, modules):
     """
     package = name if path.stem == "__init__" else name.rpartition(".")[0]
     needed = set()
-    for node in top_imports(ast.parse(path.read_text())):
+    for node in top_imports(ast.parse(path.read_text()), has_types):
         if isinstance(node, ast.Import):
             needed |= {alias.name for alias in node.names}
         else:
@@ -358,6 +360,18 @@ def test_every_module_can_be_imported_first():
     assert len(order) > 200 and sum(map(len, needed.values())) > 900
     for name in order:
         importlib.import_module(name)
+
+
+def test_models_conversion_and_training_have_no_cycle_of_types_either():
+    root = ROOT.parent / "vanilla_transformer"
+    paths = {module_name(path, root.name, root): path for path in root.rglob("*.py")}
+    assert len(paths) > 100
+    needed = {
+        name: imported_modules(name, path, paths.keys(), has_types=True) - {*parents(name)}
+        for name, path in paths.items()
+    }
+    assert sum(map(len, needed.values())) > 300
+    assert [*TopologicalSorter(needed).static_order()]  # raises CycleError with the cycle
 
 
 def test_package_list_in_pyproject_matches_folders():

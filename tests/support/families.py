@@ -142,6 +142,7 @@ def random_config(family, architecture, seed):
             n_positions=positions, activation_function=act, scale_attn_weights=rng.random() < 0.5,
             bos_token_id=1, eos_token_id=2, scale_attn_by_inverse_layer_idx=rng.random() < 0.5,
             reorder_and_upcast_attn=rng.random() < 0.5, pad_token_id=0,
+            layer_norm_epsilon=[1e-5, 1e-2][seed % 2],
         )  # fmt: skip
     elif family == "biogpt":
         fields = dict(

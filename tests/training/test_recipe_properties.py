@@ -7,10 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vanilla_transformer.errors import UsageError
-from vanilla_transformer.training.recipe import Recipe, read_recipe
+from vanilla_transformer.training.recipe import Recipe, key_types, read_recipe
 from vanilla_transformer.training.tasks import TASKS
 from vanilla_transformer.training.trainer import training_arguments
-from vanilla_transformer.training.values import key_types
 
 KEYS = {
     task: {table: sorted(types) for table, types in key_types(module).items()}

@@ -16,12 +16,11 @@ from vanilla_transformer.training import prepare as preparation
 from vanilla_transformer.training.dry_run import dry_run
 from vanilla_transformer.training.origins import logger
 from vanilla_transformer.training.prepare import check_complete, prepare
-from vanilla_transformer.training.recipe import FOLDER, Recipe, read_recipe
+from vanilla_transformer.training.recipe import FOLDER, Recipe, key_types, read_recipe
 from vanilla_transformer.training.record import RECORD
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.tasks import TASKS, sequence_classification
 from vanilla_transformer.training.trainer import training_arguments
-from vanilla_transformer.training.values import key_types
 from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.inference.options import FIELDS
 
@@ -236,11 +235,11 @@ def test_library_defaults_are_accepted():
     for name, value in GenerationConfig._get_default_generation_params().items():
         if name in hints["generation"] and value is not None:
             Recipe("translation", generation={name: value})
-    for task, module in TASKS.items():
-        config = module.CONFIG()
-        for name in module.CONFIG.field_names():
+    for name_of_task, task in TASKS.items():
+        config = task.config()
+        for name in config.field_names():
             if getattr(config, name, None) is not None:
-                Recipe(task, model={name: getattr(config, name)})
+                Recipe(name_of_task, model={name: getattr(config, name)})
 
 
 def test_generation_values_rejected_by_exports_are_rejected_in_recipes():
@@ -578,7 +577,7 @@ def test_every_recipe_supports_dry_run(name, tmp_path):
 def test_every_recipe_trains_and_reports_task_metrics(name, tmp_path):
     recipe = make_runnable(name, tmp_path)
     metrics = train(recipe, tmp_path / "model")
-    assert {f"validation_{metric}" for metric in TASKS[recipe.task].METRICS} <= metrics.keys()
+    assert {f"validation_{metric}" for metric in TASKS[recipe.task].metric_names} <= metrics.keys()
 
 
 def test_invalid_trainer_arguments_raise_usage_error(tmp_path):

@@ -11,6 +11,7 @@ from datasets import Dataset, DatasetDict, IterableDataset
 from messages import raises
 from transformers import AutoTokenizer
 
+from vanilla_transformer.errors import UsageError
 from vanilla_transformer.training import batches as batches_module
 from vanilla_transformer.training.augment import AugmentedDataset
 from vanilla_transformer.training.batches import TokenBatches, TokenStream, collate_batches
@@ -278,6 +279,8 @@ def test_dataset_rows_without_text_raise_or_are_skipped(tmp_path, capsys):
         translation.read(data, "train")
     kept = translation.read(data | {"skip_bad_rows": True}, "train")
     assert kept.to_dict() == {"source": ["one"], "target": ["eins"]}
+    with raises(UsageError, seen=("data.columns", "translation.en"), expected=("source", "target")):
+        translation.read(data | {"columns": ["translation.en"]}, "train")
     for column, seen in (("translation.fr", "eins"), ("title.fr", "a")):
         with raises(ValueError, seen=(column.partition(".")[0], seen), expected="fr"):
             translation.read(data | {"columns": ["translation.en", column]}, "train")

@@ -1,6 +1,7 @@
 """Tests of training for token classification and question answering."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from vanilla_transformer.training.prepare import prepare
 from vanilla_transformer.training.recipe import Recipe
 from vanilla_transformer.training.run import train
 from vanilla_transformer.training.tasks import question_answering, token_classification
+from vanilla_transformer.training.tasks.task import Scored
 from vanilla_transformer.training.tokenizer import train_tokenizer
 
 MODEL = dict(
@@ -180,10 +182,10 @@ def test_entity_scores():
         (names, {"precision", "recall", "f1"}),
         (["NN", "VB", "DT", "IN"], set()),
     ):
-        config = token_classification.CONFIG(
+        config = token_classification.TASK.config(
             id2label=dict(enumerate(labels)), label2id={n: i for i, n in enumerate(labels)}
         )
-        tag_metrics = token_classification.metrics(None, config, {}, None)(ids)
+        tag_metrics = token_classification.metrics(ids, Scored([], None, config, {}))
         assert tag_metrics["accuracy"] == 4 / 6
         assert tag_metrics.keys() == {"accuracy", *scores}
         assert tag_metrics.get("f1", 4 / 7) == 4 / 7
@@ -359,8 +361,10 @@ def test_scores_use_best_span_over_all_windows(stories):
             starts[window, row["start_positions"]] = ends[window, row["end_positions"]] = 5.0
         starts[window, 0] = ends[window, 0] = 9.0  # token outside the context
     labels = np.array(rows["start_positions"]), np.array(rows["end_positions"])
-    score = question_answering.metrics(None, None, {}, rows)
+    score = partial(question_answering.metrics, scored=Scored(rows, None, None, {}))
     assert score(((starts, ends), labels)) == {"exact_match": 100, "f1": 100}
+    one_token = Scored(rows, None, None, {"max_answer_length": 1})
+    assert question_answering.metrics(((starts, ends), labels), one_token)["exact_match"] < 100
     wrong = next(window for window, row in enumerate(rows) if row["id"] == "q0")
     token = next(token for token, place in enumerate(rows[wrong]["offsets"]) if place is not None)
     starts[wrong, token] = ends[wrong, token] = 6.0  # "the", not in the answer
@@ -412,9 +416,8 @@ def test_best_of_several_answers_counts():
             }
         ]
     )
-    scores = question_answering.metrics(None, None, {}, rows)(
-        ((np.zeros((1, 1)),) * 2, (np.zeros(1), np.zeros(1)))
-    )
+    prediction = (np.zeros((1, 1)),) * 2, (np.zeros(1), np.zeros(1))
+    scores = question_answering.metrics(prediction, Scored(rows, None, None, {}))
     assert scores == {"exact_match": 100, "f1": 100}
 
 
@@ -452,7 +455,7 @@ def test_scores_of_unanswered_questions_follow_run_qa(tmp_path):
         starts[window, last - 2] += 0.5  # otherwise the best span is "the", an article
         ends[window, last] += 0.5
     labels = np.array(rows["start_positions"]), np.array(rows["end_positions"])
-    score = question_answering.metrics(None, None, {}, rows)
+    score = partial(question_answering.metrics, scored=Scored(rows, None, None, {}))
     assert score(((starts, ends), labels)) == {"exact_match": 100, "f1": 100}
     starts[:, 0] = 20.0  # the empty answer everywhere
     assert score(((starts, ends), labels)) == {"exact_match": 50, "f1": 50}

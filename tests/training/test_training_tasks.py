@@ -482,8 +482,8 @@ def test_sentence_pair_has_two_token_types_and_masked_words(documents):
             assert list(dict.fromkeys(row["labels"])) == [-1, *range(8)]  # four words each
     lengths = [len(ids) for ids in rows["input_ids"]]
     assert max(lengths) == 18 and min(lengths) < 18, sorted(lengths)
-    batch = pretraining.collator(tokenizer, model)(
-        [pretraining.augment(row, RANDOM, tokenizer) for row in rows]
+    batch = pretraining.TASK.collator(tokenizer, model)(
+        [pretraining.TASK.augment(row, RANDOM, tokenizer) for row in rows]
     )
     assert batch["next_sentence_label"].tolist() == rows["next_sentence_label"]
     selected = batch["labels"] != -100
@@ -511,9 +511,7 @@ def test_pretraining_metrics():
     logits = torch.zeros(2, 3, 4), torch.tensor([[2.0, 1.0], [0.0, 1.0]])
     labels = torch.tensor([[1, -100, 2], [-100, -100, -100]]), torch.tensor([0, 0])
     kept = [values.numpy() for values in pretraining.reduce(logits, labels)]
-    scores = pretraining.metrics(None, None, {}, None)(
-        (kept, [values.numpy() for values in labels])
-    )
+    scores = pretraining.metrics((kept, [values.numpy() for values in labels]), None)
     assert scores == {"nll": pytest.approx(math.log(4)), "next_sentence_accuracy": 0.5}
 
 
@@ -646,8 +644,6 @@ def test_folds_partition_unique_lines(opinions):
         assert len(parts["train"]) + len(parts["validation"]) == len(OPINIONS)
         validation += lines["validation"]
     assert sorted(validation) == sorted(OPINIONS)
-    with raises(ValueError, seen=("fold", 5), expected=(0, 4)):
-        sequence_classification.read(data | {"fold": 5}, "train")
     opinions.write_text("good fine\nbad poor\n")
     with raises(ValueError, seen=("validation", 3), expected=("folds", 5)):
         sequence_classification.read(data | {"fold": 3}, "validation")
@@ -676,7 +672,5 @@ def test_file_is_read_with_encoding_of_recipe(tmp_path):
 
 
 def test_classification_metrics():
-    accuracy = sequence_classification.metrics(None, None, {}, None)(
-        (np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0]))
-    )
-    assert accuracy == {"accuracy": 0.75}
+    prediction = np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])
+    assert sequence_classification.TASK.metrics(prediction, None) == {"accuracy": 0.75}

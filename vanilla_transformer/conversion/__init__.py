@@ -17,7 +17,7 @@ from typing import Any
 from transformers.utils import logging
 
 from ..converted import converted
-from ..files import new_directory
+from ..outputs import new_directory
 from .conversion_plan import ConversionPlan
 from .planning import plan_conversion
 from .registry import FAMILIES, Family

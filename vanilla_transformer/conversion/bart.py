@@ -7,8 +7,19 @@ from collections.abc import Collection
 from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from .fields import Fields, require
-from .tensors import ROW, SAME, TensorMap, drop_rows, linear, tensor_map, tokens, zeros
+from .fields import Fields, read_fields, require, same_names, write_fields
+from .tensors import (
+    ROW,
+    SAME,
+    TensorMap,
+    drop_rows,
+    layers,
+    linear,
+    modules,
+    tensor_map,
+    tokens,
+    zeros,
+)
 
 CONFIG = "BartConfig"
 ARCHITECTURES = {
@@ -19,6 +30,35 @@ ARCHITECTURES = {
     "BartForCausalLM": "VanillaDecoderForCausalLM",
 }
 PREFIX = "model."
+FIELDS = {
+    "hidden_size": "d_model",
+    "hidden_act": "activation_function",
+    "initializer_range": "init_std",
+    "embedding_dropout": "dropout",
+    **same_names(
+        *("max_position_embeddings", "scale_embedding"),
+        *("dropout", "attention_dropout", "activation_dropout"),
+    ),
+}
+HEADS = {
+    "dense": "classification_head.dense",
+    "classifier": "classification_head.out_proj",
+    "qa_outputs": "qa_outputs",
+}
+DEPTHS = same_names("encoder_layers", "decoder_layers")
+LINEAR = {
+    **{f"self_attn.{part}_proj": f"self_attn.{part}_proj" for part in "qkv"},
+    "self_attn.o_proj": "self_attn.out_proj",
+    "feed_forward.up_proj": "fc1",
+    "feed_forward.down_proj": "fc2",
+}
+NORMS = {"self_attn_norm": "self_attn_layer_norm", "feed_forward_norm": "final_layer_norm"}
+LAYER = LINEAR | NORMS
+DECODER_LAYER = LAYER | {
+    **{f"cross_attn.{part}_proj": f"encoder_attn.{part}_proj" for part in "qkv"},
+    "cross_attn.o_proj": "encoder_attn.out_proj",
+    "cross_attn_norm": "encoder_attn_layer_norm",
+}
 UNUSED = r"(encoder|decoder)\.version"
 
 
@@ -68,92 +108,40 @@ def vanilla_fields(theirs: PreTrainedConfig, architecture: str, names: Collectio
         decoder_attention_heads=theirs.encoder_attention_heads,
     )
     return stack_fields(theirs, "encoder_") | {
-        "encoder_layers": theirs.encoder_layers,
-        "decoder_layers": theirs.decoder_layers,
+        **read_fields(theirs, DEPTHS),
         "lm_head_bias": "final_logits_bias" in names,
         "decoder_start_token_id": getattr(theirs, "decoder_start_token_id", None),
     }
 
 
 def stack_fields(theirs: PreTrainedConfig, side: str = "") -> Fields:
-    return {
-        "hidden_size": theirs.d_model,
+    return read_fields(theirs, FIELDS) | {
         "intermediate_size": getattr(theirs, f"{side}ffn_dim"),
         "num_attention_heads": getattr(theirs, f"{side}attention_heads"),
-        "hidden_act": theirs.activation_function,
-        "max_position_embeddings": theirs.max_position_embeddings,
-        "scale_embedding": theirs.scale_embedding,
-        "initializer_range": theirs.init_std,
-        "embedding_dropout": theirs.dropout,
-        "dropout": theirs.dropout,
-        "attention_dropout": theirs.attention_dropout,
-        "activation_dropout": theirs.activation_dropout,
         "classifier_dropout": getattr(theirs, "classifier_dropout", 0.0),
     }
 
 
-def to_source_config(
-    ours: VanillaTransformerConfig, architecture: str, norm_first: bool = False
-) -> Fields:
-    """Return the config fields of BART, or of mBART with `norm_first`.
-
-    Raises ValueError for a field of ours that the family cannot represent. `architecture` is the
-    source's class.
-    """
-    require(ours, position_embedding_type="learned", position_ids_from="place")
-    require(ours, embedding_norm=True, norm_first=norm_first, final_norm=norm_first)
-    return source_fields(ours, architecture, wraps=norm_first) | {
-        "classifier_dropout": ours.classifier_dropout
-    }
+def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
+    return source_fields(ours, architecture) | {"classifier_dropout": ours.classifier_dropout}
 
 
-def source_fields(ours: VanillaTransformerConfig, architecture: str, wraps: bool = False) -> Fields:
+def source_fields(ours: VanillaTransformerConfig, architecture: str) -> Fields:
     """Return the source's config fields that all relatives of BART share.
 
-    `architecture` is the source's class. `wraps` is True for families such as mBART, whose decoder
-    input starts with the sequence's last token. Raises ValueError for a field of ours that these
-    families cannot represent.
+    `architecture` is the source's class.
     """
-    require(
-        ours,
-        linear_bias=True,
-        attention_bias=True,
-        sliding_window=None,
-        layer_norm_eps=1e-5,
-        embedding_dropout=ours.dropout,
-    )
+    fields = write_fields(ours, FIELDS) | {"is_encoder_decoder": not is_decoder(architecture)}
     if is_decoder(architecture):
-        require(ours, add_cross_attention=True, lm_head_bias=False)
-        fields = {
-            "decoder_layers": ours.num_hidden_layers,
-            "is_decoder": True,
-            "is_encoder_decoder": False,
-        }
+        fields |= {"decoder_layers": ours.num_hidden_layers, "is_decoder": True}
     else:
-        require(ours, wrap_last_token=wraps)
-        if ours.tie_word_embeddings:
-            require(ours, share_encoder_decoder_embeddings=True)
-        fields = {
-            "encoder_layers": ours.encoder_layers,
-            "decoder_layers": ours.decoder_layers,
-            "decoder_start_token_id": ours.decoder_start_token_id,
-            "is_encoder_decoder": True,
-        }
+        fields |= write_fields(ours, DEPTHS | same_names("decoder_start_token_id"))
     for side in sides(architecture).values():
         fields |= {
             f"{side}_ffn_dim": ours.intermediate_size,
             f"{side}_attention_heads": ours.num_attention_heads,
         }
-    return fields | {
-        "d_model": ours.hidden_size,
-        "activation_function": ours.hidden_act,
-        "max_position_embeddings": ours.max_position_embeddings,
-        "scale_embedding": ours.scale_embedding,
-        "init_std": ours.initializer_range,
-        "dropout": ours.dropout,
-        "attention_dropout": ours.attention_dropout,
-        "activation_dropout": ours.activation_dropout,
-    }
+    return fields
 
 
 def tensor_maps(
@@ -206,17 +194,11 @@ def body(
             getattr(theirs, "share_encoder_decoder_embeddings", True),
         )
         maps.append(final_logits_bias(ours))
-        maps += linear("dense", "classification_head.dense") + linear(
-            "classifier", "classification_head.out_proj"
-        )
-        maps += linear("qa_outputs", "qa_outputs")
+        maps += modules(HEADS)
     for stack, side in sides(architecture).items():
-        maps += layers(
-            f"{stack}.layers",
-            f"{side}.layers",
-            getattr(theirs, f"{side}_layers"),
-            side == "decoder",
-        )
+        names = DECODER_LAYER if side == "decoder" else LAYER
+        count = getattr(theirs, f"{side}_layers")
+        maps += layers(names, f"{stack}.layers", f"{side}.layers", count)
     return maps
 
 
@@ -259,26 +241,3 @@ def final_logits_bias(ours: VanillaTransformerConfig) -> TensorMap:
     if ours.lm_head_bias:
         return tensor_map("lm_head.bias", "final_logits_bias", ROW)
     return TensorMap((), "final_logits_bias", zeros(1, ours.vocab_size))
-
-
-def layers(
-    ours: str, theirs: str, count: int, has_cross_attention: bool = False
-) -> list[TensorMap]:
-    maps = []
-    attentions = {"self_attn": "self_attn"} | (
-        {"cross_attn": "encoder_attn"} if has_cross_attention else {}
-    )
-    for i in range(count):
-        layer = f"{ours}.{i}"
-        their_layer = f"{theirs}.{i}"
-        for attention, name in attentions.items():
-            for projection, their_projection in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "out")):
-                maps += linear(
-                    f"{layer}.{attention}.{projection}_proj",
-                    f"{their_layer}.{name}.{their_projection}_proj",
-                )
-            maps += linear(f"{layer}.{attention}_norm", f"{their_layer}.{name}_layer_norm")
-        maps += linear(f"{layer}.feed_forward.up_proj", f"{their_layer}.fc1")
-        maps += linear(f"{layer}.feed_forward.down_proj", f"{their_layer}.fc2")
-        maps += linear(f"{layer}.feed_forward_norm", f"{their_layer}.final_layer_norm")
-    return maps

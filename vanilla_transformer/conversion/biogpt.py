@@ -7,8 +7,8 @@ from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import bart, bert
-from .fields import Fields
-from .tensors import TensorMap, drop_rows, linear, tensor_map, tokens
+from .fields import Fields, same_names
+from .tensors import TensorMap, drop_rows, layers, linear, tensor_map, tokens
 
 CONFIG = "BioGptConfig"
 ARCHITECTURES = {
@@ -23,12 +23,10 @@ PREFIX = "biogpt."
 def to_vanilla_config(
     theirs: PreTrainedConfig, architecture: str, names: Collection[str]
 ) -> Fields:
-    fields = {"norm_first": True, "lm_head_bias": False, "scale_embedding": theirs.scale_embedding}
-    sizes = {
-        "max_position_embeddings": theirs.max_position_embeddings,
-        "activation_dropout": theirs.activation_dropout,
-    }
-    return bert.stack_fields(theirs) | fields | sizes
+    names = bert.STACK | same_names(
+        *("max_position_embeddings", "activation_dropout", "scale_embedding")
+    )
+    return bert.stack_fields(theirs, names) | {"norm_first": True, "lm_head_bias": False}
 
 
 def tensor_maps(
@@ -39,7 +37,7 @@ def tensor_maps(
         tensor_map(
             "model.embeddings.embed_positions.weight", "embed_positions.weight", drop_rows(2)
         ),
-        *bart.layers("model.layers", "layers", ours.num_hidden_layers),
+        *layers(bart.LAYER, "model.layers", "layers", ours.num_hidden_layers),
         *linear("model.norm", "layer_norm"),
         tensor_map("score.weight", "score.weight"),
         *linear("classifier", "classifier"),

@@ -1,11 +1,9 @@
 """CamemBERT (Martin et al. 2020): RoBERTa in French, its tensors named as there."""
 
-from . import roberta
+from . import bert
 from .roberta import PREFIX, tensor_maps, to_source_config, to_vanilla_config
 
 __all__ = ["PREFIX", "tensor_maps", "to_source_config", "to_vanilla_config"]
 
 CONFIG = "CamembertConfig"
-ARCHITECTURES = {
-    theirs.replace("Roberta", "Camembert"): ours for theirs, ours in roberta.ARCHITECTURES.items()
-}
+ARCHITECTURES = bert.encoder_classes("Camembert")

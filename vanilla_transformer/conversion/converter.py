@@ -15,7 +15,10 @@ from .tensors import TensorMap
 class Converter(Protocol):
     """The module of a family: its config, tensor maps and constants.
 
-    `theirs` is a config of the family's own class, `ours` one of this project's.
+    `theirs` is a config of the family's own class, `ours` one of this project's. A module that
+    converts back also has `to_source_config(ours, architecture)`, which returns the fields of their
+    config. It need not check `ours`: a field of ours that is another one after the way there and
+    back is an error (see `fields.require_kept`). `LOST` names fields that may be.
     """
 
     CONFIG: str

@@ -6,78 +6,63 @@ from collections.abc import Collection
 from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from .bert import classifier_name
-from .fields import Fields
-from .tensors import TensorMap, linear, tensor_map, tokens
+from . import bert
+from .fields import Fields, read_fields, same_names
+from .tensors import TensorMap, layers, modules, tensor_map, tokens
 
 CONFIG = "DistilBertConfig"
-ARCHITECTURES = {
-    "DistilBertModel": "VanillaEncoderModel",
-    "DistilBertForMaskedLM": "VanillaEncoderForMaskedLM",
-    "DistilBertForSequenceClassification": "VanillaEncoderForSequenceClassification",
-    "DistilBertForTokenClassification": "VanillaEncoderForTokenClassification",
-    "DistilBertForQuestionAnswering": "VanillaEncoderForQuestionAnswering",
-    "DistilBertForMultipleChoice": "VanillaEncoderForMultipleChoice",
-}
+ARCHITECTURES = bert.encoder_classes("DistilBert")
 PREFIX = "distilbert."
+FIELDS = {
+    "hidden_size": "dim",
+    "intermediate_size": "hidden_dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "hidden_act": "activation",
+    "lm_transform_act": "activation",
+    "embedding_dropout": "dropout",
+    "classifier_dropout": "seq_classif_dropout",
+    **same_names(*("max_position_embeddings", "initializer_range", "dropout", "attention_dropout")),
+}
+LAYER = {
+    **{f"self_attn.{part}_proj": f"attention.{part}_lin" for part in "qkv"},
+    "self_attn.o_proj": "attention.out_lin",
+    "self_attn_norm": "sa_layer_norm",
+    "feed_forward.up_proj": "ffn.lin1",
+    "feed_forward.down_proj": "ffn.lin2",
+    "feed_forward_norm": "output_layer_norm",
+}
 
 
 def to_vanilla_config(
     theirs: PreTrainedConfig, architecture: str, names: Collection[str]
 ) -> Fields:
-    return {
-        "hidden_size": theirs.dim,
-        "intermediate_size": theirs.hidden_dim,
-        "num_hidden_layers": theirs.n_layers,
-        "num_attention_heads": theirs.n_heads,
-        "hidden_act": theirs.activation,
+    return read_fields(theirs, FIELDS) | {
         "position_embedding_type": "learned",  # sinusoids too are stored as a table
-        "max_position_embeddings": theirs.max_position_embeddings,
         "scale_embedding": False,
         "embedding_norm": True,
         "layer_norm_eps": 1e-12,
-        "initializer_range": theirs.initializer_range,
-        "embedding_dropout": theirs.dropout,
-        "dropout": theirs.dropout,
-        "attention_dropout": theirs.attention_dropout,
-        "classifier_dropout": theirs.seq_classif_dropout,
         "pooler_act": None if architecture == "DistilBertModel" else "relu",
-        "lm_transform_act": theirs.activation,
     }
 
 
 def tensor_maps(
     ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
 ) -> list[TensorMap]:
-    maps = [
-        *tokens(
-            "embeddings.word_embeddings.weight",
-            "vocab_projector.weight",
-            theirs.tie_word_embeddings,
+    words, head = "embeddings.word_embeddings.weight", "vocab_projector"
+    return [
+        *tokens(words, f"{head}.weight", theirs.tie_word_embeddings),
+        tensor_map("lm_head.bias", f"{head}.bias"),
+        bert.POSITIONS,
+        *layers(LAYER, "model.layers", "transformer.layer", ours.num_hidden_layers),
+        *modules(
+            {
+                "model.embeddings.norm": "embeddings.LayerNorm",
+                "transform.dense": "vocab_transform",
+                "transform.norm": "vocab_layer_norm",
+                "model.pooler.dense": "pre_classifier",
+                bert.classifier_name(architecture): "classifier",
+                "qa_outputs": "qa_outputs",
+            }
         ),
-        tensor_map(
-            "model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight"
-        ),
-        *linear("model.embeddings.norm", "embeddings.LayerNorm"),
     ]
-    for i in range(ours.num_hidden_layers):
-        layer = f"model.layers.{i}"
-        their_layer = f"transformer.layer.{i}"
-        for projection in "qkv":
-            maps += linear(
-                f"{layer}.self_attn.{projection}_proj", f"{their_layer}.attention.{projection}_lin"
-            )
-        maps += linear(f"{layer}.self_attn.o_proj", f"{their_layer}.attention.out_lin")
-        maps += linear(f"{layer}.self_attn_norm", f"{their_layer}.sa_layer_norm")
-        maps += linear(f"{layer}.feed_forward.up_proj", f"{their_layer}.ffn.lin1")
-        maps += linear(f"{layer}.feed_forward.down_proj", f"{their_layer}.ffn.lin2")
-        maps += linear(f"{layer}.feed_forward_norm", f"{their_layer}.output_layer_norm")
-    maps += linear("transform.dense", "vocab_transform")
-    maps += linear("transform.norm", "vocab_layer_norm")
-    maps.append(tensor_map("lm_head.bias", "vocab_projector.bias"))
-    maps += linear("model.pooler.dense", "pre_classifier")
-    return (
-        maps
-        + linear(classifier_name(architecture), "classifier")
-        + linear("qa_outputs", "qa_outputs")
-    )

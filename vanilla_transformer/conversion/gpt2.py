@@ -6,7 +6,7 @@ from collections.abc import Collection
 from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from .fields import Fields, require
+from .fields import Fields, read_fields, require, write_fields
 from .tensors import (
     SAME,
     THIRDS,
@@ -14,7 +14,7 @@ from .tensors import (
     TRANSPOSED,
     Op,
     TensorMap,
-    linear,
+    modules,
     scaled,
     tensor_map,
     tokens,
@@ -29,6 +29,25 @@ ARCHITECTURES = {
     "GPT2ForQuestionAnswering": "VanillaDecoderForQuestionAnswering",
 }
 PREFIX = "transformer."
+FIELDS = {
+    "hidden_size": "n_embd",
+    "intermediate_size": "n_inner",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "hidden_act": "activation_function",
+    "max_position_embeddings": "n_positions",
+    "layer_norm_eps": "layer_norm_epsilon",
+    "initializer_range": "initializer_range",
+    "embedding_dropout": "embd_pdrop",
+    "dropout": "resid_pdrop",
+    "attention_dropout": "attn_pdrop",
+}
+LINEAR = {
+    "self_attn.o_proj": "attn.c_proj",
+    "feed_forward.up_proj": "mlp.c_fc",
+    "feed_forward.down_proj": "mlp.c_proj",
+}
+NORMS = {"self_attn_norm": "ln_1", "feed_forward_norm": "ln_2"}
 UNUSED = r"h\.\d+\.attn\.(bias|masked_bias)"  # stored causal masks
 
 
@@ -37,57 +56,18 @@ def to_vanilla_config(
 ) -> Fields:
     require(theirs, add_cross_attention=False)
     dropouts = (getattr(theirs, name, None) for name in ("classifier_dropout", "hidden_dropout"))
-    return {
-        "hidden_size": theirs.n_embd,
+    return read_fields(theirs, FIELDS) | {
         "intermediate_size": theirs.n_inner or 4 * theirs.n_embd,
-        "num_hidden_layers": theirs.n_layer,
-        "num_attention_heads": theirs.n_head,
-        "hidden_act": theirs.activation_function,
         "position_embedding_type": "learned",
-        "max_position_embeddings": theirs.n_positions,
         "scale_embedding": False,
         "norm_first": True,
-        "layer_norm_eps": theirs.layer_norm_epsilon,
-        "initializer_range": theirs.initializer_range,
         "lm_head_bias": False,
-        "embedding_dropout": theirs.embd_pdrop,
-        "dropout": theirs.resid_pdrop,
-        "attention_dropout": theirs.attn_pdrop,
         "classifier_dropout": next((dropout for dropout in dropouts if dropout is not None), 0.1),
     }
 
 
 def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
-    require(
-        ours,
-        position_embedding_type="learned",
-        position_ids_from="place",
-        scale_embedding=False,
-        embedding_norm=False,
-        norm_first=True,
-        final_norm=True,
-        linear_bias=True,
-        attention_bias=True,
-        sliding_window=None,
-        add_cross_attention=False,
-        activation_dropout=0,
-    )
-    if architecture == "GPT2LMHeadModel":
-        require(ours, lm_head_bias=False)
-    return {
-        "n_embd": ours.hidden_size,
-        "n_inner": ours.intermediate_size,
-        "n_layer": ours.num_hidden_layers,
-        "n_head": ours.num_attention_heads,
-        "activation_function": ours.hidden_act,
-        "n_positions": ours.max_position_embeddings,
-        "layer_norm_epsilon": ours.layer_norm_eps,
-        "initializer_range": ours.initializer_range,
-        "embd_pdrop": ours.embedding_dropout,
-        "resid_pdrop": ours.dropout,
-        "attn_pdrop": ours.attention_dropout,
-        "classifier_dropout": ours.classifier_dropout,
-    }
+    return write_fields(ours, FIELDS) | {"classifier_dropout": ours.classifier_dropout}
 
 
 def tensor_maps(
@@ -96,10 +76,8 @@ def tensor_maps(
     maps = [
         *tokens("wte.weight", "lm_head.weight", theirs.tie_word_embeddings),
         tensor_map("model.embeddings.embed_positions.weight", "wpe.weight"),
-        *linear("model.norm", "ln_f"),
         tensor_map("score.weight", "score.weight"),
-        *linear("classifier", "classifier"),
-        *linear("qa_outputs", "qa_outputs"),
+        *modules({"model.norm": "ln_f", "classifier": "classifier", "qa_outputs": "qa_outputs"}),
     ]
     for i in range(ours.num_hidden_layers):
         layer = f"model.layers.{i}"
@@ -117,19 +95,8 @@ def tensor_maps(
                     projections, f"{their_layer}.attn.c_attn.{part}", first_scaled(op, query_scale)
                 )
             )
-        for name, their_name in (
-            ("self_attn.o_proj", "attn.c_proj"),
-            ("feed_forward.up_proj", "mlp.c_fc"),
-            ("feed_forward.down_proj", "mlp.c_proj"),
-        ):
-            maps.append(
-                tensor_map(
-                    f"{layer}.{name}.weight", f"{their_layer}.{their_name}.weight", TRANSPOSED
-                )
-            )
-            maps.append(tensor_map(f"{layer}.{name}.bias", f"{their_layer}.{their_name}.bias"))
-        maps += linear(f"{layer}.self_attn_norm", f"{their_layer}.ln_1")
-        maps += linear(f"{layer}.feed_forward_norm", f"{their_layer}.ln_2")
+        maps += modules(LINEAR, f"{layer}.", f"{their_layer}.", op=TRANSPOSED)
+        maps += modules(NORMS, f"{layer}.", f"{their_layer}.")
     return maps
 
 

@@ -8,18 +8,20 @@ from transformers import PreTrainedConfig
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import bert
 from .fields import Fields, require
-from .rotary import HALVES, fused, no_bias, paired, paired_thirds, renamed, rotary_bert_fields
-from .tensors import SAME, TensorMap, linear, tensor_map
+from .rotary import HALVES, fused, no_bias, one_base, paired, paired_thirds, renamed
+from .tensors import SAME, TensorMap, modules, tensor_map
 
 CONFIG = "GteConfig"
-ARCHITECTURES = {
-    "GteModel": "VanillaEncoderModel",
-    "GteForMaskedLM": "VanillaEncoderForMaskedLM",
-    "GteForSequenceClassification": "VanillaEncoderForSequenceClassification",
-    "GteForTokenClassification": "VanillaEncoderForTokenClassification",
-}
+ARCHITECTURES = bert.encoder_classes("Gte", bert.HEADS[:4])
 PREFIX = "gte."
 HUB_PREFIX = "new."
+# modules of a layer: our name, the names in the class and in files of the Hub
+LAYER = {
+    "self_attn.o_proj": ("self_attn.o_proj", "attention.o_proj"),
+    "feed_forward.down_proj": ("mlp.down_proj", "mlp.down_proj"),
+    "self_attn_norm": ("post_attention_layernorm", "attn_ln"),
+    "feed_forward_norm": ("post_mlp_layernorm", "mlp_ln"),
+}
 
 
 def to_vanilla_config(
@@ -33,14 +35,12 @@ def to_vanilla_config(
         logn_attention_scale=(None, False),
         pack_qkv=(None, True),
     )
-    has_pooler = architecture != "GteModel" or "pooler.dense.weight" in names
     return bert.encoder_fields(theirs) | {
         "gated": True,
         "activation_dropout": theirs.hidden_dropout_prob,
         "position_embedding_type": "rotary",
         "rope_parameters": rope(theirs),
-        "max_position_embeddings": theirs.max_position_embeddings,
-        "pooler_act": "tanh" if has_pooler else None,
+        "pooler_act": bert.pooler_act(architecture, names),
         "lm_transform_act": "gelu",
     }
 
@@ -65,39 +65,27 @@ def rope(theirs: PreTrainedConfig) -> Fields:
 
 
 def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
-    require(
-        ours,
-        head_dim=ours.hidden_size // ours.num_attention_heads,
-        linear_bias=True,
-        attention_bias=True,
-        activation_dropout=ours.dropout,
-    )
-    fields = rotary_bert_fields(ours, architecture, "gelu")
-    return fields | {"type_vocab_size": ours.type_vocab_size}
+    return bert.to_source_config(ours, architecture) | {
+        "type_vocab_size": ours.type_vocab_size,
+        "rope_parameters": one_base(ours),
+    }
 
 
 def tensor_maps(
     ours: VanillaTransformerConfig, theirs: PreTrainedConfig, architecture: str
 ) -> list[TensorMap]:
-    tied = theirs.tie_word_embeddings
     maps = [
-        tensor_map(
-            "model.embeddings.embed_tokens.weight",
-            "embeddings.word_embeddings.weight",
-            also=("lm_head.decoder.weight",) if tied else (),
-        ),
-        tensor_map(
-            "model.embeddings.embed_token_types.weight", "embeddings.token_type_embeddings.weight"
-        ),
-        *linear("model.embeddings.norm", "embeddings.LayerNorm"),
-        *linear("model.pooler.dense", "pooler.dense"),
-        *linear("transform.dense", "lm_head.dense"),
-        *renamed("transform.norm", "lm_head.layer_norm", "lm_head.norm"),
+        *bert.embeddings(ours, "lm_head.decoder.weight", theirs.tie_word_embeddings),
         tensor_map("lm_head.bias", "lm_head.decoder.bias"),
-        *linear("classifier", "classifier"),
+        *renamed("transform.norm", "lm_head.layer_norm", "lm_head.norm"),
+        *modules(
+            {
+                "model.pooler.dense": "pooler.dense",
+                "transform.dense": "lm_head.dense",
+                "classifier": "classifier",
+            }
+        ),
     ]
-    if not tied:
-        maps.append(tensor_map("lm_head.weight", "lm_head.decoder.weight"))
     for i in range(ours.num_hidden_layers):
         maps += layer_maps(ours, f"model.layers.{i}", f"layers.{i}", f"encoder.layer.{i}")
     return maps
@@ -115,10 +103,9 @@ def layer_maps(
         *fused(f"{layer}.self_attn", parts, f"{hub}.attention.qkv_proj", thirds, both, order),
         *fused(network, gates, f"{hub}.mlp.up_gate_proj", HALVES, both[:1], SAME),
         *(no_bias(f"{network}.{name}", ours.intermediate_size) for name in gates),
-        *renamed(
-            f"{layer}.self_attn.o_proj", f"{theirs}.self_attn.o_proj", f"{hub}.attention.o_proj"
+        *(
+            entry
+            for name, (their_name, hub_name) in LAYER.items()
+            for entry in renamed(f"{layer}.{name}", f"{theirs}.{their_name}", f"{hub}.{hub_name}")
         ),
-        *renamed(f"{network}.down_proj", f"{theirs}.mlp.down_proj", f"{hub}.mlp.down_proj"),
-        *renamed(f"{layer}.self_attn_norm", f"{theirs}.post_attention_layernorm", f"{hub}.attn_ln"),
-        *renamed(f"{layer}.feed_forward_norm", f"{theirs}.post_mlp_layernorm", f"{hub}.mlp_ln"),
     ]

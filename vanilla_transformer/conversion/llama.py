@@ -8,7 +8,7 @@ import transformers
 from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from .fields import Fields, require
+from .fields import Fields, read_fields, same_names, write_fields
 from .reranker import row_difference
 from .rotary import one_base, paired
 from .tensors import SAME, Op, TensorMap, linear, tensor_map, then, tokens
@@ -24,6 +24,16 @@ HEADS = {
 ARCHITECTURES = {f"Llama{head}": ours for head, ours in HEADS.items()}
 PREFIX = "model."
 HUB_PREFIX = "transformer."  # with the head of question answering
+BIASES = {"attention_bias": "attention_bias", "linear_bias": "mlp_bias"}
+# fields that Llama, its relatives and Gemma share
+SIZES = {
+    "layer_norm_eps": "rms_norm_eps",
+    **same_names(
+        *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+        *("num_key_value_heads", "rope_parameters", "max_position_embeddings"),
+        *("attention_dropout", "initializer_range"),
+    ),
+}
 NORMS = {
     "self_attn_norm": "input_layernorm",
     "feed_forward_norm": "post_attention_layernorm",
@@ -33,10 +43,7 @@ NORMS = {
 def to_vanilla_config(
     theirs: PreTrainedConfig, architecture: str, names: Collection[str]
 ) -> Fields:
-    return to_vanilla_fields(theirs) | {
-        "attention_bias": theirs.attention_bias,
-        "linear_bias": theirs.mlp_bias,
-    }
+    return to_vanilla_fields(theirs) | read_fields(theirs, BIASES)
 
 
 def to_vanilla_fields(theirs: PreTrainedConfig) -> Fields:
@@ -45,30 +52,21 @@ def to_vanilla_fields(theirs: PreTrainedConfig) -> Fields:
     Raises ValueError for a class with code of its own.
     """
     check_code(theirs)
-    return {
-        "hidden_size": theirs.hidden_size,
-        "intermediate_size": theirs.intermediate_size,
-        "num_hidden_layers": theirs.num_hidden_layers,
-        "num_attention_heads": theirs.num_attention_heads,
-        "num_key_value_heads": theirs.num_key_value_heads,
+    dropout = getattr(theirs, "classifier_dropout", None)
+    return read_fields(theirs, SIZES) | {
         "head_dim": getattr(theirs, "head_dim", None)
         or theirs.hidden_size // theirs.num_attention_heads,
         "hidden_act": getattr(theirs, "hidden_act", None),
         "gated": True,
         "norm_first": True,
         "norm_type": "rms_norm",
-        "layer_norm_eps": theirs.rms_norm_eps,
         "linear_bias": False,
         "position_embedding_type": "rotary",
-        "rope_parameters": theirs.rope_parameters,
-        "max_position_embeddings": theirs.max_position_embeddings,
         "scale_embedding": False,
         "lm_head_bias": False,
         "embedding_dropout": 0.0,
         "dropout": 0.0,
-        "attention_dropout": theirs.attention_dropout,
-        "classifier_dropout": getattr(theirs, "classifier_dropout", None) or 0.1,
-        "initializer_range": theirs.initializer_range,
+        "classifier_dropout": 0.1 if dropout is None else dropout,
     }
 
 
@@ -110,65 +108,17 @@ def kinds_of_layers(ours: VanillaTransformerConfig) -> list[str]:
 
 
 def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
-    require(ours, use_qk_norm=False, sliding_window=None)
-    return to_source_fields(ours) | {
-        "attention_bias": ours.attention_bias,
-        "mlp_bias": ours.linear_bias,
-    }
+    return to_source_fields(ours) | write_fields(ours, BIASES)
 
 
 def to_source_fields(ours: VanillaTransformerConfig) -> Fields:
     """Return the fields that all relatives of Llama share.
 
-    Raises ValueError for a field of `ours` that none of them can represent.
+    Raises ValueError for positions that none of them has.
     """
-    require_rotary(ours)
-    require(ours, scale_embedding=False, sandwich_norm=False)
     one_base(ours)
-    return sizes(ours) | {
-        "hidden_act": ours.hidden_act,
-        "classifier_dropout": ours.classifier_dropout,
-    }
-
-
-def sizes(ours: VanillaTransformerConfig) -> Fields:
-    """Return the fields that Llama, its relatives and Gemma share."""
-    return {
-        "hidden_size": ours.hidden_size,
-        "intermediate_size": ours.intermediate_size,
-        "num_hidden_layers": ours.num_hidden_layers,
-        "num_attention_heads": ours.num_attention_heads,
-        "num_key_value_heads": ours.num_key_value_heads,
-        "head_dim": ours.head_dim,
-        "rms_norm_eps": ours.layer_norm_eps,
-        "rope_parameters": ours.rope_parameters,
-        "max_position_embeddings": ours.max_position_embeddings,
-        "attention_dropout": ours.attention_dropout,
-        "initializer_range": ours.initializer_range,
-    }
-
-
-def require_rotary(ours: VanillaTransformerConfig) -> None:
-    """Raise ValueError for a field of `ours` that neither Llama and its relatives nor Gemma can
-    represent."""
-    require(
-        ours,
-        position_embedding_type="rotary",
-        position_ids_from="place",
-        embedding_norm=False,
-        norm_first=True,
-        skip_first_prenorm=False,
-        final_norm=True,
-        norm_type="rms_norm",
-        gated=True,
-        lm_head_bias=False,
-        embedding_size=ours.hidden_size,
-        activation_dropout=0,
-        embedding_dropout=0,
-        dropout=0,
-    )
-    if hasattr(ours, "add_cross_attention"):
-        require(ours, add_cross_attention=False)
+    names = SIZES | same_names("head_dim", "hidden_act", "classifier_dropout")
+    return write_fields(ours, names)
 
 
 def tensor_maps(

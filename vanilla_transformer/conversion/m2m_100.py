@@ -8,7 +8,7 @@ from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import bart
-from .fields import Fields, require, require_padding
+from .fields import Fields, require_padding
 from .sinusoids import check_table, fairseq_table
 from .tensors import TensorFiles, TensorMap, constant
 
@@ -25,11 +25,6 @@ UNUSED = r"(encoder|decoder)\.(version|embed_positions\.weights|embed_positions\
 def to_vanilla_config(
     theirs: PreTrainedConfig, architecture: str, names: Collection[str]
 ) -> Fields:
-    if require_padding(theirs) == theirs.decoder_start_token_id:
-        raise ValueError(
-            f"decoder_start_token_id={theirs.decoder_start_token_id} cannot be converted, "
-            "expected another token than pad_token_id: padding has no position"
-        )
     return bart.vanilla_fields(theirs, architecture, names) | {
         "position_embedding_type": "learned",
         "position_ids_from": "ids",
@@ -38,8 +33,6 @@ def to_vanilla_config(
 
 
 def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
-    require(ours, position_embedding_type="learned", position_ids_from="ids", lm_head_bias=False)
-    require(ours, embedding_norm=False, norm_first=True, final_norm=True)
     return bart.source_fields(ours, architecture) | {
         "encoder_layerdrop": 0.0,
         "decoder_layerdrop": 0.0,
@@ -61,8 +54,14 @@ def tensor_maps(
 def check_tensors(files: TensorFiles, theirs: PreTrainedConfig) -> None:
     """Raise ValueError if a position table in `files` is not the sinusoids that we compute.
 
-    Old files hold these tables; they are not converted.
+    Old files hold these tables; they are not converted. A decoder that starts with padding, which
+    has no position, raises it too.
     """
+    if require_padding(theirs) == theirs.decoder_start_token_id:
+        raise ValueError(
+            f"decoder_start_token_id={theirs.decoder_start_token_id} cannot be converted, "
+            "expected another token than pad_token_id: padding has no position"
+        )
     for side in ("encoder", "decoder"):
         name = f"{side}.embed_positions.weights"
         check_table(

@@ -75,17 +75,7 @@ def sinusoidal_fields(
 
 
 def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
-    return sinusoidal_source_fields(ours, architecture, norm_first=False) | {
-        "share_encoder_decoder_embeddings": True
-    }
-
-
-def sinusoidal_source_fields(
-    ours: VanillaTransformerConfig, architecture: str, norm_first: bool
-) -> Fields:
-    require(ours, position_embedding_type="sinusoidal", position_ids_from="place")
-    require(ours, embedding_norm=False, norm_first=norm_first, final_norm=norm_first)
-    return bart.source_fields(ours, architecture)
+    return bart.source_fields(ours, architecture) | {"share_encoder_decoder_embeddings": True}
 
 
 def tensor_maps(

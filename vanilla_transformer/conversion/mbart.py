@@ -14,6 +14,7 @@ CONFIG = "MBartConfig"
 ARCHITECTURES = {f"M{theirs}": ours for theirs, ours in bart.ARCHITECTURES.items()}
 PREFIX = "model."
 UNUSED = bart.UNUSED
+to_source_config = bart.to_source_config
 
 
 def to_vanilla_config(
@@ -21,10 +22,6 @@ def to_vanilla_config(
 ) -> Fields:
     wraps = {} if bart.is_decoder(architecture) else {"wrap_last_token": True}
     return bart.to_vanilla_config(theirs, architecture, names) | {"norm_first": True, **wraps}
-
-
-def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
-    return bart.to_source_config(ours, architecture, norm_first=True)
 
 
 def tensor_maps(

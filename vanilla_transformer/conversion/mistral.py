@@ -6,7 +6,7 @@ from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import llama
-from .fields import Fields, require
+from .fields import Fields
 from .llama import HUB_PREFIX, PREFIX, tensor_maps
 
 __all__ = ["HUB_PREFIX", "PREFIX", "tensor_maps"]
@@ -21,7 +21,4 @@ def to_vanilla_config(
 
 
 def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
-    require(ours, use_qk_norm=False, linear_bias=False, attention_bias=False)
-    if "full_attention" in ours.types_of_layers(ours.num_hidden_layers):
-        require(ours, sliding_window=None)
     return llama.to_source_fields(ours) | {"sliding_window": ours.sliding_window}

@@ -7,21 +7,26 @@ from collections.abc import Collection
 from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from .bert import classifier_name
-from .fields import Fields, require
+from . import bert
+from .fields import Fields, read_fields, require, same_names, write_fields
 from .rotary import HALVES, no_bias, paired_thirds
 from .tensors import TensorMap, linear, tensor_map, tokens
 
 CONFIG = "ModernBertConfig"
-ARCHITECTURES = {
-    "ModernBertModel": "VanillaEncoderModel",
-    "ModernBertForMaskedLM": "VanillaEncoderForMaskedLM",
-    "ModernBertForSequenceClassification": "VanillaEncoderForSequenceClassification",
-    "ModernBertForTokenClassification": "VanillaEncoderForTokenClassification",
-    "ModernBertForQuestionAnswering": "VanillaEncoderForQuestionAnswering",
-    "ModernBertForMultipleChoice": "VanillaEncoderForMultipleChoice",
-}
+ARCHITECTURES = bert.encoder_classes("ModernBert")
 PREFIX = "model."
+FIELDS = {
+    "hidden_act": "hidden_activation",
+    "layer_norm_eps": "norm_eps",
+    "linear_bias": "mlp_bias",
+    "activation_dropout": "mlp_dropout",
+    "lm_head_bias": "decoder_bias",
+    **same_names(
+        *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+        *("attention_bias", "max_position_embeddings", "embedding_dropout", "attention_dropout"),
+        *("classifier_dropout", "classifier_pooling", "initializer_range"),
+    ),
+}
 
 
 def to_vanilla_config(
@@ -34,88 +39,37 @@ def to_vanilla_config(
         )
     is_lm = architecture.endswith("MaskedLM")
     act = theirs.classifier_activation
-    return {
-        "hidden_size": theirs.hidden_size,
-        "intermediate_size": theirs.intermediate_size,
-        "num_hidden_layers": theirs.num_hidden_layers,
-        "num_attention_heads": theirs.num_attention_heads,
-        "hidden_act": theirs.hidden_activation,
+    return read_fields(theirs, FIELDS) | {
         "gated": True,
         "norm_first": True,
         "skip_first_prenorm": True,
-        "layer_norm_eps": theirs.norm_eps,
-        "linear_bias": theirs.mlp_bias,
-        "attention_bias": theirs.attention_bias,
         "position_embedding_type": "rotary",
         "rope_parameters": theirs.rope_parameters,
-        "max_position_embeddings": theirs.max_position_embeddings,
         "layer_types": theirs.layer_types,
         "sliding_window": theirs.local_attention // 2,
         "scale_embedding": False,
         "embedding_norm": True,
-        "embedding_dropout": theirs.embedding_dropout,
         "dropout": 0.0,
-        "attention_dropout": theirs.attention_dropout,
-        "activation_dropout": theirs.mlp_dropout,
-        "classifier_dropout": theirs.classifier_dropout,
-        "initializer_range": theirs.initializer_range,
         "lm_transform_act": act if is_lm else None,
-        "lm_head_bias": theirs.decoder_bias,
         "classifier_act": None if is_lm else act,
-        "classifier_pooling": theirs.classifier_pooling,
     }
 
 
 def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
-    require(
-        ours,
-        position_embedding_type="rotary",
-        position_ids_from="place",
-        scale_embedding=False,
-        embedding_norm=True,
-        norm_first=True,
-        skip_first_prenorm=True,
-        sandwich_norm=False,
-        final_norm=True,
-        norm_type="layer_norm",
-        gated=True,
-        head_dim=ours.hidden_size // ours.num_attention_heads,
-        num_key_value_heads=ours.num_attention_heads,
-        use_qk_norm=False,
-        type_vocab_size=0,
-        dropout=0,
-        pooler_act=None,
-        token_transform_act=None,
-    )
+    require(ours, position_embedding_type="rotary")
     act = ours.lm_transform_act if architecture.endswith("MaskedLM") else ours.classifier_act
     if act is None and not architecture.endswith("Model"):
         raise ValueError("lm_transform_act or classifier_act is None, expected an activation")
-    return {
-        "hidden_size": ours.hidden_size,
-        "intermediate_size": ours.intermediate_size,
-        "num_hidden_layers": ours.num_hidden_layers,
-        "num_attention_heads": ours.num_attention_heads,
-        "hidden_activation": ours.hidden_act,
-        "norm_eps": ours.layer_norm_eps,
+    return write_fields(ours, FIELDS) | {
         "norm_bias": True,  # zeros, of a checkpoint that came from a model without
-        "mlp_bias": ours.linear_bias,
-        "attention_bias": ours.attention_bias,
         "rope_parameters": {
             name: ours.rope_parameters.get(name, ours.rope_parameters)
             for name in ("full_attention", "sliding_attention")
         },
-        "max_position_embeddings": ours.max_position_embeddings,
         "layer_types": ours.types_of_layers(ours.num_hidden_layers),
         "local_attention": 2 * (ours.sliding_window or 1),
-        "embedding_dropout": ours.embedding_dropout,
-        "attention_dropout": ours.attention_dropout,
-        "mlp_dropout": ours.activation_dropout,
-        "classifier_dropout": ours.classifier_dropout,
-        "initializer_range": ours.initializer_range,
         "classifier_activation": act or "gelu",
         "classifier_bias": True,
-        "classifier_pooling": ours.classifier_pooling,
-        "decoder_bias": ours.lm_head_bias,
     }
 
 
@@ -131,7 +85,7 @@ def tensor_maps(
     def norm(name: str, their_name: str) -> list[TensorMap]:
         return biased(name, their_name, theirs.norm_bias)
 
-    head = "qa_outputs" if "Question" in architecture else classifier_name(architecture)
+    head = "qa_outputs" if "Question" in architecture else bert.classifier_name(architecture)
     maps = [
         *tokens("embeddings.tok_embeddings.weight", "decoder.weight", theirs.tie_word_embeddings),
         *norm("model.embeddings.norm", "embeddings.norm"),

@@ -1,7 +1,7 @@
 """Parts of the plans of both directions: the opened source, its config, and its other files."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,15 +14,14 @@ from ..checkpoint import CONFIG, limit_generation
 from ..checkpoint_config import CONFIGS, build_config, read_raw_config
 from ..checkpoint_files import GENERATION_CONFIG, checkpoint_directory, read_json, readers_errors
 from ..companions import companions, omitted_files
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..files import MODULES
 from ..generation_settings import DEFAULT_LENGTH, drop_unused_settings, forget_default_length
 from ..linked_copies import errors_name
 from ..variants import has_weights, linked_variant
-from .architectures import (
-    MissingTensors,
-)
+from .architectures import MissingTensors
 from .conversion_plan import ConversionPlan
-from .converter import get_converter
+from .converter import Converter, get_converter
 from .fields import Fields
 from .registry import ALIASES, FAMILIES
 from .rejected import check_supported
@@ -146,6 +145,22 @@ def common_fields(config: PreTrainedConfig) -> Fields:
             )
             fields[name] = None
     return fields
+
+
+def vanilla_config(
+    theirs: PreTrainedConfig,
+    converter: Converter,
+    architecture: str,
+    names: Collection[str],
+    config_class: type[VanillaTransformerConfig],
+) -> VanillaTransformerConfig:
+    """Return `theirs`, the config of the source's class `architecture`, as a `config_class`.
+
+    `names` are those of the source's tensors. Raises ValueError for a field that our config cannot
+    represent.
+    """
+    fields = converter.to_vanilla_config(theirs, architecture, names)
+    return config_class(**common_fields(theirs) | fields)
 
 
 def empty_model(

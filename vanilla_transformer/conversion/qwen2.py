@@ -24,13 +24,7 @@ def to_vanilla_config(
 
 
 def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
-    require(
-        ours,
-        use_qk_norm=False,
-        attention_bias=True,
-        linear_bias=False,
-        head_dim=ours.hidden_size // ours.num_attention_heads,
-    )
+    require(ours, head_dim=ours.hidden_size // ours.num_attention_heads)
     return llama.to_source_fields(ours) | llama.their_windows(ours)
 
 

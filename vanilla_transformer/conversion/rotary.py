@@ -80,54 +80,12 @@ def fused(
     return maps
 
 
-def rotary_bert_fields(ours: VanillaTransformerConfig, architecture: str, lm_act: str) -> Fields:
-    """Return the source's config fields that NomicBERT and GTE share.
-
-    `architecture` is the source's class, and `lm_act` the activation of its masked-LM head. Raises
-    ValueError for a field of `ours` that these families cannot represent.
-    """
-    require(
-        ours,
-        position_embedding_type="rotary",
-        position_ids_from="place",
-        scale_embedding=False,
-        embedding_norm=True,
-        norm_first=False,
-        norm_type="layer_norm",
-        final_norm=False,
-        gated=True,
-        sliding_window=None,
-        num_key_value_heads=ours.num_attention_heads,
-        use_qk_norm=False,
-        token_transform_act=None,
-        classifier_act=None,
-        classifier_pooling="cls",
-        embedding_dropout=ours.dropout,
-    )
-    if architecture.endswith("SequenceClassification"):
-        require(ours, pooler_act="tanh")
-    elif architecture.endswith("Model"):
-        require(ours, pooler_act=None)
-    if architecture.endswith("MaskedLM"):
-        require(ours, lm_transform_act=lm_act, lm_head_bias=True)
-    return {
-        "hidden_size": ours.hidden_size,
-        "intermediate_size": ours.intermediate_size,
-        "num_hidden_layers": ours.num_hidden_layers,
-        "num_attention_heads": ours.num_attention_heads,
-        "hidden_act": ours.hidden_act,
-        "layer_norm_eps": ours.layer_norm_eps,
-        "initializer_range": ours.initializer_range,
-        "hidden_dropout_prob": ours.dropout,
-        "attention_probs_dropout_prob": ours.attention_dropout,
-        "classifier_dropout": ours.classifier_dropout,
-        "max_position_embeddings": ours.max_position_embeddings,
-        "rope_parameters": one_base(ours),
-    }
-
-
 def one_base(ours: VanillaTransformerConfig) -> Fields:
-    """Return the `rope_parameters` of `ours` for families whose layers have the same angles."""
+    """Return the `rope_parameters` of `ours` for families whose layers have the same angles.
+
+    Raises ValueError for other positions, and for several bases.
+    """
+    require(ours, position_embedding_type="rotary")
     if "rope_theta" not in ours.rope_parameters:
         raise ValueError(
             f"rope_parameters={ours.rope_parameters!r} cannot be converted, expected one base for "

@@ -10,8 +10,9 @@ from collections.abc import Collection
 from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from .fields import Fields, require
-from .tensors import SAME, Op, TensorMap, equal, linear, scaled, tensor_map
+from . import bart
+from .fields import Fields, read_fields, require, same_names, write_fields
+from .tensors import SAME, Op, TensorMap, equal, linear, modules, scaled, tensor_map
 
 CONFIG = "T5Config"
 ARCHITECTURES = {
@@ -31,11 +32,22 @@ FIXED = {
     "position_embedding_type": "relative",
     "norm_type": "rms_norm",
     "norm_first": True,
-    "final_norm": True,
     "scale_embedding": False,
-    "embedding_norm": False,
     "linear_bias": False,
-    "attention_bias": False,
+}
+DROPOUTS = ("embedding_dropout", "attention_dropout", "activation_dropout")
+LOST = DROPOUTS  # all are that of the layers
+FIELDS = {
+    "hidden_size": "d_model",
+    "intermediate_size": "d_ff",
+    "num_attention_heads": "num_heads",
+    "head_dim": "d_kv",
+    "layer_norm_eps": "layer_norm_epsilon",
+    **dict.fromkeys((*DROPOUTS, "dropout"), "dropout_rate"),
+    **same_names(
+        *("relative_attention_num_buckets", "relative_attention_max_distance"),
+        "classifier_dropout",
+    ),
 }
 
 
@@ -43,20 +55,8 @@ def to_vanilla_config(
     theirs: PreTrainedConfig, architecture: str, names: Collection[str]
 ) -> Fields:
     require(theirs, is_decoder=False)
-    dropouts = ("embedding_dropout", "dropout", "attention_dropout", "activation_dropout")
-    fields = FIXED | {
-        "hidden_size": theirs.d_model,
-        "intermediate_size": theirs.d_ff,
-        "num_attention_heads": theirs.num_heads,
-        "head_dim": theirs.d_kv,
-        "hidden_act": theirs.dense_act_fn,
-        "gated": theirs.is_gated_act,
-        "relative_attention_num_buckets": theirs.relative_attention_num_buckets,
-        "relative_attention_max_distance": theirs.relative_attention_max_distance,
-        "layer_norm_eps": theirs.layer_norm_epsilon,
-        **dict.fromkeys(dropouts, theirs.dropout_rate),
-        "classifier_dropout": theirs.classifier_dropout,
-    }
+    fields = read_fields(theirs, FIELDS) | FIXED
+    fields |= {"hidden_act": theirs.dense_act_fn, "gated": theirs.is_gated_act}
     if is_encoder(architecture):
         return fields | {"num_hidden_layers": theirs.num_layers}
     require(theirs, is_encoder_decoder=True)
@@ -75,26 +75,9 @@ def is_encoder(architecture: str) -> bool:
 
 
 def to_source_config(ours: VanillaTransformerConfig, architecture: str) -> Fields:
-    require(ours, **FIXED, sliding_window=None)
-    fields = {
-        "d_model": ours.hidden_size,
-        "d_ff": ours.intermediate_size,
-        "num_heads": ours.num_attention_heads,
-        "d_kv": ours.head_dim,
-        "feed_forward_proj": feed_forward_proj(ours),
-        "relative_attention_num_buckets": ours.relative_attention_num_buckets,
-        "relative_attention_max_distance": ours.relative_attention_max_distance,
-        "layer_norm_epsilon": ours.layer_norm_eps,
-        "dropout_rate": ours.dropout,
-        "classifier_dropout": ours.classifier_dropout,
-    }
+    fields = write_fields(ours, FIELDS) | {"feed_forward_proj": feed_forward_proj(ours)}
     if is_encoder(architecture):
         return fields | {"num_layers": ours.num_hidden_layers, "is_encoder_decoder": False}
-    require(ours, wrap_last_token=False)
-    if ours.tie_word_embeddings:
-        require(ours, share_encoder_decoder_embeddings=True)
-    if architecture.endswith("ForConditionalGeneration"):
-        require(ours, lm_head_bias=False)
     depths = {"num_layers": ours.encoder_layers, "num_decoder_layers": ours.decoder_layers}
     return fields | depths | {"decoder_start_token_id": ours.decoder_start_token_id}
 
@@ -138,10 +121,7 @@ def tensor_maps(
     )
     last_norm = scaled(theirs.d_model**-0.5) if is_scaled else SAME
     maps += stack("model.decoder", "decoder", theirs.num_decoder_layers, theirs, last_norm)
-    maps += linear("dense", "classification_head.dense") + linear(
-        "classifier", "classification_head.out_proj"
-    )
-    return maps + linear("qa_outputs", "qa_outputs")
+    return maps + modules(bart.HEADS)
 
 
 def embeddings(is_tied: bool) -> list[TensorMap]:
@@ -175,30 +155,23 @@ def stack(
     """
     table = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     maps = [tensor_map(f"{ours}.relative_positions.bias.weight", table)]
-    attentions = {"self_attn": "SelfAttention"} | (
-        {"cross_attn": "EncDecAttention"} if side == "decoder" else {}
-    )
-    inner = {"gate_proj": "wi_0", "up_proj": "wi_1"} if theirs.is_gated_act else {"up_proj": "wi"}
+    attentions = {"self_attn": "SelfAttention", "cross_attn": "EncDecAttention"}
+    if side == "encoder":
+        del attentions["cross_attn"]
+    up = {"gate_proj": "wi_0", "up_proj": "wi_1"} if theirs.is_gated_act else {"up_proj": "wi"}
+    inner = {
+        f"feed_forward.{name}": f"DenseReluDense.{their_name}"
+        for name, their_name in {**up, "down_proj": "wo"}.items()
+    }
     for i in range(count):
-        layer = f"{ours}.layers.{i}"
-        sublayers = [f"{side}.block.{i}.layer.{number}" for number in range(len(attentions) + 1)]
-        for (attention, name), sublayer in zip(attentions.items(), sublayers):
-            for part in "qkvo":
-                op = scaled(theirs.d_kv**0.5) if part == "q" else SAME
-                maps.append(
-                    tensor_map(
-                        f"{layer}.{attention}.{part}_proj.weight",
-                        f"{sublayer}.{name}.{part}.weight",
-                        op,
-                    )
-                )
-            maps.append(
-                tensor_map(f"{layer}.{attention}_norm.weight", f"{sublayer}.layer_norm.weight")
-            )
-        for name, their_name in {**inner, "down_proj": "wo"}.items():
-            theirs_at = f"{sublayers[-1]}.DenseReluDense.{their_name}.weight"
-            maps.append(tensor_map(f"{layer}.feed_forward.{name}.weight", theirs_at))
-        maps.append(
-            tensor_map(f"{layer}.feed_forward_norm.weight", f"{sublayers[-1]}.layer_norm.weight")
-        )
+        layer, block = f"{ours}.layers.{i}.", f"{side}.block.{i}.layer."
+        for number, (attention, name) in enumerate(attentions.items()):
+            sublayer = f"{block}{number}."
+            queries = {f"{attention}.q_proj": f"{name}.q"}
+            others = {f"{attention}.{part}_proj": f"{name}.{part}" for part in "kvo"}
+            others[f"{attention}_norm"] = "layer_norm"
+            maps += modules(queries, layer, sublayer, bias=False, op=scaled(theirs.d_kv**0.5))
+            maps += modules(others, layer, sublayer, bias=False)
+        inner_block = f"{block}{len(attentions)}."
+        maps += modules(inner | {"feed_forward_norm": "layer_norm"}, layer, inner_block, bias=False)
     return [*maps, tensor_map(f"{ours}.norm.weight", f"{side}.final_layer_norm.weight", last)]

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -162,6 +162,33 @@ def linear(ours: str, theirs: str, bias: bool = True) -> list[TensorMap]:
     """
     return [
         tensor_map(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")[: 1 + bias]
+    ]
+
+
+def modules(
+    names: Mapping[str, str], ours: str = "", theirs: str = "", bias: bool = True, op: Op = SAME
+) -> list[TensorMap]:
+    """Return the tensor maps of linear maps and norms, {our name: their name}.
+
+    `ours` and `theirs` stand in front of all names, such as "model.layers.0.". `op` converts the
+    weights. Without `bias` only the weights are mapped.
+    """
+    return [
+        tensor_map(f"{ours}{name}.{part}", f"{theirs}{their_name}.{part}", convert)
+        for name, their_name in names.items()
+        for part, convert in (("weight", op), ("bias", SAME))[: 1 + bias]
+    ]
+
+
+def layers(
+    names: Mapping[str, str], ours: str, theirs: str, count: int, bias: bool = True
+) -> list[TensorMap]:
+    """Return the tensor maps of `count` layers of the same `modules`. `ours` and `theirs` are the
+    names of the lists of layers."""
+    return [
+        entry
+        for i in range(count)
+        for entry in modules(names, f"{ours}.{i}.", f"{theirs}.{i}.", bias)
     ]
 
 

@@ -1,6 +1,5 @@
 """The plan of a checkpoint of ours as one of another family."""
 
-import dataclasses
 from collections.abc import Collection
 from os import PathLike
 from pathlib import Path
@@ -11,20 +10,20 @@ from transformers import PreTrainedConfig, PreTrainedModel
 import vanilla_transformer
 
 from ..checkpoint_config import CONFIGS, check_depth
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..files import VERSION_KEY
 from .conversion_plan import ConversionPlan, TensorStep
-from .converter import Converter, get_converter
-from .fields import require
+from .converter import get_converter
+from .fields import require_kept
 from .plan_parts import (
     attach_other_files,
     check_missing,
     common_fields,
     empty_model,
     read_known_config,
+    vanilla_config,
 )
 from .sinusoids import check_table
-from .tensors import TensorFiles
+from .tensors import TensorFiles, TensorMap
 
 COMPUTED_TOLERANCE = 2e-4  # machines differ by 6e-5 at position 1024 in float32
 
@@ -43,17 +42,8 @@ def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
     converter = get_converter(to)
     names = {our_name: name for name, our_name in converter.ARCHITECTURES.items()}
     architecture = names[check_architecture(ours, names)]
-    config_class = getattr(transformers, converter.CONFIG)
-    require_classic_fields(ours, config_class)
-    # the names of the field of ALBERT and OPT
-    is_narrow = any(
-        hasattr(config_class, name) for name in ("embedding_size", "word_embed_proj_dim")
-    )
-    if hasattr(ours, "embedding_size") and not is_narrow:
-        require(ours, embedding_size=ours.hidden_size)
-    require(ours, value_head_dim=ours.head_dim)
     mark = {VERSION_KEY: vanilla_transformer.__version__}  # this package may replace it
-    config = config_class(
+    config = getattr(transformers, converter.CONFIG)(
         **common_fields(ours), **converter.to_source_config(ours, architecture), **mark
     )
     files = TensorFiles(path)
@@ -61,6 +51,10 @@ def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
     if not any(name.startswith("model.") for name in files.shapes):
         files.rename(lambda name: f"model.{name}")
     model = empty_model(getattr(transformers, architecture), config, files, ours)
+    maps = converter.tensor_maps(ours, config, architecture)
+    names = kept_names(model, maps)
+    back = vanilla_config(config, converter, architecture, names, type(ours))
+    require_kept(ours, back, ours.architectures[0], getattr(converter, "LOST", ()))
     is_untied = getattr(ours, "tie_word_embeddings", None) is False
     if is_untied:
         # a head that the class ties, as T5's does, is written beside the embeddings
@@ -68,54 +62,31 @@ def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
         model._tied_weights_keys = {
             name: source for name, source in tied.items() if name != "lm_head.weight"
         }
-    steps, unused = steps_to_source(model, converter, ours, architecture, files)
+    steps, unused = steps_to_source(model, maps, architecture, files)
     plan = attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
     if is_untied:
         config.tie_word_embeddings = False  # T5's class always sets this to true
     return plan
 
 
-def require_classic_fields(
-    ours: VanillaTransformerConfig, config_class: type[PreTrainedConfig]
-) -> None:
-    """Raise ValueError for a field of `ours` that families without rotary positions cannot
-    represent. Converters of families with them check these fields themselves."""
-    names = {field.name for field in dataclasses.fields(config_class)}
-    if names & {"rope_parameters", "rope_theta"}:
-        return
-    require(
-        ours,
-        num_key_value_heads=ours.num_attention_heads,
-        use_qk_norm=False,
-        sandwich_norm=False,
-    )
-    if "head_dim" not in config_class.attribute_map:  # as it is T5's d_kv
-        require(
-            ours,
-            head_dim=ours.hidden_size // ours.num_attention_heads,
-            norm_type="layer_norm",
-            gated=False,
-        )
-    for name, value in {"skip_first_prenorm": False, "classifier_act": None}.items():
-        if hasattr(ours, name):
-            require(ours, **{name: value})
+def kept_names(model: PreTrainedModel, maps: list[TensorMap]) -> set[str]:
+    """Return the names of the tensors of `model`, a class of another family, that `maps` do not
+    make from nothing. They have no prefix of a base model."""
+    prefix = f"{model.base_model_prefix}."
+    constants = {entry.theirs for entry in maps if not entry.ours}
+    return {name.removeprefix(prefix) for name in model.state_dict()} - constants
 
 
 def steps_to_source(
-    model: PreTrainedModel,
-    converter: Converter,
-    ours: VanillaTransformerConfig,
-    architecture: str,
-    files: TensorFiles,
+    model: PreTrainedModel, maps: list[TensorMap], architecture: str, files: TensorFiles
 ) -> tuple[list[TensorStep], list[str]]:
     """Return (steps, unused) of a conversion of our `files` into `model`, a class of the family.
 
-    `steps` make the tensors of `model`. `unused` are names of our tensors that belong to other
-    heads. `architecture` is the class of the family, and `ours` our config. Raises ValueError if
-    tensors are missing, differ from those that the family computes, or have no place in it.
+    `steps` make the tensors of `model` by the `maps` of the family. `unused` are names of our
+    tensors that belong to other heads. `architecture` is the class of the family. Raises ValueError
+    if tensors are missing, differ from those that the family computes, or have no place in it.
     """
     parameters = model.state_dict().keys()
-    maps = converter.tensor_maps(ours, model.config, architecture)
     steps = []
     missing = []
     used = set()

@@ -31,11 +31,11 @@ from .overrides import Overrides
 from .plan_parts import (
     attach_other_files,
     check_missing,
-    common_fields,
     empty_model,
     plan_copy,
     read_generation_config,
     read_known_config,
+    vanilla_config,
 )
 from .registry import FAMILIES
 from .reranker import classifier_files, read_reranker
@@ -222,10 +222,9 @@ def plan_by_config(
     if theirs.is_encoder_decoder and getattr(theirs, "decoder_start_token_id", None) is None:
         theirs.decoder_start_token_id = read_generation_config(files.path).decoder_start_token_id
     with readers_errors(files.path / CONFIG):
-        fields = common_fields(theirs) | converter.to_vanilla_config(
-            theirs, architecture, files.shapes
+        config = vanilla_config(
+            theirs, converter, architecture, files.shapes, model_class.config_class
         )
-        config = model_class.config_class(**fields)
     if not getattr(converter, "SHARES_LAYERS", False):
         check_depth(config, files.shapes, files.path)
     if hasattr(converter, "check_tensors"):

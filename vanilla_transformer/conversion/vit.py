@@ -9,8 +9,8 @@ import torch
 from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaVisionConfig
-from .bert import source_sizes
-from .fields import Fields, require
+from . import bert
+from .fields import Fields, read_fields, require, same_names, write_fields
 from .tensors import ROW, Op, TensorMap, linear, tensor_map
 
 CONFIG = "ViTConfig"
@@ -21,6 +21,9 @@ ARCHITECTURES = {
 PREFIX = "vit."
 IMAGE_PROCESSOR = "ViTImageProcessor"
 
+# of ViT, DeiT and DINOv2
+FIELDS = {name: theirs for name, theirs in bert.STACK.items() if name != "intermediate_size"}
+FIELDS |= same_names("layer_norm_eps", "image_size", "patch_size", "num_channels")
 # modules of a layer: our name, the name in the class, the name in files
 LAYER = (
     ("self_attn.q_proj", "attention.q_proj", "attention.attention.query"),
@@ -55,44 +58,12 @@ def to_vanilla_config(
 
 def encoder_fields(theirs: PreTrainedConfig) -> Fields:
     """Return the fields of our config that ViT, DeiT and DINOv2 share."""
-    dropout = theirs.hidden_dropout_prob
-    return {
-        "hidden_size": theirs.hidden_size,
-        "num_hidden_layers": theirs.num_hidden_layers,
-        "num_attention_heads": theirs.num_attention_heads,
-        "head_dim": getattr(theirs, "head_dim", None),
-        "hidden_act": theirs.hidden_act,
-        "layer_norm_eps": theirs.layer_norm_eps,
-        "initializer_range": theirs.initializer_range,
-        "embedding_dropout": dropout,
-        "dropout": dropout,
-        "attention_dropout": theirs.attention_probs_dropout_prob,
-        "image_size": theirs.image_size,
-        "patch_size": theirs.patch_size,
-        "num_channels": theirs.num_channels,
-    }
+    return read_fields(theirs, FIELDS) | {"head_dim": getattr(theirs, "head_dim", None)}
 
 
 def to_source_config(ours: VanillaVisionConfig, architecture: str) -> Fields:
-    require(
-        ours,
-        num_first_tokens=1,
-        norm_type="layer_norm",
-        norm_first=True,
-        final_norm=True,
-        gated=False,
-        linear_bias=True,
-        attention_bias=True,
-        interpolate_pos_encoding=False,
-        activation_dropout=0,
-        embedding_dropout=ours.dropout,
-    )
-    if architecture == "ViTModel":
-        require(ours, pooler_act=ours.pooler_act or "tanh")
-    return source_sizes(ours) | {
-        "image_size": ours.image_size,
-        "patch_size": ours.patch_size,
-        "num_channels": ours.num_channels,
+    return write_fields(ours, FIELDS) | {
+        "intermediate_size": ours.intermediate_size,
         "pooler_act": ours.pooler_act or "tanh",
     }
 

@@ -8,7 +8,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from . import bart
 from .fields import Fields, require
 from .sinusoids import check_table, fairseq_table
-from .tensors import TensorFiles, TensorMap, constant, linear, tokens
+from .tensors import TensorFiles, TensorMap, constant, layers, linear, tokens
 
 CONFIG = "XGLMConfig"
 ARCHITECTURES = {"XGLMModel": "VanillaDecoderModel", "XGLMForCausalLM": "VanillaDecoderForCausalLM"}
@@ -35,7 +35,7 @@ def tensor_maps(
     maps.append(TensorMap(("model.embeddings.embed_positions.weight",), "", table))
     return (
         maps
-        + bart.layers("model.layers", "layers", ours.num_hidden_layers)
+        + layers(bart.LAYER, "model.layers", "layers", ours.num_hidden_layers)
         + linear("model.norm", "layer_norm")
     )
 

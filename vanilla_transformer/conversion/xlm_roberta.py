@@ -1,11 +1,9 @@
 """XLM-R (Conneau et al. 2020): RoBERTa in many languages, its tensors named as there."""
 
-from . import roberta
+from . import bert
 from .roberta import PREFIX, tensor_maps, to_source_config, to_vanilla_config
 
 __all__ = ["PREFIX", "tensor_maps", "to_source_config", "to_vanilla_config"]
 
 CONFIG = "XLMRobertaConfig"
-ARCHITECTURES = {
-    theirs.replace("Roberta", "XLMRoberta"): ours for theirs, ours in roberta.ARCHITECTURES.items()
-}
+ARCHITECTURES = bert.encoder_classes("XLMRoberta")

@@ -7,13 +7,13 @@ import json
 from collections.abc import Callable, Iterable
 from functools import partial
 from random import Random
-from types import ModuleType
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
 from .recipe import TEXT_AUGMENTATION, Recipe
 from .tasks import TASKS
+from .tasks.task import Task
 
 Row = dict[str, list | str]
 # a row -> the augmented rows: one or, for R-Drop, two
@@ -80,7 +80,7 @@ def build_augmentation(
         return lambda row, random: (augment_row(row, random),)
     # Wang et al. 2021: one pass of R-Drop over whole words, one over subwords, if a row has one
     # label, whatever its tokens.
-    if TASKS[recipe.task].ABILITIES.row_labels:
+    if TASKS[recipe.task].row_labels:
         return lambda row, random: (row, augment_row(row, random))
     return lambda row, random: (augment_row(row, random),) * 2
 
@@ -110,7 +110,7 @@ def encode_again(
     random: Random,
     augment_text: Callable[[str, Random], str] | None,
     tokenize: Callable,
-    task: ModuleType,
+    task: Task,
     data: dict,
 ) -> Row:
     """Return `row` with its text changed by `augment_text`, if that is not None, and encoded again

@@ -12,7 +12,8 @@ from ..checkpoint import TOKENIZER_FILES, stored_shapes
 from ..checkpoint import load_checkpoint as load
 from ..checkpoint_files import checkpoint_directory, for_every_version, read_json, shorten
 from ..companions import companions
-from ..files import MODULES, new_directory
+from ..files import MODULES
+from ..outputs import new_directory
 
 # config fields without effect on the model; fields of tokenizer.json that the last call left
 NEUTRAL = {

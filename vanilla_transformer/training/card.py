@@ -30,7 +30,7 @@ def model_card(record: dict, model: PreTrainedModel, name: str, has_curves: bool
     named_scores = scores(record["metrics"])
     data = ModelCardData(
         library_name="transformers",
-        pipeline_tag=task.PIPELINE,
+        pipeline_tag=task.pipeline,
         tags=["vanilla-transformer", config.model_type],
         model_name=name,
         eval_results=[eval_result(recipe, *score) for score in named_scores] or None,
@@ -45,7 +45,7 @@ def model_card(record: dict, model: PreTrainedModel, name: str, has_curves: bool
         f"`{type(model).__name__}` with {record['parameters']:,} parameters: {shape}. "
         f"{start(recipe)} by the recipe below. Load it with `{auto_class}.from_pretrained(..., "
         "trust_remote_code=True)`.",
-        TRANSLATES if task.ABILITIES.carries_pipeline else "",
+        TRANSLATES if task.carries_pipeline else "",
         "## Scores",
         scores_table(named_scores, record["metrics"]),
         "## Training",
@@ -87,7 +87,7 @@ def eval_result(recipe: dict, split: str, metric: str, value: float) -> EvalResu
     files = data.get(split, data.get("train"))  # a split may be part of the training text
     names = [Path(file).name for file in ([files] if isinstance(files, str) else files or [])]
     return EvalResult(
-        task_type=TASKS[recipe["task"]].PIPELINE,
+        task_type=TASKS[recipe["task"]].pipeline,
         dataset_type=data.get("dataset", "text"),
         dataset_name=data.get("dataset", ", ".join(names)),
         dataset_split=split,

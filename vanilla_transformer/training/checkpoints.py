@@ -17,7 +17,8 @@ from transformers.utils import logging
 
 from ..checkpoint_files import for_every_version
 from ..errors import UsageError
-from ..files import keep, read_object, replace_text, sha256
+from ..files import read_object, sha256
+from ..outputs import keep, replace_text
 from .data import split_files
 from .names import flat
 from .recipe import Recipe

@@ -4,7 +4,7 @@ built."""
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, get_scheduler
@@ -14,31 +14,29 @@ from ..errors import UsageError
 from .data import check_files
 from .metrics import check_tokenize
 from .names import check_name
+from .tasks.task import Task
 from .values import SPLITS
 
-if TYPE_CHECKING:
-    from .recipe import Recipe
-    from .tasks.task import Task
-
+Tables = dict[str, Any]  # the fields of a `Recipe`
 # an update, without tokens_per_update
 BATCH_KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
-def check_together(recipe: "Recipe", task: "Task") -> None:
+def check_together(recipe: Tables, task: Task) -> None:
     """Raise UsageError for keys of a recipe that do not fit each other.
 
-    Values that a library takes are checked by that library, whose message is shown. `task` is that
-    of the recipe.
+    `recipe` are the fields of a `Recipe`, and `task` is that of the recipe. Values that a library
+    takes are checked by that library, whose message is shown.
     """
-    check_data(recipe.data, task)
-    if columns := task.ABILITIES.parallel_files:
-        for split in [name for name in SPLITS if name in recipe.data]:
-            check_files(recipe.data, split, columns)
+    check_data(recipe["data"], task)
+    if columns := task.parallel_files:
+        for split in [name for name in SPLITS if name in recipe["data"]]:
+            check_files(recipe["data"], split, columns)
     check_tokenizer(recipe, task)
     check_training(recipe, task)
     check_model(recipe, task)
-    check_generation(recipe.generation)
-    if name := recipe.evaluation.get("bleu_tokenize"):
+    check_generation(recipe["generation"])
+    if name := recipe["evaluation"].get("bleu_tokenize"):
         check_tokenize(name, "evaluation.bleu_tokenize")
 
 
@@ -62,7 +60,7 @@ def check_generation(settings: dict) -> None:
     attempt("generation", lambda: GenerationConfig(**settings).validate(strict=True))
 
 
-def check_data(data: dict, task: "Task") -> None:
+def check_data(data: dict, task: Task) -> None:
     files = [name for name in SPLITS if name in data]
     unread = [name for name in ("directory", *files) if name in data]
     if "dataset" in data and unread:
@@ -81,7 +79,7 @@ def check_data(data: dict, task: "Task") -> None:
             f"data.folds is {data.get('folds')} and data.fold {data.get('fold')}, expected both "
             "or neither"
         )
-    if "folds" in data and "labelled" in task.DATA and not data.get("labelled"):
+    if "folds" in data and "labelled" in task.data and not data.get("labelled"):
         raise UsageError(
             f"data.folds is {data['folds']}, expected data.labelled=true too: folds are of "
             f"labeled text"
@@ -102,13 +100,13 @@ def check_data(data: dict, task: "Task") -> None:
         )
 
 
-def check_tokenizer(recipe: "Recipe", task: "Task") -> None:
-    tokenizer = recipe.tokenizer
-    is_new = not (tokenizer.get("path") or recipe.model.get("path"))
+def check_tokenizer(recipe: Tables, task: Task) -> None:
+    tokenizer = recipe["tokenizer"]
+    is_new = not (tokenizer.get("path") or recipe["model"].get("path"))
     dropout = tokenizer.get("bpe_dropout")
-    if dropout and not task.ABILITIES.bpe_dropout:
+    if dropout and not task.bpe_dropout:
         raise UsageError(
-            f"tokenizer.bpe_dropout is {dropout}, expected 0: the subwords of {recipe.task} are "
+            f"tokenizer.bpe_dropout is {dropout}, expected 0: the subwords of {recipe['task']} are "
             "always the same"
         )
     kind = tokenizer.get("kind", "bpe")
@@ -126,24 +124,26 @@ def check_tokenizer(recipe: "Recipe", task: "Task") -> None:
             f"tokenizer.lowercase is true, expected false with tokenizer.kind="
             f"{tokenizer['kind']!r}: only bpe and word have it"
         )
-    sizes = [table["vocab_size"] for table in (tokenizer, recipe.model) if table.get("vocab_size")]
+    sizes = [
+        table["vocab_size"] for table in (tokenizer, recipe["model"]) if table.get("vocab_size")
+    ]
     if is_new and len({*sizes}) > 1:
         raise UsageError(
             f"tokenizer.vocab_size is {sizes[0]}, expected model.vocab_size={sizes[1]}"
         )
 
 
-def check_batches(recipe: "Recipe", task: "Task") -> None:
+def check_batches(recipe: Tables, task: Task) -> None:
     """Raise UsageError for a batch size that does not fit the examples of `task`."""
-    training = recipe.training
+    training = recipe["training"]
     tokens = training.get("tokens_per_update")
     others = [name for name in BATCH_KEYS if name in training]
     if tokens and others:
         expected = "expected none: tokens_per_update is the size of an update"
         raise UsageError(f"training.{others[0]} is {training[others[0]]}, {expected}")
     # a causal language model reads blocks of one long text, unless each line is a document
-    is_in_blocks = "documents" in task.DATA and recipe.data.get("documents") != "line"
-    if tokens and (task.ABILITIES.images or is_in_blocks):
+    is_in_blocks = "documents" in task.data and recipe["data"].get("documents") != "line"
+    if tokens and (task.processor or is_in_blocks):
         examples = "blocks of data.block_size" if is_in_blocks else "images"
         expected = f"expected per_device_train_batch_size: {examples} are of one length"
         raise UsageError(f"training.tokens_per_update is {tokens}, {expected}")
@@ -152,44 +152,44 @@ def check_batches(recipe: "Recipe", task: "Task") -> None:
             f"training.tokens_per_batch is {training['tokens_per_batch']}, expected "
             f"tokens_per_update too"
         )
-    if recipe.data.get("streaming") and not tokens:
+    if recipe["data"].get("streaming") and not tokens:
         raise UsageError(
             "data.streaming is true, expected training.tokens_per_update too: batches of a stream "
             "are by token count"
         )
 
 
-def check_training(recipe: "Recipe", task: "Task") -> None:
+def check_training(recipe: Tables, task: Task) -> None:
     check_batches(recipe, task)
-    training = recipe.training
+    training = recipe["training"]
     smoothing = training.get("label_smoothing_factor")
-    if smoothing and not task.ABILITIES.label_smoothing:
+    if smoothing and not task.label_smoothing:
         raise UsageError(
             f"training.label_smoothing_factor is {smoothing}, expected 0: the loss of "
-            f"{recipe.task} has no smoothing"
+            f"{recipe['task']} has no smoothing"
         )
     r_drop = training.get("r_drop")
-    if r_drop and not (task.ABILITIES.label_smoothing and "tokens_per_update" in training):
+    if r_drop and not (task.label_smoothing and "tokens_per_update" in training):
         reason = "it takes batches by tokens_per_update, and one loss of `labels`"
         raise UsageError(f"training.r_drop is {r_drop}, expected 0: {reason}")
     if "teachers" in training:
         check_taught(recipe, task)
     check_checkpoints(training)
-    check_best(training, {"loss", *task.METRICS})
+    check_best(training, {"loss", *task.metric_names})
     if "lr_scheduler_type" in training or "lr_scheduler_kwargs" in training:
         check_schedule(
             training.get("lr_scheduler_type", "linear"), training.get("lr_scheduler_kwargs")
         )
 
 
-def check_taught(recipe: "Recipe", task: "Task") -> None:
-    if not task.ABILITIES.row_labels:
+def check_taught(recipe: Tables, task: Task) -> None:
+    if not task.row_labels:
         raise UsageError(
-            f"{recipe.task} has training.teachers, expected none: they are for tasks with one "
+            f"{recipe['task']} has training.teachers, expected none: they are for tasks with one "
             "label for each row"
         )
     for name in ("label_smoothing_factor", "r_drop"):
-        if value := recipe.training.get(name):
+        if value := recipe["training"].get(name):
             raise UsageError(
                 f"training.{name} is {value}, expected 0: it needs labels, and a run with "
                 "teachers has none"
@@ -248,16 +248,16 @@ def check_schedule(name: str, settings: dict | None) -> None:
     )
 
 
-def check_model(recipe: "Recipe", task: "Task") -> None:
+def check_model(recipe: Tables, task: Task) -> None:
     """Raise UsageError for a wrong key or shape in [model].
 
     If the shape comes from a checkpoint, `prepare.check_complete` checks it. `task` is that of the
     recipe.
     """
-    settings = dict(recipe.model)
+    settings = dict(recipe["model"])
     if settings.get("return_dict", True) is not True:
         raise UsageError(f"model.return_dict is {settings['return_dict']}, expected true")
-    names = Counter(task.CONFIG.attribute_map.get(name, name) for name in settings)
+    names = Counter(task.config.attribute_map.get(name, name) for name in settings)
     for name, count in names.items():
         if count > 1:
             raise UsageError(
@@ -266,7 +266,7 @@ def check_model(recipe: "Recipe", task: "Task") -> None:
             )
     if settings.pop("path", None) is None:
         preset = settings.pop("preset", None)
-        if size := recipe.tokenizer.get("vocab_size"):
+        if size := recipe["tokenizer"].get("vocab_size"):
             settings = {"vocab_size": size, **settings}
-        make = task.CONFIG if preset is None else partial(task.CONFIG.preset, preset)
+        make = task.config if preset is None else partial(task.config.preset, preset)
         attempt("model", make, **settings)

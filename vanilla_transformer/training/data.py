@@ -276,29 +276,51 @@ def read_columns(
     """
     from datasets import Dataset  # imported here, because reading lines does not need it
 
-    bad = BadRows(data, split)
     if "dataset" in data:
-        streams = data.get("streaming", False) and split == "train"
-        if streams and bad.are_skipped:
-            raise UsageError(
-                "data.skip_bad_rows is true, expected false with data.streaming: rows of a stream "
-                "are not counted"
-            )
-        rows = select_columns(data_set(data, streams), split, data.get("columns", names), names)
-        if rows is None:
-            return None
-        if streams:
-            return rows.map(check_row, with_indices=True, features=rows.features)
-        kept = valid_positions(rows, lacking, bad)
-        return rows.select(kept) if bad.count else rows
+        return read_data_set(data, split, names)
     if data.get("streaming"):
         raise ValueError("data.streaming is true, expected data.dataset with it")
     if split not in data:
         return None
     check_files(data, split, names)
+    bad = BadRows(data, split)
     columns = read_files(split_files(data, split), bad=bad)
     bad.report(len(columns[0]))
     return Dataset.from_dict(dict(zip(names, columns, strict=True)))
+
+
+def read_data_set(
+    data: dict,
+    split: str,
+    names: tuple[str, ...],
+    columns: tuple[str, ...] = (),
+    fault: Callable[[dict], str | None] | None = None,
+) -> "Dataset | IterableDataset | None":
+    """Return a split of the data set in `data["dataset"]` with the columns `names`, see
+    `read_columns`.
+
+    Their names in the data set are `data["columns"]`, by default `columns` or else `names`.
+    `fault(row)` says what is wrong with a row, or returns None; the default is `lacking`.
+    """
+    streams = data.get("streaming", False) and split == "train"
+    if streams and BadRows(data, split).are_skipped:
+        raise UsageError(
+            "data.skip_bad_rows is true, expected false with data.streaming: rows of a stream "
+            "are not counted"
+        )
+    splits = data_set(data, streams)
+    if split not in splits:
+        return None
+    rows = select_columns(splits[split], data.get("columns", columns or names), names)
+    if streams:
+        return rows.map(check_row, with_indices=True, features=rows.features)
+    return valid_rows(rows, fault or lacking, BadRows(data, split))
+
+
+def valid_rows(rows: "Dataset", fault: Callable[[dict], str | None], bad: "BadRows") -> "Dataset":
+    """Return the rows without a fault, see `valid_positions`."""
+    kept = valid_positions(rows, fault, bad)
+    return rows.select(kept) if bad.count else rows
 
 
 def check_files(data: dict, split: str, names: tuple[str, ...]) -> None:
@@ -365,29 +387,41 @@ def data_set(data: dict, streams: bool = False) -> dict:
 
 
 def select_columns(
-    splits: dict, split: str, columns: Sequence[str], names: tuple[str, ...]
-) -> "Dataset | IterableDataset | None":
+    rows: "Dataset | IterableDataset", columns: Sequence[str], names: tuple[str, ...]
+) -> "Dataset | IterableDataset":
+    """Return only the `columns` of a data set, with the new `names`; "a.b" is field b of column a.
+
+    Raises ValueError for a column that it does not have, and UsageError for another number of
+    columns.
+    """
     from datasets import Features, IterableDataset, Value
 
-    if split not in splits:
-        return None
+    if len(columns) != len(names):
+        raise UsageError(
+            f"data.columns is {[*columns]}, expected a column for each of {', '.join(names)}"
+        )
+    streams = isinstance(rows, IterableDataset)
+    new_names = dict(zip(columns, names, strict=True))
+    if not streams and len(new_names) == len(names) and "." not in "".join(columns):
+        for column in columns:
+            check_column(column, rows.column_names)
+        return rows.select_columns(list(columns)).rename_columns(new_names)
 
     def take(rows: dict) -> dict:
         return {name: values(rows, column) for name, column in zip(names, columns, strict=True)}
 
-    rows = splits[split]
-    known = (
-        {"features": Features(dict.fromkeys(names, Value("string")))}
-        if isinstance(rows, IterableDataset)
-        else {}
-    )
+    known = {"features": Features(dict.fromkeys(names, Value("string")))} if streams else {}
     return rows.map(take, batched=True, remove_columns=rows.column_names, **known)
+
+
+def check_column(name: str, known: Iterable[str]) -> None:
+    if name not in known:
+        raise ValueError(f"the data set has no column {name!r}, expected one of {sorted(known)}")
 
 
 def values(rows: dict, column: str) -> list:
     name, dot, key = column.partition(".")
-    if name not in rows:
-        raise ValueError(f"the data set has no column {name!r}, expected one of {sorted(rows)}")
+    check_column(name, rows)
     if not dot:
         return rows[name]
     for value in rows[name]:

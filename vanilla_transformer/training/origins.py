@@ -47,7 +47,7 @@ def check_teachers(recipe: Recipe) -> None:
             held out.
         FileNotFoundError: if the checkpoint of a teacher is missing.
     """
-    name = TASKS[recipe.task].MODEL.__name__
+    name = TASKS[recipe.task].model.__name__
     for path in recipe.training.get("teachers", ()):
         _, model_class = naming("training.teachers", config_and_class, path)
         if model_class.__name__ != name:

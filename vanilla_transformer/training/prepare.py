@@ -57,13 +57,13 @@ def check_complete(recipe: Recipe) -> None:
     task = TASKS[recipe.task]
     if not data.keys() & {"train", "dataset"}:
         raise UsageError(f"the recipe has no training text: its [data] is {data}, expected `train`")
-    lacking = [name for name in task.ABILITIES.needs if name not in data]
+    lacking = [name for name in task.needs if name not in data]
     if lacking:
-        expected = describe_type(task.DATA[lacking[0]].type)
+        expected = describe_type(task.data[lacking[0]].type)
         raise UsageError(
             f"the recipe has no data.{lacking[0]}, expected {expected}: {recipe.task} needs it"
         )
-    is_given = path or "path" in tokenizer or task.ABILITIES.images
+    is_given = path or "path" in tokenizer or task.processor
     if not (is_given or tokenizer.get("vocab_size") or tokenizer.get("kind") == "character"):
         raise UsageError(
             "the recipe has no tokenizer.vocab_size, expected it for a new tokenizer, or "
@@ -106,19 +106,19 @@ def check_start(recipe: Recipe, path: str) -> None:
     """
     task = TASKS[recipe.task]
     config, _ = naming("model.path", config_and_class, path)
-    if not isinstance(config, task.CONFIG):
-        expected = f"one of {task.CONFIG.model_type}"
+    if not isinstance(config, task.config):
+        expected = f"one of {task.config.model_type}"
         raise ValueError(
             f"model.path is {path!r}, a checkpoint of {config.model_type}, expected {expected}"
         )
     names = {
-        name: task.CONFIG.attribute_map.get(name, name)
+        name: task.config.attribute_map.get(name, name)
         for name in recipe.model
         if name not in ("path", "preset")
     }
     attempt(
         "model",
-        task.CONFIG.from_dict,
+        task.config.from_dict,
         config.to_dict() | {to: recipe.model[name] for name, to in names.items()},
     )
     check_held_out("model.path", path, recipe.data)
@@ -142,7 +142,7 @@ def prepare(
     """
     check_complete(recipe)
     task = TASKS[recipe.task]
-    tokenizer = None if task.ABILITIES.images else load_existing_tokenizer(recipe, checkpoint)
+    tokenizer = None if task.processor else load_existing_tokenizer(recipe, checkpoint)
     key = {split: split_key(recipe.data, split) for split in SPLITS}
     read = {split: naming(key[split], partial(task.read, recipe.data), split) for split in SPLITS}
     text = {split: rows for split, rows in read.items() if rows is not None}
@@ -150,10 +150,10 @@ def prepare(
         raise ValueError(
             f"the recipe has no training text: its [data] is {recipe.data}, expected `train`"
         )
-    if tokenizer is None and not task.ABILITIES.images:
+    if tokenizer is None and not task.processor:
         tokenizer = new_tokenizer(recipe, task, text)
     model = make_model(recipe, task, tokenizer, text)
-    if task.ABILITIES.images:
+    if task.processor:
         tokenizer = image_processor(recipe, task, model, checkpoint)
     make = partial(
         examples, task=task, text=text, tokenizer=tokenizer, config=model.config, recipe=recipe
@@ -184,7 +184,7 @@ def new_tokenizer(recipe: Recipe, task: Task, text: dict[str, Rows]) -> PreTrain
     """
     settings = {name: value for name, value in recipe.tokenizer.items() if name != "bpe_dropout"}
     types = {**task.config_fields(text, recipe.data), **recipe.model}.get("type_vocab_size", 0)
-    variant = task.CONFIG.model_type.removeprefix("vanilla-")
+    variant = task.config.model_type.removeprefix("vanilla-")
     return train_tokenizer(
         task.texts(text["train"]), variant=variant, token_types=types > 1, **settings
     )
@@ -232,11 +232,11 @@ def make_model(
     path = settings.pop("path", None)
     preset = settings.pop("preset", None)
     if path:
-        model = load_pretrained(task.MODEL, path, settings)
+        model = load_pretrained(task.model, path, settings)
     else:
         settings = settings if tokenizer is None else {"vocab_size": len(tokenizer), **settings}
-        model = task.MODEL(
-            task.CONFIG.preset(preset, **settings) if preset else task.CONFIG(**settings)
+        model = task.model(
+            task.config.preset(preset, **settings) if preset else task.config(**settings)
         )
     if tokenizer is not None and model.config.vocab_size != len(tokenizer):
         raise ValueError(
@@ -310,7 +310,7 @@ def examples(
             more tokens than a batch, unless the recipe skips bad rows.
     """
     of_split = text[split]
-    if task.ABILITIES.images:
+    if task.processor:
         return task.examples(of_split, recipe.data, split)
     settings = {"tokenizer": tokenizer, "data": recipe.data}
     # with BPE dropout, text is encoded each time it is seen

@@ -9,7 +9,16 @@ from ..errors import UsageError, did_you_mean
 from .checks import check_together
 from .names import check_name
 from .tasks import TASKS
-from .values import check_table, key_types
+from .tasks.task import Task
+from .values import (
+    GENERATION,
+    TRAINING,
+    KeyType,
+    check_table,
+    model_keys,
+    tokenizer_keys,
+    trainer_keys,
+)
 
 FOLDER = Path(__file__).parent / "recipes"
 LARGEST_FILE = 1_000_000  # bytes
@@ -71,7 +80,19 @@ class Recipe:
         types = key_types(task)
         for table in types:
             check_table(table, getattr(self, table), types)
-        check_together(self, task)
+        check_together(vars(self), task)
+
+
+def key_types(task: Task) -> dict[str, dict[str, KeyType]]:
+    """Return {table: {key: type and range}} of all keys that a recipe may have with `task`."""
+    return {
+        "data": task.data,
+        "tokenizer": {} if task.processor else tokenizer_keys(),
+        "model": model_keys(task.config),
+        "training": trainer_keys() | TRAINING,
+        "generation": GENERATION if task.model.can_generate() else {},
+        "evaluation": task.evaluation,
+    }
 
 
 def read_recipe(name: str, changes: dict[str, Any] | None = None) -> Recipe:

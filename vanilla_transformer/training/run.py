@@ -18,7 +18,8 @@ from transformers import (
 )
 
 from ..checkpoint import learned_positions, save_tokenizer
-from ..files import CONFIG, new_directory, output_path, read_object, write_json
+from ..files import CONFIG, read_object, write_json
+from ..outputs import new_directory, output_path
 from ..pipelines import carry_translation
 from .averaging import average_weights, load
 from .card import CARD, model_card
@@ -176,7 +177,7 @@ def write_result(
     set_generation(model, recipe)
     model.config.use_cache = True  # `Trainer` turns it off: with a cache, packed texts would mix
     save_checkpoint(model, tokenizer, directory, recipe.save_dtype)
-    if TASKS[recipe.task].ABILITIES.carries_pipeline:
+    if TASKS[recipe.task].carries_pipeline:
         carry_translation(directory)
     (directory / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     has_curves = draw_curves(record["history"], directory / CURVES)

@@ -24,6 +24,7 @@ from .loss import loss_function
 from .prepare import batch_tokens, lengths
 from .recipe import Recipe
 from .tasks import TASKS
+from .tasks.task import Scored
 from .values import TRAINING
 
 
@@ -106,11 +107,7 @@ def make_trainer(
     model.register_forward_hook(watch.forward_hook, with_kwargs=True)
     # Not on a GPU, which would wait to know how many there are, and not compiled, which wants
     # shapes beforehand.
-    if (
-        task.ABILITIES.sparse_labels
-        and arguments.device.type == "cpu"
-        and not arguments.torch_compile
-    ):
+    if task.sparse_labels and arguments.device.type == "cpu" and not arguments.torch_compile:
         model.register_forward_pre_hook(keep_labelled, with_kwargs=True)
     teachers = None
     collator = task.collator(tokenizer, model)
@@ -163,8 +160,9 @@ def build_metrics(
 
     With several processes, `Seq2SeqTrainer` fills the last batches with rows from the beginning.
     """
-    metrics = TASKS[recipe.task].metrics(tokenizer, model.config, recipe.evaluation, rows)
-    return lambda prediction: metrics(first_items(tuple(prediction), len(rows)))
+    metrics = TASKS[recipe.task].metrics
+    scored = Scored(rows, tokenizer, model.config, recipe.evaluation)
+    return lambda prediction: metrics(first_items(tuple(prediction), len(rows)), scored)
 
 
 def first_items(values: Any, count: int) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from enum import Enum
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from huggingface_hub.dataclasses import type_validator
@@ -19,9 +19,6 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from ..errors import UsageError
 from .names import check_name
 from .tokenizer import train_tokenizer
-
-if TYPE_CHECKING:
-    from .tasks.task import Task
 
 
 class Range(NamedTuple):
@@ -158,19 +155,11 @@ def data_keys(*shared: str, **task_keys: KeyType) -> dict[str, KeyType]:
     return {name: DATA[name] for name in shared} | task_keys
 
 
-def key_types(task: "Task") -> dict[str, dict[str, KeyType]]:
-    """Return {table: {key: type and range}} of all keys that a recipe may have with `task`."""
+def tokenizer_keys() -> dict[str, KeyType]:
+    """Return {key: type and range} of the recipe's [tokenizer]."""
     types = typing.get_type_hints(train_tokenizer)
-    tokenizer = {name: KeyType(types[name], range) for name, range in NEW_TOKENIZER.items()}
-    tokenizer |= {"path": TEXT, "bpe_dropout": KeyType(float, BELOW_1)}
-    return {
-        "data": task.DATA,
-        "tokenizer": {} if task.ABILITIES.images else tokenizer,
-        "model": model_keys(task.CONFIG),
-        "training": trainer_keys() | TRAINING,
-        "generation": GENERATION if task.MODEL.can_generate() else {},
-        "evaluation": task.EVALUATION,
-    }
+    new = {name: KeyType(types[name], range) for name, range in NEW_TOKENIZER.items()}
+    return new | {"path": TEXT, "bpe_dropout": KeyType(float, BELOW_1)}
 
 
 def model_keys(config: type) -> dict[str, KeyType]:

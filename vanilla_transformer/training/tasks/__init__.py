@@ -1,4 +1,4 @@
-"""Training tasks by name: one module per task, each with the attributes of `task.Task`."""
+"""Training tasks by name: one module per task, each with its `TASK`."""
 
 from importlib import import_module
 
@@ -15,5 +15,5 @@ NAMES = (  # the module of "causal-lm" is causal_lm.py
     "image-classification",
 )
 TASKS: dict[str, Task] = {
-    name: import_module(f".{name.replace('-', '_')}", __name__) for name in NAMES
+    name: import_module(f".{name.replace('-', '_')}", __name__).TASK for name in NAMES
 }

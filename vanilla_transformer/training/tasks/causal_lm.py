@@ -7,18 +7,13 @@ import numpy as np
 import torch
 from datasets import Dataset
 from torch.nn import functional as F
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, default_data_collator
+from transformers import default_data_collator
 
-from ...configuration_vanilla_transformer import VanillaDecoderConfig
 from ...modeling_vanilla_transformer import VanillaDecoderForCausalLM
 from ..data import BadRows, read_all_lines, read_text, split_files
 from ..values import SHARE, SPLITS, KeyType, data_keys
-from .task import Abilities, Columns, Metrics, Rows, no_config_fields, text_column
+from .task import Columns, Rows, Scored, Task
 
-ABILITIES = Abilities(needs=("block_size",))
-CONFIG = VanillaDecoderConfig
-MODEL = VanillaDecoderForCausalLM
-PIPELINE = "text-generation"
 # A split is a file or several. Without one, the validation text is the last `validation_fraction`
 # of the training text. An example has `block_size` tokens. With `documents = "line"` each line is a
 # text of its own, which no other one is read with.
@@ -27,12 +22,6 @@ DATA = data_keys(
     validation_fraction=KeyType(float, SHARE),
     documents=KeyType(Literal["file", "line"]),
 )
-EVALUATION = {}
-METRICS = ("nll", "perplexity")
-
-augment = None
-texts = text_column
-config_fields = no_config_fields
 
 
 def read(data: dict, split: str) -> Rows | None:
@@ -170,26 +159,29 @@ def example(stretches: list[list[int]], size: int) -> dict[str, list[int]]:
     }
 
 
-def collator(
-    tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel
-) -> Callable[[list[dict]], dict]:
-    return default_data_collator
-
-
 def reduce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return -log p of each label, 0 where nothing is predicted: logits (B, T, V), labels (B, T) ->
     (B, T)."""
     return F.cross_entropy(logits.float().transpose(1, 2), labels, reduction="none")
 
 
-def metrics(
-    tokenizer: PreTrainedTokenizerFast, config: VanillaDecoderConfig, evaluation: dict, rows: Rows
-) -> Metrics:
-    def mean(prediction: tuple) -> dict[str, Any]:
-        """Return the mean negative log-likelihood per predicted token, in nats, and its
-        exponential."""
-        losses, labels = prediction
-        nll = losses.sum(dtype=np.float64) / (labels != -100).sum()
-        return {"nll": nll, "perplexity": np.exp(nll)}
+def metrics(prediction: tuple, scored: Scored) -> dict[str, Any]:
+    """Return the mean negative log-likelihood per predicted token, in nats, and its exponential."""
+    losses, labels = prediction
+    nll = losses.sum(dtype=np.float64) / (labels != -100).sum()
+    return {"nll": nll, "perplexity": np.exp(nll)}
 
-    return mean
+
+TASK = Task(
+    model=VanillaDecoderForCausalLM,
+    pipeline="text-generation",
+    data=DATA,
+    needs=("block_size",),
+    metric_names=("nll", "perplexity"),
+    read=read,
+    encode=encode,
+    examples=examples,
+    collator=lambda tokenizer, model: default_data_collator,
+    reduce=reduce,
+    metrics=metrics,
+)

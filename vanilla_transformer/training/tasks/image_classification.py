@@ -5,38 +5,24 @@ Pillow reads), or a data set with a column of images and one of labels.
 """
 
 import io
-from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import torch
-from datasets import ClassLabel, Features, Image, Value
+from datasets import Features, Image, Value
 from PIL import Image as Pillow
 from transformers import BaseImageProcessor, PreTrainedConfig, PreTrainedModel, ViTImageProcessorPil
 
-from ...configuration_vanilla_transformer import VanillaVisionConfig, pair
+from ...configuration_vanilla_transformer import pair
 from ...modeling_vanilla_transformer import VanillaVisionForImageClassification
-from ..data import data_set
+from ..data import data_set, select_columns
 from ..values import data_keys
 from .sequence_classification import label_fields
-from .task import Abilities, Rows, accuracy, all_rows, select_columns, top_label
+from .task import Collator, Rows, Task, accuracy, named_labels, top_label
 
-ABILITIES = Abilities(images=True)
-CONFIG = VanillaVisionConfig
-MODEL = VanillaVisionForImageClassification
-PIPELINE = "image-classification"
 DATA = data_keys("dataset", "config", "columns")  # `columns` are those of images and labels
-EVALUATION = {}
-METRICS = ("accuracy",)
 # names that `datasets` uses for a directory, as do most data sets on the Hub
 COLUMNS = ("image", "label")
 # images are decoded when they are read
 FEATURES = Features(image=Image(decode=False), label=Value("string"))
-
-augment = None
-examples = all_rows
-reduce = top_label
-metrics = accuracy
 
 
 def read(data: dict, split: str) -> Rows | None:
@@ -44,16 +30,7 @@ def read(data: dict, split: str) -> Rows | None:
     if split not in splits:
         return None
     rows = select_columns(splits[split], data.get("columns", COLUMNS), COLUMNS)
-    label = rows.features["label"]
-    rows = rows.cast_column("image", FEATURES["image"])
-    if isinstance(label, ClassLabel):
-        return rows.map(lambda row: {"label": label.int2str(row["label"])}, features=FEATURES)
-    return rows.cast(FEATURES)
-
-
-def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
-    labels = {split: Counter(rows["label"]) for split, rows in text.items()}
-    return label_fields(labels, data, "labels")
+    return named_labels(rows.cast_column("image", FEATURES["image"]), "label", FEATURES)
 
 
 def processor(config: PreTrainedConfig) -> BaseImageProcessor:
@@ -62,7 +39,7 @@ def processor(config: PreTrainedConfig) -> BaseImageProcessor:
     return ViTImageProcessorPil(size={"height": height, "width": width})
 
 
-def collator(processor: BaseImageProcessor, model: PreTrainedModel) -> Callable[[list[dict]], dict]:
+def collator(processor: BaseImageProcessor, model: PreTrainedModel) -> Collator:
     def collate(rows: list[dict]) -> dict[str, torch.Tensor]:
         images = [open_image(row["image"]) for row in rows]
         labels = torch.tensor([model.config.label2id[row["label"]] for row in rows])
@@ -80,3 +57,17 @@ def open_image(image: dict) -> Pillow.Image:
             return opened_image.convert("RGB")
     except (OSError, SyntaxError) as error:
         raise ValueError(f"{image['path']} is not a complete image: {error}") from None
+
+
+TASK = Task(
+    model=VanillaVisionForImageClassification,
+    pipeline="image-classification",
+    data=DATA,
+    metric_names=("accuracy",),
+    read=read,
+    config_fields=label_fields,
+    collator=collator,
+    reduce=top_label,
+    metrics=accuracy,
+    processor=processor,
+)

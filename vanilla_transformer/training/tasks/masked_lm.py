@@ -14,32 +14,21 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForMaskedLM
 from ..data import SOURCES, BadRows, read_columns
 from ..values import KeyType, data_keys
 from . import causal_lm, sequence_classification
-from .task import Abilities, Columns, Metrics, Rows, no_config_fields, text_column
+from .task import Collator, Columns, Rows, Scored, Task
 
-ABILITIES = Abilities(sparse_labels=True)
-CONFIG = VanillaEncoderConfig
-MODEL = VanillaEncoderForMaskedLM
-PIPELINE = "fill-mask"
 # Each split is a file. `labelled` files are those of sequence classification; their labels are
 # ignored. With `block_size` texts are packed into training examples of at most this many tokens,
 # and do not attend to each other.
 DATA = sequence_classification.DATA | data_keys(
     *SOURCES, "streaming", "block_size", labelled=KeyType(bool)
 )
-EVALUATION = {}
-METRICS = ("nll",)
 MASKED_SHARE = 0.15  # share of all words
 RANDOM_SHARE = 0.1  # share of the tokens of masked words that become a random token
 UNCHANGED_SHARE = 0.1  # share of the tokens of masked words
-
-reduce = causal_lm.reduce
-texts = text_column
-config_fields = no_config_fields
 
 
 def read(data: dict, split: str) -> Rows | None:
@@ -145,9 +134,7 @@ def mask_token(token: int, tokenizer: PreTrainedTokenizerFast, random: Random) -
     )
 
 
-def collator(
-    tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel
-) -> Callable[[list[dict]], dict]:
+def collator(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> Collator:
     pad = DataCollatorForTokenClassification(tokenizer)
 
     def collate(rows: list[dict]) -> dict[str, torch.Tensor]:
@@ -184,11 +171,22 @@ def isolate_documents(documents: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-def metrics(
-    tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows
-) -> Metrics:
-    def mean(prediction: tuple) -> dict[str, Any]:
-        losses, labels = prediction
-        return {"nll": losses[labels != -100].mean(dtype=np.float64)}
+def metrics(prediction: tuple, scored: Scored) -> dict[str, Any]:
+    losses, labels = prediction
+    return {"nll": losses[labels != -100].mean(dtype=np.float64)}
 
-    return mean
+
+TASK = Task(
+    model=VanillaEncoderForMaskedLM,
+    pipeline="fill-mask",
+    data=DATA,
+    metric_names=("nll",),
+    read=read,
+    encode=encode,
+    examples=examples,
+    augment=augment,
+    collator=collator,
+    reduce=causal_lm.reduce,
+    metrics=metrics,
+    sparse_labels=True,
+)

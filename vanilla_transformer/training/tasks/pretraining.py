@@ -12,25 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import PreTrainedTokenizerFast
 
-from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForPreTraining
 from ..data import BadRows, read_all_lines, split_files
 from ..values import SPLITS, data_keys
-from . import masked_lm
-from .task import Abilities, Columns, Metrics, Rows, all_rows
+from . import causal_lm, masked_lm
+from .task import Columns, Rows, Scored, Task
 
-ABILITIES = Abilities(label_smoothing=False, sparse_labels=True)
-CONFIG = VanillaEncoderConfig
-MODEL = VanillaEncoderForPreTraining
-PIPELINE = "fill-mask"
 # `max_length` is in tokens of a pair; the longer sentence is cut.
 DATA = data_keys("directory", *SPLITS, "encoding", "max_length", "skip_bad_rows")
-EVALUATION = {}
-METRICS = ("nll", "next_sentence_accuracy")
 FOLLOWS, DOES_NOT = 0, 1
-examples = all_rows
 
 
 def read(data: dict, split: str) -> Rows | None:
@@ -93,10 +84,6 @@ def texts(dataset: Rows) -> Iterable[str]:
     return dict.fromkeys(chain(dataset["first"], dataset["second"]))
 
 
-def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
-    return {"type_vocab_size": 2}
-
-
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     cut = (
         {"truncation": "longest_first", "max_length": data["max_length"]}
@@ -112,25 +99,32 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     }
 
 
-augment = masked_lm.augment
-collator = masked_lm.collator
-
-
 def reduce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     prediction, relationship = logits
-    return masked_lm.reduce(prediction, labels[0]), relationship.argmax(dim=-1)
+    return causal_lm.reduce(prediction, labels[0]), relationship.argmax(dim=-1)
 
 
-def metrics(
-    tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows
-) -> Metrics:
-    of_words = masked_lm.metrics(tokenizer, config, evaluation, rows)
+def metrics(prediction: tuple, scored: Scored) -> dict[str, Any]:
+    (losses, predicted), (labels, expected) = prediction
+    return {
+        **masked_lm.metrics((losses, labels), scored),
+        "next_sentence_accuracy": np.mean(predicted == expected),
+    }
 
-    def mean(prediction: tuple) -> dict[str, Any]:
-        (losses, predicted), (labels, expected) = prediction
-        return {
-            **of_words((losses, labels)),
-            "next_sentence_accuracy": np.mean(predicted == expected),
-        }
 
-    return mean
+TASK = Task(
+    model=VanillaEncoderForPreTraining,
+    pipeline="fill-mask",
+    data=DATA,
+    metric_names=("nll", "next_sentence_accuracy"),
+    read=read,
+    texts=texts,
+    config_fields=lambda text, data: {"type_vocab_size": 2},
+    encode=encode,
+    augment=masked_lm.augment,
+    collator=masked_lm.collator,
+    reduce=reduce,
+    metrics=metrics,
+    label_smoothing=False,
+    sparse_labels=True,
+)

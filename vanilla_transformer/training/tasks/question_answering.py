@@ -17,30 +17,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerFast
 
-from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForQuestionAnswering
-from ..data import SOURCES, BadRows, read_columns, read_text, split_files, valid_positions
+from ..data import (
+    SOURCES,
+    BadRows,
+    read_columns,
+    read_text,
+    split_files,
+    valid_positions,
+    valid_rows,
+)
 from ..values import COUNTED, SPLITS, KeyType, data_keys
-from .task import Abilities, Columns, Metrics, Rows, no_config_fields
+from .task import Collator, Columns, Rows, Scored, Task, pad_changed
 
-ABILITIES = Abilities(label_smoothing=False)
-CONFIG = VanillaEncoderConfig
-MODEL = VanillaEncoderForQuestionAnswering
-PIPELINE = "question-answering"
 DATA = data_keys(*SOURCES, *SPLITS, "max_length", stride=KeyType(int))
-EVALUATION = {"max_answer_length": COUNTED}  # maximum tokens of an answer, 30 by default
 METRICS = ("exact_match", "f1")
 # columns of a data set; answers are {"text": [...], "answer_start": [...]}
 NAMES = ("id", "question", "context", "answers")
 # columns that only the metrics use
 SCORED = ("id", "context", "answers", "offsets")
-
-augment = None
-config_fields = no_config_fields
 
 
 def read(data: dict, split: str) -> Rows | None:
@@ -48,9 +46,7 @@ def read(data: dict, split: str) -> Rows | None:
         rows = read_columns(data, split, NAMES)
         if rows and isinstance(rows[0]["answers"], list):
             rows = rows.map(lambda row: {"answers": answer_lists(row["answers"])})
-        bad = BadRows(data, split)
-        kept = valid_positions(rows or (), fault, bad)
-        return rows.select(kept) if bad.count else rows
+        return rows and valid_rows(rows, fault, BadRows(data, split))
     if split in data:
         rows = [row for path in split_files(data, split) for row in questions(path)]
         return Dataset.from_list(
@@ -201,61 +197,48 @@ def positions(offsets: list, start: int, length: int) -> tuple[int, int]:
     return inside[0], inside[-1]
 
 
-def examples(rows: Rows, data: dict, split: str) -> Any:
+def examples(rows: Rows, data: dict, split: str) -> Rows:
     return rows.remove_columns([*SCORED]) if split == "train" else rows
 
 
-def collator(
-    tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel
-) -> Callable[[list[dict]], dict]:
-    pad = DataCollatorWithPadding(tokenizer)
+def collator(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> Collator:
     unseen = {*SCORED, *([] if model.config.type_vocab_size else ["token_type_ids"])}
-    return lambda rows: pad(
-        [{name: value for name, value in row.items() if name not in unseen} for row in rows]
+    return pad_changed(
+        DataCollatorWithPadding(tokenizer),
+        lambda row: {name: value for name, value in row.items() if name not in unseen},
     )
 
 
-def reduce(logits: tuple[torch.Tensor, ...], labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return logits
+def metrics(prediction: tuple, scored: Scored) -> dict[str, Any]:
+    """Return SQuAD's scores in percent: the mean over questions of the best score of its answers.
 
-
-def metrics(
-    tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows
-) -> Metrics:
-    def scores(prediction: tuple) -> dict[str, Any]:
-        """Return SQuAD's scores in percent: the mean over questions of the best score of its
-        answers.
-
-        If a question of the split has no answer, "" is predicted where its score is higher, as in
-        `run_qa.py` of transformers with `version_2_with_negative`.
-        """
-        (starts, ends), (first, _) = prediction
-        if not np.array_equal(first, rows["start_positions"]):
-            raise ValueError(
-                "predictions are not in the order of the examples, expected an evaluation without "
-                "sorting"
-            )
-        best = defaultdict(lambda: (-np.inf, ""))
-        nulls = defaultdict(lambda: np.inf)  # of "", the lowest of the windows
-        answers = {}
-        for row, start, end in zip(rows, starts, ends, strict=True):
-            answers[row["id"]] = row["answers"]
-            best[row["id"]] = max(
-                best[row["id"]], best_span(row, start, end, evaluation.get("max_answer_length", 30))
-            )
-            nulls[row["id"]] = min(nulls[row["id"]], float(start[0] + end[0]))
-        if [""] in answers.values():
-            best |= {id: (nulls[id], "") for id in best if nulls[id] > best[id][0]}
-        pairs = [(best[id][1], gold) for id, gold in answers.items()]
-        return {
-            "exact_match": 100
-            * np.mean(
-                [max(normalize(text) == normalize(one) for one in gold) for text, gold in pairs]
-            ),
-            "f1": 100 * np.mean([max(f1(text, one) for one in gold) for text, gold in pairs]),
-        }
-
-    return scores
+    If a question of the split has no answer, "" is predicted where its score is higher, as in
+    `run_qa.py` of transformers with `version_2_with_negative`.
+    """
+    (starts, ends), (first, _) = prediction
+    rows, longest = scored.rows, scored.evaluation.get("max_answer_length", 30)
+    if not np.array_equal(first, rows["start_positions"]):
+        raise ValueError(
+            "predictions are not in the order of the examples, expected an evaluation without "
+            "sorting"
+        )
+    best = defaultdict(lambda: (-np.inf, ""))
+    nulls = defaultdict(lambda: np.inf)  # of "", the lowest of the windows
+    answers = {}
+    for row, start, end in zip(rows, starts, ends, strict=True):
+        answers[row["id"]] = row["answers"]
+        best[row["id"]] = max(best[row["id"]], best_span(row, start, end, longest))
+        nulls[row["id"]] = min(nulls[row["id"]], float(start[0] + end[0]))
+    if [""] in answers.values():
+        best |= {id: (nulls[id], "") for id in best if nulls[id] > best[id][0]}
+    scores = [
+        (
+            max(normalize(best[id][1]) == normalize(one) for one in gold),
+            max(f1(best[id][1], one) for one in gold),
+        )
+        for id, gold in answers.items()
+    ]
+    return dict(zip(METRICS, 100 * np.mean(scores, axis=0)))
 
 
 def best_span(row: dict, start: np.ndarray, end: np.ndarray, longest: int) -> tuple[float, str]:
@@ -289,3 +272,20 @@ def f1(text: str, gold: str) -> float:
         return float(words == gold_words)
     common = sum((Counter(words) & Counter(gold_words)).values())
     return 2 * common / (len(words) + len(gold_words)) if common else 0.0
+
+
+TASK = Task(
+    model=VanillaEncoderForQuestionAnswering,
+    pipeline="question-answering",
+    data=DATA,
+    evaluation={"max_answer_length": COUNTED},  # maximum tokens of an answer, 30 by default
+    metric_names=METRICS,
+    read=read,
+    texts=texts,
+    encode=encode,
+    examples=examples,
+    collator=collator,
+    reduce=lambda logits, labels: logits,
+    metrics=metrics,
+    label_smoothing=False,
+)

@@ -7,26 +7,20 @@ import random
 import re
 import reprlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-import torch
 from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from ...checkpoint_config import MAX_LABELS
-from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForSequenceClassification
 from ..data import BadRows, read_all_lines, shorten, split_files, split_key
 from ..values import NOT_EMPTY, SPLITS, KeyType, at_least, data_keys
-from .task import Abilities, Columns, Rows, accuracy, all_rows, text_column, top_label
+from .task import Collator, Columns, Rows, Task, accuracy, pad_changed, top_label
 
-ABILITIES = Abilities(bpe_dropout=True, row_labels=True)
-CONFIG = VanillaEncoderConfig
-MODEL = VanillaEncoderForSequenceClassification
-PIPELINE = "text-classification"
 # With `folds`, the training lines without their duplicates are split into that many parts, at
 # random but always the same, and part `fold` (counted from 0) is the validation split. With
 # `label_names` the labels in files are indices into these names.
@@ -36,14 +30,6 @@ DATA = data_keys(
     fold=KeyType(int),
     label_names=KeyType(list[str], NOT_EMPTY),
 )
-EVALUATION = {}
-METRICS = ("accuracy",)
-
-augment = None
-texts = text_column
-examples = all_rows
-reduce = top_label
-metrics = accuracy
 logger = logging.get_logger(__name__)
 
 
@@ -52,8 +38,6 @@ def read(data: dict, split: str) -> Rows | None:
         lines = list(dict.fromkeys(labelled(data, "train", reports=split == "train")))
         random.Random(0).shuffle(lines)
         count, fold = data["folds"], data["fold"]
-        if not 0 <= fold < count:
-            raise ValueError(f"fold is {fold}, expected one of 0 to {count - 1}")
         lines = [
             line
             for number, line in enumerate(lines)
@@ -106,21 +90,30 @@ def unlabelled(line: str, names: list[str] | None = None) -> str | None:
 
 
 def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
-    if names := data.get("label_names"):
-        return label_mappings(names)
-    labels = {split: Counter(rows["label"]) for split, rows in text.items()}
-    return label_fields(labels, data, "labels")
+    names = data.get("label_names")
+    return label_mappings(names) if names else label_fields(text, data)
 
 
-def label_fields(of_splits: dict[str, Counter[str]], data: dict, what: str) -> dict:
+def label_column(rows: Rows) -> Iterable[str]:
+    return rows["label"]
+
+
+def label_fields(
+    text: dict[str, Rows],
+    data: dict,
+    what: str = "labels",
+    labels_of: Callable[[Rows], Iterable[str]] = label_column,
+) -> dict:
     """Return `id2label` and `label2id` of the training text's labels, in alphabetical order.
 
-    `of_splits` counts the labels of each split, and `data` is the [data] of the recipe. `what`
-    names the labels in errors, such as "tags". Labels that occur once are logged.
+    `labels_of` returns all labels of the rows of a split, and `text` are these by split. `data` is
+    the [data] of the recipe. `what` names the labels in errors, such as "tags". Labels that occur
+    once are logged.
 
     Raises:
         ValueError: for a label that only another split has, and for a training text with one label.
     """
+    of_splits = {split: Counter(labels_of(rows)) for split, rows in text.items()}
     counts, key = of_splits["train"], split_key(data, "train")
     names = sorted(counts)
     if len(names) < 2:  # transformers takes one label for a regression
@@ -158,18 +151,25 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     }
 
 
-def collator(
-    tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel
-) -> Callable[[list[dict]], dict]:
-    pad = DataCollatorWithPadding(tokenizer)
+def collator(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> Collator:
+    ids = model.config.label2id
+    return pad_changed(
+        DataCollatorWithPadding(tokenizer),
+        lambda row: {"input_ids": row["input_ids"], "label": ids[row["label"]]},
+    )
 
-    def collate(rows: list[dict]) -> dict[str, torch.Tensor]:
-        ids = [model.config.label2id[row["label"]] for row in rows]
-        return pad(
-            [
-                {"input_ids": row["input_ids"], "label": id}
-                for row, id in zip(rows, ids, strict=True)
-            ]
-        )
 
-    return collate
+TASK = Task(
+    model=VanillaEncoderForSequenceClassification,
+    pipeline="text-classification",
+    data=DATA,
+    metric_names=("accuracy",),
+    read=read,
+    config_fields=config_fields,
+    encode=encode,
+    collator=collator,
+    reduce=top_label,
+    metrics=accuracy,
+    bpe_dropout=True,
+    row_labels=True,
+)

@@ -6,57 +6,46 @@ they have the columns of a word.
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import ClassLabel, Dataset, Features, List, Value
+from datasets import Dataset, Features, List, Value
 from transformers import (
     DataCollatorForTokenClassification,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
-from ...configuration_vanilla_transformer import VanillaEncoderConfig
 from ...modeling_vanilla_transformer import VanillaEncoderForTokenClassification
 from ..data import (
     SOURCES,
     BadRows,
     Fault,
-    data_set,
     lacking,
     lines,
+    read_data_set,
     shorten,
     split_files,
-    valid_positions,
 )
 from ..values import SPLITS, data_keys
 from .sequence_classification import label_fields
-from .task import Abilities, Columns, Metrics, Rows, all_rows, select_columns, top_label
+from .task import Collator, Columns, Rows, Scored, Task, named_labels, pad_changed, top_label
 
-ABILITIES = Abilities()
-CONFIG = VanillaEncoderConfig
-MODEL = VanillaEncoderForTokenClassification
-PIPELINE = "token-classification"
 # `columns` are the data set's columns of words and tags
 DATA = data_keys(*SOURCES, *SPLITS, "encoding")
-EVALUATION = {}
-METRICS = ("accuracy", "precision", "recall", "f1")
 COLUMNS = ("tokens", "ner_tags")  # their names in data sets of the Hub
 FEATURES = Features(words=List(Value("string")), tags=List(Value("string")))
 DOCUMENT = "-DOCSTART-"  # a line in CoNLL's files that starts another text
 
-augment = None
-examples = all_rows
-reduce = top_label
-
 
 def read(data: dict, split: str) -> Rows | None:
     if "dataset" in data:
-        return of_data_set(data, split)
+        rows = read_data_set(data, split, (*FEATURES,), COLUMNS, unequal)
+        return rows and named_labels(rows, "tags", FEATURES)
     if split not in data:
         return None
     encoding = data.get("encoding", "UTF-8")
@@ -66,20 +55,6 @@ def read(data: dict, split: str) -> Rows | None:
     ]
     bad.report(len(rows))
     return Dataset.from_list(rows, features=FEATURES)
-
-
-def of_data_set(data: dict, split: str) -> Dataset | None:
-    splits = data_set(data)
-    if split not in splits:
-        return None
-    rows = select_columns(splits[split], data.get("columns", COLUMNS), FEATURES)
-    tag = rows.features["tags"].feature
-    bad = BadRows(data, split)
-    kept = valid_positions(rows, unequal, bad)
-    rows = rows.select(kept) if bad.count else rows
-    if isinstance(tag, ClassLabel):
-        return rows.map(lambda row: {"tags": tag.int2str(row["tags"])}, features=FEATURES)
-    return rows.cast(FEATURES)
 
 
 def unequal(row: dict) -> str | None:
@@ -149,9 +124,8 @@ def texts(dataset: Rows) -> Iterable[str]:
     return map(" ".join, dataset["words"])
 
 
-def config_fields(text: dict[str, Rows], data: dict) -> dict[str, Any]:
-    tags = {split: Counter(chain.from_iterable(rows["tags"])) for split, rows in text.items()}
-    return label_fields(tags, data, "tags")
+def tags(rows: Rows) -> Iterable[str]:
+    return chain.from_iterable(rows["tags"])
 
 
 def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
@@ -171,35 +145,28 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     return {"input_ids": encoded["input_ids"], "labels": labels}
 
 
-def collator(
-    tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel
-) -> Callable[[list[dict]], dict]:
-    pad = DataCollatorForTokenClassification(tokenizer)
+def collator(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> Collator:
     ids = model.config.label2id | {None: -100}
-    return lambda rows: pad(
-        [{**row, "labels": [ids[tag] for tag in row["labels"]]} for row in rows]
+    return pad_changed(
+        DataCollatorForTokenClassification(tokenizer),
+        lambda row: {**row, "labels": [ids[tag] for tag in row["labels"]]},
     )
 
 
-def metrics(
-    tokenizer: PreTrainedTokenizerFast, config: VanillaEncoderConfig, evaluation: dict, rows: Rows
-) -> Metrics:
-    def scores(prediction: tuple) -> dict[str, Any]:
-        """Return the accuracy of words, and the scores of entities if all tags are B-type, I-type
-        or O."""
-        predictions, labels = prediction
-        seen = labels != -100
-        predicted, gold = (
-            [[config.id2label[tag] for tag in tags[words]] for tags, words in zip(ids, seen)]
-            for ids in (predictions, labels)
-        )
-        is_bio = all(re.fullmatch("O|[BI]-.+", tag) for tag in config.label2id)
-        return {
-            "accuracy": np.mean(predictions[seen] == labels[seen]),
-            **(scores_of_entities(predicted, gold) if is_bio else {}),
-        }
-
-    return scores
+def metrics(prediction: tuple, scored: Scored) -> dict[str, Any]:
+    """Return the accuracy of words, and the scores of entities if all tags are B-type, I-type or
+    O."""
+    predictions, labels = prediction
+    config, seen = scored.config, labels != -100
+    predicted, gold = (
+        [[config.id2label[tag] for tag in tags[words]] for tags, words in zip(ids, seen)]
+        for ids in (predictions, labels)
+    )
+    is_bio = all(re.fullmatch("O|[BI]-.+", tag) for tag in config.label2id)
+    return {
+        "accuracy": np.mean(predictions[seen] == labels[seen]),
+        **(scores_of_entities(predicted, gold) if is_bio else {}),
+    }
 
 
 def scores_of_entities(predicted: list[list[str]], gold: list[list[str]]) -> dict[str, float]:
@@ -239,3 +206,18 @@ def entities(tags: list[str]) -> set[tuple[str, int, int]]:
             name = kind
             first = index
     return spans
+
+
+TASK = Task(
+    model=VanillaEncoderForTokenClassification,
+    pipeline="token-classification",
+    data=DATA,
+    metric_names=("accuracy", "precision", "recall", "f1"),
+    read=read,
+    texts=texts,
+    config_fields=partial(label_fields, what="tags", labels_of=tags),
+    encode=encode,
+    collator=collator,
+    reduce=top_label,
+    metrics=metrics,
+)

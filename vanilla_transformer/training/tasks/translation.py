@@ -2,36 +2,24 @@
 
 from collections.abc import Callable, Iterable
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from transformers import (
     DataCollatorForSeq2Seq,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 
-from ...configuration_vanilla_transformer import VanillaSeq2SeqConfig
 from ...modeling_vanilla_transformer import VanillaSeq2SeqForConditionalGeneration
 from ..data import SOURCES, read_columns
 from ..metrics import bleu, chrf
 from ..noise import add_noise
 from ..values import PROBABILITY, SPLITS, KeyType, data_keys
-from .task import Abilities, Columns, Metrics, Rows, all_rows, no_config_fields
+from .task import Columns, Rows, Scored, Task
 
 SIDES = ("source", "target")
-ABILITIES = Abilities(bpe_dropout=True, carries_pipeline=True, parallel_files=SIDES)
-CONFIG = VanillaSeq2SeqConfig
-MODEL = VanillaSeq2SeqForConditionalGeneration
-PIPELINE = "translation"
 DATA = data_keys(*SOURCES, "streaming", *SPLITS, source_noise=KeyType(float, PROBABILITY))
-EVALUATION = {"bleu_tokenize": KeyType(str)}  # a tokenization of sacreBLEU, "13a" by default
-METRICS = ("bleu", "chrf")
-
-augment = None
-config_fields = no_config_fields
-examples = all_rows
-reduce = None  # the metrics take generated tokens
 
 
 def read(data: dict, split: str) -> Rows | None:
@@ -50,18 +38,9 @@ def encode(columns: Columns, tokenizer: Callable, data: dict) -> Columns:
     return {"input_ids": tokenizer(columns["source"])["input_ids"], "labels": labels["input_ids"]}
 
 
-def collator(
-    tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel
-) -> Callable[[list[dict]], dict]:
-    return DataCollatorForSeq2Seq(tokenizer, model)
-
-
-def metrics(
-    tokenizer: PreTrainedTokenizerFast, config: VanillaSeq2SeqConfig, evaluation: dict, rows: Rows
-) -> Metrics:
-    return lambda prediction: scores_of_ids(
-        *prediction, tokenizer, evaluation.get("bleu_tokenize", "13a")
-    )
+def metrics(prediction: tuple, scored: Scored) -> dict[str, Any]:
+    tokenize = scored.evaluation.get("bleu_tokenize", "13a")
+    return scores_of_ids(*prediction, scored.tokenizer, tokenize)
 
 
 def scores_of_ids(
@@ -86,3 +65,20 @@ def texts_of_ids(ids: np.ndarray, tokenizer: PreTrainedTokenizerFast) -> list[st
     return tokenizer.batch_decode(
         np.where(ids == -100, tokenizer.pad_token_id, ids), skip_special_tokens=True
     )
+
+
+TASK = Task(
+    model=VanillaSeq2SeqForConditionalGeneration,
+    pipeline="translation",
+    data=DATA,
+    evaluation={"bleu_tokenize": KeyType(str)},  # of sacreBLEU, "13a" by default
+    metric_names=("bleu", "chrf"),
+    read=read,
+    texts=texts,
+    encode=encode,
+    collator=DataCollatorForSeq2Seq,
+    metrics=metrics,
+    bpe_dropout=True,
+    carries_pipeline=True,
+    parallel_files=SIDES,
+)
