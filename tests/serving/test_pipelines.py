@@ -141,7 +141,7 @@ WRONG = {
     ),
     "another type": (
         b'{"inputs": "a", "parameters": {"top_k": "3"}}',
-        dict(seen=("parameters.top_k", 3)),
+        dict(seen=("top_k", "'3'"), expected=1),
     ),
     "a wrong value": (
         b'{"inputs": "a", "parameters": {"top_k": 0}}',

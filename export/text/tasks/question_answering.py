@@ -3,23 +3,24 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tokenizers import Encoding
 
 from ...errors import UsageError
-from ...heads import ANSWER
-from .rows import Cut, check_count, check_list, check_text, encode_texts, require, run, softmax
-
-if TYPE_CHECKING:
-    from ...text_runtime import TextRuntime
+from ...heads import ANSWER, QUESTION
+from ..checks import check_count, check_flags, check_list, check_text
+from ..scores import softmax
+from ..text_model import TextModel
+from .rows import Cut, check_windows, encode_texts, require, run_rows
+from .task import TaskCall
 
 MAX_SEQ_LEN, DOC_STRIDE = 384, 128
 
 
 def answer(
-    runtime: "TextRuntime",
+    runtime: TextModel,
     questions: Sequence[str],
     contexts: Sequence[str],
     /,
@@ -58,18 +59,11 @@ def answer(
     require(runtime, ANSWER)
     for name, value in (("top_k", top_k), ("max_answer_len", max_answer_len)):
         check_count(name, value)
-    for name, length in (("max_seq_len", max_seq_len), ("max_question_len", max_question_len)):
-        if length is not None:
-            check_count(name, length)
-    if doc_stride is not None:
-        check_count("doc_stride", doc_stride, min_value=0)
+    check_flags(handle_impossible_answer=handle_impossible_answer, align_to_words=align_to_words)
+    if max_question_len is not None:
+        check_count("max_question_len", max_question_len)
+    sizes = window_sizes(runtime, max_seq_len, doc_stride)
     examples = check_examples(questions, contexts)
-    if max_seq_len is None:
-        max_seq_len = min(runtime.tokenizer_settings.longest or MAX_SEQ_LEN, MAX_SEQ_LEN)
-    if doc_stride is None:
-        doc_stride = min(max_seq_len // 2, DOC_STRIDE)
-    if doc_stride > max_seq_len:
-        raise UsageError(f"doc_stride is {doc_stride}, expected at most max_seq_len, {max_seq_len}")
     rows: list[Encoding] = []
     numbers: list[int] = []  # example of each row
     row_slices: list[slice] = []  # rows of each example
@@ -78,30 +72,51 @@ def answer(
             [encoding] = runtime.encode([question], special_tokens=False)
             if len(encoding.ids) > max_question_len:
                 question = question[: encoding.offsets[max_question_len - 1][1]]
-        windows = make_windows(runtime, question, context, number, max_seq_len, doc_stride)
+        windows = make_windows(runtime, question, context, number, *sizes)
         row_slices.append(slice(len(rows), len(rows) + len(windows)))
         rows += windows
         numbers += [number] * len(windows)
+    names = [f"context {number} with its question" for number in numbers]
+    scores = run_rows(
+        runtime, rows, lambda row, outputs: probabilities(runtime, row, outputs), names
+    )
     # spans may become equal when they are extended to words, so more are needed
     count = 2 * top_k + 10 if align_to_words else top_k
-    spans: list[list[dict]] = [[] for _ in rows]
-    nulls = np.zeros(len(rows))
-    for index, outputs in run(
-        runtime, rows, [f"context {number} with its question" for number in numbers]
-    ):
-        context = examples[numbers[index]][1]
-        tokens, start, end, nulls[index] = probabilities(runtime, rows[index], outputs)
-        extents = find_extents(rows[index], tokens, context_sequence(runtime), align_to_words)
+    spans: list[list[dict]] = []
+    for number, row, (tokens, start, end, _) in zip(numbers, rows, scores):
+        context = examples[number][1]
+        extents = find_extents(row, tokens, context_sequence(runtime), align_to_words)
+        spans.append([])
         for first, last, score in best_spans(start, end, max_answer_len, count):
             begin, stop = extents[first][0], extents[last][1]
-            spans[index].append(
+            spans[-1].append(
                 {"score": score, "start": begin, "end": stop, "answer": context[begin:stop]}
             )
     results = []
     for row_slice in row_slices:
-        null_score = float(nulls[row_slice].min()) if handle_impossible_answer else None
-        results.append(merge_spans([*itertools.chain(*spans[row_slice])], null_score)[:top_k])
+        null_score = min(null_score for *_, null_score in scores[row_slice])
+        merged = merge_spans(
+            [*itertools.chain(*spans[row_slice])],
+            null_score if handle_impossible_answer else None,
+        )
+        results.append(merged[:top_k])
     return results
+
+
+def window_sizes(
+    runtime: TextModel, max_seq_len: int | None, doc_stride: int | None
+) -> tuple[int, int]:
+    """Return the number of tokens of a window and of what two windows share, with defaults for
+    None. Raises UsageError for a size out of range."""
+    if max_seq_len is None:
+        max_seq_len = min(runtime.tokenizer_settings.longest or MAX_SEQ_LEN, MAX_SEQ_LEN)
+    check_count("max_seq_len", max_seq_len)
+    if doc_stride is None:
+        doc_stride = min(max_seq_len // 2, DOC_STRIDE)
+    check_count("doc_stride", doc_stride, min_value=0)
+    if doc_stride > max_seq_len:
+        raise UsageError(f"doc_stride is {doc_stride}, expected at most max_seq_len, {max_seq_len}")
+    return max_seq_len, doc_stride
 
 
 def check_examples(questions: object, contexts: object) -> list[tuple[str, str]]:
@@ -122,7 +137,7 @@ def check_examples(questions: object, contexts: object) -> list[tuple[str, str]]
     return list(zip(*columns, strict=True))
 
 
-def context_sequence(runtime: "TextRuntime") -> int:
+def context_sequence(runtime: TextModel) -> int:
     """Return the position, 0 or 1, of the context in the pair that the tokenizer reads.
 
     As in the pipeline, the context is second if the tokenizer pads on the right, else first.
@@ -131,7 +146,7 @@ def context_sequence(runtime: "TextRuntime") -> int:
 
 
 def make_windows(
-    runtime: "TextRuntime",
+    runtime: TextModel,
     question: str,
     context: str,
     number: int,
@@ -144,6 +159,7 @@ def make_windows(
 
     Raises:
         ValueError: if the context has no tokens or the windows cannot advance.
+        TooLong: if there are more than `MAX_WINDOWS`.
     """
     sequence = context_sequence(runtime)
     pair = (question, context) if sequence else (context, question)
@@ -159,6 +175,7 @@ def make_windows(
             f"max_seq_len={max_seq_len} leaves {room} tokens for context {number} besides its "
             f"question, expected more than doc_stride={doc_stride}, as the context has {length}"
         )
+    check_windows(f"context {number}", length, room - doc_stride)
     [first] = encode_texts(
         runtime, [pair], Cut(max_seq_len, "only_second" if sequence else "only_first", doc_stride)
     )
@@ -166,7 +183,7 @@ def make_windows(
 
 
 def probabilities(
-    runtime: "TextRuntime", row: Encoding, outputs: dict[str, np.ndarray]
+    runtime: TextModel, row: Encoding, outputs: dict[str, np.ndarray]
 ) -> tuple[list[int], np.ndarray, np.ndarray, float]:
     """Return (tokens, start, end, null score) of a window.
 
@@ -234,3 +251,12 @@ def merge_spans(spans: list[dict], null_score: float | None) -> list[dict[str, A
     if null_score is not None:
         results.append({"score": null_score, "start": 0, "end": 0, "answer": ""})
     return sorted(results, key=lambda answer: -answer["score"])
+
+
+PIPELINES = {
+    "question-answering": TaskCall(
+        answer,
+        QUESTION,
+        lambda result, row, options: result if options.get("top_k", 1) > 1 else result[0],
+    )
+}

@@ -1,29 +1,20 @@
 """Token classification and named entities, like transformers' pipeline "token-classification"."""
 
+import reprlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tokenizers import Encoding
 
 from ...errors import UsageError
-from ...heads import TAG
-from .rows import (
-    Cut,
-    check_choice,
-    check_count,
-    check_strings,
-    encode_texts,
-    join,
-    label_names,
-    require,
-    run,
-    softmax,
-)
-
-if TYPE_CHECKING:
-    from ...text_runtime import TextRuntime
+from ...heads import TAG, TEXT
+from ..checks import check_choice, check_count, check_strings, with_names
+from ..scores import softmax
+from ..text_model import TextModel
+from .rows import Cut, check_windows, encode_texts, join, label_names, require, run_rows
+from .task import TaskCall
 
 # aggregation of the tokens of a word: (tokens, labels) -> (labels,)
 WORD_SCORES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -35,7 +26,7 @@ STRATEGIES = ("none", "simple", *WORD_SCORES)
 
 
 def tag(
-    runtime: "TextRuntime",
+    runtime: TextModel,
     texts: Sequence[str],
     /,
     aggregation_strategy: str = "none",
@@ -65,29 +56,30 @@ def tag(
     """
     require(runtime, TAG)
     check_choice("aggregation_strategy", aggregation_strategy, STRATEGIES)
+    check_ignored(ignore_labels)
     labels = label_names(runtime)
     texts = check_strings(texts)
-    rows = encode_texts(runtime, texts, make_cut(runtime, aggregation_strategy, stride))
+    cut = make_cut(runtime, aggregation_strategy, stride)
+    if cut is not None and stride:
+        for row, name in with_names(encode_texts(runtime, texts)):
+            special = runtime.tokenizer.num_special_tokens_to_add(False)
+            check_windows(name, len(row.ids), cut.longest - special - stride)
+    rows = encode_texts(runtime, texts, cut)
     sources = list(range(len(rows)))
     for source, row in enumerate(rows[:]):
         more = row.overflowing if stride is not None else []
         rows += more
         sources += [source] * len(more)
-    entities_by_row: list[list[dict[str, Any]]] = [[] for _ in rows]
-    for index, outputs in run(
-        runtime, rows, [f"text {source} of {len(texts)}" for source in sources]
-    ):
-        tokens = label_tokens(
-            runtime, texts[sources[index]], rows[index], softmax(outputs["logits"])
-        )
-        entities_by_row[index] = [
+    names = [f"text {source} of {len(texts)}" for source in sources]
+    scores = run_rows(runtime, rows, lambda row, outputs: softmax(outputs["logits"]), names)
+    results: list[list[dict[str, Any]]] = [[] for _ in texts]
+    for source, row, row_scores in zip(sources, rows, scores):
+        tokens = label_tokens(runtime, texts[source], row, row_scores)
+        results[source] += [
             entity
             for entity in aggregate(runtime, tokens, labels, aggregation_strategy)
             if entity.get("entity", entity.get("entity_group")) not in ignore_labels
         ]
-    results: list[list[dict[str, Any]]] = [[] for _ in texts]
-    for source, entities in zip(sources, entities_by_row):
-        results[source] += entities
     windows = Counter(sources)
     return [
         remove_overlaps(result) if windows[source] > 1 else result
@@ -95,7 +87,14 @@ def tag(
     ]
 
 
-def make_cut(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut | None:
+def check_ignored(labels: object) -> None:
+    if not isinstance(labels, list | tuple) or not all(isinstance(label, str) for label in labels):
+        raise UsageError(
+            f"ignore_labels is {reprlib.repr(labels)}, expected a list of strings", "ignore_labels"
+        )
+
+
+def make_cut(runtime: TextModel, strategy: str, stride: int | None) -> Cut | None:
     """Return the truncation of texts, or None if the tokenizer has no limit. With `stride` windows
     overlap by that many tokens.
 
@@ -117,7 +116,7 @@ def make_cut(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut |
 
 
 def label_tokens(
-    runtime: "TextRuntime", text: str, row: Encoding, scores: np.ndarray
+    runtime: TextModel, text: str, row: Encoding, scores: np.ndarray
 ) -> list[dict[str, Any]]:
     """Return a dict for each token of `row` that is not special.
 
@@ -153,7 +152,7 @@ def label_tokens(
 
 
 def aggregate(
-    runtime: "TextRuntime", tokens: list[dict], labels: list[str], strategy: str
+    runtime: TextModel, tokens: list[dict], labels: list[str], strategy: str
 ) -> list[dict[str, Any]]:
     if strategy in WORD_SCORES:
         return group_entities(
@@ -188,7 +187,7 @@ def group_words(tokens: list[dict]) -> list[list[dict]]:
 
 
 def merge_word(
-    runtime: "TextRuntime", tokens: list[dict], labels: list[str], strategy: str
+    runtime: TextModel, tokens: list[dict], labels: list[str], strategy: str
 ) -> dict[str, Any]:
     best = best_label(
         WORD_SCORES[strategy](np.stack([token["scores"] for token in tokens])), labels
@@ -197,7 +196,7 @@ def merge_word(
     return {**best, "word": word, "start": tokens[0]["start"], "end": tokens[-1]["end"]}
 
 
-def group_entities(runtime: "TextRuntime", entities: list[dict]) -> list[dict[str, Any]]:
+def group_entities(runtime: TextModel, entities: list[dict]) -> list[dict[str, Any]]:
     """Return neighbors with the same label joined to one entity. A label with `B-` begins a new
     entity.
 
@@ -241,3 +240,6 @@ def remove_overlaps(entities: list[dict]) -> list[dict[str, Any]]:
         ):
             kept[-1] = entity
     return kept
+
+
+PIPELINES = {"token-classification": TaskCall(tag, TEXT)}
