@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from .errors import UsageError
+from .errors import UsageError, tokenizer_errors
 from .inference import options as option_fields
 from .inference.config import VISION
 from .inference.export_info import MANIFEST, TARGET_TOKENIZER, ExportInfo, json_object
@@ -39,11 +39,7 @@ from .text.tasks import (
 )
 from .text.tasks.rows import decode_batch
 from .text.tokenization_spaces import CleaningDetokenizer
-from .text.tokenizer_settings import (
-    TokenizerSettings,
-    read_tokenizer_settings,
-    tokenizer_errors,
-)
+from .text.tokenizer_settings import TokenizerSettings, read_tokenizer_settings
 
 TOGETHER = 64  # texts that the tokenizer cuts at once
 

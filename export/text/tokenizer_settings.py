@@ -1,14 +1,11 @@
-"""What tokenizer_config.json adds to tokenizer.json, and errors of the library `tokenizers`."""
+"""What tokenizer_config.json adds to tokenizer.json."""
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from ..errors import TokenizerError
 from ..inference.export_info import ExportInfo, json_object
 from .tokenization_spaces import cleans_up
 
@@ -68,19 +65,3 @@ def token_id(tokenizer: Tokenizer, token: Any, otherwise: Iterable[str]) -> int 
     names = [content] if isinstance(content, str) else otherwise
     ids = map(tokenizer.token_to_id, names)
     return next((id for id in ids if id is not None), None)
-
-
-@contextlib.contextmanager
-def tokenizer_errors(path: Path) -> Iterator[None]:
-    """Convert all errors of `tokenizers` in the block to TokenizerError. `path` is the tokenizer,
-    for the message.
-
-    A panic of its Rust code is not an `Exception`. It happens for regular expressions that never
-    end.
-    """
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise TokenizerError(f"the tokenizer of {path} failed: {error}") from None

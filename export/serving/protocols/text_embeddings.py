@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from tokenizers import Encoding
 
 from ... import __version__
-from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError
+from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError, tokenizer_errors
 from ...heads import CLASSIFY
 from ...scheduler.encoder_scheduler import MAX_CALLS
 from ...text.scores import identity, probability_function
@@ -19,7 +19,6 @@ from ...text.sentence_modules import normalize
 from ...text.tasks import embedding, reranking
 from ...text.tasks.classification import label_rows, sentence_config
 from ...text.tasks.rows import Cut, Row, decode, encode_texts
-from ...text.tokenizer_settings import tokenizer_errors
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
 from .protocol import (

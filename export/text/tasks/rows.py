@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from tokenizers import Encoding
 
-from ...errors import TooLong
+from ...errors import TooLong, tokenizer_errors
 from ...heads import HEADS, READS_CHOICES, Task, has_task
 from ...inference.inputs import (
     bucket_by_length,
@@ -18,7 +18,6 @@ from ...inference.inputs import (
 from ..checks import Pair
 from ..text_model import TextModel
 from ..tokenization_spaces import clean_up
-from ..tokenizer_settings import tokenizer_errors
 
 MAX_WINDOWS = 2000  # maximum number of windows of a text
 
