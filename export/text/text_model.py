@@ -1,5 +1,5 @@
-"""What the tasks use of a model: its tokenizer, the settings of its export, and its runs.
-`TextRuntime` implements both Protocols."""
+"""Protocols of a model as the tasks use it: its tokenizer, the settings of its export, and its
+runs. `TextRuntime` implements them."""
 
 import threading
 from collections.abc import Sequence

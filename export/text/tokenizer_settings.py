@@ -1,4 +1,4 @@
-"""What tokenizer_config.json adds to tokenizer.json."""
+"""The settings of tokenizer_config.json, which are not in tokenizer.json."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

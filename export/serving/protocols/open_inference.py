@@ -21,7 +21,7 @@ from ...scheduler.request import GenerationInput
 from ...specs.graph_spec import TensorSpec
 from ...specs.sequences import token_inputs
 from ...text.checks import check_strings
-from ...text.tasks.rows import Cut, Row, encode_texts, run_rows
+from ...text.tasks.rows import Cut, run_rows
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
 from ..translation.translator import call_off_loop
@@ -45,7 +45,7 @@ from .tensors import (
     read_request,
     render_answer,
 )
-from .text_embeddings import limit_characters, longest, rows_to_embed
+from .text_embeddings import encode_inputs, longest
 
 router = APIRouter(tags=["Open Inference Protocol"])
 
@@ -78,11 +78,7 @@ BODY = {
 }
 
 
-def error_body(error: RequestError) -> dict[str, Any]:
-    return {"error": error.message}
-
-
-PROTOCOL = Protocol("Open Inference Protocol", router, error_body)
+PROTOCOL = Protocol("Open Inference Protocol", router)
 
 
 # ----------------------------------------------------------------------------------- server, models
@@ -352,12 +348,7 @@ def text_outputs(
     """
     check_strings(texts)
     cut = Cut(longest(model), rejects=not truncates)
-    rows: Sequence[Row]
-    prompt_length = 0
-    if model.embeds:
-        rows, prompt_length = rows_to_embed(model, texts, None, cut)
-    else:
-        rows = encode_texts(model.runtime, limit_characters(texts, cut), cut)
+    rows, prompt_length = encode_inputs(model, texts, None, cut)
     needed = {"last_hidden_state" if name == EMBEDDING.name else name for name in requested}
     outputs = run_rows(
         model.runtime, rows, lambda row, outputs: {name: outputs[name] for name in needed}

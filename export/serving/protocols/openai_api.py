@@ -45,7 +45,7 @@ from .protocol import (
     served_models,
     server_settings,
 )
-from .text_embeddings import check_dimensions, longest, rows_to_embed
+from .text_embeddings import check_dimensions, encode_inputs, longest
 from .text_embeddings_requests import check_input
 
 router = APIRouter(tags=["OpenAI"])
@@ -401,7 +401,7 @@ def render_embeddings(
         UsageError: for an empty text and an invalid number of dimensions.
         ValueError: for an input without tokens.
     """
-    rows, prompt_length = encode_inputs(model, inputs, cut)
+    rows, prompt_length = embedding_rows(model, inputs, cut)
     width = body.dimensions or embedding.default_width(model.runtime)
     vectors = embedding.vectors(model.runtime, rows, prompt_length, width)
     if body.dimensions is not None:
@@ -421,14 +421,14 @@ def render_embeddings(
     return to_json({**about, "data": data, "usage": usage})
 
 
-def encode_inputs(model: ServedModel, inputs: list[Any], cut: Cut) -> tuple[list[Row], int]:
+def embedding_rows(model: ServedModel, inputs: list[Any], cut: Cut) -> tuple[Sequence[Row], int]:
     """Return the tokens of each input, and the number of tokens of the export's prompt, 0 without
     one. Inputs of token ids get no prompt. Raises UsageError for an empty text."""
     if not isinstance(inputs[0], str):
         return embedding.rows_to_embed(model.runtime, inputs, "", cut)
     for index, text in enumerate(inputs):
         check_input(text, f"input {index} of {len(inputs)}")
-    return rows_to_embed(model, inputs, None, cut)
+    return encode_inputs(model, inputs, None, cut)
 
 
 # ------------------------------------------------------------------------------------------- models

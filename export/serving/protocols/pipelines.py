@@ -69,11 +69,7 @@ class PipelineRequest(BaseModel):
     options: dict[str, Any] | None = Field(None, description="has no effect")
 
 
-def error_body(error: RequestError) -> dict[str, Any]:
-    return {"error": error.message}
-
-
-PROTOCOL = Protocol("pipelines", router, error_body)
+PROTOCOL = Protocol("pipelines", router)
 BODY = {
     "requestBody": {
         "required": True,
@@ -151,7 +147,6 @@ async def run_task(
     call.check_options(name, parameters, "it in parameters")
 
     def answer() -> bytes:
-        call.check(model.runtime, rows, parameters)
         results = call(model.runtime, rows, parameters)
         has_list = is_list or call.is_always_list
         return render_list(results) if has_list else to_json(results[0])

@@ -34,6 +34,10 @@ Item = TypeVar("Item")
 Items = Annotated[list[Item], Field(fail_fast=True)]
 
 
+def message_body(error: RequestError) -> dict[str, Any]:
+    return {"error": error.message}
+
+
 @dataclass(frozen=True)
 class Protocol:
     """The endpoints of one API and its error format. `error_body` returns the JSON of an error.
@@ -42,7 +46,7 @@ class Protocol:
 
     name: str
     router: APIRouter
-    error_body: Callable[[RequestError], dict[str, Any]]
+    error_body: Callable[[RequestError], dict[str, Any]] = message_body
     validation: int = 400
     public_paths: frozenset[str] = frozenset()
 

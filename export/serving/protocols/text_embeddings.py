@@ -12,13 +12,13 @@ from tokenizers import Encoding
 
 from ... import __version__
 from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError, tokenizer_errors
-from ...heads import CLASSIFY
+from ...heads import CLASSIFY, MAX_CHARACTERS
 from ...scheduler.encoder_scheduler import MAX_CALLS
 from ...text.scores import identity, probability_function
 from ...text.sentence_modules import normalize
 from ...text.tasks import embedding, reranking
 from ...text.tasks.classification import label_rows, sentence_config
-from ...text.tasks.rows import Cut, Row, decode, encode_texts
+from ...text.tasks.rows import Cut, Row, decode_batch, encode_texts
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
 from .protocol import (
@@ -52,8 +52,6 @@ router = APIRouter(tags=["text-embeddings-inference"])
 
 # characters per token; longer texts are rejected before they are tokenized
 MAX_TOKEN_LENGTH = 250
-# characters of all texts of /tokenize; its response has about 100 bytes per token
-MAX_CHARACTERS = 250_000
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 TYPES = {400: "Empty", 424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Unhealthy"}
 
@@ -118,7 +116,7 @@ async def embed_all(request: Request, body: EmbedAllRequest) -> Response:
     cut = cut_for(request, model, body)
 
     def answer() -> bytes:
-        rows, _ = rows_to_embed(model, inputs, body.prompt_name, cut)
+        rows, _ = encode_inputs(model, inputs, body.prompt_name, cut)
         states = embedding.hidden_states(model.runtime, rows)
         return render_list(row_states.tolist() for row_states in states)
 
@@ -159,7 +157,7 @@ async def predict(request: Request, body: PredictRequest) -> Response:
     function = identity if body.raw_scores else probability_function(config)
 
     def answer() -> list[Any]:
-        rows = encode_texts(model.runtime, limit_characters(sequences, cut), cut)
+        rows, _ = encode_inputs(model, sequences, None, cut)
         return label_rows(model.runtime, rows, function)
 
     results = await model.read(len(sequences), answer)
@@ -176,8 +174,6 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
     model = choose_model(
         request, reranks, "rerank texts, for which a head with one label is needed", body.model
     )
-    if not body.texts:
-        raise empty_error("texts")
     check_number("texts", body.texts, server_settings(request).max_batch)
     cut = cut_for(request, model, body)
     pairs = limit_characters([(body.query, text) for text in body.texts], cut)
@@ -204,7 +200,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise UsageError(f"inputs is {short_repr(body.inputs)}, expected a text or a list of texts")
     check_number("inputs", texts, server_settings(request).max_batch)
-    size = sum(map(len, texts))
+    size = sum(map(len, texts))  # the response has about 100 bytes per token
     if size > MAX_CHARACTERS:
         raise TooLong(f"inputs has {size} characters, expected at most {MAX_CHARACTERS}")
     return json_response(await model.read(len(texts), render_tokens, model.runtime, texts, body))
@@ -221,15 +217,8 @@ async def decode_ids(request: Request, body: DecodeRequest) -> Response:
         raise UsageError(
             f"ids is {short_repr(body.ids)}, expected token ids or a list of lists of token ids"
         )
-
-    def texts() -> list[str]:
-        return [
-            decode(model.runtime, row, body.skip_special_tokens)
-            for row in rows
-            if isinstance(row, list)
-        ]
-
-    return JSONResponse(await model.read(len(rows), texts))
+    skips = body.skip_special_tokens
+    return JSONResponse(await model.read(len(rows), decode_batch, model.runtime, rows, skips))
 
 
 @router.get("/info")
@@ -361,15 +350,17 @@ def first_characters(text: Any, max_length: int, side: str | None) -> Any:
     return text[-max_length:] if side == "left" else text[:max_length]
 
 
-def rows_to_embed(
-    model: ServedModel, inputs: Sequence[str | list[int]], prompt_name: str | None, cut: Cut
-) -> tuple[list[Row], int]:
-    """Return the tokens of each input after the prompt, and the number of tokens of the prompt, 0
-    without one, as `embedding.rows_to_embed` does.
+def encode_inputs(
+    model: ServedModel, inputs: Sequence[Any], prompt_name: str | None, cut: Cut
+) -> tuple[Sequence[Row], int]:
+    """Return the tokens of each input, and the number of tokens of the prompt, 0 without one.
 
+    Inputs to embed are texts, which follow the prompt, or token ids; all others are texts or pairs.
     Raises UsageError for an unknown prompt, and TooLong for an input that is too long without
     truncation.
     """
+    if not model.embeds:
+        return encode_texts(model.runtime, limit_characters(inputs, cut), cut), 0
     prompt = embedding.select_prompt(sentence_config(model.runtime), prompt_name, None)
     inputs = limit_characters(inputs, cut)
     return embedding.rows_to_embed(model.runtime, inputs, prompt, cut)
@@ -384,7 +375,7 @@ def embed_inputs(
 ) -> np.ndarray:
     """Return one vector for each input (B, E), without the last normalization of the export.
     `width` is the number of values of each vector, None for all."""
-    rows = rows_to_embed(model, inputs, prompt_name, cut)
+    rows = encode_inputs(model, inputs, prompt_name, cut)
     modules = model.runtime.sentence_modules.without_normalization()
     return embedding.vectors(model.runtime, *rows, width, modules)
 

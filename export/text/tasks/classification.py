@@ -117,6 +117,8 @@ def zero_shot(
     candidate_labels: str | Sequence[str],
     hypothesis_template: str = "This example is {}.",
     multi_label: bool = False,
+    *,
+    max_pairs: int | None = None,
 ) -> list[dict[str, Any]]:
     """Score how well each of `candidate_labels` fits each text, with a model of natural language
     inference (Yin et al. 2019). Each result is `{"sequence": text, "labels": [str, ...], "scores":
@@ -129,16 +131,21 @@ def zero_shot(
         hypothesis_template: statement about a text, with `{}` in place of the label.
         multi_label: True if labels are independent of each other, as a single label always is.
             Otherwise the scores of all labels sum to 1.
+        max_pairs: maximum number of pairs of a text and a label; None is no limit.
 
     Raises:
         UsageError: if there are no labels, or the template lacks `{}`.
         ValueError: if the export has no sequence classification head, no label of the model begins
             with "entail", or a text is blank, invalid or too long with its hypothesis.
+        TooLong: if there are more than `max_pairs`.
     """
     require(runtime, ZERO_SHOT)
     check_flags(multi_label=multi_label)
     texts = check_texts(texts)
     candidates = parse_candidates(candidate_labels)
+    count = len(texts) * len(candidates)
+    if max_pairs is not None and count > max_pairs:
+        raise TooLong(f"texts and candidate_labels are {count} pairs, expected at most {max_pairs}")
     hypotheses = [make_hypothesis(hypothesis_template, label) for label in candidates]
     entailment, contradiction = entailment_and_contradiction(runtime)
     pairs = [(text, hypothesis) for text in texts for hypothesis in hypotheses]
@@ -225,18 +232,6 @@ def entailment_and_contradiction(runtime: TextModel) -> tuple[int, int]:
     return matches[0], -1 if matches[0] == 0 else 0
 
 
-# --------------------------------------------------------------------------------------- as JSON
-
-
-def check_candidates(runtime: TextModel, texts: list[Any], options: dict[str, Any]) -> None:
-    """Raise TooLong for more than `MAX_PAIRS` pairs of a text and a label."""
-    count = len(texts) * len(parse_candidates(options["candidate_labels"]))
-    if count > MAX_PAIRS:
-        raise TooLong(
-            f"inputs and candidate_labels are {count} pairs, expected at most {MAX_PAIRS}"
-        )
-
-
 PIPELINES = {
     "text-classification": TaskCall(classify, TEXT, defaults={"top_k": None}, is_always_list=True),
     "zero-shot-classification": TaskCall(
@@ -246,6 +241,6 @@ PIPELINES = {
             {"label": label, "score": score}
             for label, score in zip(result["labels"], result["scores"])
         ],
-        check=check_candidates,
+        defaults={"max_pairs": MAX_PAIRS},
     ),
 }

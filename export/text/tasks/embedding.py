@@ -15,7 +15,7 @@ from ..checks import check_count, check_strings
 from ..sentence_modules import SentenceModules, normalize
 from ..text_model import TextModel
 from .classification import sentence_config
-from .rows import Cut, Row, decode, encode_texts, require, row_of, run_rows
+from .rows import Cut, Row, decode, encode_texts, plain_row, require, run_rows
 from .task import TaskCall
 
 # file with `max_seq_length` and `do_lower_case`
@@ -78,7 +78,8 @@ def rows_to_embed(
     texts = [lowered(prompt + item) for item in inputs if isinstance(item, str)]
     encodings = iter(encode_texts(runtime, texts, cut))
     rows = [
-        next(encodings) if isinstance(item, str) else row_of(cut.cut_ids(item)) for item in inputs
+        next(encodings) if isinstance(item, str) else plain_row(cut.cut_ids(item))
+        for item in inputs
     ]
     if not prompt:
         return rows, 0

@@ -1,7 +1,6 @@
 """Extractive question answering (Devlin et al. 2019, section 4.2), like our pipeline
 "question-answering"."""
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from ...heads import ANSWER, QUESTION
 from ..checks import check_count, check_flags, check_list, check_text
 from ..scores import softmax
 from ..text_model import TextModel
-from .rows import Cut, check_windows, encode_texts, require, run_rows
+from .rows import MAX_WINDOWS, Cut, check_windows, encode_texts, require, run_windows
 from .task import TaskCall
 
 MAX_SEQ_LEN, DOC_STRIDE = 384, 128
@@ -31,6 +30,8 @@ def answer(
     max_seq_len: int | None = None,
     doc_stride: int | None = None,
     max_question_len: int | None = None,
+    *,
+    max_windows: int | None = None,
 ) -> list[list[dict[str, Any]]]:
     """Return the spans of each context that answer the question at the same index, best first.
 
@@ -50,11 +51,13 @@ def answer(
         doc_stride: number of tokens that windows share; by default 128, or half of `max_seq_len` if
             that is less.
         max_question_len: truncate the question to this number of tokens.
+        max_windows: maximum number of windows of a context; None is no limit.
 
     Raises:
         UsageError: if an argument is out of range.
         ValueError: if the export has no question answering head, the lists are empty or differ in
             length, a text is blank, or a question is so long that windows cannot advance.
+        TooLong: if a context needs more than `max_windows`.
     """
     require(runtime, ANSWER)
     for name, value in (("top_k", top_k), ("max_answer_len", max_answer_len)):
@@ -64,42 +67,31 @@ def answer(
         check_count("max_question_len", max_question_len)
     sizes = window_sizes(runtime, max_seq_len, doc_stride)
     examples = check_examples(questions, contexts)
-    rows: list[Encoding] = []
-    numbers: list[int] = []  # example of each row
-    row_slices: list[slice] = []  # rows of each example
+    windows = []
     for number, (question, context) in enumerate(examples):
         if max_question_len is not None:
             [encoding] = runtime.encode([question], special_tokens=False)
             if len(encoding.ids) > max_question_len:
                 question = question[: encoding.offsets[max_question_len - 1][1]]
-        windows = make_windows(runtime, question, context, number, *sizes)
-        row_slices.append(slice(len(rows), len(rows) + len(windows)))
-        rows += windows
-        numbers += [number] * len(windows)
-    names = [f"context {number} with its question" for number in numbers]
-    scores = run_rows(
-        runtime, rows, lambda row, outputs: probabilities(runtime, row, outputs), names
+        windows.append(make_windows(runtime, question, context, number, *sizes, max_windows))
+    names = [f"context {number} with its question" for number in range(len(examples))]
+    all_scores = run_windows(
+        runtime, windows, lambda row, outputs: probabilities(runtime, row, outputs), names
     )
     # spans may become equal when they are extended to words, so more are needed
     count = 2 * top_k + 10 if align_to_words else top_k
-    spans: list[list[dict]] = []
-    for number, row, (tokens, start, end, _) in zip(numbers, rows, scores):
-        context = examples[number][1]
-        extents = find_extents(row, tokens, context_sequence(runtime), align_to_words)
-        spans.append([])
-        for first, last, score in best_spans(start, end, max_answer_len, count):
-            begin, stop = extents[first][0], extents[last][1]
-            spans[-1].append(
-                {"score": score, "start": begin, "end": stop, "answer": context[begin:stop]}
-            )
     results = []
-    for row_slice in row_slices:
-        null_score = min(null_score for *_, null_score in scores[row_slice])
-        merged = merge_spans(
-            [*itertools.chain(*spans[row_slice])],
-            null_score if handle_impossible_answer else None,
-        )
-        results.append(merged[:top_k])
+    for (_, context), group, scores in zip(examples, windows, all_scores):
+        spans = []
+        for row, (tokens, start, end, _) in zip(group, scores):
+            extents = find_extents(row, tokens, context_sequence(runtime), align_to_words)
+            for first, last, score in best_spans(start, end, max_answer_len, count):
+                begin, stop = extents[first][0], extents[last][1]
+                spans.append(
+                    {"score": score, "start": begin, "end": stop, "answer": context[begin:stop]}
+                )
+        null_score = min(score for *_, score in scores) if handle_impossible_answer else None
+        results.append(merge_spans(spans, null_score)[:top_k])
     return results
 
 
@@ -152,6 +144,7 @@ def make_windows(
     number: int,
     max_seq_len: int,
     doc_stride: int,
+    max_windows: int | None,
 ) -> list[Encoding]:
     """Return the windows of the context, each with the question, of at most `max_seq_len` tokens.
 
@@ -159,7 +152,7 @@ def make_windows(
 
     Raises:
         ValueError: if the context has no tokens or the windows cannot advance.
-        TooLong: if there are more than `MAX_WINDOWS`.
+        TooLong: if there are more than `max_windows`, unless that is None.
     """
     sequence = context_sequence(runtime)
     pair = (question, context) if sequence else (context, question)
@@ -175,7 +168,7 @@ def make_windows(
             f"max_seq_len={max_seq_len} leaves {room} tokens for context {number} besides its "
             f"question, expected more than doc_stride={doc_stride}, as the context has {length}"
         )
-    check_windows(f"context {number}", length, room - doc_stride)
+    check_windows(f"context {number}", length, room - doc_stride, max_windows)
     [first] = encode_texts(
         runtime, [pair], Cut(max_seq_len, "only_second" if sequence else "only_first", doc_stride)
     )
@@ -258,5 +251,6 @@ PIPELINES = {
         answer,
         QUESTION,
         lambda result, row, options: result if options.get("top_k", 1) > 1 else result[0],
+        defaults={"max_windows": MAX_WINDOWS},
     )
 }

@@ -25,7 +25,7 @@ from ..scores import sigmoid
 from ..text_model import TextModel
 from .classification import sentence_config
 from .embedding import length_and_case, select_prompt
-from .rows import Cut, Row, TokenRow, encode_texts, require, row_of, run_rows
+from .rows import Cut, Row, TokenRow, encode_texts, plain_row, require, run_rows
 from .task import TaskCall
 
 
@@ -156,7 +156,7 @@ def pair_rows(
 
 def keep_end(ids: list[int], end: list[int], cut: Cut) -> TokenRow:
     """Return the row of `ids` or, if there are too many for `cut`, of their start and `end`."""
-    return row_of(ids if cut.fits(len(ids)) else [*ids[: max(cut.longest - len(end), 0)], *end])
+    return plain_row(ids if cut.fits(len(ids)) else [*ids[: max(cut.longest - len(end), 0)], *end])
 
 
 PIPELINES = {"text-ranking": TaskCall(rerank, RANKED)}

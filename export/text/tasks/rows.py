@@ -19,7 +19,7 @@ from ..checks import Pair
 from ..text_model import TextModel
 from ..tokenization_spaces import clean_up
 
-MAX_WINDOWS = 2000  # maximum number of windows of a text
+MAX_WINDOWS = 2000  # of a text in a request
 
 
 class Cut(NamedTuple):
@@ -59,7 +59,7 @@ Row = Encoding | TokenRow
 T = TypeVar("T")
 
 
-def row_of(ids: list[int]) -> TokenRow:
+def plain_row(ids: list[int]) -> TokenRow:
     """Return the row of `ids`, all of token type 0."""
     return TokenRow(ids, [0] * len(ids))
 
@@ -159,6 +159,20 @@ def run_rows(
     return results
 
 
+def run_windows(
+    runtime: TextModel,
+    windows: Sequence[Sequence[Row]],
+    read: Callable[[Any, dict[str, np.ndarray]], T],
+    names: Sequence[str],
+) -> list[list[T]]:
+    """Return the results of `run_rows` for the windows of each text. `names` are those of the
+    texts."""
+    rows = [row for group in windows for row in group]
+    row_names = [name for name, group in zip(names, windows) for _ in group]
+    results = iter(run_rows(runtime, rows, read, row_names))
+    return [[next(results) for _ in group] for group in windows]
+
+
 def check_row(ids: list[int], name: str, config: dict) -> None:
     if not ids:
         raise ValueError(f"{name} has no tokens, expected words that the tokenizer knows")
@@ -171,12 +185,12 @@ def check_row(ids: list[int], name: str, config: dict) -> None:
         raise ValueError(f"{name}: {error}") from None
 
 
-def check_windows(name: str, length: int, new: int) -> None:
-    """Raise TooLong if the text `name` of `length` tokens needs more than `MAX_WINDOWS` windows,
-    each with `new` more tokens."""
-    if length // new > MAX_WINDOWS:
+def check_windows(name: str, length: int, new: int, max_windows: int | None) -> None:
+    """Raise TooLong if the text `name` of `length` tokens needs more than `max_windows` windows,
+    each with `new` more tokens. None is no limit."""
+    if max_windows is not None and length // new > max_windows:
         raise TooLong(
-            f"{name} needs {length // new} windows, expected at most {MAX_WINDOWS}: use shorter "
+            f"{name} needs {length // new} windows, expected at most {max_windows}: use shorter "
             "texts or less overlap"
         )
 

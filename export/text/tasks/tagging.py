@@ -1,7 +1,6 @@
 """Token classification and named entities, like transformers' pipeline "token-classification"."""
 
 import reprlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,16 @@ from ...heads import TAG, TEXT
 from ..checks import check_choice, check_count, check_strings, with_names
 from ..scores import softmax
 from ..text_model import TextModel
-from .rows import Cut, check_windows, encode_texts, join, label_names, require, run_rows
+from .rows import (
+    MAX_WINDOWS,
+    Cut,
+    check_windows,
+    encode_texts,
+    join,
+    label_names,
+    require,
+    run_windows,
+)
 from .task import TaskCall
 
 # aggregation of the tokens of a word: (tokens, labels) -> (labels,)
@@ -32,6 +40,8 @@ def tag(
     aggregation_strategy: str = "none",
     ignore_labels: Sequence[str] = ("O",),
     stride: int | None = None,
+    *,
+    max_windows: int | None = None,
 ) -> list[list[dict[str, Any]]]:
     """Return the labeled tokens of each text, as the pipeline "token-classification" does. A token
     is `{"entity": str, "score": float, "index": int, "word": str, "start": int, "end": int}`.
@@ -47,12 +57,14 @@ def tag(
             best score.
         ignore_labels: labels to omit; with aggregation, labels without `B-` and `I-`.
         stride: number of tokens that the windows of a long text share; needs aggregation.
+        max_windows: maximum number of windows of a text; None is no limit.
 
     Raises:
         UsageError: if the strategy is unknown, or `stride` is set without aggregation or not less
             than `model_max_length`.
         ValueError: if the export has no token classification head, a text is a pair, has no tokens
             or too many, or a label has no name.
+        TooLong: if a text needs more than `max_windows`.
     """
     require(runtime, TAG)
     check_choice("aggregation_strategy", aggregation_strategy, STRATEGIES)
@@ -60,31 +72,28 @@ def tag(
     labels = label_names(runtime)
     texts = check_strings(texts)
     cut = make_cut(runtime, aggregation_strategy, stride)
-    if cut is not None and stride:
+    if cut is not None and stride and max_windows is not None:
         for row, name in with_names(encode_texts(runtime, texts)):
             special = runtime.tokenizer.num_special_tokens_to_add(False)
-            check_windows(name, len(row.ids), cut.longest - special - stride)
+            check_windows(name, len(row.ids), cut.longest - special - stride, max_windows)
     rows = encode_texts(runtime, texts, cut)
-    sources = list(range(len(rows)))
-    for source, row in enumerate(rows[:]):
-        more = row.overflowing if stride is not None else []
-        rows += more
-        sources += [source] * len(more)
-    names = [f"text {source} of {len(texts)}" for source in sources]
-    scores = run_rows(runtime, rows, lambda row, outputs: softmax(outputs["logits"]), names)
-    results: list[list[dict[str, Any]]] = [[] for _ in texts]
-    for source, row, row_scores in zip(sources, rows, scores):
-        tokens = label_tokens(runtime, texts[source], row, row_scores)
-        results[source] += [
+    windows = [[row, *(row.overflowing if stride is not None else ())] for row in rows]
+    names = [name for _, name in with_names(texts)]
+    all_scores = run_windows(
+        runtime, windows, lambda row, outputs: softmax(outputs["logits"]), names
+    )
+    results = []
+    for text, group, scores in zip(texts, windows, all_scores):
+        entities = [
             entity
-            for entity in aggregate(runtime, tokens, labels, aggregation_strategy)
+            for row, row_scores in zip(group, scores)
+            for entity in aggregate(
+                runtime, label_tokens(runtime, text, row, row_scores), labels, aggregation_strategy
+            )
             if entity.get("entity", entity.get("entity_group")) not in ignore_labels
         ]
-    windows = Counter(sources)
-    return [
-        remove_overlaps(result) if windows[source] > 1 else result
-        for source, result in enumerate(results)
-    ]
+        results.append(remove_overlaps(entities) if len(group) > 1 else entities)
+    return results
 
 
 def check_ignored(labels: object) -> None:
@@ -242,4 +251,4 @@ def remove_overlaps(entities: list[dict]) -> list[dict[str, Any]]:
     return kept
 
 
-PIPELINES = {"token-classification": TaskCall(tag, TEXT)}
+PIPELINES = {"token-classification": TaskCall(tag, TEXT, defaults={"max_windows": MAX_WINDOWS})}

@@ -23,10 +23,6 @@ def to_json(result: Any, row: Any, options: dict[str, Any]) -> Any:
     return result.tolist() if isinstance(result, np.ndarray) else result
 
 
-def check_nothing(runtime: Any, rows: list[Any], options: dict[str, Any]) -> None:
-    """Accept all inputs."""
-
-
 @dataclass(frozen=True)
 class TaskCall:
     """A call of a task with JSON.
@@ -37,8 +33,8 @@ class TaskCall:
             be a list of two texts.
         answer: returns the JSON of an input, from its result, its row and the options.
         parse: returns the value of a row for the function.
-        defaults: options with another default than in the function.
-        check: raises TooLong for rows that would take a server too long.
+        defaults: options with another default than in the function, and its limits, which are
+            keyword-only and no options.
         is_always_list: true if the answer to one input is a list too.
     """
 
@@ -47,7 +43,6 @@ class TaskCall:
     answer: Callable[[Any, Any, dict[str, Any]], Any] = to_json
     parse: Callable[[Any], Any] = lambda row: row
     defaults: dict[str, Any] = field(default_factory=dict)
-    check: Callable[[Any, list[Any], dict[str, Any]], None] = check_nothing
     is_always_list: bool = False
 
     def check_options(self, name: str, options: dict[str, Any], place: str) -> None:
