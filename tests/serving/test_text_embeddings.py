@@ -117,6 +117,16 @@ def test_embeddings_match_sentence_transformers(embedder):
     )
 
 
+def test_token_ids_with_a_prompt_are_embedded_as_their_text(embedder):
+    model, url = embedder
+    ids = [model.tokenizer(text)["input_ids"] for text in TEXTS]
+    texts = model.tokenizer.batch_decode(ids, skip_special_tokens=True)
+    expected = model.encode(texts, prompt_name="query")
+    actual = post(url, "/embed", inputs=ids, prompt_name="query").json()
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+    assert abs(expected - model.encode(texts)).max() > 1e-3
+
+
 def test_blank_texts_are_embedded_by_every_route(embedder):
     """text-embeddings-inference rejects "" only, so a blank chunk of a document fails no batch."""
     model, url = embedder

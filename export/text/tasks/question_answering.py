@@ -226,9 +226,10 @@ def best_spans(
     `start` and `end` are the probabilities of each token. A span has at most `max_answer_len`
     tokens.
     """
-    firsts, lasts = np.nonzero(
-        np.tril(np.triu(np.ones((len(start), len(start)), bool)), max_answer_len - 1)
-    )
+    length = len(start)
+    ordered = np.triu(np.ones((length, length), bool))
+    spans = np.tril(ordered, min(max_answer_len, length) - 1)
+    firsts, lasts = np.nonzero(spans)
     scores = start[firsts] * end[lasts]
     best = np.argsort(-scores, kind="stable")[:count]
     return [(int(firsts[index]), int(lasts[index]), float(scores[index])) for index in best]
