@@ -319,6 +319,17 @@ def test_long_texts_to_classify_are_truncated_by_default(head, name, path, body)
     check_rejected(post(url, path, **body, truncate=False), 413, "Validation", expected=limit)
 
 
+def test_characters_of_both_texts_of_a_pair_count(head):
+    """They are counted before the pair is tokenized."""
+    url = head("one label")[1]
+    limit = httpx.get(f"{url}/info").json()["max_input_length"] * 250
+    half = "a" * (limit // 2 + 1)  # a word of one token
+    answer = post(url, "/rerank", query=half, texts=[half], truncate=False)
+    check_rejected(answer, 413, "Validation", seen=2 * len(half), expected=limit)
+    assert post(url, "/rerank", query="a", texts=[half], truncate=False).status_code == 200
+    assert post(url, "/rerank", query=half, texts=[half]).status_code == 200
+
+
 def test_token_embeddings_and_similarities_match_sentence_transformers(embedder):
     model, url = embedder
     states = post(url, "/embed_all", inputs=TEXTS[:2]).json()
