@@ -7,6 +7,7 @@ import pytest
 from messages import raises
 
 from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.text.tasks.rows import plain_row, run_windows
 
 
 @pytest.mark.parametrize(
@@ -119,6 +120,12 @@ def test_windows_are_counted_before_they_are_made(made, monkeypatch):
     assert runtime.tag([text], **options, max_windows=2) == runtime.tag([text], **options)
     with raises(ValueError, seen=("text 1 of 2", 10), expected=9):
         runtime.tag([text, text * 5], **options, max_windows=9)
+
+
+def test_window_without_tokens_is_named_by_its_text(made):
+    windows = [[plain_row([5]), plain_row([6])], [plain_row([])]]
+    with raises(ValueError, seen="second"):
+        run_windows(made("tag")[1], windows, lambda row, outputs: None, ["first", "second"])
 
 
 def test_missing_labels_in_config_raise(made, monkeypatch):
