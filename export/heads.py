@@ -1,8 +1,8 @@
 """The table of heads: what each class of model returns, what it is used for, and how it is scored.
 
 A new head is a line of `HEADS`, a function of `graphs/sequences.py` that writes its graph, and a
-function of `text/tasks/` if no task here fits. The command line, `evaluate`, model cards and
-all protocols of the server read this table.
+function of `text/tasks/` with its `PIPELINES` if no task here fits. The command line, `evaluate`,
+model cards and all protocols of the server read this table.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,11 @@
 """Images in, labels or states out: a `Runtime` and the preprocessor_config.json that came with the
 checkpoint, without transformers. The results are those of its pipelines for images."""
 
+import base64
+import binascii
 import contextlib
 import functools
+import io
 import itertools
 import math
 import os
@@ -22,13 +25,16 @@ except ImportError:
     ) from None
 
 from .errors import MissingImage, UsageError
+from .heads import IMAGE
 from .inference.config import VISION
 from .inference.export_info import IMAGE_PROCESSOR, json_object
-from .inference.options import is_int64
 from .runtime import Runtime
 from .shared.files import check_no_pointer
 from .specs.sequences import pair
+from .text.checks import check_count, check_flags
 from .text.image_processor import ImageProcessor
+from .text.scores import default_function, rank_labels
+from .text.tasks.task import TaskCall
 
 Input = str | os.PathLike | Image.Image | np.ndarray
 
@@ -88,20 +94,13 @@ class ImageRuntime:
                 size or number of channels that the model does not read.
             FileNotFoundError: for a path where there is no file.
         """
-        if not is_int64(top_k) or top_k < 1:
-            raise UsageError(f"top_k must be a whole number of at least 1, got {top_k!r}")
-        scores = apply_activation(
-            self._outputs(images, "logits"), self.info.config.get("problem_type")
-        )
-        labels = self.info.config["id2label"]
-        ranked = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
-        return [
-            [
-                {"label": labels.get(str(index), f"LABEL_{index}"), "score": float(row[index])}
-                for index in order
-            ]
-            for row, order in zip(scores, ranked)
+        check_count("top_k", top_k)
+        config = self.info.config
+        scores = default_function(config)(self._outputs(images, "logits"))
+        names = [
+            config["id2label"].get(str(index), f"LABEL_{index}") for index in range(scores.shape[1])
         ]
+        return [rank_labels(names, row, top_k) for row in scores]
 
     def embed(self, images: Sequence[Input], /, pool: bool = False) -> np.ndarray:
         """Return the states of the first tokens and the patches (B, S, D), or with `pool` the
@@ -113,6 +112,7 @@ class ImageRuntime:
                 the number of states.
             FileNotFoundError: for a path where there is no file.
         """
+        check_flags(pool=pool)
         return self._outputs(images, "pooler_output" if pool else "last_hidden_state")
 
     def pixel_values(self, images: Sequence[Input], /) -> Iterator[np.ndarray]:
@@ -230,16 +230,45 @@ def image_errors() -> Iterator[None]:
         raise ValueError(f"it is not a complete image: {' '.join(str(error).split())}") from None
 
 
-def apply_activation(logits: np.ndarray, problem_type: str | None) -> np.ndarray:
-    """Return the scores of the logits (B, num_labels), in the same shape.
+# --------------------------------------------------------------------------------------- as JSON
 
-    `problem_type` is that of config.json: "regression" returns the logits,
-    "multi_label_classification" their logistic function, others their softmax. A single label gets
-    the logistic function.
+
+def decode_image(value: Any) -> Image.Image:
+    """Return the upright RGB image in `value`, bytes or base64, also as a data URL.
+
+    Raises UsageError for all else.
     """
-    if problem_type == "regression":
-        return logits
-    if problem_type == "multi_label_classification" or logits.shape[1] == 1:
-        return 1 / (1 + np.exp(-logits))
-    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return exponentials / exponentials.sum(axis=1, keepdims=True)
+    if isinstance(value, str):
+        try:
+            value = base64.b64decode(
+                value.rpartition(",")[2] if value.startswith("data:") else value, validate=True
+            )
+        except (binascii.Error, ValueError) as error:
+            raise UsageError(
+                f"inputs is {value!r:.40}, expected an image's bytes in base64: {error}"
+            ) from None
+    if not isinstance(value, bytes):
+        raise UsageError(f"inputs is {reprlib.repr(value)}, expected an image's bytes in base64")
+    try:
+        with image_errors(), Image.open(io.BytesIO(value)) as file:
+            return rotate_upright(file)
+    except ValueError as error:
+        raise UsageError(f"inputs: {error}") from None
+
+
+def image_states(
+    runtime: ImageRuntime, images: Sequence[Input], /, pool: bool = False
+) -> list[np.ndarray]:
+    """Return the states of each image, which may differ in size, as `ImageRuntime.embed` does."""
+    return [runtime.embed([image], pool=pool)[0] for image in images]
+
+
+PIPELINES = {
+    "image-classification": TaskCall(ImageRuntime.classify, IMAGE, parse=decode_image),
+    "image-feature-extraction": TaskCall(
+        image_states,
+        IMAGE,
+        lambda states, row, options: states.tolist() if options.get("pool") else [states.tolist()],
+        parse=decode_image,
+    ),
+}

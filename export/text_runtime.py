@@ -6,17 +6,15 @@ import functools
 import os
 import reprlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, Self
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from .engine.inputs import check_options, with_targets
-from .errors import UsageError
-from .heads import Task
+from .errors import UsageError, tokenizer_errors
 from .inference import options as option_fields
 from .inference.config import VISION
 from .inference.export_info import MANIFEST, TARGET_TOKENIZER, ExportInfo, json_object
@@ -24,9 +22,11 @@ from .inference.inputs import pad_sequences
 from .inference.logits import row_seeds
 from .inference.options import Options, special_token
 from .runtime import Runtime
+from .text.checks import check_texts, check_unicode, with_names
 from .text.detokenizer import Detokenizer, TokenNames
 from .text.language_pairs import sentence_languages
 from .text.languages import Choice, read_languages
+from .text.sentence_modules import SentenceModules, read_modules
 from .text.tasks import (
     classification,
     embedding,
@@ -34,12 +34,12 @@ from .text.tasks import (
     pairs,
     question_answering,
     reranking,
-    rows,
     tagging,
     translation,
 )
-from .text.tasks.rows import check_texts, check_unicode, decode_batch, tokenizer_errors, with_names
+from .text.tasks.rows import decode_batch
 from .text.tokenization_spaces import CleaningDetokenizer
+from .text.tokenizer_settings import TokenizerSettings, read_tokenizer_settings
 
 TOGETHER = 64  # texts that the tokenizer cuts at once
 
@@ -103,9 +103,7 @@ class TextRuntime:
         self.close()
 
     # What is read of the export when it is first needed, and the tasks.
-    tokenizer_settings = functools.cached_property(rows.tokenizer_settings)
     sentence_languages = functools.cached_property(sentence_languages)
-    sentence_modules = functools.cached_property(embedding.sentence_modules)
     translate = translation.translate
     classify = classification.classify
     zero_shot = classification.zero_shot
@@ -274,6 +272,15 @@ class TextRuntime:
         return [] if language is None else [language]
 
     @functools.cached_property
+    def tokenizer_settings(self) -> TokenizerSettings:
+        return read_tokenizer_settings(self.info, self.tokenizer)
+
+    @functools.cached_property
+    def sentence_modules(self) -> SentenceModules:
+        """The sentence modules of the export; without any, the mean of the token states."""
+        return read_modules(self.info.manifest.get("sentence_modules") or [], self.info)
+
+    @functools.cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of the tokenizer's special tokens, which are no text."""
         return frozenset(
@@ -400,12 +407,6 @@ def open_runtime(directory: str | os.PathLike, threads: int | None = None, **opt
 
         return ImageRuntime(directory, threads, **options)
     return TextRuntime(directory, threads, **options)
-
-
-def task_function(task: Task) -> Callable[..., Any]:
-    """Return the function that runs `task`. The function takes the runtime, the inputs, and options
-    as keyword arguments."""
-    return resolve_name(f"{__package__}.{task.function}")
 
 
 def prompt(encoding: Encoding) -> list[int]:

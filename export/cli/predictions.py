@@ -235,7 +235,8 @@ def run_task(args: argparse.Namespace, task: str | None) -> None:
 
     predictions = open_predictions(args, task)
     if args.text and predictions.generates:
-        say("\n".join(predictions.function(predictions.runtime, args.text, **predictions.options)))
+        call = predictions.task_call
+        say("\n".join(call.function(predictions.runtime, args.text, **predictions.options)))
         return
     has_output = bool(args.output or args.output_dir)
     runner = Runner(

@@ -13,7 +13,7 @@ from vanilla_transformer.files import CHAT_TEMPLATE
 
 from ..heads import EMBED, HEADS
 from ..inference.export_info import TOKENIZER_FILES
-from ..text.tasks.embedding import read_modules
+from ..text.sentence_modules import read_modules
 from .checkpoint import Checkpoint
 from .languages import read_languages
 from .plan import Graphs

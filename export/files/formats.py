@@ -7,47 +7,17 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from ..errors import UsageError
 from ..shared.compression import check_lines, open_lines, without_compression
 from .predictions import Predictions
 from .rows import RecordFields, Row
-from .shards import Shard, split_lines
+from .shards import FileFormat, Shard, split_lines
 from .text_lines import LINE_BREAKS, hash_lines, raw_lines
 
 TEXT, JSON, PARQUET = "text", "JSON lines", "Parquet"
 SUFFIXES = {".jsonl": JSON, ".ndjson": JSON, ".parquet": PARQUET}  # all others are text
-
-
-class FileFormat(Protocol):
-    """A file format: it reads lines or rows in shards, and writes results. `shards` yields the
-    content of each shard, which the other methods take."""
-
-    def count(self, path: Path) -> int:
-        """Return the number of lines, or rows, of the file `path`. Raises ValueError if it is
-        damaged."""
-
-    def shards(self, path: Path, size: int) -> Iterator[Any]:
-        """Yield the content of the file, at most `size` lines at a time. Raises ValueError where it
-        is damaged."""
-
-    def digest(self, content: Any) -> str:
-        """Return the SHA-256 of the content of a shard."""
-
-    def rows(self, content: Any) -> list[Row]:
-        """Return a `Row` for each line, with the example that the task reads.
-
-        A line that cannot be read is a row with a fault. `content` is that of a shard.
-        """
-
-    def write(self, file: BinaryIO, shard: Shard, rows: list[Row], results: list[Any]) -> None:
-        """Write the results of one shard to `file`. `rows` and `results` have an item for
-        each line; the result of a bad or blank line is None."""
-
-    def join(self, parts: Iterable[Path], file: BinaryIO) -> None:
-        """Write the contents of the files `parts`, which `write` has written, one after the other
-        to `file`. A table needs at least one part."""
 
 
 def format_name(path: Path) -> str:

@@ -1,18 +1,14 @@
 """The tasks of an export's head, called for examples: texts, pairs, questions and images."""
 
 import hashlib
-import inspect
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from ..errors import UsageError, did_you_mean
-from ..heads import MAX_CHARACTERS, PAIR, Task, find_task
+from ..errors import UsageError
+from ..heads import MAX_CHARACTERS, Task, find_task
 from ..inference.logits import row_seed
-from ..text_runtime import task_function
+from ..text.tasks.task import TaskCall, task_function
 
 GENERATING = ("generate", "translate")  # methods of TextRuntime that give a text for a text
 # Options of these methods that `Runtime.generate` does not have.
@@ -50,7 +46,7 @@ class Predictions:
     max_characters: int = MAX_CHARACTERS
 
     def __post_init__(self) -> None:
-        self.check_options()
+        self.task_call.check_options(self.kind.method, self.options, "--set {}=VALUE")
         if self.is_scored and self.kind.method != "generate":
             name = "scores" if self.scores else "n_best"
             raise UsageError(
@@ -65,8 +61,8 @@ class Predictions:
         return find_task(self.runtime.info.architecture, self.task)
 
     @property
-    def function(self) -> Callable[..., Any]:
-        return task_function(self.kind)
+    def task_call(self) -> TaskCall:
+        return TaskCall(task_function(self.kind), self.kind.forms[0])
 
     @property
     def generates(self) -> bool:
@@ -85,29 +81,6 @@ class Predictions:
         if self.generates and "encoder" in self.runtime.runtime.specs:
             return "translation"
         return "embedding" if self.kind.method == "embed" else "prediction"
-
-    def check_options(self) -> None:
-        """Raise UsageError for an unknown or a missing option of the task's function.
-
-        Unknown options of `generate` and `translate` are left to `check_generation`.
-        """
-        parameters = inspect.signature(self.function).parameters.values()
-        known = {
-            parameter.name: parameter.default
-            for parameter in parameters
-            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        }
-        # a function with **options checks their names itself
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            for name in self.options.keys() - known.keys():
-                expected = f"expected some of {', '.join(known)}" if known else "it has none"
-                raise UsageError(
-                    f"{self.kind.method} has no option {name!r:.60}, "
-                    f"{expected}{did_you_mean(name, known)}"
-                )
-        for name, default in known.items():
-            if default is inspect.Parameter.empty and name not in self.options:
-                raise UsageError(f"{self.kind.method} needs {name}, expected --set {name}=VALUE")
 
     def check_generation(self) -> None:
         """Raise UsageError or ValueError for options of generation that are unknown or do not fit
@@ -144,19 +117,10 @@ class Predictions:
         """
         if self.generates:
             return self.generate(examples, numbers)
-        results = self.function(self.runtime, *self.arguments(examples), **self.options)
-        return [result.tolist() if isinstance(result, np.ndarray) else result for result in results]
-
-    def arguments(self, examples: list[dict[str, Any]]) -> list[list[Any]]:
-        """Return the positional arguments of the task's function for `examples`: a list of values
-        for each field that the task reads.
-
-        A task that reads texts or pairs has one list, of strings and of dicts for the pairs.
-        """
-        forms = self.kind.forms
-        if PAIR in forms:
-            return [[example if len(example) > 1 else example["text"] for example in examples]]
-        return [[example[key] for example in examples] for key in forms[0]]
+        rows = [
+            example if len(example) > 1 else next(iter(example.values())) for example in examples
+        ]
+        return self.task_call(self.runtime, rows, self.options)
 
     def generate(self, examples: list[dict[str, Any]], numbers: list[int]) -> list[Any]:
         """Return the result of each example, a dict with `text` and, optionally, `target_prefix`.

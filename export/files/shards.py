@@ -4,16 +4,43 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, BinaryIO, Protocol
 
 from ..shared.compression import open_lines
 from .rows import Row
 from .text_lines import decode_line, hash_lines, raw_lines
 
-if TYPE_CHECKING:
-    from .formats import FileFormat
-
 MAX_SHARD_BYTES = 4_000_000  # after which no line is added; 4096 lines of text have fewer
+
+
+class FileFormat(Protocol):
+    """A file format: it reads lines or rows in shards, and writes results. `shards` yields the
+    content of each shard, which the other methods take."""
+
+    def count(self, path: Path) -> int:
+        """Return the number of lines, or rows, of the file `path`. Raises ValueError if it is
+        damaged."""
+
+    def shards(self, path: Path, size: int) -> Iterator[Any]:
+        """Yield the content of the file, at most `size` lines at a time. Raises ValueError where it
+        is damaged."""
+
+    def digest(self, content: Any) -> str:
+        """Return the SHA-256 of the content of a shard."""
+
+    def rows(self, content: Any) -> list[Row]:
+        """Return a `Row` for each line, with the example that the task reads.
+
+        A line that cannot be read is a row with a fault. `content` is that of a shard.
+        """
+
+    def write(self, file: BinaryIO, shard: "Shard", rows: list[Row], results: list[Any]) -> None:
+        """Write the results of one shard to `file`. `rows` and `results` have an item for
+        each line; the result of a bad or blank line is None."""
+
+    def join(self, parts: Iterable[Path], file: BinaryIO) -> None:
+        """Write the contents of the files `parts`, which `write` has written, one after the other
+        to `file`. A table needs at least one part."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +52,7 @@ class Shard:
     number: int
     first: int
     content: Any
-    format: "FileFormat"
+    format: FileFormat
     prefixes: list[bytes] | None = None
 
     def __len__(self) -> int:
@@ -56,7 +83,7 @@ class Input:
     translation, or `None`."""
 
     path: Path
-    format: "FileFormat"
+    format: FileFormat
     target_prefix: Path | None = None
 
     def check_prefixes(self) -> None:
@@ -96,7 +123,7 @@ def absolute(source: Input) -> Input:
     return replace(source, path=source.path.absolute(), target_prefix=prefix)
 
 
-def number_shards(contents: Iterable[Any], format: "FileFormat") -> Iterator[Shard]:
+def number_shards(contents: Iterable[Any], format: FileFormat) -> Iterator[Shard]:
     """Yield shards with numbers from 0, of `contents` in `format`."""
     first = 0
     for number, content in enumerate(contents):

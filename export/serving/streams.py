@@ -31,5 +31,5 @@ def event(content: dict[str, Any]) -> bytes:
     return b"data: %b\n\n" % to_json(content)
 
 
-def to_json(content: dict[str, Any]) -> bytes:
+def to_json(content: Any) -> bytes:
     return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

@@ -5,16 +5,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..errors import UsageError
 from ..heads import TRANSLATE, has_task
 from ..inference.export_info import CARD, ExportInfo
 from .language_names import NAMES, shorten_codes
 from .languages import some
-
-if TYPE_CHECKING:
-    from ..text_runtime import TextRuntime
+from .text_model import Translator
 
 Pair = tuple[str, str]  # the codes of a source and of a target
 
@@ -96,7 +94,7 @@ class Directions:
         return {source for source, _ in self.pairs}
 
 
-def model_languages(runtime: "TextRuntime", pairs: Sequence[Pair] = ()) -> list[Pair]:
+def model_languages(runtime: Translator, pairs: Sequence[Pair] = ()) -> list[Pair]:
     """Return the (source, target) pairs that an export translates, empty if they are unknown or it
     does not translate.
 
@@ -134,7 +132,7 @@ def model_languages(runtime: "TextRuntime", pairs: Sequence[Pair] = ()) -> list[
     return list(candidates) if len(candidates) == 1 else []
 
 
-def sentence_languages(runtime: "TextRuntime") -> dict[str | None, str]:
+def sentence_languages(runtime: Translator) -> dict[str | None, str]:
     """Return {src_lang: code of the language whose rules split sentences}.
 
     The key None is the model's default source language. Languages without a known code are missing.

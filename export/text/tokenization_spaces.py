@@ -2,10 +2,9 @@
 set."""
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .detokenizer import Detokenizer
+from .detokenizer import Detokenizer
 
 # in the order of transformers, because later replacements apply to the result of earlier ones
 REPLACEMENTS = {
@@ -50,7 +49,7 @@ class CleaningDetokenizer:
     """An incremental detokenizer for a tokenizer that cleans up spaces. The joined texts equal
     `clean_up` of the decoded row."""
 
-    def __init__(self, detokenizer: "Detokenizer"):
+    def __init__(self, detokenizer: Detokenizer):
         self.detokenizer = detokenizer
         self.held = ""
 

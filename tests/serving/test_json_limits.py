@@ -12,23 +12,15 @@ from pydantic import ValidationError
 from served import PROTOCOL, served
 
 from vanilla_transformer_export.errors import RequestError
-from vanilla_transformer_export.heads import PIPELINES
 from vanilla_transformer_export.serving import json_limits
-from vanilla_transformer_export.serving.protocols import pipelines
 from vanilla_transformer_export.serving.protocols.libretranslate import Translation
 from vanilla_transformer_export.serving.protocols.tensors import InferRequest, InputTensor
 from vanilla_transformer_export.serving.protocols.text_embeddings_requests import (
     RerankRequest,
     Sentences,
 )
-from vanilla_transformer_export.text_runtime import task_function
 
 MAX_BODY = 16384  # 1024 values, and 64 arrays, objects and fields
-
-
-def json_parameters(task):
-    fields = pipelines.signature_fields(task_function(PIPELINES[task]))
-    return pipelines.parameter_model(tuple(fields.items()))
 
 
 def size(value):
@@ -102,9 +94,6 @@ def test_texts_with_commas_and_brackets_are_no_values(client):
         (InputTensor, {"name": "a", "datatype": "BYTES"}, "shape"),
         (InferRequest, {}, "inputs"),
         (InferRequest, {"inputs": [{"name": "a", "datatype": "b", "shape": [1]}]}, "outputs"),
-        (json_parameters("zero-shot-classification"), {}, "candidate_labels"),
-        (json_parameters("fill-mask"), {}, "targets"),
-        (json_parameters("token-classification"), {}, "ignore_labels"),
     ],
 )
 def test_first_wrong_item_of_a_list_is_its_only_error(model, fields, name):

@@ -141,7 +141,7 @@ WRONG = {
     ),
     "another type": (
         b'{"inputs": "a", "parameters": {"top_k": "3"}}',
-        dict(seen=("parameters.top_k", 3)),
+        dict(seen=("top_k", "'3'"), expected=1),
     ),
     "a wrong value": (
         b'{"inputs": "a", "parameters": {"top_k": 0}}',
@@ -169,6 +169,46 @@ def test_invalid_request_returns_400_and_names_value(serve_head, name):
     )
     assert result.status_code == 400, result.text
     check_message(result.json()["error"], **values)
+
+
+def test_one_input_has_one_answer_and_a_list_has_a_list(serve_head):
+    """An input is a text, an object with the keys of the task, or a pair, also as a list of two."""
+    _, url = serve_head("next_sentence", None)
+    pairs = [list(pair) for pair in PAIRS[:2]]
+    answers = post(url, "next-sentence", pairs).json()
+    assert [post(url, "next-sentence", pair).json() for pair in pairs] == answers
+    objects = [{"text": text, "text_pair": pair} for text, pair in pairs]
+    assert post(url, "next-sentence", objects).json() == answers
+    assert post(url, "next-sentence", objects[0]).json() == answers[0]
+    assert answers[0][0]["score"] >= answers[0][1]["score"]
+    _, url = serve_head("choose", None)
+    inputs = {"text": TEXTS[0], "choices": TEXTS[1:]}
+    [answer] = post(url, "multiple-choice", [inputs]).json()
+    assert post(url, "multiple-choice", inputs).json() == answer
+    assert {item["label"] for item in answer} == {*TEXTS[1:]}
+    too_many = {"text": "a", "choices": ["b"] * 129}
+    assert post(url, "multiple-choice", too_many).status_code == 413
+    for wrong in ({"text": "a"}, {**inputs, "more": 1}, "a", [inputs, 5]):
+        refused = post(url, "multiple-choice", wrong)
+        assert refused.status_code == 400
+        check_message(refused.json()["error"], seen="inputs", expected=("text", "choices"))
+
+
+@pytest.mark.parametrize(
+    "task, parameters, seen, expected",
+    [
+        ("zero-shot-classification", {}, "candidate_labels", "parameters"),
+        ("zero-shot-classification", {"candidate_labels": None}, "candidate_labels", "parameters"),
+        ("zero-shot-classification", {"candidate_labels": "a", "max_pairs": 9}, "max_pairs", ()),
+        ("zero-shot-classification", {"candidate_labels": "a", "multi_label": 1}, 1, "True"),
+        ("text-classification", {"function_to_apply": ["none"]}, "function_to_apply", "softmax"),
+    ],
+)
+def test_options_are_those_of_the_task(serve_head, task, parameters, seen, expected):
+    _, url = serve_head("classify", None)
+    refused = post(url, task, "a", **parameters)
+    assert refused.status_code == 400
+    check_message(refused.json()["error"], seen=seen, expected=expected)
 
 
 def test_unsupported_tasks_and_too_large_inputs_return_errors(serve_head):

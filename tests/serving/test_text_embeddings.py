@@ -117,6 +117,16 @@ def test_embeddings_match_sentence_transformers(embedder):
     )
 
 
+def test_token_ids_with_a_prompt_are_embedded_as_their_text(embedder):
+    model, url = embedder
+    ids = [model.tokenizer(text)["input_ids"] for text in TEXTS]
+    texts = model.tokenizer.batch_decode(ids, skip_special_tokens=True)
+    expected = model.encode(texts, prompt_name="query")
+    actual = post(url, "/embed", inputs=ids, prompt_name="query").json()
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+    assert abs(expected - model.encode(texts)).max() > 1e-3
+
+
 def test_blank_texts_are_embedded_by_every_route(embedder):
     """text-embeddings-inference rejects "" only, so a blank chunk of a document fails no batch."""
     model, url = embedder
@@ -307,6 +317,17 @@ def test_long_texts_to_classify_are_truncated_by_default(head, name, path, body)
     assert answer.status_code == 200
     assert answer.json() == post(url, path, **body, truncate=True).json()
     check_rejected(post(url, path, **body, truncate=False), 413, "Validation", expected=limit)
+
+
+def test_characters_of_both_texts_of_a_pair_count(head):
+    """They are counted before the pair is tokenized."""
+    url = head("one label")[1]
+    limit = httpx.get(f"{url}/info").json()["max_input_length"] * 250
+    half = "a" * (limit // 2 + 1)  # a word of one token
+    answer = post(url, "/rerank", query=half, texts=[half], truncate=False)
+    check_rejected(answer, 413, "Validation", seen=2 * len(half), expected=limit)
+    assert post(url, "/rerank", query="a", texts=[half], truncate=False).status_code == 200
+    assert post(url, "/rerank", query=half, texts=[half]).status_code == 200
 
 
 def test_token_embeddings_and_similarities_match_sentence_transformers(embedder):

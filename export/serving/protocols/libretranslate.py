@@ -437,10 +437,6 @@ async def translate_file() -> None:
     )
 
 
-def error_body(error: RequestError) -> dict[str, Any]:
-    return {"error": error.message}
-
-
 # Clients read keyRequired before they have a key, and Mastodon sends no key to /languages.
 PUBLIC_PATHS = frozenset({"/languages", "/frontend/settings"})
-PROTOCOL = Protocol("LibreTranslate", router, error_body, public_paths=PUBLIC_PATHS)
+PROTOCOL = Protocol("LibreTranslate", router, public_paths=PUBLIC_PATHS)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
-from tokenizers import Encoding
 
 from ... import __version__
 from ...engine.encoder import LENGTHS
@@ -20,12 +19,19 @@ from ...heads import HEADS, MAX_CHARACTERS, READS_TOKENS
 from ...inference.inputs import check_contiguous, check_inputs
 from ...specs.graph_spec import TensorSpec
 from ...specs.sequences import token_inputs
-from ...text.tasks.rows import TokenRow, check_strings, run
+from ...text.checks import check_strings
+from ...text.tasks.rows import Cut, run_rows
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
 from ..translation.translator import call_off_loop
 from .pipelines import continue_texts
-from .protocol import Protocol, check_names_and_sizes, served_models, server_settings
+from .protocol import (
+    Protocol,
+    check_language_names,
+    check_names_and_sizes,
+    served_models,
+    server_settings,
+)
 from .tensors import (
     JSON_LENGTH,
     TEXTS,
@@ -38,7 +44,7 @@ from .tensors import (
     read_request,
     render_answer,
 )
-from .text_embeddings import SimilarityParameters, encode, rows_to_embed
+from .text_embeddings import encode_inputs, longest
 
 router = APIRouter(tags=["Open Inference Protocol"])
 
@@ -71,11 +77,7 @@ BODY = {
 }
 
 
-def error_body(error: RequestError) -> dict[str, Any]:
-    return {"error": error.message}
-
-
-PROTOCOL = Protocol("Open Inference Protocol", router, error_body)
+PROTOCOL = Protocol("Open Inference Protocol", router)
 
 
 # ----------------------------------------------------------------------------------- server, models
@@ -344,21 +346,16 @@ def text_outputs(
         TooLong: if a text has too many tokens and `truncates` is False.
     """
     check_strings(texts)
-    how = SimilarityParameters.model_validate({"truncate": truncates})
-    rows: Sequence[Encoding | TokenRow]
-    prompt_length = 0
-    if model.embeds:
-        rows, prompt_length = rows_to_embed(model, texts, how)
-    else:
-        rows = encode(model, texts, how)
+    cut = Cut(longest(model), rejects=not truncates)
+    rows, prompt_length = encode_inputs(model, texts, None, cut)
     needed = {"last_hidden_state" if name == EMBEDDING.name else name for name in requested}
-    of_rows: dict[str, list[np.ndarray]] = {name: [np.empty(0)] * len(rows) for name in needed}
-    for index, outputs in run(model.runtime, rows):
-        for name in needed:
-            of_rows[name][index] = outputs[name]
-    arrays = {name: padded_rows(values) for name, values in of_rows.items()}
+    outputs = run_rows(
+        model.runtime, rows, lambda row, outputs: {name: outputs[name] for name in needed}
+    )
+    arrays = {name: padded_rows([values[name] for values in outputs]) for name in needed}
     if EMBEDDING.name in requested:
-        arrays[EMBEDDING.name] = embeddings(model, of_rows["last_hidden_state"], prompt_length)
+        states = [values["last_hidden_state"] for values in outputs]
+        arrays[EMBEDDING.name] = embeddings(model, states, prompt_length)
     return arrays
 
 
@@ -398,9 +395,7 @@ async def generate_texts(model: ServedModel, parsed: ParsedRequest) -> list[str]
     """
     parameters = dict(parsed.parameters)
     languages = {name: parameters.pop(name, None) for name in LANGUAGES}
-    for name, language in languages.items():
-        if language is not None and not isinstance(language, str):
-            raise UsageError(f"{name} is {language!r:.60}, expected the name of a language")
+    check_language_names(languages)
     check_names_and_sizes(parameters)
     options = {"num_return_sequences": 1, **parameters}
     several = options["num_return_sequences"]

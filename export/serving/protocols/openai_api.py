@@ -11,14 +11,14 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from tokenizers import Encoding
 
 from ...engine.client import Client
 from ...engine.inputs import Generated, GenerationInput, check_options
 from ...errors import UNKNOWN_PATH, RequestError, TooLong, UsageError
 from ...inference.options import Options
+from ...text.sentence_modules import normalize
 from ...text.tasks import embedding
-from ...text.tasks.rows import TokenRow
+from ...text.tasks.rows import Cut, Row
 from ...text_runtime import TextRuntime
 from ..app import to_request_error
 from ..models import ServedModel
@@ -31,15 +31,21 @@ from .openai_requests import (
     CompletionRequest,
     EmbeddingRequest,
     check_fields,
-    parse_inputs,
     parse_options,
     parse_prompts,
+    parse_prompts_or_inputs,
     parse_stops,
     too_long,
 )
-from .protocol import Protocol, name_in_path, served_models, server_settings
-from .text_embeddings import check_dimensions, cut_ids, longest, rows_to_embed
-from .text_embeddings_requests import SimilarityParameters, check_input
+from .protocol import (
+    Protocol,
+    json_response,
+    name_in_path,
+    served_models,
+    server_settings,
+)
+from .text_embeddings import check_dimensions, encode_inputs, longest
+from .text_embeddings_requests import check_input
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -372,40 +378,34 @@ async def embed(request: Request, body: EmbeddingRequest) -> Any:
         lambda model: model.embeds, "embed texts", name_in_path(request), body.model
     )
     settings = server_settings(request)
-    inputs = parse_inputs("input", body.input, settings.max_batch, model.runtime)
-    how = SimilarityParameters.model_validate({"truncate": settings.auto_truncate})
+    vocab_size = model.runtime.info.config["vocab_size"]
+    inputs = parse_prompts_or_inputs("input", body.input, settings.max_batch, vocab_size)
+    cut = Cut(longest(model), rejects=not settings.auto_truncate)
     about = {"object": "list", "model": model.name}
-    assert model.encoder is not None  # every model that embeds has one
     try:
-        content = await model.encoder.call(
-            len(inputs), render_embeddings, model, inputs, how, body, about
+        return json_response(
+            await model.read(len(inputs), render_embeddings, model, inputs, cut, body, about)
         )
     except TooLong as error:
         raise too_long(str(error)) from None
-    return Response(content, media_type="application/json")
 
 
 def render_embeddings(
-    model: ServedModel,
-    inputs: list[Any],
-    how: SimilarityParameters,
-    body: EmbeddingRequest,
-    about: dict[str, Any],
+    model: ServedModel, inputs: list[Any], cut: Cut, body: EmbeddingRequest, about: dict[str, Any]
 ) -> bytes:
     """Return the response as JSON, with one vector for each of `inputs` and the fields `about`.
 
-    `how` says whether inputs that are too long are truncated.
-
     Raises:
-        TooLong: for an input that is too long and not truncated.
-        UsageError: for an invalid number of dimensions.
+        TooLong: for an input that `cut` rejects.
+        UsageError: for an empty text and an invalid number of dimensions.
         ValueError: for an input without tokens.
     """
-    rows, prompt_length = encode_inputs(model, inputs, how)
-    vectors = embedding.vectors(model.runtime, rows, prompt_length, body.dimensions)
+    rows, prompt_length = embedding_rows(model, inputs, cut)
+    width = body.dimensions or embedding.default_width(model.runtime)
+    vectors = embedding.vectors(model.runtime, rows, prompt_length, width)
     if body.dimensions is not None:
         check_dimensions(body.dimensions, vectors.shape[1])
-        vectors = embedding.normalize(vectors)
+        vectors = normalize(vectors)
     values = (
         [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
         if body.encoding_format == "base64"
@@ -420,23 +420,14 @@ def render_embeddings(
     return to_json({**about, "data": data, "usage": usage})
 
 
-def encode_inputs(
-    model: ServedModel, inputs: list[Any], how: SimilarityParameters
-) -> tuple[Sequence[Encoding | TokenRow], int]:
+def embedding_rows(model: ServedModel, inputs: list[Any], cut: Cut) -> tuple[Sequence[Row], int]:
     """Return the tokens of each input, and the number of tokens of the export's prompt, 0 without
-    one. Inputs of token ids get no prompt.
-
-    `how` says whether inputs that are too long are truncated.
-
-    Raises:
-        TooLong: for an input that is too long and not truncated.
-        UsageError: for an empty text.
-    """
+    one. Inputs of token ids get no prompt. Raises UsageError for an empty text."""
     if not isinstance(inputs[0], str):
-        return [cut_ids(ids, longest(model), how) for ids in inputs], 0
+        return embedding.rows_to_embed(model.runtime, inputs, "", cut)
     for index, text in enumerate(inputs):
         check_input(text, f"input {index} of {len(inputs)}")
-    return rows_to_embed(model, inputs, how)
+    return encode_inputs(model, inputs, None, cut)
 
 
 # ------------------------------------------------------------------------------------------- models

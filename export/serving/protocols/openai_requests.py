@@ -9,10 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, create_model
 from ...errors import RequestError, TooLong, UsageError
 from ...inference import options as generation
 from ...inference.options import special_token
-from ...text.tasks.rows import check_unicode
 from ...text_runtime import TextRuntime, prompt
 from ..translation.translator import call_off_loop, check_characters
-from .protocol import check_names_and_sizes, check_vocabulary, short_repr
+from .protocol import EXPECTED, check_names_and_sizes, parse_inputs, short_repr
 
 GREEDY = 1e-5  # lower temperatures mean greedy search, as in vLLM
 TOO_LONG = "context_length_exceeded"
@@ -24,7 +23,6 @@ INPUTS = {
         {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
     ]
 }
-EXPECTED = "a text, a list of texts, a list of token ids or a list of lists of token ids"
 STOPS = {
     "anyOf": [
         {"type": "string"},
@@ -261,7 +259,10 @@ async def parse_prompts(value: Any, runtime: TextRuntime, max_items: int) -> lis
             more characters than such a row can have.
     """
     longest = runtime.info.config["max_position_embeddings"]
-    inputs: list[Any] = [""] if value is None else parse_inputs("prompt", value, max_items, runtime)
+    inputs: list[Any] = [""]
+    if value is not None:
+        vocab_size = runtime.info.config["vocab_size"]
+        inputs = parse_prompts_or_inputs("prompt", value, max_items, vocab_size)
     if not isinstance(inputs[0], str):
         check_lengths("prompt", inputs, longest)
         return [CompletionPrompt(ids) for ids in inputs]
@@ -283,7 +284,7 @@ async def parse_prompts(value: Any, runtime: TextRuntime, max_items: int) -> lis
     return [CompletionPrompt(ids or [first], text) for ids, text in zip(rows, inputs, strict=True)]
 
 
-def parse_inputs(name: str, value: Any, max_items: int, runtime: TextRuntime) -> list[Any]:
+def parse_prompts_or_inputs(name: str, value: Any, max_items: int, vocab_size: int) -> list[Any]:
     """Return the list of texts, or of rows of token ids, in `value`, the field `name` of a request.
     One text or row becomes a list.
 
@@ -291,25 +292,11 @@ def parse_inputs(name: str, value: Any, max_items: int, runtime: TextRuntime) ->
         UsageError: for other values, for more than `max_items` and for ids outside the vocabulary.
             Lengths are not checked.
     """
-    inputs = [value] if isinstance(value, str) else value
-    if not isinstance(inputs, list) or not inputs:
+    inputs = parse_inputs(name, value, vocab_size)
+    if len({type(item) for item in inputs}) != 1:
         raise UsageError(f"{name} is {short_repr(value)}, expected {EXPECTED}", name)
-    if all(type(item) is int for item in inputs):
-        inputs = [inputs]
     if len(inputs) > max_items:
         raise UsageError(f"{name} has {len(inputs)} items, expected at most {max_items}", name)
-    if all(isinstance(item, str) for item in inputs):
-        for index, text in enumerate(inputs):
-            try:
-                check_unicode(text, f"{name} {index} of {len(inputs)}")
-            except ValueError as error:
-                raise UsageError(str(error), name) from None
-        return inputs
-    size = runtime.info.config["vocab_size"]
-    for row in inputs:
-        if not isinstance(row, list) or not row or not all(type(item) is int for item in row):
-            raise UsageError(f"{name} has {short_repr(row)}, expected {EXPECTED}", name)
-        check_vocabulary(name, row, size)
     return inputs
 
 

@@ -6,28 +6,36 @@ A new protocol is a module of this folder with `PROTOCOL`, and a name in `PROTOC
 import contextlib
 import json
 import reprlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
 from pydantic import BaseModel, Field, ValidationError
 
 from ...errors import RequestError, UsageError
 from ...inference.options import check_names
+from ...text.checks import check_unicode
 from ..models import ServedModels
 from ..settings import Settings
+from ..streams import to_json
 
 # token ids in one option; every step checks all of them, which delays other requests
 MAX_IDS = 1 << 16
 MAX_VALUE_LENGTH = 80  # characters of a wrong value in an error
 SHORT = reprlib.Repr()
 SHORT.maxother = SHORT.maxstring = SHORT.maxlong = MAX_VALUE_LENGTH
+EXPECTED = "a text, a list of texts, a list of token ids or a list of lists of token ids"
 Model = TypeVar("Model", bound=BaseModel)
 Item = TypeVar("Item")
 # a list whose first wrong item is the only error: an error of each item would take seconds
 Items = Annotated[list[Item], Field(fail_fast=True)]
+
+
+def message_body(error: RequestError) -> dict[str, Any]:
+    return {"error": error.message}
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class Protocol:
 
     name: str
     router: APIRouter
-    error_body: Callable[[RequestError], dict[str, Any]]
+    error_body: Callable[[RequestError], dict[str, Any]] = message_body
     validation: int = 400
     public_paths: frozenset[str] = frozenset()
 
@@ -105,6 +113,43 @@ def check_names_and_sizes(options: dict[str, Any]) -> None:
             raise UsageError(f"{name} has {count} token ids, expected at most {MAX_IDS}", name)
 
 
+def check_language_names(options: dict[str, Any]) -> None:
+    """Raise UsageError unless `src_lang` and `tgt_lang` of `options` are strings, if they are
+    set."""
+    for name in ("src_lang", "tgt_lang"):
+        language = options.get(name)
+        if language is not None and not isinstance(language, str):
+            raise UsageError(
+                f"{name} is {short_repr(language)}, expected the name of a language", name
+            )
+
+
+def parse_inputs(name: str, value: Any, vocab_size: int) -> list[str | list[int]]:
+    """Return the list of texts and rows of token ids in `value`, the field `name` of a request. One
+    text or row becomes a list.
+
+    Raises UsageError for other values, and for ids outside the vocabulary. The list may be empty.
+    """
+    inputs = [value] if isinstance(value, str) or are_ids(value) else value
+    if not isinstance(inputs, list):
+        raise UsageError(f"{name} is {short_repr(value)}, expected {EXPECTED}", name)
+    for index, item in enumerate(inputs):
+        if isinstance(item, str):
+            try:
+                check_unicode(item, f"{name} {index} of {len(inputs)}")
+            except ValueError as error:
+                raise UsageError(str(error), name) from None
+        elif are_ids(item):
+            check_vocabulary(name, item, vocab_size)
+        else:
+            raise UsageError(f"{name} has {short_repr(item)}, expected a text or token ids", name)
+    return inputs
+
+
+def are_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
 def check_vocabulary(name: str, ids: list[int], size: int) -> None:
     """Raise UsageError if one of the token ids `ids`, in the field `name`, is outside the
     vocabulary of `size` tokens."""
@@ -115,3 +160,13 @@ def check_vocabulary(name: str, ids: list[int], size: int) -> None:
             f"vocabulary",
             name,
         )
+
+
+def json_response(content: bytes) -> Response:
+    return Response(content, media_type="application/json")
+
+
+def render_list(values: Iterable[Any]) -> bytes:
+    """Return `values` as a JSON list. Each value is encoded on its own, so that other threads can
+    run."""
+    return b"[" + b",".join(map(to_json, values)) + b"]"

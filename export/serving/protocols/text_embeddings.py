@@ -2,37 +2,30 @@
 (https://github.com/huggingface/text-embeddings-inference): embeddings, classification and
 reranking."""
 
-import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from tokenizers import Encoding, normalizers
+from tokenizers import Encoding
 
 from ... import __version__
 from ...engine.encoder import MAX_CALLS
-from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError
-from ...heads import CLASSIFY
+from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError, tokenizer_errors
+from ...heads import CLASSIFY, MAX_CHARACTERS
+from ...text.scores import identity, probability_function
+from ...text.sentence_modules import normalize
 from ...text.tasks import embedding, reranking
-from ...text.tasks.classification import FUNCTIONS, sentence_config
-from ...text.tasks.rows import (
-    Cut,
-    Pair,
-    TokenRow,
-    decode,
-    encode_texts,
-    label_names,
-    run,
-    tokenizer_errors,
-)
+from ...text.tasks.classification import label_rows, sentence_config
+from ...text.tasks.rows import Cut, Row, decode_batch, encode_texts
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
 from .protocol import (
     Protocol,
+    json_response,
     name_in_path,
+    render_list,
     served_models,
     server_settings,
     short_repr,
@@ -51,16 +44,14 @@ from .text_embeddings_requests import (
     Truncation,
     check_number,
     empty_error,
-    parse_inputs,
     parse_sequences,
+    parse_texts,
 )
 
 router = APIRouter(tags=["text-embeddings-inference"])
 
 # characters per token; longer texts are rejected before they are tokenized
 MAX_TOKEN_LENGTH = 250
-# characters of all texts of /tokenize; its response has about 100 bytes per token
-MAX_CHARACTERS = 250_000
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 TYPES = {400: "Empty", 424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Unhealthy"}
 
@@ -102,10 +93,16 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
     export's sentence-transformers modules select pooling and linear maps. The field `normalize`
     decides about normalization."""
     model = choose_model(request, lambda model: model.embeds, "embed texts", body.model)
-    settings = server_settings(request)
-    inputs = parse_inputs("inputs", body.inputs, settings.max_batch, model.runtime)
-    body = body.with_default(settings.auto_truncate)
-    return json_response(await model.read(len(inputs), render_vectors, model, inputs, body))
+    inputs = read_inputs(request, model, body.inputs)
+    cut = cut_for(request, model, body)
+
+    def answer() -> bytes:
+        vectors = embed_inputs(model, inputs, body.prompt_name, cut, body.dimensions)
+        if body.dimensions is not None:
+            check_dimensions(body.dimensions, vectors.shape[1])
+        return render_list((normalize(vectors) if body.normalize else vectors).tolist())
+
+    return json_response(await model.read(len(inputs), answer))
 
 
 @router.post("/embed_all")
@@ -115,10 +112,15 @@ async def embed_all(request: Request, body: EmbedAllRequest) -> Response:
     The response is a list in the order of the inputs, also for one input. Each entry has a list of
     numbers for each token, with the special tokens and those of a prompt."""
     model = choose_model(request, lambda model: model.embeds, "embed texts", body.model)
-    settings = server_settings(request)
-    inputs = parse_inputs("inputs", body.inputs, settings.max_batch, model.runtime)
-    body = body.with_default(settings.auto_truncate)
-    return json_response(await model.read(len(inputs), render_states, model, inputs, body))
+    inputs = read_inputs(request, model, body.inputs)
+    cut = cut_for(request, model, body)
+
+    def answer() -> bytes:
+        rows, _ = encode_inputs(model, inputs, body.prompt_name, cut)
+        states = embedding.hidden_states(model.runtime, rows)
+        return render_list(row_states.tolist() for row_states in states)
+
+    return json_response(await model.read(len(inputs), answer))
 
 
 @router.post("/similarity")
@@ -129,12 +131,15 @@ async def similarity(request: Request, body: SimilarityRequest) -> Response:
     model = choose_model(request, lambda model: model.embeds, "embed texts", body.model)
     if not body.inputs.sentences:
         raise empty_error("inputs.sentences")
-    sentences = [body.inputs.source_sentence, *body.inputs.sentences]
-    settings = server_settings(request)
-    inputs = parse_inputs("inputs", sentences, settings.max_batch, model.runtime)
-    how = body.parameters or SimilarityParameters.model_validate({})
-    how = how.with_default(settings.auto_truncate)
-    return JSONResponse(await model.read(len(inputs), cosine_similarities, model, inputs, how))
+    inputs = read_inputs(request, model, [body.inputs.source_sentence, *body.inputs.sentences])
+    options = body.parameters or SimilarityParameters.model_validate({})
+    cut = cut_for(request, model, options)
+
+    def answer() -> list[float]:
+        vectors = normalize(embed_inputs(model, inputs, options.prompt_name, cut))
+        return (vectors[1:] @ vectors[0]).tolist()
+
+    return JSONResponse(await model.read(len(inputs), answer))
 
 
 @router.post("/predict")
@@ -146,10 +151,16 @@ async def predict(request: Request, body: PredictRequest) -> Response:
     logits with `raw_scores`."""
     model = choose_model(request, classifies, "label texts", body.model)
     sequences, is_batch = parse_sequences(body.inputs)
-    settings = server_settings(request)
-    check_number("inputs", sequences, settings.max_batch)
-    body = body.with_default(settings.auto_truncate)
-    results = await model.read(len(sequences), labels, model, sequences, body, body.raw_scores)
+    check_number("inputs", sequences, server_settings(request).max_batch)
+    cut = cut_for(request, model, body)
+    config = model.runtime.info.config
+    function = identity if body.raw_scores else probability_function(config)
+
+    def answer() -> list[Any]:
+        rows, _ = encode_inputs(model, sequences, None, cut)
+        return label_rows(model.runtime, rows, function)
+
+    results = await model.read(len(sequences), answer)
     return JSONResponse(results if is_batch else results[0])
 
 
@@ -163,21 +174,18 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
     model = choose_model(
         request, reranks, "rerank texts, for which a head with one label is needed", body.model
     )
-    if not body.texts:
-        raise empty_error("texts")
-    settings = server_settings(request)
-    check_number("texts", body.texts, settings.max_batch)
-    body = body.with_default(settings.auto_truncate)
-    pairs = [(body.query, text) for text in body.texts]
-    results = await model.read(len(pairs), rank_scores, model, pairs, body)
-    ranks = sorted(
-        ((float(scores[0]), index) for index, scores in enumerate(results)),
-        key=lambda rank: (-rank[0], rank[1]),
-    )
-    texts = [{"text": body.texts[index]} if body.return_text else {} for _, index in ranks]
-    return JSONResponse(
-        [{"index": index, **text, "score": score} for (score, index), text in zip(ranks, texts)]
-    )
+    check_number("texts", body.texts, server_settings(request).max_batch)
+    cut = cut_for(request, model, body)
+    pairs = limit_characters([(body.query, text) for text in body.texts], cut)
+
+    def answer() -> list[dict[str, Any]]:
+        instruction = reranking.select_instruction(model.runtime)
+        scores = reranking.score_pairs(model.runtime, pairs, instruction, cut, body.raw_scores)
+        return reranking.rank_texts(scores)
+
+    ranks = await model.read(len(pairs), answer)
+    texts = [{"text": body.texts[rank["index"]]} if body.return_text else {} for rank in ranks]
+    return JSONResponse([{**rank, **text} for rank, text in zip(ranks, texts)])
 
 
 @router.post("/tokenize")
@@ -192,7 +200,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise UsageError(f"inputs is {short_repr(body.inputs)}, expected a text or a list of texts")
     check_number("inputs", texts, server_settings(request).max_batch)
-    size = sum(map(len, texts))
+    size = sum(map(len, texts))  # the response has about 100 bytes per token
     if size > MAX_CHARACTERS:
         raise TooLong(f"inputs has {size} characters, expected at most {MAX_CHARACTERS}")
     return json_response(await model.read(len(texts), render_tokens, model.runtime, texts, body))
@@ -204,20 +212,13 @@ async def decode_ids(request: Request, body: DecodeRequest) -> Response:
 
     The response is a list of texts in the same order, also for one list."""
     model = choose_model(request, has_tokenizer, "decode token ids", body.model)
-    rows = parse_inputs("ids", body.ids, server_settings(request).max_batch, model.runtime)
+    rows = read_inputs(request, model, body.ids, "ids")
     if any(isinstance(row, str) for row in rows):
         raise UsageError(
             f"ids is {short_repr(body.ids)}, expected token ids or a list of lists of token ids"
         )
-
-    def texts() -> list[str]:
-        return [
-            decode(model.runtime, row, body.skip_special_tokens)
-            for row in rows
-            if isinstance(row, list)
-        ]
-
-    return JSONResponse(await model.read(len(rows), texts))
+    skips = body.skip_special_tokens
+    return JSONResponse(await model.read(len(rows), decode_batch, model.runtime, rows, skips))
 
 
 @router.get("/info")
@@ -311,229 +312,78 @@ def model_type(model: ServedModel) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------- tokens
 
 
-def encode(model: ServedModel, texts: Sequence[str | Pair], how: Truncation) -> Sequence[Encoding]:
-    """Return the encoding of each text, with special tokens, truncated if the request says so in
-    `how`.
-
-    Raises TooLong for a text that is too long without truncation.
-    """
-    return encode_within(
-        model, texts, how, lambda texts, cut: encode_texts(model.runtime, texts, cut)
-    )
+def read_inputs(
+    request: Request, model: ServedModel, value: Any, name: str = "inputs"
+) -> list[str | list[int]]:
+    """Return the texts and rows of token ids in `value`, the field `name` of `request`. Raises
+    errors as `parse_texts` does."""
+    vocab_size = model.runtime.info.config["vocab_size"]
+    return parse_texts(name, value, server_settings(request).max_batch, vocab_size)
 
 
-def encode_within(
-    model: ServedModel,
-    texts: Sequence[Any],
-    how: Truncation,
-    tokenize: Callable[[Sequence[Any], Cut | None], Sequence[Any]],
-) -> Sequence[Any]:
-    """Return `tokenize(texts, cut)`, the tokens of each text or pair, where `cut` is None without
-    truncation.
+def cut_for(request: Request, model: ServedModel, body: Truncation) -> Cut:
+    return body.cut(longest(model), server_settings(request).auto_truncate)
 
-    Raises TooLong for a text that is too long without truncation.
-    """
-    limit = longest(model)
-    if how.truncate:
-        shortened = [first_characters(text, limit * MAX_TOKEN_LENGTH, how.side) for text in texts]
-        return tokenize(shortened, Cut(limit, side=how.side))
+
+def limit_characters(texts: Sequence[Any], cut: Cut) -> list[Any]:
+    """Return `texts`, which may be pairs or token ids, with as many characters as can be tokens
+    within `cut`. If it rejects texts, raise TooLong for a text of more characters."""
+    limit = cut.longest * MAX_TOKEN_LENGTH
+    if not cut.rejects:
+        return [first_characters(text, limit, cut.side) for text in texts]
     for text in texts:
-        size = len(text) if isinstance(text, str) else sum(map(len, text))
-        if size > limit * MAX_TOKEN_LENGTH:
+        size = sum(map(len, text)) if isinstance(text, tuple) else len(text)
+        if size > limit:
             raise TooLong(
-                f"a text has {size} characters, expected at most {limit * MAX_TOKEN_LENGTH} "
-                f"without truncation"
+                f"a text has {size} characters, expected at most {limit} without truncation"
             )
-    rows = tokenize(texts, None)
-    check_lengths([len(row.ids) for row in rows], limit)
-    return rows
+    return list(texts)
 
 
-def check_lengths(lengths: Sequence[int], limit: int) -> None:
-    if max(lengths) > limit:
-        raise TooLong(
-            f"a text has {max(lengths)} tokens, expected at most {limit} without truncation"
-        )
-
-
-def first_characters(text: str | Pair, max_length: int, side: str) -> str | Pair:
+def first_characters(text: Any, max_length: int, side: str | None) -> Any:
     """Return the first `max_length` characters of a text or of each text of a pair, or the last
-    ones if `side` is "left"."""
-    if isinstance(text, str):
-        return text[:max_length] if side == "right" else text[-max_length:]
-    first, second = (first_characters(part, max_length, side) for part in text)
-    return first, second  # type: ignore[return-value]
+    ones if `side` is "left". Token ids are returned unchanged."""
+    if isinstance(text, tuple):
+        return tuple(first_characters(part, max_length, side) for part in text)
+    if isinstance(text, list):
+        return text
+    return text[-max_length:] if side == "left" else text[:max_length]
 
 
-def rows_to_embed(
-    model: ServedModel,
-    inputs: Sequence[str | list[int]],
-    how: EmbedAllRequest | SimilarityParameters,
-) -> tuple[list[Encoding | TokenRow], int]:
+def encode_inputs(
+    model: ServedModel, inputs: Sequence[Any], prompt_name: str | None, cut: Cut
+) -> tuple[Sequence[Row], int]:
     """Return the tokens of each input, and the number of tokens of the prompt, 0 without one.
 
-    `how` has the truncation and the name of the prompt. Without a prompt, token ids are used
-    unchanged, apart from truncation. With one, they are decoded and encoded again after it. Raises
-    UsageError for an unknown prompt, and TooLong for an input that is too long without truncation.
+    Inputs to embed are texts, which follow the prompt, or token ids; all others are texts or pairs.
+    Raises UsageError for an unknown prompt, and TooLong for an input that is too long without
+    truncation.
     """
-    runtime = model.runtime
-    prompt = embedding.select_prompt(sentence_config(runtime), how.prompt_name, None)
-    lowered = (
-        normalizers.Lowercase().normalize_str if embedding.length_and_case(runtime)[1] else str
-    )
-    if prompt:
-        inputs = [
-            item if isinstance(item, str) else decode(runtime, item, skip_special_tokens=True)
-            for item in inputs
-        ]
-    texts = [lowered(prompt + item) for item in inputs if isinstance(item, str)]
-    encodings = iter(encode(model, texts, how) if texts else [])
-    rows = [
-        next(encodings) if isinstance(item, str) else cut_ids(item, longest(model), how)
-        for item in inputs
-    ]
-    length = (
-        embedding.count_prompt_tokens(encode_texts(runtime, [lowered(prompt)])[0]) if prompt else 0
-    )
-    return rows, min(length, longest(model))
+    if not model.embeds:
+        return encode_texts(model.runtime, limit_characters(inputs, cut), cut), 0
+    prompt = embedding.select_prompt(sentence_config(model.runtime), prompt_name, None)
+    inputs = limit_characters(inputs, cut)
+    return embedding.rows_to_embed(model.runtime, inputs, prompt, cut)
 
 
-def cut_ids(ids: list[int], limit: int, how: Truncation) -> TokenRow:
-    if how.truncate:
-        ids = ids[:limit] if how.side == "right" else ids[-limit:]
-    check_lengths([len(ids)], limit)
-    return TokenRow(ids, [0] * len(ids))
-
-
-# ------------------------------------------------------------------------------------------ answers
-
-
-def json_response(content: bytes) -> Response:
-    return Response(content, media_type="application/json")
-
-
-def render_list(values: Iterator[Any]) -> bytes:
-    """Return `values` as a JSON list. Each value is encoded on its own, so that other threads can
-    run."""
-    return (
-        b"["
-        + b",".join(
-            json.dumps(value, ensure_ascii=False, allow_nan=False).encode() for value in values
-        )
-        + b"]"
-    )
-
-
-def compute_states(
+def embed_inputs(
     model: ServedModel,
     inputs: Sequence[str | list[int]],
-    how: EmbedAllRequest | SimilarityParameters,
-) -> tuple[list[np.ndarray], int]:
-    """Return the hidden states (S, D) of each input with its prompt, and the number of tokens of
-    the prompt, 0 without one.
-
-    `inputs` are texts or token ids. `how` has the truncation and the name of the prompt.
-    """
-    rows, prompt_length = rows_to_embed(model, inputs, how)
-    states: list[np.ndarray] = [np.empty(0)] * len(rows)
-    for index, outputs in run(model.runtime, rows):
-        states[index] = outputs["last_hidden_state"]
-    return states, prompt_length
-
-
-def vectors(
-    model: ServedModel,
-    inputs: Sequence[str | list[int]],
-    how: EmbedAllRequest | SimilarityParameters,
+    prompt_name: str | None,
+    cut: Cut,
     width: int | None = None,
-) -> list[np.ndarray]:
-    """Return one vector (E,) for each input, without the last normalization of the export.
-
-    `how` has the truncation and the name of the prompt. `width` is the number of values to return,
-    from the start of each vector, None for all. Raises UsageError if a vector has fewer.
-    """
-    modules = model.runtime.sentence_modules
-    steps = modules.steps
-    while steps and steps[-1] is embedding.normalize:
-        steps = steps[:-1]
-    states, prompt_length = compute_states(model, inputs, how)
-    results = [
-        replace(modules, steps=steps).embedding(row_states, prompt_length) for row_states in states
-    ]
-    if width is not None:
-        check_dimensions(width, len(results[0]))
-    return [vector[:width] for vector in results]
+) -> np.ndarray:
+    """Return one vector for each input (B, E), without the last normalization of the export.
+    `width` is the number of values of each vector, None for all."""
+    rows = encode_inputs(model, inputs, prompt_name, cut)
+    modules = model.runtime.sentence_modules.without_normalization()
+    return embedding.vectors(model.runtime, *rows, width, modules)
 
 
 def check_dimensions(dimensions: int, width: int) -> None:
     """Raise UsageError if `dimensions` is more than `width`, the length of the vectors."""
     if dimensions > width:
         raise UsageError(f"dimensions is {dimensions}, expected at most {width}", "dimensions")
-
-
-def render_vectors(
-    model: ServedModel, inputs: Sequence[str | list[int]], body: EmbedRequest
-) -> bytes:
-    rows = vectors(model, inputs, body, body.dimensions)
-    return render_list(
-        (embedding.normalize(vector) if body.normalize else vector).tolist() for vector in rows
-    )
-
-
-def render_states(
-    model: ServedModel, inputs: Sequence[str | list[int]], body: EmbedAllRequest
-) -> bytes:
-    return render_list(states.tolist() for states in compute_states(model, inputs, body)[0])
-
-
-def cosine_similarities(
-    model: ServedModel, inputs: Sequence[str | list[int]], how: SimilarityParameters
-) -> list[float]:
-    embeddings = embedding.normalize(np.stack(vectors(model, inputs, how)))
-    return (embeddings[1:] @ embeddings[0]).tolist()
-
-
-def compute_scores(
-    model: ServedModel, rows: Sequence[Encoding | TokenRow], is_raw: bool
-) -> list[np.ndarray]:
-    """Return the scores of all labels for each of `rows`: logits if `is_raw`, otherwise
-    probabilities. Probabilities are sigmoids for independent labels and for a single label, else
-    the softmax."""
-    config = model.runtime.info.config
-    is_independent = (
-        config.get("problem_type") == "multi_label_classification" or len(config["id2label"]) == 1
-    )
-    function = FUNCTIONS["none" if is_raw else "sigmoid" if is_independent else "softmax"]
-    results: list[np.ndarray] = [np.empty(0)] * len(rows)
-    for index, outputs in run(model.runtime, rows):
-        results[index] = function(outputs["logits"])
-    return results
-
-
-def rank_scores(model: ServedModel, pairs: Sequence[Pair], body: RerankRequest) -> list[np.ndarray]:
-    """Return the score of each pair of a query and a text, in the prompt of the model if it has
-    one."""
-    instruction = reranking.select_instruction(model.runtime)
-
-    def tokenize(pairs: Sequence[Pair], cut: Cut | None) -> Sequence[Encoding | TokenRow]:
-        return reranking.pair_rows(model.runtime, pairs, instruction, cut)
-
-    rows = encode_within(model, pairs, body, tokenize)
-    return compute_scores(model, rows, body.raw_scores)
-
-
-def labels(
-    model: ServedModel, sequences: Sequence[str | Pair], how: Truncation, is_raw: bool
-) -> list[list[dict[str, Any]]]:
-    names = label_names(model.runtime)
-    orders = [
-        (scores, np.argsort(-scores, kind="stable").tolist())
-        for scores in compute_scores(model, encode(model, sequences, how), is_raw)
-    ]
-    return [
-        [{"score": float(scores[label]), "label": names[label]} for label in order]
-        for scores, order in orders
-    ]
 
 
 def render_tokens(runtime: TextRuntime, texts: Sequence[str], body: TokenizeRequest) -> bytes:

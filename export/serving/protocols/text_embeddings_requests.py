@@ -2,14 +2,14 @@
 parsed."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from ...errors import RequestError, TooLong, UsageError
-from ...text.tasks.rows import Pair, check_string
-from ...text_runtime import TextRuntime
-from .protocol import Items, check_vocabulary, short_repr
+from ...text.checks import Pair, check_string
+from ...text.tasks.rows import Cut
+from .protocol import Items, parse_inputs, short_repr
 
 INPUTS = {
     "anyOf": [
@@ -64,13 +64,10 @@ class Truncation(TEIRequest):
         "right", description="side at which texts are cut"
     )
 
-    @property
-    def side(self) -> str:
-        return self.truncation_direction.lower()
-
-    def with_default(self, truncate: bool) -> Self:
-        """Return the request with the server's `truncate` if it has none."""
-        return self.model_copy(update={"truncate": truncate}) if self.truncate is None else self
+    def cut(self, longest: int, truncates: bool) -> Cut:
+        """Return the truncation to `longest` tokens. `truncates` is the server's default."""
+        truncate = truncates if self.truncate is None else self.truncate
+        return Cut(longest, side=self.truncation_direction.lower(), rejects=not truncate)
 
 
 class EmbedAllRequest(Truncation):
@@ -170,31 +167,17 @@ def check_input(text: str, name: str) -> str:
     return check_string(text, name)
 
 
-def parse_inputs(
-    name: str, value: Any, max_items: int, runtime: TextRuntime
-) -> list[str | list[int]]:
+def parse_texts(name: str, value: Any, max_items: int, vocab_size: int) -> list[str | list[int]]:
     """Return the list of texts and rows of token ids in `value`, the field `name` of a request.
 
     Raises UsageError for invalid values, RequestError for none, and TooLong for more than
     `max_items`.
     """
-    inputs = [value] if isinstance(value, str) else value
-    if isinstance(inputs, list) and inputs and all(type(item) is int for item in inputs):
-        inputs = [inputs]
-    if not isinstance(inputs, list):
-        raise UsageError(
-            f"{name} is {short_repr(value)}, expected a text, token ids or a "
-            f"list of texts and lists of token ids"
-        )
+    inputs = parse_inputs(name, value, vocab_size)
     check_number(name, inputs, max_items)
-    size = runtime.info.config["vocab_size"]
     for index, item in enumerate(inputs):
         if isinstance(item, str):
             check_input(item, f"{name} {index} of {len(inputs)}")
-            continue
-        if not isinstance(item, list) or not item or not all(type(token) is int for token in item):
-            raise UsageError(f"{name} has {short_repr(item)}, expected a text or token ids")
-        check_vocabulary(name, item, size)
     return inputs
 
 

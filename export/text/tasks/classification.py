@@ -2,51 +2,41 @@
 
 import itertools
 import reprlib
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from tokenizers import Encoding
 
-from ...errors import UsageError
-from ...heads import CLASSIFY, ZERO_SHOT
+from ...errors import TooLong, UsageError
+from ...heads import CLASSIFY, TEXT, ZERO_SHOT
 from ...inference.export_info import json_object
-from .rows import (
-    Cut,
+from ..checks import (
     Pair,
     check_choice,
     check_count,
+    check_flags,
     check_texts,
     check_texts_or_pairs,
-    encode_texts,
-    label_names,
-    require,
-    run,
-    sigmoid,
+)
+from ..scores import (
+    FUNCTIONS,
+    Scoring,
+    activation,
+    default_function,
+    rank_labels,
     softmax,
 )
+from ..text_model import TextModel
+from .rows import Cut, Row, encode_texts, label_names, require, run_rows
+from .task import TaskCall
 
-if TYPE_CHECKING:
-    from ...text_runtime import TextRuntime
-
+MAX_PAIRS = 2000  # of a text and a label in a request
 SENTENCE_CONFIG = "config_sentence_transformers.json"
-Scoring = Callable[[np.ndarray], np.ndarray]  # from logits to scores
-FUNCTIONS: dict[str, Scoring] = {
-    "softmax": softmax,
-    "sigmoid": sigmoid,
-    "none": lambda logits: logits,
-}
-# activations by the torch class that sentence-transformers records
-ACTIVATIONS: dict[str, Scoring] = {
-    "Identity": FUNCTIONS["none"],
-    "Sigmoid": sigmoid,
-    "Tanh": np.tanh,
-    "ReLU": lambda values: np.maximum(values, 0),
-}
 
 
 def classify(
-    runtime: "TextRuntime",
+    runtime: TextModel,
     texts: Sequence[str | Pair | dict[str, str]],
     /,
     top_k: int | None = 1,
@@ -74,17 +64,21 @@ def classify(
     if top_k is not None:
         check_count("top_k", top_k)
     function = scoring(runtime, function_to_apply)
+    return label_rows(runtime, encode_texts(runtime, check_texts_or_pairs(texts)), function, top_k)
+
+
+def label_rows(
+    runtime: TextModel, rows: Sequence[Row], function: Scoring, top_k: int | None = None
+) -> list[list[dict[str, Any]]]:
+    """Return the labels of each of `rows` with their scores, as `classify` does. `function`
+    makes scores of logits."""
     labels = label_names(runtime)
-    rows = encode_texts(runtime, check_texts_or_pairs(texts))
-    results: list[list[dict[str, Any]]] = [[] for _ in rows]
-    for index, outputs in run(runtime, rows):
-        scores = function(outputs["logits"])
-        best = np.argsort(-scores, kind="stable")[:top_k].tolist()
-        results[index] = [{"label": labels[label], "score": float(scores[label])} for label in best]
-    return results
+    return run_rows(
+        runtime, rows, lambda row, outputs: rank_labels(labels, function(outputs["logits"]), top_k)
+    )
 
 
-def scoring(runtime: "TextRuntime", name: str | None) -> Scoring:
+def scoring(runtime: TextModel, name: str | None) -> Scoring:
     """Return the function from logits to scores with this `name`; None is the export's default, by
     its config.
 
@@ -95,15 +89,10 @@ def scoring(runtime: "TextRuntime", name: str | None) -> Scoring:
         return FUNCTIONS[name]
     if recorded := recorded_activation(runtime):
         return activation(recorded, "the activation of this cross-encoder")
-    config = runtime.info.config
-    problem = config.get("problem_type")
-    if problem == "regression":
-        return FUNCTIONS["none"]
-    is_independent = problem == "multi_label_classification" or len(config["id2label"]) == 1
-    return sigmoid if is_independent else softmax
+    return default_function(runtime.info.config)
 
 
-def recorded_activation(runtime: "TextRuntime") -> str | None:
+def recorded_activation(runtime: TextModel) -> str | None:
     """Return the name of the torch class that a cross-encoder applies to its logits, or None.
     sentence-transformers has stored the name in three places."""
     config = runtime.info.config
@@ -115,33 +104,21 @@ def recorded_activation(runtime: "TextRuntime") -> str | None:
     return sentence_config(runtime).get("activation_fn")
 
 
-def sentence_config(runtime: "TextRuntime") -> dict:
+def sentence_config(runtime: TextModel) -> dict:
     """Return the content of config_sentence_transformers.json, empty without the file."""
     info = runtime.info
     return json_object(info.directory / SENTENCE_CONFIG, info.read(SENTENCE_CONFIG) or b"{}")
 
 
-def activation(name: object, setting: str) -> Scoring:
-    """Return the function of the torch class `name`, such as "torch.nn.modules.activation.Sigmoid".
-
-    Raises ValueError for another class. `setting` says in the message where the name comes from.
-    """
-    kind = str(name).rpartition(".")[2]
-    if not str(name).startswith("torch.") or kind not in ACTIVATIONS:
-        expected = ", ".join(f"torch.nn.{known}" for known in ACTIVATIONS)
-        raise ValueError(
-            f"{setting} is {reprlib.repr(name)}, which is not supported: expected one of {expected}"
-        )
-    return ACTIVATIONS[kind]
-
-
 def zero_shot(
-    runtime: "TextRuntime",
+    runtime: TextModel,
     texts: Sequence[str],
     /,
     candidate_labels: str | Sequence[str],
     hypothesis_template: str = "This example is {}.",
     multi_label: bool = False,
+    *,
+    max_pairs: int | None = None,
 ) -> list[dict[str, Any]]:
     """Score how well each of `candidate_labels` fits each text, with a model of natural language
     inference (Yin et al. 2019). Each result is `{"sequence": text, "labels": [str, ...], "scores":
@@ -154,22 +131,26 @@ def zero_shot(
         hypothesis_template: statement about a text, with `{}` in place of the label.
         multi_label: True if labels are independent of each other, as a single label always is.
             Otherwise the scores of all labels sum to 1.
+        max_pairs: maximum number of pairs of a text and a label; None is no limit.
 
     Raises:
         UsageError: if there are no labels, or the template lacks `{}`.
         ValueError: if the export has no sequence classification head, no label of the model begins
             with "entail", or a text is blank, invalid or too long with its hypothesis.
+        TooLong: if there are more than `max_pairs`.
     """
     require(runtime, ZERO_SHOT)
+    check_flags(multi_label=multi_label)
     texts = check_texts(texts)
     candidates = parse_candidates(candidate_labels)
+    count = len(texts) * len(candidates)
+    if max_pairs is not None and count > max_pairs:
+        raise TooLong(f"texts and candidate_labels are {count} pairs, expected at most {max_pairs}")
     hypotheses = [make_hypothesis(hypothesis_template, label) for label in candidates]
     entailment, contradiction = entailment_and_contradiction(runtime)
     pairs = [(text, hypothesis) for text in texts for hypothesis in hypotheses]
     rows = encode_pairs(runtime, pairs, runtime.tokenizer_settings.longest)
-    logits = np.zeros((len(pairs), len(runtime.info.config["id2label"])), np.float32)
-    for index, outputs in run(runtime, rows):
-        logits[index] = outputs["logits"]
+    logits = np.array(run_rows(runtime, rows, lambda row, outputs: outputs["logits"]))
     by_text = logits.reshape(len(texts), len(candidates), -1)
     if multi_label or len(candidates) == 1:
         scores = softmax(by_text[..., [contradiction, entailment]])[..., 1]
@@ -178,9 +159,7 @@ def zero_shot(
     return [ranked(text, candidates, row) for text, row in zip(texts, scores)]
 
 
-def encode_pairs(
-    runtime: "TextRuntime", pairs: Sequence[Pair], longest: int | None
-) -> list[Encoding]:
+def encode_pairs(runtime: TextModel, pairs: Sequence[Pair], longest: int | None) -> list[Encoding]:
     """Return the tokens of each pair of a text and a hypothesis.
 
     Texts are truncated so that a row has at most `longest` tokens; None is no limit. Hypotheses are
@@ -237,7 +216,7 @@ def make_hypothesis(template: object, label: str) -> str:
     return hypothesis
 
 
-def entailment_and_contradiction(runtime: "TextRuntime") -> tuple[int, int]:
+def entailment_and_contradiction(runtime: TextModel) -> tuple[int, int]:
     """Return the indices (entailment, contradiction) of the labels. As in the pipeline,
     contradiction is the first label, or the last one (-1) if entailment is first.
 
@@ -251,3 +230,17 @@ def entailment_and_contradiction(runtime: "TextRuntime") -> tuple[int, int]:
             f"'entail', as zero-shot classification needs"
         )
     return matches[0], -1 if matches[0] == 0 else 0
+
+
+PIPELINES = {
+    "text-classification": TaskCall(classify, TEXT, defaults={"top_k": None}, is_always_list=True),
+    "zero-shot-classification": TaskCall(
+        zero_shot,
+        TEXT,
+        lambda result, row, options: [
+            {"label": label, "score": score}
+            for label, score in zip(result["labels"], result["scores"])
+        ],
+        defaults={"max_pairs": MAX_PAIRS},
+    ),
+}

@@ -3,30 +3,23 @@
 import reprlib
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from tokenizers import Encoding
 
 from ...errors import UsageError
-from ...heads import FILL_MASK
-from .rows import (
-    TOKENIZER_CONFIG,
-    check_count,
-    check_texts,
-    decode,
-    encode_texts,
-    require,
-    run,
-    softmax,
-    with_names,
-)
-
-if TYPE_CHECKING:
-    from ...text_runtime import TextRuntime
+from ...heads import FILL_MASK, TEXT
+from ..checks import check_count, check_texts, with_names
+from ..scores import softmax
+from ..text_model import TextModel
+from ..tokenizer_settings import TOKENIZER_CONFIG
+from .rows import decode, encode_texts, require, run_rows
+from .task import TaskCall
 
 
 def fill_mask(
-    runtime: "TextRuntime",
+    runtime: TextModel,
     texts: Sequence[str],
     /,
     top_k: int = 5,
@@ -58,22 +51,21 @@ def fill_mask(
             raise ValueError(
                 f"{name} has no mask, expected {runtime.tokenizer.id_to_token(mask)} in the text"
             )
-    results: list[list[Any]] = [[] for _ in rows]
-    for index, outputs in run(runtime, rows):
-        ids = rows[index].ids
-        positions = [position for position, token in enumerate(ids) if token == mask]
+
+    def fill(row: Encoding, outputs: dict[str, np.ndarray]) -> list[Any]:
+        positions = [position for position, token in enumerate(row.ids) if token == mask]
+        is_only = len(positions) == 1
         logits = next(iter(outputs.values()))  # a pretraining head has other outputs too
         filled = [
-            fillings(
-                runtime, ids, position, logits[position], top_k, candidates, len(positions) == 1
-            )
+            fillings(runtime, row.ids, position, logits[position], top_k, candidates, is_only)
             for position in positions
         ]
-        results[index] = filled[0] if len(positions) == 1 else filled
-    return results
+        return filled[0] if is_only else filled
+
+    return run_rows(runtime, rows, fill)
 
 
-def mask_token(runtime: "TextRuntime") -> int:
+def mask_token(runtime: TextModel) -> int:
     """Return the id of the mask token. Raises ValueError if the tokenizer has none."""
     mask = runtime.tokenizer_settings.special_tokens["mask_token"]
     if mask is None:
@@ -85,7 +77,7 @@ def mask_token(runtime: "TextRuntime") -> int:
 
 
 def fillings(
-    runtime: "TextRuntime",
+    runtime: TextModel,
     ids: list[int],
     position: int,
     logits: np.ndarray,
@@ -114,7 +106,7 @@ def fillings(
     return results
 
 
-def target_ids(runtime: "TextRuntime", targets: object) -> list[int]:
+def target_ids(runtime: TextModel, targets: object) -> list[int]:
     names = [targets] if isinstance(targets, str) else targets
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise UsageError(
@@ -137,3 +129,6 @@ def target_ids(runtime: "TextRuntime", targets: object) -> list[int]:
     if not ids:
         raise UsageError(f"targets is {reprlib.repr(targets)}, expected at least one token")
     return list(dict.fromkeys(ids))
+
+
+PIPELINES = {"fill-mask": TaskCall(fill_mask, TEXT)}

@@ -2,18 +2,18 @@
 
 import reprlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...heads import CHOOSE, NEXT_SENTENCE
-from .rows import Pair, check_list, check_text, encode_texts, parse_pair, require, run, with_names
+from ...heads import CHOICES, CHOOSE, NEXT_SENTENCE, PAIR
+from ..checks import Pair, check_list, check_text, parse_pair, with_names
+from ..scores import rank_labels, softmax
+from ..text_model import TextModel
+from .rows import encode_texts, require, run_rows
+from .task import TaskCall
 
-if TYPE_CHECKING:
-    from ...text_runtime import TextRuntime
 
-
-def next_sentence(runtime: "TextRuntime", pairs: Sequence[Pair | dict[str, str]], /) -> np.ndarray:
+def next_sentence(runtime: TextModel, pairs: Sequence[Pair | dict[str, str]], /) -> np.ndarray:
     """Return two logits for each pair (B, 2), float32: the second text follows the first, and it
     does not (Devlin et al. 2019, section 3.1). Their softmax is the probabilities.
 
@@ -27,16 +27,12 @@ def next_sentence(runtime: "TextRuntime", pairs: Sequence[Pair | dict[str, str]]
     require(runtime, NEXT_SENTENCE)
     checked = [parse_pair(pair, name) for pair, name in with_names(check_list(pairs, "pairs"))]
     rows = encode_texts(runtime, checked)
-    scores = np.zeros((len(rows), 2), np.float32)
-    for index, outputs in run(runtime, rows):
-        scores[index] = list(outputs.values())[
-            -1
-        ]  # a pretraining head has the logits of tokens first
-    return scores
+    # a pretraining head has the logits of tokens first
+    return np.array(run_rows(runtime, rows, lambda row, outputs: [*outputs.values()][-1]))
 
 
 def choose(
-    runtime: "TextRuntime", texts: Sequence[str], choices: Sequence[Sequence[str]], /
+    runtime: TextModel, texts: Sequence[str], choices: Sequence[Sequence[str]], /
 ) -> list[np.ndarray]:
     """Return the logits of the choices of each text (C,), float32: how well a choice continues the
     text. Their softmax is the probabilities.
@@ -52,9 +48,7 @@ def choose(
     require(runtime, CHOOSE)
     pairs = check_choices(texts, choices)
     rows = encode_texts(runtime, [pair for group in pairs for pair in group])
-    scores = np.zeros(len(rows), np.float32)
-    for index, outputs in run(runtime, rows):
-        [scores[index]] = outputs["logits"]
+    scores = np.array(run_rows(runtime, rows, lambda row, outputs: outputs["logits"][0]))
     return np.split(scores, np.cumsum([len(group) for group in pairs])[:-1])
 
 
@@ -81,3 +75,17 @@ def check_choices(texts: object, choices: object) -> list[list[Pair]]:
             ]
         )
     return pairs
+
+
+PIPELINES = {
+    "next-sentence": TaskCall(
+        next_sentence,
+        PAIR,
+        lambda logits, row, options: rank_labels(["isNext", "notNext"], softmax(logits)),
+    ),
+    "multiple-choice": TaskCall(
+        choose,
+        CHOICES,
+        lambda logits, row, options: rank_labels(row["choices"], softmax(logits)),
+    ),
+}

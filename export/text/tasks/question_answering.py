@@ -1,25 +1,25 @@
 """Extractive question answering (Devlin et al. 2019, section 4.2), like our pipeline
 "question-answering"."""
 
-import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tokenizers import Encoding
 
 from ...errors import UsageError
-from ...heads import ANSWER
-from .rows import Cut, check_count, check_list, check_text, encode_texts, require, run, softmax
-
-if TYPE_CHECKING:
-    from ...text_runtime import TextRuntime
+from ...heads import ANSWER, QUESTION
+from ..checks import check_count, check_flags, check_list, check_text
+from ..scores import softmax
+from ..text_model import TextModel
+from .rows import MAX_WINDOWS, Cut, check_windows, encode_texts, require, run_windows
+from .task import TaskCall
 
 MAX_SEQ_LEN, DOC_STRIDE = 384, 128
 
 
 def answer(
-    runtime: "TextRuntime",
+    runtime: TextModel,
     questions: Sequence[str],
     contexts: Sequence[str],
     /,
@@ -30,6 +30,8 @@ def answer(
     max_seq_len: int | None = None,
     doc_stride: int | None = None,
     max_question_len: int | None = None,
+    *,
+    max_windows: int | None = None,
 ) -> list[list[dict[str, Any]]]:
     """Return the spans of each context that answer the question at the same index, best first.
 
@@ -49,59 +51,64 @@ def answer(
         doc_stride: number of tokens that windows share; by default 128, or half of `max_seq_len` if
             that is less.
         max_question_len: truncate the question to this number of tokens.
+        max_windows: maximum number of windows of a context; None is no limit.
 
     Raises:
         UsageError: if an argument is out of range.
         ValueError: if the export has no question answering head, the lists are empty or differ in
             length, a text is blank, or a question is so long that windows cannot advance.
+        TooLong: if a context needs more than `max_windows`.
     """
     require(runtime, ANSWER)
     for name, value in (("top_k", top_k), ("max_answer_len", max_answer_len)):
         check_count(name, value)
-    for name, length in (("max_seq_len", max_seq_len), ("max_question_len", max_question_len)):
-        if length is not None:
-            check_count(name, length)
-    if doc_stride is not None:
-        check_count("doc_stride", doc_stride, min_value=0)
+    check_flags(handle_impossible_answer=handle_impossible_answer, align_to_words=align_to_words)
+    if max_question_len is not None:
+        check_count("max_question_len", max_question_len)
+    sizes = window_sizes(runtime, max_seq_len, doc_stride)
     examples = check_examples(questions, contexts)
-    if max_seq_len is None:
-        max_seq_len = min(runtime.tokenizer_settings.longest or MAX_SEQ_LEN, MAX_SEQ_LEN)
-    if doc_stride is None:
-        doc_stride = min(max_seq_len // 2, DOC_STRIDE)
-    if doc_stride > max_seq_len:
-        raise UsageError(f"doc_stride is {doc_stride}, expected at most max_seq_len, {max_seq_len}")
-    rows: list[Encoding] = []
-    numbers: list[int] = []  # example of each row
-    row_slices: list[slice] = []  # rows of each example
+    windows = []
     for number, (question, context) in enumerate(examples):
         if max_question_len is not None:
             [encoding] = runtime.encode([question], special_tokens=False)
             if len(encoding.ids) > max_question_len:
                 question = question[: encoding.offsets[max_question_len - 1][1]]
-        windows = make_windows(runtime, question, context, number, max_seq_len, doc_stride)
-        row_slices.append(slice(len(rows), len(rows) + len(windows)))
-        rows += windows
-        numbers += [number] * len(windows)
+        windows.append(make_windows(runtime, question, context, number, *sizes, max_windows))
+    names = [f"context {number} with its question" for number in range(len(examples))]
+    all_scores = run_windows(
+        runtime, windows, lambda row, outputs: probabilities(runtime, row, outputs), names
+    )
     # spans may become equal when they are extended to words, so more are needed
     count = 2 * top_k + 10 if align_to_words else top_k
-    spans: list[list[dict]] = [[] for _ in rows]
-    nulls = np.zeros(len(rows))
-    for index, outputs in run(
-        runtime, rows, [f"context {number} with its question" for number in numbers]
-    ):
-        context = examples[numbers[index]][1]
-        tokens, start, end, nulls[index] = probabilities(runtime, rows[index], outputs)
-        extents = find_extents(rows[index], tokens, context_sequence(runtime), align_to_words)
-        for first, last, score in best_spans(start, end, max_answer_len, count):
-            begin, stop = extents[first][0], extents[last][1]
-            spans[index].append(
-                {"score": score, "start": begin, "end": stop, "answer": context[begin:stop]}
-            )
     results = []
-    for row_slice in row_slices:
-        null_score = float(nulls[row_slice].min()) if handle_impossible_answer else None
-        results.append(merge_spans([*itertools.chain(*spans[row_slice])], null_score)[:top_k])
+    for (_, context), group, scores in zip(examples, windows, all_scores):
+        spans = []
+        for row, (tokens, start, end, _) in zip(group, scores):
+            extents = find_extents(row, tokens, context_sequence(runtime), align_to_words)
+            for first, last, score in best_spans(start, end, max_answer_len, count):
+                begin, stop = extents[first][0], extents[last][1]
+                spans.append(
+                    {"score": score, "start": begin, "end": stop, "answer": context[begin:stop]}
+                )
+        null_score = min(score for *_, score in scores) if handle_impossible_answer else None
+        results.append(merge_spans(spans, null_score)[:top_k])
     return results
+
+
+def window_sizes(
+    runtime: TextModel, max_seq_len: int | None, doc_stride: int | None
+) -> tuple[int, int]:
+    """Return the number of tokens of a window and of what two windows share, with defaults for
+    None. Raises UsageError for a size out of range."""
+    if max_seq_len is None:
+        max_seq_len = min(runtime.tokenizer_settings.longest or MAX_SEQ_LEN, MAX_SEQ_LEN)
+    check_count("max_seq_len", max_seq_len)
+    if doc_stride is None:
+        doc_stride = min(max_seq_len // 2, DOC_STRIDE)
+    check_count("doc_stride", doc_stride, min_value=0)
+    if doc_stride > max_seq_len:
+        raise UsageError(f"doc_stride is {doc_stride}, expected at most max_seq_len, {max_seq_len}")
+    return max_seq_len, doc_stride
 
 
 def check_examples(questions: object, contexts: object) -> list[tuple[str, str]]:
@@ -122,7 +129,7 @@ def check_examples(questions: object, contexts: object) -> list[tuple[str, str]]
     return list(zip(*columns, strict=True))
 
 
-def context_sequence(runtime: "TextRuntime") -> int:
+def context_sequence(runtime: TextModel) -> int:
     """Return the position, 0 or 1, of the context in the pair that the tokenizer reads.
 
     As in the pipeline, the context is second if the tokenizer pads on the right, else first.
@@ -131,12 +138,13 @@ def context_sequence(runtime: "TextRuntime") -> int:
 
 
 def make_windows(
-    runtime: "TextRuntime",
+    runtime: TextModel,
     question: str,
     context: str,
     number: int,
     max_seq_len: int,
     doc_stride: int,
+    max_windows: int | None,
 ) -> list[Encoding]:
     """Return the windows of the context, each with the question, of at most `max_seq_len` tokens.
 
@@ -144,6 +152,7 @@ def make_windows(
 
     Raises:
         ValueError: if the context has no tokens or the windows cannot advance.
+        TooLong: if there are more than `max_windows`, unless that is None.
     """
     sequence = context_sequence(runtime)
     pair = (question, context) if sequence else (context, question)
@@ -159,6 +168,7 @@ def make_windows(
             f"max_seq_len={max_seq_len} leaves {room} tokens for context {number} besides its "
             f"question, expected more than doc_stride={doc_stride}, as the context has {length}"
         )
+    check_windows(f"context {number}", length, room - doc_stride, max_windows)
     [first] = encode_texts(
         runtime, [pair], Cut(max_seq_len, "only_second" if sequence else "only_first", doc_stride)
     )
@@ -166,7 +176,7 @@ def make_windows(
 
 
 def probabilities(
-    runtime: "TextRuntime", row: Encoding, outputs: dict[str, np.ndarray]
+    runtime: TextModel, row: Encoding, outputs: dict[str, np.ndarray]
 ) -> tuple[list[int], np.ndarray, np.ndarray, float]:
     """Return (tokens, start, end, null score) of a window.
 
@@ -216,9 +226,10 @@ def best_spans(
     `start` and `end` are the probabilities of each token. A span has at most `max_answer_len`
     tokens.
     """
-    firsts, lasts = np.nonzero(
-        np.tril(np.triu(np.ones((len(start), len(start)), bool)), max_answer_len - 1)
-    )
+    length = len(start)
+    ordered = np.triu(np.ones((length, length), bool))
+    spans = np.tril(ordered, min(max_answer_len, length) - 1)
+    firsts, lasts = np.nonzero(spans)
     scores = start[firsts] * end[lasts]
     best = np.argsort(-scores, kind="stable")[:count]
     return [(int(firsts[index]), int(lasts[index]), float(scores[index])) for index in best]
@@ -234,3 +245,13 @@ def merge_spans(spans: list[dict], null_score: float | None) -> list[dict[str, A
     if null_score is not None:
         results.append({"score": null_score, "start": 0, "end": 0, "answer": ""})
     return sorted(results, key=lambda answer: -answer["score"])
+
+
+PIPELINES = {
+    "question-answering": TaskCall(
+        answer,
+        QUESTION,
+        lambda result, row, options: result if options.get("top_k", 1) > 1 else result[0],
+        defaults={"max_windows": MAX_WINDOWS},
+    )
+}

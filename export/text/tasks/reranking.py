@@ -6,37 +6,31 @@ prompt of its config.json.
 
 from collections.abc import Sequence
 from string import Formatter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from tokenizers import Encoding
 
 from ...errors import UsageError
-from ...heads import RERANK
-from .classification import sentence_config
-from .embedding import length_and_case, select_prompt
-from .rows import (
-    NO_LIMIT,
-    Cut,
+from ...heads import RANKED, RERANK
+from ..checks import (
     Pair,
-    TokenRow,
     check_count,
+    check_flags,
     check_list,
     check_string,
     check_strings,
-    encode_texts,
-    require,
-    run,
-    sigmoid,
     with_names,
 )
-
-if TYPE_CHECKING:
-    from ...text_runtime import TextRuntime
+from ..scores import sigmoid
+from ..text_model import TextModel
+from .classification import sentence_config
+from .embedding import length_and_case, select_prompt
+from .rows import Cut, Row, TokenRow, encode_texts, plain_row, require, run_rows
+from .task import TaskCall
 
 
 def rerank(
-    runtime: "TextRuntime",
+    runtime: TextModel,
     queries: Sequence[str],
     texts: Sequence[Sequence[str]],
     /,
@@ -72,18 +66,26 @@ def rerank(
         )
     if top_k is not None:
         check_count("top_k", top_k)
+    check_flags(raw_scores=raw_scores)
     lists = check_candidates(check_strings(queries), texts)
     pairs = [(query, text) for query, candidates in lists for text in candidates]
     instruction = select_instruction(runtime, prompt_name, prompt)
-    rows = pair_rows(runtime, pairs, instruction, Cut(length_and_case(runtime)[0]))
-    scores = np.zeros(len(rows), np.float32)
-    for index, outputs in run(runtime, rows):
-        [scores[index]] = outputs["logits"] if raw_scores else sigmoid(outputs["logits"])
+    scores = score_pairs(runtime, pairs, instruction, Cut(length_and_case(runtime)[0]), raw_scores)
     ends = np.cumsum([len(candidates) for _, candidates in lists])[:-1]
-    return [ranks(scores_of_query, top_k) for scores_of_query in np.split(scores, ends)]
+    return [rank_texts(scores_of_query, top_k) for scores_of_query in np.split(scores, ends)]
 
 
-def ranks(scores: np.ndarray, top_k: int | None) -> list[dict[str, Any]]:
+def score_pairs(
+    runtime: TextModel, pairs: Sequence[Pair], instruction: str, cut: Cut, raw_scores: bool
+) -> np.ndarray:
+    """Return the score of each pair of a query and a text, (B,) float32, as `rerank` does."""
+    rows = pair_rows(runtime, pairs, instruction, cut)
+    logits = np.array(run_rows(runtime, rows, lambda row, outputs: outputs["logits"][0]))
+    return logits if raw_scores else sigmoid(logits)
+
+
+def rank_texts(scores: np.ndarray, top_k: int | None = None) -> list[dict[str, Any]]:
+    """Return the `top_k` best texts by their `scores` (B,), as `rerank` does for a query."""
     best = np.argsort(-scores, kind="stable")[:top_k].tolist()
     return [{"index": index, "score": float(scores[index])} for index in best]
 
@@ -113,7 +115,7 @@ def check_candidates(queries: list[str], texts: object) -> list[tuple[str, list[
 
 
 def select_instruction(
-    runtime: "TextRuntime", prompt_name: str | None = None, prompt: str | None = None
+    runtime: TextModel, prompt_name: str | None = None, prompt: str | None = None
 ) -> str:
     """Return the instruction of the prompt, empty for a model without a prompt.
 
@@ -132,10 +134,10 @@ def select_instruction(
 
 
 def pair_rows(
-    runtime: "TextRuntime", pairs: Sequence[Pair], instruction: str, cut: Cut | None = None
-) -> Sequence[Encoding | TokenRow]:
+    runtime: TextModel, pairs: Sequence[Pair], instruction: str, cut: Cut
+) -> Sequence[Row]:
     """Return the tokens of each pair of a query and a text, in the prompt of the model if it has
-    one. `cut` truncates them.
+    one. `cut` truncates or rejects them.
 
     The end of a prompt is never truncated: the model answers after it.
     """
@@ -149,12 +151,12 @@ def pair_rows(
     ]
     literal, name, *_ = list(Formatter().parse(template))[-1]
     *rows, end = runtime.encode([*texts, literal if name is None else ""], special_tokens=False)
-    longest = NO_LIMIT if cut is None else cut.longest
-    return [keep_end(row.ids, end.ids, longest) for row in rows]
+    return [keep_end(row.ids, end.ids, cut) for row in rows]
 
 
-def keep_end(ids: list[int], end: list[int], longest: int) -> TokenRow:
-    """Return the row of `ids` or, if there are more than `longest`, of their start and `end`."""
-    if len(ids) > longest:
-        ids = [*ids[: max(longest - len(end), 0)], *end]
-    return TokenRow(ids, [0] * len(ids))
+def keep_end(ids: list[int], end: list[int], cut: Cut) -> TokenRow:
+    """Return the row of `ids` or, if there are too many for `cut`, of their start and `end`."""
+    return plain_row(ids if cut.fits(len(ids)) else [*ids[: max(cut.longest - len(end), 0)], *end])
+
+
+PIPELINES = {"text-ranking": TaskCall(rerank, RANKED)}

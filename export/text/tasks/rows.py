@@ -1,120 +1,98 @@
-"""Helpers of all tasks: check and tokenize texts, and run rows of similar length together."""
+"""Texts to rows of tokens, and rows of similar length through the model together."""
 
-import contextlib
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from tokenizers import Encoding
 
-from ...errors import TokenizerError, UsageError, did_you_mean
+from ...errors import TooLong, tokenizer_errors
 from ...heads import HEADS, READS_CHOICES, Task, has_task
-from ...inference.export_info import json_object
 from ...inference.inputs import (
     bucket_by_length,
     check_positions,
     num_positions,
     pad_sequences,
 )
-from ...inference.options import is_integer
-from ..tokenization_spaces import clean_up, cleans_up
+from ..checks import Pair
+from ..text_model import TextModel
+from ..tokenization_spaces import clean_up
 
-if TYPE_CHECKING:
-    from ...text_runtime import TextRuntime
-
-TOKENIZER_CONFIG = "tokenizer_config.json"
-NO_LIMIT = 10**9  # tokens; transformers writes 10**30 for a tokenizer without a limit
-# Special tokens of the tokenizer classes, for an old tokenizer_config.json without special tokens.
-CONVENTIONS = {
-    "mask_token": ("[MASK]", "<mask>"),
-    "cls_token": ("[CLS]", "<s>"),
-    "unk_token": ("[UNK]", "<unk>"),
-}
-
-Pair = tuple[str, str]
+MAX_WINDOWS = 2000  # of a text in a request
 
 
-# ------------------------------------------------------------------------------------ the tokenizer
+class Cut(NamedTuple):
+    """The truncation of texts to `longest` tokens. `strategy` selects the part of a pair that is
+    cut. `stride` is the number of tokens that windows of one text share. `side` is the tokenizer's
+    by default. If it `rejects`, a longer text is an error instead."""
+
+    longest: int
+    strategy: str = "longest_first"
+    stride: int = 0
+    side: str | None = None
+    rejects: bool = False
+
+    def fits(self, length: int) -> bool:
+        """Return True if a row of `length` tokens is not cut. Raises TooLong if it is rejected."""
+        if length > self.longest and self.rejects:
+            raise TooLong(
+                f"a text has {length} tokens, expected at most {self.longest} without truncation"
+            )
+        return length <= self.longest
+
+    def cut_ids(self, ids: list[int]) -> list[int]:
+        """Return the first `longest` of `ids`, or the last ones if `side` is "left"."""
+        if self.fits(len(ids)):
+            return ids
+        return ids[-self.longest :] if self.side == "left" else ids[: self.longest]
 
 
-@dataclass(frozen=True)
-class TokenizerSettings:
-    """The settings that tokenizer_config.json adds to tokenizer.json, as transformers reads them.
-    `longest` is the maximum number of tokens if a task truncates texts. `special_tokens` are ids by
-    name. `has_types` is True if the tokens of a pair have token types."""
+class TokenRow(NamedTuple):
+    """Token ids that replace an `Encoding`, and the token type of each."""
 
-    longest: int | None
-    special_tokens: dict[str, int | None]
-    has_types: bool
-    cleans_up: bool
-    truncation_side: str
-    padding_side: str
+    ids: list[int]
+    type_ids: list[int]
 
 
-@contextlib.contextmanager
-def tokenizer_errors(path: Path) -> Iterator[None]:
-    """Convert all errors of `tokenizers` in the block to TokenizerError. `path` is the tokenizer,
-    for the message.
-
-    A panic of its Rust code is not an `Exception`. It happens for regular expressions that never
-    end.
-    """
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise TokenizerError(f"the tokenizer of {path} failed: {error}") from None
+Row = Encoding | TokenRow
+T = TypeVar("T")
 
 
-def tokenizer_settings(runtime: "TextRuntime") -> TokenizerSettings:
-    """Return the tokenizer settings of `runtime`'s export."""
-    info = runtime.info
-    config = json_object(info.directory / TOKENIZER_CONFIG, info.read(TOKENIZER_CONFIG) or b"{}")
-    is_silent = not any(name.endswith("_token") for name in config)
-    tokens = {
-        name: token_id(runtime, config.get(name), names if is_silent else ())
-        for name, names in CONVENTIONS.items()
-    }
-    longest = config.get("model_max_length")
-    is_number = isinstance(longest, int | float) and not isinstance(longest, bool)
-    is_limit = is_number and 0 < longest < NO_LIMIT
-    types = config.get("model_input_names", ["token_type_ids"])
-    return TokenizerSettings(
-        int(longest) if is_limit else None,
-        tokens,
-        (runtime.info.config.get("type_vocab_size") or 0) > 1 and "token_type_ids" in types,
-        cleans_up(config, type(runtime.tokenizer.model).__name__),
-        config.get("truncation_side", "right"),
-        config.get("padding_side", "right"),
-    )
+def plain_row(ids: list[int]) -> TokenRow:
+    """Return the row of `ids`, all of token type 0."""
+    return TokenRow(ids, [0] * len(ids))
 
 
-def token_id(runtime: "TextRuntime", token: Any, otherwise: Iterable[str]) -> int | None:
-    """Return the id of `token`, a string or a dict with the key "content".
+def encode_texts(
+    runtime: TextModel, texts: Sequence[str | Pair], cut: Cut | None = None
+) -> list[Encoding]:
+    """Return the encoding of each text, with special tokens. With `cut`, it is the first window;
+    `overflowing` has the others. Raises TooLong if `cut` rejects a text."""
+    tokenizer = runtime.tokenizer
+    with runtime.lock, tokenizer_errors(runtime.path):
+        if cut is not None and not cut.rejects:
+            side = cut.side or runtime.tokenizer_settings.truncation_side
+            tokenizer.enable_truncation(
+                cut.longest, strategy=cut.strategy, stride=cut.stride, direction=side
+            )
+        try:
+            rows = tokenizer.encode_batch(list(texts))
+        finally:
+            tokenizer.no_truncation()
+    if cut is not None:
+        cut.fits(max((len(row.ids) for row in rows), default=0))
+    return rows
 
-    If it is neither, return the id of the first of the tokens `otherwise` that exists. Return None
-    if there is none.
-    """
-    content = token.get("content") if isinstance(token, dict) else token
-    names = [content] if isinstance(content, str) else otherwise
-    ids = map(runtime.tokenizer.token_to_id, names)
-    return next((id for id in ids if id is not None), None)
 
-
-def decode(runtime: "TextRuntime", ids: Sequence[int], skip_special_tokens: bool) -> str:
+def decode(runtime: TextModel, ids: Sequence[int], skip_special_tokens: bool) -> str:
     """Return the text of the token ids `ids`, the same as `AutoTokenizer.decode`.
     `skip_special_tokens` leaves out tokens such as the end token."""
     [text] = decode_batch(runtime, [list(ids)], skip_special_tokens)
     return text
 
 
-def decode_batch(
-    runtime: "TextRuntime", rows: list[list[int]], skip_special_tokens: bool
-) -> list[str]:
+def decode_batch(runtime: TextModel, rows: list[list[int]], skip_special_tokens: bool) -> list[str]:
     """Return the text of each row of token ids, the same as `AutoTokenizer.batch_decode`.
     `skip_special_tokens` leaves out tokens such as the end token."""
     with tokenizer_errors(runtime.path):
@@ -122,16 +100,13 @@ def decode_batch(
     return [clean_up(text) for text in texts] if runtime.tokenizer_settings.cleans_up else texts
 
 
-def join(runtime: "TextRuntime", tokens: Sequence[str]) -> str:
+def join(runtime: TextModel, tokens: Sequence[str]) -> str:
     """Return the text of `tokens`, which are strings, joined by the tokenizer's decoder."""
     decoder = runtime.tokenizer.decoder
     return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
 
 
-# ---------------------------------------------------------------------------------------- the texts
-
-
-def require(runtime: "TextRuntime", task: Task) -> None:
+def require(runtime: TextModel, task: Task) -> None:
     """Raise ValueError if the head of the export does not support `task`."""
     if not has_task(runtime.info.architecture, task):
         seen = f"{task.method} does not support this export, a {runtime.info.architecture}"
@@ -139,172 +114,27 @@ def require(runtime: "TextRuntime", task: Task) -> None:
         raise ValueError(f"{seen}, expected one of {', '.join(expected)}")
 
 
-def check_list(texts: object, expected: str) -> Sequence[Any]:
-    """Return `texts`. Raises ValueError unless it is a list or tuple that is not empty. `expected`
-    names its items in the message."""
-    if not isinstance(texts, list | tuple):
-        raise ValueError(f"texts is {reprlib.repr(texts)}, expected a list of {expected}")
-    if not texts:
-        raise ValueError("texts is empty, expected at least one text")
-    return texts
-
-
-def check_text(text: object, name: str) -> str:
-    """Return `text`. Raises ValueError unless it is a string that is not blank. `name` is what the
-    message calls it."""
-    checked = check_string(text, name)
-    if not checked.strip():
-        raise ValueError(f"{name} is {text!r:.40}, expected a text that is not blank")
-    return checked
-
-
-def check_string(text: object, name: str) -> str:
-    """Return `text`. Raises ValueError unless it is a string of valid Unicode; it may be blank.
-    `name` is what the message calls it."""
-    if isinstance(text, dict) or (isinstance(text, list | tuple) and len(text) == 2):
-        raise ValueError(
-            f"{name} is the pair {reprlib.repr(text)}, expected one text: this head does not read "
-            f"pairs"
-        )
-    if not isinstance(text, str):
-        raise ValueError(f"{name} is {reprlib.repr(text)}, expected a string")
-    check_unicode(text, name)
-    return text
-
-
-def check_unicode(text: str, name: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{name} is not valid Unicode: {error}") from None
-
-
-def check_texts(texts: object) -> list[str]:
-    """Return `texts` as a list. Raises ValueError unless they are a list of strings that are not
-    blank, and for an empty list."""
-    return [check_text(text, name) for text, name in with_names(check_list(texts, "strings"))]
-
-
-def check_strings(texts: object) -> list[str]:
-    """Return `texts` as a list. Raises ValueError unless they are a list of strings, which may be
-    blank, and for an empty list."""
-    return [check_string(text, name) for text, name in with_names(check_list(texts, "strings"))]
-
-
-def check_texts_or_pairs(texts: object) -> list[str | Pair]:
-    """Return strings unchanged and pairs as tuples. Raises ValueError for other items, an empty
-    list, or no list.
-
-    A pair is two strings in a list, or a dict `{"text": ..., "text_pair": ...}`. Texts may be
-    blank.
-    """
-    items = with_names(check_list(texts, "strings or pairs"))
-    return [
-        check_string(text, name) if isinstance(text, str) else parse_pair(text, name)
-        for text, name in items
-    ]
-
-
-def with_names(texts: Sequence[Any]) -> list[tuple[Any, str]]:
-    """Return (text, name) for each text, with a name for errors such as "text 0 of 3"."""
-    return [(text, f"text {index} of {len(texts)}") for index, text in enumerate(texts)]
-
-
-def parse_pair(value: object, name: str) -> Pair:
-    """Return a pair of strings as a tuple.
-
-    `value` is a list of two strings, or a dict `{"text": ..., "text_pair": ...}` as in
-    transformers' pipeline. Raises ValueError for another value. `name` is what the message calls
-    it.
-    """
-    parts: Any = value
-    if isinstance(value, dict):
-        if value.keys() != {"text", "text_pair"}:
-            raise ValueError(
-                f"{name} has the keys {reprlib.repr(list(value))}, expected 'text' and 'text_pair'"
-            )
-        parts = value["text"], value["text_pair"]
-    if not isinstance(parts, list | tuple) or len(parts) != 2:
-        raise ValueError(f"{name} is {reprlib.repr(value)}, expected two texts, (text, text_pair)")
-    return check_string(parts[0], f"the first part of {name}"), check_string(
-        parts[1], f"the second part of {name}"
-    )
-
-
-def check_choice(name: str, value: object, known: Iterable[object]) -> None:
-    if value not in known:
-        seen = f"{name} is {value!r:.60}, expected one of {', '.join(map(repr, known))}"
-        raise UsageError(f"{seen}{did_you_mean(str(value), map(str, known))}", name)
-
-
-def check_count(name: str, value: object, min_value: int = 1, max_value: int | None = None) -> None:
-    if not is_integer(value) or value < min_value or (max_value is not None and value > max_value):
-        upper = "" if max_value is None else f" and at most {max_value}"
-        raise UsageError(
-            f"{name} is {value!r:.60}, expected an integer of at least {min_value}{upper}", name
-        )
-
-
-# ----------------------------------------------------------------------------------------- the rows
-
-
-class Cut(NamedTuple):
-    """The truncation of texts to `longest` tokens. `strategy` selects the part of a pair that is
-    cut. `stride` is the number of tokens that windows of one text share. `side` is the tokenizer's
-    by default."""
-
-    longest: int
-    strategy: str = "longest_first"
-    stride: int = 0
-    side: str | None = None
-
-
-class TokenRow(NamedTuple):
-    """Token ids from a request, and the token type of each. It replaces an `Encoding`."""
-
-    ids: list[int]
-    type_ids: list[int]
-
-
-def encode_texts(
-    runtime: "TextRuntime", texts: Sequence[str | Pair], cut: Cut | None = None
-) -> list[Encoding]:
-    """Return the encoding of each text, with special tokens. With `cut`, it is the first window;
-    `overflowing` has the others."""
-    tokenizer = runtime.tokenizer
-    with runtime.lock, tokenizer_errors(runtime.path):
-        if cut is None:
-            return tokenizer.encode_batch(list(texts))
-        side = cut.side or runtime.tokenizer_settings.truncation_side
-        tokenizer.enable_truncation(
-            cut.longest, strategy=cut.strategy, stride=cut.stride, direction=side
-        )
-        try:
-            return tokenizer.encode_batch(list(texts))
-        finally:
-            tokenizer.no_truncation()
-
-
-def run(
-    runtime: "TextRuntime", rows: Sequence[Encoding | TokenRow], names: Sequence[str] | None = None
-) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Run the model and yield the index and the outputs of each row, by name. Outputs have the
+def run_rows(
+    runtime: TextModel,
+    rows: Sequence[Row],
+    read: Callable[[Any, dict[str, np.ndarray]], T],
+    names: Sequence[str] | None = None,
+) -> list[T]:
+    """Run the model and return `read(row, outputs)` of each row, in order. Outputs by name have the
     shape (S, ...) per token, without padding, or (...) per row.
 
-    Rows of similar length run together, so the order differs. `names` are the names of rows in
-    errors.
+    Rows of similar length run together. `names` are the names of rows in errors.
 
     Raises:
         ValueError: if a row has no tokens or too many, before the model runs; or as
             `Runtime.outputs`.
     """
     model, info = runtime.runtime, runtime.info
-    all_ids = [row.ids for row in rows]
-    for position, row_ids in enumerate(all_ids):
-        check_row(
-            row_ids, names[position] if names else f"text {position} of {len(rows)}", info.config
-        )
-    ids, mask = pad_sequences(all_ids, info.config.get("pad_token_id"))
+    for position, row in enumerate(rows):
+        name = names[position] if names else f"text {position} of {len(rows)}"
+        check_row(row.ids, name, info.config)
+    results: list[Any] = [None] * len(rows)
+    ids, mask = pad_sequences([row.ids for row in rows], info.config.get("pad_token_id"))
     types = (
         pad_sequences([row.type_ids for row in rows], 0)[0]
         if runtime.tokenizer_settings.has_types
@@ -320,15 +150,27 @@ def run(
             arrays = [None if array is None else array[:, None] for array in arrays]
         outputs = model.outputs(*arrays)
         for position, index in enumerate(indices.tolist()):
-            row_outputs = {name: values[position] for name, values in outputs.items()}
-            size = len(all_ids[index])
-            yield (
-                index,
-                {
-                    name: values[:size] if name in per_token else values
-                    for name, values in row_outputs.items()
-                },
-            )
+            size = len(rows[index].ids)
+            row_outputs = {
+                name: values[position, :size] if name in per_token else values[position]
+                for name, values in outputs.items()
+            }
+            results[index] = read(rows[index], row_outputs)
+    return results
+
+
+def run_windows(
+    runtime: TextModel,
+    windows: Sequence[Sequence[Row]],
+    read: Callable[[Any, dict[str, np.ndarray]], T],
+    names: Sequence[str],
+) -> list[list[T]]:
+    """Return the results of `run_rows` for the windows of each text. `names` are those of the
+    texts."""
+    rows = [row for group in windows for row in group]
+    row_names = [name for name, group in zip(names, windows) for _ in group]
+    results = iter(run_rows(runtime, rows, read, row_names))
+    return [[next(results) for _ in group] for group in windows]
 
 
 def check_row(ids: list[int], name: str, config: dict) -> None:
@@ -343,17 +185,17 @@ def check_row(ids: list[int], name: str, config: dict) -> None:
         raise ValueError(f"{name}: {error}") from None
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Return the softmax of `logits` over the last axis."""
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return powers / powers.sum(axis=-1, keepdims=True)
+def check_windows(name: str, length: int, new: int, max_windows: int | None) -> None:
+    """Raise TooLong if the text `name` of `length` tokens needs more than `max_windows` windows,
+    each with `new` more tokens. None is no limit."""
+    if max_windows is not None and length // new > max_windows:
+        raise TooLong(
+            f"{name} needs {length // new} windows, expected at most {max_windows}: use shorter "
+            "texts or less overlap"
+        )
 
 
-def sigmoid(logits: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-logits))
-
-
-def label_names(runtime: "TextRuntime") -> list[str]:
+def label_names(runtime: TextModel) -> list[str]:
     """Return the names of the labels in the order of the scores.
 
     Raises:

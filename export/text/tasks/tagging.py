@@ -1,29 +1,28 @@
 """Token classification and named entities, like transformers' pipeline "token-classification"."""
 
-from collections import Counter
+import reprlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tokenizers import Encoding
 
 from ...errors import UsageError
-from ...heads import TAG
+from ...heads import TAG, TEXT
+from ..checks import check_choice, check_count, check_strings, with_names
+from ..scores import softmax
+from ..text_model import TextModel
 from .rows import (
+    MAX_WINDOWS,
     Cut,
-    check_choice,
-    check_count,
-    check_strings,
+    check_windows,
     encode_texts,
     join,
     label_names,
     require,
-    run,
-    softmax,
+    run_windows,
 )
-
-if TYPE_CHECKING:
-    from ...text_runtime import TextRuntime
+from .task import TaskCall
 
 # aggregation of the tokens of a word: (tokens, labels) -> (labels,)
 WORD_SCORES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -35,12 +34,14 @@ STRATEGIES = ("none", "simple", *WORD_SCORES)
 
 
 def tag(
-    runtime: "TextRuntime",
+    runtime: TextModel,
     texts: Sequence[str],
     /,
     aggregation_strategy: str = "none",
     ignore_labels: Sequence[str] = ("O",),
     stride: int | None = None,
+    *,
+    max_windows: int | None = None,
 ) -> list[list[dict[str, Any]]]:
     """Return the labeled tokens of each text, as the pipeline "token-classification" does. A token
     is `{"entity": str, "score": float, "index": int, "word": str, "start": int, "end": int}`.
@@ -56,46 +57,53 @@ def tag(
             best score.
         ignore_labels: labels to omit; with aggregation, labels without `B-` and `I-`.
         stride: number of tokens that the windows of a long text share; needs aggregation.
+        max_windows: maximum number of windows of a text; None is no limit.
 
     Raises:
         UsageError: if the strategy is unknown, or `stride` is set without aggregation or not less
             than `model_max_length`.
         ValueError: if the export has no token classification head, a text is a pair, has no tokens
             or too many, or a label has no name.
+        TooLong: if a text needs more than `max_windows`.
     """
     require(runtime, TAG)
     check_choice("aggregation_strategy", aggregation_strategy, STRATEGIES)
+    check_ignored(ignore_labels)
     labels = label_names(runtime)
     texts = check_strings(texts)
-    rows = encode_texts(runtime, texts, make_cut(runtime, aggregation_strategy, stride))
-    sources = list(range(len(rows)))
-    for source, row in enumerate(rows[:]):
-        more = row.overflowing if stride is not None else []
-        rows += more
-        sources += [source] * len(more)
-    entities_by_row: list[list[dict[str, Any]]] = [[] for _ in rows]
-    for index, outputs in run(
-        runtime, rows, [f"text {source} of {len(texts)}" for source in sources]
-    ):
-        tokens = label_tokens(
-            runtime, texts[sources[index]], rows[index], softmax(outputs["logits"])
-        )
-        entities_by_row[index] = [
+    cut = make_cut(runtime, aggregation_strategy, stride)
+    if cut is not None and stride and max_windows is not None:
+        for row, name in with_names(encode_texts(runtime, texts)):
+            special = runtime.tokenizer.num_special_tokens_to_add(False)
+            check_windows(name, len(row.ids), cut.longest - special - stride, max_windows)
+    rows = encode_texts(runtime, texts, cut)
+    windows = [[row, *(row.overflowing if stride is not None else ())] for row in rows]
+    names = [name for _, name in with_names(texts)]
+    all_scores = run_windows(
+        runtime, windows, lambda row, outputs: softmax(outputs["logits"]), names
+    )
+    results = []
+    for text, group, scores in zip(texts, windows, all_scores):
+        entities = [
             entity
-            for entity in aggregate(runtime, tokens, labels, aggregation_strategy)
+            for row, row_scores in zip(group, scores)
+            for entity in aggregate(
+                runtime, label_tokens(runtime, text, row, row_scores), labels, aggregation_strategy
+            )
             if entity.get("entity", entity.get("entity_group")) not in ignore_labels
         ]
-    results: list[list[dict[str, Any]]] = [[] for _ in texts]
-    for source, entities in zip(sources, entities_by_row):
-        results[source] += entities
-    windows = Counter(sources)
-    return [
-        remove_overlaps(result) if windows[source] > 1 else result
-        for source, result in enumerate(results)
-    ]
+        results.append(remove_overlaps(entities) if len(group) > 1 else entities)
+    return results
 
 
-def make_cut(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut | None:
+def check_ignored(labels: object) -> None:
+    if not isinstance(labels, list | tuple) or not all(isinstance(label, str) for label in labels):
+        raise UsageError(
+            f"ignore_labels is {reprlib.repr(labels)}, expected a list of strings", "ignore_labels"
+        )
+
+
+def make_cut(runtime: TextModel, strategy: str, stride: int | None) -> Cut | None:
     """Return the truncation of texts, or None if the tokenizer has no limit. With `stride` windows
     overlap by that many tokens.
 
@@ -117,7 +125,7 @@ def make_cut(runtime: "TextRuntime", strategy: str, stride: int | None) -> Cut |
 
 
 def label_tokens(
-    runtime: "TextRuntime", text: str, row: Encoding, scores: np.ndarray
+    runtime: TextModel, text: str, row: Encoding, scores: np.ndarray
 ) -> list[dict[str, Any]]:
     """Return a dict for each token of `row` that is not special.
 
@@ -153,7 +161,7 @@ def label_tokens(
 
 
 def aggregate(
-    runtime: "TextRuntime", tokens: list[dict], labels: list[str], strategy: str
+    runtime: TextModel, tokens: list[dict], labels: list[str], strategy: str
 ) -> list[dict[str, Any]]:
     if strategy in WORD_SCORES:
         return group_entities(
@@ -188,7 +196,7 @@ def group_words(tokens: list[dict]) -> list[list[dict]]:
 
 
 def merge_word(
-    runtime: "TextRuntime", tokens: list[dict], labels: list[str], strategy: str
+    runtime: TextModel, tokens: list[dict], labels: list[str], strategy: str
 ) -> dict[str, Any]:
     best = best_label(
         WORD_SCORES[strategy](np.stack([token["scores"] for token in tokens])), labels
@@ -197,7 +205,7 @@ def merge_word(
     return {**best, "word": word, "start": tokens[0]["start"], "end": tokens[-1]["end"]}
 
 
-def group_entities(runtime: "TextRuntime", entities: list[dict]) -> list[dict[str, Any]]:
+def group_entities(runtime: TextModel, entities: list[dict]) -> list[dict[str, Any]]:
     """Return neighbors with the same label joined to one entity. A label with `B-` begins a new
     entity.
 
@@ -241,3 +249,6 @@ def remove_overlaps(entities: list[dict]) -> list[dict[str, Any]]:
         ):
             kept[-1] = entity
     return kept
+
+
+PIPELINES = {"token-classification": TaskCall(tag, TEXT, defaults={"max_windows": MAX_WINDOWS})}

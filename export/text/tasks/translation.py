@@ -3,25 +3,23 @@
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ...engine.inputs import check_options, with_targets
-from ...errors import UsageError
 from ...heads import TRANSLATE
 from ...inference.logits import row_seed, row_seeds
 from ...inference.options import Options, check_seeds, check_single
+from ..checks import check_flags, check_texts
 from ..languages import LANGUAGE_WORD, Choice
-from .rows import check_row, check_texts, require
+from ..text_model import Translator
+from .rows import check_row, require
 from .sentences import DEFAULT_LANGUAGE, WIDE_ENDS, sentences_and_spaces
-
-if TYPE_CHECKING:
-    from ...text_runtime import TextRuntime
 
 MAX_TOKENS = 512  # maximum number of tokens of a translated sentence
 
 
 def translate(
-    runtime: "TextRuntime",
+    runtime: Translator,
     texts: Sequence[str],
     /,
     split: bool = True,
@@ -75,11 +73,9 @@ class Splitting(NamedTuple):
 
     def check(self) -> None:
         """Raise UsageError if a value is not a boolean."""
-        for name, value in {"split": self.split, "copy_letterless": self.copy_letterless}.items():
-            if not isinstance(value, bool):
-                raise UsageError(f"{name} is {value!r:.60}, expected True or False")
+        check_flags(split=self.split, copy_letterless=self.copy_letterless)
 
-    def in_language(self, runtime: "TextRuntime", src_lang: str | None) -> "Splitting":
+    def in_language(self, runtime: Translator, src_lang: str | None) -> "Splitting":
         """Return these options with the language code of `src_lang`, unless a language is set.
 
         `src_lang` is a name of the model, None for its default source language.
@@ -134,7 +130,7 @@ class Plan:
 
 
 def make_plan(
-    runtime: "TextRuntime",
+    runtime: Translator,
     texts: Sequence[str],
     splitting: Splitting,
     src_lang: Choice,
@@ -167,7 +163,7 @@ def make_plan(
     return Plan(parts, languages, with_targets(runtime.info, checked, targets))
 
 
-def sentence_options(runtime: "TextRuntime", options: dict[str, Any]) -> Options:
+def sentence_options(runtime: Translator, options: dict[str, Any]) -> Options:
     """Return the checked generation options of a sentence.
 
     If neither `options` nor the export set the maximum number of new tokens, it is 512, or the
@@ -181,7 +177,7 @@ def sentence_options(runtime: "TextRuntime", options: dict[str, Any]) -> Options
     return check_options(runtime.info, options).for_prompt(1)  # the start token
 
 
-def tokenize(runtime: "TextRuntime", plan: Plan) -> list[list[int]]:
+def tokenize(runtime: Translator, plan: Plan) -> list[list[int]]:
     """Return the token ids of each sentence of `plan` to translate.
 
     Raises ValueError for a sentence with more tokens than the model has positions.
@@ -196,7 +192,7 @@ def tokenize(runtime: "TextRuntime", plan: Plan) -> list[list[int]]:
     return rows
 
 
-def split_text(runtime: "TextRuntime", text: str, splitting: Splitting) -> list[Part]:
+def split_text(runtime: Translator, text: str, splitting: Splitting) -> list[Part]:
     """Return the sentences of `text` and the white space between them. A language word at the start
     of the text, such as >>de<<, is repeated before each sentence that is translated.
 
@@ -227,7 +223,7 @@ def has_letters(text: str) -> bool:
 
 
 def translate_plan(
-    runtime: "TextRuntime", plan: Plan, seeds: Sequence[int] | None = None
+    runtime: Translator, plan: Plan, seeds: Sequence[int] | None = None
 ) -> list[str]:
     """Return the translation of each sentence of `plan`. Sentences of similar length run together.
 

@@ -54,7 +54,7 @@ def test_labels_and_scores_match_pipeline(classifier, tmp_path):
 def test_score_activation_matches_pipeline(problem, labels):
     from transformers.pipelines.image_classification import ImageClassificationPipeline
 
-    from vanilla_transformer_export.image_runtime import apply_activation
+    from vanilla_transformer_export.text.scores import default_function
 
     config = VanillaVisionConfig(**SIZES, num_labels=labels, problem_type=problem)
     pipeline = ImageClassificationPipeline(
@@ -65,7 +65,7 @@ def test_score_activation_matches_pipeline(problem, labels):
     expected = {
         entry["label"]: entry["score"] for entry in pipeline.postprocess({"logits": logits})
     }
-    assert apply_activation(logits.numpy(), problem)[0].tolist() == pytest.approx(
+    assert default_function(config.to_dict())(logits.numpy())[0].tolist() == pytest.approx(
         list(map(expected.get, config.id2label.values()))
     )
 

@@ -17,7 +17,7 @@ from openai_server import greedy, post
         (dict(prompt=5), "prompt", ("prompt", 5), ()),
         (dict(prompt=[]), "prompt", ("prompt", "[]"), ()),
         (dict(prompt={}), "prompt", ("prompt", "{}"), ()),
-        (dict(prompt=["ab", 5]), "prompt", ("prompt", "ab"), ()),
+        (dict(prompt=["ab", 5]), "prompt", ("prompt", 5), ()),
         (dict(prompt=[5, "ab"]), "prompt", ("prompt", 5), ()),
         (dict(prompt=[5, True]), "prompt", ("prompt", 5), ()),
         (dict(prompt=[[]]), "prompt", ("prompt", "[]"), ()),

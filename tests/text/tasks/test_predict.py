@@ -112,6 +112,8 @@ def test_number_of_bad_lines_is_on_standard_error(made, tmp_path, capsys):
         ),
         ("classify", ["a", "--task", "nothing"], (), "classify", 2),
         ("classify", ["a", "--set", "top=1"], ("classify", "top"), "top_k", 2),
+        ("answer", ["a", "--set", "max_windows=3"], ("answer", "max_windows"), "doc_stride", 2),
+        ("tag", ["a", "--set", "max_windows=3"], ("tag", "max_windows"), "stride", 2),
         ("classify", ["a", "--task", "zero-shot"], ("zero_shot", "candidate_labels"), "--set", 2),
         ("classify", ["a", "--input", "in"], "--input", (), 2),
         ("classify", ["a", "--output", "out"], ("--output", "--output-dir", "--input"), (), 2),

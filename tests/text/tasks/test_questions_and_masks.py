@@ -38,6 +38,12 @@ def test_answers_match_question_answering_pipeline(made, name):
         )
 
 
+def test_longest_answer_may_be_any_integer(made):
+    runtime = made("answer")[1]
+    whole = runtime.answer(QUESTIONS[:1], CONTEXTS[:1], max_answer_len=10**4)
+    assert runtime.answer(QUESTIONS[:1], CONTEXTS[:1], max_answer_len=10**30) == whole
+
+
 def test_windows_and_questions_are_cut_at_tokenizer_max_length(made, cut_at):
     pipe, runtime = both(made, "answer", "question-answering")
     cut_at(pipe, runtime, 44)

@@ -1,10 +1,13 @@
 """Tests of errors: texts, pairs, tasks and options that an export does not accept."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from messages import raises
 
 from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.text.tasks.rows import plain_row, run_windows
 
 
 @pytest.mark.parametrize(
@@ -58,7 +61,14 @@ def test_task_of_another_head_raises_and_names_architecture(made):
             ("function_to_apply", "soft"),
             (),
         ),
+        ("classify", lambda r: r.classify(["a"], function_to_apply=["none"]), "none", ()),
         ("classify", lambda r: r.zero_shot(["a"], []), ("candidate_labels", "[]"), ()),
+        ("classify", lambda r: r.zero_shot(["a"], "b", multi_label=1), ("multi_label", 1), "True"),
+        ("one label", lambda r: r.rerank(["a"], [["b"]], raw_scores="x"), "raw_scores", "False"),
+        ("tag", lambda r: r.tag(["a"], ignore_labels="O"), ("ignore_labels", "O"), ()),
+        ("tag", lambda r: r.tag(["a"], ignore_labels=5), ("ignore_labels", 5), ()),
+        ("answer", lambda r: r.answer(["a"], ["b"], align_to_words=0), "align_to_words", "True"),
+        ("answer", lambda r: r.answer(["a"], ["b"], doc_stride="2"), ("doc_stride", "'2'"), 0),
         ("classify", lambda r: r.zero_shot(["a"], "b", "no place"), "hypothesis_template", "{}"),
         ("tag", lambda r: r.tag(["a"], "simpel"), ("aggregation_strategy", "simpel"), "simple"),
         ("tag", lambda r: r.tag(["a"], stride=3), "stride", ()),
@@ -87,11 +97,35 @@ def test_error_names_invalid_option(made, name, call, seen, expected):
         ("answer", lambda r: r.answer(["a"], ["b", "c"]), (1, 2), ()),
         ("answer", lambda r: r.answer(["a"], [""]), (0, 1), ()),
         ("answer", lambda r: r.answer(["a b"], ["b " * 50], max_seq_len=12, doc_stride=9), (), ()),
+        (
+            "answer",
+            lambda r: r.answer(["a"], ["b " * 50], max_seq_len=12, doc_stride=2, max_windows=3),
+            0,
+            3,
+        ),
+        ("classify", lambda r: r.zero_shot(["a"] * 4, ["b", "c"], max_pairs=7), 8, 7),
     ],
 )
 def test_unsuitable_texts_raise(made, name, call, seen, expected):
     with raises(ValueError, seen=seen, expected=expected):
         call(made(name)[1])
+
+
+def test_windows_are_counted_before_they_are_made(made, monkeypatch):
+    runtime = made("tag")[1]
+    settings = dataclasses.replace(runtime.tokenizer_settings, longest=10)
+    monkeypatch.setitem(runtime.__dict__, "tokenizer_settings", settings)
+    options = {"aggregation_strategy": "first", "stride": 4}
+    text = "a b c d e f g h"  # 10 tokens with [CLS] and [SEP], of which a window has 4 new ones
+    assert runtime.tag([text], **options, max_windows=2) == runtime.tag([text], **options)
+    with raises(ValueError, seen=("text 1 of 2", 10), expected=9):
+        runtime.tag([text, text * 5], **options, max_windows=9)
+
+
+def test_window_without_tokens_is_named_by_its_text(made):
+    windows = [[plain_row([5]), plain_row([6])], [plain_row([])]]
+    with raises(ValueError, seen="second"):
+        run_windows(made("tag")[1], windows, lambda row, outputs: None, ["first", "second"])
 
 
 def test_missing_labels_in_config_raise(made, monkeypatch):

@@ -1,0 +1,245 @@
+"""The modules of sentence-transformers in an export: poolings, linear maps and normalization, which
+make one vector of the hidden states of a text."""
+
+import io
+import reprlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from ..inference.options import as_list
+from ..shared.files import safetensors_header
+from .checks import check_choice
+from .scores import activation
+
+SMALLEST_NORM = 1e-12
+DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
+# Names of poolings by their field in older versions of sentence-transformers, in the order in which
+# their vectors are concatenated.
+POOLINGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+Step = Callable[[np.ndarray], np.ndarray]  # (D,) -> (E,)
+
+
+class Files(Protocol):
+    """The files of an export: an `ExportInfo`, or those of one that is not complete."""
+
+    @property
+    def directory(self) -> Path: ...
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of the file `name`, or None without such a file."""
+
+
+@dataclass(frozen=True)
+class SentenceModules:
+    """The modules that compute one vector from the hidden states of a text. The vectors of
+    `poolings` are concatenated, with or without the prompt's tokens. Then `steps` are applied in
+    order."""
+
+    poolings: tuple[str, ...]
+    includes_prompt: bool
+    steps: tuple[Step, ...]
+
+    def embedding(self, states: np.ndarray, prompt_length: int) -> np.ndarray:
+        """Return one vector (E,) for the states (S, D) of a text: pooled, then through all steps.
+
+        The first `prompt_length` tokens are a prompt.
+        """
+        skipped = 0 if self.includes_prompt else prompt_length
+        vector = np.concatenate([pool(name, states, skipped) for name in self.poolings])
+        for step in self.steps:
+            vector = step(vector)
+        return vector
+
+    def without_normalization(self) -> "SentenceModules":
+        """Return these modules without normalization at their end."""
+        steps = self.steps
+        while steps and steps[-1] is normalize:
+            steps = steps[:-1]
+        return replace(self, steps=steps)
+
+
+def read_modules(modules: list[dict], files: Files) -> SentenceModules:
+    """Return the sentence modules of the entries `modules` of a manifest, with the weights in
+    `files`.
+
+    Raises:
+        ValueError: if the order or a setting of the modules is not supported, or weights are
+            missing, invalid or of another shape.
+    """
+    first, *rest = modules or [{"type": "Pooling", "pooling_mode": "mean"}]
+    kinds = [module.get("type") for module in (first, *rest)]
+    if kinds[0] != "Pooling" or not set(kinds[1:]) <= STEPS.keys():
+        raise ValueError(
+            f"{files.directory} has the modules {kinds}, expected Pooling, then "
+            f"{' or '.join(STEPS)}"
+        )
+    for module in rest:
+        check_names(module)
+    steps = [STEPS[module["type"]](files, module) for module in rest]
+    return SentenceModules(read_poolings(first), first.get("include_prompt", True), tuple(steps))
+
+
+def check_names(module: dict) -> None:
+    """Raise ValueError unless the module reads and writes the sentence embedding, so that the
+    modules form a chain."""
+    for name in ("module_input_name", "module_output_name"):
+        if module.get(name) not in (None, "sentence_embedding"):
+            raise ValueError(
+                f"the module {module['type']} has {name} {module[name]!r:.60}, expected "
+                f"'sentence_embedding'"
+            )
+
+
+def read_poolings(config: dict) -> tuple[str, ...]:
+    names = (
+        as_list(config.get("pooling_mode"))
+        or [name for old, name in POOLINGS.items() if config.get(old)]
+        or ["mean"]
+    )
+    for name in names:
+        if name not in POOLINGS.values():
+            raise ValueError(
+                f"pooling_mode is {name!r:.60}, expected one of {', '.join(POOLINGS.values())}"
+            )
+    return tuple(names)
+
+
+def pool(name: str, states: np.ndarray, skipped: int) -> np.ndarray:
+    """Return one vector (D,) for the states (S, D), without the first `skipped` tokens. `name` is a
+    value of `POOLINGS`, such as "mean"."""
+    rest = states[skipped:]
+    match name:
+        case "cls":
+            return rest[0] if len(rest) else states[0]
+        case "lasttoken":
+            return states[-1]
+        case "max":
+            return rest.max(axis=0, initial=-np.inf)
+        case "weightedmean":
+            weights = np.arange(skipped + 1, len(states) + 1, dtype=np.float32)
+            return weights @ rest / max(weights.sum(), 1e-9)
+        case _:
+            count = max(len(rest), 1e-9)
+            return rest.sum(axis=0) / (np.sqrt(count) if name == "mean_sqrt_len_tokens" else count)
+
+
+def normalize(vectors: np.ndarray) -> np.ndarray:
+    """Return the vectors scaled to length 1 over the last axis. Zero vectors stay zero."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), SMALLEST_NORM)
+
+
+def dense(files: Files, module: dict) -> Step:
+    """Return the function from vector to vector of a module Dense: its linear map and its
+    activation.
+
+    `module` is its entry in the manifest.
+
+    Raises:
+        ValueError: if the module has a residual connection or an unknown activation, or its weights
+            are missing, of another shape or not a safetensors file.
+    """
+    if module.get("use_residual"):
+        raise ValueError(
+            "the module Dense has use_residual=True, which is not supported: expected False"
+        )
+    function = activation(
+        module.get("activation_function", "torch.nn.Tanh"), "the activation of the module Dense"
+    )
+    names = ("linear.weight", "linear.bias")[: 1 + bool(module.get("bias"))]
+    tensors = module_tensors(files, module, *names)
+    weight, bias = tensors["linear.weight"], tensors.get("linear.bias", np.float32(0))
+    shape = module.get("out_features"), module.get("in_features")
+    if None not in shape and weight.shape != shape:
+        raise ValueError(
+            f"the weight of the module Dense in {module['folder']} has the shape {weight.shape}, "
+            f"expected {shape}"
+        )
+    return lambda vector: function(weight @ vector + bias)
+
+
+def layer_norm(files: Files, module: dict) -> Step:
+    """Return the function from vector to vector of a module LayerNorm.
+
+    `module` is its entry in the manifest. Raises ValueError if its weights are missing or not a
+    safetensors file.
+    """
+    tensors = module_tensors(files, module, "norm.weight", "norm.bias")
+    weight, bias = tensors["norm.weight"], tensors["norm.bias"]
+
+    def step(vector: np.ndarray) -> np.ndarray:
+        centered = vector - vector.mean()
+        return centered / np.sqrt(np.square(centered).mean() + 1e-5) * weight + bias
+
+    return step
+
+
+def module_tensors(files: Files, module: dict, *names: str) -> dict[str, np.ndarray]:
+    """Return {name: array} of the weights of `module`, its entry in the manifest.
+
+    Raises ValueError if the file is missing or no safetensors file, or lacks a tensor of `names`.
+    """
+    kind = module["type"]
+    if "folder" not in module:
+        raise ValueError(
+            f"{files.directory} has a module {kind} without a folder, expected its name: export "
+            "again"
+        )
+    name = f"{module['folder']}/model.safetensors"
+    content = files.read(name)
+    if content is None:
+        raise ValueError(
+            f"{files.directory} has no {name}, expected the weights of its module {kind}: export "
+            f"again"
+        )
+    tensors = read_safetensors(content, name)
+    if not set(names) <= tensors.keys():
+        raise ValueError(
+            f"{files.directory / name} has {reprlib.repr(list(tensors))}, expected "
+            f"{' and '.join(names)}"
+        )
+    return tensors
+
+
+# functions from the export and a module's entry in the manifest to its step
+STEPS: dict[str, Callable[[Files, dict], Step]] = {
+    "Dense": dense,
+    "LayerNorm": layer_norm,
+    "Normalize": lambda files, module: normalize,
+}
+
+
+def read_safetensors(content: bytes, name: str) -> dict[str, np.ndarray]:
+    """Return {name: array} of the tensors in the `content` of a safetensors file, in float32.
+
+    The file has 8 bytes with the length of a JSON header, the header, and the data. `name` is the
+    file, for errors.
+
+    Raises:
+        ValueError: if the file is not valid, or a tensor is not of a floating point type.
+    """
+    try:
+        start, header = safetensors_header(io.BytesIO(content))
+        return {key: read_tensor(content[start:], facts) for key, facts in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{name} is not a valid safetensors file: {error}") from None
+
+
+def read_tensor(data: bytes, facts: dict) -> np.ndarray:
+    begin, end = facts["data_offsets"]
+    if facts["dtype"] == "BF16":  # the upper half of a float32
+        values = (np.frombuffer(data[begin:end], "<u2").astype(np.uint32) << 16).view(np.float32)
+    else:
+        check_choice("dtype", facts["dtype"], DTYPES)
+        values = np.frombuffer(data[begin:end], DTYPES[facts["dtype"]]).astype(np.float32)
+    return values.reshape(facts["shape"])

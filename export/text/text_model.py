@@ -1,0 +1,70 @@
+"""Protocols of a model as the tasks use it: its tokenizer, the settings of its export, and its
+runs. `TextRuntime` implements them."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from ..inference.export_info import ExportInfo
+from ..inference.options import Options
+from .languages import Choice, Languages
+from .sentence_modules import SentenceModules
+from .tokenizer_settings import TokenizerSettings
+
+
+class TextModel(Protocol):
+    """A model and its tokenizer.
+
+    `path` is tokenizer.json, and `lock` protects the tokenizer's truncation. `runtime` has
+    `max_tokens` and `outputs`, as `Runtime`.
+    """
+
+    info: ExportInfo
+    runtime: Any
+    path: Path
+    tokenizer: Tokenizer
+    lock: threading.Lock
+
+    @property
+    def tokenizer_settings(self) -> TokenizerSettings: ...
+
+    @property
+    def sentence_modules(self) -> SentenceModules: ...
+
+    def encode(self, texts: list[str], special_tokens: bool) -> list[Encoding]:
+        """Return the encoding of each text, with or without special tokens."""
+
+
+class Translator(TextModel, Protocol):
+    """A model that translates: texts become rows of token ids, and rows become texts."""
+
+    languages: Languages
+
+    @property
+    def sentence_languages(self) -> dict[str | None, str]: ...
+
+    def rows(self, texts: list[str], src_lang: Choice = None) -> list[list[int]]:
+        """Return the token ids of each text in the language `src_lang`."""
+
+    def decode(self, rows: list[list[int]]) -> list[str]:
+        """Return the text of each row of token ids, without special tokens."""
+
+    def target_options(
+        self, tgt_lang: Choice, count: int, options: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Return the generation options that select the target language of each of `count`
+        texts."""
+
+    def generate_tokens(
+        self,
+        rows: list[list[int]],
+        prefixes: list[list[int]],
+        options: Sequence[Options],
+        *,
+        seeds: Sequence[int] | None = None,
+    ) -> tuple[list[list[int]], np.ndarray]:
+        """Return the generated tokens of each of `rows`, and their scores."""

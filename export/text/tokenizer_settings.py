@@ -1,0 +1,67 @@
+"""The settings of tokenizer_config.json, which are not in tokenizer.json."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from ..inference.export_info import ExportInfo, json_object
+from .tokenization_spaces import cleans_up
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+NO_LIMIT = 10**9  # tokens; transformers writes 10**30 for a tokenizer without a limit
+# Special tokens of the tokenizer classes, for an old tokenizer_config.json without special tokens.
+CONVENTIONS = {
+    "mask_token": ("[MASK]", "<mask>"),
+    "cls_token": ("[CLS]", "<s>"),
+    "unk_token": ("[UNK]", "<unk>"),
+}
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """The settings that tokenizer_config.json adds to tokenizer.json, as transformers reads them.
+    `longest` is the maximum number of tokens if a task truncates texts. `special_tokens` are ids by
+    name. `has_types` is True if the tokens of a pair have token types."""
+
+    longest: int | None
+    special_tokens: dict[str, int | None]
+    has_types: bool
+    cleans_up: bool
+    truncation_side: str
+    padding_side: str
+
+
+def read_tokenizer_settings(info: ExportInfo, tokenizer: Tokenizer) -> TokenizerSettings:
+    """Return the settings of `tokenizer`, that of the export `info`."""
+    config = json_object(info.directory / TOKENIZER_CONFIG, info.read(TOKENIZER_CONFIG) or b"{}")
+    is_silent = not any(name.endswith("_token") for name in config)
+    tokens = {
+        name: token_id(tokenizer, config.get(name), names if is_silent else ())
+        for name, names in CONVENTIONS.items()
+    }
+    longest = config.get("model_max_length")
+    is_number = isinstance(longest, int | float) and not isinstance(longest, bool)
+    is_limit = is_number and 0 < longest < NO_LIMIT
+    types = config.get("model_input_names", ["token_type_ids"])
+    return TokenizerSettings(
+        int(longest) if is_limit else None,
+        tokens,
+        (info.config.get("type_vocab_size") or 0) > 1 and "token_type_ids" in types,
+        cleans_up(config, type(tokenizer.model).__name__),
+        config.get("truncation_side", "right"),
+        config.get("padding_side", "right"),
+    )
+
+
+def token_id(tokenizer: Tokenizer, token: Any, otherwise: Iterable[str]) -> int | None:
+    """Return the id of `token`, a string or a dict with the key "content".
+
+    If it is neither, return the id of the first of the tokens `otherwise` that exists. Return None
+    if there is none.
+    """
+    content = token.get("content") if isinstance(token, dict) else token
+    names = [content] if isinstance(content, str) else otherwise
+    ids = map(tokenizer.token_to_id, names)
+    return next((id for id in ids if id is not None), None)
