@@ -36,6 +36,8 @@ def report(facts: dict) -> str:
         f"cpu          {facts['processor']}: "
         f"{' '.join(facts['instructions']) or 'no known int8 instructions'}"
     ]
+    quota = facts["cpu_quota"]
+    lines += [f"cpu quota    {quota:g} of {facts['cpus']} CPUs"] if quota else []
     lines += [f"gpu          {', '.join(gpu.values())}" for gpu in facts["gpus"]] or [
         "gpu          none"
     ]

@@ -263,11 +263,18 @@ def fused_product(
     """Return what `scaled_dot_product` returns, by the one operator `Attention` of opset 23.
 
     Queries are (B, T, H * d_k), keys (B, S, key heads * d_k) and values (B, S, key heads * d_v).
-    `bias` (B, 1 or H, T, S) has a row for each query, since onnxruntime's kernels repeat none.
+    `bias` (B, 1 or H, T, S) has a row for each query, see `for_each_query`. It is added to the
+    scores, or tells by booleans which keys each query reads.
     """
     heads, key_heads = g.config.num_attention_heads, g.config.num_key_value_heads
     attributes = {"q_num_heads": heads, "kv_num_heads": key_heads, "scale": scale(g)}
     return g.op("Attention", query, keys, values, bias, **attributes)
+
+
+def for_each_query(g: GraphContext, bias: Value, queries: Value) -> Value:
+    """Return `bias` (B, 1 or H, 1, S) as (B, 1 or H, queries, S), since onnxruntime's kernels of
+    `Attention` repeat no row. `queries` is their number, (1,)."""
+    return g.op("Expand", bias, g.op.shape(1, 1, queries, 1))
 
 
 def scale(g: GraphContext) -> float:

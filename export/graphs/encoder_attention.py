@@ -13,6 +13,7 @@ from onnx_ir import Value
 from ..specs.graph_spec import LONG
 from .attention import (
     by_layer_type,
+    for_each_query,
     fused_product,
     merge_heads,
     project,
@@ -61,9 +62,9 @@ def fused_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
     """
     if tokens is None:
         return lambda layer, name, x: fused_product(g, *project(g, name, x, None), None)
-    queries = g.op.shape(1, 1, g.op.size(tokens.ids, 1), 1)
+    length = g.op.size(tokens.ids, 1)
     biases = {
-        kind: g.op("Expand", bidirectional_bias(g, tokens, kind), queries)
+        kind: for_each_query(g, bidirectional_bias(g, tokens, kind), length)
         for kind in g.config.types_of_stack(g.config.encoder_prefix)
     }
     return by_layer_type(

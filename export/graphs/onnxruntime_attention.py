@@ -2,7 +2,7 @@
 
 | function | operator | caches | used by |
 |---|---|---|---|
-| `tiled_attention` | MultiHeadAttention, without a mask where it can be | none | encoders on cpu |
+| `tiled_attention` | Attention, or MultiHeadAttention without a mask | none | encoders on cpu |
 | `grouped_attention` | GroupQueryAttention | rows of different lengths | decoders on cpu |
 | `row_cross_attention` | GroupQueryAttention | of sources of different lengths | seq2seq on cpu |
 | `beam_attention` | DecoderMaskedMultiHeadAttention | with room, shared by beams | beams on cpu |
@@ -18,12 +18,20 @@ from functools import partial
 from onnx_ir import Value
 
 from ..specs.graph_spec import LONG
-from .attention import by_layer_type, project, repeat_heads, scale, source_query
+from .attention import (
+    by_layer_type,
+    for_each_query,
+    fused_product,
+    project,
+    repeat_heads,
+    scale,
+    source_query,
+)
 from .context import Caches, GraphContext, Pairs, Tokens, Values
 from .encoder_attention import biased_attention, window_attention, works_in_blocks
 from .layers import Attention, linear
 from .ops import CONTRIB
-from .positions import bidirectional_bias, offsets, position_bias, rotary_factors
+from .positions import bidirectional_bias, key_flags, offsets, position_bias, rotary_factors
 
 
 def tiled_attention(g: GraphContext, tokens: Tokens | None) -> Attention:
@@ -49,29 +57,32 @@ def tiles_of_type(g: GraphContext, tokens: Tokens, kind: str) -> Attention:
         return window_attention(g, tokens, multi_head)
     if g.config.window(kind) is not None or g.config.has_disentangled_positions:
         return biased_attention(g, tokens, bidirectional_bias(g, tokens, kind), multi_head)
-    flags = g.op.cast(tokens.mask, "int32")
     if not g.config.has_relative_positions:
-        return full_tiles(g, tokens, flags)
+        return full_tiles(g, tokens)
+    flags = g.op.cast(tokens.mask, "int32")
     bias = position_bias(g, offsets(g, tokens.ids), is_causal=False)
     return biased_attention(g, tokens, bias, partial(multi_head, mask=flags))
 
 
-def full_tiles(g: GraphContext, tokens: Tokens, flags: Value) -> Attention:
-    """Return the function that writes attention to all tokens whose `flags` (B, T) are 1.
+def full_tiles(g: GraphContext, tokens: Tokens) -> Attention:
+    """Return the function that writes attention to all tokens that are not padding.
 
     If a batch has `LONG` tokens or more per row and no padding, it runs without a mask. onnxruntime
     then works in tiles: faster, and in memory that grows with the length instead of its square.
+    Other batches have the operator `Attention`, which is faster below that length.
     """
-    op = g.op
-    is_full = op.cast(op("ReduceMin", flags, keepdims=0), "bool")
-    is_tiled = op("And", is_full, op("GreaterOrEqual", op("Shape", flags, start=1), [LONG]))
+    op, length = g.op, g.op.size(tokens.ids, 1)
+    is_full = op.cast(op("ReduceMin", tokens.mask, keepdims=0), "bool")
+    is_tiled = op("And", is_full, op("GreaterOrEqual", length, [LONG]))
+    # tiles read no mask, so it is not repeated for each query there
+    mask = for_each_query(g, key_flags(g, tokens.mask), op("Where", is_tiled, [1], length))
 
     def attend(layer: int, name: str, x: Value) -> Value:
         states = project(g, name, x, tokens.positions)
         return g.choose(
             is_tiled,
             (f"{name}.tiles", lambda g: multi_head(g, *states)),
-            (f"{name}.masked", lambda g: multi_head(g, *states, mask=flags)),
+            (f"{name}.masked", lambda g: fused_product(g, *states, mask)),
         )
 
     return attend

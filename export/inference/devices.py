@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .cpu_info import CpuInfo
+from .cpu_quota import cpu_quota
 
 # Older versions fail in the cpu target's graphs; versions up to 1.26 crash the process.
 ONNXRUNTIME = (1, 30)
@@ -94,8 +95,10 @@ def require_running(provider: str, running: list[str]) -> None:
 def facts() -> dict:
     """Return the facts that `vanilla-transformer doctor` prints.
 
-    The keys are python, packages, threads, processor, instructions, providers, onnxruntime_problem,
-    libraries, gpus, cuda_problem and tensorrt_problem. `libraries` has the place of each library of
+    The keys are python, packages, threads, cpus, cpu_quota, processor, instructions, providers,
+    onnxruntime_problem, libraries, gpus, cuda_problem and tensorrt_problem. `threads` is the
+    default number of threads, `cpus` the CPUs that this process may run on, and `cpu_quota` the
+    limit of its control groups, or None. `libraries` has the place of each library of
     CUDA that can be loaded, by name. `onnxruntime_problem` is None if onnxruntime is new enough or
     not installed. `cuda_problem` is None if CUDA is available. `tensorrt_problem` is None if
     onnxruntime has TensorRT, whose libraries are only loaded by a session.
@@ -108,6 +111,8 @@ def facts() -> dict:
         "python": platform.python_version(),
         "packages": installed_versions(),
         "threads": available_cpus(),
+        "cpus": visible_cpus(),
+        "cpu_quota": cpu_quota(),
         "processor": cpu.name,
         "instructions": sorted(cpu.instructions.intersection(INSTRUCTIONS)),
         "providers": available,
@@ -237,9 +242,20 @@ def is_whole(distribution: Distribution) -> bool:
     )
 
 
-def available_cpus() -> int:
-    """Return how many CPUs this process may use. On macOS and Windows, count all CPUs."""
+def visible_cpus() -> int:
+    """Return on how many CPUs this process may run. On macOS and Windows, count all CPUs."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_cpus() -> int:
+    """Return how many threads this process can keep busy: `visible_cpus`, or its CPU quota if that
+    is smaller.
+
+    A quota is rounded down, but not below 1. With 3 threads for 2.5 CPUs, all of them would stand
+    still at the end of each period. The remainder is for tokenization and HTTP.
+    """
+    quota = cpu_quota()
+    return visible_cpus() if quota is None else max(1, min(visible_cpus(), int(quota)))
 
 
 def providers() -> list[str]:

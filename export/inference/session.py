@@ -26,8 +26,8 @@ FATAL = 4  # log level of onnxruntime
 # the decoder's.
 SPIN_MICROSECONDS = "300"
 # Fusions of onnxruntime that slow CPUs down. Its fused sum and layer norm takes 5 times as long as
-# the two operators, because it is not vectorized.
-SLOW_FUSIONS = ["SkipLayerNormFusion"]
+# the two operators, because it is not vectorized. Its fused bias and GELU is slower than `Gelu`.
+SLOW_FUSIONS = ["SkipLayerNormFusion", "BiasGeluFusion"]
 CAPTURE, FUSIONS = "capture", "fusions"
 # onnxruntime's numbers of the kinds of attention kernels on CUDA, for its option sdpa_kernel
 ATTENTION_KERNELS = {"flash": 1, "efficient": 2, "math": 16}

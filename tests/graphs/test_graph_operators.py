@@ -69,8 +69,9 @@ base portable int8 decoder
   Softmax 12 Squeeze 2 Sub 1 Transpose 60 Unsqueeze 6 Where 3
 
 base cpu fp32 encoder
-  Add 61 And 1 Cast 3 Cos 1 Gather 1 GreaterOrEqual 1 If 6 LayerNormalization 12 MatMul 48 Mul 2
-  Range 1 ReduceMin 1 Relu 6 Reshape 12 Shape 2 Sin 1 Squeeze 1 Transpose 12 Unsqueeze 2 Where 1
+  Add 61 And 1 Cast 3 Concat 1 Cos 1 Expand 1 Gather 1 GreaterOrEqual 1 If 6 LayerNormalization 12
+  MatMul 48 Mul 2 Range 1 ReduceMin 1 Relu 6 Reshape 12 Shape 1 Sin 1 Squeeze 1 Transpose 12
+  Unsqueeze 3 Where 2
 
 base cpu fp32 decoder
   Add 56 Cast 3 Concat 1 Cos 1 DecoderMaskedMultiHeadAttention 6 Gather 1 LayerNormalization 18
@@ -82,9 +83,9 @@ base cpu fp32 step
   Sin 1 Slice 1 Squeeze 1 Unsqueeze 1 Where 1
 
 base cpu int8 encoder
-  Abs 19 Add 61 And 1 Cast 3 Cos 1 Div 25 GatherBlockQuantized 1 GreaterOrEqual 1 If 6
-  LayerNormalization 12 MatMulIntegerToFloat 48 Mul 50 QuantizeLinear 25 Range 1 ReduceMax 25
-  ReduceMin 1 Relu 6 Reshape 12 Shape 2 Sin 1 Squeeze 1 Transpose 12 Unsqueeze 2 Where 1
+  Abs 19 Add 61 And 1 Cast 3 Concat 1 Cos 1 Div 25 Expand 1 GatherBlockQuantized 1 GreaterOrEqual 1
+  If 6 LayerNormalization 12 MatMulIntegerToFloat 48 Mul 50 QuantizeLinear 25 Range 1 ReduceMax 25
+  ReduceMin 1 Relu 6 Reshape 12 Shape 1 Sin 1 Squeeze 1 Transpose 12 Unsqueeze 3 Where 2
 
 base cpu int8 decoder
   Abs 31 Add 56 Cast 3 Concat 1 Cos 1 DecoderMaskedMultiHeadAttention 6 Div 37
@@ -98,9 +99,9 @@ base cpu int8 step
   Slice 1 Squeeze 1 Unsqueeze 1 Where 1
 
 base cpu int4 encoder
-  Add 13 And 1 Cast 3 Cos 1 GatherBlockQuantized 1 GreaterOrEqual 1 If 6 LayerNormalization 12
-  MatMulNBits 48 Mul 2 Range 1 ReduceMin 1 Relu 6 Reshape 12 Shape 2 Sin 1 Squeeze 1 Transpose 12
-  Unsqueeze 2 Where 1
+  Add 13 And 1 Cast 3 Concat 1 Cos 1 Expand 1 GatherBlockQuantized 1 GreaterOrEqual 1 If 6
+  LayerNormalization 12 MatMulNBits 48 Mul 2 Range 1 ReduceMin 1 Relu 6 Reshape 12 Shape 1 Sin 1
+  Squeeze 1 Transpose 12 Unsqueeze 3 Where 2
 
 base cpu int4 decoder
   Add 19 Cast 3 Concat 1 Cos 1 DecoderMaskedMultiHeadAttention 6 GatherBlockQuantized 1
@@ -141,8 +142,8 @@ bert portable fp32 encoder
   Softmax 12 Squeeze 1 Transpose 61 Unsqueeze 2 Where 1
 
 bert cpu fp32 encoder
-  Add 100 And 1 Cast 2 Gather 3 Gelu 13 GreaterOrEqual 1 If 12 LayerNormalization 26 MatMul 74
-  Range 1 ReduceMin 1 Shape 2 Squeeze 1 Unsqueeze 1
+  Add 100 And 1 Cast 2 Concat 1 Expand 1 Gather 3 Gelu 13 GreaterOrEqual 1 If 12 LayerNormalization
+  26 MatMul 74 Range 1 ReduceMin 1 Shape 1 Squeeze 1 Unsqueeze 2 Where 1
 
 bert cuda fp16 encoder
   Add 15 Attention 12 BiasGelu 13 Cast 2 Concat 7 ConstantOfShape 3 Expand 1 Gather 3

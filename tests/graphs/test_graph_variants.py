@@ -32,7 +32,7 @@ PORTABLE_FP32 = [("portable", "fp32", 18)]
 FORMATS = [
     *PORTABLE_FP32,
     ("portable", "int8", 18),
-    *(("cpu", dtype, 21) for dtype in ("fp32", "int8", "int4")),
+    *(("cpu", dtype, 23) for dtype in ("fp32", "int8", "int4")),
 ]
 FORMATS += [("cuda", dtype, 24) for dtype in ("fp32", "fp16", "int8")]
 # Activations are the same in all dtypes except int8, which looks for ReLU. Some have their own
@@ -40,7 +40,7 @@ FORMATS += [("cuda", dtype, 24) for dtype in ("fp32", "fp16", "int8")]
 ACTIVATION_FORMATS = [
     *PORTABLE_FP32,
     ("portable", "fp32", 20),
-    ("cpu", "int8", 21),
+    ("cpu", "int8", 23),
     ("cuda", "fp32", 24),
 ]
 OPSETS = [

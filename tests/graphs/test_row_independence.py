@@ -347,7 +347,7 @@ MATMUL_SIZES = [
 ]
 MATMUL_SIZES += [(768, 2304), (768, 3072), (3072, 768), (768, 2)]
 ATTENTION_SIZES = [(4, 32), (8, 64), (12, 64)]  # number of heads, head size
-IMPORTS = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("com.microsoft", 1)]
+IMPORTS = [onnx.helper.make_opsetid("", 23), onnx.helper.make_opsetid("com.microsoft", 1)]
 
 
 def value(name, shape, dtype=np.float32):
@@ -479,35 +479,65 @@ def test_decode_step_attention_is_batch_invariant(heads, width, source):
         np.testing.assert_array_equal(single, batched)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("heads, width", ATTENTION_SIZES)
-def test_full_sequence_attention_is_batch_and_padding_invariant(heads, width):
-    rng = np.random.default_rng(0)
-    node = onnx.helper.make_node(
-        "MultiHeadAttention",
-        ["q", "k", "v", "", "mask"],
-        ["y"],
-        domain="com.microsoft",
-        num_heads=heads,
-    )
+def masked_attention(operator, heads, width):
+    """Return a graph of one `operator`, which reads queries, keys, values and the mask of keys."""
     shape = ["rows", "tokens", heads * width]
-    inputs = [*(value(name, shape) for name in "qkv"), value("mask", shape[:2], np.int32)]
+    if operator == "Attention":
+        sizes = {"q_num_heads": heads, "kv_num_heads": heads}
+        mask, places = value("mask", ["rows", 1, "tokens", "tokens"], bool), "qkv"
+        node = onnx.helper.make_node(operator, [*places, "mask"], ["y"], **sizes)
+    else:
+        mask, domain = value("mask", shape[:2], np.int32), "com.microsoft"
+        names = [*"qkv", "", "mask"]
+        node = onnx.helper.make_node(operator, names, ["y"], domain=domain, num_heads=heads)
+    inputs = [*(value(name, shape) for name in "qkv"), mask]
     graph = onnx.helper.make_graph([node], "g", inputs, [value("y", None)])
-    model = onnx.helper.make_model(graph, opset_imports=IMPORTS, ir_version=10).SerializeToString()
-    lengths = [1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 129, 200]
-    states = rng.standard_normal((3, len(lengths), max(lengths), heads * width), np.float32)
+    return onnx.helper.make_model(graph, opset_imports=IMPORTS, ir_version=10).SerializeToString()
+
+
+def mask_rows(operator, lengths, longest):
+    """Return the mask of keys of rows with these `lengths`, in the form that `operator` reads."""
+    mask = np.arange(longest) < np.array(lengths)[:, None]
+    if operator == "MultiHeadAttention":
+        return mask.astype(np.int32)
+    return mask[:, None, None].repeat(longest, axis=2)
+
+
+LENGTHS = [1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 129, 200]
+
+
+@pytest.mark.parametrize("heads, width", [*ATTENTION_SIZES, (3, 20)])
+def test_attention_has_bits_of_multi_head_attention_with_mask(heads, width):
+    """Encoders have one or the other, by what their positions add to the scores."""
+    states = np.random.default_rng(0).standard_normal(
+        (3, len(LENGTHS), max(LENGTHS), heads * width), np.float32
+    )
+    results = [
+        open_session(masked_attention(operator, heads, width), 1).run(
+            None, dict(zip("qkv", states)) | {"mask": mask_rows(operator, LENGTHS, max(LENGTHS))}
+        )[0]
+        for operator in ("Attention", "MultiHeadAttention")
+    ]
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operator", ["Attention", "MultiHeadAttention"])
+@pytest.mark.parametrize("heads, width", ATTENTION_SIZES)
+def test_full_sequence_attention_is_batch_and_padding_invariant(heads, width, operator):
+    states = np.random.default_rng(0).standard_normal(
+        (3, len(LENGTHS), max(LENGTHS), heads * width), np.float32
+    )
 
     def make(rows, longest):
-        mask = np.array(
-            [[place < lengths[row] for place in range(longest)] for row in rows], np.int32
-        )
+        mask = mask_rows(operator, [LENGTHS[row] for row in rows], longest)
         return dict(zip("qkv", states[:, rows, :longest])) | {"mask": mask}
 
     for threads in (1, 2):
-        session = open_session(model, threads)
-        alone = [session.run(None, make([row], length))[0][0] for row, length in enumerate(lengths)]
-        for number in range(1, len(lengths) + 1):
-            for longest in (lengths[number - 1], max(lengths)):
+        session = open_session(masked_attention(operator, heads, width), threads)
+        alone = [session.run(None, make([row], length))[0][0] for row, length in enumerate(LENGTHS)]
+        for number in range(1, len(LENGTHS) + 1):
+            for longest in (LENGTHS[number - 1], max(LENGTHS)):
                 together = session.run(None, make(list(range(number)), longest))[0]
                 for row in range(number):
-                    np.testing.assert_array_equal(together[row, : lengths[row]], alone[row])
+                    np.testing.assert_array_equal(together[row, : LENGTHS[row]], alone[row])

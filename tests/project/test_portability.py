@@ -14,6 +14,7 @@ from checkpoints import START
 
 from vanilla_transformer.training import dry_run
 from vanilla_transformer_export import Runtime
+from vanilla_transformer_export.inference import devices
 
 # Other packages depend on the system they were built for, so they are imported first. The generated
 # tokens are printed as JSON.
@@ -66,7 +67,8 @@ def test_packages_run_without_names_that_only_linux_has(exported, others, packag
     assert done.stdout.strip() == str([os.cpu_count(), expected])
 
 
-def test_default_threads_are_cpus_available_to_process(exported):
+def test_default_threads_are_cpus_available_to_process(exported, monkeypatch):
+    monkeypatch.setattr(devices, "cpu_quota", lambda: None)
     assert Runtime(exported("encoder").directory).threads == len(os.sched_getaffinity(0))
 
 

@@ -16,6 +16,7 @@ from served_models import serving
 from transformers import AutoTokenizer, pipeline
 
 from vanilla_transformer_export import TextRuntime, export
+from vanilla_transformer_export.inference.cpu_quota import cpu_quota
 
 PROMPTS = {"query": "the book : "}
 
@@ -398,6 +399,7 @@ def test_info_reports_model_and_limits(embedder, rejecting):
         and result["max_client_batch_size"] == 128
         and result["auto_truncate"] is True
     )
+    assert result["cpu_quota"] == cpu_quota() and result["threads"] >= 1
     assert httpx.get(f"{rejecting}/info").json()["auto_truncate"] is False
     assert (
         result["model_type"] == {"embedding": {"pooling": "mean"}}

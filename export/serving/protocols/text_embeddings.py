@@ -14,6 +14,7 @@ from ... import __version__
 from ...engine.encoder import MAX_CALLS
 from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError, tokenizer_errors
 from ...heads import CLASSIFY, MAX_CHARACTERS
+from ...inference.cpu_quota import cpu_quota
 from ...text.scores import identity, probability_function
 from ...text.sentence_modules import normalize
 from ...text.tasks import embedding, reranking
@@ -223,7 +224,11 @@ async def decode_ids(request: Request, body: DecodeRequest) -> Response:
 
 @router.get("/info")
 async def info(request: Request, model: str | None = None) -> Response:
-    """Return information about the model, with the fields of text-embeddings-inference."""
+    """Return information about the model, with the fields of text-embeddings-inference.
+
+    Two more fields are the `threads` of a worker, and `cpu_quota`, the CPUs that the control groups
+    of the server allow, or null.
+    """
     served = choose_model(request, reads, "embed or label texts", model)
     settings, runtime = server_settings(request), served.runtime.runtime
     dtype = runtime.dtype
@@ -240,6 +245,8 @@ async def info(request: Request, model: str | None = None) -> Response:
         "max_client_batch_size": settings.max_batch,
         "auto_truncate": settings.auto_truncate,
         "tokenization_workers": MAX_CALLS,
+        "threads": runtime.threads,
+        "cpu_quota": cpu_quota(),
         "version": __version__,
         "sha": None,
         "docker_label": None,

@@ -46,7 +46,7 @@ CPU = Target(
     __name__,
     help="onnxruntime's own operators for CPUs",
     dtypes=("fp32", "int8", "int4"),
-    opsets=(21,),
+    opsets=(23,),
     specs=lambda config, architecture, *_: graph_specs(config, architecture),
     open=open_rows,
     devices=lambda roles, dtype: ("cpu",),
