@@ -37,9 +37,9 @@ ALLOWED = {
     "text_runtime image_runtime",
     # needs torch and transformers, so no other folder imports it
     "ort_models": "errors exporting heads inference runtime specs targets",
-    "certification": "errors heads specs inference requests model scheduler runtime",
-    "exporting": "errors arguments heads specs inference graphs one_graph targets runtime text "
-    "text_runtime certification",
+    "proof": "errors heads specs inference graphs requests model scheduler runtime",
+    "exporting": "errors arguments heads specs inference graphs one_graph targets model runtime "
+    "text text_runtime proof",
 }
 ALL = ("__init__", "__main__", "cli", "ray")  # may import from everywhere
 EVERYWHERE = ("shared",)  # modules of vanilla_transformer, which import nothing from here

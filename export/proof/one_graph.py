@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from ..inference.export_info import ExportInfo
 from ..runtime import Runtime
+from .reference import Arrays, case_inputs, without_pad
 
 # of the rows: two tokens or a bound that are the same to float32's last bits, in either order
 NEAR_TIES = 0.02
-STEPS, LONGEST, MAX_ROWS = 12, 33, 6
+STEPS = 12
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sample": {"temperature": 0.9, "top_k": 20, "top_p": 0.8},
@@ -35,17 +37,10 @@ def compare(export: Path, graph: Path, mode: str, dtype: str, cases: int) -> dic
     rng = np.random.default_rng(0)
     rows = equal = 0
     for _ in range(cases):
-        feeds = random_feeds(rng, runtime.config, mode)
-        expected = expected_sequences(runtime, feeds, mode)
-        sequences = session.run(["sequences"], feeds)[0]
+        feeds = random_feeds(rng, runtime.info, mode)
+        expected, fill = search(runtime, feeds, mode)
         rows += len(expected)
-        width = max(sequences.shape[1], expected.shape[1])
-        fill = runtime.check_options(host_options(mode)).fill_token_id
-        both = [
-            np.pad(ids, ((0, 0), (0, width - ids.shape[1])), constant_values=fill)
-            for ids in (sequences, expected)
-        ]
-        equal += int((both[0] == both[1]).all(axis=1).sum())
+        equal += num_equal(session.run(["sequences"], feeds)[0], expected, fill)
     if dtype == "fp32" and rows - equal > NEAR_TIES * rows + 1:
         raise ValueError(
             f"the generation graph returns other sequences than the runtime in {rows - equal} "
@@ -54,47 +49,37 @@ def compare(export: Path, graph: Path, mode: str, dtype: str, cases: int) -> dic
     return {"rows": rows, "equal": equal}
 
 
-def random_feeds(
-    rng: np.random.Generator, config: dict[str, Any], mode: str
-) -> dict[str, np.ndarray]:
-    is_decoder = config["model_type"] == "vanilla-decoder"
-    size, positions = config["vocab_size"], config["max_position_embeddings"]
-    steps = min(STEPS, positions // 2 if is_decoder else positions)
-    longest = max(min(LONGEST, positions - (steps if is_decoder else 2)), 1)
-    rows, length = rng.integers(1, MAX_ROWS), rng.integers(1, longest + 1)
-    ids = rng.integers(0, size, (rows, length))
-    pad = config.get("pad_token_id")
-    if pad is not None:  # only padding may have the pad token
-        ids[ids == pad] = (pad + 1) % size
-    mask = (np.arange(length) < rng.integers(1, length + 1, (rows, 1))).astype(np.int64)
-    if is_decoder and rng.random() < 0.5:  # padding of a prompt may stand on either side
+def num_equal(sequences: np.ndarray, expected: np.ndarray, fill: int) -> int:
+    """Return how many rows of both are equal, up to tokens `fill` at the end."""
+    width = min(sequences.shape[1], expected.shape[1])
+    is_same = (sequences[:, :width] == expected[:, :width]).all(axis=1)
+    for rows in (sequences, expected):
+        is_same &= (rows[:, width:] == fill).all(axis=1)
+    return int(is_same.sum())
+
+
+def random_feeds(rng: np.random.Generator, info: ExportInfo, mode: str) -> Arrays:
+    """Return random inputs of the one graph by name, with the settings of `mode`."""
+    case = case_inputs(info, rng, "right", STEPS)
+    ids, mask = without_pad(info, case.inputs["input_ids"]), case.inputs["attention_mask"]
+    if "encoder" not in info.specs and rng.integers(2):  # padding of a prompt is on either side
         ids, mask = ids[:, ::-1], mask[:, ::-1]
+    shape = rows, steps = case.inputs["tokens"].shape
     feeds = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": np.full((rows, 1), steps)}
     for name, value in SETTINGS[mode].items():
         dtype = np.float32 if isinstance(value, float) else np.int64
         feeds[name] = np.full((rows, 1), value, dtype)
     if mode == "sample":
-        feeds["uniforms"] = rng.random((rows, steps), np.float32)
+        feeds["uniforms"] = rng.random(shape, np.float32)
     return feeds
 
 
-def host_options(mode: str) -> dict[str, Any]:
-    return {
-        "num_beams": 1,
-        "do_sample": mode == "sample",
-        "max_new_tokens": STEPS,
-        **SETTINGS[mode],
-    }
-
-
-def expected_sequences(runtime: Runtime, feeds: dict[str, np.ndarray], mode: str) -> np.ndarray:
-    """Return the sequences (B, P + T) that the runtime's search finds for the graph inputs `feeds`,
-    prompts included.
-
-    `mode` is "greedy", "sample" or "beam".
-    """
-    options = host_options(mode) | {"max_new_tokens": int(feeds["max_new_tokens"][0, 0])}
+def search(runtime: Runtime, feeds: Arrays, mode: str) -> tuple[np.ndarray, int]:
+    """Return the sequences (B, P + T) that the runtime finds for the inputs `feeds` of the one
+    graph, prompts included, and the token that fills ended ones."""
+    counts = {"num_beams": 1, "max_new_tokens": int(feeds["max_new_tokens"][0, 0])}
+    options = {"do_sample": mode == "sample", **counts, **SETTINGS[mode]}
     request = runtime.request(feeds["input_ids"], feeds["attention_mask"], None, options)
     uniforms = [iter(row).__next__ for row in feeds.get("uniforms", np.empty((0, 0))).tolist()]
     request = dataclasses.replace(request, uniforms=uniforms or None)
-    return runtime.generate_request(request)[0]
+    return runtime.generate_request(request)[0], request.options.fill_token_id
