@@ -261,6 +261,7 @@ def compare_with_torch(
     from ..proof import verify
     from ..proof.outcome import record
 
+    assert checkpoint.model is not None
     reports: dict[str, Report | None] = {}
     for dtype in info.dtypes:
         runtime = Runtime(info.directory, device=device, dtype=dtype)

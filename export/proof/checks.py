@@ -19,6 +19,7 @@ from ..model import OnnxModel, find_target, main_roles
 from ..runtime import Runtime
 from ..scheduler.offline import generate
 from .compare import (
+    MIN_TOKENS,
     SAME_BITS,
     Comparison,
     Report,
@@ -58,7 +59,7 @@ class Subject:
 
     @cached_property
     def real(self) -> Arrays:
-        """Which values of the outputs and logits in `results` are not of padding."""
+        """True for values of the outputs and logits in `results` that are not of padding."""
         real = self.reference.real_values(self.model.info)
         return {name: sample(values) for name, values in real.items()}
 
@@ -138,7 +139,7 @@ class Subject:
         return report
 
     def check_greedy(self) -> Report:
-        report = Report(self.expected_tolerance)
+        report = Report(self.expected_tolerance, min_compared=MIN_TOKENS)
         report.compare_greedy([*self.results["greedy"]], self.expected)
         return report
 
@@ -189,15 +190,18 @@ class Subject:
         return self.rows_alone
 
     def compare_rows(self, alone: Sequence[Arrays]) -> Report:
-        """Compare the outputs of requests of one row each, which have the rows of the reference in
-        turn, with those of all rows in one batch."""
+        """Compare the outputs of requests of one row each with those of all rows in one batch.
+
+        The requests have the rows of the reference in turn.
+        """
         report, batch = Report(self.row_tolerance), outcome(self.model, self.reference)
         for place, outputs in enumerate(alone):
             row = place % len(self.single_rows)
             for name, array in batch.items():
                 expected = real_part(self.reference, self.model.info, name, array, row)
                 values = real_part(self.single_rows[row], self.model.info, name, outputs[name], 0)
-                report.compare(f"{name} of request {place}", values, expected)
+                real = np.ones(len(expected), bool)
+                report.compare(f"{name} of request {place}", values, expected, real)
         return report
 
     def check_served(self) -> Report:

@@ -72,7 +72,7 @@ class Comparison(NamedTuple):
 
 @dataclass
 class Report:
-    """What was compared, and how far it differs.
+    """The counts and errors of a comparison.
 
     `choices` counts tokens of greedy search, sequences of beam search, and the largest of logits: a
     token, label, answer or choice. `ties` are those of them that cannot be compared, as two
@@ -139,7 +139,8 @@ class Report:
         if failures := self.failures:
             return Comparison(False, "; ".join(failures))
         is_weak = self.choices - self.ties < min(self.min_compared, self.choices)
-        return Comparison(True, self.seen, str(self.tolerance), is_weak=is_weak)
+        expected = str(self.tolerance) if self.is_measured else "all before a near tie or the end"
+        return Comparison(True, self.seen, expected, is_weak=is_weak)
 
     # --------------------------------------------------------------------------------- comparisons
 
@@ -151,7 +152,7 @@ class Report:
                 self.compare(f"{title}{name}", results[name], array, real[name])
 
     def compare(
-        self, name: str, values: np.ndarray, expected: np.ndarray, real: np.ndarray | bool = True
+        self, name: str, values: np.ndarray, expected: np.ndarray, real: np.ndarray
     ) -> None:
         """Add the errors of `values` against `expected`, both (B, ..., C), and their choices if the
         `name` ends with "logits".
@@ -162,7 +163,6 @@ class Report:
         if values.shape != expected.shape:
             self.problems.append(f"{name} has shape {values.shape}, expected {expected.shape}")
             return
-        real = np.broadcast_to(real, values.shape[: np.ndim(real) or 1])
         cleared = [without_padding(array, real, 0) for array in (values, expected)]
         errors = relative_errors(*cleared)[real]
         if not np.isfinite(errors).all():
@@ -215,7 +215,6 @@ class Report:
         first near tie or its end.
         """
         lengths = clear_lengths(expected["greedy_margins"], self.tolerance)
-        self.min_compared = MIN_TOKENS
         for place, row in enumerate(rows):
             tokens = expected["greedy"][place % len(lengths)]
             clear = lengths[place % len(lengths)]
@@ -234,7 +233,9 @@ class Report:
         A log probability is the difference of two numbers, each with the error of a logit, so the
         tolerance is that of half its error.
         """
-        self.check(name, float((np.abs(scores - expected) / (2 * scale)).max()))
+        with np.errstate(invalid="ignore"):  # both are minus infinity outside a shortlist
+            errors = np.where(scores == expected, 0, np.abs(scores - expected)) / (2 * scale)
+        self.check(name, float(errors.max()))
 
 
 def without_padding(values: np.ndarray, real: np.ndarray, fill: float) -> np.ndarray:

@@ -75,8 +75,8 @@ def random_feeds(rng: np.random.Generator, info: ExportInfo, mode: str) -> Array
 
 
 def search(runtime: Runtime, feeds: Arrays, mode: str) -> tuple[np.ndarray, int]:
-    """Return the sequences (B, P + T) that the runtime finds for the inputs `feeds` of the one
-    graph, prompts included, and the token that fills ended ones."""
+    """Return the runtime's sequences (B, P + T) for the inputs `feeds` of the one graph, and the
+    token that fills ended ones. Sequences begin with their prompts."""
     counts = {"num_beams": 1, "max_new_tokens": int(feeds["max_new_tokens"][0, 0])}
     options = {"do_sample": mode == "sample", **counts, **SETTINGS[mode]}
     request = runtime.request(feeds["input_ids"], feeds["attention_mask"], None, options)

@@ -1,4 +1,4 @@
-"""What an export gives for the inputs of a proof, under the names of `torch`."""
+"""The results of an export for the inputs of a proof, under the names of `torch`."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -23,8 +23,9 @@ REQUESTS = 8  # at a time
 
 
 def outcome(model: OnnxModel, case: Reference, steps: Sequence[int] = ()) -> Arrays:
-    """Return the outputs of the encoder graph for the inputs of `case` by name, and for a model
-    that generates the logits (B, T, V) before each of `tokens`.
+    """Return the outputs of the encoder graph for the inputs of `case`, by name.
+
+    A model that generates also has the `logits` (B, T, V) before each of `tokens`.
 
     `steps` are the numbers of tokens of the first steps, where graphs return logits after each
     token of a step. All other steps have one.

@@ -1,4 +1,4 @@
-"""What torch gives for the inputs of a proof, under the names of `outcome`."""
+"""The results of torch for the inputs of a proof, under the names of `outcome`."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,9 +13,11 @@ from ..graphs.encoder_attention import block_size, min_block_length
 from ..inference.export_info import ExportInfo
 from .compare import Report, Tolerance, clear_lengths, expected_tolerance
 from .outcome import BEAMS, greedy_margins, token_facts
-from .reference import TORCH, Arrays, Reference, compared_outputs, reference_inputs
+from .reference import LENGTHS, TORCH, Arrays, Reference, compared_outputs, reference_inputs
 
-MIN_CLEAR = 20  # tokens of greedy search before near ties that a reference should have
+# tokens of greedy search before near ties that a reference should have: more than `MIN_TOKENS`, as
+# weights that are rounded to integers have other margins
+MIN_CLEAR = 30
 SOURCE = ("input_ids", "attention_mask")
 COPIES, ROUNDS = 4, 8  # rows of each length to choose from at a time, and how often at most
 
@@ -39,49 +41,48 @@ def make_reference(model: PreTrainedModel, info: ExportInfo) -> Reference:
         reference = reference_inputs(info, rng, long_length(model.config))
         reference.results[TORCH] = torch_outcome(model, info, reference)
         return reference
-    reference, greedy, margins = clear_rows(model, info, rng)
+    reference, greedy = clear_rows(model, info, rng)
     logits = next_logits(model, reference.feeds, reference.inputs["tokens"])
-    beams, scores = search(model, reference, num_beams=BEAMS, output_scores=True)
     reference.results[TORCH] = {
         **torch_outcome(model, info, reference),
-        "greedy": greedy,
-        "greedy_margins": margins,
+        **greedy,
         **token_facts(logits, reference),
-        "beams": beams,
-        "beam_scores": scores,
+        **search(model, reference, num_beams=BEAMS, output_scores=True),
     }
     return reference
 
 
 def clear_rows(
     model: PreTrainedModel, info: ExportInfo, rng: np.random.Generator
-) -> tuple[Reference, np.ndarray, np.ndarray]:
-    """Return random rows, torch's tokens (B, T) of greedy search, and their margins.
+) -> tuple[Reference, Arrays]:
+    """Return random rows, and torch's `greedy` tokens (B, T) with their `greedy_margins`.
 
-    Of several rows of each length, those are chosen that have the most tokens before a near tie.
+    Of many rows of each length, the one is chosen that has the most tokens before a near tie.
     """
     tolerance = max(expected_tolerance(info, dtype) for dtype in info.dtypes)
-    best, most = None, -1
+    rows: list[list[Arrays]] = [[] for _ in LENGTHS]
     for _ in range(ROUNDS):
         candidates = reference_inputs(info, rng, copies=COPIES)
-        greedy, _ = search(model, candidates)
+        greedy = search(model, candidates)["greedy"]
         margins = greedy_margins(next_logits(model, candidates.feeds, greedy), greedy, candidates)
-        clear = clear_lengths(margins, tolerance).reshape(COPIES, -1)
-        rows = np.arange(clear.size).reshape(clear.shape)[
-            clear.argmax(axis=0), range(clear.shape[1])
-        ]
-        if (count := clear.max(axis=0).sum()) > most:
-            inputs = {name: array[rows] for name, array in candidates.inputs.items()}
-            best, most = (Reference(inputs, candidates.options), greedy[rows], margins[rows]), count
-        if most >= MIN_CLEAR:
+        facts = {"greedy": greedy, "greedy_margins": margins}
+        facts |= {"clear": clear_lengths(margins, tolerance), **candidates.inputs}
+        for row in range(len(greedy)):
+            rows[row % len(rows)].append({name: array[row] for name, array in facts.items()})
+        best = [max(same, key=lambda row: int(row["clear"])) for same in rows]
+        if sum(row["clear"] for row in best) >= MIN_CLEAR:
             break
-    assert best is not None
-    return best
+    batch = {name: np.stack([row[name] for row in best]) for name in facts}
+    inputs = {name: batch[name] for name in candidates.inputs}
+    searched = {name: batch[name] for name in ("greedy", "greedy_margins")}
+    return Reference(inputs, candidates.options), searched
 
 
 def torch_outcome(model: PreTrainedModel, info: ExportInfo, case: Reference) -> Arrays:
-    """Return the outputs of `model` for the inputs of `case` by name, and for a model that
-    generates the logits (B, T, V) before each of `tokens`."""
+    """Return the outputs of `model` for the inputs of `case`, by name.
+
+    A model that generates also has the `logits` (B, T, V) before each of `tokens`.
+    """
     feeds = case.feeds
     if info.generates:
         results = {}
@@ -135,11 +136,9 @@ def next_logits(model: PreTrainedModel, feeds: Arrays, tokens: np.ndarray) -> np
     return outputs.logits[:, -tokens.shape[1] :].numpy()
 
 
-def search(
-    model: PreTrainedModel, reference: Reference, **options: Any
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the new tokens (B, T) that transformers generates from the inputs of `reference`, and
-    the scores (B,) of beam search."""
+def search(model: PreTrainedModel, reference: Reference, **options: Any) -> Arrays:
+    """Return what transformers generates from the inputs of `reference`, as `outcome.searches`
+    does: `greedy` (B, T), or with `num_beams` the `beams` (B, T) and `beam_scores` (B,)."""
     inputs, start = reference.inputs, reference.inputs.get("start")
     with without_settings(model, None if start is None else int(start[0, 0])):
         result = model.generate(  # type: ignore[operator]  # a model that generates
@@ -149,8 +148,13 @@ def search(
             **options,
         )
     prompt = inputs["input_ids"].shape[1] if start is None else 1
-    scores = result.sequences_scores.numpy() if "num_beams" in options else None
-    return result.sequences[:, prompt:].numpy(), scores
+    tokens = result.sequences[:, prompt:].numpy()
+    missing = reference.options["max_new_tokens"] - tokens.shape[1]  # if all rows ended before
+    fill = reference.request().options.fill_token_id
+    tokens = np.pad(tokens, ((0, 0), (0, missing)), constant_values=fill)
+    if "num_beams" not in options:
+        return {"greedy": tokens}
+    return {"beams": tokens, "beam_scores": result.sequences_scores.numpy()}
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The proof of an export against its checkpoint in torch."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -93,10 +93,9 @@ def prove(
 ) -> Report:
     """Compare an open export with `model`, see `verify`, inside `torch_model`. Return the report.
 
-    One graph is made from an export without a `reference`.
+    One graph is made from an export without a `reference`. A `reference` without a manifest is that
+    of an export which is being written.
     """
-
-    is_new = reference is not None and not reference.manifest  # which is written at the end
 
     def compare(tolerance: Tolerance) -> Report:
         report = Report(tolerance)
@@ -105,14 +104,16 @@ def prove(
             report.compare_all(f"{title}, ", results, case.results[TORCH], real)
             report.cases += 1
         if reference is not None:
-            stored = tolerance if is_new else stored_tolerance(reference, runtime.dtype)
-            report.problems += reference_problems(Subject(runtime, reference, stored))
+            if reference.manifest:
+                tolerance = stored_tolerance(reference, runtime.dtype)
+            report.problems += reference_problems(Subject(runtime, reference, tolerance))
         return report
 
     report = compare(TOLERANCES[runtime.dtype])
     if report.failures and runtime.dtype == "fp32":
-        compared = [("reference", reference)] if is_new else []
-        compared = chain(compared, torch_cases(runtime, model, cases, seed))
+        compared: Iterable[tuple[str, Reference]] = torch_cases(runtime, model, cases, seed)
+        if reference is not None and not reference.manifest:
+            compared = chain([("reference", reference)], compared)
         report = compare(widened(rounding(model, runtime.info, compared)))
     return report
 
@@ -121,7 +122,7 @@ def widened(rounding: Tolerance) -> Tolerance:
     """Return the tolerance in float32 of a model for which torch's own errors are `rounding`: at
     least the usual one, at most that of float16."""
     limits = zip(TOLERANCES["fp32"], rounding, TOLERANCES["fp16"])
-    return Tolerance(*(min(max(usual, ROUNDING * own), half) for usual, own, half in limits))
+    return Tolerance(*(min(max(usual, ROUNDING * error), half) for usual, error, half in limits))
 
 
 def torch_cases(
@@ -129,9 +130,8 @@ def torch_cases(
 ) -> Iterator[tuple[str, Reference]]:
     """Yield the title and the random inputs of each case, with torch's results."""
     rng, info = np.random.default_rng(seed), runtime.info
-    paddings = PADDINGS
-    if info.generates and not runtime.model.factory.supports_empty_prompts:
-        paddings = PADDINGS[:2]
+    takes_empty = not info.generates or runtime.model.factory.supports_empty_prompts
+    paddings = PADDINGS if takes_empty else PADDINGS[:2]
     for number in range(cases):
         padding = paddings[number % len(paddings)]
         case = case_inputs(info, rng, padding)

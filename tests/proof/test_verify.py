@@ -1,5 +1,6 @@
 """Verification passes for correct exports, and fails for exports with the faults below."""
 
+import copy
 import json
 import shutil
 
@@ -7,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import transformers
 from checkpoints import (
     CHECKPOINTS,
     VOCABULARY,
@@ -21,11 +23,11 @@ from messages import raises
 from onnx import helper, numpy_helper
 
 from vanilla_transformer import VanillaEncoderConfig
-from vanilla_transformer_export import export, verify
+from vanilla_transformer_export import export, load_checkpoint, verify
 from vanilla_transformer_export.model import open_export
 from vanilla_transformer_export.proof import verify as proof
 from vanilla_transformer_export.proof.certify import certify
-from vanilla_transformer_export.proof.compare import TOLERANCES, Report
+from vanilla_transformer_export.proof.compare import TOLERANCES, Report, Tolerance
 from vanilla_transformer_export.proof.reference import FILE, Reference, case_inputs
 from vanilla_transformer_export.proof.torch import long_length
 
@@ -208,6 +210,54 @@ def test_mean_error_is_detected(exported, monkeypatch, tmp_path, name):
         edit_graph(directory, file, change)
     report = verify(directory, exported(name).model, cases=6)
     assert report.failures[-1] == f"mean error {report.mean_error:.1e}, expected at most 0.003"
+
+
+@pytest.fixture(scope="module")
+def strong_t5(tmp_path_factory):
+    """A T5 that amplifies rounding, and its export."""
+    folder = tmp_path_factory.mktemp("strong")
+    transformers.set_seed(0)
+    sizes = dict(vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    config = transformers.T5Config(**sizes, initializer_factor=3.0, decoder_start_token_id=0)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(folder / "t5")
+    export(folder / "t5", folder / "out", cases=6)
+    return load_checkpoint(folder / "t5"), folder / "out"
+
+
+def test_tolerance_follows_the_rounding_of_torch_itself(strong_t5):
+    model, directory = strong_t5
+    tolerance = json.loads((directory / "manifest.json").read_text())["variants"]["fp32"][
+        "tolerance"
+    ]
+    assert 5e-5 < tolerance["max_error"] <= TOLERANCES["fp16"].max_error
+    report = verify(directory, model, cases=9, seed=1)
+    assert report.failures == [] and report.max_error > TOLERANCES["fp32"].max_error
+    ids = torch.arange(1, 60).reshape(1, -1)  # the rounding, by hand
+    with torch.no_grad():
+        single = model(ids, decoder_input_ids=ids).logits
+        exact = copy.deepcopy(model).double()(ids, decoder_input_ids=ids).logits
+    assert (single - exact).abs().max() / exact.abs().max() > TOLERANCES["fp32"].max_error
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert certify(directory).failures == []
+
+
+def test_faults_of_a_model_that_amplifies_rounding_are_detected(strong_t5, tmp_path):
+    def change(graph):
+        names = {node.input[1] for node in graph.node if node.op_type == "MatMul"}
+        matrix = next(weight for weight in graph.initializer if weight.name in names)
+        values = numpy_helper.to_array(matrix) * np.float32(1.1)
+        matrix.CopyFrom(numpy_helper.from_array(values, matrix.name))
+
+    model, directory = strong_t5
+    directory = copy_folder(directory, tmp_path)
+    edit_graph(directory, "onnx/decoder_model_merged.onnx", change)
+    assert failures(directory, model, cases=3)
+
+
+def test_rounding_excuses_no_more_than_float16_has():
+    own = Tolerance(0.4, 1e-9)
+    assert proof.widened(own) == (TOLERANCES["fp16"].max_error, TOLERANCES["fp32"].mean_error)
+    assert proof.widened(Tolerance(1e-4, 1e-5)) == pytest.approx((4e-4, 4e-5))
 
 
 def test_tolerances_grow_with_fewer_bits():
