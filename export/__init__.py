@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from .exporting.evaluation import evaluate
     from .exporting.export import export
     from .exporting.loading import load_checkpoint
-    from .exporting.parity import verify
     from .image_runtime import ImageRuntime
     from .inference.options import Options
+    from .proof.verify import verify
     from .runtime import Runtime
     from .text_runtime import TextRuntime
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "export": ("exporting.export", "export,cpu"),
     "load_checkpoint": ("exporting.loading", "torch,cpu"),
-    "verify": ("exporting.parity", "torch,cpu"),
+    "verify": ("proof.verify", "torch,cpu"),
     "evaluate": ("exporting.evaluation", "train,cpu"),
     "Runtime": ("runtime", "cpu"),
     "TextRuntime": ("text_runtime", "cpu"),

@@ -75,14 +75,13 @@ def export(args: argparse.Namespace) -> None:
 def describe_export(output: Path, manifest: dict) -> Iterator[str]:
     """Yield lines for people: the size of the graphs, the largest error of each dtype, and the next
     command."""
-    from ..certification.tolerances import TOLERANCES
     from ..heads import HEADS
 
     sizes = [facts["bytes"] for name, facts in manifest["files"].items() if "onnx/" in name]
     yield f"{output} has {sum(sizes) / 1e6:,.1f} MB of graphs and weights"
     for dtype, facts in manifest["variants"].items():
         if "max_error" in (facts["parity"] or {}):
-            error, tolerance = facts["parity"]["max_error"], TOLERANCES[dtype].max_error
+            error, tolerance = facts["parity"]["max_error"], facts["tolerance"]["max_error"]
             yield f"{dtype}: largest error against torch {error:.1e}, tolerance {tolerance:g}"
     for task in HEADS[manifest["architecture"]].tasks[:1]:
         yield f"next: vanilla-transformer predict {output} {example_input(task.forms[0])}"
@@ -125,8 +124,8 @@ def verify_arguments(parser: Parser) -> None:
 )
 def verify(args: argparse.Namespace) -> None:
     from ..exporting.loading import load_checkpoint
-    from ..exporting.parity import verify
     from ..inference.export_info import read_export_info
+    from ..proof.verify import verify
 
     if settings := metric_settings(args):
         args.extras = evaluate.extras  # named by the error if a package of a metric is missing
@@ -179,7 +178,7 @@ def certify_arguments(parser: Parser) -> None:
 
 @verb("check what an export computes on this machine", certify_arguments, extras="cpu")
 def certify(args: argparse.Namespace) -> None:
-    from ..certification.certify import certify
+    from ..proof.certify import certify
 
     changes = {"without": args.without, "attention": args.attention}
     with report_file(args.output) as file:

@@ -20,7 +20,7 @@ from vanilla_transformer.training.data import read_all_lines
 from ..graphs.input_scales import Calibration, InputStatistics
 from ..graphs.weights import bare
 from ..heads import HEADS, READS_CHOICES
-from .shortlist_head import SHORTLISTED
+from ..proof.torch import SHORTLISTED
 
 LINES = 512  # first lines of the text
 TOKENS = 256  # maximum of a line

@@ -14,9 +14,13 @@ from typing import Any
 from vanilla_transformer.converted import converted
 from vanilla_transformer.outputs import new_directory
 
+from ..engine.model import open_export
 from ..errors import UsageError
-from ..inference.export_info import write_manifest
+from ..inference.export_info import ExportInfo, write_manifest
 from ..one_graph import ROLE
+from ..proof.compare import RECORDED, Report
+from ..proof.reference import Reference
+from ..runtime import Runtime
 from .checkpoint import Checkpoint
 from .companion_files import write_companions
 from .options import ExportOptions
@@ -223,55 +227,51 @@ def describe(
     facts |= {"versions": versions()}
     if checkpoint.model is None:
         warnings.warn(f"parity is not checked, {NO_TORCH}", stacklevel=2)
-        return without_parity(graphs, directory, facts, NO_TORCH)
-    from .reference import add_recorded, write_reference
+        unknown = graphs.facts(dict.fromkeys(graphs.dtypes))
+        return write_manifest(directory, **facts, **unknown, parity_reason=NO_TORCH)
+    from ..proof.torch import make_reference, torch_model
 
-    has_reference = options.generate is None
-    if has_reference:
-        write_reference(checkpoint, graphs, directory, facts | graphs.facts({}))
-    try:
-        device = graphs.target.parity_device(graphs.activations)
-    except OSError as error:
-        return without_parity(graphs, directory, facts, str(error))
     write_manifest(directory, **facts, **graphs.facts({}))  # needed to read the graphs
-    parity = compare_with_torch(checkpoint, graphs, directory, options.cases, device)
-    if has_reference:
-        add_recorded(directory, graphs.dtypes, device)
-    return write_manifest(directory, **facts, **graphs.facts(parity))
+    model, info = checkpoint.model, open_export(directory)
+    with torch_model(model, info):
+        reference = make_reference(model, info) if options.generate is None else None
+        try:
+            device = graphs.target.parity_device(graphs.activations)
+        except OSError as error:
+            reports, facts["parity_reason"] = dict.fromkeys(graphs.dtypes), str(error)
+        else:
+            reports = compare_with_torch(checkpoint, info, reference, options.cases, device)
+    facts |= graphs.facts(reports)
+    if reference is not None:
+        reference.write(directory, facts)
+    return write_manifest(directory, **facts)
 
 
 def compare_with_torch(
-    checkpoint: Checkpoint, graphs: Graphs, directory: Path, cases: int, device: str | None
-) -> dict[str, dict | None]:
-    """Compare the graphs in `directory` with torch on `cases` random inputs.
+    checkpoint: Checkpoint, info: ExportInfo, reference: Reference | None, cases: int, device: str
+) -> dict[str, Report | None]:
+    """Compare the graphs of all dtypes with torch on `cases` random inputs and on the `reference`.
 
-    Return {dtype: numbers of the comparison, for the manifest}. The graphs run on `device`, None
-    for the default.
+    Return the reports by dtype. The graphs run on `device`. For dtypes in `RECORDED`, the results
+    of the export itself are added to the reference.
 
     Raises:
         DiffersFromTorch: if the graphs differ from torch by more than the tolerance.
     """
-    from .parity import verify
+    from ..proof import verify
+    from ..proof.outcome import record
 
     assert checkpoint.model is not None
-    parity: dict[str, dict | None] = {}
-    for dtype in graphs.dtypes:
-        report = verify(directory, checkpoint.model, cases, device=device, dtype=dtype)
+    reports: dict[str, Report | None] = {}
+    for dtype in info.dtypes:
+        runtime = Runtime(info.directory, device=device, dtype=dtype)
+        report = reports[dtype] = verify.prove(runtime, checkpoint.model, reference, cases)
         if report.failures:
             problem = f"the export of {checkpoint.name} differs from torch: {report.failures[0]}"
             raise DiffersFromTorch(problem)
-        parity[dtype] = report.summary()
-    return parity
-
-
-def without_parity(
-    graphs: Graphs, directory: Path, facts: dict[str, Any], reason: str
-) -> dict[str, Any]:
-    """Write the manifest of graphs that were not compared for this `reason`, and return it. `facts`
-    are its other fields."""
-    return write_manifest(
-        directory, **facts, **graphs.facts(dict.fromkeys(graphs.dtypes)), parity_reason=reason
-    )
+        if reference is not None and dtype in RECORDED:
+            reference.results[dtype] = record(runtime.model, reference)
+    return reports
 
 
 def manifest_facts(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from ..inference.export_info import ExportInfo, read_export_info, write_manifest
 from ..one_graph import ROLE
 from ..one_graph.generation_config import Rules
 from ..one_graph.loop import SEARCHES, one_graph, one_graph_spec
+from ..proof.one_graph import compare
 from ..specs.graph_spec import GraphSpec
 from ..targets.target import Target
 from .checkpoint import Checkpoint
-from .one_graph_comparison import compare
 from .repository_files import GENAI_CONFIG
 
 OMITTED_FACTS = ("step", "genai")  # facts of the manifest

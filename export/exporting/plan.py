@@ -2,16 +2,16 @@
 is written."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..certification.tolerances import TOLERANCES
 from ..graphs.config import Config
 from ..graphs.input_scales import Calibration
 from ..graphs.layers import LM_HEAD
 from ..heads import HEADS
+from ..proof.compare import TOLERANCES, Report
 from ..specs.graph_spec import GraphSpec
 from ..targets.registry import default_target, get_target
 from ..targets.target import Target
@@ -76,20 +76,21 @@ class Graphs:
         """{role: file} of the graphs of the first dtype."""
         return {role: spec.file for role, spec in self.specs[self.dtypes[0]].items()}
 
-    def facts(self, parity: dict[str, dict | None]) -> dict[str, Any]:
+    def facts(self, reports: Mapping[str, Report | None]) -> dict[str, Any]:
         """Return the fields `default_dtype` and `variants` of the manifest.
 
         `variants` has an entry for each dtype of weights, with the files of its graphs and the
-        tolerance of its errors. `parity` has the results of the comparison with torch, by dtype. A
-        dtype that is missing there gets no field `parity` in its entry."""
-        variants = {
-            dtype: {
+        tolerance of its errors. `reports` are those of the comparison with torch, by dtype, None if
+        it was not possible. A dtype that is missing there gets no field `parity` in its entry."""
+        variants: dict[str, dict[str, Any]] = {}
+        for dtype in self.dtypes:
+            report = reports.get(dtype)
+            variants[dtype] = {
                 "graphs": {role: spec.file for role, spec in self.specs[dtype].items()},
-                "tolerance": TOLERANCES[dtype]._asdict(),
-                **({"parity": parity[dtype]} if dtype in parity else {}),
+                "tolerance": (report.tolerance if report else TOLERANCES[dtype])._asdict(),
             }
-            for dtype in self.dtypes
-        }
+            if dtype in reports:
+                variants[dtype]["parity"] = report and report.summary()
         return {"default_dtype": self.dtypes[0], "variants": variants}
 
 
@@ -138,8 +139,8 @@ def calibrate_inputs(
 ) -> Calibration:
     from vanilla_transformer.checkpoint import load_tokenizer
 
+    from ..proof.torch import with_shortlist
     from .calibration import calibrate
-    from .shortlist_head import with_shortlist
 
     assert checkpoint.model is not None  # see `options.check_calibrate`
     with with_shortlist(checkpoint.model, tokens):

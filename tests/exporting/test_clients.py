@@ -20,8 +20,6 @@ from vanilla_transformer import (
 from vanilla_transformer.checkpoint import save_tokenizer
 from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer_export import export
-from vanilla_transformer_export.exporting import parity
-from vanilla_transformer_export.exporting.parity import Report
 from vanilla_transformer_export.exporting.repository_files import (
     base_name,
     client_config,
@@ -30,6 +28,8 @@ from vanilla_transformer_export.exporting.repository_files import (
 )
 from vanilla_transformer_export.graphs import saving
 from vanilla_transformer_export.inference.export_info import read_export_info
+from vanilla_transformer_export.proof import verify
+from vanilla_transformer_export.proof.compare import Report
 
 TEXT = [
     "the film wins and the cast shines",
@@ -43,7 +43,7 @@ KINDS = {"bpe": 80, "byte-bpe": 300, "word": 20, "character": None}
 @pytest.fixture
 def unchecked(monkeypatch):
     """Replace the comparison with torch, which these tests do not need."""
-    monkeypatch.setattr(parity, "verify", lambda *_, **options: Report(cases=1))
+    monkeypatch.setattr(verify, "prove", lambda *_: Report(cases=1))
 
 
 def read_json(path):

@@ -37,11 +37,11 @@ from vanilla_transformer import (
     VanillaEncoderModel,
 )
 from vanilla_transformer_export import Runtime, export, load_checkpoint
-from vanilla_transformer_export.certification.tolerances import TOLERANCES
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.exporting import parity, plan
-from vanilla_transformer_export.exporting.parity import Report
+from vanilla_transformer_export.exporting import plan
 from vanilla_transformer_export.graphs import saving
+from vanilla_transformer_export.proof import verify
+from vanilla_transformer_export.proof.compare import TOLERANCES, Report
 
 B, S, T, P = "batch_size", "source_length", "target_length", "past_length"
 PS, TOTAL = "past_source_length", "past_length + target_length"
@@ -357,7 +357,7 @@ def test_exported_config_keeps_fields_and_has_no_auto_map(exported, name):
 def quick(exported, monkeypatch):
     """Replace the comparison with torch, which some tests do not need, and return `monkeypatch`."""
     exported("encoder")  # shared by all tests, so made before the replacement
-    monkeypatch.setattr(parity, "verify", lambda *_, **options: Report(cases=1))
+    monkeypatch.setattr(verify, "prove", lambda *_: Report(cases=1))
     return monkeypatch
 
 
@@ -445,7 +445,7 @@ def test_existing_directory_is_replaced_only_with_force(quick, checkpoint, tmp_p
 
 @pytest.mark.parametrize("force", [False, True])
 def test_export_that_differs_from_torch_leaves_nothing_behind(quick, checkpoint, tmp_path, force):
-    quick.setattr(parity, "verify", lambda *_, **options: Report(failures=["case 0: error 7e-01"]))
+    quick.setattr(verify, "prove", lambda *_: Report(problems=["case 0: error 7e-01"]))
     if force:
         (tmp_path / "out").mkdir()
         (tmp_path / "out/config.json").write_text('{"model_type": "vanilla-encoder"}')

@@ -12,9 +12,9 @@ from targets import build, prompts
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from vanilla_transformer_export import Runtime, export
-from vanilla_transformer_export.certification.tolerances import TOLERANCES
 from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.proof.compare import TOLERANCES
 
 FILES = ["onnx/decoder_model_merged.onnx", "onnx/encoder_model.onnx"]
 INT8_FILES = [file.replace(".onnx", "_int8.onnx") for file in FILES]

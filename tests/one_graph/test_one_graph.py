@@ -554,7 +554,12 @@ def test_decoder_rows_stop_at_end_of_learned_positions(exported_for, tmp_path, t
 def test_every_mode_and_model_keeps_sequences_in_int8_and_fp32(exported, tmp_path, name, mode):
     """The exporter compares the sequences itself."""
     manifest = export(
-        exported(name).checkpoint, tmp_path / "one", dtype=["int8", "fp32"], generate=mode, opset=21
+        exported(name).checkpoint,
+        tmp_path / "one",
+        dtype=["int8", "fp32"],
+        generate=mode,
+        opset=21,
+        cases=40,  # rows of a batch share a scale in int8, so batches differ a lot
     )
     both = default_parity(manifest), manifest["variants"]["fp32"]["parity"]
     assert both[1]["sequences"]["equal"] >= 0.97 * both[1]["sequences"]["rows"]

@@ -21,7 +21,6 @@ from messages import raises
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, WatermarkingConfig
 
 from vanilla_transformer_export import Runtime, TextRuntime, export
-from vanilla_transformer_export.certification.certify import certify
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.ort_models import (
     ORTModel,
@@ -33,6 +32,7 @@ from vanilla_transformer_export.ort_models import (
     ORTModelForTokenClassification,
     stand_in_for_optimum,
 )
+from vanilla_transformer_export.proof.certify import certify
 
 IDS = np.array([[5, 6, 7, 8], [9, 10, 11, 12]])
 

@@ -60,8 +60,8 @@ MAY_BE_HEAVY = {
         f"exporting/{name}.py"
         for name in ("calibration", "checkpoint", "companion_files", "evaluation", "export")
     ),
-    *(f"exporting/{name}.py" for name in ("graphs", "loading", "one_graph", "parity", "reference")),
-    *("exporting/shortlist.py", "exporting/shortlist_head.py"),
+    *(f"exporting/{name}.py" for name in ("graphs", "loading", "one_graph", "shortlist")),
+    "proof/torch.py",
     *(
         relative_name(path)
         for path in FILES
@@ -76,17 +76,14 @@ MAY_BE_HEAVY = {
 }
 TORCH = {
     *ORT_MODELS,
-    *(
-        f"exporting/{name}.py"
-        for name in ("calibration", "loading", "parity", "reference", "shortlist_head")
-    ),
+    *("exporting/calibration.py", "exporting/loading.py", "proof/torch.py"),
     "targets/cuda/overflow.py",
 }
 # These import `HEAVY` packages inside functions that make graphs, or for type checking.
 LAZY_IMPORTERS = {
     *("cli/checkpoints.py", "cli/exports.py", "cli/training.py"),
     *("targets/target.py", "one_graph/generation_config.py", "one_graph/step.py"),
-    *("exporting/options.py", "exporting/plan.py"),
+    *("exporting/options.py", "exporting/plan.py", "proof/verify.py"),
     *(
         relative_name(path)
         for path in FILES

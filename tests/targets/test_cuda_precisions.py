@@ -18,12 +18,12 @@ from written import run, write
 
 import vanilla_transformer
 from vanilla_transformer_export import export
-from vanilla_transformer_export.certification.tolerances import TOLERANCES
 from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.exporting.export import DiffersFromTorch
 from vanilla_transformer_export.graphs import quantization
 from vanilla_transformer_export.graphs.precisions import WEIGHT_ONLY
 from vanilla_transformer_export.inference import devices
+from vanilla_transformer_export.proof.compare import TOLERANCES
 from vanilla_transformer_export.targets import registry
 from vanilla_transformer_export.targets.cuda import CUDA
 from vanilla_transformer_export.targets.cuda.overflow import overflow

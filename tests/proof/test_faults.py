@@ -1,4 +1,4 @@
-"""Tests that certification finds faults in graphs and manifests.
+"""Tests that `certify` and `verify` find faults in graphs and manifests.
 
 Hashes are updated after each fault, so that only computed values reveal it.
 """
@@ -11,7 +11,8 @@ import pytest
 from checkpoints import copy_folder, seal
 from onnx import helper, numpy_helper
 
-from vanilla_transformer_export.certification.certify import certify
+from vanilla_transformer_export import verify
+from vanilla_transformer_export.proof.certify import certify
 
 ENCODER, CAUSAL, SEQ2SEQ = ("encoder", "portable"), ("causal", "portable"), ("seq2seq", "cpu")
 INT8, CUDA = ("causal", "cpu", "int8"), ("seq2seq", "cuda", "fp16")
@@ -202,19 +203,26 @@ GRAPH_FAULTS = {
 
 
 @pytest.mark.parametrize("name", GRAPH_FAULTS)
-def test_graph_fault_is_found(exported_for, tmp_path, name):
+def test_graph_fault_is_found_by_both(exported_for, tmp_path, name):
     export, file, fault = GRAPH_FAULTS[name]
-    directory = copy_folder(exported_for(*export)[1], tmp_path)
+    checkpoint, source = exported_for(*export)
+    directory = copy_folder(source, tmp_path)
     model = onnx.load(directory / file)
     fault(model.graph)
     onnx.save(model, directory / file)
     seal(directory)
-    assert failures(directory)
+    check_both_fail(directory, checkpoint)
 
 
-def failures(directory):
+def check_both_fail(directory, checkpoint):
+    """Check that `certify` and `verify` find a fault, or cannot open the export."""
+    assert failures(lambda: certify(directory, "cpu", threads=1))
+    assert failures(lambda: verify(directory, checkpoint, cases=3, device="cpu"))
+
+
+def failures(prove):
     try:
-        return [str(check) for check in certify(directory, "cpu", threads=1).failures]
+        return prove().failures
     except ValueError as error:  # the export cannot be opened
         return [str(error)]
 
@@ -246,10 +254,11 @@ MANIFEST_FAULTS = {
 
 
 @pytest.mark.parametrize("name", MANIFEST_FAULTS)
-def test_manifest_fault_is_found(exported_for, tmp_path, name):
+def test_manifest_fault_is_found_by_both(exported_for, tmp_path, name):
     export, fault = MANIFEST_FAULTS[name]
-    directory = copy_folder(exported_for(*export)[1], tmp_path)
+    checkpoint, source = exported_for(*export)
+    directory = copy_folder(source, tmp_path)
     manifest = json.loads((directory / "manifest.json").read_text())
     fault(manifest)
     (directory / "manifest.json").write_text(json.dumps(manifest))
-    assert failures(directory)
+    check_both_fail(directory, checkpoint)

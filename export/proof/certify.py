@@ -2,50 +2,48 @@
 
 import dataclasses
 import gc
-import json
 import os
-import reprlib
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..engine.model import find_target, open_export
-from ..errors import RequestError, UsageError
+from ..errors import UsageError
 from ..inference.devices import facts
 from ..inference.export_info import ExportInfo, check_hash, is_rewritable
 from ..inference.session import SessionChanges
 from ..runtime import Runtime
-from .comparison import Comparison
+from .checks import FAILURES, Subject, attempt, compare_manifests, failed, stored_tolerance
+from .compare import Comparison
 from .kernels import Kernels, read_kernels
 from .reference import Reference, manifest_facts
-from .subject import Subject
 
-# errors of a check, after which the others still run; the last are of a manifest that lacks fields
-FAILURES = (ValueError, OSError, RuntimeError, RequestError, LookupError, TypeError)
 MACHINE = ("python", "packages", "threads", "processor", "instructions", "providers", "gpus")
 
 
 class Check(NamedTuple):
-    """A check of an export: what was seen, and what was expected, if only that is right. `dtype` is
-    empty if the check is not about a dtype, and `traceback` if no error ended it."""
+    """A check of an export. `dtype` is empty if the check is not about a dtype."""
 
     dtype: str
     name: str
-    ok: bool
-    seen: str
-    expected: str
-    traceback: str = ""
+    comparison: Comparison
+
+    @property
+    def ok(self) -> bool:
+        return self.comparison.ok
 
     @property
     def title(self) -> str:
         return f"{self.dtype} {self.name}".lstrip()
 
     def __str__(self) -> str:
-        line = f"{'ok' if self.ok else 'FAILED':<6} {self.title}: {self.seen}"
-        return f"{line}, expected {self.expected}" if self.expected else line
+        passed = "warn" if self.comparison.is_weak else "ok"
+        return f"{passed if self.ok else 'FAILED':<6} {self.title}: {self.comparison}"
+
+    def report(self) -> dict[str, Any]:
+        return {"dtype": self.dtype, "name": self.name, **self.comparison._asdict()}
 
 
 @dataclass
@@ -74,7 +72,7 @@ class Certificate:
             "device": self.device,
             **dataclasses.asdict(self.changes),
             "machine": {name: machine[name] for name in MACHINE},
-            "checks": [check._asdict() for check in self.checks],
+            "checks": [check.report() for check in self.checks],
             "speed": self.speed,
             "kernels": self.kernels,
             **manifest_facts(manifest),
@@ -146,8 +144,9 @@ def run_checks(
     fails is yielded too. `arguments` are those of `Runtime` besides the dtype.
     """
     manifest = certificate.info.manifest
-    yield Check("", "files", True, f"{len(manifest['files'])} with the hashes of manifest.json", "")
-    yield Check("", "manifest", *compare_manifests(manifest, reference))
+    files = f"{len(manifest['files'])} with the hashes of manifest.json"
+    yield Check("", "files", Comparison(True, files))
+    yield Check("", "manifest", compare_manifests(manifest, reference))
     for dtype in dtypes:
         yield from check_dtype(certificate, reference, dtype, arguments)
 
@@ -162,51 +161,27 @@ def check_dtype(
     """
     try:
         runtime = Runtime(certificate.info.directory, dtype=dtype, **arguments)
-        subject = Subject(runtime, reference)
+        subject = Subject(runtime, reference, stored_tolerance(reference, dtype))
         _ = subject.results
     except (UsageError, OSError):
         raise
     except FAILURES as error:
-        yield Check(dtype, "run", *failed(error))
+        yield Check(dtype, "run", failed(error))
         return
     certificate.device = runtime.device
     with tempfile.TemporaryDirectory() as directory:
         profiles = Path(directory)
-        yield Check(dtype, "separate sessions", *attempt(subject.check_profiled, profiles))
+        yield Check(dtype, "separate sessions", attempt(subject.check_profiled, profiles))
         gc.collect()  # closes the sessions, which then have written their profiles
         certificate.kernels[dtype] = kernels = read_kernels(profiles)
-    yield Check(dtype, "kernels", *attempt(subject.check_kernels, kernels))
-    for name, compare in subject.checks.items():
-        yield Check(dtype, name, *attempt(compare))
-    yield Check(dtype, "speed", *attempt(measure_speed, certificate.speed, subject))
-
-
-def attempt(compare: Callable[..., Comparison], *args: Any) -> Comparison:
-    """Return `compare(*args)`, or a failed comparison with its error if that is in `FAILURES`."""
-    try:
-        return compare(*args)
-    except FAILURES as error:
-        return failed(error)
-
-
-def failed(error: Exception) -> Comparison:
-    text = repr(error) if isinstance(error, LookupError | TypeError) else str(error)
-    trace = "".join(traceback.format_exception(error))
-    return Comparison(False, " ".join(text.split()), "no error", trace)
-
-
-def compare_manifests(manifest: dict[str, Any], reference: Reference) -> Comparison:
-    """Compare the facts of the manifest with the reference, which may have more fields."""
-    # as JSON, in which a tuple is a list
-    seen = json.loads(json.dumps(manifest_facts(manifest)))
-    for name, value in seen.items():
-        if value != (expected := reference.manifest.get(name)):
-            return Comparison(False, f"{name} is {reprlib.repr(value)}", reprlib.repr(expected))
-    return Comparison(True, f"{len(seen)} fields", "those of the reference")
+    yield Check(dtype, "kernels", attempt(subject.check_kernels, kernels))
+    for name, check in (subject.checks | subject.checks_of_machine).items():
+        yield Check(dtype, name, attempt(check))
+    yield Check(dtype, "speed", attempt(measure_speed, certificate.speed, subject))
 
 
 def measure_speed(speeds: dict[str, dict[str, float]], subject: Subject) -> Comparison:
     """Measure the speed, and store it in `speeds` by dtype."""
     speeds[subject.runtime.dtype] = speed = subject.speed()
     [(unit, number)] = speed.items()
-    return Comparison(True, f"{number:.0f} {unit.replace('_', ' ')}", "")
+    return Comparison(True, f"{number:.0f} {unit.replace('_', ' ')}")

@@ -1,0 +1,169 @@
+"""The results of an export for the inputs of a proof, under the names of `torch`."""
+
+import dataclasses
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from ..engine.client import Client
+from ..engine.encoder import EncoderScheduler
+from ..engine.inputs import GenerationInput, encoder_feeds
+from ..engine.limits import Admission
+from ..engine.loop import Engine
+from ..engine.model import OnnxModel
+from ..engine.offline import generate
+from ..inference.inputs import pad_sequences
+from .compare import error_scale, relative_margins
+from .reference import Arrays, Reference, compared_outputs
+
+BEAMS = 3
+REQUESTS = 8  # at a time
+
+
+def outcome(model: OnnxModel, case: Reference, steps: Sequence[int] = ()) -> Arrays:
+    """Return the outputs of the encoder graph for the inputs of `case`, by name.
+
+    A model that generates also has the `logits` (B, T, V) before each of `tokens`.
+
+    `steps` are the numbers of tokens of the first steps, where graphs return logits after each
+    token of a step. All other steps have one.
+    """
+    results = outputs(model, case)
+    if model.info.generates:
+        results["logits"] = next_logits(model, case, case.inputs["tokens"], steps)
+    return results
+
+
+def searches(model: OnnxModel, reference: Reference) -> Arrays:
+    """Return the results of searches from the inputs of `reference`; none for a model that does not
+    generate:
+
+    - `greedy` (B, T), the tokens of greedy search;
+    - `beams` (B, T) and `beam_scores` (B,), the best sequences of beam search and their scores.
+    """
+    if not model.info.generates:
+        return {}
+    beams, scores = sequences(model, reference, num_beams=BEAMS)
+    greedy, _ = sequences(model, reference)
+    return {"greedy": greedy, "beams": beams, "beam_scores": np.array(scores, np.float32)}
+
+
+def sequences(
+    model: OnnxModel, reference: Reference, **options: Any
+) -> tuple[np.ndarray, list[float | None]]:
+    """Return the new tokens (B, T) and the scores of the rows of `reference`, with `options`
+    besides its own."""
+    rows = reference.rows(model.info, **options)
+    results = [sequence for [sequence] in generate(model, rows)]
+    fill = rows[0].options.fill_token_id
+    tokens, _ = pad_sequences([result.tokens for result in results], fill)
+    return tokens, [result.score for result in results]
+
+
+def record(model: OnnxModel, reference: Reference) -> Arrays:
+    """Return the results that a reference keeps of an export: its outcome and its searches, and
+    what others are compared by, see `greedy_margins` and `token_facts`."""
+    results = outcome(model, reference) | searches(model, reference)
+    if model.info.generates:
+        greedy = results["greedy"]
+        margins = greedy_margins(next_logits(model, reference, greedy), greedy, reference)
+        results |= {"greedy_margins": margins, **token_facts(results["logits"], reference)}
+    return results
+
+
+def outputs(model: OnnxModel, case: Reference) -> Arrays:
+    """Return the outputs of the encoder graph for the inputs of `case` by name, without keys and
+    values for a decoder."""
+    names = [tensor.name for tensor in compared_outputs(model.info)]
+    if not names:
+        return {}
+    inputs = [tensor.name for tensor in model.info.specs["encoder"].inputs]
+    feeds = {name: array for name, array in case.feeds.items() if name in inputs}
+    values = model.session("encoder").run(names, encoder_feeds(model.info, feeds))
+    return dict(zip(names, values, strict=True))
+
+
+def next_logits(
+    model: OnnxModel, case: Reference, tokens: np.ndarray, steps: Sequence[int] = ()
+) -> np.ndarray:
+    """Return the logits (B, T, V) before each of `tokens` (B, T), which are fed in `steps`, see
+    `outcome`."""
+    request = case.request()
+    with closing(model.factory.open(request)) as rows:
+        logits = [rows.prefill(request.input_ids, request.attention_mask)[:, -1:].copy()]
+        first = np.cumsum([0, *steps]) if rows.all_logits else [0]
+        places = [*first, *range(first[-1] + 1, tokens.shape[1])]
+        for start, end in zip(places, places[1:]):
+            logits.append(rows.step(tokens[:, start:end]).copy())
+    return np.concatenate(logits, axis=1)
+
+
+def greedy_margins(logits: np.ndarray, greedy: np.ndarray, reference: Reference) -> np.ndarray:
+    """Return the margin of each of the tokens `greedy` (B, T) over the second best, 0 after the
+    end. `logits` (B, T, V) are those before the tokens."""
+    ended = np.isin(greedy, reference.request().options.eos_token_ids).cumsum(axis=1) > 0
+    is_after_end = np.pad(ended, ((0, 0), (1, 0)))[:, :-1]
+    return np.where(is_after_end, 0, relative_margins(logits))
+
+
+def token_facts(logits: np.ndarray, reference: Reference) -> Arrays:
+    """Return the log probabilities `logprobs` (B, T) of the reference's tokens, and the `scales`
+    (B, T) of errors of their `logits` (B, T, V)."""
+    tokens = reference.inputs["tokens"]
+    exact = logits.astype(np.float64)
+    shifted = exact - exact.max(axis=-1, keepdims=True)
+    logprobs = np.take_along_axis(shifted, tokens[..., None], axis=-1)[..., 0]
+    logprobs -= np.log(np.exp(shifted).sum(axis=-1))
+    return {"logprobs": logprobs, "scales": error_scale(exact)[..., 0]}
+
+
+# ------------------------------------------------------------------------- many requests at a time
+
+
+def served_sequences(model: OnnxModel, reference: Reference) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return the results of `REQUESTS` requests that run at the same time in the batches of
+    `serve`: (tokens, logprobs).
+
+    One half generates the `tokens` (T,) of greedy search. The other half has the reference's tokens
+    in the prompt and reports their log probabilities (B, T). The requests of each half have the
+    rows of the reference in turn.
+    """
+    inputs = reference.rows(model.info)
+    rows = [place % len(inputs) for place in range(REQUESTS // 2)]
+    greedy = [inputs[row] for row in rows]
+    scored = [scored_input(inputs[row], reference.inputs["tokens"][row]) for row in rows]
+    source = max(len(row.source or ()) for row in inputs)
+    length = max(len(row.prompt) + row.options.max_new_tokens for row in (*greedy, *scored))
+    admission = Admission(model.info, 1, model.threads, REQUESTS, source or None, length)
+    mixed = [row for pair in zip(greedy, scored) for row in pair]
+    with closing(Client(admission, Engine.open(admission, model)).start()) as client:
+        sequences = [sequence for [sequence] in client.run(mixed)]
+    count = reference.inputs["tokens"].shape[1]
+    logprobs = [
+        [token.logprob for token in (sequence.prompt_logprobs or [])[-count:]]
+        for sequence in sequences[1::2]
+    ]
+    return [np.array(sequence.tokens) for sequence in sequences[::2]], np.array(logprobs)
+
+
+def scored_input(row: GenerationInput, tokens: np.ndarray) -> GenerationInput:
+    """Return `row` with `tokens` (T,) at the end of its prompt. It asks for the log probabilities
+    of the prompt and for one new token."""
+    return dataclasses.replace(
+        row,
+        options=dataclasses.replace(row.options, max_new_tokens=1),
+        prompt=[*row.prompt, *tokens.tolist()],
+        scores_prompt=True,
+    )
+
+
+def served_outputs(model: OnnxModel, rows: Sequence[Reference]) -> list[Arrays]:
+    """Return the outputs of a full-sequence graph for `REQUESTS` requests at a time, each with one
+    of `rows` in turn. They run in the batches of `serve`."""
+    feeds = [encoder_feeds(model.info, dict(row.feeds)) for row in rows]
+    requests = [feeds[place % len(feeds)] for place in range(REQUESTS)]
+    with closing(EncoderScheduler(model)) as scheduler, ThreadPoolExecutor(REQUESTS) as pool:
+        return list(pool.map(scheduler.run, requests))

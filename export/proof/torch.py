@@ -1,0 +1,243 @@
+"""The results of torch for the inputs of a proof, under the names of `outcome`."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+
+from ..graphs.encoder_attention import block_size, min_block_length
+from ..inference.export_info import ExportInfo
+from .compare import Report, Tolerance, clear_lengths, expected_tolerance
+from .outcome import BEAMS, greedy_margins, token_facts
+from .reference import LENGTHS, TORCH, Arrays, Reference, compared_outputs, reference_inputs
+
+# tokens of greedy search before near ties that a reference should have: more than `MIN_TOKENS`, as
+# weights that are rounded to integers have other margins
+MIN_CLEAR = 30
+SOURCE = ("input_ids", "attention_mask")
+COPIES, ROUNDS = 4, 8  # rows of each length to choose from at a time, and how often at most
+
+# after the name of the projection to the vocabulary, its rows of the shortlist
+SHORTLISTED = ".product"
+
+
+@contextmanager
+def torch_model(model: PreTrainedModel, info: ExportInfo) -> Iterator[None]:
+    """Let `model` compute what the export of `info` does in the block: the logits of its shortlist
+    only. Gradients are off."""
+    with torch.no_grad(), with_shortlist(model, info.manifest.get("shortlist")):
+        yield
+
+
+def make_reference(model: PreTrainedModel, info: ExportInfo) -> Reference:
+    """Return the reference of an export of `model`: random inputs from seed 0, torch's outputs, and
+    for a model that generates torch's tokens of greedy search and of beam search."""
+    rng = np.random.default_rng(0)
+    if not info.generates:
+        reference = reference_inputs(info, rng, long_length(model.config))
+        reference.results[TORCH] = torch_outcome(model, info, reference)
+        return reference
+    reference, greedy = clear_rows(model, info, rng)
+    logits = next_logits(model, reference.feeds, reference.inputs["tokens"])
+    reference.results[TORCH] = {
+        **torch_outcome(model, info, reference),
+        **greedy,
+        **token_facts(logits, reference),
+        **search(model, reference, num_beams=BEAMS, output_scores=True),
+    }
+    return reference
+
+
+def clear_rows(
+    model: PreTrainedModel, info: ExportInfo, rng: np.random.Generator
+) -> tuple[Reference, Arrays]:
+    """Return random rows, and torch's `greedy` tokens (B, T) with their `greedy_margins`.
+
+    Of many rows of each length, the one is chosen that has the most tokens before a near tie.
+    """
+    tolerance = max(expected_tolerance(info, dtype) for dtype in info.dtypes)
+    rows: list[list[Arrays]] = [[] for _ in LENGTHS]
+    for _ in range(ROUNDS):
+        candidates = reference_inputs(info, rng, copies=COPIES)
+        greedy = search(model, candidates)["greedy"]
+        margins = greedy_margins(next_logits(model, candidates.feeds, greedy), greedy, candidates)
+        facts = {"greedy": greedy, "greedy_margins": margins}
+        facts |= {"clear": clear_lengths(margins, tolerance), **candidates.inputs}
+        for row in range(len(greedy)):
+            rows[row % len(rows)].append({name: array[row] for name, array in facts.items()})
+        best = [max(same, key=lambda row: int(row["clear"])) for same in rows]
+        if sum(row["clear"] for row in best) >= MIN_CLEAR:
+            break
+    batch = {name: np.stack([row[name] for row in best]) for name in facts}
+    inputs = {name: batch[name] for name in candidates.inputs}
+    searched = {name: batch[name] for name in ("greedy", "greedy_margins")}
+    return Reference(inputs, candidates.options), searched
+
+
+def torch_outcome(model: PreTrainedModel, info: ExportInfo, case: Reference) -> Arrays:
+    """Return the outputs of `model` for the inputs of `case`, by name.
+
+    A model that generates also has the `logits` (B, T, V) before each of `tokens`.
+    """
+    feeds = case.feeds
+    if info.generates:
+        results = {}
+        for tensor in compared_outputs(info):
+            encoded = model.get_encoder()(**tensors(model, feeds, SOURCE))
+            results[tensor.name] = encoded[tensor.name].numpy()
+        return results | {"logits": next_logits(model, feeds, feeds["tokens"])}
+    inputs: dict[str, Any] = tensors(model, with_positions(feeds, model.config))
+    spec = info.specs["encoder"]
+    if "pixel_values" in inputs:
+        inputs["interpolate_pos_encoding"] = "height" in spec.inputs[0].shape
+    outputs = model(**inputs)
+    return {tensor.name: outputs[tensor.name].numpy() for tensor in spec.outputs}
+
+
+def tensors(model: PreTrainedModel, feeds: Arrays, names: Iterable[str] = ()) -> dict[str, Any]:
+    """Return {name: tensor} of those `names` in `feeds`, or of all; numbers that are not integers
+    in the dtype of `model`."""
+    arrays = {name: torch.from_numpy(feeds[name]) for name in names or feeds}
+    return {
+        name: array.to(model.dtype) if array.is_floating_point() else array
+        for name, array in arrays.items()
+    }
+
+
+def with_positions(feeds: Arrays, config: PretrainedConfig) -> Arrays:
+    """Return `feeds` with positions if torch would count padding as positions. Decoder graphs count
+    positions of tokens only."""
+    prefix = {"vanilla-decoder": "", "vanilla-seq2seq": "decoder_"}.get(config.model_type)
+    mask = feeds.get(f"{prefix}attention_mask")
+    if prefix is None or config.position_ids_from != "place" or mask is None:
+        return feeds
+    return {**feeds, f"{prefix}position_ids": np.maximum(mask.cumsum(axis=1) - 1, 0)}
+
+
+def next_logits(model: PreTrainedModel, feeds: Arrays, tokens: np.ndarray) -> np.ndarray:
+    """Return the logits (B, T, V) before each of `tokens` (B, T), which follow the prompts in
+    `feeds`. Torch reads all of a sequence at once, without a cache."""
+    ids, mask = feeds["input_ids"], feeds["attention_mask"]
+    if (start := feeds.get("start")) is not None:
+        targets = np.concatenate([start, tokens[:, :-1]], axis=1)
+        inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": targets}
+    else:
+        mask = np.concatenate([mask, np.ones_like(tokens[:, :-1])], axis=1)
+        inputs = {
+            "input_ids": np.concatenate([ids, tokens[:, :-1]], axis=1),
+            "attention_mask": mask,
+        }
+        inputs["position_ids"] = np.maximum(mask.cumsum(axis=1) - 1, 0)
+    outputs = model(**tensors(model, inputs), use_cache=False)
+    return outputs.logits[:, -tokens.shape[1] :].numpy()
+
+
+def search(model: PreTrainedModel, reference: Reference, **options: Any) -> Arrays:
+    """Return what transformers generates from the inputs of `reference`, as `outcome.searches`
+    does: `greedy` (B, T), or with `num_beams` the `beams` (B, T) and `beam_scores` (B,)."""
+    inputs, start = reference.inputs, reference.inputs.get("start")
+    with without_settings(model, None if start is None else int(start[0, 0])):
+        result = model.generate(  # type: ignore[operator]  # a model that generates
+            **tensors(model, inputs, SOURCE),
+            return_dict_in_generate=True,
+            **reference.options,
+            **options,
+        )
+    prompt = inputs["input_ids"].shape[1] if start is None else 1
+    tokens = result.sequences[:, prompt:].numpy()
+    missing = reference.options["max_new_tokens"] - tokens.shape[1]  # if all rows ended before
+    fill = reference.request().options.fill_token_id
+    tokens = np.pad(tokens, ((0, 0), (0, missing)), constant_values=fill)
+    if "num_beams" not in options:
+        return {"greedy": tokens}
+    return {"beams": tokens, "beam_scores": result.sequences_scores.numpy()}
+
+
+@contextmanager
+def without_settings(model: PreTrainedModel, start: int | None) -> Iterator[None]:
+    """Replace the generation settings of `model` in the block with defaults.
+
+    `start` is the first token of a decoder, None for a decoder-only model. The runtime applies the
+    settings outside of graphs.
+    """
+    before = model.generation_config
+    model.generation_config = GenerationConfig(decoder_start_token_id=start)
+    try:
+        yield
+    finally:
+        model.generation_config = before
+
+
+def long_length(config: PretrainedConfig) -> int:
+    """Return the number of tokens of a row that an encoder reads in blocks.
+
+    The last block is not full. It is 0 if the model has no such layers, or too few positions.
+    """
+    if config.model_type != "vanilla-encoder" or config.has_position_bias:
+        return 0
+    if "sliding_attention" not in config.types_of_layers(config.num_hidden_layers):
+        return 0
+    window = config.sliding_window
+    length = min_block_length(window) + block_size(window) // 2
+    return length if length <= config.max_position_embeddings else 0
+
+
+def rounding(
+    model: PreTrainedModel, info: ExportInfo, cases: Iterable[tuple[str, Reference]]
+) -> Tolerance:
+    """Return the largest and the mean error of torch's results of `cases`, which have titles,
+    against those in float64.
+
+    `model` computes in float64 for a while, and is then as before.
+    """
+    report = Report()
+    for title, case in cases:
+        model.double()
+        try:
+            exact = torch_outcome(model, info, case)
+        finally:
+            model.float()
+        report.compare_all(title, case.results[TORCH], exact, case.real_values(info))
+    return Tolerance(report.max_error, report.mean_error)
+
+
+# ----------------------------------------------------------------------------------- shortlists
+
+
+class ShortlistHead(nn.Module):
+    """An output layer, (..., D) -> logits (..., V). `tokens` have the logits of their rows of
+    `head` (V, D), all others minus infinity."""
+
+    places: torch.Tensor
+
+    def __init__(self, head: nn.Linear, tokens: list[int]):
+        super().__init__()
+        self.product = nn.Linear(head.in_features, len(tokens), bias=head.bias is not None)
+        self.product.weight = nn.Parameter(head.weight[tokens].detach().clone())
+        if head.bias is not None:
+            self.product.bias = nn.Parameter(head.bias[tokens].detach().clone())
+        places = torch.full((head.out_features,), len(tokens))
+        places[tokens] = torch.arange(len(tokens))
+        self.register_buffer("places", places)
+
+    def forward(self, hidden_states):
+        logits = nn.functional.pad(self.product(hidden_states), (0, 1), value=-torch.inf)
+        return logits.index_select(-1, self.places)
+
+
+@contextmanager
+def with_shortlist(model: PreTrainedModel, tokens: list[int] | None) -> Iterator[PreTrainedModel]:
+    """Yield `model`, whose head gives all but `tokens` minus infinity in the block. None leaves it
+    unchanged."""
+    head = model.get_output_embeddings()
+    if tokens is not None:
+        model.lm_head = ShortlistHead(head, tokens)
+    try:
+        yield model
+    finally:
+        if tokens is not None:
+            model.lm_head = head
