@@ -668,3 +668,52 @@ def test_mount_point_is_filled_by_next_call_after_kill(mount):
         if not was_killed:
             assert step > 10
             return
+
+
+# ----------------------------------------------------------------------------------- a single file
+
+
+def test_whole_file_gets_mode_of_what_it_replaces(folder):
+    path = folder / "file"
+    path.write_text("old")
+    path.chmod(0o604)
+    with outputs.whole_file(path, folder, outputs.regular_file(path)) as file:
+        file.write(b"new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new" and path.stat().st_mode & 0o777 == 0o604
+    assert os.listdir(folder) == ["file"]
+
+
+def test_file_of_another_writer_stays(folder):
+    path = folder / "file"
+    path.write_text("old")
+    before = outputs.regular_file(path)
+    with (
+        raises(FileExistsError, seen=(path, "another process")),
+        outputs.whole_file(path, folder, before) as file,
+    ):
+        file.write(b"new")
+        path.write_text("theirs")
+    assert path.read_text() == "theirs" and os.listdir(folder) == ["file"]
+    with (
+        raises(FileExistsError, seen=(path, "another process")),
+        outputs.whole_file(path, folder, None) as file,
+    ):
+        file.write(b"new")
+    with outputs.whole_file(path, folder, None) as file:  # of the same content
+        file.write(b"theirs")
+    assert path.read_text() == "theirs" and os.listdir(folder) == ["file"]
+
+
+@pytest.mark.parametrize("kind", ["whole_file", "replace_text"])
+def test_file_that_fails_leaves_nothing(kind, folder, monkeypatch):
+    path = folder / "file"
+    if kind == "whole_file":
+        with pytest.raises(KeyboardInterrupt), outputs.whole_file(path, folder, None) as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+    else:
+        monkeypatch.setattr(outputs.os, "replace", lambda *paths: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            outputs.replace_text(path, "half")
+    assert os.listdir(folder) == []
