@@ -192,7 +192,7 @@ class Report:
             logits, expected = (
                 without_padding(values, real, -np.inf) for values in (logits, expected)
             )
-            real = real.any(axis=-1)
+            real = np.asarray(real.any(axis=-1))
         logits, expected = logits[real], expected[real]
         differs = logits.argmax(axis=-1) != expected.argmax(axis=-1)
         ties = differs & ~self.is_clear(relative_margins(expected))
