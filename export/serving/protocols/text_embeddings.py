@@ -15,8 +15,8 @@ from tokenizers import Encoding, normalizers
 from ... import __version__
 from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError
 from ...heads import CLASSIFY
-from ...inference.cpu_quota import cpu_quota
 from ...scheduler.encoder_scheduler import MAX_CALLS
+from ...text.model_facts import model_facts
 from ...text.tasks import embedding, reranking
 from ...text.tasks.classification import FUNCTIONS, sentence_config
 from ...text.tasks.rows import (
@@ -225,8 +225,8 @@ async def decode_ids(request: Request, body: DecodeRequest) -> Response:
 async def info(request: Request, model: str | None = None) -> Response:
     """Return information about the model, with the fields of text-embeddings-inference.
 
-    Two more fields are the `threads` of a worker, and `cpu_quota`, the CPUs that the control groups
-    of the server allow, or null.
+    More fields are the choices that the model makes, such as its pooling, prompts and target, and
+    `warnings` of those that are probably wrong.
     """
     served = choose_model(request, reads, "embed or label texts", model)
     settings, runtime = server_settings(request), served.runtime.runtime
@@ -244,13 +244,11 @@ async def info(request: Request, model: str | None = None) -> Response:
         "max_client_batch_size": settings.max_batch,
         "auto_truncate": settings.auto_truncate,
         "tokenization_workers": MAX_CALLS,
-        "threads": runtime.threads,
-        "cpu_quota": cpu_quota(),
         "version": __version__,
         "sha": None,
         "docker_label": None,
     }
-    return JSONResponse(facts)
+    return JSONResponse(model_facts(served.runtime) | facts)
 
 
 # (condition, endpoint, request class) of POST /; the first condition that is true counts

@@ -1,6 +1,7 @@
 """Text classification and zero-shot classification, like transformers' pipelines."""
 
 import itertools
+import re
 import reprlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ...text_runtime import TextRuntime
 
 SENTENCE_CONFIG = "config_sentence_transformers.json"
+UNNAMED = re.compile(r"LABEL_\d+")  # transformers' name of a label without one
 Scoring = Callable[[np.ndarray], np.ndarray]  # from logits to scores
 FUNCTIONS: dict[str, Scoring] = {
     "softmax": softmax,
@@ -95,12 +97,31 @@ def scoring(runtime: "TextRuntime", name: str | None) -> Scoring:
         return FUNCTIONS[name]
     if recorded := recorded_activation(runtime):
         return activation(recorded, "the activation of this cross-encoder")
-    config = runtime.info.config
+    return FUNCTIONS[configured_function(runtime.info.config)]
+
+
+def configured_function(config: dict) -> str:
+    """Return the name of the function from logits to scores that config.json implies."""
     problem = config.get("problem_type")
     if problem == "regression":
-        return FUNCTIONS["none"]
+        return "none"
     is_independent = problem == "multi_label_classification" or len(config["id2label"]) == 1
-    return sigmoid if is_independent else softmax
+    return "sigmoid" if is_independent else "softmax"
+
+
+def activation_name(runtime: "TextRuntime") -> str:
+    """Return the name of the function that scores have by default: "softmax", or that of a torch
+    class."""
+    return recorded_activation(runtime) or configured_function(runtime.info.config)
+
+
+def label_problems(runtime: "TextRuntime") -> list[str]:
+    """Return a warning if the labels of the export have no names."""
+    labels = list(runtime.info.config["id2label"].values())
+    if not labels or not all(UNNAMED.fullmatch(str(label)) for label in labels):
+        return []
+    directory = runtime.info.directory
+    return [f"{directory} has the labels {reprlib.repr(labels)}, expected names in id2label"]
 
 
 def recorded_activation(runtime: "TextRuntime") -> str | None:

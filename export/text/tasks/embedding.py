@@ -4,6 +4,7 @@ export's sentence-transformers files."""
 import io
 import re
 import reprlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from tokenizers import Encoding, normalizers
 
 from ...errors import UsageError, did_you_mean
 from ...heads import EMBED
-from ...inference.export_info import json_object
+from ...inference.export_info import ExportInfo, json_object
 from ...inference.options import as_list
 from ...shared.files import safetensors_header
 from .classification import activation, sentence_config
@@ -217,12 +218,29 @@ def count_prompt_tokens(prompt: Encoding) -> int:
 def length_and_case(runtime: "TextRuntime") -> tuple[int, bool]:
     """Return the maximum number of tokens of a text, including special tokens, and True if texts
     are lowercased."""
-    info = runtime.info
-    names = sorted(name for name in info.manifest["files"] if LENGTH_CONFIG.fullmatch(name))
-    config = json_object(info.directory / names[0], info.read(names[0]) or b"{}") if names else {}
+    config = length_config(runtime.info)
     longest = config.get("max_seq_length") or runtime.tokenizer_settings.longest
     limit = runtime.info.config["max_position_embeddings"]
     return min(longest or limit, limit), bool(config.get("do_lower_case"))
+
+
+def length_config(info: ExportInfo) -> dict:
+    """Return the content of the file with `max_seq_length`, empty without one."""
+    names = sorted(name for name in info.manifest["files"] if LENGTH_CONFIG.fullmatch(name))
+    return json_object(info.directory / names[0], info.read(names[0]) or b"{}") if names else {}
+
+
+def length_problems(runtime: "TextRuntime") -> list[str]:
+    """Return a warning if `max_seq_length` of the export is more than the model has positions."""
+    info = runtime.info
+    longest, limit = (
+        length_config(info).get("max_seq_length"),
+        info.config["max_position_embeddings"],
+    )
+    if not longest or longest <= limit:
+        return []
+    cut = f"expected at most max_position_embeddings={limit}: texts are cut there"
+    return [f"{info.directory} has max_seq_length={longest}, {cut}"]
 
 
 # -------------------------------------------------------------------------------------- the modules
@@ -231,9 +249,30 @@ def length_and_case(runtime: "TextRuntime") -> tuple[int, bool]:
 def sentence_modules(runtime: "TextRuntime") -> SentenceModules:
     """Return the sentence modules of the export; without any, the mean of the token states.
 
-    Raises ValueError as `read_modules` does.
+    There is a warning for each of `pooling_problems` and `length_problems`. Raises ValueError as
+    `read_modules` does.
     """
-    return read_modules(runtime.info.manifest.get("sentence_modules") or [], runtime.info)
+    modules = read_modules(runtime.info.manifest.get("sentence_modules") or [], runtime.info)
+    for problem in pooling_problems(runtime) + length_problems(runtime):
+        warnings.warn(problem, stacklevel=1)
+    return modules
+
+
+def pooling_problems(runtime: "TextRuntime") -> list[str]:
+    """Return a warning if the export configures no pooling, or one that does not fit the attention:
+    the first token of a decoder reads no other."""
+    modules = runtime.info.manifest.get("sentence_modules")
+    directory = runtime.info.directory
+    if not modules:
+        return [f"{directory} configures no pooling, expected modules.json: it is the mean"]
+    unfit, kind = (
+        ("cls", "decoder")
+        if runtime.info.config["model_type"] == "vanilla-decoder"
+        else ("lasttoken", "encoder")
+    )
+    if unfit not in read_poolings(modules[0]):
+        return []
+    return [f"{directory} has the pooling {unfit!r}, which does not fit the attention of a {kind}"]
 
 
 def read_modules(modules: list[dict], files: Files) -> SentenceModules:
