@@ -6,6 +6,7 @@ import functools
 import os
 import reprlib
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -277,8 +278,14 @@ class TextRuntime:
 
     @functools.cached_property
     def sentence_modules(self) -> SentenceModules:
-        """The sentence modules of the export; without any, the mean of the token states."""
-        return read_modules(self.info.manifest.get("sentence_modules") or [], self.info)
+        """The sentence modules of the export; without any, the mean of the token states.
+
+        There is a warning for each of `embedding.pooling_problems` and `embedding.length_problems`.
+        """
+        modules = read_modules(self.info.manifest.get("sentence_modules") or [], self.info)
+        for problem in embedding.pooling_problems(self) + embedding.length_problems(self):
+            warnings.warn(problem, stacklevel=1)
+        return modules
 
     @functools.cached_property
     def special_ids(self) -> frozenset[int]:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 
 from ..arguments import (
     Parser,
@@ -15,6 +16,7 @@ from ..arguments import (
     unicode,
 )
 from ..errors import UsageError
+from ..inference.export_info import MANIFEST
 from ..terminal import say
 from .verbs import CHECKPOINT, add_leave_out, add_variant, verb
 
@@ -72,7 +74,10 @@ def convert(args: argparse.Namespace) -> None:
 
 
 def info_arguments(parser: Parser) -> None:
-    parser.add_argument("checkpoint", type=source, nargs="?", metavar="CHECKPOINT", help=CHECKPOINT)
+    checkpoint_help = f"{CHECKPOINT}; or an export, whose choices are printed, with warnings"
+    parser.add_argument(
+        "checkpoint", type=source, nargs="?", metavar="CHECKPOINT", help=checkpoint_help
+    )
     parser.add_argument("--preset", metavar="NAME", help="a model of the paper: base, big ...")
     add_variant(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -80,13 +85,28 @@ def info_arguments(parser: Parser) -> None:
 
 @verb("show shape, parameters, memory and FLOPs of a checkpoint", info_arguments, extras="torch")
 def info(args: argparse.Namespace) -> None:
-    from vanilla_transformer.info import info, preset_info, report
-
     if (args.checkpoint is None) == (args.preset is None):
         got = "neither" if args.preset is None else "both"
         raise UsageError(f"expected CHECKPOINT or --preset NAME, got {got}")
+    if args.checkpoint is not None and Path(args.checkpoint, MANIFEST).is_file():
+        return say(export_report(args.checkpoint, args.json))
+    from vanilla_transformer.info import info, preset_info, report
+
     facts = preset_info(args.preset) if args.preset else info(args.checkpoint, args.variant)
     say(json.dumps(facts) if args.json else report(facts))
+
+
+def export_report(directory: str, as_json: bool) -> str:
+    """Return `model_facts` of an export, as JSON or with a line for each."""
+    from ..text.model_facts import model_facts
+    from ..text_runtime import TextRuntime
+
+    with TextRuntime(directory) as runtime:
+        facts = model_facts(runtime)
+    if as_json:
+        return json.dumps(facts)
+    warnings = [("warning", problem) for problem in facts.pop("warnings")]
+    return "\n".join(f"{name:<24} {fact}" for name, fact in [*facts.items(), *warnings])
 
 
 def attention_arguments(parser: Parser) -> None:

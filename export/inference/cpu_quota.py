@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path("/")  # of the file system
+CONTROLLER = "cpu"  # of version 1
 # place in a line of /proc/self/mountinfo: the mounted folder of the hierarchy, and where it is
 MOUNTED, MOUNT_POINT = 3, 4
 
@@ -47,7 +48,9 @@ def limits_cpus(controllers: str, mount: str) -> bool:
     kind, *_, options = mount.split(" ")
     if not controllers:
         return kind == "cgroup2"
-    return kind == "cgroup" and "cpu" in controllers.split(",") and "cpu" in options.split(",")
+    return kind == "cgroup" and all(
+        CONTROLLER in names.split(",") for names in (controllers, options)
+    )
 
 
 def group_and_parents(path: str, mounted: str) -> list[Path]:

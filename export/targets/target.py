@@ -47,6 +47,8 @@ class Target:
             one export may have several dtypes.
         integer_dtypes: dtypes whose matmuls compute in integers. A calibration text may set the
             scales of their activations, and `cpu` may choose their methods.
+        independent_dtypes: dtypes in which the outputs of a row are the same bits alone and in any
+            batch, on all CPUs.
         generation_step: the graphs by role (`{"decoder": model, …}`), which it changes -> the
             `Step` of an export with `--generate`; `None` for a target without.
         unsupported_fields: config -> `{field: expected value}` of the fields that the target cannot
@@ -77,6 +79,7 @@ class Target:
     shares_weights: bool = False
     is_standard: bool = False
     integer_dtypes: tuple[str, ...] = ()
+    independent_dtypes: tuple[str, ...] = ()
     generation_step: Callable[[dict[str, ir.Model]], Step] | None = None
     unsupported_fields: Callable[[Config], dict[str, str]] = lambda config: {}
     activations: Callable[[PreTrainedModel | None, str | None], str] = lambda model, dtype: "fp32"

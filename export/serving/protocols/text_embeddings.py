@@ -14,7 +14,7 @@ from ... import __version__
 from ...engine.encoder import MAX_CALLS
 from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError, tokenizer_errors
 from ...heads import CLASSIFY, MAX_CHARACTERS
-from ...inference.cpu_quota import cpu_quota
+from ...text.model_facts import model_facts
 from ...text.scores import identity, probability_function
 from ...text.sentence_modules import normalize
 from ...text.tasks import embedding, reranking
@@ -226,8 +226,8 @@ async def decode_ids(request: Request, body: DecodeRequest) -> Response:
 async def info(request: Request, model: str | None = None) -> Response:
     """Return information about the model, with the fields of text-embeddings-inference.
 
-    Two more fields are the `threads` of a worker, and `cpu_quota`, the CPUs that the control groups
-    of the server allow, or null.
+    More fields are the choices that the model makes, such as its pooling, prompts and target, and
+    `warnings` of those that are probably wrong.
     """
     served = choose_model(request, reads, "embed or label texts", model)
     settings, runtime = server_settings(request), served.runtime.runtime
@@ -245,13 +245,11 @@ async def info(request: Request, model: str | None = None) -> Response:
         "max_client_batch_size": settings.max_batch,
         "auto_truncate": settings.auto_truncate,
         "tokenization_workers": MAX_CALLS,
-        "threads": runtime.threads,
-        "cpu_quota": cpu_quota(),
         "version": __version__,
         "sha": None,
         "docker_label": None,
     }
-    return JSONResponse(facts)
+    return JSONResponse(model_facts(served.runtime) | facts)
 
 
 # (condition, endpoint, request class) of POST /; the first condition that is true counts

@@ -52,6 +52,7 @@ CPU = Target(
     devices=lambda roles, dtype: ("cpu",),
     shares_weights=True,
     integer_dtypes=("int8",),
+    independent_dtypes=("fp32", "int8"),
     generation_step=generation_step,
     unsupported_fields=unsupported_fields,
     step_role=step_role,

@@ -1,6 +1,7 @@
 """Text classification and zero-shot classification, like transformers' pipelines."""
 
 import itertools
+import re
 import reprlib
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +34,7 @@ from .task import TaskCall
 
 MAX_PAIRS = 2000  # of a text and a label in a request
 SENTENCE_CONFIG = "config_sentence_transformers.json"
+UNNAMED = re.compile(r"LABEL_\d+")  # transformers' name of a label without one
 
 
 def classify(
@@ -90,6 +92,23 @@ def scoring(runtime: TextModel, name: str | None) -> Scoring:
     if recorded := recorded_activation(runtime):
         return activation(recorded, "the activation of this cross-encoder")
     return default_function(runtime.info.config)
+
+
+def activation_name(runtime: TextModel) -> str:
+    """Return the name of the function that scores have by default: "softmax", or that of a torch
+    class."""
+    default = default_function(runtime.info.config)
+    names = [name for name, function in FUNCTIONS.items() if function is default]
+    return recorded_activation(runtime) or names[0]
+
+
+def label_problems(runtime: TextModel) -> list[str]:
+    """Return a warning if the labels of the export have no names."""
+    labels = list(runtime.info.config["id2label"].values())
+    if not labels or not all(UNNAMED.fullmatch(str(label)) for label in labels):
+        return []
+    directory = runtime.info.directory
+    return [f"{directory} has the labels {reprlib.repr(labels)}, expected names in id2label"]
 
 
 def recorded_activation(runtime: TextModel) -> str | None:

@@ -10,9 +10,9 @@ from tokenizers import Encoding, normalizers
 
 from ...errors import UsageError, did_you_mean
 from ...heads import EMBED, TEXT
-from ...inference.export_info import json_object
+from ...inference.export_info import ExportInfo, json_object
 from ..checks import check_count, check_strings
-from ..sentence_modules import SentenceModules, normalize
+from ..sentence_modules import SentenceModules, normalize, read_poolings
 from ..text_model import TextModel
 from .classification import sentence_config
 from .rows import Cut, Row, decode, encode_texts, plain_row, require, run_rows
@@ -188,12 +188,41 @@ def count_prompt_tokens(prompt: Encoding) -> int:
 def length_and_case(runtime: TextModel) -> tuple[int, bool]:
     """Return the maximum number of tokens of a text, including special tokens, and True if texts
     are lowercased."""
-    info = runtime.info
-    names = sorted(name for name in info.manifest["files"] if LENGTH_CONFIG.fullmatch(name))
-    config = json_object(info.directory / names[0], info.read(names[0]) or b"{}") if names else {}
+    config = length_config(runtime.info)
     longest = config.get("max_seq_length") or runtime.tokenizer_settings.longest
     limit = runtime.info.config["max_position_embeddings"]
     return min(longest or limit, limit), bool(config.get("do_lower_case"))
+
+
+def length_config(info: ExportInfo) -> dict:
+    """Return the content of the file with `max_seq_length`, empty without one."""
+    names = sorted(name for name in info.manifest["files"] if LENGTH_CONFIG.fullmatch(name))
+    return json_object(info.directory / names[0], info.read(names[0]) or b"{}") if names else {}
+
+
+def length_problems(runtime: TextModel) -> list[str]:
+    """Return a warning if `max_seq_length` of the export is more than the model has positions."""
+    info = runtime.info
+    longest = length_config(info).get("max_seq_length")
+    limit = info.config["max_position_embeddings"]
+    if not longest or longest <= limit:
+        return []
+    cut = f"expected at most max_position_embeddings={limit}: texts are cut there"
+    return [f"{info.directory} has max_seq_length={longest}, {cut}"]
+
+
+def pooling_problems(runtime: TextModel) -> list[str]:
+    """Return a warning if the export configures no pooling, or one that does not fit the attention:
+    the first token of a decoder reads no other."""
+    info = runtime.info
+    if not (modules := info.manifest.get("sentence_modules")):
+        return [f"{info.directory} configures no pooling, expected modules.json: it is the mean"]
+    is_decoder = info.config["model_type"] == "vanilla-decoder"
+    unfit, kind = ("cls", "decoder") if is_decoder else ("lasttoken", "encoder")
+    if unfit not in read_poolings(modules[0]):
+        return []
+    problem = f"which does not fit the attention of a {kind}"
+    return [f"{info.directory} has the pooling {unfit!r}, {problem}"]
 
 
 # --------------------------------------------------------------------------------------- as JSON

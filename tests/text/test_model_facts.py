@@ -1,0 +1,148 @@
+"""Tests that mistakes in a checkpoint are visible where docs/run.md says, each seeded."""
+
+import json
+import warnings
+
+import pytest
+from heads import save_head, word_pieces
+from messages import check_message
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
+from vanilla_transformer_export import TextRuntime, export
+from vanilla_transformer_export.cli.main import main
+from vanilla_transformer_export.inference.cpu_quota import cpu_quota
+from vanilla_transformer_export.text.model_facts import model_facts
+
+PROMPTS = {"query": "the book : ", "document": "a book : "}
+
+
+def save_embedder(folder, pooling="mean", architecture="VanillaEncoderModel", **config):
+    """Save a model of sentence-transformers to `folder / "model"` and return that directory."""
+    plain = save_head(architecture, word_pieces(), folder / "plain")
+    modules = [Transformer(plain, max_seq_length=20), Pooling(32, pooling_mode=pooling)]
+    model = SentenceTransformer(modules=[*modules, Normalize()], device="cpu", **config)
+    model.save(str(folder / "model"))
+    return folder / "model"
+
+
+def edit(path, **fields):
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def opened(checkpoint, out, **options):
+    export(checkpoint, out, cases=1, **options)
+    return TextRuntime(out, threads=1)
+
+
+def embed_warnings(runtime):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        runtime.embed(["a book"])
+        runtime.embed(["a book"])
+    return [str(warning.message) for warning in caught]
+
+
+def test_embedder_has_its_choices_and_no_warning(tmp_path):
+    checkpoint = save_embedder(
+        tmp_path, prompts=PROMPTS, default_prompt_name="query", similarity_fn_name="dot"
+    )
+    runtime = opened(checkpoint, tmp_path / "out", target="cpu", dtype="int8")
+    facts = model_facts(runtime)
+    assert facts.pop("threads") == 1 and facts.pop("cpu_quota") == cpu_quota()
+    assert facts == {
+        "target": "cpu", "device": "cpu", "dtype": "int8", "calibration": None,
+        "rows_are_independent": True, "max_position_embeddings": 512, "token_types": False,
+        "max_seq_length": 20, "pooling": ["mean"], "modules": ["Normalize"],
+        "prompts": ["document", "query"], "default_prompt_name": "query", "similarity": "dot",
+        "truncate_dim": None, "warnings": [],
+    }  # fmt: skip
+    assert embed_warnings(runtime) == []
+
+
+@pytest.mark.parametrize(
+    "target, dtype, expected",
+    [("cpu", "fp32", True), ("cpu", "int4", False), ("portable", "int8", False)],
+)
+def test_rows_are_independent_where_bits_are_the_same(tmp_path, target, dtype, expected):
+    checkpoint = save_head("VanillaEncoderModel", word_pieces(), tmp_path / "model")
+    runtime = opened(checkpoint, tmp_path / "out", target=target, dtype=dtype)
+    assert model_facts(runtime)["rows_are_independent"] is expected
+
+
+def test_missing_pooling_is_one_warning_and_a_fact(tmp_path, capsys):
+    checkpoint = save_head("VanillaEncoderModel", word_pieces(), tmp_path / "model")
+    runtime = opened(checkpoint, tmp_path / "out")
+    [warning] = embed_warnings(runtime)
+    check_message(warning, seen="no pooling", expected="modules.json")
+    facts = model_facts(runtime)
+    assert (facts["pooling"], facts["warnings"]) == (["mean"], [warning])
+    main(["info", str(tmp_path / "out")])
+    assert f"warning                  {warning}" in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    "architecture, pooling, is_wrong",
+    [
+        ("VanillaEncoderModel", "lasttoken", True),
+        ("VanillaEncoderModel", "cls", False),
+        ("VanillaDecoderModel", "cls", True),
+        ("VanillaDecoderModel", "lasttoken", False),
+    ],
+)
+def test_pooling_that_does_not_fit_attention_is_a_warning(
+    tmp_path, architecture, pooling, is_wrong
+):
+    runtime = opened(save_embedder(tmp_path, pooling, architecture), tmp_path / "out")
+    problems = model_facts(runtime)["warnings"]
+    assert embed_warnings(runtime) == problems and len(problems) == is_wrong
+    if is_wrong:
+        check_message(problems[0], seen=(pooling,), expected="attention")
+
+
+def test_max_seq_length_above_positions_is_a_warning(tmp_path):
+    checkpoint = save_embedder(tmp_path)
+    edit(checkpoint / "sentence_bert_config.json", max_seq_length=1000)
+    runtime = opened(checkpoint, tmp_path / "out")
+    [problem] = embed_warnings(runtime)
+    check_message(problem, seen="max_seq_length=1000", expected="max_position_embeddings=512")
+    assert model_facts(runtime)["max_seq_length"] == 512
+
+
+@pytest.mark.parametrize(
+    "problem_type, labels, activation",
+    [
+        (None, {0: "no", 1: "yes"}, "softmax"),
+        ("multi_label_classification", {0: "no", 1: "yes"}, "sigmoid"),
+        ("regression", {0: "score"}, "none"),
+    ],
+)
+def test_classifier_has_activation_and_labels(tmp_path, problem_type, labels, activation):
+    checkpoint = save_head(
+        "VanillaEncoderForSequenceClassification", word_pieces(), tmp_path / "model",
+        problem_type=problem_type, id2label=labels, label2id={v: k for k, v in labels.items()},
+    )  # fmt: skip
+    facts = model_facts(opened(checkpoint, tmp_path / "out"))
+    assert (facts["problem_type"], facts["activation"]) == (problem_type, activation)
+    assert facts["labels"] == list(labels.values()) and facts["warnings"] == []
+
+
+def test_labels_without_names_are_a_warning(tmp_path):
+    checkpoint = save_head(
+        "VanillaEncoderForSequenceClassification", word_pieces(), tmp_path / "model", num_labels=3
+    )
+    [problem] = model_facts(opened(checkpoint, tmp_path / "out"))["warnings"]
+    check_message(problem, seen="LABEL_0", expected="id2label")
+
+
+def test_calibration_and_token_types_are_facts(tmp_path):
+    checkpoint = save_head(
+        "VanillaEncoderModel", word_pieces(), tmp_path / "model", type_vocab_size=2
+    )
+    (tmp_path / "text").write_text("the old man sees a red house\ntwo dogs\n" * 4)
+    runtime = opened(
+        checkpoint, tmp_path / "out", target="cpu", dtype="int8", calibrate=tmp_path / "text"
+    )
+    facts = model_facts(runtime)
+    assert facts["token_types"] is True
+    assert facts["calibration"]["matmuls"] == 6 >= facts["calibration"]["row_scales"]
