@@ -49,6 +49,7 @@ EXCEPTIONS = {
     ("serving/protocols/open_inference.py", "__init__"),
     ("serving/protocols/text_embeddings.py", "__init__"),
     ("text/language_pairs.py", "text_runtime"),
+    ("text/model_facts.py", "text_runtime"),
     *(
         (f"text/tasks/{name}.py", "text_runtime")
         for name in (*TEXT_TASKS, "reranking", "tagging", "translation")
