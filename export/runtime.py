@@ -93,6 +93,11 @@ class Runtime:
             _ = self.model.factory  # which raises for what cannot be opened
 
     @property
+    def rows_are_independent(self) -> bool:
+        """True if the outputs of a row are the same bits alone and in any batch, on all CPUs."""
+        return self.dtype in find_target(self.info).independent_dtypes
+
+    @property
     def max_tokens(self) -> int:
         """Maximum tokens that `outputs` gets at a time from the tasks of a text or image
         runtime."""

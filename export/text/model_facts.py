@@ -5,7 +5,6 @@ from typing import Any
 
 from ..heads import CLASSIFY, EMBED, HEADS
 from ..inference.cpu_quota import cpu_quota
-from ..targets.registry import get_target
 from .sentence_modules import read_poolings
 from .tasks.classification import activation_name, label_problems, sentence_config
 from .tasks.embedding import length_and_case, length_problems, pooling_problems
@@ -21,13 +20,13 @@ def model_facts(runtime: TextModel) -> dict[str, Any]:
     embed add `embedding_facts`, and classifiers `label_facts`.
     """
     info, opened = runtime.info, runtime.runtime
-    target, tasks = get_target(info.manifest["target"]), HEADS[info.architecture].tasks
+    tasks = HEADS[info.architecture].tasks
     facts = {
-        "target": target.name,
+        "target": opened.target,
         "device": opened.device,
         "dtype": opened.dtype,
         "calibration": calibration(info.manifest, opened.dtype),
-        "rows_are_independent": opened.dtype in target.independent_dtypes,
+        "rows_are_independent": opened.rows_are_independent,
         "threads": opened.threads,
         "cpu_quota": cpu_quota(),
         "max_position_embeddings": info.config["max_position_embeddings"],

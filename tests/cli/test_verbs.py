@@ -97,7 +97,7 @@ def test_export_records_the_pipeline_that_a_trained_translator_carries(translato
 def test_verify_prints_its_report_and_succeeds(trained, translator, capsys):
     main(["verify", str(translator[0]), str(trained[0]), "--cases", "7"])
     line = capsys.readouterr().out.removesuffix("\n")
-    assert line.startswith("7 cases, ")
+    assert line.startswith("7 cases: ")
     assert line.endswith("0 failures")
 
 

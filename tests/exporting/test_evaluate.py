@@ -249,7 +249,7 @@ def test_verify_with_text_prints_metric_of_both_engines(exported, files, capsys)
     checkpoint, directory = exported("causal", "cpu")
     main(["verify", str(directory), str(checkpoint), "--cases", "2", "--text", str(files["text"])])
     report, metric = capsys.readouterr().out.splitlines()
-    assert report.startswith("2 cases, ")
+    assert report.startswith("2 cases: ")
     metric = json.loads(metric)
     assert metric["metric"] == "perplexity" and metric["torch"] > 1
     assert metric["difference"] == pytest.approx(metric["onnxruntime"] - metric["torch"], abs=1e-5)
