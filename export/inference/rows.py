@@ -24,7 +24,7 @@ SEARCH_STEPS = 8  # steps of a `DeviceSearch` between two looks at its tokens
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What rows that start together are opened for.
+    """A request for rows that start together.
 
     Args:
         options: resolved options, see `options.resolve`.
