@@ -3,33 +3,44 @@
 from pathlib import Path
 
 import onnx
-from onnx import TensorProto, helper
+import onnx_ir as ir
+from onnx_ir import Value
+
+from vanilla_transformer_export.graphs.ops import IR_VERSION, Ops, with_spec
+from vanilla_transformer_export.graphs.top_k import top_tokens
+from vanilla_transformer_export.specs.graph_spec import TensorSpec
 
 FILE = Path(__file__).parents[2] / "export/engine/top_k.onnx"
-OPSET, IR_VERSION = 21, 10
+OPSET = 21
+INPUTS = (
+    TensorSpec("logits", "float32", ("rows", "vocab_size")),
+    TensorSpec("count", "int64", (1,)),
+)
+OUTPUTS = (
+    TensorSpec("log_p", "float32", ("rows", "count")),
+    TensorSpec("tokens", "int64", ("rows", "count")),
+)
 
 
 def top_k_graph() -> onnx.ModelProto:
-    """Return the graph of the largest logits of each row.
+    """Return the graph of the most likely tokens of each row.
 
     Its inputs are logits (rows, V) and count (1,), its outputs log p and ids of the tokens, both
     (rows, count).
     """
-    nodes = [
-        helper.make_node("TopK", ["logits", "count"], ["values", "tokens"]),
-        helper.make_node("LogSoftmax", ["logits"], ["all"]),
-        helper.make_node("GatherElements", ["all", "tokens"], ["log_p"], axis=1),
-    ]
-    inputs = [value("logits", TensorProto.FLOAT, 2), value("count", TensorProto.INT64, 1)]
-    outputs = [value("log_p", TensorProto.FLOAT, 2), value("tokens", TensorProto.INT64, 2)]
-    graph = helper.make_graph(nodes, "top_k", inputs, outputs)
-    return helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION
+    op = Ops()
+    inputs = [with_spec(Value(), tensor) for tensor in INPUTS]
+    outputs = [with_spec(*both) for both in zip(top_tokens(op, *inputs), OUTPUTS, strict=True)]
+    weights = list(op.initializers.values())
+    graph = ir.Graph(
+        inputs,
+        outputs,
+        nodes=op.nodes,
+        initializers=weights,
+        opset_imports={"": OPSET},
+        name="top_k",
     )
-
-
-def value(name: str, kind: int, rank: int) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, kind, [None] * rank)
+    return ir.to_proto(ir.Model(graph, ir_version=IR_VERSION))
 
 
 if __name__ == "__main__":
