@@ -431,8 +431,10 @@ def widened(sequences: np.ndarray, width: int, fill_token_id: int) -> np.ndarray
     return np.concatenate([sequences, padding], axis=-1)
 
 
-# logits per run, which limits the memory of the log-softmax
-CHUNK = 1 << 19
+# logits per run and thread: with their log-softmax they stay in the cache of a core
+CHUNK = 1 << 18
+# minimum logits for several threads: fewer take less time than the threads take to wake up
+MIN_SHARED_LOGITS = 1 << 19
 # written by tests/support/top_k_graph.py, because the runtime works without onnx
 GRAPH = Path(__file__).with_name("top_k.onnx")
 
@@ -444,11 +446,8 @@ def top_k_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.ndarr
     are NaN if the row has NaN or infinity, or only -infinity. `threads` is the number of CPU
     threads.
     """
-    # Few logits take less time than the threads take to wake up.
-    run, chunk = (
-        session(threads if logits.size > CHUNK else 1).run,
-        max(1, CHUNK // logits.shape[1]),
-    )
+    threads = threads if logits.size > MIN_SHARED_LOGITS else 1
+    run, chunk = session(threads).run, max(1, threads * CHUNK // logits.shape[1])
     counts = np.array([count])
     results = [
         run(None, {"logits": logits[row : row + chunk], "count": counts})

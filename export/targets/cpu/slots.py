@@ -79,7 +79,7 @@ class SlotRows:
         self.places = np.arange(0)  # the slot of each row; together they are the first ones
         self.inputs = np.full(size.rows, -1)  # the number of the input in each slot
         self.num_inputs = 0
-        self.bindings = [self.bound(count) for count in range(1, size.rows + 1)]
+        self.bindings: list[Binding | None] = [None] * size.rows  # of a step over the first slots
 
     def stacked(self, caches: list[TensorSpec], size: SlotSize) -> np.ndarray:
         """Allocate the inputs `caches` as one array (caches, rows, H, tokens, d) and return it.
@@ -188,7 +188,7 @@ class SlotRows:
         self.arrays["total_length"][0] = lengths.max() + 1
         if self.encodes:
             self.arrays["total_source_length"][0] = self.last_source[:count].max() + 1
-        self.session.run_bound(self.bindings[count - 1].io)
+        self.session.run_bound(self.bound(count).io)
         lengths += 1
         return self.logits[:count, None]
 
@@ -197,11 +197,12 @@ class SlotRows:
         self.places = self.places[:0]
 
     def bound(self, count: int) -> Binding:
-        """Return the binding of a step over the first `count` slots."""
-        totals: dict[str, np.ndarray] = {
-            name: self.arrays[name] for name in TOTALS if name in self.arrays
-        }
-        return self.bind(slice(count), totals)
+        """Return the binding of a step over the first `count` slots, made at its first use."""
+        binding = self.bindings[count - 1]
+        if binding is None:
+            totals = {name: self.arrays[name] for name in TOTALS if name in self.arrays}
+            binding = self.bindings[count - 1] = self.bind(slice(count), totals)
+        return binding
 
     def bind(self, slots: slice, values: dict[str, np.ndarray]) -> Binding:
         """Bind the inputs and outputs of the step graph and return the binding.
