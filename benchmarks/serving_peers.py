@@ -40,13 +40,13 @@ class CTranslate2Engine:
             threading.Thread(target=self.work, daemon=True).start()
 
     def admit(self, input_ids, options, prefix=(), top_logprobs=None, scores_prompt=False):
-        from vanilla_transformer_export.engine.inputs import GenerationInput, generation_request
+        from vanilla_transformer_export.engine.inputs import GenerationInput, generation_inputs
 
         key = tuple(options.items())
         if key not in self.checked:  # once for the same options, as our engine does
             ids = np.array([input_ids])
-            request = generation_request(self.info, ids, np.ones_like(ids), None, options)
-            self.checked[key] = request.options
+            [row] = generation_inputs(self.info, ids, np.ones_like(ids), None, options)
+            self.checked[key] = row.options
         return GenerationInput(self.checked[key], [], [str(token) for token in input_ids])
 
     async def generate(self, inputs):

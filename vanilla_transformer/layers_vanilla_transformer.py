@@ -450,8 +450,8 @@ class VanillaAttention(nn.Module):
         )
         if buckets is not None:
             position_bias = self.disentangled_bias(query, key, position_bias, buckets)
-        if position_bias is not None:
-            kwargs["position_bias"] = position_bias
+        if position_bias is not None:  # a sliding window keeps the last keys only
+            kwargs["position_bias"] = position_bias[..., -key.shape[-2] :]
         implementation = self.config._attn_implementation or "eager"
         if (
             "flash" in implementation

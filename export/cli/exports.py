@@ -80,7 +80,7 @@ def describe_export(output: Path, manifest: dict) -> Iterator[str]:
     sizes = [facts["bytes"] for name, facts in manifest["files"].items() if "onnx/" in name]
     yield f"{output} has {sum(sizes) / 1e6:,.1f} MB of graphs and weights"
     for dtype, facts in manifest["variants"].items():
-        if "max_error" in (facts["parity"] or {}):
+        if "max_error" in (facts["parity"] or {}) and "tolerance" in facts:
             error, tolerance = facts["parity"]["max_error"], facts["tolerance"]["max_error"]
             yield f"{dtype}: largest error against torch {error:.1e}, tolerance {tolerance:g}"
     for task in HEADS[manifest["architecture"]].tasks[:1]:

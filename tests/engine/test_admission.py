@@ -7,7 +7,7 @@ from messages import raises
 from opened_engines import open_client
 from targets import SIZES
 
-from vanilla_transformer_export.engine.inputs import generation_request
+from vanilla_transformer_export.engine.inputs import generation_inputs
 from vanilla_transformer_export.engine.limits import (
     Admission,
     Arrangement,
@@ -20,9 +20,7 @@ from vanilla_transformer_export.engine.limits import (
 )
 from vanilla_transformer_export.engine.model import open_export
 from vanilla_transformer_export.errors import TooLong, UsageError
-from vanilla_transformer_export.inference.logits import Prompt
 from vanilla_transformer_export.inference.options import Options
-from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.targets.cpu.slots import SlotRows
 
 MAX_NEW_TOKENS = 9
@@ -90,23 +88,22 @@ def test_options_and_tokens_are_validated_despite_cached_options(exported_for):
             client.admission.admit(invalid_ids, dict(num_beams=1, do_sample=False))
 
 
-def test_admitted_job_matches_generation_request(exported_for):
+def test_admitted_job_matches_a_call_of_generate(exported_for):
     client = open_client(exported_for(SEQ2SEQ, "cpu")[1], slots=8)
     job = client.admission.admit([5, 6, 7], dict(max_new_tokens=MAX_NEW_TOKENS), prefix=[8])
-    request = generation_request(
+    [row] = generation_inputs(
         client.admission.info,
         np.array([[5, 6, 7]]),
         np.ones((1, 3), int),
         np.array([[8]]),
         dict(max_new_tokens=MAX_NEW_TOKENS),
     )
-    assert isinstance(request, GenerationRequest) and isinstance(job.options, Options)
+    assert isinstance(job.options, Options)
     assert (job.options, list(job.prompt), list(job.source)) == (
-        request.options,
-        request.input_ids[0].tolist(),
+        row.options,
+        list(row.prompt),
         [5, 6, 7],
     )
-    assert isinstance(request.prompt, Prompt)
 
 
 def test_describe_notes_too_few_slots_for_default_beams(exported_for):

@@ -22,6 +22,8 @@ from vanilla_transformer.errors import UsageError
 from vanilla_transformer.info import info
 from vanilla_transformer_export import Runtime, export, load_checkpoint
 from vanilla_transformer_export.cli.main import main
+from vanilla_transformer_export.engine.batch import batch_request
+from vanilla_transformer_export.engine.groups import Group
 
 WORDS = ["[PAD]", "[UNK]", "a", "bird", "sings"]
 
@@ -189,7 +191,7 @@ def last_logits(runtime, ids):
     mask = np.ones_like(ids)
     if runtime.architecture == "VanillaEncoderForMaskedLM":
         return runtime.outputs(ids, mask)["logits"][:, -1]
-    request = runtime.request(ids, mask, None, {})
+    request = batch_request([Group(row) for row in runtime.inputs(ids, mask, None, {})])
     return runtime.model.factory.open(request).prefill(request.input_ids, request.attention_mask)[
         :, -1
     ]

@@ -176,8 +176,8 @@ def test_graph_has_inputs_and_outputs_of_optimum(exported, name):
 def test_40_cases_agree_with_torch(exported, name, target):
     model, directory = exported(name, target)
     report = verify(directory, model, cases=40, seed=1)
-    assert report.failures == [] and report.agreeing == report.tokens
-    assert (report.tokens > 30) == (name in WITH_LOGITS)
+    assert report.failures == [] and report.agreeing == report.choices
+    assert (report.choices > 30) == (name in WITH_LOGITS)
     assert 0 < report.mean_error <= report.max_error < 1e-4
 
 
@@ -269,7 +269,7 @@ def test_portable_int8_uses_standard_operators_and_agrees_with_torch(exported, n
         assert len(rounded) == len(set(rounded)) < len(matmuls)
     report = verify(directory, model, cases=20, seed=1)
     assert report.failures == [] and report.mean_error > 1e-4
-    assert report.agreeing >= 0.9 * report.tokens > 100
+    assert report.agreeing >= 0.9 * report.choices > 100
 
 
 def test_int8_matmul_multiplies_quantized_factors():

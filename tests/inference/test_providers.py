@@ -14,7 +14,7 @@ from messages import raises
 from written import write
 
 from vanilla_transformer_export import Runtime
-from vanilla_transformer_export.engine.inputs import check_options, generation_request
+from vanilla_transformer_export.engine.inputs import check_options, generation_inputs
 from vanilla_transformer_export.engine.model import engine_options, open_export
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.inference import devices
@@ -104,21 +104,19 @@ def test_tensorrt_is_rejected_if_unsupported_or_unavailable(exported, monkeypatc
         Runtime(directory, device="tensorrt")
 
 
-def test_generation_request_is_checked_without_loading_graphs(exported):
+def test_call_of_generate_is_checked_without_loading_graphs(exported):
     directory = exported("seq2seq").directory
     full_runtime, info = Runtime(directory, threads=1), open_export(directory)
     ids, options = np.array([[5, 6, 7]]), {"max_new_tokens": 3}
-    reference = full_runtime.request(ids, None, None, options)
-    actual = generation_request(info, ids, None, None, options)
-    assert (
-        actual.options == reference.options
-        and actual.input_ids.tolist() == reference.input_ids.tolist()
-    )
+    [expected] = full_runtime.inputs(ids, None, None, options)
+    [actual] = generation_inputs(info, ids, None, None, options)
+    assert actual.options == expected.options
+    assert (actual.prompt, actual.source) == (expected.prompt, expected.source)
     for wrong in ({"max_new_tokens": 0}, {"nope": 1}):
-        with pytest.raises(ValueError) as expected:
-            full_runtime.request(ids, None, None, wrong)
-        with pytest.raises(type(expected.value), match=f"^{re.escape(str(expected.value))}$"):
-            generation_request(info, ids, None, None, wrong)
+        with pytest.raises(ValueError) as error:
+            full_runtime.inputs(ids, None, None, wrong)
+        with pytest.raises(type(error.value), match=f"^{re.escape(str(error.value))}$"):
+            generation_inputs(info, ids, None, None, wrong)
 
 
 @pytest.mark.parametrize("kind", ["seq2seq", "causal"])

@@ -255,7 +255,8 @@ import numpy as np
 import vanilla_transformer_export as package
 from vanilla_transformer_export import text_runtime
 from vanilla_transformer_export.cli import main
-from vanilla_transformer_export.inference import export_info, search
+from vanilla_transformer_export.engine import search
+from vanilla_transformer_export.inference import export_info
 from vanilla_transformer_export.targets import registry
 loaded = package.Runtime(sys.argv[1])
 print(loaded.generate(np.array([[5, 6, 7]]), num_beams=2, max_new_tokens=3).shape[0])

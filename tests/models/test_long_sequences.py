@@ -46,7 +46,7 @@ def test_every_attention_has_branch_with_and_without_mask(encoder):
         for node in if_nodes
     ]
     # else_branch with the mask, then_branch without it for rows without padding
-    assert inputs == [[5, 3], [5, 3]]
+    assert inputs == [[4, 3], [4, 3]]
 
 
 def test_long_rows_match_torch_and_are_bitwise_equal_in_any_batch(encoder):

@@ -16,6 +16,8 @@ from transformers import DynamicCache
 
 from vanilla_transformer_export import Runtime, export
 from vanilla_transformer_export.graphs import encoder_attention
+from vanilla_transformer_export.inference.options import Options
+from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.specs.graph_spec import LONG
 from vanilla_transformer_export.targets.cpu import rows as cpu
 from vanilla_transformer_export.targets.portable import rows as portable
@@ -89,10 +91,8 @@ def test_logits_of_every_step_match_full_sequence(open_model, name, target):
     model, runtime = open_model(name, target)
     ids, mask = prompts()
     new = np.random.default_rng(1).integers(4, 48, (len(ids), NEW_TOKENS))
-    request = runtime.request(
-        ids, mask, None, dict(max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD)
-    )
-    decoder = runtime.model.factory.open(request)
+    options = Options(max_new_tokens=NEW_TOKENS, eos_token_id=EOS, pad_token_id=PAD)
+    decoder = runtime.model.factory.open(GenerationRequest(options, ids, mask))
     result = [decoder.prefill(ids, mask)[:, -1].copy()]
     result += [decoder.step(new[:, place : place + 1])[:, -1].copy() for place in range(NEW_TOKENS)]
     all_ids, all_mask = (
@@ -117,7 +117,7 @@ def test_cache_size_is_constant_and_follows_window(open_model):
     for name, target in (("causal-window", "cpu"), ("causal-relative", "portable")):
         model, runtime = open_model(name, target)
         window = model.config.sliding_window
-        decoder = runtime.model.factory.open(runtime.request(ids, mask, None, options))
+        decoder = runtime.model.factory.open(GenerationRequest(Options(**options), ids, mask))
         decoder.prefill(ids, mask)
         sizes = set()
         for _ in range(NEW_TOKENS):
@@ -129,6 +129,19 @@ def test_cache_size_is_constant_and_follows_window(open_model):
             )
             sizes |= {cache.shape[2] for cache in caches}
         assert sizes == {window + CAPACITY if target == "cpu" else window - 1}
+
+
+def test_relative_positions_fit_layers_with_and_without_window():
+    """Layers with a window keep fewer keys in their caches than the others."""
+    types = ["full_attention", "sliding_attention"]
+    fields = dict(
+        num_hidden_layers=2, sliding_window=3, layer_types=types, position_embedding_type="relative"
+    )
+    model = perturbed("VanillaDecoderForCausalLM", SIZES | fields)
+    ids = torch.from_numpy(np.random.default_rng(0).integers(4, 48, (2, 7)))
+    options = dict(max_new_tokens=6, eos_token_id=None, do_sample=False)
+    cached, alone = (model.generate(ids, use_cache=cached, **options) for cached in (True, False))
+    assert cached.tolist() == alone.tolist()
 
 
 # ----------------------------------------------------------------------------------------- encoders

@@ -22,6 +22,7 @@ from vanilla_transformer_export.inference.logits import (
     Sampler,
     row_uniforms,
 )
+from vanilla_transformer_export.inference.options import Options
 from vanilla_transformer_export.inference.rows import GenerationRequest
 from vanilla_transformer_export.serving import app as serving
 from vanilla_transformer_export.serving.lifecycle import Lifecycle
@@ -78,9 +79,8 @@ class OneByOne:
         if self.fails_after is not None and self.steps > self.fails_after:
             raise self.error
         ids = np.array([ids])
-        request = self.runtime.request(
-            ids, np.ones_like(ids), None, {"max_new_tokens": 1, "num_beams": 1, "do_sample": False}
-        )
+        options = Options(max_new_tokens=1)
+        request = GenerationRequest(options, ids, np.ones_like(ids))
         with contextlib.closing(self.runtime.model.factory.open(request)) as decoder:
             return decoder.prefill(request.input_ids, request.attention_mask)[:, -1].copy()
 

@@ -356,8 +356,8 @@ def test_only_dtypes_that_can_be_compared_are_tried(strong_t5, monkeypatch, tmp_
     """The first is bf16 with a GPU."""
     tried = []
 
-    def compare(checkpoint, graphs, *args):
-        tried.append(graphs.activations)
+    def compare(checkpoint, info, *args):
+        tried.append(info.manifest["activations"])
         raise DiffersFromTorch("a difference")
 
     monkeypatch.setattr("vanilla_transformer_export.exporting.export.compare_with_torch", compare)

@@ -41,7 +41,7 @@ def test_40_cases_agree_with_torch(exported_for, name, target):
     model, directory = exported_for(name, target)
     report = verify(directory, model, cases=40, seed=1, device="cpu")
     assert report.failures == [] and report.values > 10_000
-    assert report.agreeing == report.tokens
+    assert report.agreeing == report.choices
 
 
 @targets

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...errors import SessionError, UsageError
 from ...inference.device_thread import in_device_thread
+from ...inference.inputs import position_limit
 from ...inference.logits import LogitsProcessors
 from ...inference.options import Options
 from ...inference.rows import GenerationRequest, LoadedExport, check_memory, next_input_name
@@ -43,7 +44,7 @@ class CudaRowsFactory:
             UsageError: if the request needs more memory than the machine has.
             SessionError: if onnxruntime fails, or the GPU has no memory.
         """
-        sizes = buffer_sizes(request)
+        sizes = buffer_sizes(request, self.export.config)
         on_host = self.export.device == "cpu"
         cache_bytes = num_bytes(self.pool.cache_specs, sizes) if on_host else 0
         check_memory(
@@ -94,7 +95,7 @@ class CudaRowsFactory:
             return False
         if options.num_beams == 1:
             return not request.is_scored
-        return self.pool.can_search(beam_sizes(buffer_sizes(request), options))
+        return self.pool.can_search(beam_sizes(buffer_sizes(request, self.export.config), options))
 
 
 @contextlib.contextmanager
@@ -107,10 +108,11 @@ def closed_on_error(decoder: "CudaRows") -> Iterator["CudaRows"]:
         raise
 
 
-def buffer_sizes(request: GenerationRequest) -> Sizes:
+def buffer_sizes(request: GenerationRequest, config: dict) -> Sizes:
     """Return the size of each named axis of the buffers for `request`.
 
-    Sizes are powers of two, so that many requests share captured graphs.
+    Sizes are powers of two, so that many requests share captured graphs. Sources are not longer
+    than the learned positions of the model, whose config.json is `config`.
     """
     beams = request.options.rows_per_input
     # Caches do not grow, and each beam fills one slot per step.
@@ -120,7 +122,8 @@ def buffer_sizes(request: GenerationRequest) -> Sizes:
         "slots": power_of_two(max(slots, CAPTURE_RUNS * beams, MIN_SLOTS)),
     }
     if request.source is not None:
-        sizes["source_length"] = power_of_two(max(request.source[0].shape[1], MIN_SOURCE))
+        length = power_of_two(max(request.source[0].shape[1], MIN_SOURCE))
+        sizes["source_length"] = min(length, position_limit(config) or length)
     return sizes
 
 
