@@ -125,11 +125,8 @@ class OneByOne:
 
     def answer(self, job):
         if job.options.num_beams > 1:
-            prompt = np.array([job.prompt])
-            rows, _ = self.runtime.generate_request(
-                GenerationRequest(job.options, prompt, np.ones_like(prompt), None)
-            )
-            return [Generated(*ended(row[len(job.prompt) :])) for row in rows.tolist()]
+            [sequences] = self.runtime.sequences([job])
+            return [Generated(sequence.tokens, sequence.finish_reason) for sequence in sequences]
         places = range(1, len(job.prompt)) if job.scores_prompt else ()
         read = [
             self.known(self.logits(job.prompt[:place]), job.prompt[place], job.top_logprobs)
