@@ -127,9 +127,7 @@ class GenerationBatch:
         """Add `groups` and read their prompts, as much of them as one pause between two steps
         allows."""
         if self.joining is None:
-            for group in groups:
-                group.num_read = len(group.first_tokens)
-            if groups := [group for members in alike(groups) for group in members]:
+            if groups:
                 self.start(groups)
             return
         if groups or self.prefilling:
@@ -173,13 +171,14 @@ class GenerationBatch:
     def start(self, groups: list[Group]) -> None:
         """Start `groups` together and read their prompts. Their search runs on the device if the
         target can do that."""
+        for group in groups:
+            group.num_read = len(group.first_tokens)
+        groups = [group for members in alike(groups) for group in members]
         request = batch_request(groups)
         if self.search_key(groups[0]) is not None:
             self.search = self.factory.start_search(request)
         if self.search is None:
             self.logits = self.prefill(request)
-        for group in groups:
-            group.num_read = len(group.first_tokens)
         self.add(groups)
         self.settle()
 

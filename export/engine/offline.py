@@ -12,6 +12,7 @@ from contextlib import closing
 import numpy as np
 
 from ..inference.export_info import ExportInfo
+from ..inference.inputs import batches
 from ..inference.options import Options
 from ..inference.rows import SlotSize, memory, position_bytes
 from .batch import GenerationBatch
@@ -142,18 +143,13 @@ def generate_in_slots(
     Raises:
         ValueError: if onnxruntime cannot compute the model.
     """
-    order = by_length(inputs)
+    order = sorted(
+        range(len(inputs)), key=lambda row: -len(inputs[row].source or inputs[row].prompt)
+    )
     with closing(open_client(model, inputs, workers).start()) as client:
         results = client.run([inputs[row] for row in order], are_last=True)
     by_row = dict(zip(order, results, strict=True))
     return [by_row[row] for row in range(len(inputs))]
-
-
-def by_length(inputs: list[GenerationInput]) -> list[int]:
-    """Return the places of `inputs`, the longest first."""
-    return sorted(
-        range(len(inputs)), key=lambda row: -len(inputs[row].source or inputs[row].prompt)
-    )
 
 
 def max_inputs(model: OnnxModel, options: Options) -> int:
@@ -188,12 +184,11 @@ def generate_in_batches(
     `workers` batches run at a time, each with the threads of `model`.
     """
     model.open(main_roles(model.info))
-    order = by_length(inputs)
-    parts = [order[start : start + size] for start in range(0, len(order), size)]
+    parts = batches([row.source or row.prompt for row in inputs], size)[::-1]
     results: dict[int, list[Generated]] = {}
     with ThreadPoolExecutor(workers) as pool:
-        batches = pool.map(lambda rows: generate(model, [inputs[row] for row in rows]), parts)
-        for rows, sequences in zip(parts, batches, strict=True):
+        of_parts = pool.map(lambda rows: generate(model, [inputs[row] for row in rows]), parts)
+        for rows, sequences in zip(parts, of_parts, strict=True):
             results |= zip(rows, sequences, strict=True)
     return [results[row] for row in range(len(inputs))]
 

@@ -104,7 +104,7 @@ def next_logits(
 def greedy_margins(logits: np.ndarray, greedy: np.ndarray, reference: Reference) -> np.ndarray:
     """Return the margin of each of the tokens `greedy` (B, T) over the second best, 0 after the
     end. `logits` (B, T, V) are those before the tokens."""
-    ended = np.isin(greedy, reference.request().options.eos_token_ids).cumsum(axis=1) > 0
+    ended = np.isin(greedy, reference.generation_options.eos_token_ids).cumsum(axis=1) > 0
     is_after_end = np.pad(ended, ((0, 0), (1, 0)))[:, :-1]
     return np.where(is_after_end, 0, relative_margins(logits))
 

@@ -117,10 +117,14 @@ class Reference:
                 feeds |= {name: feeds[name][..., columns] for name in padded}
         return dataclasses.replace(self, inputs=feeds, results={})
 
+    @property
+    def generation_options(self) -> Options:
+        return Options(**self.options)
+
     def request(self) -> GenerationRequest:
         """Return the request that opens rows for the inputs."""
         ids, mask = self.inputs["input_ids"], self.inputs["attention_mask"]
-        resolved = Options(**self.options)
+        resolved = self.generation_options
         if (start := self.inputs.get("start")) is None:
             return GenerationRequest(resolved, ids, mask)
         return GenerationRequest(resolved, start, np.ones_like(start), (ids, mask))

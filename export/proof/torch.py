@@ -150,7 +150,7 @@ def search(model: PreTrainedModel, reference: Reference, **options: Any) -> Arra
     prompt = inputs["input_ids"].shape[1] if start is None else 1
     tokens = result.sequences[:, prompt:].numpy()
     missing = reference.options["max_new_tokens"] - tokens.shape[1]  # if all rows ended before
-    fill = reference.request().options.fill_token_id
+    fill = reference.generation_options.fill_token_id
     tokens = np.pad(tokens, ((0, 0), (0, missing)), constant_values=fill)
     if "num_beams" not in options:
         return {"greedy": tokens}
