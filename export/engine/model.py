@@ -193,9 +193,10 @@ class OnnxModel:
         return self
 
     def close(self) -> None:
-        """Free the memory of the graphs. Calling it again changes nothing."""
+        """Free the memory of the graphs, once no batch runs them any more. Calling it again changes
+        nothing."""
         self.is_closed = True
-        self.sessions.clear()
+        self.sessions = {}  # batches that run have the other ones
         self._opener = dataclasses.replace(self._opener, contents={})
         vars(self).pop("factory", None)
 

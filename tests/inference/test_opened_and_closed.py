@@ -12,6 +12,7 @@ from heads import LABELLED, export_for_images, save_head, word_pieces
 from messages import raises
 
 from vanilla_transformer_export import ImageRuntime, Runtime, TextRuntime, export
+from vanilla_transformer_export.engine.batch import GenerationBatch
 
 IDS = np.array([[5, 6, 7]])
 EXPORTS = [("seq2seq", "portable"), ("causal", "cpu"), ("seq2seq", "cpu")]
@@ -49,6 +50,20 @@ def test_spawned_process_gets_same_tokens(exported_for):
     process.start()
     assert results.get() == run(runtime).tolist()
     process.join()
+
+
+def test_batch_that_has_begun_ends_after_close(directory, monkeypatch):
+    runtime = Runtime(directory, threads=1)
+    expected, start = run(runtime), GenerationBatch.start
+
+    def close_and_start(batch, groups):
+        runtime.close()  # as another thread may
+        start(batch, groups)
+
+    monkeypatch.setattr(GenerationBatch, "start", close_and_start)
+    np.testing.assert_array_equal(run(runtime), expected)
+    with raises(ValueError, seen="closed"):
+        run(runtime)
 
 
 @pytest.fixture
