@@ -43,13 +43,13 @@ def recipe(folder, **training):
     Its 30 validation rows do not fill the batches of two processes.
     """
     train_files, validation_files = (
-        write_corpus(folder, "train", 300, seed=0),
+        write_corpus(folder, "train", 120, seed=0),
         write_corpus(folder, "val", 30, seed=1),
     )
     data = {"train": list(map(str, train_files)), "validation": list(map(str, validation_files))}
     settings = dict(
         tokens_per_update=512, tokens_per_batch=256, num_train_epochs=1, learning_rate=5e-3,
-        label_smoothing_factor=0.1, save_strategy="steps", save_steps=6, logging_steps=1,
+        label_smoothing_factor=0.1, save_strategy="steps", save_steps=2, logging_steps=1,
         average_last=2, per_device_eval_batch_size=8, seed=0,
     )  # fmt: skip
     tokenizer, generation = {"kind": "bpe", "vocab_size": 60}, {"max_new_tokens": 20}
