@@ -135,41 +135,35 @@ def test_make_cards_writes_repositories_of_plain_files(tmp_path):
         assert not filecmp.cmpfiles(card, repository, [path.name for path in card.iterdir()])[1]
 
 
-# Print the logits of a repository as JSON, without the package. Arguments: an Auto class and a
-# directory.
+# Print the logits of repositories as JSON, without the package. Arguments: an Auto class and a
+# directory, for each.
 CODE_WITHOUT_PACKAGE = """
 import json, sys
 sys.modules["vanilla_transformer"] = None
 import torch, transformers
 
-name, directory = sys.argv[1:]
-model = getattr(transformers, name).from_pretrained(directory, trust_remote_code=True)
-tokens = torch.tensor([[5, 6, 7]])
-target = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
-print(json.dumps(model(tokens, **target).logits.tolist()))
+tokens, logits = torch.tensor([[5, 6, 7]]), []
+for name, directory in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+    model = getattr(transformers, name).from_pretrained(directory, trust_remote_code=True)
+    target = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
+    logits.append(model(tokens, **target).logits.tolist())
+print(json.dumps(logits))
 """
 
 
-@pytest.mark.parametrize(
-    "name", ["decoder-tiny-shakespeare", "encoder-tiny-sst2", "seq2seq-tiny-multi30k-en-de"]
-)
-def test_card_loads_without_package(name, tmp_path):
-    card = FOLDER / f"vanilla-{name}"
-    command = [
-        sys.executable,
-        "-c",
-        CODE_WITHOUT_PACKAGE,
-        AUTO[task(card)].__name__,
-        card,
-    ]
+def test_cards_load_without_package(tmp_path):
+    names = ("decoder-tiny-shakespeare", "encoder-tiny-sst2", "seq2seq-tiny-multi30k-en-de")
+    few = [FOLDER / f"vanilla-{name}" for name in names]
+    arguments = [word for card in few for word in (AUTO[task(card)].__name__, card)]
+    command = [sys.executable, "-c", CODE_WITHOUT_PACKAGE, *arguments]
     environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path)}
     process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr[-3000:]
     tokens = torch.tensor([[5, 6, 7]])
-    target = {"decoder_input_ids": tokens} if "seq2seq" in name else {}
-    torch.testing.assert_close(
-        torch.tensor(json.loads(process.stdout)), load(card)(tokens, **target).logits
-    )
+    for card, logits in zip(few, json.loads(process.stdout), strict=True):
+        target = {"decoder_input_ids": tokens} if "seq2seq" in card.name else {}
+        expected = load(card)(tokens, **target).logits
+        torch.testing.assert_close(torch.tensor(logits), expected)
 
 
 @cards()
