@@ -552,19 +552,23 @@ def run_in_fresh_process(code):
 TASKS = ["question-answering", "summarization", "text2text-generation", "translation"]
 
 
-def test_import_registers_our_removed_tasks_and_no_others():
-    before, after, registered = run_in_fresh_process("""
-import json
+def test_import_registers_our_removed_tasks_and_no_others_without_peft(tmp_path):
+    (tmp_path / "peft.py").write_text("raise SystemExit('imported')")
+    before, after, registered, peft = run_in_fresh_process(f"""
+import json, sys
+sys.path.insert(0, {str(tmp_path)!r})
 import transformers.pipelines as pipelines
 before = sorted(pipelines.REMOVED_TASKS)
 tasks = set(pipelines.PIPELINE_REGISTRY.supported_tasks)
 import vanilla_transformer
 added = set(pipelines.PIPELINE_REGISTRY.supported_tasks) - tasks
-print(json.dumps([before, sorted(pipelines.REMOVED_TASKS), sorted(added)]))
+after = sorted(pipelines.REMOVED_TASKS)
+print(json.dumps([before, after, sorted(added), "peft" in sys.modules]))
 """)
     assert set(TASKS) < set(before)
     assert after == [task for task in before if task not in TASKS]
     assert registered == sorted(PIPELINES) == TASKS
+    assert not peft
 
 
 @pytest.mark.slow
