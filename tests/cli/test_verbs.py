@@ -25,12 +25,12 @@ SHAPE = dict(
 )
 SETTINGS = [
     "tokenizer.vocab_size=60",
-    "training.num_train_epochs=12",
+    "training.num_train_epochs=5",
     "training.tokens_per_update=256",
     "training.warmup_steps=20",
 ]
 SETTINGS += [
-    "training.learning_rate=5e-3",
+    "training.learning_rate=1e-2",
     *(f"model.{name}={value}" for name, value in SHAPE.items()),
 ]
 
