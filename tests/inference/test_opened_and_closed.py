@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import weakref
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import numpy as np
@@ -20,10 +21,6 @@ EXPORTS = [("seq2seq", "portable"), ("causal", "cpu"), ("seq2seq", "cpu")]
 
 def run(runtime):
     return runtime.generate(IDS, max_new_tokens=3)
-
-
-def run_in_child(runtime, results):
-    results.put(run(runtime).tolist())
 
 
 @pytest.fixture(params=EXPORTS, ids="-".join)
@@ -44,12 +41,9 @@ def test_copy_has_same_arguments_and_tokens(exported_for, again):
 
 def test_spawned_process_gets_same_tokens(exported_for):
     runtime = Runtime(exported_for("causal", "cpu")[1], threads=1)
-    context = get_context("spawn")
-    results = context.SimpleQueue()
-    process = context.Process(target=run_in_child, args=(runtime, results))
-    process.start()
-    assert results.get() == run(runtime).tolist()
-    process.join()
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        tokens = pool.submit(runtime.generate, IDS, max_new_tokens=3).result()
+    assert tokens.tolist() == run(runtime).tolist()
 
 
 def test_batch_that_has_begun_ends_after_close(directory, monkeypatch):
