@@ -288,17 +288,13 @@ def test_save_with_push_to_hub_also_pushes(directory, tmp_path, monkeypatch):
     assert calls == [("out", "t"), ("someone/model", None)]
 
 
-def print_logits(model):
-    print(model(IDS).logits.shape)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_temporary_export_is_shared_by_copies_and_processes_but_not_pickled(saved):
     model = open_classifier(saved("classify").checkpoint)
     folder, copies = model.runtime.info.directory, [copy.copy(model), copy.deepcopy(model)]
     with pytest.raises(pickle.PicklingError, match="call save_pretrained"):
         pickle.dumps(model)
-    process = multiprocessing.get_context("spawn").Process(target=print_logits, args=(model,))
+    process = multiprocessing.get_context("spawn").Process(target=model, args=(IDS,))
     process.start()
     process.join(300)
     assert process.exitcode == 0
