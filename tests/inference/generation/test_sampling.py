@@ -81,7 +81,7 @@ def test_tokens_tied_with_kth_token_can_be_sampled():
     "vocabulary, warpers", [*((48, warpers) for warpers in WARPERS[:10]), (1100, dict(top_k=0))]
 )
 def test_sampled_frequencies_match_probabilities(vocabulary, warpers):
-    rows = 40_000 if vocabulary == 48 else 20_000
+    rows = 12_000
     logits = 2 * np.random.default_rng(1).standard_normal((1, vocabulary), dtype=np.float32)
     scores = warp_logits(logits, **warpers)[0].astype(np.float64)
     probabilities = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
