@@ -98,7 +98,7 @@ def test_invalid_byte_error_names_line(write):
 # --------------------------------------------------------------------------- limits and compression
 
 
-@pytest.mark.parametrize("character", ["a", "\u00e9", "\u4e0a"])
+@pytest.mark.parametrize("character", ["a", "\u4e0a"])
 def test_line_limit_is_one_megabyte(write, character):
     max_characters = module.LONGEST // len(character.encode())
     longest = character * max_characters
