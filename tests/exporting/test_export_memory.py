@@ -12,7 +12,7 @@ from vanilla_transformer_export.graphs.config import Config
 from vanilla_transformer_export.graphs.weights import CheckpointWeights
 from vanilla_transformer_export.targets.registry import get_target
 
-VOCABULARY, WIDTH = 30_000, 256
+VOCABULARY, WIDTH = 15_000, 256
 MATRIX = VOCABULARY * WIDTH * 4  # bytes
 FORMATS = [
     ("cpu", "fp32"),
@@ -34,7 +34,7 @@ def checkpoints(tmp_path_factory):
     model = perturbed("VanillaSeq2SeqForConditionalGeneration", fields)
     folder = tmp_path_factory.mktemp("large")
     for dtype in (torch.float32, torch.bfloat16):
-        model.to(dtype).save_pretrained(folder / str(dtype), max_shard_size="40MB")
+        model.to(dtype).save_pretrained(folder / str(dtype), max_shard_size="20MB")
     return folder
 
 
