@@ -10,7 +10,7 @@ from vanilla_transformer.training.recipe import Recipe
 SMALL = dict(
     hidden_size=32, intermediate_size=64, num_attention_heads=4, encoder_layers=1, decoder_layers=1
 )
-STEPS = 12  # updates of an epoch of the corpus
+STEPS = 6  # updates of an epoch of the corpus
 
 
 def make_recipe(corpus, model=None, **training):

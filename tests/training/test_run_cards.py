@@ -138,7 +138,7 @@ def test_augmentation_seed_defaults_to_trainer_default():
 def test_dry_run_reports_plan_and_writes_nothing(corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = {line.split()[0]: line for line in dry_run(make_recipe(corpus)).splitlines()}
-    assert lines["train"].split()[1] == "300"
+    assert lines["train"].split()[1] == "150"
     assert "hidden_size=32" in lines["shape"]
     assert lines["updates"].split()[1] == str(3 * STEPS)
     assert "hours" in lines["time"] and "GB" in lines["memory"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import toy_corpus
+from checkpoints import toy_corpus, write_corpus
 from messages import raises
 from training_runs import SMALL, STEPS, are_equal, history, make_recipe, weights
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TrainerCallback
@@ -27,9 +27,11 @@ from vanilla_transformer.training.run import train
 
 
 def test_training_learns_to_translate(corpus, tmp_path):
+    corpus = write_corpus(tmp_path, "train", 300, seed=0), corpus[1]
     output, no_dropout = tmp_path / "model", {"dropout": 0.0, "embedding_dropout": 0.0}
-    settings = dict(num_train_epochs=40, average_last=2, eval_strategy="steps", eval_steps=160)
-    metrics = train(make_recipe(corpus, no_dropout, **settings), output)
+    settings = dict(num_train_epochs=24, average_last=2, eval_strategy="steps", eval_steps=70)
+    fast = dict(tokens_per_batch=512, learning_rate=1e-2, label_smoothing_factor=0.0)
+    metrics = train(make_recipe(corpus, no_dropout, **settings, **fast), output)
     assert metrics["validation_bleu"] > 50
     assert metrics["validation_chrf"] > 50
     assert metrics["validation_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|")
@@ -163,13 +165,13 @@ def test_lines_longer_than_position_table_are_dropped_and_counted(corpus, tmp_pa
     table = {"position_embedding_type": "learned", "max_position_embeddings": 16}
     _, _, rows = prepare(make_recipe(corpus, table))
     kept = rows["train"]
-    assert 0 < len(kept) < 300
+    assert 0 < len(kept) < 150
     assert (
-        f"{300 - len(kept)} of 300 train rows have more than 16 tokens, up to "
+        f"{150 - len(kept)} of 150 train rows have more than 16 tokens, up to "
         in capsys.readouterr().out
     )
     assert max(max(map(len, kept["input_ids"])), max(map(len, kept["labels"]))) == 16
-    with raises(ValueError, seen=(300, 3)):
+    with raises(ValueError, seen=(150, 3)):
         prepare(make_recipe(corpus, table | {"max_position_embeddings": 3}))
 
 
