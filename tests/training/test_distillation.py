@@ -32,7 +32,7 @@ def classifier(path, lines=OPINIONS, tokenizer=WORDS, **training):
     text = path.with_suffix(".txt")
     text.write_text("".join(line + "\n" for line in lines))
     settings = dict(
-        tokens_per_update=128, num_train_epochs=30, learning_rate=3e-3, save_strategy="no"
+        tokens_per_update=128, num_train_epochs=15, learning_rate=1e-2, save_strategy="no"
     )
     data = {"directory": str(path.parent), "train": text.name, "validation": text.name}
     return Recipe("sequence-classification", data, tokenizer, SMALL, {**settings, **training})
@@ -91,7 +91,7 @@ def test_student_learns_from_teachers_instead_of_labels(teachers, tmp_path):
         seed=2,
         teachers=teachers,
         word_replacement=0.2,
-        num_train_epochs=90,
+        num_train_epochs=40,
     )
     assert train(recipe, tmp_path / "student")["validation_accuracy"] == 0.0
     said = (
