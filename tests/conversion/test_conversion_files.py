@@ -261,7 +261,7 @@ print(peak() - before)
 def test_peak_memory_is_below_1_3_times_the_checkpoint(tmp_path, kind):
     for name, fields in (("small", dict(n_layer=1, n_embd=8, vocab_size=20)), ("large", {})):
         sizes = (
-            dict(vocab_size=20000, n_embd=768, n_layer=6, n_head=4, bos_token_id=1, eos_token_id=1)
+            dict(vocab_size=10000, n_embd=512, n_layer=6, n_head=4, bos_token_id=1, eos_token_id=1)
             | fields
         )
         with torch.device("meta"):
@@ -274,7 +274,7 @@ def test_peak_memory_is_below_1_3_times_the_checkpoint(tmp_path, kind):
             (tmp_path / name / "model.safetensors").unlink()
             torch.save(model.state_dict(), tmp_path / name / "pytorch_model.bin")
     size = max(file.stat().st_size for file in (tmp_path / "large").iterdir())
-    assert size > 200e6
+    assert size > 90e6
     arguments = [
         tmp_path / "small",
         tmp_path / "small-ours",
