@@ -184,10 +184,10 @@ def test_full_disk_keeps_finished_shards_and_run_resumes(runtime_of, tmp_path):
 
 def test_killed_command_resumes_to_same_result(runtime_of, tmp_path):
     """SIGKILL ends the command at random moments."""
-    source = write(tmp_path / "a", some_lines(300))
+    source = write(tmp_path / "a", some_lines(150))
     call = command_arguments(runtime_of, source, shard_lines=2, max_new_tokens=8)
     main([*call, "--output-dir", str(tmp_path / "whole")])
-    run_with_kills(call, tmp_path / "out", kills=3, shards=20)
+    run_with_kills(call, tmp_path / "out", kills=2, shards=15)
     assert (tmp_path / "out" / "a").read_bytes() == (tmp_path / "whole" / "a").read_bytes()
     assert names(tmp_path / "out") == ["a", "manifest.json"]
 
