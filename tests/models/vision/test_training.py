@@ -33,7 +33,7 @@ def recipe(folder, **changes):
     )
     training = dict(
         per_device_train_batch_size=8,
-        num_train_epochs=8,
+        num_train_epochs=4,
         learning_rate=1e-2,
         eval_strategy="epoch",
         logging_steps=3,
