@@ -138,7 +138,7 @@ def test_slots_used_ratio_is_1_under_load_and_0_when_idle(export, load, tmp_path
         ThreadPoolExecutor(1) as pool,
     ):
         assert share() == 0
-        loading = pool.submit(server.load, **load, connections=8, seconds=2.0)
+        loading = pool.submit(server.load, **load, connections=8, seconds=1.0)
         wait_until(lambda: share() == 1)
         assert_no_harm(loading.result())
         wait_until(lambda: share() == 0)
@@ -185,7 +185,7 @@ def test_reduced_connection_limit_is_logged_and_max_length_1_is_served(export, t
 def test_killed_child_ends_server_and_error_names_signal(export, load, tmp_path):
     log = tmp_path / "log"
     with serving(export, log, "--grace", "0.5") as server:
-        client = server.start_load(**load, connections=8, seconds=3.0)
+        client = server.start_load(**load, connections=8, seconds=1.5)
         wait_until(lambda: metric(server, "vanilla_transformer_tokens_total") > 50)
         os.kill(server.processes[1], signal.SIGKILL)
         wait_until(lambda: server.status("/health/ready") == 503)
@@ -208,7 +208,7 @@ IGNORES_CHILDREN = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     "code, number, end", [(IGNORES_CHILDREN, signal.SIGKILL, "SIGKILL"), ("", 36, "signal 36")]
 )
 def test_signal_that_killed_child_is_logged_at_once(export, tmp_path, code, number, end):
-    server, log = start_patched(code, export, tmp_path / "log", "--grace", "2"), tmp_path / "log"
+    server, log = start_patched(code, export, tmp_path / "log", "--grace", "1"), tmp_path / "log"
     os.kill(server.processes[1], number)
     error = re.compile(rf'"level": "error", "message": "[^"]*\b{end}\b')
     wait_until(lambda: error.search(log.read_text()))
@@ -382,7 +382,7 @@ def test_signal_to_both_processes_is_handled_by_server_only(export, load, tmp_pa
     The server still answers accepted requests.
     """
     server = start_patched("import os; os.setsid()", export, tmp_path / "log", "--grace", "0.3")
-    client = server.start_load(**load, connections=8, seconds=1.5)
+    client = server.start_load(**load, connections=8, seconds=1.0)
     wait_until(lambda: metric(server, "vanilla_transformer_tokens_total") > 50)
     os.killpg(server.process.pid, number)
     assert server.process.wait(10) == 0, (tmp_path / "log").read_text()
