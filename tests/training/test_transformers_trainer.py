@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from models import build, inputs, over, tokens
+from models import build, inputs, tokens
 from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainingArguments
 
@@ -43,14 +43,15 @@ def first_update(model, rows, directory, **settings):
     return [trainer.state.log_history[0][name] for name in ("loss", "grad_norm")]
 
 
-@over(
+@pytest.mark.parametrize(
+    "model_class, problem_type",
     [
-        VanillaEncoderForSequenceClassification,
-        VanillaDecoderForSequenceClassification,
-        VanillaVisionForImageClassification,
-    ]
+        (VanillaEncoderForSequenceClassification, "regression"),
+        (VanillaDecoderForSequenceClassification, "multi_label_classification"),
+        (VanillaVisionForImageClassification, "multi_label_classification"),
+        (VanillaVisionForImageClassification, "regression"),
+    ],
 )
-@pytest.mark.parametrize("problem_type", ["regression", "multi_label_classification"])
 def test_accumulated_gradients_equal_those_of_one_batch(model_class, problem_type, tmp_path):
     model = build(model_class, **NO_DROPOUT, num_labels=3, problem_type=problem_type)
     batch = inputs(model, 4) | {"labels": torch.randint(2, (4, 3)).float()}
