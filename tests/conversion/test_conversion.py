@@ -9,9 +9,9 @@ from families import (
     RIGHT,
     SEEDS,
     assert_exact,
-    cases,
     compute_outputs,
     converted,
+    every_class_once,
     make_arguments,
     random_config,
     random_model,
@@ -53,8 +53,7 @@ def supported_dtype(family, dtype):
     return torch.float32 if family == "xglm" else dtype
 
 
-@DTYPES_AND_SEEDS
-@pytest.mark.parametrize("family, architecture", cases(ARCHITECTURES))
+@every_class_once(ARCHITECTURES)
 def test_converted_checkpoint_gives_same_outputs(family, architecture, dtype, seed, tmp_path):
     dtype = supported_dtype(family, dtype)
     theirs = random_model(architecture, random_config(family, architecture, seed), dtype)

@@ -8,7 +8,6 @@ import torch
 import transformers
 from families import (
     BACK,
-    DTYPES_AND_SEEDS,
     LLAMAS,
     RIGHT,
     SEEDS,
@@ -16,6 +15,7 @@ from families import (
     assert_exact,
     cases,
     compute_outputs,
+    every_class_once,
     make_arguments,
     random_config,
     random_model,
@@ -112,7 +112,7 @@ UNREAD_ROWS = {
     "camembert": 1,
     "mpnet": 1,
 }
-CASES = cases({family: names.values() for family, names in BACK.items()})
+OURS = {family: names.values() for family, names in BACK.items()}
 
 
 def our_model(family, architecture, seed, dtype=torch.float32, **changes):
@@ -216,8 +216,7 @@ def converted_back(model, family, tmp_path):
     return getattr(transformers, result["architecture"]).from_pretrained(tmp_path / "theirs").eval()
 
 
-@DTYPES_AND_SEEDS
-@pytest.mark.parametrize("family, architecture", CASES)
+@every_class_once(OURS)
 def test_checkpoint_converted_back_gives_same_outputs(family, architecture, dtype, seed, tmp_path):
     ours = our_model(family, architecture, seed, dtype)
     theirs = converted_back(ours, family, tmp_path)

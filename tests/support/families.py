@@ -24,6 +24,11 @@ LENGTHS = [7, 3, 5]
 RIGHT = torch.tensor([[1] * length + [0] * (7 - length) for length in LENGTHS])
 
 
+def name_of(values):
+    dtype, seed = values
+    return f"{str(dtype).removeprefix('torch.')}-{seed}"
+
+
 def cases(architectures):
     """Return a test parameter (family, name) for all names of `architectures`, {family: names}.
 
@@ -42,21 +47,34 @@ def cases(architectures):
 
 
 # Of tied and untied models: one in each precision, and the other two with the slow tests only.
+TIED, UNTIED = (torch.float32, 0), (torch.float64, 1)
+OTHERS = [(torch.float32, 1), (torch.float64, 0)]
 DTYPES_AND_SEEDS = pytest.mark.parametrize(
     "dtype, seed",
-    [
-        pytest.param(
-            dtype,
-            seed,
-            marks=pytest.mark.slow if is_slow else (),
-            id=f"{str(dtype).removeprefix('torch.')}-{seed}",
-        )
-        for dtype, seed, is_slow in (
-            (torch.float32, 0, False), (torch.float64, 1, False), (torch.float32, 1, True),
-            (torch.float64, 0, True),
-        )
-    ],
-)  # fmt: skip
+    [pytest.param(*values, id=name_of(values)) for values in (TIED, UNTIED)]
+    + [pytest.param(*values, id=name_of(values), marks=pytest.mark.slow) for values in OTHERS],
+)
+
+
+def every_class_once(architectures):
+    """Return parameters (family, name, dtype, seed) for all names of `architectures`.
+
+    Base models and models with an output for each token are tied and untied. Other heads, which
+    share all but a layer with these, are one of both in turn, and both with the slow tests.
+    """
+    parameters = []
+    for family, names in architectures.items():
+        for place, name in enumerate(names):
+            both = name.endswith(("Model", "MaskedLM", "CausalLM", "ConditionalGeneration"))
+            quick = (TIED, UNTIED) if both else (TIED, UNTIED)[place % 2 : place % 2 + 1]
+            is_twin = family in TWINS and not name.endswith(("MaskedLM", "ConditionalGeneration"))
+            for values in (TIED, UNTIED, *OTHERS):
+                slow = () if values in quick and not is_twin else pytest.mark.slow
+                label = f"{family}-{name}-{name_of(values)}"
+                parameters.append(pytest.param(family, name, *values, marks=slow, id=label))
+    return pytest.mark.parametrize("family, architecture, dtype, seed", parameters)
+
+
 SEEDS = pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 
 
