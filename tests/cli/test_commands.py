@@ -96,9 +96,13 @@ BENCHMARKS_RUN = (  # commands that run to the end
     "python benchmarks/captions.py CARD --data DATA/multi30k",
 )
 
-# Number of JSON lines. scores: two of a translator and one of a classifier. linear_baseline: five
-# folds and all of them, with two kinds of features. captions: two forms and five kinds of noise.
-LINES = {"scores": 2 + 1, "linear_baseline": 2 * (5 + 1), "captions": 2 + 5}
+# The paths of these are links to those of the other commands of their scripts.
+SAME_FILES = ("python benchmarks/report.py FILE", "python benchmarks/captions.py CARD --data DIR")
+FOLDS = 2
+
+# Number of JSON lines. scores: two of a translator and one of a classifier. linear_baseline: each
+# fold and all of them, with two kinds of features. captions: two forms and five kinds of noise.
+LINES = {"scores": 2 + 1, "linear_baseline": 2 * (FOLDS + 1), "captions": 2 + 5}
 
 
 def spans(text: str) -> set[str]:
@@ -232,9 +236,8 @@ def repository(tmp_path_factory):
     standins.write_text(recipe, folder / "DATA" / "multi30k")
     tokenized = read_recipe("multi30k-en-de", changes)
     standins.write_text(tokenized, folder / "DATA" / "multi30k")
-    questions = read_recipe(
-        "trec", standins.small(read_recipe("trec")) | {"data.directory": "trec"}
-    )
+    changes = {"data.directory": "trec", "data.folds": FOLDS}
+    questions = read_recipe("trec", standins.small(read_recipe("trec")) | changes)
     standins.write_text(questions, folder / "DATA" / "trec")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder / "DATA")
@@ -253,7 +256,7 @@ def repository(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("command", BENCHMARKS_RUN)
+@pytest.mark.parametrize("command", [name for name in BENCHMARKS_RUN if name not in SAME_FILES])
 def test_benchmark_command_runs(command, repository, tmp_path, monkeypatch, capsys):
     [[_, script, *arguments]] = commands(command, tmp_path)
     monkeypatch.chdir(repository)
