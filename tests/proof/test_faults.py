@@ -49,6 +49,11 @@ def scale_one_column(values):
     return values
 
 
+def make_not_finite(values):
+    values[7] = np.nan
+    return values
+
+
 def negate(values):
     return -values
 
@@ -175,6 +180,9 @@ GRAPH_FAULTS = {
     "keys for values": (CAUSAL, MODEL, swap("past_key_values.1.key", "past_key_values.1.value")),
     "weights of two layers": (CAUSAL, MODEL, swap_weights),
     "embeddings of other tokens": (CAUSAL, MODEL, change_weight("embed_tokens", roll_rows)),
+    "a value that is not finite": (
+        CAUSAL, MODEL, change_weight("lm_head.bias", make_not_finite)
+    ),
     "residual": (CAUSAL, MODEL, skip_residual),
     "window": (WINDOW, MODEL, replace_operator("LessOrEqual", "Less")),
     "scale of a column": (
@@ -188,6 +196,9 @@ GRAPH_FAULTS = {
     ),
     "caches of a step": (
         SEQ2SEQ, STEP, swap("past_key_values.0.decoder.key", "past_key_values.1.decoder.key")
+    ),
+    "caches of sources": (
+        SEQ2SEQ, STEP, swap("past_key_values.0.encoder.key", "past_key_values.1.encoder.key")
     ),
     "scale in half precision": (CUDA, DECODER, change_scale),
     "mask on a GPU": (CUDA, DECODER, mask_of_ones("encoder_attention_mask")),
