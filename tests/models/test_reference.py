@@ -1,5 +1,7 @@
 """Tests of every variant and switch against the formulas of the papers in NumPy."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -223,7 +225,8 @@ ALL = [
         and variant == "seq2seq"
     )
 ]
-attentions = pytest.mark.parametrize("attention", ["eager", "sdpa"])
+ATTENTIONS = ("eager", "sdpa")
+attentions = pytest.mark.parametrize("attention", ATTENTIONS)
 
 
 def build(variant, change="paper", attention="eager"):
@@ -292,11 +295,10 @@ def expected_logits(variant, weights, paper, batch):
     return np.stack([lm(weights, paper, *row) for row in zip(*columns, strict=True)])
 
 
-@attentions
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("variant, change", ALL)
-def test_logits_match_formulas_in_double_and_single_precision(variant, change, padded, attention):
-    model, weights, paper = build(variant, change, attention)
+def test_logits_match_formulas_in_double_and_single_precision(variant, change, padded):
+    model, weights, paper = build(variant, change)
     mask = MASK if padded else torch.ones_like(MASK)
     source_mask = SOURCE_MASK if padded else torch.ones_like(SOURCE_MASK)
     positions = POSITIONS if padded else torch.arange(LENGTH).expand(3, -1)
@@ -318,8 +320,9 @@ def test_logits_match_formulas_in_double_and_single_precision(variant, change, p
     if "type_vocab_size" in CHANGES[change][0]:
         batch["types"] = inputs["token_type_ids"] = torch.randint(0, 3, (3, LENGTH))
     expected = expected_logits(variant, weights, paper, batch)
-    assert_close(model(**inputs).logits, expected, mask)
-    assert_close(model.float()(**inputs).logits, expected, mask)
+    for dtype, attention in itertools.product((torch.float64, torch.float32), ATTENTIONS):
+        model.to(dtype).set_attn_implementation(attention)
+        assert_close(model(**inputs).logits, expected, mask)
 
 
 def test_token_type_defaults_to_0():
