@@ -22,8 +22,9 @@ from .errors import UsageError
 from .inference.devices import available_cpus, require, require_onnxruntime
 from .inference.export_info import ExportInfo
 from .inference.inputs import pad_sequences
-from .inference.options import Options, is_int64
+from .inference.options import Options
 from .inference.session import SessionChanges
+from .shared.options import is_int64
 from .targets.registry import default_target
 
 

@@ -22,8 +22,9 @@ from ..inference.inputs import (
     position_limit,
 )
 from ..inference.logits import row_seeds
-from ..inference.options import Options, as_list, check_seeds, resolve
+from ..inference.options import Options, check_seeds, resolve
 from ..inference.rows import check_memory
+from ..shared.options import as_list
 from ..specs.sequences import token_inputs
 
 # why a sequence ended: at an end token, or at the maximum length

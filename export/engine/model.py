@@ -18,9 +18,9 @@ from ..inference.config import check_config
 from ..inference.devices import CUDA, TENSORRT, require, require_onnxruntime
 from ..inference.export_info import ExportInfo, open_export_info
 from ..inference.inputs import MAX_GPU_TOKENS, MAX_TOKENS, run_by_length
-from ..inference.options import is_int64
 from ..inference.rows import LoadedExport, RowsFactory
 from ..inference.session import ATTENTION_KERNELS, FUSIONS, Session, SessionChanges, Sessions
+from ..shared.options import is_int64
 from ..specs.graph_spec import GraphSpec
 from ..targets.registry import get_target, known_targets
 from ..targets.target import Target

@@ -19,6 +19,7 @@ from checkpoints import copy_folder, with_tokenizer
 from command_line import COMMAND, read_error
 from messages import check_message, raises
 
+from vanilla_transformer_export.arguments import flag
 from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.engine.limits import Arrangement
 from vanilla_transformer_export.errors import UsageError
@@ -30,7 +31,6 @@ from vanilla_transformer_export.serving.settings import (
     PREFIX,
     TOKEN,
     Settings,
-    flag,
     parse_settings,
     read_token,
 )
