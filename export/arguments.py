@@ -25,7 +25,11 @@ DTYPE_HELP = (
     "dtype of the weights to run, such as fp32 or int8, if an export has several; default: the "
     "first in its manifest"
 )
-SET_HELP = "VALUE is JSON or text; may be repeated"
+SET_HELP = (
+    "VALUE is JSON or text; may be repeated; KEY is a value of the recipe for train, a field of "
+    "config.json for convert and export, an option for generate, an argument of the task for "
+    "predict"
+)
 LEAVE_OUT_HELP = (
     "names of tensors to leave out, with shell wildcards: 'cls.chain.*'; may be repeated"
 )

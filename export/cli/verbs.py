@@ -72,7 +72,7 @@ def add_runtime(parser: Parser) -> None:
         "--threads",
         type=positive,
         metavar="N",
-        help="CPU threads; default: all that this process may use",
+        help="CPU threads, of all workers together; default: all that this process may use",
     )
     add_device(parser)
     parser.add_argument("--dtype", help=DTYPE_HELP)

@@ -6,7 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..arguments import LEAVE_OUT_HELP, PATH, TEXT, VARIANT_HELP, choice_type, key_value, one_of
+from ..arguments import (
+    LEAVE_OUT_HELP,
+    PATH,
+    SET_HELP,
+    TEXT,
+    VARIANT_HELP,
+    choice_type,
+    key_value,
+    one_of,
+)
 from ..errors import UsageError, did_you_mean
 from ..one_graph import MODES
 from ..shared.options import COUNT, FLAG, Kind, check_option, fields_by_name, option
@@ -206,12 +215,12 @@ class ExportOptions:
     config: Mapping[str, Any] | None = option(
         FIELDS_BY_NAME,
         None,
-        "field of config.json in JSON or text, for a CHECKPOINT of another family: "
-        "architectures=BertModel ...; may be repeated",
+        "field of config.json for a CHECKPOINT of another family: architectures=BertModel ...; "
+        f"{SET_HELP}",
         flag="--set",
     )
     leave_out: Iterable[str] = option(NAMES, (), LEAVE_OUT_HELP)
-    variant: str | None = option(TEXT, None, VARIANT_HELP)
+    variant: str | None = option(TEXT._replace(expected="a name"), None, VARIANT_HELP)
     triton: File = option(
         DIRECTORY,
         None,

@@ -81,11 +81,13 @@ class Settings:
     workers: int | None = option(
         COUNT,
         None,
-        "workers, each with its own batch and --threads CPU threads; default: by the size of the "
+        "workers, each with its own batch, which share the threads; default: by the size of the "
         "model",
     )
     threads: int | None = option(
-        COUNT, None, "CPU threads per worker; default: by the size of the model"
+        COUNT,
+        None,
+        "CPU threads, of all workers together; default: all that this process may use",
     )
     slots: int | None = option(
         COUNT,
@@ -102,8 +104,9 @@ class Settings:
     max_length: int | None = option(
         COUNT,
         None,
-        "maximum number of tokens of prompt and continuation; default: the model's limit, but "
-        "at most 512",
+        "maximum number of tokens of prompt and continuation: requests for more are rejected, "
+        "while --max-length of generate is where a text ends; default: the model's limit, but at "
+        "most 512",
     )
     queue: int = option(
         COUNT,

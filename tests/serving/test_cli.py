@@ -415,7 +415,7 @@ def test_kubernetes_gpu_manifest_requests_one_gpu():
 def test_kubernetes_manifest_has_token_and_as_many_threads_as_cpus():
     container = read_container("kubernetes.yaml")
     args = cli.parse(["serve", *container["args"]])
-    assert str(args.workers * args.threads) == container["resources"]["limits"]["cpu"]
+    assert str(args.threads) == container["resources"]["limits"]["cpu"]
     [variable] = container["env"]
     assert variable["name"] == TOKEN and variable["valueFrom"]["secretKeyRef"]
 
@@ -425,6 +425,7 @@ def test_number_of_workers_is_limited_by_target():
     cpu, cuda = (SimpleNamespace(manifest={"target": name}, dtypes=[]) for name in ("cpu", "cuda"))
     assert limit_workers(arranged, cpu, Settings()) == arranged
     assert limit_workers(arranged, cuda, Settings()) == Arrangement(1, 1)
+    assert limit_workers(arranged, cuda, Settings(threads=4)) == Arrangement(1, 4)
     with raises(UsageError, seen=("workers", 4), expected=(1, "cuda")):
         limit_workers(arranged, cuda, Settings(workers=4))
 
