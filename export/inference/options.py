@@ -67,10 +67,13 @@ NEUTRAL = SAMPLING_ONLY | {
 }
 
 
-def check_seeds(seeds: Sequence[int] | None, count: int) -> None:
-    """Raise UsageError if `seeds` is not None and has not one seed for each of `count` inputs."""
+def check_seeds(seeds: Sequence[int] | None, count: int, seed: int | None = None) -> None:
+    """Raise UsageError if `seeds` is not None and has not one seed for each of `count` inputs, or
+    if the option `seed` is set too."""
     if seeds is None:
         return
+    if seed is not None:
+        raise UsageError(f"seed is {seed}, expected no seed with seeds, or no seeds", "seed")
     if not isinstance(seeds, Sequence | np.ndarray) or not all(map(SEED.holds, seeds)):
         raise UsageError(f"seeds must be whole numbers of at least 0, got {reprlib.repr(seeds)}")
     if len(seeds) != count:

@@ -208,9 +208,7 @@ class Service:
         self.models = ServedModels({})
         app = create_app(self.models, protocols, settings, self.lifecycle, self.metrics)
         app.state.needs_token = token is not None
-        self.frame = Frame(
-            app, app.state.errors, settings, self.lifecycle, self.metrics, self.log, token
-        )
+        self.frame = Frame(app, self.log, token)
         self.app = with_cors(self.frame, settings.cors_origin)
 
     async def start(self) -> None:
