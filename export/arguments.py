@@ -270,7 +270,7 @@ def path(text: str) -> Path:
     return Path(source(text))
 
 
-def one_of(what: str, known: Collection[str]) -> Kind:
+def choices(what: str, known: Collection[str]) -> Kind:
     """Return the kind of the names `known`. `what` says what they are, such as "level"."""
     expected = f"one of {', '.join(known)}"
     metavar = what.rpartition(" ")[2].upper()

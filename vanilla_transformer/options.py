@@ -1,4 +1,4 @@
-"""How an option is declared: as a field of a dataclass with a kind of values, a default and a help
+"""Declarations of options: fields of a dataclass, each with a kind of values, a default and a help
 text. Without torch.
 
 The options of `generate`, of `export` and of `serve` are such dataclasses. Their checks, flags,

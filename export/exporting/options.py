@@ -13,8 +13,8 @@ from ..arguments import (
     TEXT,
     VARIANT_HELP,
     choice_type,
+    choices,
     key_value,
-    one_of,
 )
 from ..errors import UsageError, did_you_mean
 from ..one_graph import MODES
@@ -183,7 +183,7 @@ class ExportOptions:
     dtype: str | Sequence[str] | None = option(DTYPES, None, dtype_help, check=check_dtypes)
     opset: int | None = option(COUNT, None, opset_help, check=check_opset)
     image_size: str | None = option(
-        one_of("image size", IMAGE_SIZES),
+        choices("image size", IMAGE_SIZES),
         None,
         "images of a vision model: trained (only the size of the config) or free (any size); "
         "default: by the model's config",
@@ -201,7 +201,7 @@ class ExportOptions:
         check=check_calibrate,
     )
     generate: str | None = option(
-        one_of("mode", MODES),
+        choices("mode", MODES),
         None,
         "write one graph with the whole generation loop, from token ids to sequences: greedy, "
         "sample or beam",

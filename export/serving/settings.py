@@ -15,7 +15,7 @@ from ..arguments import (
     TEXT,
     Parser,
     add_options,
-    one_of,
+    choices,
     read_as,
     set_options,
 )
@@ -160,7 +160,7 @@ class Settings:
         "origin of web pages of other hosts that may send requests, or *; may be repeated",
     )
     log_level: str = option(
-        one_of("level", LEVELS), "info", f"minimum level of log lines: {', '.join(LEVELS)}"
+        choices("level", LEVELS), "info", f"minimum level of log lines: {', '.join(LEVELS)}"
     )
 
 
