@@ -15,7 +15,8 @@ import numpy as np
 from graph_variants import sizes, variants
 from safetensors.numpy import save_file
 
-from vanilla_transformer.checkpoint_config import CONFIGS, read_config
+from vanilla_transformer.checkpoint_config import CONFIGS
+from vanilla_transformer.source import Source
 from vanilla_transformer_export import export
 from vanilla_transformer_export.graphs.config import Config
 from vanilla_transformer_export.graphs.expected_weights import expected_weights
@@ -59,7 +60,8 @@ def write_checkpoint(case: Case, folder: Path) -> None:
     content = {"model_type": model_type, "architectures": [case.architecture], **fields}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
-    config, rng = Config(*read_config(folder)), np.random.default_rng(0)
+    source, rng = Source.open(folder), np.random.default_rng(0)
+    config = Config(source.config(), source.architecture)
     shapes = expected_weights(config)
     for name in [name for name in tied_names(config) if name in shapes][1:]:
         del shapes[name]  # one tensor for all

@@ -48,10 +48,10 @@ import json, sys
 from pathlib import Path
 for name in ("torch", "transformers"):
     sys.modules[name] = None
-from vanilla_transformer.checkpoint_config import read_config
+from vanilla_transformer.source import Source
 for line in sys.stdin:
-    config, name = read_config(Path(line.strip()))
-    print(json.dumps([name, config.to_dict()]))
+    source = Source.open(Path(line.strip()))
+    print(json.dumps([source.architecture, source.config().to_dict()]))
 """
 IGNORED = {"_name_or_path", "transformers_version", "auto_map", "_from_model_config"}  # in configs
 SIZES = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4}
