@@ -22,8 +22,7 @@ from vanilla_transformer.source import Source
 
 from ..errors import UsageError
 from ..graphs.config import Config
-from ..graphs.expected_weights import load_checked_weights
-from ..graphs.weights import CheckpointWeights
+from ..graphs.weights import CheckpointWeights, load_checked_weights
 from ..heads import HEADS, READS_IMAGES
 from ..inference.export_info import CARD, TOKENIZER_FILES, default_options
 from ..inference.options import PROMPT_LOOKUP
