@@ -5,6 +5,7 @@ import contextlib
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 from huggingface_hub.errors import (
@@ -55,10 +56,13 @@ INPUT_NAMES = ["input_ids", "attention_mask"]  # inputs of a `PreTrainedTokenize
 OPTIONAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
-def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FILES) -> Path:
+def checkpoint_directory(
+    source: str | os.PathLike, files: tuple[str, ...] = FILES, **options: Any
+) -> Path:
     """Return the directory `source`, or the cached one of the Hub id `source`.
 
     The `files` of a Hub id, shell patterns of names, are downloaded if they are not in the cache.
+    `options` are those of `huggingface_hub.snapshot_download`, such as `revision`.
 
     Raises:
         FileNotFoundError: if it is neither, and where the Hub cannot be reached and the cache may
@@ -83,7 +87,7 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
         ignored = None if any("/" in file for file in files) else ["*/*"]
         directory = Path(
             huggingface_hub.snapshot_download(
-                name, allow_patterns=list(files), ignore_patterns=ignored
+                name, allow_patterns=list(files), ignore_patterns=ignored, **options
             )
         )
     except RepositoryNotFoundError:
