@@ -216,18 +216,27 @@ def weight_files(directory: Path, names: tuple[str, ...] = (WEIGHTS,)) -> list[P
         FileNotFoundError: without weights, or if a shard is missing.
         ValueError: for an invalid index, and for a git-lfs pointer.
     """
-    for name in names:
-        if (directory / name).is_file():
-            check_no_pointer(directory / name)
-            return [directory / name]
-        index = directory / index_name(name)
-        if index.is_file():
-            return shards(index, Path(name).suffix)
+    for paths in weight_sets(directory, names):
+        return paths
     files = ", ".join(sorted(os.listdir(directory))[:10]) or "nothing"
     raise FileNotFoundError(
         f"{directory} has no weights: expected {' or '.join(names)}, found "
         f"{files}{variant_hint(directory, names)}"
     )
+
+
+def weight_sets(directory: Path, names: tuple[str, ...]) -> Iterator[list[Path]]:
+    """Yield the paths of each set of weights in `directory`: files of `names`, and their shards.
+
+    The first set is the one that is read. Raises as `weight_files`.
+    """
+    for name in names:
+        if (directory / name).is_file():
+            check_no_pointer(directory / name)
+            yield [directory / name]
+        index = directory / index_name(name)
+        if index.is_file():
+            yield shards(index, Path(name).suffix)
 
 
 def shards(index: Path, suffix: str) -> list[Path]:

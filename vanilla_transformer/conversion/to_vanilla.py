@@ -40,7 +40,7 @@ from .plan_parts import (
 )
 from .registry import FAMILIES
 from .reranker import classifier_files, read_reranker
-from .tensors import TensorFiles
+from .tensors import TensorFiles, unequal_weights
 from .unknown_tensors import check_foreign_prefix, further_heads
 
 # fields that act in training only and have no counterpart (Fan et al. 2020, LayerDrop)
@@ -93,7 +93,7 @@ def plan_complete(source: Source, overrides: Overrides) -> ConversionPlan:
         architecture, more = without_head(architecture, converter, path)
         remarks += more
     plan, more = plan_or_base(architecture, converter, planner(theirs, converter, files))
-    plan.remarks += notes + remarks + more
+    plan.remarks += notes + remarks + more + unequal_weights(path)
     values = {name: getattr(theirs, name, 0) for name in TRAINING_FIELDS}
     plan.left_out += [f"{name}={value}" for name, value in values.items() if value]
     plan = attach_other_files(plan, source)
