@@ -171,7 +171,7 @@ def serve_engine(*served):
     by_name = ServedModels({model.name: model for model in served})
     app = serving.create_app(by_name, (openai_api.PROTOCOL,), settings, lifecycle, metrics)
     log = Log("error", os.open(os.devnull, os.O_WRONLY))  # tests do not read it
-    framed = Frame(app, app.state.errors, settings, lifecycle, metrics, log)
+    framed = Frame(app, log)
     server = uvicorn.Server(uvicorn.Config(framed, port=0, log_config=None, lifespan="off"))
 
     async def serve():
