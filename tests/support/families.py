@@ -56,16 +56,20 @@ DTYPES_AND_SEEDS = pytest.mark.parametrize(
 )
 
 
+# Base models, language models, and classifiers, which read most fields of heads.
+IN_BOTH = ("Model", "MaskedLM", "CausalLM", "ConditionalGeneration", "SequenceClassification")
+
+
 def every_class_once(architectures):
     """Return parameters (family, name, dtype, seed) for all names of `architectures`.
 
-    Base models and models with an output for each token are tied and untied. Other heads, which
-    share all but a layer with these, are one of both in turn, and both with the slow tests.
+    Names that end with one of `IN_BOTH` are tied and untied. Other heads, which share all but a
+    layer with these, are one of both in turn, and both with the slow tests.
     """
     parameters = []
     for family, names in architectures.items():
         for place, name in enumerate(names):
-            both = name.endswith(("Model", "MaskedLM", "CausalLM", "ConditionalGeneration"))
+            both = name.endswith(IN_BOTH)
             quick = (TIED, UNTIED) if both else (TIED, UNTIED)[place % 2 : place % 2 + 1]
             is_twin = family in TWINS and not name.endswith(("MaskedLM", "ConditionalGeneration"))
             for values in (TIED, UNTIED, *OTHERS):
