@@ -10,6 +10,7 @@ from graph_variants import sizes, variants
 from transformers.activations import ACT2FN
 
 from vanilla_transformer.conversion.fields import READ_BY
+from vanilla_transformer.source import Source
 from vanilla_transformer_export import Runtime
 from vanilla_transformer_export.exporting.checkpoint import Checkpoint
 from vanilla_transformer_export.exporting.export import manifest_facts
@@ -81,7 +82,7 @@ def find_differences(architecture, table, formats, folder, others=()):
         model.save_pretrained(folder / name)
         config = Config(model.config, architecture)
         weights = CheckpointWeights(folder / name, config)
-        checkpoint = Checkpoint(name, folder / name, config, weights, {}, model)
+        checkpoint = Checkpoint(Source.open(folder / name), config, weights, {}, model)
         for target, dtype, opset in [*formats, *next(rotation)]:
             if uses_target(config) and get_target(target).unsupported_fields(config):
                 continue
