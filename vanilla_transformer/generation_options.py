@@ -250,6 +250,11 @@ class Options:
             return self.pad_token_id
         return next(iter(self.eos_token_ids), 0)
 
+    @functools.cached_property
+    def changed(self) -> set[str]:
+        """Names of the options that are not their defaults."""
+        return {name for name, default in DEFAULTS.items() if getattr(self, name) != default}
+
     @property
     def rows_per_input(self) -> int:
         return max(self.num_beams, self.num_return_sequences)

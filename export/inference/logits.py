@@ -176,7 +176,11 @@ class LogitsProcessors:
     def __init__(self, options: "Options", prompt: Prompt):
         self.options = options
         self.prompt = prompt
-        processors = [function(options, prompt) for function in PROCESSORS]
+        processors = [
+            function(options, prompt)
+            for function in PROCESSORS
+            if function.__name__ in options.changed
+        ]
         self.active = [process for process in processors if process is not None]
 
     def __bool__(self) -> bool:
