@@ -8,13 +8,11 @@ import copy
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-if TYPE_CHECKING:
-    from .options import Options
+from .options import Options
 
 BLOCK = 128  # columns per block; `top` looks at block maxima first
 CHUNK = 1 << 18  # logits that `log_sum_exp` processes at once, to fit into the CPU cache
@@ -37,11 +35,10 @@ class Prompt:
         return self.ids.shape[1]
 
 
-# Each of the following functions returns a processor, or `None` if `options` (`options.Options`) do
-# not enable it.
+# Each of the following functions returns a processor, or `None` if `options` do not enable it.
 
 
-def repetition_penalty(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
+def repetition_penalty(options: Options, prompt: Prompt) -> LogitsProcessor | None:
     """Return the processor that penalizes earlier tokens (Keskar et al. 2019, section 4.1), or None
     if it is off.
 
@@ -62,7 +59,7 @@ def repetition_penalty(options: "Options", prompt: Prompt) -> LogitsProcessor | 
     return process if options.repetition_penalty != 1 else None
 
 
-def no_repeat_ngrams(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
+def no_repeat_ngrams(options: Options, prompt: Prompt) -> LogitsProcessor | None:
     size = options.no_repeat_ngram_size
 
     def process(ids: np.ndarray, scores: np.ndarray) -> None:
@@ -75,7 +72,7 @@ def no_repeat_ngrams(options: "Options", prompt: Prompt) -> LogitsProcessor | No
     return process if size else None
 
 
-def bad_words(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
+def bad_words(options: Options, prompt: Prompt) -> LogitsProcessor | None:
     """Return the processor that suppresses the last token of each of `bad_words_ids` after its
     other tokens, or None.
 
@@ -102,7 +99,7 @@ def bad_words(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     return process if words else None
 
 
-def min_new_tokens(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
+def min_new_tokens(options: Options, prompt: Prompt) -> LogitsProcessor | None:
     if not options.eos_token_ids or not options.min_new_tokens:
         return None
     return partial(
@@ -112,13 +109,13 @@ def min_new_tokens(options: "Options", prompt: Prompt) -> LogitsProcessor | None
     )
 
 
-def forced_bos(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
+def forced_bos(options: Options, prompt: Prompt) -> LogitsProcessor | None:
     if options.forced_bos_token_id is None:
         return None
     return partial(force, tokens=options.forced_bos_token_id, length=1)
 
 
-def forced_eos(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
+def forced_eos(options: Options, prompt: Prompt) -> LogitsProcessor | None:
     if options.forced_eos_token_id is None:
         return None
     return partial(
@@ -126,7 +123,7 @@ def forced_eos(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     )
 
 
-def suppress_tokens(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
+def suppress_tokens(options: Options, prompt: Prompt) -> LogitsProcessor | None:
     return (
         partial(suppress, tokens=distinct(options.suppress_tokens))
         if options.suppress_tokens
@@ -134,14 +131,14 @@ def suppress_tokens(options: "Options", prompt: Prompt) -> LogitsProcessor | Non
     )
 
 
-def begin_suppress_tokens(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
+def begin_suppress_tokens(options: Options, prompt: Prompt) -> LogitsProcessor | None:
     if not options.begin_suppress_tokens:
         return None
     first = prompt.length + (prompt.length == 1 and options.forced_bos_token_id is not None)
     return partial(suppress, tokens=distinct(options.begin_suppress_tokens), lengths=(first,))
 
 
-def renormalize(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
+def renormalize(options: Options, prompt: Prompt) -> LogitsProcessor | None:
     """Return the processor that normalizes the log p of beams after the other processors, or None
     if it is off.
 
@@ -157,13 +154,27 @@ def renormalize(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     return process if options.renormalize_logits and options.num_beams > 1 else None
 
 
-class LogitsProcessors:
-    """The logits processors of `options`, in the order of transformers. False if there are none."""
+# in the order of transformers
+PROCESSORS: tuple[Callable[[Options, Prompt], LogitsProcessor | None], ...] = (
+    repetition_penalty,
+    no_repeat_ngrams,
+    bad_words,
+    min_new_tokens,
+    forced_bos,
+    forced_eos,
+    suppress_tokens,
+    begin_suppress_tokens,
+    renormalize,
+)
 
-    def __init__(self, options: "Options", prompt: Prompt):
+
+class LogitsProcessors:
+    """The `PROCESSORS` of `options`. False if there are none."""
+
+    def __init__(self, options: Options, prompt: Prompt):
         self.options = options
         self.prompt = prompt
-        processors = [function(options, prompt) for function in options.logits_functions]
+        processors = [make(options, prompt) for make in PROCESSORS]
         self.active = [process for process in processors if process is not None]
 
     def __bool__(self) -> bool:
@@ -313,7 +324,7 @@ class Sampler:
         uniforms: a function for each row that returns its next random number of [0, 1).
     """
 
-    def __init__(self, options: "Options", uniforms: Sequence[Callable[[], float]]):
+    def __init__(self, options: Options, uniforms: Sequence[Callable[[], float]]):
         self.temperature = np.float32(options.temperature)
         self.top_k = options.top_k
         self.top_p = options.top_p

@@ -1,8 +1,8 @@
 """The options of `generate`.
 
-Each option is a field of `Options` with a default, a kind, a help text and, if it changes logits, a
-function of `logits`. The command line, the docstring of `Runtime.generate` and the table of the
-documentation are generated from the fields.
+Each option is a field of `Options` with a default, a kind and a help text. The command line, the
+docstring of `Runtime.generate` and the table of the documentation are generated from the fields.
+Those that change logits have a function in `logits.PROCESSORS`.
 """
 
 import dataclasses
@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 
 from ..errors import UsageError, nearest
-from . import logits
 
 MAX_INT64 = 2**63 - 1
 SMALLEST_FLOAT32 = float(np.finfo(np.float32).tiny)
@@ -88,28 +87,24 @@ WORDS = Kind(
 )
 
 
-def option(
-    kind: Kind, default: Any, help: str, logits: Callable | None = None, in_vocabulary: bool = False
-) -> Any:
+def option(kind: Kind, default: Any, help: str, in_vocabulary: bool = False) -> Any:
     """Return a field of `Options`.
 
     Args:
         kind: the expected values.
         default: the default value.
         help: help text of the command line and the documentation.
-        logits: function of the options and the prompt that returns a logits processor or None.
         in_vocabulary: True if tokens outside the vocabulary are an error. Other options ignore
             such tokens, as in transformers.
     """
-    metadata = {"kind": kind, "help": help, "logits": logits, "in_vocabulary": in_vocabulary}
+    metadata = {"kind": kind, "help": help, "in_vocabulary": in_vocabulary}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class Options:
     """The generation options: `seed`, and the fields of transformers' `GenerationConfig` that this
-    runtime supports, with the same names, meanings and defaults. Logits are processed in the order
-    of the fields, as in transformers.
+    runtime supports, with the same names, meanings and defaults.
 
     Raises:
         UsageError: for an invalid value, and for values that cannot be combined.
@@ -168,24 +163,19 @@ class Options:
         POSITIVE,
         1.0,
         "penalty for tokens that occurred before; above 1 makes them less likely",
-        logits.repetition_penalty,
     )
     no_repeat_ngram_size: int = option(
         COUNT_OR_0,
         0,
         "n-grams of this size may not repeat; 0 turns it off",
-        logits.no_repeat_ngrams,
     )
     bad_words_ids: list[list[int]] | None = option(
         WORDS,
         None,
         "token sequences that are never generated",
-        logits.bad_words,
         in_vocabulary=True,
     )
-    min_new_tokens: int = option(
-        COUNT_OR_0, 0, "minimum number of new tokens before the end token", logits.min_new_tokens
-    )
+    min_new_tokens: int = option(COUNT_OR_0, 0, "minimum number of new tokens before the end token")
     min_length: int | None = option(
         COUNT_OR_0,
         None,
@@ -196,27 +186,22 @@ class Options:
         TOKEN,
         None,
         "token to generate first",
-        logits.forced_bos,
         in_vocabulary=True,
     )
     forced_eos_token_id: int | list[int] | None = option(
         ONE_OR_MORE_TOKENS,
         None,
         "token to generate last if max_new_tokens is reached",
-        logits.forced_eos,
         in_vocabulary=True,
     )
-    suppress_tokens: list[int] | None = option(
-        TOKENS, None, "tokens that are never generated", logits.suppress_tokens
-    )
+    suppress_tokens: list[int] | None = option(TOKENS, None, "tokens that are never generated")
     begin_suppress_tokens: list[int] | None = option(
-        TOKENS, None, "tokens that are never generated first", logits.begin_suppress_tokens
+        TOKENS, None, "tokens that are never generated first"
     )
     renormalize_logits: bool = option(
         FLAG,
         False,
         "beam search: normalize probabilities again after all options above",
-        logits.renormalize,
     )
     eos_token_id: int | list[int] | None = option(
         ONE_OR_MORE_TOKENS, None, "token that ends a sequence; default: the model's"
@@ -309,15 +294,6 @@ class Options:
             return self.pad_token_id
         return next(iter(self.eos_token_ids), 0)
 
-    @functools.cached_property
-    def logits_functions(self) -> list[Callable]:
-        """The functions that return logits processors, for the options that are not defaults."""
-        return [
-            field.metadata["logits"]
-            for field in LOGITS_FIELDS
-            if getattr(self, field.name) != field.default
-        ]
-
     @property
     def rows_per_input(self) -> int:
         return max(self.num_beams, self.num_return_sequences)
@@ -396,7 +372,6 @@ def check_single(options: dict[str, Any], user: str) -> dict[str, Any]:
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
 DEFAULTS = {name: field.default for name, field in FIELDS.items()}
 IN_VOCABULARY = tuple(name for name, field in FIELDS.items() if field.metadata["in_vocabulary"])
-LOGITS_FIELDS = tuple(field for field in FIELDS.values() if field.metadata["logits"])
 
 # Prompt lookup of transformers, which gives the tokens of greedy search in fewer steps.
 PROMPT_LOOKUP = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
