@@ -138,15 +138,11 @@ class Group:
 
     # -------------------------------------------------------------------------- log probabilities
 
-    def score_prompt(self, logits: np.ndarray, token: int) -> None:
-        """Store the log probability of a `token` of the prompt, from the `logits` (1, V) before
-        it."""
-        count = self.input.top_logprobs or 0
-        self.prompt_logprobs.append(token_logprobs(logits, token, count))
-
     def score(self, logits: np.ndarray, token: int) -> None:
-        """Store the log probability of a new `token`, from the `logits` (1, V) before it."""
-        self.logprobs.append(token_logprobs(logits, token, self.input.top_logprobs or 0))
+        """Store the log probability of a new `token`, or of one of the prompt, from the `logits`
+        (1, V) before it."""
+        scored = self.logprobs if self.has_started else self.prompt_logprobs
+        scored.append(token_logprobs(logits, token, self.input.top_logprobs or 0))
 
 
 def token_logprobs(logits: np.ndarray, token: int, count: int) -> TokenLogprobs:
@@ -283,7 +279,7 @@ class Cohort:
             return
         for place, group in enumerate(self.groups):
             if group.input.scores_prompt and self.is_running(place):
-                group.score_prompt(self.row_logits(logits, place), int(self.tokens[place]))
+                group.score(self.row_logits(logits, place), int(self.tokens[place]))
 
     def append(self, tokens: np.ndarray) -> int:
         """Append the `tokens` (G,) of greedy search on the device, and return how many count."""

@@ -186,7 +186,7 @@ class TokenSearch:
         self.note_groups()
 
     def take(self, groups: np.ndarray) -> "TokenSearch":
-        subset = taken(self, groups)
+        subset = with_groups(self, groups)
         subset.sampler = self.sampler and self.sampler.take(groups)
         subset.note_groups()
         return subset
@@ -343,7 +343,7 @@ class BeamSearch:
         just_ended[:, self.beams :] = False
         if just_ended.any():
             self.store(just_ended, scores, sequences)
-        is_done = ends.all(axis=1, keepdims=True)
+        is_done = np.logical_and.reduce(ends, axis=1, keepdims=True)
         return is_done | self.are_full() if stops_early else is_done
 
     def are_full(self) -> np.ndarray:
@@ -364,7 +364,7 @@ class BeamSearch:
         self.worst = worst.min(axis=1, keepdims=True)
 
     def take(self, groups: np.ndarray) -> "BeamSearch":
-        subset = taken(self, groups)
+        subset = with_groups(self, groups)
         subset.note_groups()
         subset.tokens = subset.tokens[:, :, : subset.longest]
         subset.ended_tokens = subset.ended_tokens[:, :, : subset.longest]
@@ -384,7 +384,7 @@ class BeamSearch:
 AnySearch = TypeVar("AnySearch", TokenSearch, BeamSearch)
 
 
-def taken(search: AnySearch, groups: np.ndarray) -> AnySearch:
+def with_groups(search: AnySearch, groups: np.ndarray) -> AnySearch:
     """Return a copy of `search` with the states and processors of some `groups` only."""
     subset = copy.copy(search)
     for name in search.states:

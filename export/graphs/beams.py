@@ -20,7 +20,7 @@ class BeamRules(NamedTuple):
     """The options of a search, for all inputs, (1,), or for each, (B, 1).
 
     Args:
-        count: the number K, (1,).
+        beams: the number K, (1,).
         limit: the maximum number of new tokens.
         penalty: the exponent of the length that divides a score.
         stops: True to end at K finished hypotheses.
@@ -28,7 +28,7 @@ class BeamRules(NamedTuple):
         exists: False for beams (B, K) that an input does not have; `None` if all have K.
     """
 
-    count: Value
+    beams: Value
     limit: Value
     penalty: Value
     stops: Value
@@ -37,10 +37,12 @@ class BeamRules(NamedTuple):
 
 
 def running_beams(op: Ops, rules: BeamRules, scores: Value, ends: Value) -> list[Value]:
-    """Return the scores and the numbers, both (B, K), of the best candidates that go on. `scores`
-    and `ends` (B, C) are those of all candidates."""
+    """Return scores and numbers, both (B, K), of the best candidates that go on.
+
+    `scores` and `ends` (B, C) are those of all candidates.
+    """
     scores = op("Where", ends, op("Add", scores, EXCLUDED_SCORE), scores)
-    return op.outputs(2, "TopK", scores, rules.count, axis=-1)
+    return op.outputs(2, "TopK", scores, rules.beams, axis=-1)
 
 
 def finished_beams(
@@ -51,8 +53,9 @@ def finished_beams(
     ends: Value,
     length: Value,
 ) -> list[Value]:
-    """Return the scores and lengths of the best K finished hypotheses, and their numbers among the
-    earlier ones and the candidates after them, all (B, K).
+    """Return scores and lengths of the best K finished hypotheses, and their numbers, all (B, K).
+
+    The numbers count the earlier ones, then the candidates.
 
     Args:
         op: adds the nodes to the graph.
@@ -64,7 +67,7 @@ def finished_beams(
     """
     divided = op("Div", scores, divisor(op, rules, length))
     both = op("Concat", finished[0], op("Where", ends, divided, LOWEST), axis=1)
-    best, numbers = op.outputs(2, "TopK", both, rules.count, axis=-1)
+    best, numbers = op.outputs(2, "TopK", both, rules.beams, axis=-1)
     lengths = op("Concat", finished[1], op("Mul", op.cast(ends, "int64"), length), axis=1)
     lengths = op("GatherElements", lengths, numbers, axis=1)
     if rules.exists is None:

@@ -154,18 +154,18 @@ def renormalize(options: Options, prompt: Prompt) -> LogitsProcessor | None:
     return process if options.renormalize_logits and options.num_beams > 1 else None
 
 
-# in the order of transformers
-PROCESSORS: tuple[Callable[[Options, Prompt], LogitsProcessor | None], ...] = (
-    repetition_penalty,
-    no_repeat_ngrams,
-    bad_words,
-    min_new_tokens,
-    forced_bos,
-    forced_eos,
-    suppress_tokens,
-    begin_suppress_tokens,
-    renormalize,
-)
+# by the option that turns them on, in the order of transformers
+PROCESSORS: dict[str, Callable[[Options, Prompt], LogitsProcessor | None]] = {
+    "repetition_penalty": repetition_penalty,
+    "no_repeat_ngram_size": no_repeat_ngrams,
+    "bad_words_ids": bad_words,
+    "min_new_tokens": min_new_tokens,
+    "forced_bos_token_id": forced_bos,
+    "forced_eos_token_id": forced_eos,
+    "suppress_tokens": suppress_tokens,
+    "begin_suppress_tokens": begin_suppress_tokens,
+    "renormalize_logits": renormalize,
+}
 
 
 class LogitsProcessors:
@@ -174,8 +174,10 @@ class LogitsProcessors:
     def __init__(self, options: Options, prompt: Prompt):
         self.options = options
         self.prompt = prompt
-        processors = [make(options, prompt) for make in PROCESSORS]
-        self.active = [process for process in processors if process is not None]
+        self.active: list[LogitsProcessor] = []
+        if names := PROCESSORS.keys() & options.set_names:
+            found = [make(options, prompt) for name, make in PROCESSORS.items() if name in names]
+            self.active = [process for process in found if process is not None]
 
     def __bool__(self) -> bool:
         return bool(self.active)

@@ -294,6 +294,11 @@ class Options:
             return self.pad_token_id
         return next(iter(self.eos_token_ids), 0)
 
+    @functools.cached_property
+    def set_names(self) -> frozenset[str]:
+        """The names of the options that are not defaults."""
+        return frozenset(name for name in FIELDS if getattr(self, name) != DEFAULTS[name])
+
     @property
     def rows_per_input(self) -> int:
         return max(self.num_beams, self.num_return_sequences)

@@ -316,8 +316,8 @@ class CpuBeamRows:
         if caches is None or logits is None:
             shape = concrete_shape(self.tensors[0], sizes)
             caches = self.memory.take([len(self.tensors), *shape], self.tensors[0].dtype)
-            [written, *_] = self.spec.outputs
-            logits = self.memory.take(concrete_shape(written, sizes), written.dtype)
+            tensor = self.spec.outputs[0]
+            logits = self.memory.take(concrete_shape(tensor, sizes), tensor.dtype)
         self.caches = caches
         self.logits = logits
         values = ortvalues(self.source | by_name(self.tensors, caches))

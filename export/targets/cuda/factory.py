@@ -1,4 +1,4 @@
-"""How the cuda target opens rows and searches."""
+"""Opens the rows and searches of the cuda target."""
 
 import contextlib
 import functools
