@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from ..inference.logits import LogitsProcessors, Sampler, as_rows, log_sum_exp, top
-from ..inference.options import EXCLUDED_SCORE, MAX_INT64, Options
+from ..inference.options import EXCLUDED_SCORE, Options
 from ..inference.session import FATAL
+from ..shared.options import MAX_INT64
 
 if TYPE_CHECKING:
     import onnxruntime

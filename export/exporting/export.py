@@ -69,8 +69,10 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
         generate: write one graph with the whole generation loop, from token ids to sequences:
             greedy, sample or beam (None)
         keep: directory for the converted CHECKPOINT of another family; default: temporary (None)
-        config: field of config.json in JSON or text, for a CHECKPOINT of another family:
-            architectures=BertModel ...; may be repeated (None)
+        config: field of config.json for a CHECKPOINT of another family: architectures=BertModel
+            ...; VALUE is JSON or text; may be repeated; KEY is a value of the recipe for train, a
+            field of config.json for convert and export, an option for generate, an argument of the
+            task for predict (None)
         leave_out: names of tensors to leave out, with shell wildcards: 'cls.chain.*'; may be
             repeated (())
         variant: variant of the weights, as in from_pretrained: fp16 reads model.fp16.safetensors;

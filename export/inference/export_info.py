@@ -14,8 +14,9 @@ from typing import Any
 
 from ..errors import UsageError
 from ..shared.files import check_no_pointer, file_stamp, json_object, sha256
+from ..shared.generation_options import FIELDS
 from ..specs.graph_spec import GraphSpec
-from .options import FIELDS, check
+from .options import check
 
 MANIFEST = "manifest.json"
 CARD = "README.md"  # not in the manifest, because users edit it

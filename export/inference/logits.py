@@ -8,11 +8,13 @@ import copy
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from .options import Options
+if TYPE_CHECKING:
+    from .options import Options
 
 BLOCK = 128  # columns per block; `top` looks at block maxima first
 CHUNK = 1 << 18  # logits that `log_sum_exp` processes at once, to fit into the CPU cache
@@ -35,10 +37,11 @@ class Prompt:
         return self.ids.shape[1]
 
 
-# Each of the following functions returns a processor, or `None` if `options` do not enable it.
+# Each of the following functions has the name of an option, and returns its processor, or `None` if
+# `options` (`options.Options`) do not enable it.
 
 
-def repetition_penalty(options: Options, prompt: Prompt) -> LogitsProcessor | None:
+def repetition_penalty(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     """Return the processor that penalizes earlier tokens (Keskar et al. 2019, section 4.1), or None
     if it is off.
 
@@ -59,7 +62,7 @@ def repetition_penalty(options: Options, prompt: Prompt) -> LogitsProcessor | No
     return process if options.repetition_penalty != 1 else None
 
 
-def no_repeat_ngrams(options: Options, prompt: Prompt) -> LogitsProcessor | None:
+def no_repeat_ngram_size(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     size = options.no_repeat_ngram_size
 
     def process(ids: np.ndarray, scores: np.ndarray) -> None:
@@ -72,7 +75,7 @@ def no_repeat_ngrams(options: Options, prompt: Prompt) -> LogitsProcessor | None
     return process if size else None
 
 
-def bad_words(options: Options, prompt: Prompt) -> LogitsProcessor | None:
+def bad_words_ids(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     """Return the processor that suppresses the last token of each of `bad_words_ids` after its
     other tokens, or None.
 
@@ -99,7 +102,7 @@ def bad_words(options: Options, prompt: Prompt) -> LogitsProcessor | None:
     return process if words else None
 
 
-def min_new_tokens(options: Options, prompt: Prompt) -> LogitsProcessor | None:
+def min_new_tokens(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     if not options.eos_token_ids or not options.min_new_tokens:
         return None
     return partial(
@@ -109,13 +112,13 @@ def min_new_tokens(options: Options, prompt: Prompt) -> LogitsProcessor | None:
     )
 
 
-def forced_bos(options: Options, prompt: Prompt) -> LogitsProcessor | None:
+def forced_bos_token_id(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     if options.forced_bos_token_id is None:
         return None
     return partial(force, tokens=options.forced_bos_token_id, length=1)
 
 
-def forced_eos(options: Options, prompt: Prompt) -> LogitsProcessor | None:
+def forced_eos_token_id(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     if options.forced_eos_token_id is None:
         return None
     return partial(
@@ -123,7 +126,7 @@ def forced_eos(options: Options, prompt: Prompt) -> LogitsProcessor | None:
     )
 
 
-def suppress_tokens(options: Options, prompt: Prompt) -> LogitsProcessor | None:
+def suppress_tokens(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     return (
         partial(suppress, tokens=distinct(options.suppress_tokens))
         if options.suppress_tokens
@@ -131,14 +134,14 @@ def suppress_tokens(options: Options, prompt: Prompt) -> LogitsProcessor | None:
     )
 
 
-def begin_suppress_tokens(options: Options, prompt: Prompt) -> LogitsProcessor | None:
+def begin_suppress_tokens(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     if not options.begin_suppress_tokens:
         return None
     first = prompt.length + (prompt.length == 1 and options.forced_bos_token_id is not None)
     return partial(suppress, tokens=distinct(options.begin_suppress_tokens), lengths=(first,))
 
 
-def renormalize(options: Options, prompt: Prompt) -> LogitsProcessor | None:
+def renormalize_logits(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     """Return the processor that normalizes the log p of beams after the other processors, or None
     if it is off.
 
@@ -154,30 +157,28 @@ def renormalize(options: Options, prompt: Prompt) -> LogitsProcessor | None:
     return process if options.renormalize_logits and options.num_beams > 1 else None
 
 
-# by the option that turns them on, in the order of transformers
-PROCESSORS: dict[str, Callable[[Options, Prompt], LogitsProcessor | None]] = {
-    "repetition_penalty": repetition_penalty,
-    "no_repeat_ngram_size": no_repeat_ngrams,
-    "bad_words_ids": bad_words,
-    "min_new_tokens": min_new_tokens,
-    "forced_bos_token_id": forced_bos,
-    "forced_eos_token_id": forced_eos,
-    "suppress_tokens": suppress_tokens,
-    "begin_suppress_tokens": begin_suppress_tokens,
-    "renormalize_logits": renormalize,
-}
+PROCESSORS = (  # in the order of transformers
+    repetition_penalty,
+    no_repeat_ngram_size,
+    bad_words_ids,
+    min_new_tokens,
+    forced_bos_token_id,
+    forced_eos_token_id,
+    suppress_tokens,
+    begin_suppress_tokens,
+    renormalize_logits,
+)
 
 
 class LogitsProcessors:
-    """The `PROCESSORS` of `options`. False if there are none."""
+    """The logits processors of `options`, in the order of transformers. False if there are none."""
 
-    def __init__(self, options: Options, prompt: Prompt):
+    def __init__(self, options: "Options", prompt: Prompt):
         self.options = options
         self.prompt = prompt
-        self.active: list[LogitsProcessor] = []
-        if names := PROCESSORS.keys() & options.set_names:
-            found = [make(options, prompt) for name, make in PROCESSORS.items() if name in names]
-            self.active = [process for process in found if process is not None]
+        names = options.set_names  # the others have no processor, which is found for each row
+        processors = [make(options, prompt) for make in PROCESSORS if make.__name__ in names]
+        self.active = [process for process in processors if process is not None]
 
     def __bool__(self) -> bool:
         return bool(self.active)
@@ -326,7 +327,7 @@ class Sampler:
         uniforms: a function for each row that returns its next random number of [0, 1).
     """
 
-    def __init__(self, options: Options, uniforms: Sequence[Callable[[], float]]):
+    def __init__(self, options: "Options", uniforms: Sequence[Callable[[], float]]):
         self.temperature = np.float32(options.temperature)
         self.top_k = options.top_k
         self.top_p = options.top_p
