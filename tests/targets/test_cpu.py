@@ -323,7 +323,7 @@ def test_caches_are_written_in_place_and_source_is_not_copied_for_beams(exported
     assert isinstance(decoder, CpuBeamRows)
     decoder.select(np.arange(4).repeat(3))
     places = pointers(decoder)
-    before = decoder.caches.copy()
+    before = np.array(decoder.caches)
     decoder.select(np.arange(12)[::-1].reshape(4, 3)[::-1].ravel())
     decoder.step(np.full((12, 1), 5))
     assert pointers(decoder) == places
@@ -385,7 +385,7 @@ def test_select_moves_rows_in_place(exported):
     runtime = Runtime(exported("causal")[1])
     decoder = start_decoder(runtime, *prompts("causal"), None, 4)
     places = pointers(decoder)
-    before = decoder.caches.copy()
+    before = np.array(decoder.caches)
     lengths = decoder.lengths.copy()
     decoder.select(np.array([0, 0, 2, 1]))
     assert np.array_equal(decoder.caches[:, :, :, :7], before[:, [0, 0, 2, 1], :, :7])

@@ -55,8 +55,8 @@ def ortvalue(array: np.ndarray) -> onnxruntime.OrtValue:
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
-def by_name(tensors: Iterable[TensorSpec], arrays: np.ndarray) -> dict[str, np.ndarray]:
-    """Return {name: array} of `tensors` of equal shape, whose `arrays` are parts of one."""
+def by_name(tensors: Iterable[TensorSpec], arrays: Iterable[np.ndarray]) -> dict[str, np.ndarray]:
+    """Return {name: array} of `tensors`, whose `arrays` may be parts of one."""
     return {tensor.name: array for tensor, array in zip(tensors, arrays)}
 
 

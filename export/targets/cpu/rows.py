@@ -303,7 +303,7 @@ class CpuBeamRows:
         self.bind(1)
 
     def bind(
-        self, beams: int, caches: np.ndarray | None = None, logits: np.ndarray | None = None
+        self, beams: int, caches: list[np.ndarray] | None = None, logits: np.ndarray | None = None
     ) -> None:
         """Bind the graph for `beams` rows of each input, to `caches` and `logits` if both are
         passed, else to new ones."""
@@ -314,12 +314,11 @@ class CpuBeamRows:
             "max_length": self.capacity,
         }
         if caches is None or logits is None:
-            shape = concrete_shape(self.tensors[0], sizes)
-            caches = self.memory.take([len(self.tensors), *shape], self.tensors[0].dtype)
-            tensor = self.spec.outputs[0]
-            logits = self.memory.take(concrete_shape(tensor, sizes), tensor.dtype)
-        self.caches = caches
-        self.logits = logits
+            *caches, logits = (
+                self.memory.take(concrete_shape(tensor, sizes), tensor.dtype)
+                for tensor in (*self.tensors, self.spec.outputs[0])
+            )
+        self.caches, self.logits = caches, logits
         values = ortvalues(self.source | by_name(self.tensors, caches))
         written = {"logits": ortvalue(logits)}
         self.bound = BoundGraph(self.session, self.spec, values, written, sizes)
@@ -373,9 +372,9 @@ class CpuBeamRows:
     def copy_to_new(self, beams: int, copies: int) -> None:
         """Bind the graph for `beams` rows of each input to new caches, with the used part of the
         old ones, each row `copies` times."""
-        old = self.caches, self.logits
+        old = [*self.caches, self.logits]
         self.bind(beams)
-        for cache, old_cache in zip(self.caches, old[0]):
+        for cache, old_cache in zip(self.caches, old):
             used = old_cache[:, :, : self.length]
             cache[:, :, : self.length] = np.repeat(used, copies, axis=0)
         self.memory.give_back(old)
@@ -395,12 +394,12 @@ class CpuBeamRows:
             by_input = cache.reshape(-1, beams, *cache.shape[1:])
             move_to_front(by_input[:, :, :, : self.length], inputs)
         rows = self.rows * beams
-        self.bind(beams, self.caches[:, :rows], self.logits[:rows])
+        self.bind(beams, [cache[:rows] for cache in self.caches], self.logits[:rows])
         self.writers[:] = writers
 
     def close(self) -> None:
         """Leave the memory of the caches and logits to the next rows of this thread."""
-        self.memory.give_back([self.caches, self.logits])
+        self.memory.give_back([*self.caches, self.logits])
 
 
 def move_to_front(array: np.ndarray, rows: np.ndarray) -> None:
