@@ -8,13 +8,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import SessionError, UsageError
 from ..specs.graph_spec import GraphSpec
-from .device_thread import in_device_thread
+from .device_thread import DEVICE_THREAD
 from .devices import require_running
 
 if TYPE_CHECKING:  # not imported in processes that run no graph
@@ -88,10 +88,8 @@ class Session:
         self.path = path
         options.log_severity_level = FATAL
         self.is_on_cpu = len(providers) == 1  # the CPU comes last in every list
-        # in the device thread unless the session runs on the CPU
-        bound = (lambda function: function) if self.is_on_cpu else in_device_thread
         opened = functools.partial(
-            bound(onnxruntime.InferenceSession),
+            onnxruntime.InferenceSession,
             graph,
             options,
             providers=providers,
@@ -99,17 +97,15 @@ class Session:
             enable_fallback=0,
         )
         try:  # a failing provider is an error, without fallback
-            self.inner = opened()
+            self.inner = self.call(opened)
         except Exception as error:
             raise self.describe_error(error, "load") from None
-        self.run_feeds = bound(self.inner.run)
-        self.run_binding = bound(self.inner.run_with_iobinding)
 
     def run(self, names: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Return the outputs `names` for the inputs `feeds` by name. Raises SessionError if
         onnxruntime fails, such as out of memory."""
         try:
-            return self.run_feeds(names, feeds)
+            return self.call(self.inner.run, names, feeds)
         except Exception as error:
             shapes = {name: feeds[name].shape for name in feeds if name.endswith("input_ids")}
             raise self.describe_error(error, "run", f" with {shapes}") from None
@@ -123,12 +119,18 @@ class Session:
         `options` are onnxruntime's options of one run.
         """
         try:
-            self.run_binding(binding, options)
+            self.call(self.inner.run_with_iobinding, binding, options)
         except Exception as error:
             raise self.describe_error(error, "run") from None
 
     def io_binding(self) -> "onnxruntime.IOBinding":
         return self.inner.io_binding()
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call `function` with `args`, in the device thread unless the session runs on the CPU."""
+        if self.is_on_cpu:
+            return function(*args)
+        return DEVICE_THREAD.call(functools.partial(function, *args))
 
     def describe_error(self, error: Exception, what: str, feeds: str = "") -> SessionError:
         import onnxruntime
