@@ -5,6 +5,7 @@ import contextlib
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 from huggingface_hub.errors import (
@@ -53,10 +54,13 @@ INPUT_NAMES = ["input_ids", "attention_mask"]  # inputs of a `PreTrainedTokenize
 OPTIONAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
-def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FILES) -> Path:
+def checkpoint_directory(
+    source: str | os.PathLike, files: tuple[str, ...] = FILES, **options: Any
+) -> Path:
     """Return the directory `source`, or the cached one of the Hub id `source`.
 
     The `files` of a Hub id, shell patterns of names, are downloaded if they are not in the cache.
+    `options` are those of `huggingface_hub.snapshot_download`, such as `revision`.
 
     Raises:
         FileNotFoundError: if it is neither, and where the Hub cannot be reached and the cache may
@@ -81,7 +85,7 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
         ignored = None if any("/" in file for file in files) else ["*/*"]
         directory = Path(
             huggingface_hub.snapshot_download(
-                name, allow_patterns=list(files), ignore_patterns=ignored
+                name, allow_patterns=list(files), ignore_patterns=ignored, **options
             )
         )
     except RepositoryNotFoundError:
@@ -206,18 +210,27 @@ def weight_files(directory: Path, names: tuple[str, ...] = (WEIGHTS,)) -> list[P
         FileNotFoundError: without weights, or if a shard is missing.
         ValueError: for an invalid index, and for a git-lfs pointer.
     """
-    for name in names:
-        if (directory / name).is_file():
-            check_no_pointer(directory / name)
-            return [directory / name]
-        index = directory / index_name(name)
-        if index.is_file():
-            return shards(index, Path(name).suffix)
+    for paths in weight_sets(directory, names):
+        return paths
     files = ", ".join(sorted(os.listdir(directory))[:10]) or "nothing"
     raise FileNotFoundError(
         f"{directory} has no weights: expected {' or '.join(names)}, found "
         f"{files}{variant_hint(directory, names)}"
     )
+
+
+def weight_sets(directory: Path, names: tuple[str, ...]) -> Iterator[list[Path]]:
+    """Yield the paths of each set of weights in `directory`: files of `names`, and their shards.
+
+    The first set is the one that is read. Raises as `weight_files`.
+    """
+    for name in names:
+        if (directory / name).is_file():
+            check_no_pointer(directory / name)
+            yield [directory / name]
+        index = directory / index_name(name)
+        if index.is_file():
+            yield shards(index, Path(name).suffix)
 
 
 def shards(index: Path, suffix: str) -> list[Path]:
@@ -333,7 +346,6 @@ def read_json(path: Path) -> dict:
     Raises:
         ValueError: if it holds something else.
     """
-    check_no_pointer(path)
     return json_object(path, path.read_bytes())
 
 

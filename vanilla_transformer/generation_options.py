@@ -236,11 +236,6 @@ class Options:
             )
 
     @functools.cached_property
-    def set_names(self) -> frozenset[str]:
-        """The names of the options that are not defaults."""
-        return frozenset(name for name in FIELDS if getattr(self, name) != DEFAULTS[name])
-
-    @functools.cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
         return tuple(as_list(self.eos_token_id))
 
@@ -254,6 +249,11 @@ class Options:
         if self.pad_token_id or (self.pad_token_id == 0 and self.num_beams == 1):
             return self.pad_token_id
         return next(iter(self.eos_token_ids), 0)
+
+    @functools.cached_property
+    def changed(self) -> set[str]:
+        """Names of the options that are not their defaults."""
+        return {name for name, default in DEFAULTS.items() if getattr(self, name) != default}
 
     @property
     def rows_per_input(self) -> int:

@@ -192,15 +192,14 @@ def write_manifest(directory: Path, **facts: Any) -> dict[str, Any]:
     unlisted = (directory / MANIFEST, directory / CARD)
     files = sorted(path for path in directory.rglob("*") if path.is_file() and path not in unlisted)
     manifest = {"schema_version": SCHEMA_VERSION, **facts}
-    manifest["files"] = {
-        path.relative_to(directory).as_posix(): {
-            "bytes": path.stat().st_size,
-            "sha256": sha256(path),
-        }
-        for path in files
-    }
+    manifest["files"] = {path.relative_to(directory).as_posix(): file_facts(path) for path in files}
     (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     return manifest
+
+
+def file_facts(path: Path) -> dict[str, Any]:
+    """Return what a manifest says of the file `path`: {"bytes": size, "sha256": hash}."""
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def read_export_info(directory: str | os.PathLike) -> ExportInfo:

@@ -176,8 +176,11 @@ class LogitsProcessors:
     def __init__(self, options: "Options", prompt: Prompt):
         self.options = options
         self.prompt = prompt
-        names = options.set_names  # the others have no processor, which is found for each row
-        processors = [make(options, prompt) for make in PROCESSORS if make.__name__ in names]
+        processors = [
+            function(options, prompt)
+            for function in PROCESSORS
+            if function.__name__ in options.changed
+        ]
         self.active = [process for process in processors if process is not None]
 
     def __bool__(self) -> bool:
