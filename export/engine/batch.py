@@ -16,9 +16,10 @@ from ..inference.rows import (
     Rows,
     RowsFactory,
 )
-from .groups import Cohort, Group, StepLogits, alike
+from .groups import Cohort, Group, alike
 from .limits import Pace, spare_rows
 from .queue import WAIT_PER_PART
+from .search import StepLogits
 
 # Finished inputs leave rows that started together once they are this share of them and have so many
 # rows: each time costs as much as a fraction of a step, of small models as much as a step.
@@ -57,6 +58,7 @@ class GenerationBatch:
         self.prefilling: deque[Group] = deque()  # the first is being read
         self.logits: np.ndarray | None = None  # after prompts, which no step has used yet
         self.search: DeviceSearch | None = None  # of the only cohort
+        self.has_ended = False  # True after a step in which groups finished or failed
 
     @property
     def running(self) -> list[Group]:
@@ -210,7 +212,7 @@ class GenerationBatch:
         if self.joining is None and not (self.rows is not None and self.rows.shrinks):
             return
         for cohort in self.cohorts:
-            samples = 1 if self.joining else cohort.samples_per_input
+            samples = 1 if self.joining else cohort.samples
             is_left = np.asarray(cohort.is_left.reshape(-1, samples).all(axis=1))
             num_left = np.count_nonzero(is_left) * cohort.num_reserved // len(is_left)
             is_worth_it = is_left.mean() >= MIN_SHARE and num_left >= MIN_ROWS
@@ -240,43 +242,49 @@ class GenerationBatch:
             return self.run_search(self.search)
         if not self.cohorts or self.rows is None:
             return 0
-        values, self.logits = self.logits, None
-        if values is None:
-            self.settle()
-            parts = [cohort.tokens for cohort in self.cohorts]
-            tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            values = self.rows.step(tokens[:, None])[:, -1]
-        places = None if self.joining is None else self.joining.places
-        logits = StepLogits(values, places, self.threads)
-        num_tokens = 0
+        logits = StepLogits(self.next_logits(self.rows), self.places, self.threads)
+        num_tokens, self.has_ended = 0, False
         for cohort in self.cohorts:
-            cohort.advance(logits)
-            self.is_settled &= cohort.parents is None
-            if cohort.has_started:
-                num_tokens += len(cohort.tokens)
-        self.join_cohorts()
+            num_tokens += cohort.advance(logits)
+            self.has_ended |= cohort.search.has_ended
+            if cohort.parents is not None:
+                self.is_settled = False
+        if len(self.cohorts) > 1:
+            self.join_cohorts()
         return num_tokens
+
+    def next_logits(self, rows: Rows) -> np.ndarray:
+        """Return the logits (rows, V) after the tokens of all cohorts, or after the prompts."""
+        if self.logits is not None:
+            values, self.logits = self.logits, None
+            return values
+        if not self.is_settled:
+            self.settle()
+        parts = [cohort.tokens for cohort in self.cohorts]
+        tokens = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return rows.step(tokens[:, None])[:, -1]
+
+    @property
+    def places(self) -> np.ndarray | None:
+        """The place of each row in the logits, None if they have the order of the rows."""
+        return None if self.joining is None else self.joining.places
 
     def settle(self) -> None:
         """Let the rows of the batch be those that the next tokens continue."""
-        if self.is_settled:
-            return
-        parents = np.concatenate([np.arange(0), *(cohort.all_parents for cohort in self.cohorts)])
+        of_cohorts = [cohort.all_parents for cohort in self.cohorts]
+        parents = np.concatenate([np.arange(0), *of_cohorts])
         if len(parents) != self.count or (parents != np.arange(self.count)).any():
             assert self.rows is not None  # a search on the device has its own
             self.rows.select(parents)
             self.count = len(parents)
         first = 0
-        for cohort in self.cohorts:
-            end = first + len(cohort.all_parents)
-            cohort.rows, cohort.parents = slice(first, end), None
-            first = end
+        for cohort, rows in zip(self.cohorts, of_cohorts):
+            cohort.rows, cohort.parents = slice(first, first + len(rows)), None
+            first += len(rows)
         self.is_settled = True
 
     def join_cohorts(self) -> None:
         """Let one search advance the groups of all cohorts that it can."""
-        if len(self.cohorts) == 1:
-            return
         joined: list[Cohort] = []
         for cohort in self.cohorts:
             same = next((other for other in joined if other.joins(cohort)), None)
@@ -294,6 +302,7 @@ class GenerationBatch:
         Beams have their tokens when they end.
         """
         [cohort] = self.cohorts
+        self.has_ended = True  # groups may have
         is_streamed = any(group.request.streams for group in cohort.running)
         tokens = search.advance(1 if is_streamed else SEARCH_STEPS)
         if tokens is None:
@@ -319,7 +328,9 @@ def batch_request(groups: list[Group]) -> GenerationRequest:
         group.options.max_new_tokens + len(group.input.prompt) - len(group.first_tokens)
         for group in groups
     ]
-    options = dataclasses.replace(groups[0].options, max_new_tokens=max(steps))
+    options = groups[0].options
+    if options.max_new_tokens != max(steps):
+        options = dataclasses.replace(options, max_new_tokens=max(steps))
     fill = options.fill_token_id
     prompts = pad_sequences([list(group.first_tokens) for group in groups], fill)
     prompts = move_padding(*prompts, "left", fill)

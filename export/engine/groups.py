@@ -11,7 +11,7 @@ from ..inference.options import Options
 from ..inference.rows import DeviceSearch
 from .inputs import LENGTH, STOP, Event, Generated, GenerationInput, TokenLogprobs
 from .queue import ClientRequest
-from .search import BeamSearch, Search, TokenSearch, top_k_tokens
+from .search import BeamSearch, Search, StepLogits, TokenSearch
 
 
 class Group:
@@ -138,15 +138,11 @@ class Group:
 
     # -------------------------------------------------------------------------- log probabilities
 
-    def score_prompt(self, logits: np.ndarray, token: int) -> None:
-        """Store the log probability of a `token` of the prompt, from the `logits` (1, V) before
-        it."""
-        count = self.input.top_logprobs or 0
-        self.prompt_logprobs.append(token_logprobs(logits, token, count))
-
     def score(self, logits: np.ndarray, token: int) -> None:
-        """Store the log probability of a new `token`, from the `logits` (1, V) before it."""
-        self.logprobs.append(token_logprobs(logits, token, self.input.top_logprobs or 0))
+        """Store the log probability of a new `token`, or of one of the prompt, from the `logits`
+        (1, V) before it."""
+        scored = self.logprobs if self.has_started else self.prompt_logprobs
+        scored.append(token_logprobs(logits, token, self.input.top_logprobs or 0))
 
 
 def token_logprobs(logits: np.ndarray, token: int, count: int) -> TokenLogprobs:
@@ -173,44 +169,6 @@ def start_request(
     return ClientRequest(map(Group, inputs), number, streams, num_results, arrived_at)
 
 
-class StepLogits:
-    """The logits (rows, V) after one step of a batch. The best tokens of all rows are found once,
-    for all cohorts.
-
-    Args:
-        values: the logits, in the order of the graph.
-        places: the place of each row in `values`, None if they have the order of the rows.
-        threads: CPU threads that select the best tokens.
-    """
-
-    def __init__(self, values: np.ndarray, places: np.ndarray | None, threads: int):
-        self.values = values
-        self.places = places
-        self.threads = threads
-        self.most_likely: np.ndarray | None = None
-        self.top: tuple[np.ndarray, np.ndarray] | None = None
-
-    def of(self, rows: slice) -> np.ndarray:
-        """Return the logits of `rows`, which the caller may overwrite."""
-        return self.values[rows if self.places is None else self.places[rows]]
-
-    def best(self, rows: slice, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return log p and numbers of the `count` best tokens of `rows`, both (R, count).
-
-        A single best token has no log p: the tokens are in place of it.
-        """
-        places = rows if self.places is None else self.places[rows]
-        if count == 1:
-            if self.most_likely is None:
-                self.most_likely = self.values.argmax(axis=1)[:, None]
-            return self.most_likely[places], self.most_likely[places]
-        count = min(count, self.values.shape[1])
-        if self.top is None or self.top[0].shape[1] < count:
-            self.top = top_k_tokens(self.values, count, self.threads)
-        log_p, tokens = self.top
-        return log_p[places, :count], tokens[places, :count]
-
-
 class Cohort:
     """Groups of one kind that one search advances together, with the same number of rows each.
 
@@ -223,6 +181,9 @@ class Cohort:
         self.groups = groups
         self.search = start_search(groups)
         self.rows = slice(0, 0)  # of the current step
+        # rows of each group, and groups of each input once each sample has its own
+        self.width = self.samples = 1
+        self.has_started = False
         # the row that each of `tokens` continues, None if it is in `rows` at the same place
         self.parents: np.ndarray | None = rows
         self.is_left = np.zeros(len(groups), bool)  # groups that are finished or cancelled
@@ -253,12 +214,6 @@ class Cohort:
         return np.arange(self.rows.start, self.rows.stop) if self.parents is None else self.parents
 
     @property
-    def width(self) -> int:
-        """The number of rows of each group."""
-        rows = self.rows.stop - self.rows.start if self.parents is None else len(self.parents)
-        return rows // len(self.groups)
-
-    @property
     def num_rows(self) -> int:
         """The number of rows of running groups."""
         return self.width * len(self.running)
@@ -270,40 +225,38 @@ class Cohort:
             return self.width * len(self.groups)
         return sum(group.num_rows for group in self.groups)
 
-    @property
-    def has_started(self) -> bool:
-        return self.groups[0].has_started
-
-    @property
-    def samples_per_input(self) -> int:
-        options = self.groups[0].options
-        return options.num_return_sequences if options.do_sample and self.has_started else 1
-
-    def advance(self, logits: StepLogits) -> None:
-        """Select the next tokens from the `logits` after the last ones.
+    def advance(self, logits: StepLogits) -> int:
+        """Select the next tokens from the `logits` after the last ones, and return their number.
 
         Groups that end are finished, and those whose logits decide no token fail.
         """
-        start, count = self.rows.start, len(self.groups)
         if self.prompts:
             self.read_on(logits)
-            return
+            return 0
         scored = self.scored_logits(logits) if self.observed else {}
-        if best := self.search.num_best:
-            tokens, beams = self.search.advance_best(*logits.best(self.rows, best))
-        else:
-            tokens, beams = self.search.advance(logits.of(self.rows))
+        self.tokens, parents = self.search.advance(logits, self.rows)
         if not self.has_started:
-            if tokens.size > count:
-                self.parents = np.arange(start, start + count).repeat(tokens.size // count)
-            samples = len(tokens) // count
-            self.start(samples)
-            places = range(len(tokens) if scored else 0)
-            scored = {at: scored[at // samples] for at in places if at // samples in scored}
-        elif beams is not None:
-            self.parents = (start + np.arange(count)[:, None] * beams.shape[1] + beams).ravel()
-        self.tokens = tokens.ravel()
-        self.report(tokens[:, 0], scored)
+            scored = self.begin(scored)
+        elif parents is not None:
+            self.parents = parents + self.rows.start
+        if self.observed or self.search.has_ended:
+            self.report(scored)
+        return len(self.tokens)
+
+    def begin(self, scored: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """Give each beam or sample its first token, and return the logits `scored` by the places of
+        the samples."""
+        rows, width = self.rows, len(self.tokens) // len(self.groups)
+        if width > 1:
+            self.parents = np.arange(rows.start, rows.stop).repeat(width)
+        samples = len(self.search.is_finished) // len(self.groups)
+        self.start(samples)
+        self.width = width // samples
+        return {
+            place * samples + sample: logits
+            for place, logits in scored.items()
+            for sample in range(samples)
+        }
 
     def scored_logits(self, logits: StepLogits) -> dict[int, np.ndarray]:
         """Return copies of the logits (1, V) of groups that report log probabilities, by place."""
@@ -326,15 +279,15 @@ class Cohort:
             return
         for place, group in enumerate(self.groups):
             if group.input.scores_prompt and self.is_running(place):
-                group.score_prompt(self.row_logits(logits, place), int(self.tokens[place]))
+                group.score(self.row_logits(logits, place), int(self.tokens[place]))
 
     def append(self, tokens: np.ndarray) -> int:
         """Append the `tokens` (G,) of greedy search on the device, and return how many count."""
         assert isinstance(self.search, TokenSearch)
         count = len(tokens) - int(self.search.is_finished.sum())
-        self.search.append(tokens)
+        self.tokens = self.search.append(tokens)
         self.start(1)
-        self.report(tokens, {})
+        self.report({})
         return count
 
     def finish_searched(self, search: DeviceSearch) -> int:
@@ -354,6 +307,7 @@ class Cohort:
 
     def start(self, samples: int) -> None:
         """Note that the groups have tokens now, and give each of `samples` a group of its own."""
+        self.has_started, self.samples = True, samples
         for group in self.groups:
             group.has_started = True
         if samples > 1:
@@ -361,18 +315,16 @@ class Cohort:
             self.is_left = self.is_left.repeat(samples)
             self.note_groups()
 
-    def report(self, tokens: np.ndarray, scored: dict[int, np.ndarray]) -> None:
-        """Finish groups that end in this step, and report the new `tokens` (G,) of observed ones.
+    def report(self, scored: dict[int, np.ndarray]) -> None:
+        """Finish groups that end in this step, and report the new tokens of observed ones.
 
         `scored` has the logits of each group that reports log probabilities, by its place.
         """
-        search = self.search
-        if not (search.has_ended or self.observed):
-            return
+        search, tokens = self.search, self.tokens[:: self.width].tolist()
         running = [place for place in self.observed if self.is_running(place)]
         for place in running:
             if place in scored:
-                self.groups[place].score(scored[place], int(tokens[place]))
+                self.groups[place].score(scored[place], tokens[place])
         ends = (search.is_finished | search.is_invalid) & ~self.is_left
         for place in np.flatnonzero(ends).tolist():
             if search.is_invalid[place]:
@@ -381,7 +333,7 @@ class Cohort:
                 self.groups[place].finish(*search.result(place))
         for place in running:
             if self.groups[place].request.streams:
-                self.groups[place].add_event(int(tokens[place]))
+                self.groups[place].add_event(tokens[place])
 
     def is_running(self, place: int) -> bool:
         return not (self.is_left[place] or self.groups[place].is_finished)

@@ -318,13 +318,13 @@ def generation_inputs(
         starts = start_tokens(info, len(ids), decoder_input_ids, checked)
         check_positions(num_positions(ids, mask, info.config), info.config)
         final = fit_positions(info, checked, starts.shape[1], starts.shape[1])
-        rows = seq2seq_rows(ids, mask, starts, final)
+        rows = seq2seq_rows(ids, mask, starts, final.pad_token_id or 0)
     else:
         check_no_prefix(info, decoder_input_ids)
         check_contiguous(mask, "attention_mask")
         final = fit_positions(info, checked, ids.shape[1], int(mask.sum(axis=1).max()))
         rows = [
-            GenerationInput(final, row[is_token].tolist(), padding=int((~is_token).sum()))
+            {"prompt": row[is_token].tolist(), "padding": int((~is_token).sum())}
             for row, is_token in zip(ids, mask == 1)
         ]
     # before a search has a state of its rows; a decoder adds its caches
@@ -333,22 +333,24 @@ def generation_inputs(
     if seeds is None:
         seeds = row_seeds(final.seed, len(rows))
     return [
-        dataclasses.replace(row, is_scored=is_scored, seed=seed)
+        GenerationInput(final, is_scored=is_scored, seed=seed, **row)
         for row, seed in zip(rows, [None] * len(rows) if seeds is None else seeds, strict=True)
     ]
 
 
 def seq2seq_rows(
-    ids: np.ndarray, mask: np.ndarray, starts: np.ndarray, options: Options
-) -> list[GenerationInput]:
-    """Return an input for each row of the sources, `ids` and `mask` (B, S), and of the decoder
-    prompts `starts` (B, P). Padding of the sources is left out."""
-    ids, mask = move_padding(ids, mask, "right", options.pad_token_id or 0)
+    ids: np.ndarray, mask: np.ndarray, starts: np.ndarray, pad_token_id: int
+) -> list[dict[str, Any]]:
+    """Return the fields of an input, by name, for each row. Padding of the sources is left out.
+
+    `ids` and `mask` (B, S) are the sources, `starts` (B, P) the decoder prompts.
+    """
+    ids, mask = move_padding(ids, mask, "right", pad_token_id)
     rows = []
     for row, of_row, start in zip(ids.tolist(), mask, starts.tolist()):
         length = int(np.flatnonzero(of_row)[-1]) + 1
         kept = None if of_row[:length].all() else of_row[:length].tolist()
-        rows.append(GenerationInput(options, start, row[:length], source_mask=kept))
+        rows.append({"prompt": start, "source": row[:length], "source_mask": kept})
     return rows
 
 

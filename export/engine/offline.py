@@ -122,12 +122,11 @@ def steps(model: OnnxModel, requests: Sequence[ClientRequest[Group]]) -> Iterato
         batch.start(groups)
         while groups:
             batch.step()
-            for request in requests:
-                if request.error is not None:
-                    raise request.error
-            groups = batch.running
-            if finished := [group for group in groups if group.is_finished]:
-                batch.remove(finished)
+            if batch.has_ended:
+                for request in requests:
+                    if request.error is not None:
+                        raise request.error
+                batch.remove([group for group in batch.running if group.is_finished])
                 groups = batch.running
             yield
 

@@ -7,21 +7,59 @@ tokens, until it is finished. The caller decides how requests are batched.
 
 import copy
 import functools
-from dataclasses import dataclass
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from ..inference.logits import LogitsProcessors, Sampler, as_rows, log_sum_exp, top
 from ..inference.options import EXCLUDED_SCORE, Options
 from ..inference.session import FATAL
+from ..shared.options import MAX_INT64
 
 if TYPE_CHECKING:
     import onnxruntime
 
 INITIAL_CAPACITY = 256  # initial capacity in new tokens; doubled when it is full
 NOT_FINITE = "some logits are NaN or infinite, expected numbers"
+
+
+class StepLogits:
+    """The logits (rows, V) after one step of a batch. The best tokens of all rows are found once,
+    for all searches.
+
+    Args:
+        values: the logits, in the order of the graph.
+        places: the place of each row in `values`, None if they have the order of the rows.
+        threads: CPU threads that select the best tokens.
+    """
+
+    def __init__(self, values: np.ndarray, places: np.ndarray | None = None, threads: int = 1):
+        self.values = values
+        self.places = places
+        self.threads = threads
+        self.likeliest: np.ndarray | None = None
+        self.top: tuple[np.ndarray, np.ndarray] | None = None
+
+    def of(self, rows: slice) -> np.ndarray:
+        """Return the logits of `rows`, which the caller may overwrite."""
+        return self.values[rows if self.places is None else self.places[rows]]
+
+    def most_likely(self, rows: slice) -> np.ndarray:
+        """Return the most likely token of each of `rows`, (R,)."""
+        if self.likeliest is None:
+            self.likeliest = self.values.argmax(axis=1)
+        return self.likeliest[rows if self.places is None else self.places[rows]]
+
+    def best(self, rows: slice, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return log p and numbers of the `count` best tokens of `rows`, both (R, count)."""
+        count = min(count, self.values.shape[1])
+        if self.top is None or self.top[0].shape[1] < count:
+            self.top = top_k_tokens(self.values, count, self.threads)
+        log_p, tokens = self.top
+        places = rows if self.places is None else self.places[rows]
+        return log_p[places, :count], tokens[places, :count]
 
 
 class Search(Protocol):
@@ -38,22 +76,12 @@ class Search(Protocol):
     has_ended: bool  # True after a step in which groups finished or became invalid
     problem: str  # of invalid groups
 
-    @property
-    def num_best(self) -> int:
-        """The number of best tokens of each row that decide the next ones, 0 if all logits do."""
+    def advance(self, logits: StepLogits, rows: slice) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the next tokens (G * K,), and the row of the groups (G * K,) that each continues,
+        `None` if each continues its own.
 
-    def advance(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the next tokens (G, K) and the rows of each group (G, K) that they continue.
-
-        The rows are numbers from 0 to K - 1, `None` if each token continues its own row. The logits
-        are (G * K, V), at the first call (B, V) for B inputs, and may be overwritten.
+        The logits are those of `rows`, at first one for each input.
         """
-
-    def advance_best(
-        self, log_p: np.ndarray, tokens: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Do what `advance` does, with the best `tokens` of each row and their `log_p`, both
-        (rows, `num_best` or more)."""
 
     def take(self, groups: np.ndarray) -> "Search":
         """Return a search that goes on with some of the groups: indices, or a mask (G,). This one
@@ -69,9 +97,6 @@ class Search(Protocol):
         """
 
 
-TOKEN_STATES = ("tokens", "lengths", "limits", "is_finished", "is_invalid")  # of `TokenSearch`
-
-
 class TokenSearch:
     """The `Search` of greedy search or sampling, whose groups are single sequences.
 
@@ -84,6 +109,7 @@ class TokenSearch:
             of the processed logits, before temperature and the filters of sampling.
     """
 
+    states = ("tokens", "lengths", "limits", "sums", "is_finished", "is_invalid")
     problem = "no token can be generated: all are suppressed, or the logits are not finite"
 
     def __init__(
@@ -94,88 +120,88 @@ class TokenSearch:
         sampler: Sampler | None = None,
         is_scored: bool = False,
     ):
-        self.options = options
+        self.options, self.fill = options, options.fill_token_id
+        self.end_tokens = frozenset(options.eos_token_ids)
         self.processors = processors or None
         self.sampler = sampler
-        self.sums = np.zeros(len(limits)) if is_scored else None
-        self.tokens = np.full(
-            (len(limits), min(limits.max(), INITIAL_CAPACITY)), options.fill_token_id
-        )
-        self.lengths = np.zeros(len(limits), np.int64)
-        self.limits = limits
+        self.is_scored = is_scored
+        self.is_plain = not (self.processors or sampler or is_scored)
+        self.tokens = np.full((len(limits), min(limits.max(), INITIAL_CAPACITY)), self.fill)
+        self.lengths, self.limits = np.zeros(len(limits), np.int64), limits
+        self.sums = np.zeros(len(limits))
         self.is_finished, self.is_invalid = np.zeros((2, len(limits)), bool)
         self.has_ended = False
-        self.longest, self.shortest_limit = 0, int(limits.min())
+        self.note_groups()
 
-    @property
-    def num_best(self) -> int:
-        return int(self.processors is None and self.sampler is None and self.sums is None)
+    def note_groups(self) -> None:
+        """Note what only changes when groups end, leave or join."""
+        self.places = np.arange(len(self.limits))
+        self.running = ~self.is_finished
+        self.all_run = bool(self.running.all())
+        self.longest = int(self.lengths.max(initial=0))
+        self.next_limit = int(self.limits[self.running].min(initial=MAX_INT64))
 
-    def advance(self, logits: np.ndarray) -> tuple[np.ndarray, None]:
-        logits = as_rows(logits, len(self.limits))
+    def advance(self, logits: StepLogits, rows: slice) -> tuple[np.ndarray, None]:
+        if self.is_plain:
+            return self.append(logits.most_likely(rows)), None
+        values = as_rows(logits.of(rows), len(self.limits))
         if self.processors is not None:
-            self.processors(self.tokens[:, : self.longest], logits)
-        # sampling overwrites the logits
-        chosen_from = logits if self.sums is None else logits.copy()
-        tokens = self.sampler(chosen_from) if self.sampler else chosen_from.argmax(axis=1)
-        self.is_invalid = tokens < 0
-        tokens = np.where(self.is_invalid, self.options.fill_token_id, tokens)
-        if self.sums is not None:
-            self.sums += np.where(self.is_finished, 0, token_log_p(logits, tokens))
+            self.processors(self.tokens[:, : self.longest], values)
+        tokens = self.choose(values)
+        if self.is_scored:
+            self.sums += np.where(self.is_finished, 0, token_log_p(values, tokens))
         tokens = self.append(tokens)
         self.has_ended |= bool(self.is_invalid.any())
         return tokens, None
 
-    def advance_best(self, log_p: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, None]:
-        return self.append(tokens[:, 0]), None
+    def choose(self, logits: np.ndarray) -> np.ndarray:
+        """Return the next token (G,) of each row of `logits` (G, V)."""
+        if self.sampler is None:
+            return logits.argmax(axis=1)
+        # sampling overwrites the logits
+        tokens = self.sampler(logits.copy() if self.is_scored else logits)
+        self.is_invalid = tokens < 0
+        return np.where(self.is_invalid, self.fill, tokens)
 
     def append(self, tokens: np.ndarray) -> np.ndarray:
-        """Append `tokens` (G,) to the sequences that are not finished, and return (G, 1), with the
+        """Append `tokens` (G,) to the sequences that are not finished, and return them, with the
         fill token for the others."""
-        running = ~self.is_finished
-        tokens = np.where(running, tokens, self.options.fill_token_id)
+        if not self.all_run:
+            tokens = np.where(self.running, tokens, self.fill)
         if self.longest == self.tokens.shape[1]:
-            self.tokens = widened(self.tokens, 2 * self.longest, self.options.fill_token_id)
-        self.tokens[np.arange(len(tokens)), self.lengths] = tokens
-        self.lengths += running
+            self.tokens = widened(self.tokens, 2 * self.longest, self.fill)
+        self.tokens[self.places, self.lengths] = tokens
+        self.lengths += self.running
         self.longest += 1
-        ends = np.zeros(len(tokens), bool)
-        for token in self.options.eos_token_ids:
-            ends |= tokens == token
-        if self.longest >= self.shortest_limit:
-            ends |= self.lengths == self.limits
-        ends &= running
+        is_last = self.longest >= self.next_limit
+        self.has_ended = is_last or not self.end_tokens.isdisjoint(tokens.tolist())
+        if self.has_ended:
+            self.end(tokens)
+        return tokens
+
+    def end(self, tokens: np.ndarray) -> None:
+        """Finish the sequences that the last `tokens` (G,) end."""
+        ends = (is_in(tokens, self.end_tokens) | (self.lengths == self.limits)) & self.running
         self.has_ended = bool(ends.any())
-        self.is_finished |= ends
-        return tokens[:, None]
+        self.is_finished = self.is_finished | ends
+        self.note_groups()
 
     def take(self, groups: np.ndarray) -> "TokenSearch":
-        subset = copy.copy(self)
-        for name in TOKEN_STATES:
-            setattr(subset, name, getattr(self, name)[groups])
-        subset.sums = None if self.sums is None else self.sums[groups]
-        subset.processors = self.processors and self.processors.take(groups)
+        subset = with_groups(self, groups)
         subset.sampler = self.sampler and self.sampler.take(groups)
-        subset.longest = int(subset.lengths.max(initial=0))
+        subset.note_groups()
         return subset
 
     def add(self, other: "TokenSearch") -> None:
-        width = max(self.tokens.shape[1], other.tokens.shape[1])
-        for search in (self, other):
-            search.tokens = widened(search.tokens, width, self.options.fill_token_id)
-        for name in TOKEN_STATES:
-            setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
-        self.longest = max(self.longest, other.longest)
-        self.shortest_limit = min(self.shortest_limit, other.shortest_limit)
-        if self.sums is not None and other.sums is not None:
-            self.sums = np.concatenate([self.sums, other.sums])
+        join(self, other)
         if self.sampler is not None and other.sampler is not None:
             self.sampler = self.sampler.joined(other.sampler)
+        self.note_groups()
 
     def result(self, group: int) -> tuple[list[list[int]], list[float] | None]:
         length = self.lengths[group]
         tokens = [self.tokens[group, :length].tolist()]
-        if self.sums is None:
+        if not self.is_scored:
             return tokens, None
         score = self.sums[group] / length**self.options.length_penalty
         return tokens, [float(np.float32(score))]
@@ -187,144 +213,209 @@ def token_log_p(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     return (np.take_along_axis(logits, tokens[:, None], axis=1) - maximum - log_sum)[:, 0]
 
 
-BEAM_STATES = ("scores", "can_improve", "lengths", "is_finished", "is_invalid")  # of `BeamSearch`
-
-
 class BeamSearch:
     """The `Search` with `num_beams` (K) hypotheses for each of G `groups`.
 
     Results are the best `num_return_sequences` by sum(log p) / length^length_penalty. `processors`
     change the log p of each token."""
 
+    # `ended` are the best K finished hypotheses, best first, with a length of 0 where there is none
+    states = (
+        *("tokens", "scores", "lengths", "can_improve", "is_finished", "is_invalid"),
+        *("ended_tokens", "ended_scores", "ended_lengths", "worst"),
+    )
     problem = NOT_FINITE
 
     def __init__(self, groups: int, options: Options, processors: LogitsProcessors | None = None):
-        self.options = options
+        self.options, self.fill = options, options.fill_token_id
+        self.beams, self.candidates = options.num_beams, options.candidates
+        self.end_tokens = frozenset(options.eos_token_ids)
         self.processors = processors or None
-        self.eos = np.array(options.eos_token_ids, np.int64)
-        self.is_best = np.arange(options.candidates) < options.num_beams
-        beams = (groups, options.num_beams)
-        self.tokens = np.empty((*beams, 0), np.int64)  # (G, K, t)
+        beams = (groups, self.beams)
+        self.tokens = self.ended_tokens = np.empty((*beams, 0), np.int64)  # (G, K, t)
         # The rows of one group are equal at first, so only the first row counts.
-        first = np.where(np.arange(options.num_beams) == 0, np.float32(0), EXCLUDED_SCORE)
+        first = np.where(np.arange(self.beams) == 0, np.float32(0), EXCLUDED_SCORE)
         self.scores = np.tile(first, (groups, 1))
-        none = np.full(beams, -np.inf, np.float32)
-        self.ended = FinishedBeams(
-            self.tokens, none, np.zeros(beams, np.int64), options.fill_token_id
-        )
+        self.ended_scores = np.full(beams, -np.inf, np.float32)
+        self.ended_lengths = np.zeros(beams, np.int64)
+        self.worst = np.full((groups, 1), EXCLUDED_SCORE)  # that a better hypothesis replaces
         self.can_improve = np.ones((groups, 1), bool)
         self.lengths = np.zeros((groups, 1), np.int64)
         self.is_finished, self.is_invalid = np.zeros((2, groups), bool)
         self.has_ended = False
+        self.note_groups()
 
-    @property
-    def num_best(self) -> int:
-        return 0 if self.processors else self.options.candidates
+    def note_groups(self) -> None:
+        """Note what only changes when groups leave or join."""
+        self.groups = np.arange(len(self.scores))[:, None]
+        self.first_rows = self.groups * self.beams
+        self.longest = int(self.lengths.max(initial=0))
 
-    @property
-    def groups(self) -> np.ndarray:
-        """(G, 1), the number of each group."""
-        return np.arange(len(self.scores))[:, None]
-
-    def advance(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        assert self.processors is not None  # without, the best tokens of each row are enough
-        rows = self.tokens if len(logits) == self.scores.size else self.tokens[:, :1]
-        count = min(self.options.candidates, logits.shape[1])
-        new = rows.reshape(len(logits), -1)
-        return self.advance_best(*process_logits(logits, new, count, self.processors))
+    def advance(self, logits: StepLogits, rows: slice) -> tuple[np.ndarray, np.ndarray]:
+        if self.processors is None:
+            return self.advance_best(*logits.best(rows, self.candidates))
+        values = logits.of(rows)
+        new = self.tokens if len(values) == self.scores.size else self.tokens[:, :1]
+        count = min(self.candidates, values.shape[1])
+        new = new.reshape(len(values), -1)
+        return self.advance_best(*process_logits(values, new, count, self.processors))
 
     def advance_best(self, log_p: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Select the best K running hypotheses of each group, and store those that just ended.
+        """Do what `advance` does, with the best `tokens` of each row and their `log_p`, both
+        (rows, C or more), C of `options.candidates`.
 
+        It selects the best K running hypotheses of each group, and stores those that just ended.
         Rows whose log p is NaN had logits that are not finite. Their groups are invalid.
         """
         is_nan = np.isnan(log_p[:, 0])
-        if is_nan.any():
+        if has_nan := bool(is_nan.any()):
             self.is_invalid = is_nan.reshape(len(self.scores), -1).any(axis=1)
             log_p = np.where(is_nan[:, None], 0, log_p)
-        options = self.options
-        candidates, tokens, parents = self.best_candidates(log_p, tokens)
-        sequences = self.continued(parents, tokens)
+        scores, tokens, parents = self.best_candidates(log_p, tokens)
         self.lengths = self.lengths + 1
-        ends = (tokens[..., None] == self.eos).any(axis=-1) | (
-            self.lengths == options.max_new_tokens
-        )
-
-        # Keep the best K candidates that have not ended.
-        self.scores, kept = top(
-            np.where(ends, candidates + EXCLUDED_SCORE, candidates), options.num_beams
-        )
-        self.tokens = sequences[self.groups, kept]
-
-        # Candidates of the best K that end now compete with earlier finished hypotheses.
-        stops_early = options.early_stopping is True
-        is_open = self.can_improve & ~self.ended.are_full() if stops_early else self.can_improve
-        just_ended = ends & self.is_best & is_open
-        if just_ended.any():
-            scores = candidates / powers(self.lengths, options.length_penalty)
-            self.ended.add(sequences, scores, just_ended, self.lengths)
-
-        self.can_improve = self.can_improve & improvable(
-            self.scores, self.ended, self.lengths, options
-        )
-        is_done = ~self.can_improve | ends.all(axis=1, keepdims=True)
-        if stops_early:
-            is_done |= self.ended.are_full()
-        self.has_ended = bool(is_done.any()) or bool(is_nan.any())
+        self.longest += 1
+        is_done: np.ndarray | bool = False
+        is_last = self.longest >= self.options.max_new_tokens
+        if is_last or not self.end_tokens.isdisjoint(tokens.ravel().tolist()):
+            is_last_token = self.lengths == self.options.max_new_tokens
+            ends = is_in(tokens, self.end_tokens) | is_last_token
+            is_done = self.end(ends, scores, self.continued(parents, tokens))
+            # Keep the best K candidates that have not ended.
+            scores, kept = self.best(np.where(ends, scores + EXCLUDED_SCORE, scores), self.beams)
+            tokens, parents = tokens[self.groups, kept], parents[self.groups, kept]
+        else:  # the candidates are sorted
+            beams = self.beams
+            scores, tokens, parents = scores[:, :beams], tokens[:, :beams], parents[:, :beams]
+        self.scores, self.tokens = scores, self.continued(parents, tokens)
+        self.can_improve = self.can_improve & (self.possible_scores() > self.worst)
+        is_done = is_done | ~self.can_improve
+        self.has_ended = bool(is_done.any()) or has_nan
         self.is_finished = self.is_finished | is_done[:, 0]
-        return np.take_along_axis(tokens, kept, axis=1), np.take_along_axis(parents, kept, axis=1)
+        return tokens.ravel(), (self.first_rows + parents).ravel()
 
     def best_candidates(
         self, log_p: np.ndarray, tokens: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (scores, tokens, beams) of the best C candidates of each input, all (B, C).
+        """Return (scores, tokens, beams) of the best C candidates of each group, all (G, C).
 
-        A score is the sum of log p. A candidate continues a beam of its input with one token. C is
-        `options.candidates`. `log_p` and `tokens` are as in `advance_best`.
+        A score is the sum of log p. A candidate continues a beam of its group with one token.
+        `log_p` and `tokens` are as in `advance_best`.
         """
         count, per_row = len(self.scores), log_p.shape[1]
-        if len(log_p) == count:  # at first, one row for all beams of an input
-            log_p, tokens = (
-                np.repeat(rows, self.scores.shape[1], axis=0) for rows in (log_p, tokens)
-            )
-        candidates, indices = top(
-            (log_p + self.scores.reshape(-1, 1)).reshape(count, -1), self.options.candidates
-        )
-        tokens = np.take_along_axis(tokens.reshape(count, -1), indices, axis=1)
-        return candidates, tokens, indices // per_row
+        if len(log_p) == count:  # at first, one row for all beams of a group
+            log_p, tokens = (np.repeat(rows, self.beams, axis=0) for rows in (log_p, tokens))
+        sums = (log_p + self.scores.reshape(-1, 1)).reshape(count, -1)
+        scores, indices = self.best(sums, self.candidates)
+        return scores, tokens.reshape(count, -1)[self.groups, indices], indices // per_row
+
+    def best(self, scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the `count` largest `scores` of each group, (G, n), and their indices.
+
+        They are sorted, largest first, ties by index. `top` takes longer for so few numbers.
+        """
+        indices = (-scores).argsort(axis=1, kind="stable")[:, :count]
+        return scores[self.groups, indices], indices
 
     def continued(self, parents: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return sequences (B, C, t): those of the beams `parents` with the next token of `tokens`,
-        both (B, C)."""
-        sequences = widened(
-            self.tokens[self.groups, parents], self.lengths.max() + 1, self.options.fill_token_id
-        )
-        np.put_along_axis(sequences, self.lengths[:, :, None], tokens[:, :, None], axis=2)
+        """Return sequences (G, n, t): those of the beams `parents` with the next token of `tokens`,
+        both (G, n)."""
+        before = self.tokens[self.groups, parents]
+        sequences = np.concatenate([before, tokens[:, :, None]], axis=2)
+        # of groups that joined later they are shorter
+        sequences[self.groups, np.arange(tokens.shape[1]), self.lengths - 1] = tokens
         return sequences
 
+    def possible_scores(self) -> np.ndarray:
+        """Return the best score (G, 1) that the running hypotheses of each group may still get."""
+        lengths, options = self.lengths, self.options
+        if options.early_stopping == "never" and options.length_penalty > 0:
+            lengths = np.full_like(lengths, options.max_new_tokens)
+        return self.scores[:, :1] / powers(lengths, options.length_penalty)
+
+    def end(self, ends: np.ndarray, scores: np.ndarray, sequences: np.ndarray) -> np.ndarray:
+        """Store candidates that end, and return True for groups whose search is done, (G, 1).
+
+        Those of the best K that end, `ends` (G, C), compete with earlier finished hypotheses.
+        `scores` (G, C) and `sequences` (G, C, t) are those of all candidates.
+        """
+        stops_early = self.options.early_stopping is True
+        is_open = self.can_improve & ~self.are_full() if stops_early else self.can_improve
+        just_ended = ends & is_open
+        just_ended[:, self.beams :] = False
+        if just_ended.any():
+            self.store(just_ended, scores, sequences)
+        is_done = np.logical_and.reduce(ends, axis=1, keepdims=True)
+        return is_done | self.are_full() if stops_early else is_done
+
+    def are_full(self) -> np.ndarray:
+        """Return True for groups with K finished hypotheses, (G, 1)."""
+        return np.logical_and.reduce(self.ended_lengths, axis=1, keepdims=True)
+
+    def store(self, just_ended: np.ndarray, scores: np.ndarray, sequences: np.ndarray) -> None:
+        """Keep the best K of the finished hypotheses and the candidates that have `just_ended`."""
+        scores = scores / powers(self.lengths, self.options.length_penalty)
+        scores = np.where(just_ended, scores, scores + EXCLUDED_SCORE)
+        both = np.concatenate([self.ended_scores, scores], axis=1)
+        self.ended_scores, kept = self.best(both, self.beams)
+        self.ended_tokens = joined(self.ended_tokens, sequences, 1, self.fill)[self.groups, kept]
+        lengths = np.concatenate([self.ended_lengths, just_ended * self.lengths], axis=1)
+        self.ended_lengths = lengths[self.groups, kept]
+        worst = self.ended_scores.min(axis=1, keepdims=True)
+        worst = np.where(self.ended_lengths > 0, worst, EXCLUDED_SCORE)
+        self.worst = worst.min(axis=1, keepdims=True)
+
     def take(self, groups: np.ndarray) -> "BeamSearch":
-        subset = copy.copy(self)
-        for name in BEAM_STATES:
-            setattr(subset, name, getattr(self, name)[groups])
-        subset.tokens = self.tokens[groups, :, : subset.lengths.max(initial=0)]
-        subset.ended = self.ended.take(groups)
-        subset.processors = self.processors and self.processors.take(groups)
+        subset = with_groups(self, groups)
+        subset.note_groups()
+        subset.tokens = subset.tokens[:, :, : subset.longest]
+        subset.ended_tokens = subset.ended_tokens[:, :, : subset.longest]
         return subset
 
     def add(self, other: "BeamSearch") -> None:
-        width = max(self.tokens.shape[2], other.tokens.shape[2])
-        fill = self.options.fill_token_id
-        both = [widened(search.tokens, width, fill) for search in (self, other)]
-        self.tokens = np.concatenate(both)
-        for name in BEAM_STATES:
-            setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
-        self.ended = self.ended.joined(other.ended)
+        join(self, other)
+        self.note_groups()
 
     def result(self, group: int) -> tuple[list[list[int]], list[float]]:
         count = self.options.num_return_sequences
-        best = zip(self.ended.sequences[group, :count].tolist(), self.ended.lengths[group].tolist())
+        best = zip(self.ended_tokens[group, :count].tolist(), self.ended_lengths[group].tolist())
         tokens = [sequence[:length] for sequence, length in best]
-        return tokens, self.ended.scores[group, :count].tolist()
+        return tokens, self.ended_scores[group, :count].tolist()
+
+
+AnySearch = TypeVar("AnySearch", TokenSearch, BeamSearch)
+
+
+def with_groups(search: AnySearch, groups: np.ndarray) -> AnySearch:
+    """Return a copy of `search` with the states and processors of some `groups` only."""
+    subset = copy.copy(search)
+    for name in search.states:
+        setattr(subset, name, getattr(search, name)[groups])
+    subset.processors = search.processors and search.processors.take(groups)
+    return subset
+
+
+def join(search: AnySearch, other: AnySearch) -> None:
+    """Append the states of `other` to those of `search`."""
+    for name in search.states:
+        both = getattr(search, name), getattr(other, name)
+        setattr(search, name, joined(*both, 0, search.fill))
+
+
+def joined(first: np.ndarray, second: np.ndarray, axis: int, fill: int) -> np.ndarray:
+    """Return both arrays one after the other along `axis`. If there is another axis, the last is as
+    long as the longer one, padded with `fill`."""
+    if first.ndim > 1:
+        width = max(first.shape[-1], second.shape[-1])
+        first, second = widened(first, width, fill), widened(second, width, fill)
+    return np.concatenate([first, second], axis=axis)
+
+
+def is_in(tokens: np.ndarray, numbers: Collection[int]) -> np.ndarray:
+    """Return True where one of `tokens` is one of `numbers`."""
+    flags = np.zeros(tokens.shape, bool)
+    for number in numbers:
+        flags |= tokens == number
+    return flags
 
 
 def process_logits(
@@ -346,88 +437,22 @@ def process_logits(
     return np.where(is_invalid, np.nan, log_p), tokens
 
 
-@dataclass
-class FinishedBeams:
-    """The best K finished hypotheses of each of B inputs, best first.
-
-    Args:
-        sequences: tokens (B, K, t).
-        scores: (B, K).
-        lengths: (B, K), 0 where there is no hypothesis.
-        fill_token_id: stands after the end of a sequence.
-    """
-
-    sequences: np.ndarray
-    scores: np.ndarray
-    lengths: np.ndarray
-    fill_token_id: int
-
-    def are_full(self) -> np.ndarray:
-        return np.logical_and.reduce(self.lengths, axis=1, keepdims=True)
-
-    def add(
-        self,
-        sequences: np.ndarray,
-        scores: np.ndarray,
-        just_ended: np.ndarray,
-        lengths: np.ndarray,
-    ) -> None:
-        """Add those of `sequences` (B, C, t) that have `just_ended` (B, C), and keep the best K.
-
-        They have `scores` (B, C) and `lengths` (B, 1).
-        """
-        scores = np.where(just_ended, scores, scores + EXCLUDED_SCORE)
-        self.scores, best = top(np.concatenate([self.scores, scores], axis=1), self.scores.shape[1])
-        inputs = np.arange(len(best))[:, None]
-        earlier = widened(self.sequences, sequences.shape[2], self.fill_token_id)
-        self.sequences = np.concatenate([earlier, sequences], axis=1)[inputs, best]
-        self.lengths = np.concatenate([self.lengths, just_ended * lengths], axis=1)[inputs, best]
-
-    def take(self, inputs: np.ndarray) -> "FinishedBeams":
-        """Return the hypotheses of some `inputs`, which are indices or a mask (B,)."""
-        lengths = self.lengths[inputs]
-        sequences = self.sequences[inputs, :, : lengths.max(initial=0)]
-        return FinishedBeams(sequences, self.scores[inputs], lengths, self.fill_token_id)
-
-    def joined(self, other: "FinishedBeams") -> "FinishedBeams":
-        """Return the hypotheses of both, those of `other` last."""
-        width = max(self.sequences.shape[2], other.sequences.shape[2])
-        sequences = [widened(ended.sequences, width, self.fill_token_id) for ended in (self, other)]
-        return FinishedBeams(
-            np.concatenate(sequences),
-            np.concatenate([self.scores, other.scores]),
-            np.concatenate([self.lengths, other.lengths]),
-            self.fill_token_id,
-        )
-
-
-def improvable(
-    scores: np.ndarray, ended: FinishedBeams, lengths: np.ndarray, options: Options
-) -> np.ndarray:
-    """Return True for inputs whose best running hypothesis may still beat the worst finished one,
-    (B, 1).
-
-    `scores` (B, K) and `lengths` (B, 1) are those of running hypotheses. `ended` are the finished
-    hypotheses.
-    """
-    if options.early_stopping == "never" and options.length_penalty > 0:
-        lengths = np.full_like(lengths, options.max_new_tokens)
-    possible = scores[:, :1] / powers(lengths, options.length_penalty)
-    worst = np.where(ended.lengths > 0, ended.scores.min(axis=1, keepdims=True), EXCLUDED_SCORE)
-    return np.logical_or.reduce(possible > worst, axis=1, keepdims=True)
-
-
 def powers(lengths: np.ndarray, exponent: float) -> np.ndarray:
-    """Return length^exponent of each of `lengths` (B, 1), computed in float64 as in transformers
-    and rounded to float32."""
+    """Return length^exponent of each of `lengths` (G, 1), rounded to float32."""
+    return np.array([[power(length, exponent)] for [length] in lengths.tolist()], np.float32)
+
+
+@functools.lru_cache(maxsize=4096)
+def power(length: int, exponent: float) -> np.float32:
+    """Return length^exponent, computed in float64 as in transformers and rounded to float32."""
     with np.errstate(all="ignore"):
-        values = [np.float64(length) ** exponent for length in lengths.ravel().tolist()]
-    return np.array(values, np.float32).reshape(lengths.shape)
+        return np.float32(np.float64(length) ** exponent)
 
 
 def widened(sequences: np.ndarray, width: int, fill_token_id: int) -> np.ndarray:
     """Return `sequences` (..., t) padded to (..., width) with `fill_token_id`."""
-    padding = np.full((*sequences.shape[:-1], width - sequences.shape[-1]), fill_token_id)
+    shape = (*sequences.shape[:-1], width - sequences.shape[-1])
+    padding = np.full(shape, fill_token_id, sequences.dtype)
     return np.concatenate([sequences, padding], axis=-1)
 
 
@@ -448,12 +473,11 @@ def top_k_tokens(logits: np.ndarray, count: int, threads: int) -> tuple[np.ndarr
     """
     threads = threads if logits.size > MIN_SHARED_LOGITS else 1
     run, chunk = session(threads).run, max(1, threads * CHUNK // logits.shape[1])
-    counts = np.array([count])
-    results = [
-        run(None, {"logits": logits[row : row + chunk], "count": counts})
-        for row in range(0, len(logits), chunk)
-    ]
-    log_p, tokens = (np.concatenate(parts) for parts in zip(*results))
+    feeds = {"logits": logits, "count": np.array([count])}
+    if len(logits) <= chunk:
+        return tuple(run(None, feeds))
+    parts = [logits[row : row + chunk] for row in range(0, len(logits), chunk)]
+    log_p, tokens = map(np.concatenate, zip(*[run(None, feeds | {"logits": p}) for p in parts]))
     return log_p, tokens
 
 

@@ -219,6 +219,11 @@ class LoadedExport:
     encode: Callable[[np.ndarray, np.ndarray], dict[str, np.ndarray]]
     captures: bool
 
+    @functools.cached_property
+    def position_bytes(self) -> int:
+        """The bytes that one token of one row takes in the caches of the decoder."""
+        return position_bytes(self.specs["decoder"])
+
 
 def check_memory(inputs: int, options: Options, vocab_size: int, cache_bytes: int = 0) -> None:
     """Raise UsageError unless `cache_bytes` and two copies of the logits of this number of `inputs`
@@ -254,17 +259,20 @@ def memory() -> float:
 def position_bytes(spec: GraphSpec) -> int:
     """Return the bytes that one token of one row takes in the self-attention caches of the decoder
     graph `spec`, in all layers together."""
-    caches = [
-        tensor
-        for tensor in spec.inputs
-        if tensor.name.startswith("past_key_values") and ".encoder." not in tensor.name
-    ]
+    caches = cache_tensors(spec)
     # Only the number of heads and their width are fixed sizes, not rows and positions.
     sizes = [math.prod(size for size in tensor.shape if isinstance(size, int)) for tensor in caches]
     return sum(
         size * (2 if "16" in tensor.dtype else 4)
         for size, tensor in zip(sizes, caches, strict=True)
     )
+
+
+def cache_tensors(spec: GraphSpec, is_source: bool = False) -> list[TensorSpec]:
+    """Return the inputs of the decoder graph `spec` that are caches: of its own tokens, or of those
+    of the source."""
+    caches = [tensor for tensor in spec.inputs if tensor.name.startswith("past_key_values")]
+    return [tensor for tensor in caches if (".encoder." in tensor.name) == is_source]
 
 
 def slot_shape(tensor: TensorSpec, size: SlotSize) -> list[int]:

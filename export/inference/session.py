@@ -105,7 +105,7 @@ class Session:
         """Return the outputs `names` for the inputs `feeds` by name. Raises SessionError if
         onnxruntime fails, such as out of memory."""
         try:
-            return self.call(lambda: self.inner.run(names, feeds))
+            return self.call(self.inner.run, names, feeds)
         except Exception as error:
             shapes = {name: feeds[name].shape for name in feeds if name.endswith("input_ids")}
             raise self.describe_error(error, "run", f" with {shapes}") from None
@@ -119,16 +119,18 @@ class Session:
         `options` are onnxruntime's options of one run.
         """
         try:
-            self.call(lambda: self.inner.run_with_iobinding(binding, options))
+            self.call(self.inner.run_with_iobinding, binding, options)
         except Exception as error:
             raise self.describe_error(error, "run") from None
 
     def io_binding(self) -> "onnxruntime.IOBinding":
         return self.inner.io_binding()
 
-    def call(self, function: Callable[[], Any]) -> Any:
-        """Call `function`, in the device thread unless the session runs on the CPU."""
-        return function() if self.is_on_cpu else DEVICE_THREAD.call(function)
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call `function` with `args`, in the device thread unless the session runs on the CPU."""
+        if self.is_on_cpu:
+            return function(*args)
+        return DEVICE_THREAD.call(functools.partial(function, *args))
 
     def describe_error(self, error: Exception, what: str, feeds: str = "") -> SessionError:
         import onnxruntime

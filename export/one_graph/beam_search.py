@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from onnx_ir import Value
 
+from ..graphs.beams import BeamRules, finished_beams, improvable, running_beams
 from ..graphs.context import Values
 from ..graphs.ops import Ops
 from ..inference.options import EXCLUDED_SCORE
@@ -18,8 +19,6 @@ from .generation_config import Rules
 from .searches import PER_ROW, SEQUENCES
 from .step import LoopInputs
 
-LOWEST = np.array(-np.inf, np.float32)
-HIGHEST = np.array(np.inf, np.float32)
 EXCLUDED = np.array(EXCLUDED_SCORE, np.float32)
 STOPS, NEVER = 1, 2  # early_stopping: 0 is False, 1 True and 2 "never"
 
@@ -59,16 +58,22 @@ class Beams:
         (B, 1) tokens follow the `prompt` (B, P). `settings` are the inputs of the graph by name.
         """
         ops = inputs.ops
-        self.limit, self.settings, self.prompt = limit, settings, prompt
+        self.limit, self.prompt = limit, prompt
         self.row_limit = inputs.repeat_rows(limit)
-        self.beam_indices = ops.range(self.max_count)
-        self.exists = ops("Less", self.beam_indices, self.counts)
         self.width = ops("Mul", self.max_count, self.per_beam)
-        self.ranks = ops.range(self.width)
-        self.stops = ops("Equal", settings["early_stopping"], STOPS)
+        self.is_best = ops("Less", ops.range(self.width), self.counts)
+        beam_indices, early = ops.range(self.max_count), settings["early_stopping"]
+        self.search = BeamRules(
+            self.max_count,
+            limit,
+            settings["length_penalty"],
+            ops("Equal", early, STOPS),
+            ops("Equal", early, NEVER),
+            ops("Less", beam_indices, self.counts),
+        )
         shape = [inputs.batch, self.max_count]
         tokens = ops.filled([*shape, 0], np.int64(0))
-        first = ops("Where", ops("Equal", self.beam_indices, 0), 0.0, EXCLUDED)
+        first = ops("Where", ops("Equal", beam_indices, 0), 0.0, EXCLUDED)
         scores = ops("Add", ops.filled(shape, np.float32(0)), first)
         none = ops.filled(shape, np.float32(-np.inf))
         return [
@@ -96,16 +101,21 @@ class Beams:
         )
         is_last = ops("GreaterOrEqual", length, self.limit)
         ends = ops("Or", ops.is_in(tokens, self.rules.options.eos_token_ids), is_last)
-        ended = self.with_ended(ops, ended, sequences, candidates, ends, can_improve, length)
-        running = ops("Where", ends, ops("Add", candidates, EXCLUDED), candidates)
-        scores, kept = ops.outputs(2, "TopK", running, self.max_count, axis=-1)
-        scores = ops("Where", self.exists, scores, ops("Add", EXCLUDED, EXCLUDED))
-        can_improve = ops("And", can_improve, self.improvable(ops, scores, ended, length))
-        can_improve = ops("And", can_improve, ops("Not", is_last))
-        goes_on = ops.any(ops("And", can_improve, self.is_open(ops, ended[2])), keepdims=0)
+        scores, kept = running_beams(ops, self.search, candidates, ends)
+        exists = self.search.exists
+        scores = ops("Where", exists, scores, ops("Add", EXCLUDED, EXCLUDED))
+        just_ended = ops("And", ops("And", ends, can_improve), self.is_best)
+        old, *of_ended = ended
+        *of_ended, best = finished_beams(ops, self.search, of_ended, candidates, just_ended, length)
+        fill = ops("Add", ops("Mul", ended[2], 0), self.rules.options.fill_token_id)
+        old = ops("Concat", old, ops("Unsqueeze", fill, [2]), axis=2)
+        ended = [beams_at(ops, ops("Concat", old, sequences, axis=1), best), *of_ended]
+        goes_on = improvable(ops, self.search, scores, of_ended, length)
+        can_improve = ops("And", ops("And", can_improve, goes_on), ops("Not", is_last))
         next_tokens = ops("Reshape", ops("GatherElements", tokens, kept, axis=1), [-1, 1])
         states = [beams_at(ops, sequences, kept), scores, *ended, can_improve]
-        return next_tokens, ops("GatherElements", parents, kept, axis=1), states, goes_on
+        parents = ops("GatherElements", parents, kept, axis=1)
+        return next_tokens, parents, states, ops.any(can_improve, keepdims=0)
 
     def candidates(self, ops: Ops, logits: Value, scores: Value, position: Value) -> list[Value]:
         """Return the best C continuations of each input: sums of log p, tokens, and the beams that
@@ -127,82 +137,6 @@ class Beams:
         )
         best, indices = ops.outputs(2, "TopK", ops("Reshape", sums, [0, -1]), self.width, axis=-1)
         return [best, ops("Mod", indices, size), ops("Div", indices, size)]
-
-    def with_ended(
-        self,
-        ops: Ops,
-        ended: list[Value],
-        sequences: Value,
-        candidates: Value,
-        ends: Value,
-        can_improve: Value,
-        length: Value,
-    ) -> list[Value]:
-        """Return tokens, scores and lengths of the best K finished hypotheses, which may now
-        include candidates.
-
-        Args:
-            ended: the finished hypotheses so far.
-            sequences: tokens of the candidates, (B, C, t).
-            candidates: their scores (B, C).
-            ends: True for candidates that end, (B, C).
-            can_improve: True for inputs that still search, (B, 1).
-            length: tokens of the candidates, a scalar.
-        """
-        old, scores, lengths = ended
-        is_open = ops("And", can_improve, self.is_open(ops, lengths))
-        just = ops("And", ops("And", ends, is_open), ops("Less", self.ranks, self.counts))
-        new = ops("Where", just, ops("Div", candidates, self.divisor(ops, length)), LOWEST)
-        fill = ops("Add", ops("Mul", lengths, 0), self.rules.options.fill_token_id)
-        old = ops("Concat", old, ops("Unsqueeze", fill, [2]), axis=2)
-        scores, best = ops.outputs(
-            2, "TopK", ops("Concat", scores, new, axis=1), self.max_count, axis=-1
-        )
-        lengths = ops("Concat", lengths, ops("Mul", ops.cast(just, "int64"), length), axis=1)
-        lengths = ops("GatherElements", lengths, best, axis=1)
-        exists = self.exists
-        sequences = beams_at(ops, ops("Concat", old, sequences, axis=1), best)
-        return [sequences, ops("Where", exists, scores, LOWEST), ops("Where", exists, lengths, 0)]
-
-    def divisor(self, ops: Ops, length: Value) -> Value:
-        """Return length^length_penalty, (B, 1), for the scalar or (B, 1) `length`."""
-        return ops("Pow", ops.cast(length, "float32"), self.settings["length_penalty"])
-
-    def is_open(self, ops: Ops, lengths: Value) -> Value:
-        """Return a flag (B, 1): False for inputs that stop early and have as many finished
-        hypotheses as beams.
-
-        `lengths` (B, K) are those of finished hypotheses, 0 for none.
-        """
-        return ops("Not", ops("And", self.stops, self.are_full(ops, lengths)))
-
-    def are_full(self, ops: Ops, lengths: Value) -> Value:
-        """Return a flag (B, 1): True for inputs that have as many finished hypotheses as beams.
-
-        `lengths` (B, K) are those of finished hypotheses, 0 for none.
-        """
-        is_empty = ops("And", self.exists, ops("Less", lengths, 1))
-        return ops("Not", ops.any(is_empty, [1]))
-
-    def improvable(self, ops: Ops, scores: Value, ended: list[Value], length: Value) -> Value:
-        """Return a flag (B, 1): True for inputs whose search can still find a better hypothesis.
-
-        Such inputs have fewer finished hypotheses than beams, or their best unfinished one may beat
-        the worst finished one. `scores` (B, K) are those of unfinished hypotheses. `ended` are
-        tokens, scores and lengths of finished ones. `length` is the number of new tokens so far.
-        The flag may be True for an input whose search has ended, so the caller keeps those ended.
-        """
-        _, finished, lengths = ended
-        is_far = ops(
-            "And",
-            ops("Equal", self.settings["early_stopping"], NEVER),
-            ops("Greater", self.settings["length_penalty"], 0.0),
-        )
-        possible = ops(
-            "Div", ops.first(scores), self.divisor(ops, ops("Where", is_far, self.limit, length))
-        )
-        worst = ops("ReduceMin", ops("Where", self.exists, finished, HIGHEST), [1])
-        return ops("Or", ops("Not", self.are_full(ops, lengths)), ops("Greater", possible, worst))
 
     def end(self, ops: Ops, states: list[Value]) -> list[Value]:
         """Return [sequences (B, P + t), scores (B, 1)]: the best finished hypothesis of each input

@@ -148,7 +148,7 @@ def found(monkeypatch):
             place = [part.input for part in group.request.parts].index(group.input)
             for beam, row in enumerate(group_rows):
                 result.setdefault((place, group.sample, beam), []).append(row.tobytes())
-        advance(cohort, logits)
+        return advance(cohort, logits)
 
     monkeypatch.setattr(Cohort, "advance", record_and_advance)
     return result

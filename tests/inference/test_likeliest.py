@@ -10,8 +10,7 @@ from top_k_graph import top_k_graph
 
 from vanilla_transformer_export import Options
 from vanilla_transformer_export.engine import search as likeliest
-from vanilla_transformer_export.engine.groups import StepLogits
-from vanilla_transformer_export.engine.search import BeamSearch, top_k_tokens
+from vanilla_transformer_export.engine.search import BeamSearch, StepLogits, top_k_tokens
 
 
 @pytest.mark.parametrize("width", [1, 3, 16, 17, 48, 40_001])  # groups have 16 tokens
@@ -69,7 +68,7 @@ def test_rows_have_the_same_bits_alone_and_together(rows):
 
 
 def test_more_candidates_than_tokens_are_all_tokens():
-    step = StepLogits(np.array([[0, 3, 1]], np.float32), None, 1)
+    step = StepLogits(np.array([[0, 3, 1]], np.float32))
     log_p, tokens = step.best(slice(0, 1), 10)
     assert tokens.tolist() == [[1, 2, 0]]
     np.testing.assert_allclose(np.exp(log_p).sum(), 1, atol=1e-6)
@@ -91,5 +90,5 @@ def test_nan_and_infinite_logits_are_invalid_in_beam_search(number, width):
     assert not is_nan[0].any() and is_nan[1].any()
     assert tokens.min() >= 0 and tokens.max() < width
     search = BeamSearch(2, Options(num_beams=2))
-    search.advance_best(*top_k_tokens(logits, search.num_best, 1))
+    search.advance_best(*top_k_tokens(logits, search.candidates, 1))
     assert search.is_invalid.tolist() == [False, True]

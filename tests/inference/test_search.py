@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from vanilla_transformer_export import Options
-from vanilla_transformer_export.engine.groups import StepLogits
-from vanilla_transformer_export.engine.search import BeamSearch, TokenSearch
+from vanilla_transformer_export.engine.search import BeamSearch, StepLogits, TokenSearch
 
 
 class Language:
@@ -50,15 +49,10 @@ class Language:
         input."""
         logits = self.start()
         while not search.is_finished.all():
-            best = StepLogits(logits, None, 1).best(slice(0, len(logits)), search.num_best)
-            tokens, beams = search.advance_best(*best)
-            inputs, count = tokens.shape
-            first = np.arange(inputs)[:, None] * count
-            if len(self.rows) == inputs:
-                parents = np.arange(inputs).repeat(count)
-            else:
-                parents = (first + (np.arange(count) if beams is None else beams)).ravel()
-            logits = self.step(tokens.ravel(), parents)
+            tokens, parents = search.advance(StepLogits(logits), slice(0, len(logits)))
+            if len(self.rows) == len(self.tables):  # the beams of an input are equal at first
+                parents = np.arange(len(tokens)) // (len(tokens) // len(self.tables))
+            logits = self.step(tokens, parents)
         return [tuple(search.result(row)[0][0]) for row in range(len(self.tables))]
 
     def best(self, table, options):

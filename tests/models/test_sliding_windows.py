@@ -122,11 +122,7 @@ def test_cache_size_is_constant_and_follows_window(open_model):
         sizes = set()
         for _ in range(NEW_TOKENS):
             decoder.step(np.full((len(ids), 1), 5))
-            caches = (
-                [cache for cache, _ in decoder.bound.caches.values()]
-                if target == "cpu"
-                else decoder.past.values()
-            )
+            caches = decoder.caches if target == "cpu" else decoder.past.values()
             sizes |= {cache.shape[2] for cache in caches}
         assert sizes == {window + CAPACITY if target == "cpu" else window - 1}
 

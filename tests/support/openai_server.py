@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from vanilla_transformer_export.engine.inputs import LENGTH, STOP, Event, Generated, TokenLogprobs
 from vanilla_transformer_export.engine.limits import Admission
-from vanilla_transformer_export.engine.search import TokenSearch
+from vanilla_transformer_export.engine.search import StepLogits, TokenSearch
 from vanilla_transformer_export.inference.logits import (
     LogitsProcessors,
     Prompt,
@@ -109,7 +109,7 @@ class OneByOne:
             ids = list(job.prompt)
             while not search.is_finished[0]:
                 logits = self.logits(ids)
-                [[token]] = search.advance(logits.copy())[0].tolist()
+                [token] = search.advance(StepLogits(logits.copy()), slice(1))[0].tolist()
                 if search.is_invalid[0]:
                     raise ValueError(search.problem)
                 known = (

@@ -1,13 +1,9 @@
 """The rows of the cpu target that start together. Graphs write in place to caches of a fixed
 size."""
 
-import math
-import threading
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnxruntime
 
 from ...inference.config import RELATIVE_POSITIONS, cache_window
 from ...inference.inputs import move_padding
@@ -18,53 +14,20 @@ from ...inference.rows import (
     LoadedExport,
     Rows,
     SlotSize,
+    cache_tensors,
     check_memory,
     cross_states,
-    next_input_name,
-    position_bytes,
 )
 from ...inference.session import Session
-from ...specs.graph_spec import GraphSpec, TensorSpec, concrete_shape
+from ...specs.graph_spec import GraphSpec, concrete_shape
+from .buffers import BoundGraph, FreeMemory, by_name, ortvalue, ortvalues
 from .slots import SlotRows
 
 # initial capacity in tokens of caches of a seq2seq decoder, whose outputs are often short
 SEQ2SEQ_CAPACITY = 32
-# maximum bytes that a thread keeps for its next rows
-MAX_KEPT_BYTES = 1 << 28
 # onnxruntime's matmul of one query sums the values of four keys at a time. A remainder of up to
 # three keys is summed in another order.
 KEY_GROUP = 4
-
-
-class FreeMemory(threading.local):
-    """Memory of closed decoders, which the next decoders of the same thread use again.
-
-    The system fills each page of new memory with zeros at the first write. For batches that follow
-    each other, that takes a tenth of the time of beam search.
-    """
-
-    def __init__(self) -> None:
-        self.free: list[np.ndarray] = []  # of bytes
-
-    def take(self, shape: list[int], dtype: str) -> np.ndarray:
-        """Return an array of any finite values, from the smallest free memory that holds it, or
-        else from new memory."""
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        fitting = [place for place, memory in enumerate(self.free) if len(memory) >= size]
-        if fitting:
-            memory = self.free.pop(min(fitting, key=lambda place: len(self.free[place])))
-        else:
-            memory = np.zeros(size, np.uint8)
-        return memory[:size].view(dtype).reshape(shape)
-
-    def give_back(self, arrays: Iterable[np.ndarray]) -> None:
-        """Keep the memory of `arrays` from `take`, or of parts of them, up to `MAX_KEPT_BYTES`."""
-        kept = sum(map(len, self.free))
-        for array in arrays:
-            assert array.base is not None
-            kept += len(array.base)
-            if kept <= MAX_KEPT_BYTES:
-                self.free.append(array.base)
 
 
 @dataclass(frozen=True)
@@ -95,7 +58,7 @@ class CpuRowsFactory:
             len(request.input_ids),
             request.options,
             self.export.config["vocab_size"],
-            position_bytes(spec) * rows * capacity,
+            self.export.position_bytes * rows * capacity,
         )
         session = self.export.sessions["decoder"]
         if request.source is None:
@@ -167,14 +130,30 @@ class CpuRows:
     ):
         self.session = session
         self.spec = spec
+        self.tensors = cache_tensors(spec)
         self.capacity = capacity
         self.window = window
-        self.lengths = self.dropped = np.zeros(rows, np.int64)
-        self.bound = self.bind(rows, 1, {})
+        self.set_lengths(*np.zeros((2, rows), np.int64))
+        self.bind(rows)
 
-    def bind(self, rows: int, length: int, caches: dict) -> "BoundGraph":
-        sizes = {"rows": rows, "target_length": length, "max_length": self.capacity}
-        return BoundGraph(self.session, self.spec, sizes, caches)
+    def set_lengths(self, lengths: np.ndarray, dropped: np.ndarray) -> None:
+        """Note the number of tokens of each row in the caches, and of those dropped before
+        them."""
+        self.lengths, self.dropped = lengths, dropped
+        self.longest = int(lengths.max())
+
+    def bind(self, rows: int) -> None:
+        """Bind a step of so many `rows` to new caches of `capacity`."""
+        sizes = {"rows": rows, "max_length": self.capacity}
+        shape = concrete_shape(self.tensors[0], sizes)
+        self.caches = np.zeros((len(self.tensors), *shape), np.float32)
+        self.values = ortvalues(by_name(self.tensors, self.caches))
+        self.bound = self.bound_graph(1)
+
+    def bound_graph(self, length: int) -> BoundGraph:
+        """Return the graph, bound to the caches and to `length` tokens of each row."""
+        sizes = {"rows": self.caches.shape[1], "target_length": length}
+        return BoundGraph(self.session, self.spec, self.values, {}, sizes)
 
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
         """Feed the prompts (rows, P) and return the logits (rows, 1, V) after the last token of
@@ -183,18 +162,18 @@ class CpuRows:
         Padding, where `attention_mask` is 0, may stand on either side.
         """
         ids, mask = move_padding(input_ids, attention_mask, "right", 0)
-        rows, length = ids.shape
+        length, lengths = ids.shape[1], mask.sum(axis=1)
         if length > self.capacity:
-            return self.prefill_parts(ids, mask.sum(axis=1))
-        self.lengths = mask.sum(axis=1)
-        prompt = self.bind(rows, length, self.bound.caches)
-        logits = prompt.run(
+            return self.prefill_parts(ids, lengths)
+        self.set_lengths(lengths, self.dropped)
+        prompt = self.bound_graph(length)
+        prompt.run(
             input_ids=ids,
             position_ids=np.arange(length),
-            last_position=self.lengths - 1,
+            last_position=lengths - 1,
             total_length=length,
         )
-        return logits[:, None].copy()
+        return prompt.arrays["logits"][:, None]
 
     def prefill_parts(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Feed prompts that are longer than the caches, in parts, and return the logits (rows, 1,
@@ -210,47 +189,38 @@ class CpuRows:
         for row, length in enumerate(lengths):
             decoder = CpuRows(self.session, self.spec, 1, self.capacity, self.window)
             for start in range(0, length, INITIAL_CAPACITY):
-                last = decoder.append(
+                last = decoder.step(
                     ids[row : row + 1, start : min(start + INITIAL_CAPACITY, length)]
                 )
             logits.append(last.copy())  # a copy, because the decoder reuses the array
             alone.append((decoder.lengths[0], decoder.dropped[0]))
-            for name, (cache, _) in self.bound.caches.items():
-                cache[row] = decoder.bound.caches[name][0][0]
-        self.lengths, self.dropped = np.array(alone).T
-        return np.stack(logits)
+            self.caches[:, row] = decoder.caches[:, 0]
+        self.set_lengths(*np.array(alone).T)
+        return np.concatenate(logits)
 
-    def append(self, tokens: np.ndarray) -> np.ndarray:
-        """Feed `tokens` (rows, T) and return the logits (rows, V) after the last of each row.
+    def step(self, tokens: np.ndarray) -> np.ndarray:
+        """Feed `tokens` (rows, T) and return the logits (rows, 1, V) after the last of each row.
 
         T must be 1 if there are several rows. With a T of 1, the next call overwrites the logits.
         """
         count = tokens.shape[1]
-        self.reserve(count)
-        places = self.lengths[:, None] + np.arange(count)
-        self.lengths = self.lengths + count
-        bound = self.bound if count == 1 else self.bind(len(tokens), count, self.bound.caches)
-        logits = bound.run(
+        while self.longest + count > self.capacity:
+            self.grow_caches()
+        bound = self.bound if count == 1 else self.bound_graph(count)
+        self.longest += count
+        bound.run(
             input_ids=tokens,
-            position_ids=places + self.dropped[:, None],
-            last_position=self.lengths - 1,
-            total_length=self.lengths.max(),
+            position_ids=(self.lengths + self.dropped)[:, None] + np.arange(count),
+            last_position=self.lengths + (count - 1),
+            total_length=self.longest,
         )
-        return logits if count == 1 else logits.copy()  # a copy, because the binding is freed
-
-    def step(self, tokens: np.ndarray) -> np.ndarray:
-        """Feed one token per row, `tokens` (rows, 1), and return the logits (rows, 1, V)."""
-        return self.append(tokens)[:, None]
+        self.lengths = self.lengths + count
+        return bound.arrays["logits"][:, None]
 
     def crop(self, count: int) -> None:
         """Remove the last `count` tokens of each row. The caches behind its length are never
         read."""
-        self.lengths = self.lengths - count
-
-    def reserve(self, count: int) -> None:
-        """Make room in the caches for `count` further tokens of each row."""
-        while self.lengths.max() + count > self.capacity:
-            self.grow_caches()
+        self.set_lengths(self.lengths - count, self.dropped)
 
     def grow_caches(self) -> None:
         """Double the caches or, at their maximum size, drop the tokens that left the sliding
@@ -264,11 +234,9 @@ class CpuRows:
             return
         seen = self.window - 1
         firsts = np.maximum(self.lengths - seen, 0)
-        for cache, _ in self.bound.caches.values():
-            for row, first in enumerate(firsts):
-                cache[row, :, :seen] = cache[row, :, first : first + seen]
-        self.lengths = self.lengths - firsts
-        self.dropped = self.dropped + firsts
+        for row, first in enumerate(firsts):
+            self.caches[:, row, :, :seen] = self.caches[:, row, :, first : first + seen]
+        self.set_lengths(self.lengths - firsts, self.dropped + firsts)
 
     def select(self, parents: np.ndarray) -> None:
         """Let each row continue the row that `parents` (rows,) names.
@@ -279,19 +247,18 @@ class CpuRows:
             self.move(parents)
             return
         moved = np.flatnonzero(parents != np.arange(len(parents)))
-        used = self.lengths.max()
-        for cache, _ in self.bound.caches.values():
-            cache[moved, :, :used] = cache[parents[moved], :, :used]
-        self.lengths, self.dropped = self.lengths[parents], self.dropped[parents]
+        origins, used = parents[moved], self.longest
+        for cache in self.caches:
+            cache[moved, :, :used] = cache[origins, :, :used]
+        self.set_lengths(self.lengths[parents], self.dropped[parents])
 
     def move(self, parents: np.ndarray) -> None:
         """Copy the rows `parents` to new caches of `capacity`."""
-        old = self.bound.caches
-        self.lengths, self.dropped = self.lengths[parents], self.dropped[parents]
-        self.bound = self.bind(len(parents), 1, {})
-        used = self.lengths.max()
-        for name, (cache, _) in self.bound.caches.items():
-            cache[:, :, :used] = old[name][0][parents, :, :used]
+        old = self.caches
+        self.set_lengths(self.lengths[parents], self.dropped[parents])
+        self.bind(len(parents))
+        for cache, old_cache in zip(self.caches, old):
+            cache[:, :, : self.longest] = old_cache[parents, :, : self.longest]
 
     def close(self) -> None:
         """Do nothing: there are no shared buffers to release."""
@@ -327,6 +294,7 @@ class CpuBeamRows:
     ):
         self.session = session
         self.spec = spec
+        self.tensors = cache_tensors(spec)
         self.capacity = capacity
         self.memory = memory
         self.rows = rows
@@ -335,7 +303,7 @@ class CpuBeamRows:
         self.bind(1)
 
     def bind(
-        self, beams: int, caches: dict | None = None, logits: np.ndarray | None = None
+        self, beams: int, caches: list[np.ndarray] | None = None, logits: np.ndarray | None = None
     ) -> None:
         """Bind the graph for `beams` rows of each input, to `caches` and `logits` if both are
         passed, else to new ones."""
@@ -345,24 +313,20 @@ class CpuBeamRows:
             "num_beams": beams,
             "max_length": self.capacity,
         }
-        source = {name: to_ortvalue(array) for name, array in self.source.items()}
         if caches is None or logits is None:
-            caches, logits = self.allocate(sizes)
-        self.bound = BoundGraph(self.session, self.spec, sizes, caches, source, logits)
+            *caches, logits = (
+                self.memory.take(concrete_shape(tensor, sizes), tensor.dtype)
+                for tensor in (*self.tensors, self.spec.outputs[0])
+            )
+        self.caches, self.logits = caches, logits
+        values = ortvalues(self.source | by_name(self.tensors, caches))
+        written = {"logits": ortvalue(logits)}
+        self.bound = BoundGraph(self.session, self.spec, values, written, sizes)
         # of each position of a beam, the beam that wrote its key and value
-        self.writers = self.bound.inputs["cache_indirection"]
+        self.writers = self.bound.arrays["cache_indirection"]
         self.writers[:] = np.arange(beams)[:, None]
-        self.bound.inputs["num_beams"][:] = beams
-
-    def allocate(self, sizes: dict[str, int]) -> tuple[dict, np.ndarray]:
-        """Return `{name: (array, OrtValue)}` of the caches of decoder tokens, and the logits."""
-        caches = {}
-        for tensor in self.spec.inputs:
-            if tensor.name.startswith("past_key_values") and tensor.name not in self.source:
-                array = self.memory.take(concrete_shape(tensor, sizes), tensor.dtype)
-                caches[tensor.name] = array, to_ortvalue(array)
-        logits = self.spec.outputs[0]
-        return caches, self.memory.take(concrete_shape(logits, sizes), logits.dtype)
+        self.bound.arrays["num_beams"][:] = beams
+        self.inputs = np.arange(self.rows).repeat(beams)  # of each row
 
     def prefill(self, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
         """Feed the prompts (rows, P) token by token and return the logits (rows, 1, V) after the
@@ -379,36 +343,41 @@ class CpuBeamRows:
         call overwrites the logits."""
         if self.length == self.capacity:
             self.grow()
-        logits = self.bound.run(input_ids=tokens, past_length=self.length)
+        self.bound.run(input_ids=tokens, past_length=self.length)
         self.length += 1
-        return logits[:, None]
+        return self.logits[:, None]
 
     def select(self, parents: np.ndarray) -> None:
         """Let each row continue the row that `parents` (rows,) names: of fewer inputs, with more
         beams each, or with their beams in another order. Beams of an input share its source."""
         old = self.writers.shape[1]
-        beams = len(parents) // len(np.unique(parents // old))
-        if len(parents) // beams < self.rows:
-            self.keep(parents[::beams] // old)
-        if beams != old:
-            self.expand(beams)
-            return
-        used = self.writers[:, :, : self.length]
-        used[:] = np.take_along_axis(used, (parents % beams).reshape(-1, beams, 1), axis=1)
-
-    def expand(self, beams: int) -> None:
-        """Give each input so many rows, copies of its only one."""
-        old = self.bound
-        self.bind(beams)
-        self.fill(old, beams)
+        inputs = parents // old
+        if len(inputs) != len(self.inputs) or (inputs != self.inputs).any():
+            beams = len(inputs) // len(np.unique(inputs))
+            if len(inputs) // beams < self.rows:
+                self.keep(inputs[::beams])
+            if beams != old:
+                self.copy_to_new(beams, beams)
+                return
+            parents = self.inputs * beams + parents % beams
+        used = self.writers.reshape(len(parents), -1)[:, : self.length]
+        used[:] = used[parents]
 
     def grow(self) -> None:
-        old = self.bound
         writers = self.writers
         self.capacity *= 2
-        self.bind(writers.shape[1])
+        self.copy_to_new(writers.shape[1], 1)
         self.writers[:, :, : self.length] = writers
-        self.fill(old, 1)
+
+    def copy_to_new(self, beams: int, copies: int) -> None:
+        """Bind the graph for `beams` rows of each input to new caches, with the used part of the
+        old ones, each row `copies` times."""
+        old = [*self.caches, self.logits]
+        self.bind(beams)
+        for cache, old_cache in zip(self.caches, old):
+            used = old_cache[:, :, : self.length]
+            cache[:, :, : self.length] = np.repeat(used, copies, axis=0)
+        self.memory.give_back(old)
 
     def keep(self, inputs: np.ndarray) -> None:
         """Move the rows of `inputs` to the front of the caches, and run only these.
@@ -421,29 +390,16 @@ class CpuBeamRows:
         for name, array in self.source.items():
             move_to_front(array, inputs)
             self.source[name] = array[: self.rows]
-        caches, rows = {}, self.rows * beams
-        for name, (cache, _) in self.bound.caches.items():
+        for cache in self.caches:
             by_input = cache.reshape(-1, beams, *cache.shape[1:])
             move_to_front(by_input[:, :, :, : self.length], inputs)
-            caches[name] = cache[:rows], to_ortvalue(cache[:rows])
-        self.bind(beams, caches, self.bound.logits[:rows])
+        rows = self.rows * beams
+        self.bind(beams, [cache[:rows] for cache in self.caches], self.logits[:rows])
         self.writers[:] = writers
 
-    def fill(self, old: "BoundGraph", expand_size: int) -> None:
-        """Copy the used part of the caches of `old` into the new ones, each row `expand_size`
-        times. Then release `old`."""
-        for name, (cache, _) in self.bound.caches.items():
-            used = old.caches[name][0][:, :, : self.length]
-            cache[:, :, : self.length] = np.repeat(used, expand_size, axis=0)
-        self.release(old)
-
-    def release(self, bound: "BoundGraph") -> None:
-        """Leave the memory of the caches and logits of `bound` to other bindings of this thread."""
-        self.memory.give_back([bound.logits, *(cache for cache, _ in bound.caches.values())])
-
     def close(self) -> None:
-        """Leave the memory of the caches and logits to the next decoder of this thread."""
-        self.release(self.bound)
+        """Leave the memory of the caches and logits to the next rows of this thread."""
+        self.memory.give_back([*self.caches, self.logits])
 
 
 def move_to_front(array: np.ndarray, rows: np.ndarray) -> None:
@@ -451,73 +407,3 @@ def move_to_front(array: np.ndarray, rows: np.ndarray) -> None:
     larger index."""
     for place in np.flatnonzero(rows != np.arange(len(rows))):
         array[place] = array[rows[place]]
-
-
-class BoundGraph:
-    """A decoder graph whose inputs and outputs are bound once, so a step allocates no memory.
-
-    Its attributes are `inputs` (`{name: array}`, written before a run), `caches` and `logits`.
-
-    Args:
-        session: the session of the graph.
-        spec: its inputs and outputs.
-        sizes: the size of each named axis.
-        caches: `{name: (array, OrtValue)}` of the same memory; those missing are created as zeros.
-        source: `{name: OrtValue}` of the inputs that do not change, if any.
-        logits: the array that the graph writes, (rows, V); `None` creates one.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        spec: GraphSpec,
-        sizes: dict[str, int],
-        caches: dict,
-        source: dict | None = None,
-        logits: np.ndarray | None = None,
-    ):
-        source = source or {}
-        self.session = session
-        self.binding = session.io_binding()
-        self.inputs: dict[str, np.ndarray] = {}
-        self.caches = dict(caches)
-        for tensor in spec.inputs:
-            if tensor.name in source:
-                bound = source[tensor.name]
-            elif tensor.name.startswith("past_key_values"):
-                if tensor.name not in self.caches:
-                    self.caches[tensor.name] = zeros(tensor, sizes)
-                bound = self.caches[tensor.name][1]
-            else:
-                self.inputs[tensor.name], bound = zeros(tensor, sizes)
-            self.binding.bind_ortvalue_input(tensor.name, bound)
-        self.logits = zeros(spec.outputs[0], sizes)[0] if logits is None else logits
-        self.binding.bind_ortvalue_output("logits", to_ortvalue(self.logits))
-        for tensor in spec.outputs[1:]:
-            self.binding.bind_ortvalue_output(
-                tensor.name, self.caches[next_input_name(tensor.name)][1]
-            )
-
-    def run(self, **values: np.ndarray | int) -> np.ndarray:
-        """Copy `values` to the inputs of these names, run the graph and return its logits.
-
-        Inputs that are not passed keep their values. Each call returns the same array.
-        """
-        for name, array in values.items():
-            self.inputs[name][...] = array
-        self.session.run_bound(self.binding)
-        return self.logits
-
-
-def zeros(tensor: TensorSpec, sizes: dict[str, int]) -> tuple[np.ndarray, onnxruntime.OrtValue]:
-    """Return an array of zeros for `tensor`, and an `OrtValue` that uses the same memory.
-
-    `sizes` are the sizes of the named axes of `tensor`.
-    """
-    array = np.zeros(concrete_shape(tensor, sizes), tensor.dtype)
-    return array, to_ortvalue(array)
-
-
-def to_ortvalue(array: np.ndarray) -> onnxruntime.OrtValue:
-    """Return the `OrtValue` of the memory of `array`, or of a copy if it is not contiguous."""
-    return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))

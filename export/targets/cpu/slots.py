@@ -6,36 +6,15 @@ operator of the step graph mixes rows, so the logits of a row have the same bits
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...inference.inputs import bucket_by_length, pad_sequences
-from ...inference.rows import LoadedExport, SlotSize, next_input_name, slot_shape
+from ...inference.rows import LoadedExport, SlotSize, cache_tensors, slot_shape
 from ...specs.graph_spec import TensorSpec
-
-if TYPE_CHECKING:
-    import onnxruntime
+from .buffers import BoundGraph, by_name, ortvalue, ortvalues
 
 TOTALS = ("total_length", "total_source_length")  # inputs without a rows axis
-
-
-@dataclass
-class Binding:
-    """Inputs and outputs of a graph, bound once by onnxruntime's `io`; `values` keeps them
-    alive."""
-
-    io: "onnxruntime.IOBinding"
-    values: "list[onnxruntime.OrtValue]" = field(default_factory=list)
-
-    def put(self, tensor: TensorSpec, array: np.ndarray, is_input: bool) -> None:
-        import onnxruntime
-
-        value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
-        self.values.append(value)
-        bind = self.io.bind_ortvalue_input if is_input else self.io.bind_ortvalue_output
-        bind(tensor.name, value)
 
 
 class SlotRows:
@@ -58,20 +37,13 @@ class SlotRows:
         self.spec = export.specs[role]
         self.encodes = "encoder" in export.specs
         self.max_tokens = max_tokens
-        caches = [
-            tensor for tensor in self.spec.inputs if tensor.name.startswith("past_key_values")
-        ]
-        others = [tensor for tensor in self.spec.inputs if tensor not in caches]
+        caches, sources = (cache_tensors(self.spec, is_source) for is_source in (False, True))
+        others = [tensor for tensor in self.spec.inputs if tensor not in (*caches, *sources)]
         self.arrays = {
             tensor.name: np.zeros(slot_shape(tensor, size), tensor.dtype) for tensor in others
         }
         self.logits = np.zeros((size.rows, export.config["vocab_size"]), np.float32)
-        self.caches = self.stacked(
-            [tensor for tensor in caches if ".encoder." not in tensor.name], size
-        )
-        self.sources = self.stacked(
-            [tensor for tensor in caches if ".encoder." in tensor.name], size
-        )
+        self.caches, self.sources = self.stacked(caches, size), self.stacked(sources, size)
         # tokens in the cache before the current one
         self.lengths = self.arrays["last_position"]
         # empty for a decoder-only model
@@ -79,7 +51,8 @@ class SlotRows:
         self.places = np.arange(0)  # the slot of each row; together they are the first ones
         self.inputs = np.full(size.rows, -1)  # the number of the input in each slot
         self.num_inputs = 0
-        self.bindings: list[Binding | None] = [None] * size.rows  # of a step over the first slots
+        # of a step over the first slots
+        self.bindings: list[BoundGraph | None] = [None] * size.rows
 
     def stacked(self, caches: list[TensorSpec], size: SlotSize) -> np.ndarray:
         """Allocate the inputs `caches` as one array (caches, rows, H, tokens, d) and return it.
@@ -89,7 +62,7 @@ class SlotRows:
         array = np.zeros(
             [len(caches), *(slot_shape(caches[0], size) if caches else [])], np.float32
         )
-        self.arrays |= {tensor.name: cache for tensor, cache in zip(caches, array)}
+        self.arrays |= by_name(caches, array)
         return array
 
     def add(self, sources: Sequence[Sequence[int]] | None, count: int) -> None:
@@ -115,13 +88,9 @@ class SlotRows:
         session, spec = self.export.sessions["encoder"], self.export.specs["encoder"]
         caches, _, heads, _, width = self.sources.shape
         states = np.empty([caches, len(ids), heads, ids.shape[1], width], np.float32)
-        inputs = {"input_ids": ids, "attention_mask": mask}
-        binding = Binding(session.io_binding())
-        for tensor in spec.inputs:
-            binding.put(tensor, inputs[tensor.name], is_input=True)
-        for tensor, array in zip(spec.outputs, states):
-            binding.put(tensor, array, is_input=False)
-        session.run_bound(binding.io)
+        inputs = ortvalues({"input_ids": ids, "attention_mask": mask})
+        written = ortvalues(by_name(spec.outputs, states))
+        BoundGraph(session, spec, inputs, written, {}).run()
         return states
 
     def read(self, tokens: Sequence[int], start: int) -> None:
@@ -133,7 +102,7 @@ class SlotRows:
             "last_position": np.array([end - 1], np.int32),
             "total_length": np.array([end], np.int32),
         }
-        self.session.run_bound(self.bind(slice(slot, slot + 1), values).io)
+        self.bind(slice(slot, slot + 1), values).run()
         self.lengths[slot] = end
 
     def add_read(self) -> None:
@@ -188,7 +157,7 @@ class SlotRows:
         self.arrays["total_length"][0] = lengths.max() + 1
         if self.encodes:
             self.arrays["total_source_length"][0] = self.last_source[:count].max() + 1
-        self.session.run_bound(self.bound(count).io)
+        self.bound(count).run()
         lengths += 1
         return self.logits[:count, None]
 
@@ -196,7 +165,7 @@ class SlotRows:
         """Drop all rows."""
         self.places = self.places[:0]
 
-    def bound(self, count: int) -> Binding:
+    def bound(self, count: int) -> BoundGraph:
         """Return the binding of a step over the first `count` slots, made at its first use."""
         binding = self.bindings[count - 1]
         if binding is None:
@@ -204,20 +173,13 @@ class SlotRows:
             binding = self.bindings[count - 1] = self.bind(slice(count), totals)
         return binding
 
-    def bind(self, slots: slice, values: dict[str, np.ndarray]) -> Binding:
-        """Bind the inputs and outputs of the step graph and return the binding.
+    def bind(self, slots: slice, values: dict[str, np.ndarray]) -> BoundGraph:
+        """Bind the inputs and outputs of the step graph and return it.
 
         Args:
             slots: which slots are bound.
             values: `{input: array}` of inputs that get other arrays.
         """
-        binding = Binding(self.session.io_binding())
-        for tensor in self.spec.inputs:
-            array = (
-                values[tensor.name] if tensor.name in values else self.arrays[tensor.name][slots]
-            )
-            binding.put(tensor, array, is_input=True)
-        binding.put(self.spec.outputs[0], self.logits[slots], is_input=False)
-        for tensor in self.spec.outputs[1:]:
-            binding.put(tensor, self.arrays[next_input_name(tensor.name)][slots], is_input=False)
-        return binding
+        arrays = {name: array[slots] for name, array in self.arrays.items() if name not in values}
+        written = {"logits": ortvalue(self.logits[slots])}
+        return BoundGraph(self.session, self.spec, ortvalues(arrays | values), written, {})

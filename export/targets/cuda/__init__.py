@@ -10,11 +10,11 @@ from .specs import CACHE_DTYPES, graph_specs
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from .rows import CudaRowsFactory, LoadedExport
+    from .factory import CudaRowsFactory, LoadedExport
 
 
 def open_rows(export: "LoadedExport") -> "CudaRowsFactory":
-    from .rows import CudaRowsFactory
+    from .factory import CudaRowsFactory
 
     return CudaRowsFactory(export)
 

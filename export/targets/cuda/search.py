@@ -5,21 +5,17 @@ several steps. Greedy search is one session, so its steps are queued on the devi
 of beam search wait for each other.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ...inference.device_thread import in_device_thread
 from ...inference.rows import SEARCH_STEPS, GenerationRequest
-
-if TYPE_CHECKING:
-    from .rows import CudaRows
+from .rows import CudaRows
 
 
 class GreedySearch:
     """The `DeviceSearch` of greedy search, which begins with the prompts of `request`."""
 
-    def __init__(self, decoder: "CudaRows", request: GenerationRequest):
+    def __init__(self, decoder: CudaRows, request: GenerationRequest):
         self.decoder = decoder
         self.options = request.options
         self.close = decoder.close
@@ -68,7 +64,7 @@ class GreedySearch:
 class BeamSearch:
     """The `DeviceSearch` of beam search, which begins with the prompts of `request`."""
 
-    def __init__(self, decoder: "CudaRows", request: GenerationRequest):
+    def __init__(self, decoder: CudaRows, request: GenerationRequest):
         self.decoder = decoder
         self.options = options = request.options
         self.close = decoder.close

@@ -12,8 +12,6 @@ from ...inference.rows import (
     GenerationRequest,
     LoadedExport,
     check_memory,
-    next_input_name,
-    position_bytes,
 )
 
 
@@ -37,7 +35,7 @@ class PortableRowsFactory:
             rows = len(request.input_ids) * request.options.rows_per_input
             new_tokens = min(request.options.max_new_tokens, INITIAL_CAPACITY)
             positions = rows * (request.input_ids.shape[1] + new_tokens)
-            cache_bytes = position_bytes(self.export.specs["decoder"]) * positions
+            cache_bytes = self.export.position_bytes * positions
         check_memory(
             len(request.input_ids), request.options, self.export.config["vocab_size"], cache_bytes
         )
@@ -125,8 +123,7 @@ class PortableRows:
             positions = self.dropped + np.maximum(mask.cumsum(axis=1) - 1, 0)
             feeds |= {"attention_mask": mask, "position_ids": positions[:, -tokens.shape[1] :]}
         logits, *present = self.session.run(self.outputs, feeds)
-        for name, states in zip(self.outputs[1:], present, strict=True):
-            self.past[next_input_name(name)] = states
+        self.past = dict(zip(self.past, present, strict=True))  # which are in the same order
         if self.window is not None:
             self.drop(self.feeds["attention_mask"].shape[1] - (self.window - 1) - to_crop)
         return logits
