@@ -64,6 +64,16 @@ def origin(text: str) -> str:
     return text
 
 
+def memory(text: str) -> int:
+    """Return the bytes of a text such as `800MB`, `2GB` or `1000000`."""
+    match = re.fullmatch(r"([1-9]\d{0,11})(MB|GB|)", text)
+    if not match:
+        raise argparse.ArgumentTypeError(
+            f"expected a size such as 800MB, 2GB or a number of bytes, got {text[:MAX_SHOWN]!r}"
+        )
+    return int(match[1]) * {"": 1, "MB": 10**6, "GB": 10**9}[match[2]]
+
+
 def boolean(text: str) -> bool:
     if text not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"expected true or false, got {text[:MAX_SHOWN]!r}")
@@ -118,6 +128,19 @@ class Settings:
         None,
         "maximum number of tokens of prompt and continuation; default: the model's limit, but "
         "at most 512",
+    )
+    lazy: bool = setting(boolean, False, "load each model at its first request, not at the start")
+    idle_unload: float | None = setting(
+        seconds,
+        None,
+        "seconds without a request after which a model is unloaded; the next request loads it "
+        "again; default: never",
+    )
+    max_memory: int | None = setting(
+        memory,
+        None,
+        "memory that the models may take together, by their files and slots, such as 2GB; a model "
+        "that does not fit is not loaded; default: no limit",
     )
     queue: int = setting(
         positive,
@@ -187,6 +210,7 @@ def flag(field: dataclasses.Field) -> str:
 
 
 def metavar(field: dataclasses.Field) -> str:
+    """Return the name of the flag's value in the help, empty for a flag without a value."""
     kinds = set(get_args(field.type) or [field.type]) - {NoneType}
     names = {
         "languages": "SOURCE-TARGET",
@@ -195,10 +219,11 @@ def metavar(field: dataclasses.Field) -> str:
         "auto_truncate": "BOOL",
         "host": "HOST",
         "dtype": "DTYPE",
+        "max_memory": "SIZE",
+        "lazy": "",
     }
-    return names.get(field.name) or (
-        "N" if kinds == {int} else "SECONDS" if kinds == {float} else "FILE"
-    )
+    other = "N" if kinds == {int} else "SECONDS" if kinds == {float} else "FILE"
+    return names.get(field.name, other)
 
 
 def add_settings(parser: Parser) -> None:
@@ -210,11 +235,11 @@ def add_settings(parser: Parser) -> None:
     for field in FIELDS.values():
         default = "" if field.default in (None, ()) else f"; default: {json.dumps(field.default)}"
         help = f"{field.metadata['help']}{default}"
-        action = "append" if is_repeatable(field) else "store"
-        kind = field.metadata["kind"]
-        group.add_argument(
-            flag(field), type=kind, action=action, metavar=metavar(field), default=None, help=help
-        )
+        value: dict[str, Any] = {"action": "store_true"}
+        if name := metavar(field):
+            action = "append" if is_repeatable(field) else "store"
+            value = {"type": field.metadata["kind"], "action": action, "metavar": name}
+        group.add_argument(flag(field), default=None, help=help, **value)
 
 
 def parse_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
@@ -281,5 +306,6 @@ def settings_table() -> str:
         default = (
             "" if field.default in (None, ()) else f"`{json.dumps(field.default)}`".replace('"', "")
         )
-        lines.append(f"| `{flag(field)} {metavar(field)}` | {default} | {field.metadata['help']} |")
+        name = f"{flag(field)} {metavar(field)}".strip()
+        lines.append(f"| `{name}` | {default} | {field.metadata['help']} |")
     return "\n".join(lines)
