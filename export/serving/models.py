@@ -22,7 +22,7 @@ UNLOADED, LOADING, READY, UNLOADING = "unloaded", "loading", "ready", "unloading
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """What is known of a model before it is loaded.
+    """The facts of a model that are known before it is loaded.
 
     Attributes:
         info: the export. The hashes of its files need not be checked.
@@ -40,7 +40,7 @@ class ModelPlan:
 
 
 class OpenModel(NamedTuple):
-    """What is open of a loaded model.
+    """The open parts of a loaded model.
 
     Attributes:
         plan: the plan by which it was opened.
@@ -296,10 +296,10 @@ class ServedModels:
         """Raise RequestError 503 if the model `name` does not fit into `max_memory` beside those
         that are loaded."""
         others = [model for model in self if model.state != UNLOADED and model.name != name]
-        taken = sum(model.plan.num_bytes for model in others)
-        if self.max_memory is not None and taken + plan.num_bytes > self.max_memory:
+        used = sum(model.plan.num_bytes for model in others)
+        if self.max_memory is not None and used + plan.num_bytes > self.max_memory:
             names = ", ".join(model.name for model in others)
-            raise rejections.no_memory(name, plan.num_bytes, self.max_memory, taken, names)
+            raise rejections.no_memory(name, plan.num_bytes, self.max_memory, used, names)
 
     def choose(
         self,

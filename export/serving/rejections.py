@@ -23,10 +23,10 @@ def not_loadable(name: str) -> RequestError:
     )
 
 
-def no_memory(name: str, size: int, limit: int, taken: int, others: str) -> RequestError:
+def no_memory(name: str, size: int, limit: int, used: int, others: str) -> RequestError:
     """Return the error of a model of `size` bytes that does not fit into `limit` beside the models
-    `others`, which take `taken` bytes."""
-    beside = f" beside {megabytes(taken)} of {others}" if taken else ""
+    `others`, which take `used` bytes."""
+    beside = f" beside {megabytes(used)} of {others}" if used else ""
     return RequestError(
         503,
         f"the model {name} takes about {megabytes(size)}{beside}, expected at most "

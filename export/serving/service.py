@@ -289,10 +289,10 @@ class Service:
         seen = max(sizes.values(), default=0) if self.settings.lazy else sum(sizes.values())
         limit = self.settings.max_memory
         if limit is not None and seen > limit:
-            each = ", ".join(f"{name} {megabytes(size)}" for name, size in sizes.items())
+            sizes_text = ", ".join(f"{name} {megabytes(size)}" for name, size in sizes.items())
             together = "the largest model takes" if self.settings.lazy else "the models take"
             raise UsageError(
-                f"{together} about {megabytes(seen)} ({each}), expected at most "
+                f"{together} about {megabytes(seen)} ({sizes_text}), expected at most "
                 f"{megabytes(limit)}, the value of --max-memory"
             )
 
