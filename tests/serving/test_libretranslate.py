@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import dataclasses
 import json
 from types import SimpleNamespace
@@ -296,7 +297,7 @@ def test_frontend_settings_health_and_disabled_endpoints(client):
         "suggestions": False,
         "supportedFilesFormat": [],
     }
-    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/health").json() == {"status": "ok", "models": {"tiny": "ready"}}
     for path in ("/detect", "/suggest", "/translate_file", "/models/tiny/detect"):
         error = error_message(client.post(path, json={"q": "w5"}), 403)
         assert "disabled on this server" in error
@@ -419,7 +420,8 @@ def test_language_words_are_prepended_to_text(load, alone, monkeypatch):
 
 
 def test_model_of_unknown_languages_accepts_any_code_but_auto(model, alone):
-    unknown = dataclasses.replace(model, languages=[])
+    unknown = copy.copy(model)
+    unknown.plan = dataclasses.replace(model.plan, directions=Directions([], {}, False))
     with serving(unknown) as url, httpx.Client(base_url=url) as client:
         assert answer(client, {"q": "w5", "target": "xx"}) == {
             "translatedText": alone.translate(["w5"])[0]
