@@ -3,6 +3,8 @@ server."""
 
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from ..engine.model import find_target
 from ..heads import CLASSIFY, EMBED, HEADS
 from ..inference.cpu_quota import cpu_quota
@@ -12,9 +14,11 @@ from .tasks.classification import activation_name, label_problems, sentence_conf
 from .tasks.embedding import length_and_case, length_problems, pooling_problems
 
 
-def model_facts(info: ExportInfo, threads: int, device: str | None = None) -> dict[str, Any]:
-    """Return the choices that a runtime of the export `info` makes, and warnings of those that are
-    probably wrong. The runtime has `threads` and by default the device of the target.
+def model_facts(
+    info: ExportInfo, threads: int, tokenizer: Tokenizer | None = None
+) -> dict[str, Any]:
+    """Return the choices that a runtime of the export `info` with `threads` makes, and warnings of
+    those that are probably wrong. Without a `tokenizer`, its vocabulary is not checked.
 
     The keys are target, device, dtype, calibration (the numbers `matmuls` and `row_scales`, those
     with a scale for each row, or None), rows_are_independent, threads, cpu_quota,
@@ -24,7 +28,7 @@ def model_facts(info: ExportInfo, threads: int, device: str | None = None) -> di
     target, tasks = find_target(info), HEADS[info.architecture].tasks
     facts = {
         "target": info.manifest["target"],
-        "device": device or target.default_device,
+        "device": target.default_device,
         "dtype": info.dtype,
         "calibration": calibration(info.manifest, info.dtype),
         "rows_are_independent": info.dtype in target.independent_dtypes,
@@ -37,7 +41,7 @@ def model_facts(info: ExportInfo, threads: int, device: str | None = None) -> di
             for tensor in spec.inputs
         ),
     }
-    warnings = []
+    warnings = [] if tokenizer is None else vocabulary_problems(info, tokenizer)
     if EMBED in tasks:
         facts |= embedding_facts(info)
         warnings += pooling_problems(info) + length_problems(info)
@@ -52,6 +56,18 @@ def calibration(manifest: dict, dtype: str) -> dict[str, int] | None:
     without a calibration of the weights in `dtype`."""
     facts = manifest.get("calibration") if dtype == "int8" else None
     return facts and {name: facts[name] for name in ("matmuls", "row_scales")}
+
+
+def vocabulary_problems(info: ExportInfo, tokenizer: Tokenizer) -> list[str]:
+    """Return a warning if the tokenizer has tokens that the model has no embedding for."""
+    size = info.config["vocab_size"]
+    tokens = tokenizer.get_vocab(with_added_tokens=True)
+    unknown = sorted((id, token) for token, id in tokens.items() if id >= size)
+    if not unknown:
+        return []
+    seen = f"{len(unknown)} tokens from id {unknown[0][0]} on, such as {unknown[0][1]!r}"
+    problem = f"expected ids below vocab_size={size}: texts with them are an error"
+    return [f"{info.directory} has a tokenizer with {seen}, {problem}"]
 
 
 def embedding_facts(info: ExportInfo) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import uvloop
 from fastapi import APIRouter
@@ -22,6 +23,13 @@ from vanilla_transformer_export.serving.settings import Settings
 from vanilla_transformer_export.serving.sources import Source
 
 router = APIRouter(tags=["stub"])
+# for paths with its name
+MODEL = SimpleNamespace(
+    name="a",
+    state="ready",
+    backend=SimpleNamespace(close=lambda: None),
+    unload_if_idle=lambda seconds: None,
+)
 SEEN: list[str] = []  # outcomes of the slow requests
 
 

@@ -229,7 +229,8 @@ async def info(request: Request, model: str | None = None) -> Response:
     """Return information about the model, with the fields of text-embeddings-inference.
 
     More fields are the choices that the model makes, such as its pooling, prompts and target, and
-    `warnings` of those that are probably wrong.
+    `warnings` of those that are probably wrong. The vocabulary is checked while the model is
+    loaded.
     """
     served = find_model(request, reads, "embed or label texts", model)
     settings, dtype = server_settings(request), served.info.dtype
@@ -251,7 +252,8 @@ async def info(request: Request, model: str | None = None) -> Response:
         "sha": None,
         "docker_label": None,
     }
-    return JSONResponse(model_facts(served.info, arrangement.threads) | facts)
+    tokenizer = None if served.runtime is None else served.runtime.tokenizer
+    return JSONResponse(model_facts(served.info, arrangement.threads, tokenizer) | facts)
 
 
 # (condition, endpoint, request class) of POST /; the first condition that is true counts
