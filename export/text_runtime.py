@@ -289,7 +289,7 @@ class TextRuntime:
         There is a warning for each of `embedding.pooling_problems` and `embedding.length_problems`.
         """
         modules = read_modules(self.info.manifest.get("sentence_modules") or [], self.info)
-        for problem in embedding.pooling_problems(self) + embedding.length_problems(self):
+        for problem in embedding.pooling_problems(self.info) + embedding.length_problems(self.info):
             warnings.warn(problem, stacklevel=1)
         return modules
 

@@ -102,7 +102,7 @@ def export_report(directory: str, as_json: bool) -> str:
     from ..text_runtime import TextRuntime
 
     with TextRuntime(directory) as runtime:
-        facts = model_facts(runtime)
+        facts = model_facts(runtime.info, runtime.runtime.threads, runtime.tokenizer)
     if as_json:
         return json.dumps(facts)
     warnings = [("warning", problem) for problem in facts.pop("warnings")]

@@ -50,6 +50,12 @@ def padded_length(length: int, max_positions: int) -> int:
     return max(length, min(-(-length // multiple) * multiple, max_positions))
 
 
+def max_row_length(config: dict, max_source: int | None) -> int:
+    """Return the maximum number of tokens of a row: `max_source`, or by default the positions of
+    the model, which are always a limit. `config` are the fields of config.json."""
+    return min(max_source or 2**31, config.get("max_position_embeddings") or 2**31)
+
+
 class EncoderInputs:
     """The inputs of one request for a full-sequence graph, and its outputs, which workers fill.
 
@@ -308,18 +314,17 @@ class EncoderScheduler:
     ):
         self.graph = EncoderGraph(model)
         self.arrangement = Arrangement(workers, model.threads)
-        positions = model.info.config.get("max_position_embeddings")
-        self.max_length = min(max_source or 2**31, positions or 2**31)
+        self.max_length = max_row_length(model.info.config, max_source)
         self.max_waiting = max_waiting
         self.num_unanswered = 0  # rows of calls
         self.num_small = 0  # those of small calls
-        batches: list[EncoderBatch] = []
+        self.batches: list[EncoderBatch] = []
         for _ in range(workers):
-            EncoderBatch(self.graph, batches)
+            EncoderBatch(self.graph, self.batches)
         self.calls: dict[int, Updates] = {}
         self.numbers = itertools.count()
         self.pool = ThreadPoolExecutor(max_calls, "encoder call")
-        self.engine = Engine(batches).start(self.report, observe)
+        self.engine = Engine(self.batches).start(self.report, observe)
 
     def describe(self) -> str:
         """Return one line about the batches and workers, for the log."""
@@ -398,3 +403,10 @@ class EncoderScheduler:
         in it yet raises RequestError."""
         self.engine.end()
         self.pool.shutdown(wait=False)
+
+    def free(self) -> None:
+        """Close, wait until no call runs, and free the memory of the batches."""
+        self.close()
+        self.pool.shutdown()
+        self.engine.close()
+        self.batches.clear()  # each has the list of all

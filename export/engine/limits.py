@@ -282,6 +282,13 @@ class Admission:
         """Number of slots of all workers; each holds one running row."""
         return self.arrangement.workers * self.slot_size.rows
 
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the slots of all workers, spare ones too, once rows have used all of them."""
+        rows = self.slot_size.rows
+        rows += spare_rows(rows) if self.info.step else 0
+        return self.arrangement.workers * rows * slot_bytes(self.info, self.slot_size)
+
     def describe(self) -> str:
         """Return one line about the batching mode, workers and slots, for the log."""
         threads = f"{self.arrangement}, {self.slot_size.rows} rows each{self.beams_note()}"
@@ -302,7 +309,7 @@ class Admission:
 
     def describe_slots(self) -> str:
         """Return the tokens per slot and the memory of all slots, as text."""
-        size = self.slots * slot_bytes(self.info, self.slot_size) / 1e6
+        size = self.slot_bytes / 1e6
         source = f"{self.slot_size.source} source tokens and " if self.slot_size.source else ""
         return f"{source}{self.slot_size.length} tokens, {size:.0f} MB"
 

@@ -35,11 +35,14 @@ if find_spec("onnxruntime") is None:  # it is imported when graphs are loaded
 MAX_THREADS = 1024
 
 
-def open_export(directory: str | os.PathLike, dtype: str | None = None) -> ExportInfo:
+def open_export(
+    directory: str | os.PathLike, dtype: str | None = None, hashes: bool = True
+) -> ExportInfo:
     """Return the facts of the export in `directory`, with the specs of its graphs for `dtype`.
 
     Without `dtype`, it is the default dtype of the export. No graph is opened. Threads still check
-    the hashes of graphs and weights. `check_unchanged` of the result waits for them.
+    the hashes of graphs and weights. `check_unchanged` of the result waits for them. Without
+    `hashes`, only their sizes are checked, for callers that open no graph.
 
     Raises:
         FileNotFoundError: if the directory, its manifest or a listed file is missing.
@@ -48,7 +51,7 @@ def open_export(directory: str | os.PathLike, dtype: str | None = None) -> Expor
             `--generate`, a config that was changed, and a graph of another size than listed.
         UsageError: for a dtype that the export does not have.
     """
-    info = open_export_info(directory)
+    info = open_export_info(directory, hashes)
     if (mode := info.manifest.get("generate")) is not None:
         problem = f"{info.directory} was exported with --generate {mode}"
         raise ValueError(f"{problem}: run its graph in onnxruntime, or export without --generate")
@@ -101,6 +104,20 @@ def worker_roles(info: ExportInfo) -> list[str]:
     if info.step is None:
         return main_roles(info)
     return [role for role in info.specs if role in ("encoder", info.step)]
+
+
+def weight_bytes(info: ExportInfo) -> int:
+    """Return the size of the graphs that workers run, and of their weights."""
+    run = {info.specs[role].file for role in worker_roles(info)}
+    variants = info.manifest["variants"].values()
+    graphs = {graph for variant in variants for graph in variant["graphs"].values()}
+    # a graph that is not run may have weights of its own, whose names begin with its name
+    others = tuple(graphs - run)
+    return sum(
+        facts["bytes"]
+        for name, facts in info.manifest["files"].items()
+        if ".onnx" in name and not name.startswith(others)
+    )
 
 
 def open_for_workers(info: ExportInfo, threads: int) -> "OnnxModel":
@@ -245,7 +262,7 @@ class OnnxModel:
     def max_tokens(self) -> int:
         """Maximum tokens in one run of a full-sequence graph. More tokens would only take
         memory."""
-        return MAX_TOKENS * self.threads if self.device == "cpu" else MAX_GPU_TOKENS
+        return max_run_tokens(self.device, self.threads)
 
     def outputs(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the outputs of the encoder by name, for inputs `feeds` by name that are checked
@@ -285,6 +302,11 @@ def encode(
 
 
 # ---------------------------------------------------------------------------------------- devices
+
+
+def max_run_tokens(device: str, threads: int) -> int:
+    """Return the maximum tokens in one run of a full-sequence graph on `device`."""
+    return MAX_TOKENS * threads if device == "cpu" else MAX_GPU_TOKENS
 
 
 def execution_providers(

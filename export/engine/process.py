@@ -83,8 +83,10 @@ class Child:
                 kind, name, *content = message
                 if kind == PING:
                     self.send(PING)
-                elif kind == "open":
-                    self.open(name, *content)
+                elif kind in ("open", "close"):
+                    # in a thread, as the other engines go on meanwhile
+                    work = functools.partial(self.answer, getattr(self, kind), name, *content)
+                    threading.Thread(target=work, daemon=True).start()
                 else:
                     getattr(self.outboxes[name], kind)(*content)
 
@@ -93,15 +95,25 @@ class Child:
         with self.lock, contextlib.suppress(ConnectionError):
             self.connection.sendall(frame(message))
 
-    def open(self, name: str, *content: Any) -> None:
+    def answer(self, function: Callable[..., None], name: str, *content: Any) -> None:
+        """Call `function` for the engine `name`, and send the parent its error or None."""
         try:
-            engine = open_engine(*content)
+            function(name, *content)
         except Exception as error:
-            self.send(name, portable(error))
+            self.send(PING, name, portable(error))
         else:
-            self.outboxes[name] = Outbox(functools.partial(self.send, name), engine)
+            self.send(PING, name, None)
+
+    def open(self, name: str, *content: Any) -> None:
+        engine = open_engine(*content)
+        if not any(outbox.engine.requests for outbox in self.outboxes.values()):
+            gc.collect()  # what is frozen is never collected: neither garbage nor requests
             gc.freeze()
-            self.send(name, None)
+        self.outboxes[name] = Outbox(functools.partial(self.send, name), engine)
+
+    def close(self, name: str) -> None:
+        self.outboxes.pop(name).engine.close()
+        trim_heap()
 
 
 class Outbox:
@@ -219,6 +231,13 @@ def share_heap() -> None:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
+def trim_heap() -> None:
+    """Return freed memory to the system, as far as the C library can. Others than glibc ignore
+    it."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class EngineProcess(asyncio.Protocol):
     """A child process that runs engines, forked when this object is created.
 
@@ -231,14 +250,14 @@ class EngineProcess(asyncio.Protocol):
         gc.freeze()  # garbage collection would copy shared pages
         self.pid = fork(lambda: run_child(self.socket, child_socket))
         child_socket.close()
-        self.clients: list[Client] = []
+        self.clients: dict[str, Client] = {}
         self.engines: dict[str, ProcessEngine] = {}
         # called if the child exits by itself
         self.failed: Callable[[ChildProcessError], object] = lambda error: None
         self.error: ChildProcessError | None = None
         self._buffer = bytearray()
         self._asked_at: float | None = None  # time of a ping without a message since
-        self._opened: asyncio.Future[None] | None = None
+        self._asked: dict[str, asyncio.Future[None]] = {}  # what `ask` waits for, by engine
         self._transport: asyncio.WriteTransport | None = None
         self._is_closing = False
 
@@ -251,7 +270,7 @@ class EngineProcess(asyncio.Protocol):
     ) -> Client:
         """Open an engine in the child and return its client, not started, once the model is loaded.
 
-        Calls must not overlap.
+        Calls for one name must not overlap, also not with `close_engine`.
 
         Args:
             name: identifies the engine; it must be unique.
@@ -263,12 +282,29 @@ class EngineProcess(asyncio.Protocol):
             Exception: any error that `child.open_engine` raises.
             ChildProcessError: if the child has exited.
         """
-        self._opened = asyncio.get_running_loop().create_future()
-        self.send(("open", name, str(admission.info.directory), dtype, sizes))
-        await self._opened
+        await self.ask("open", name, str(admission.info.directory), dtype, sizes)
         self.engines[name] = ProcessEngine(self, name)
-        self.clients.append(Client(admission, self.engines[name]))
-        return self.clients[-1]
+        self.clients[name] = Client(admission, self.engines[name])
+        return self.clients[name]
+
+    async def close_engine(self, name: str) -> None:
+        """Close an engine that has no requests, and free its memory in the child.
+
+        Raises:
+            ChildProcessError: if the child has exited.
+        """
+        self.clients.pop(name).close()
+        del self.engines[name]
+        await self.ask("close", name)
+
+    async def ask(self, kind: str, name: str, *content: Any) -> None:
+        """Send a message and wait for the child's answer. Raise the error in it."""
+        self._asked[name] = asyncio.get_running_loop().create_future()
+        try:
+            self.send((kind, name, *content))
+            await self._asked[name]
+        finally:
+            del self._asked[name]
 
     def send(self, message: tuple) -> None:
         """Send a message to the child: a tuple of its kind, the name of an engine, and arguments.
@@ -304,15 +340,16 @@ class EngineProcess(asyncio.Protocol):
             self.received(*message)
 
     def received(self, name: str, *content: Any) -> None:
-        if name == PING:
-            return
         if name in self.engines:
             self.engines[name].received(*content)
-            return
-        [error] = content
-        assert self._opened is not None
-        if not self._opened.done():  # `open` may have been cancelled
-            self._opened.set_result(None) if error is None else self._opened.set_exception(error)
+        elif name == PING and content:
+            self.answered(*content)
+
+    def answered(self, name: str, error: Exception | None) -> None:
+        """Give the answer about the engine `name` to `ask`, which may have been cancelled."""
+        asked = self._asked.get(name)
+        if asked is not None and not asked.done():
+            asked.set_result(None) if error is None else asked.set_exception(error)
 
     def connection_lost(self, reason: Exception | None) -> None:
         """Fail all requests, because the child has exited or sent a message that cannot be read.
@@ -328,9 +365,9 @@ class EngineProcess(asyncio.Protocol):
         self.error = ChildProcessError(
             f"the process of the workers ended {how}, expected it to run as long as the server"
         )
-        if self._opened is not None and not self._opened.done():
-            self._opened.set_exception(self.error)
-        for client in self.clients:
+        for name in list(self._asked):
+            self.answered(name, self.error)
+        for client in self.clients.values():
             client.close()
         self.failed(self.error)
 

@@ -26,7 +26,8 @@ CONFIGS = ("config.json", "generation_config.json")
 IMAGE_PROCESSOR = "preprocessor_config.json"
 # tokenizer of target text, if it differs from that of source text
 TARGET_TOKENIZER = "target_tokenizer.json"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TARGET_TOKENIZER)
+TOKENIZERS = ("tokenizer.json", TARGET_TOKENIZER)
+TOKENIZER_FILES = (*TOKENIZERS, "tokenizer_config.json")
 # Required and optional fields of the manifest.
 REQUIRED = {
     "architecture": str,
@@ -237,11 +238,12 @@ def check_has_manifest(directory: Path) -> None:
     )
 
 
-def open_export_info(directory: str | os.PathLike) -> ExportInfo:
+def open_export_info(directory: str | os.PathLike, hashes: bool = True) -> ExportInfo:
     """Return the export in `directory` while threads still check the hashes of graphs and their
     weights.
 
-    Callers that open files must call `check_unchanged` before they use the results.
+    Callers that open files must call `check_unchanged` before they use the results. Without
+    `hashes`, only the sizes of graphs and weights are checked, for callers that open none.
 
     Raises:
         FileNotFoundError: if the directory, its manifest or a listed file is missing.
@@ -273,7 +275,10 @@ def open_export_info(directory: str | os.PathLike) -> ExportInfo:
                 file.close()
             else:
                 stamps[name], file = open_file(directory / name, facts)
-                hashing[name] = pool.submit(check_hash, file, facts, directory / name)
+                if hashes:
+                    hashing[name] = pool.submit(check_hash, file, facts, directory / name)
+                else:
+                    file.close()
     finally:
         pool.shutdown(wait=False)  # submitted checks continue
     config, generation_config = configs.values()

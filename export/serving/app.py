@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import (
     TOKENIZER_FAILED,
@@ -24,8 +24,8 @@ from ..errors import (
 from . import health
 from .lifecycle import Lifecycle
 from .metrics import Metrics
-from .models import ServedModels
-from .protocols.protocol import Protocol, short_repr
+from .models import ServedModel, ServedModels
+from .protocols.protocol import IN_USE, Protocol, short_repr
 from .settings import Settings
 
 MODEL_PREFIX = "/models/{model}"
@@ -65,11 +65,29 @@ def create_app(
         describe_errors(protocol)
         app.include_router(protocol.router, prefix=MODEL_PREFIX)
         add_roots(app, protocol)
+    app.add_middleware(ModelsInUse)
     for kind in (RequestError, RequestValidationError, RecursionError, ValueError, HTTPException):
         app.add_exception_handler(kind, respond)
     app.add_exception_handler(Exception, respond_to_mistake)
     app.openapi = functools.partial(document, app)  # type: ignore[method-assign]
     return app
+
+
+class ModelsInUse:
+    """An ASGI application that gives each request to `app` with a list in its scope, to which
+    `use_model` adds models. It releases them after the response, streams included."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        models: list[ServedModel] = []
+        scope[IN_USE] = models
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            for model in models:
+                model.release()
 
 
 def add_roots(app: FastAPI, protocol: Protocol) -> None:

@@ -6,6 +6,9 @@ import numpy as np
 
 from ..engine.encoder import MAX_WAITING, EncoderScheduler
 from ..engine.inputs import encoder_feeds
+from ..engine.limits import Arrangement
+from ..engine.model import find_target, max_run_tokens
+from ..inference.export_info import ExportInfo
 from ..runtime import Runtime
 
 
@@ -16,8 +19,7 @@ class BatchingRuntime:
     def __init__(self, runtime: Runtime, scheduler: EncoderScheduler):
         self.runtime = runtime
         self.scheduler = scheduler
-        # Tasks pass as many rows at once as keep all workers busy, with rows of several lengths.
-        self.max_tokens = 2 * scheduler.arrangement.workers * runtime.max_tokens
+        self.max_tokens = max_batch_tokens(runtime.info, scheduler.arrangement)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runtime, name)
@@ -49,6 +51,13 @@ class BatchingRuntime:
             **inputs,
         }
         return self.scheduler.run(encoder_feeds(self.runtime.info, arguments))
+
+
+def max_batch_tokens(info: ExportInfo, arrangement: Arrangement) -> int:
+    """Return how many tokens tasks pass at once: as many as keep all workers busy, with rows of
+    several lengths."""
+    device = find_target(info).default_device
+    return 2 * arrangement.workers * max_run_tokens(device, arrangement.threads)
 
 
 def batched(

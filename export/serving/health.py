@@ -27,9 +27,11 @@ async def ready(request: Request) -> JSONResponse:
     """Return status 200 if the server accepts requests.
 
     Return 503 while it loads the models, while it shuts down, and while the process of the workers
-    does not answer. The body is `{"status": text}`, with "ok" for status 200."""
+    does not answer. The body is `{"status": text, "models": {name: state}}`, with "ok" for status
+    200. States are "ready", "loading", "unloading" and "unloaded"; requests load a model."""
     status = request.app.state.lifecycle.status
-    return JSONResponse({"status": status}, 200 if status == "ok" else 503)
+    models = {model.name: model.state for model in request.app.state.models}
+    return JSONResponse({"status": status, "models": models}, 200 if status == "ok" else 503)
 
 
 @router.get("/metrics")

@@ -56,6 +56,7 @@ class Metrics:
         self._slots_used = self._gauge(
             "slots_used_ratio", "Share of the slots in use, from 0 to 1.", "model"
         )
+        self._loaded = self._gauge("model_loaded", "1 if the model is loaded, else 0.", "model")
         self.failed = self._errors.inc
         # cached, because resolving labels takes longer than counting
         self._count = functools.cache(
@@ -101,6 +102,10 @@ class Metrics:
         """Report the share of the `slots` of `model` that are in use, 1 also with spare ones.
         `running` is called whenever the metrics are read."""
         self._slots_used.labels(model).set_function(lambda: min(1.0, running() / slots))
+
+    def watch_state(self, model: str, is_loaded: Callable[[], bool]) -> None:
+        """Report whether `model` is loaded. `is_loaded` is called whenever the metrics are read."""
+        self._loaded.labels(model).set_function(lambda: float(is_loaded()))
 
     def text(self) -> tuple[bytes, str]:
         """Return the metrics in the text format of Prometheus, and their media type."""

@@ -1,36 +1,203 @@
-"""The models that are served, by name."""
+"""The models that are served, by name. Each is loaded while requests need it."""
 
 import asyncio
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ..engine.client import Client
 from ..engine.encoder import EncoderScheduler
-from ..engine.limits import Admission
+from ..engine.limits import Admission, Arrangement
+from ..engine.process import trim_heap
 from ..errors import RequestError, did_you_mean
 from ..heads import EMBED, GENERATE, TRANSLATE, Task, has_task
-from ..text.language_pairs import Directions, names_by_code
+from ..inference.config import VISION
+from ..inference.export_info import ExportInfo
+from ..text.language_pairs import Directions
+from . import rejections
+
+UNLOADED, LOADING, READY, UNLOADING = "unloaded", "loading", "ready", "unloading"
 
 
 @dataclass(frozen=True)
-class ServedModel:
-    """A loaded export.
+class ModelPlan:
+    """The facts of a model that are known before it is loaded.
 
     Attributes:
-        runtime: a `TextRuntime` or an `ImageRuntime`.
-        scheduler: runs generation; None for encoders.
-        languages: pairs of language codes, (source, target), that the model translates.
-        encoder: batches the calls of encoders, see `encoder_runtime.batched`; None for a model
-            that generates.
+        info: the export. The hashes of its files need not be checked.
+        arrangement: the numbers of workers and of threads.
+        admission: limits of a model that generates; None for encoders.
+        directions: the directions that the model translates.
+        num_bytes: about how much memory the loaded model takes.
     """
 
-    name: str
+    info: ExportInfo
+    arrangement: Arrangement
+    admission: Admission | None = None
+    directions: Directions = Directions((), {}, False)
+    num_bytes: int = 0
+
+
+class OpenModel(NamedTuple):
+    """The open parts of a loaded model.
+
+    Attributes:
+        plan: the plan by which it was opened.
+        runtime: a `TextRuntime` or an `ImageRuntime`.
+        scheduler: runs generation; None for encoders.
+        encoder: batches the calls of encoders, see `encoder_runtime.batched`; None for a model
+            that generates.
+        free: closes the model and frees its memory. No request may use it then.
+    """
+
+    plan: ModelPlan
     runtime: Any
     scheduler: Client | None = None
-    languages: list[tuple[str, str]] = field(default_factory=list)
     encoder: EncoderScheduler | None = None
+    free: Callable[[], Awaitable[None]] | None = None
+
+
+class ServedModel:
+    """A model of the server by its `name`: an export that is loaded and unloaded while the server
+    runs.
+
+    `runtime`, `scheduler` and `encoder` are those of `OpenModel`, all None while it is not loaded.
+
+    Args:
+        name: the name of the model in requests.
+        plan: how it will run.
+        open: opens it, by a new plan.
+        changed: called after each load, also after a failed one, and each unload, with this model
+            and the seconds that it took.
+
+    Attributes:
+        plan: the plan of the export, as last read.
+        state: `UNLOADED`, `LOADING`, `READY` or `UNLOADING`.
+        problem: the error of the last load, empty if it succeeded.
+        num_requests: the number of requests that use the model, which is not unloaded meanwhile.
+        used_at: the time of `time.monotonic` at which the last request ended.
+    """
+
+    runtime: Any = None
+    scheduler: Client | None = None
+    encoder: EncoderScheduler | None = None
+
+    def __init__(
+        self,
+        name: str,
+        plan: ModelPlan,
+        open: Callable[[], Awaitable[OpenModel]],
+        changed: "Callable[[ServedModel, float], object]",
+    ):
+        self.name = name
+        self.plan = plan
+        self.state, self.problem = UNLOADED, ""
+        self.num_requests, self.used_at = 0, time.monotonic()
+        self._open, self._changed = open, changed
+        self._free: Callable[[], Awaitable[None]] | None = None
+        self._change: asyncio.Task[Exception | None] | None = None  # the last load or unload
+        self._unused = asyncio.Event()
+
+    # ------------------------------------------------------------------------- loading, unloading
+
+    async def acquire(self) -> None:
+        """Load the model unless it is loaded, and keep it until `release`. Raises what `load`
+        raises."""
+        await self.load()
+        self.num_requests += 1
+
+    def release(self) -> None:
+        self.num_requests -= 1
+        self.used_at = time.monotonic()
+        if not self.num_requests:
+            self._unused.set()
+
+    async def load(self) -> None:
+        """Load the model unless it is loaded. Calls at the same time load it once.
+
+        A model that is being unloaded is loaded again afterwards. Loading goes on if the call is
+        cancelled.
+
+        Raises:
+            Exception: the error that opening the model raised. It is then unloaded.
+        """
+        while self.state != READY:
+            if self.state == UNLOADED:
+                self._start(LOADING, self._load())
+            await self._wait()
+
+    async def unload(self) -> None:
+        """Wait until no request uses the model, and free its memory. Requests that come meanwhile
+        wait, and load it again.
+
+        A model that is being loaded is unloaded afterwards. Unloading goes on if the call is
+        cancelled.
+
+        Raises:
+            Exception: the error that closing the model raised.
+        """
+        if self.state == LOADING and self._change is not None:
+            await asyncio.wait([self._change])
+        if self.state == READY:
+            self._start(UNLOADING, self._unload())
+        if self.state == UNLOADING:
+            await self._wait()
+
+    def unload_if_idle(self, seconds: float | None) -> None:
+        """Start to unload the model if it had no request for `seconds`, None for any time."""
+        is_idle = self.state == READY and not self.num_requests
+        if is_idle and seconds is not None and time.monotonic() - self.used_at >= seconds:
+            self._start(UNLOADING, self._unload())
+
+    def put(self, opened: OpenModel) -> None:
+        """Use the model that is `opened`."""
+        self.plan, self.runtime, self.scheduler, self.encoder, self._free = opened
+        self.state, self.used_at = READY, time.monotonic()
+
+    def _start(self, state: str, change: Coroutine[Any, Any, Exception | None]) -> None:
+        self.state = state
+        self._change = asyncio.create_task(self._timed(change))
+
+    async def _timed(self, change: Coroutine[Any, Any, Exception | None]) -> Exception | None:
+        started = time.perf_counter()
+        error = await change
+        self._changed(self, time.perf_counter() - started)
+        return error
+
+    async def _wait(self) -> None:
+        """Wait for the running load or unload, and raise its error."""
+        assert self._change is not None
+        if (error := await asyncio.shield(self._change)) is not None:
+            raise error
+
+    async def _load(self) -> Exception | None:
+        """Open the model. Return the error, which may have nobody who waits for it."""
+        try:
+            self.put(await self._open())
+        except Exception as error:
+            self.state = UNLOADED
+            self.problem = str(error) or type(error).__name__
+            return error
+        self.problem = ""
+        return None
+
+    async def _unload(self) -> Exception | None:
+        while self.num_requests:
+            self._unused.clear()
+            await self._unused.wait()
+        try:
+            if self._free is not None:
+                await self._free()
+        except Exception as error:
+            return error
+        finally:
+            self.runtime = self.scheduler = self.encoder = self._free = None
+            await asyncio.to_thread(trim_heap)
+            self.state = UNLOADED
+        return None
+
+    # ------------------------------------------------------------------------------- while loaded
 
     async def read(
         self, rows: int, function: Callable[..., Any], /, *args: Any, **options: Any
@@ -47,11 +214,19 @@ class ServedModel:
         return await self.encoder.call(rows, function, *args, **options)
 
     @property
-    def backend(self) -> Client | EncoderScheduler:
+    def backend(self) -> Client | EncoderScheduler | None:
         """Scheduler that runs the model's requests: `scheduler` or `encoder`."""
-        engine = self.scheduler or self.encoder
-        assert engine is not None  # each model has one of them
-        return engine
+        return self.scheduler or self.encoder
+
+    @property
+    def waiting(self) -> int:
+        """Number of rows that wait for a batch."""
+        return 0 if self.backend is None else self.backend.engine.waiting
+
+    @property
+    def running(self) -> int:
+        """Number of rows in a batch."""
+        return 0 if self.backend is None else self.backend.engine.running
 
     @property
     def admission(self) -> Admission:
@@ -66,9 +241,29 @@ class ServedModel:
         assert self.encoder is not None  # a model without a scheduler has an encoder
         return self.encoder.describe()
 
+    # ------------------------------------------------------------------------ whether loaded or not
+
+    @property
+    def info(self) -> ExportInfo:
+        return self.plan.info
+
     @property
     def architecture(self) -> str:
-        return self.runtime.info.architecture
+        return self.info.architecture
+
+    @property
+    def directions(self) -> Directions:
+        return self.plan.directions
+
+    @property
+    def languages(self) -> Sequence[tuple[str, str]]:
+        """Pairs of language codes, (source, target), that the model translates."""
+        return self.directions.pairs
+
+    @property
+    def reads_texts(self) -> bool:
+        """True if the model has a tokenizer, False if it reads images."""
+        return self.info.config["model_type"] != VISION
 
     def has_task(self, task: Task) -> bool:
         return has_task(self.architecture, task)
@@ -76,12 +271,6 @@ class ServedModel:
     @property
     def translates(self) -> bool:
         return self.has_task(TRANSLATE)
-
-    @cached_property
-    def directions(self) -> Directions:
-        languages = self.runtime.languages
-        names = names_by_code([*languages.tokens, *languages.words])
-        return Directions(self.languages, names, bool(languages.words))
 
     @property
     def embeds(self) -> bool:
@@ -94,10 +283,23 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class ServedModels:
+    """The models of a server by name. Those that are loaded may take `max_memory` bytes together,
+    by their plans; None for no limit."""
+
     models: dict[str, ServedModel]
+    max_memory: int | None = None
 
     def __iter__(self):
         return iter(self.models.values())
+
+    def check_memory(self, name: str, plan: ModelPlan) -> None:
+        """Raise RequestError 503 if the model `name` does not fit into `max_memory` beside those
+        that are loaded."""
+        others = [model for model in self if model.state != UNLOADED and model.name != name]
+        used = sum(model.plan.num_bytes for model in others)
+        if self.max_memory is not None and used + plan.num_bytes > self.max_memory:
+            names = ", ".join(model.name for model in others)
+            raise rejections.no_memory(name, plan.num_bytes, self.max_memory, used, names)
 
     def choose(
         self,
@@ -107,7 +309,7 @@ class ServedModels:
         in_body: str | None = None,
     ) -> ServedModel:
         """Return the model with the name `in_path`, or else `in_body`. Without a name, return the
-        only model that `fits`.
+        only model that `fits`. It need not be loaded.
 
         `purpose` completes "a model that can ..." in errors.
 

@@ -18,7 +18,7 @@ from ..errors import RequestError
 from ..heads import IMAGE, find_task
 from ..text.tasks.translation import Plan, Splitting, join_parts
 from .models import ServedModel
-from .protocols.protocol import Protocol, name_in_path, served_models
+from .protocols.protocol import Protocol, choose_model, name_in_path, served_models
 from .streams import EventStream, event
 from .translation.translator import call_off_loop, plan_inputs
 
@@ -76,7 +76,7 @@ async def models(request: Request) -> JSONResponse:
 
     Each has the fields `name`, `task` and `architecture`. A model that translates also has `pairs`,
     lists of a source and a target language. A model that fills masks has `mask`, its mask token, if
-    its tokenizer has one."""
+    its tokenizer has one and it is loaded."""
     name = name_in_path(request)
     return JSONResponse(
         [describe_model(model) for model in served_models(request) if name in (None, model.name)]
@@ -90,7 +90,7 @@ def describe_model(model: ServedModel) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": model.name, "task": task, "architecture": model.architecture}
     if task == "translate":
         facts["pairs"] = model.languages
-    if task == "fill-mask":
+    if task == "fill-mask" and model.runtime is not None:
         mask = model.runtime.tokenizer_settings.special_tokens["mask_token"]
         if mask is not None:
             facts["mask"] = model.runtime.tokenizer.id_to_token(mask)
@@ -104,11 +104,8 @@ async def stream(request: Request, body: PageRequest) -> EventStream:
     Each event is `{"text": ...}` with the next part. The last event is `{"done": true}`, or
     `{"error": message}` if a later sentence is rejected. If the model fails, the stream ends
     without either. Translations are greedy; a continuation is sampled if `temperature` is not 0."""
-    model = served_models(request).choose(
-        lambda model: model.translates or model.completes,
-        "generate text",
-        name_in_path(request),
-        body.model,
+    model = await choose_model(
+        request, lambda model: model.translates or model.completes, "generate text", body.model
     )
     pieces = await (translation(model, body) if model.translates else completion(model, body))
     first = await anext(pieces, "")  # a rejected request raises here, before the status is sent

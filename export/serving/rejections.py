@@ -15,6 +15,30 @@ def loading() -> RequestError:
     return RequestError(503, "the server is loading its models: try again later", retry_after=2)
 
 
+def not_loadable(name: str) -> RequestError:
+    return RequestError(
+        503,
+        f"the model {name} cannot be loaded, see the log of the server: try again later",
+        retry_after=5,
+    )
+
+
+def no_memory(name: str, size: int, limit: int, used: int, others: str) -> RequestError:
+    """Return the error of a model of `size` bytes that does not fit into `limit` beside the models
+    `others`, which take `used` bytes."""
+    beside = f" beside {megabytes(used)} of {others}" if used else ""
+    return RequestError(
+        503,
+        f"the model {name} takes about {megabytes(size)}{beside}, expected at most "
+        f"{megabytes(limit)} together (--max-memory): try again when a model is unloaded",
+        retry_after=5,
+    )
+
+
+def megabytes(size: int) -> str:
+    return f"{size / 1e6:.0f} MB"
+
+
 def busy(max_requests: int) -> RequestError:
     return RequestError(
         429,

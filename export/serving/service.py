@@ -10,21 +10,23 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from ..engine.client import Client
+from ..engine.client import Client, Observe
+from ..engine.encoder import EncoderScheduler
 from ..engine.limits import Admission, Arrangement, arrange_workers
 from ..engine.loop import SWITCH_INTERVAL, Engine
-from ..engine.model import check_threads, find_target, open_export
-from ..engine.process import EngineProcess
+from ..engine.model import check_threads, find_target, open_export, weight_bytes
+from ..engine.process import EngineProcess, share_heap
 from ..errors import UsageError
 from ..inference.devices import available_cpus
-from ..inference.export_info import ExportInfo, json_object
-from ..text.language_pairs import model_languages
+from ..inference.export_info import TOKENIZERS, ExportInfo, json_object
+from ..text.language_pairs import read_directions
+from ..text.languages import read_languages
 from ..text_runtime import TextRuntime, open_runtime
 from . import page
 from .app import create_app
@@ -33,9 +35,10 @@ from .lifecycle import Lifecycle
 from .logs import Log, format_error
 from .metrics import Metrics
 from .middleware import Frame
-from .models import ServedModel, ServedModels
+from .models import READY, ModelPlan, OpenModel, ServedModel, ServedModels
 from .protocols import libretranslate, open_inference, openai_api, pipelines, text_embeddings
 from .protocols.protocol import Protocol
+from .rejections import megabytes
 from .settings import Settings
 from .sources import Source
 
@@ -44,84 +47,101 @@ PROTOCOLS: tuple[Protocol, ...] = tuple(
     for module in (libretranslate, openai_api, text_embeddings, pipelines, open_inference, page)
 )
 CONFIG = "config.json"
+TOKENIZER_SHARE = 11  # bytes in memory per byte of tokenizer.json; measured, WordPiece of 30,000
 Say = Callable[[str], None]
 # seconds between two checks of the requests, and their number per check of the connections
 TICK, TICKS = 0.1, 5
 
 
-async def load(
-    source: Source,
-    settings: Settings,
-    metrics: Metrics,
-    cores: int,
-    process: EngineProcess | None,
-) -> ServedModel:
-    """Return the loaded model of `source`. The default number of threads is `cores`, that of CPU
-    cores.
-
-    If there is a `process`, it runs the workers of models that generate. `metrics` counts what the
-    workers of the model do. The caller closes the model's `backend`.
+def make_plan(source: Source, settings: Settings, cores: int, hashes: bool = False) -> ModelPlan:
+    """Return how the model `source` will run. The default number of threads is `cores`, that of CPU
+    cores. With `hashes`, threads check those of its files.
 
     Raises:
         UsageError: if a setting is not possible for the model.
-        ValueError, OSError: if the export is damaged or cannot be run.
+        ValueError, OSError: if the export is damaged, or has another model than at the start.
     """
     arranged = arrangement_for(source, settings, cores)
-    info = await in_thread(functools.partial(open_export, source.directory, settings.dtype))
-    arranged = limit_workers(arranged, info, settings)
-    observe = metrics.of_engine(source.name)
-    if source.generates:
-        runtime, client = await generator(source, info, settings, arranged, process)
-        client.start(observe)
-        languages = model_languages(runtime, source.languages)
-        model = ServedModel(source.name, runtime, client, languages)
-    else:
-        options: dict[str, Any] = dict(threads=arranged.threads, dtype=settings.dtype)
-        runtime = await in_thread(functools.partial(open_runtime, source.directory, **options))
-        encoder = batched(
-            runtime,
-            arranged.workers,
-            settings.queue,
-            max_source=settings.max_source,
-            observe=observe,
+    info = open_export(source.directory, settings.dtype, hashes)
+    if info.architecture != source.architecture:
+        raise ValueError(
+            f"{source.directory} has a {info.architecture}, expected a {source.architecture} as "
+            "when the server started: start it again"
         )
-        model = ServedModel(source.name, runtime, encoder=encoder)
-    engine = model.backend.engine
-    metrics.watch_rows(source.name, lambda: engine.waiting, lambda: engine.running)
-    if model.scheduler is not None:
-        metrics.watch_slots(source.name, model.admission.slots, lambda: engine.running)
-    return model
+    arranged = limit_workers(arranged, info, settings)
+    admission = admission_for(info, arranged, settings) if source.generates else None
+    directions = read_directions(info, read_languages(info), source.languages)
+    slot_bytes = 0 if admission is None else admission.slot_bytes
+    files = info.manifest["files"]
+    tokenizers = sum(files[name]["bytes"] for name in TOKENIZERS if name in files)
+    num_bytes = weight_bytes(info) + TOKENIZER_SHARE * tokenizers + slot_bytes
+    return ModelPlan(info, arranged, admission, directions, num_bytes)
 
 
-async def generator(
+def slot_sizes(arranged: Arrangement, settings: Settings) -> dict[str, Any]:
+    """Return the arguments of `Admission` about workers and slots, by name."""
+    names = ("slots", "max_source", "max_length")
+    return dataclasses.asdict(arranged) | {name: getattr(settings, name) for name in names}
+
+
+def admission_for(info: ExportInfo, arranged: Arrangement, settings: Settings) -> Admission:
+    return Admission(info, max_waiting=settings.queue, **slot_sizes(arranged, settings))
+
+
+async def open_model(
     source: Source,
-    info: ExportInfo,
+    plan: ModelPlan,
     settings: Settings,
-    arranged: Arrangement,
+    observe: Observe,
     process: EngineProcess | None,
-) -> tuple[TextRuntime, Client]:
-    """Return the text runtime of the model `source`, which generates, and the client of its engine,
-    which is not started.
+) -> OpenModel:
+    """Open the model `source` by its `plan`, and run it once if it generates. If there is a
+    `process`, it runs the workers of models that generate.
 
-    The engine runs in `process`, or in this process if it is None. `arranged` has the numbers of
-    workers and threads.
+    `observe` gets what the workers do. The caller calls `free` of the result.
 
     Raises:
-        UsageError: if a setting is not possible for the model.
-        ValueError, OSError: if the export is damaged.
+        UsageError: if the slots do not fit into memory.
+        ValueError, OSError: if the export is damaged or cannot be run.
     """
-    sizes = {
-        **dataclasses.asdict(arranged),
-        "slots": settings.slots,
-        "max_source": settings.max_source,
-        "max_length": settings.max_length,
-    }
-    admission = Admission(info, max_waiting=settings.queue, **sizes)
-    runtime = await in_thread(functools.partial(TextRuntime.around, admission))
+    if plan.admission is None:
+        return await open_encoder(source, plan, settings, observe)
+    runtime = await in_thread(functools.partial(TextRuntime.around, plan.admission))
+    free: Callable[[], Awaitable[None]]
     if process is not None:
-        return runtime, await process.open(source.name, admission, settings.dtype, sizes)
-    engine = await in_thread(functools.partial(Engine.open, admission))
-    return runtime, Client(admission, engine)
+        sizes = slot_sizes(plan.arrangement, settings)
+        client = await process.open(source.name, plan.admission, settings.dtype, sizes)
+        free = functools.partial(process.close_engine, source.name)
+    else:
+        engine = await in_thread(functools.partial(Engine.open, plan.admission))
+        client = Client(plan.admission, engine)
+        free = functools.partial(in_thread, client.close)
+    client.start(observe)
+    try:
+        await warm(client)
+    except BaseException:
+        await free()
+        raise
+    return OpenModel(plan, runtime, client, free=free)
+
+
+async def open_encoder(
+    source: Source, plan: ModelPlan, settings: Settings, observe: Observe
+) -> OpenModel:
+    options: dict[str, Any] = dict(threads=plan.arrangement.threads, dtype=settings.dtype)
+    sizes: dict[str, Any] = dict(max_source=settings.max_source, observe=observe)
+
+    def open_both() -> tuple[Any, EncoderScheduler]:
+        runtime = open_runtime(source.directory, **options)
+        return runtime, batched(runtime, plan.arrangement.workers, settings.queue, **sizes)
+
+    runtime, encoder = await in_thread(open_both)
+
+    def close() -> None:
+        encoder.free()
+        runtime.close()
+
+    return OpenModel(plan, runtime, encoder=encoder, free=functools.partial(in_thread, close))
 
 
 def limit_workers(arranged: Arrangement, info: ExportInfo, settings: Settings) -> Arrangement:
@@ -164,14 +184,10 @@ def arrangement_for(source: Source, settings: Settings, cores: int) -> Arrangeme
         raise ValueError(f"{path} {reason}: export again") from None
 
 
-async def warm(model: ServedModel) -> None:
-    """Generate once with a model that generates, because the first run of a graph takes longer than
-    later runs."""
-    if model.scheduler is not None:
-        tokens = min(2, model.admission.slot_size.length)
-        await model.scheduler.generate(
-            [model.admission.admit([0], {"max_new_tokens": tokens, "num_beams": 1})]
-        )
+async def warm(client: Client) -> None:
+    """Generate once, because the first run of a graph takes longer than later runs."""
+    tokens = min(2, client.admission.slot_size.length)
+    await client.generate([client.admission.admit([0], {"max_new_tokens": tokens, "num_beams": 1})])
 
 
 # -------------------------------------------------------------------------------------- the service
@@ -202,20 +218,24 @@ class Service:
         self.say = say
         self.cores = cores or available_cpus()
         self.process = process
+        self.can_unload = bool(settings.lazy or settings.idle_unload or token is not None)
+        if self.can_unload:
+            share_heap()  # before there are threads
         self.log = Log(settings.log_level)
         self.lifecycle = Lifecycle(loading=True)
         self.metrics = Metrics()
-        self.models = ServedModels({})
+        self.models = ServedModels({}, settings.max_memory)
         app = create_app(self.models, protocols, settings, self.lifecycle, self.metrics)
         app.state.needs_token = token is not None
         self.frame = Frame(app, self.log, token)
         self.app = with_cors(self.frame, settings.cors_origin)
 
     async def start(self) -> None:
-        """Load the models and run each model that generates once. Then accept requests.
+        """Check the models, and load them unless the setting `lazy` is set. Then accept requests.
 
         Raises:
-            UsageError: if a setting is not possible for a model.
+            UsageError: if a setting is not possible for a model, or the models do not fit into
+                the setting `max_memory`.
             ValueError, OSError: if an export is damaged.
         """
         sys.setswitchinterval(SWITCH_INTERVAL)
@@ -223,15 +243,71 @@ class Service:
             await self.process.connect()
             self.metrics.watch_process(self.process.pid)
         for source in self.sources:
-            model = await load(source, self.settings, self.metrics, self.cores, self.process)
-            self.models.models[source.name] = model
-            info = model.runtime.info
-            facts = [model.architecture, info.manifest["target"], info.dtype, model.describe()]
-            self.say(f"{model.name}: {', '.join(facts)}")
-            await warm(model)
+            await self.add(source)
+        self.check_memory()
+        for model in self.models:
+            if not self.settings.lazy:
+                await model.load()
+            self.say(self.describe(model))
         gc.freeze()  # loaded objects stay: garbage collection of them would delay all requests
         self.lifecycle.loading = False
         self.say("ready")
+
+    async def add(self, source: Source) -> None:
+        """Add the model `source` and its metrics. It is not loaded."""
+        plan = functools.partial(make_plan, source, self.settings, self.cores)
+        observe = self.metrics.of_engine(source.name)
+
+        # an engine of this process opens the files of the plan, others their own
+        hashes = source.generates and self.process is None
+
+        async def open_again() -> OpenModel:
+            new = await in_thread(functools.partial(plan, hashes))
+            self.models.check_memory(source.name, new)
+            return await open_model(source, new, self.settings, observe, self.process)
+
+        model = ServedModel(source.name, await in_thread(plan), open_again, self.log_state)
+        self.models.models[source.name] = model
+        self.metrics.watch_state(source.name, lambda: model.state == READY)
+        self.metrics.watch_rows(source.name, lambda: model.waiting, lambda: model.running)
+        if (admission := model.plan.admission) is not None:
+            self.metrics.watch_slots(source.name, admission.slots, lambda: model.running)
+
+    def log_state(self, model: ServedModel, seconds: float) -> None:
+        """Log that `model` was loaded or unloaded in `seconds`, or why not. At the start nothing is
+        logged, because `start` says it."""
+        if self.lifecycle.loading:
+            return
+        if model.problem:
+            self.log.write("error", f"the model {model.name} cannot be loaded: {model.problem}")
+        else:
+            self.log.write(
+                "info", f"model {model.state}", model=model.name, seconds=round(seconds, 3)
+            )
+
+    def check_memory(self) -> None:
+        """Raise UsageError if the models do not fit into the setting `max_memory`: all of them
+        together, or with `lazy` each alone."""
+        sizes = {model.name: model.plan.num_bytes for model in self.models}
+        seen = max(sizes.values(), default=0) if self.settings.lazy else sum(sizes.values())
+        limit = self.settings.max_memory
+        if limit is not None and seen > limit:
+            sizes_text = ", ".join(f"{name} {megabytes(size)}" for name, size in sizes.items())
+            together = "the largest model takes" if self.settings.lazy else "the models take"
+            raise UsageError(
+                f"{together} about {megabytes(seen)} ({sizes_text}), expected at most "
+                f"{megabytes(limit)}, the value of --max-memory"
+            )
+
+    def describe(self, model: ServedModel) -> str:
+        """Return one line about how `model` runs, for the log."""
+        info = model.info
+        facts = [model.architecture, info.manifest["target"], info.dtype]
+        if model.state == READY:
+            facts.append(model.describe())
+        else:
+            facts.append(f"loaded at its first request, about {megabytes(model.plan.num_bytes)}")
+        return f"{model.name}: {', '.join(facts)}"
 
     async def watch(self, sometimes: Callable[[], None] = lambda: None) -> None:
         """Cancel requests that take too long, until the task is cancelled. `sometimes` is called
@@ -242,6 +318,8 @@ class Service:
                 self.frame.sweep()
                 if tick % TICKS == 0:
                     self.check_process()
+                    for model in self.models:
+                        model.unload_if_idle(self.settings.idle_unload)
                     sometimes()
             except Exception as error:  # the next check runs anyway
                 self.log.write(
@@ -282,7 +360,8 @@ class Service:
     def close(self) -> None:
         gc.unfreeze()
         for model in self.models:
-            model.backend.close()
+            if model.backend is not None:
+                model.backend.close()
         if self.process is not None:
             self.process.close()
 

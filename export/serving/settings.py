@@ -48,6 +48,14 @@ def origin(text: str) -> str:
     return text
 
 
+def memory(text: str) -> int:
+    """Return the bytes of a text such as `800MB`, `2GB` or `1000000`. Raises ValueError for
+    another."""
+    if not (match := re.fullmatch(r"([1-9]\d{0,11})(MB|GB|)", text)):
+        raise ValueError(text[:MAX_SHOWN])
+    return int(match[1]) * {"": 1, "MB": 10**6, "GB": 10**9}[match[2]]
+
+
 def is_tuple(value: object) -> bool:
     return isinstance(value, tuple)
 
@@ -56,6 +64,13 @@ PORT = integers("a port from 0 to 65535", 0, 65535)
 SECONDS = numbers(
     "a number of seconds above 0 and up to 1000000", lambda value: 0 < value <= 1e6
 )._replace(metavar="SECONDS")
+SIZE = Kind(
+    "a size such as 800MB, 2GB or a number of bytes",
+    lambda value: isinstance(value, int),
+    memory,
+    "SIZE",
+)
+SWITCH = Kind("true or false", lambda value: isinstance(value, bool), metavar=None)
 BOOLEAN = Kind("true or false", lambda value: isinstance(value, bool), metavar="BOOL")
 PAIRS = Kind("a language pair such as en-de or NAME:en-de", is_tuple, pair, "SOURCE-TARGET", tuple)
 ORIGINS = Kind("an origin such as https://example.org, or *", is_tuple, origin, "ORIGIN", tuple)
@@ -107,6 +122,19 @@ class Settings:
         "maximum number of tokens of prompt and continuation: requests for more are rejected, "
         "while --max-length of generate is where a text ends; default: the model's limit, but at "
         "most 512",
+    )
+    lazy: bool = option(SWITCH, False, "load each model at its first request, not at the start")
+    idle_unload: float | None = option(
+        SECONDS,
+        None,
+        "seconds without a request after which a model is unloaded; the next request loads it "
+        "again; default: never",
+    )
+    max_memory: int | None = option(
+        SIZE,
+        None,
+        "memory that the models may take together, by their files and slots, such as 2GB; a model "
+        "that does not fit is not loaded; default: no limit",
     )
     queue: int = option(
         COUNT,

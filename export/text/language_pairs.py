@@ -11,7 +11,7 @@ from ..errors import UsageError
 from ..heads import TRANSLATE, has_task
 from ..inference.export_info import CARD, ExportInfo
 from .language_names import NAMES, shorten_codes
-from .languages import some
+from .languages import Languages, some
 from .text_model import Translator
 
 Pair = tuple[str, str]  # the codes of a source and of a target
@@ -94,7 +94,18 @@ class Directions:
         return {source for source, _ in self.pairs}
 
 
-def model_languages(runtime: Translator, pairs: Sequence[Pair] = ()) -> list[Pair]:
+def read_directions(
+    info: ExportInfo, languages: Languages, pairs: Sequence[Pair] = ()
+) -> Directions:
+    """Return the directions that the export `info` with these `languages` translates, see
+    `model_languages`."""
+    names = names_by_code([*languages.tokens, *languages.words])
+    return Directions(model_languages(info, languages, pairs), names, bool(languages.words))
+
+
+def model_languages(
+    info: ExportInfo, languages: Languages, pairs: Sequence[Pair] = ()
+) -> list[Pair]:
     """Return the (source, target) pairs that an export translates, empty if they are unknown or it
     does not translate.
 
@@ -106,9 +117,8 @@ def model_languages(runtime: Translator, pairs: Sequence[Pair] = ()) -> list[Pai
     Raises:
         UsageError: if the model does not have a language of `pairs`.
     """
-    if not has_task(runtime.info.architecture, TRANSLATE):
+    if not has_task(info.architecture, TRANSLATE):
         return []
-    languages = runtime.languages
     names = names_by_code([*languages.tokens, *languages.words])
     if pairs:
         codes = Directions([(code, code) for code in names], names, False).codes
@@ -117,14 +127,14 @@ def model_languages(runtime: Translator, pairs: Sequence[Pair] = ()) -> list[Pai
         )
     if languages.tokens:
         return [(source, target) for source in names for target in names if source != target]
-    card = front_matter(runtime.info)
+    card = front_matter(info)
     spoken = read_list(card, "language")
     if languages.words:
         sources = [code for code in spoken if code not in names]
         return [(source, target) for source in sources for target in names]
     parts = re.split(
         r"[^a-zA-Z]+",
-        " ".join([*read_list(card, "base_model"), runtime.info.directory.name]),
+        " ".join([*read_list(card, "base_model"), info.directory.name]),
     )
     candidates = {
         pair for pair in zip(parts, parts[1:]) if pair[0] != pair[1] and set(pair) <= set(spoken)
@@ -141,7 +151,7 @@ def sentence_languages(runtime: Translator) -> dict[str | None, str]:
         name: code for code, name in names_by_code(runtime.languages.tokens).items()
     }
     sources = (
-        {source for source, _ in model_languages(runtime)}
+        {source for source, _ in model_languages(runtime.info, runtime.languages)}
         if not codes
         else {codes[runtime.languages.source]}
     )

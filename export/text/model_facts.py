@@ -3,31 +3,36 @@ server."""
 
 from typing import Any
 
+from tokenizers import Tokenizer
+
+from ..engine.model import find_target
 from ..heads import CLASSIFY, EMBED, HEADS
 from ..inference.cpu_quota import cpu_quota
+from ..inference.export_info import ExportInfo
 from .sentence_modules import read_poolings
 from .tasks.classification import activation_name, label_problems, sentence_config
 from .tasks.embedding import length_and_case, length_problems, pooling_problems
-from .text_model import TextModel
 
 
-def model_facts(runtime: TextModel) -> dict[str, Any]:
-    """Return the choices that `runtime` makes, and warnings of those that are probably wrong.
+def model_facts(
+    info: ExportInfo, threads: int, tokenizer: Tokenizer | None = None
+) -> dict[str, Any]:
+    """Return the choices that a runtime of the export `info` with `threads` makes, and warnings of
+    those that are probably wrong. Without a `tokenizer`, its vocabulary is not checked.
 
     The keys are target, device, dtype, calibration (the numbers `matmuls` and `row_scales`, those
     with a scale for each row, or None), rows_are_independent, threads, cpu_quota,
     max_position_embeddings, token_types (whether the graph reads them) and warnings. Models that
     embed add `embedding_facts`, and classifiers `label_facts`.
     """
-    info, opened = runtime.info, runtime.runtime
-    tasks = HEADS[info.architecture].tasks
+    target, tasks = find_target(info), HEADS[info.architecture].tasks
     facts = {
-        "target": opened.target,
-        "device": opened.device,
-        "dtype": opened.dtype,
-        "calibration": calibration(info.manifest, opened.dtype),
-        "rows_are_independent": opened.rows_are_independent,
-        "threads": opened.threads,
+        "target": info.manifest["target"],
+        "device": target.default_device,
+        "dtype": info.dtype,
+        "calibration": calibration(info.manifest, info.dtype),
+        "rows_are_independent": info.dtype in target.independent_dtypes,
+        "threads": threads,
         "cpu_quota": cpu_quota(),
         "max_position_embeddings": info.config["max_position_embeddings"],
         "token_types": any(
@@ -36,13 +41,13 @@ def model_facts(runtime: TextModel) -> dict[str, Any]:
             for tensor in spec.inputs
         ),
     }
-    warnings = vocabulary_problems(runtime)
+    warnings = [] if tokenizer is None else vocabulary_problems(info, tokenizer)
     if EMBED in tasks:
-        facts |= embedding_facts(runtime)
-        warnings += pooling_problems(runtime) + length_problems(runtime)
+        facts |= embedding_facts(info)
+        warnings += pooling_problems(info) + length_problems(info)
     if CLASSIFY in tasks:
-        facts |= label_facts(runtime)
-        warnings += label_problems(runtime)
+        facts |= label_facts(info)
+        warnings += label_problems(info)
     return {**facts, "warnings": warnings}
 
 
@@ -53,25 +58,25 @@ def calibration(manifest: dict, dtype: str) -> dict[str, int] | None:
     return facts and {name: facts[name] for name in ("matmuls", "row_scales")}
 
 
-def vocabulary_problems(runtime: TextModel) -> list[str]:
+def vocabulary_problems(info: ExportInfo, tokenizer: Tokenizer) -> list[str]:
     """Return a warning if the tokenizer has tokens that the model has no embedding for."""
-    size = runtime.info.config["vocab_size"]
-    tokens = runtime.tokenizer.get_vocab(with_added_tokens=True)
+    size = info.config["vocab_size"]
+    tokens = tokenizer.get_vocab(with_added_tokens=True)
     unknown = sorted((id, token) for token, id in tokens.items() if id >= size)
     if not unknown:
         return []
     seen = f"{len(unknown)} tokens from id {unknown[0][0]} on, such as {unknown[0][1]!r}"
     problem = f"expected ids below vocab_size={size}: texts with them are an error"
-    return [f"{runtime.info.directory} has a tokenizer with {seen}, {problem}"]
+    return [f"{info.directory} has a tokenizer with {seen}, {problem}"]
 
 
-def embedding_facts(runtime: TextModel) -> dict[str, Any]:
+def embedding_facts(info: ExportInfo) -> dict[str, Any]:
     """Return the facts of a model that embeds: max_seq_length, pooling, modules (those after it),
     prompts (their names), default_prompt_name, similarity and truncate_dim."""
-    config = sentence_config(runtime)
-    modules = runtime.info.manifest.get("sentence_modules") or []
+    config = sentence_config(info)
+    modules = info.manifest.get("sentence_modules") or []
     return {
-        "max_seq_length": length_and_case(runtime)[0],
+        "max_seq_length": length_and_case(info)[0],
         "pooling": list(read_poolings(modules[0] if modules else {})),
         "modules": [module["type"] for module in modules[1:]],
         "prompts": list(config.get("prompts") or {}),
@@ -81,11 +86,11 @@ def embedding_facts(runtime: TextModel) -> dict[str, Any]:
     }
 
 
-def label_facts(runtime: TextModel) -> dict[str, Any]:
+def label_facts(info: ExportInfo) -> dict[str, Any]:
     """Return the facts of a classifier: problem_type, activation (of its scores) and labels."""
-    config = runtime.info.config
+    config = info.config
     return {
         "problem_type": config.get("problem_type"),
-        "activation": activation_name(runtime),
+        "activation": activation_name(info),
         "labels": list(config["id2label"].values()),
     }

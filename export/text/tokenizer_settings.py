@@ -35,24 +35,34 @@ class TokenizerSettings:
 
 def read_tokenizer_settings(info: ExportInfo, tokenizer: Tokenizer) -> TokenizerSettings:
     """Return the settings of `tokenizer`, that of the export `info`."""
-    config = json_object(info.directory / TOKENIZER_CONFIG, info.read(TOKENIZER_CONFIG) or b"{}")
+    config = read_tokenizer_config(info)
     is_silent = not any(name.endswith("_token") for name in config)
     tokens = {
         name: token_id(tokenizer, config.get(name), names if is_silent else ())
         for name, names in CONVENTIONS.items()
     }
-    longest = config.get("model_max_length")
-    is_number = isinstance(longest, int | float) and not isinstance(longest, bool)
-    is_limit = is_number and 0 < longest < NO_LIMIT
     types = config.get("model_input_names", ["token_type_ids"])
     return TokenizerSettings(
-        int(longest) if is_limit else None,
+        read_longest(config),
         tokens,
         (info.config.get("type_vocab_size") or 0) > 1 and "token_type_ids" in types,
         cleans_up(config, type(tokenizer.model).__name__),
         config.get("truncation_side", "right"),
         config.get("padding_side", "right"),
     )
+
+
+def read_tokenizer_config(info: ExportInfo) -> dict:
+    """Return the content of tokenizer_config.json, empty without the file."""
+    return json_object(info.directory / TOKENIZER_CONFIG, info.read(TOKENIZER_CONFIG) or b"{}")
+
+
+def read_longest(config: dict) -> int | None:
+    """Return the maximum number of tokens in `config`, that of a tokenizer, or None without one."""
+    longest = config.get("model_max_length")
+    if not isinstance(longest, int | float) or isinstance(longest, bool):
+        return None
+    return int(longest) if 0 < longest < NO_LIMIT else None
 
 
 def token_id(tokenizer: Tokenizer, token: Any, otherwise: Iterable[str]) -> int | None:

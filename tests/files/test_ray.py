@@ -27,7 +27,7 @@ def test_application_serves_below_root_path_without_own_request_id():
         return right, wrong, health
 
     right, wrong, health = asyncio.run(ask())
-    assert (right.json(), health.json()) == ({"q": "a", "n": 1}, {"status": "ok"})
+    assert (right.json(), health.json()) == ({"q": "a", "n": 1}, {"status": "ok", "models": {}})
     assert wrong.status_code == 422 and wrong.json()["stub"]["message"].startswith("q ")
     assert "x-request-id" not in right.headers  # Ray's proxy adds it
 

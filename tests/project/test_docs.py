@@ -28,6 +28,7 @@ NOT_RUN = {
     "README.md": 2,
     "hub.md": 2,
     "quickstart.md": 1,
+    "deploy.md": 1,
     "export.md": 1,
     "files.md": 1,
     "fine-tuning.md": 1,

@@ -1,6 +1,5 @@
 """Tests of the command `serve`: settings, output, signals, and rejected exports."""
 
-import asyncio
 import dataclasses
 import json
 import re
@@ -24,8 +23,7 @@ from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.engine.limits import Arrangement
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.serving import server
-from vanilla_transformer_export.serving.metrics import Metrics
-from vanilla_transformer_export.serving.service import limit_workers, load
+from vanilla_transformer_export.serving.service import limit_workers, make_plan
 from vanilla_transformer_export.serving.settings import (
     FIELDS,
     PREFIX,
@@ -58,8 +56,12 @@ VALUES = {
     **{name: ("9", 9) for name in ("requests", "connections")},
     **{
         name: ("0.5", 0.5)
-        for name in ("timeout", "header_timeout", "body_timeout", "grace", "drain")
+        for name in (
+            *("timeout", "header_timeout", "body_timeout", "grace", "drain", "idle_unload"),
+        )
     },
+    "lazy": ("true", True),
+    "max_memory": ("2GB", 2 * 10**9),
     "auto_truncate": ("false", False),
     "token_file": ("a/file", Path("a/file")),
     "cors_origin": ("https://example.org:8443", ("https://example.org:8443",)),
@@ -87,12 +89,14 @@ def test_every_setting_has_flag_and_variable_and_flag_takes_precedence():
                 "languages": "a-b",
                 "cors_origin": "*",
                 "auto_truncate": "true",
+                "lazy": "false",
             }.get(name, "3"),
         )
         assert value != field.default
-        assert parse(flag(field), text) == dataclasses.replace(Settings(), **{name: value})
+        words = [flag(field)] if name == "lazy" else [flag(field), text]
+        assert parse(*words) == dataclasses.replace(Settings(), **{name: value})
         assert parse(**{name.upper(): text}) == dataclasses.replace(Settings(), **{name: value})
-        assert parse(flag(field), text, **{name.upper(): other}) == dataclasses.replace(
+        assert parse(*words, **{name.upper(): other}) == dataclasses.replace(
             Settings(), **{name: value}
         )
         assert parse(**{name.upper(): " "}) == Settings()
@@ -113,6 +117,9 @@ def test_repeatable_settings_are_lists():
         ("queue", "0", (1, "2**63")),
         ("timeout", "0", (0, 1000000)),
         ("timeout", "nan", (0, 1000000)),
+        ("idle_unload", "0", (0, 1000000)),
+        ("max_memory", "0", "2GB"),
+        ("max_memory", "2 GiB", "2GB"),
         ("drain", "soon", (0, 1000000)),
         ("languages", "english", ("en-de", "NAME:en-de")),
         ("cors_origin", "example.org", "https://example.org"),
@@ -269,7 +276,10 @@ def test_serve_prints_address_and_models_and_exits_0_on_sigterm(
             model.startswith("a-model: VanillaDecoderForCausalLM, portable, fp32")
             and ready == "ready"
         )
-        assert httpx.get(f"{started.url}/health/ready").json() == {"status": "ok"}
+        assert httpx.get(f"{started.url}/health/ready").json() == {
+            "status": "ok",
+            "models": {"a-model": "ready"},
+        }
         assert httpx.get(f"{started.url}/nowhere").status_code == 404
         started.process.send_signal(signal.SIGTERM)
         rest, log = started.process.communicate(timeout=20)
@@ -435,7 +445,7 @@ def test_cuda_export_rejects_two_workers(exported_for, name):
     """The number of workers is checked before CUDA."""
     [source] = sources([str(exported_for(name, "cuda")[1])], [])
     with raises(UsageError, seen=("workers", 2), expected=(1, "cuda")):
-        asyncio.run(load(source, Settings(workers=2), Metrics(), 2, None))
+        make_plan(source, Settings(workers=2), cores=2)
 
 
 def test_interrupt_while_modules_are_imported_prints_no_traceback():

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import dataclasses
 import json
 from types import SimpleNamespace
@@ -16,12 +17,12 @@ from libretranslatepy import LibreTranslateAPI
 from messages import check_message, raises
 from opened_engines import text_client
 from served import served
+from served_models import loaded_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES as NLLB
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.errors import TooLong, UsageError
-from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.protocols.libretranslate import PROTOCOL, PUBLIC_PATHS
 from vanilla_transformer_export.serving.translation.translator import (
     MAX_INLINE_CHARACTERS,
@@ -80,7 +81,7 @@ def load(directory):
         engines.append(engine)
         if languages is not None:
             runtime.languages = languages
-        return ServedModel(name, runtime, engines[-1], model_languages(runtime, given))
+        return loaded_model(name, runtime, engines[-1], given)
 
     yield make
     for engine in engines:
@@ -296,7 +297,7 @@ def test_frontend_settings_health_and_disabled_endpoints(client):
         "suggestions": False,
         "supportedFilesFormat": [],
     }
-    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/health").json() == {"status": "ok", "models": {"tiny": "ready"}}
     for path in ("/detect", "/suggest", "/translate_file", "/models/tiny/detect"):
         error = error_message(client.post(path, json={"q": "w5"}), 403)
         assert "disabled on this server" in error
@@ -428,7 +429,8 @@ def test_language_words_are_prepended_to_text(load, alone, monkeypatch):
 
 
 def test_model_of_unknown_languages_accepts_any_code_but_auto(model, alone):
-    unknown = dataclasses.replace(model, languages=[])
+    unknown = copy.copy(model)
+    unknown.plan = dataclasses.replace(model.plan, directions=Directions([], {}, False))
     with serving(unknown) as url, httpx.Client(base_url=url) as client:
         assert answer(client, {"q": "w5", "target": "xx"}) == {
             "translatedText": alone.translate(["w5"])[0]
@@ -556,11 +558,11 @@ def test_language_pair_is_read_from_model_card(directory, tmp_path, text, expect
     runtime = SimpleNamespace(info=info, languages=Languages())
     if text is not None:
         (tmp_path / "README.md").write_text(text)
-    assert model_languages(runtime) == expected
+    assert model_languages(info, Languages()) == expected
     assert [*sentence_languages(runtime).values()] == [source for source, _ in expected]
-    assert model_languages(runtime, [("it", "pt"), ("it", "pt")]) == [("it", "pt")]
+    assert model_languages(info, Languages(), [("it", "pt"), ("it", "pt")]) == [("it", "pt")]
     runtime.info.architecture = "VanillaSeq2SeqForSequenceClassification"
-    assert model_languages(runtime, [("it", "pt")]) == []
+    assert model_languages(info, Languages(), [("it", "pt")]) == []
 
 
 def test_sentences_are_split_in_the_language_of_the_text(alone, monkeypatch):
@@ -601,16 +603,18 @@ def test_long_texts_are_split_in_the_language_of_the_text(load, monkeypatch):
 
 def test_configured_languages_must_be_supported_by_model(alone, monkeypatch):
     monkeypatch.setattr(alone, "languages", MULTILINGUAL)
-    assert model_languages(alone, [("EN", "zho_Hant"), ("deu-latn", "en")]) == [
+    assert model_languages(
+        alone.info, alone.languages, [("EN", "zho_Hant"), ("deu-latn", "en")]
+    ) == [
         ("en", "zh-Hant"),
         ("de", "en"),
     ]
     with raises(UsageError, seen="fr", expected=("de", "en")):
-        model_languages(alone, [("en", "fr")])
+        model_languages(alone.info, alone.languages, [("en", "fr")])
     monkeypatch.setattr(alone, "languages", Languages(words=[">>deu<<"]))
-    assert model_languages(alone, [("fr", "deu")]) == [("fr", "de")]
+    assert model_languages(alone.info, alone.languages, [("fr", "deu")]) == [("fr", "de")]
     with raises(UsageError, seen="fr"):
-        model_languages(alone, [("de", "fr")])
+        model_languages(alone.info, alone.languages, [("de", "fr")])
 
 
 # ---------------------------------------------------------------------------------------- bad input

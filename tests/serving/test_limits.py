@@ -133,7 +133,11 @@ def test_request_with_http2_upgrade_is_answered_over_http1(is_at_once):
                 line.strip().lower().split(b": ", 1) for line in iter(file.readline, b"\r\n")
             )
             result.append(json.loads(file.read(int(headers[b"content-length"]))))
-        assert [result[0]["q"], result[1], result[2]["q"]] == ["a", {"status": "ok"}, "b"]
+        assert [result[0]["q"], result[1], result[2]["q"]] == [
+            "a",
+            {"status": "ok", "models": {}},
+            "b",
+        ]
 
 
 def test_too_many_pipelined_http2_upgrades_close_connection():

@@ -17,14 +17,13 @@ from hypothesis import strategies as st
 from messages import check_message, raises
 from opened_engines import text_client
 from served import wait_for
-from served_models import serving
+from served_models import loaded_model, serving
 from serving_load import with_words
 from tokenizers import Tokenizer
 from tritonclient.utils import InferenceServerException
 
 from vanilla_transformer_export import ImageRuntime, TextRuntime, export
 from vanilla_transformer_export.errors import UsageError
-from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.protocols.tensors import (
     TEXTS,
     parse_inputs,
@@ -50,7 +49,7 @@ def server(exported, tmp_path_factory):
     }
     generators = {}
     for name in GENERATORS:
-        generators[name] = ServedModel(name, *text_client(exports[name]))
+        generators[name] = loaded_model(name, *text_client(exports[name]))
     with serving(
         {name: TextRuntime(exports[name], threads=1) for name in READERS}, max_batch=8
     ) as result:

@@ -13,6 +13,7 @@ import pytest
 from messages import check_message
 from opened_engines import text_client
 from served import served as in_thread
+from served_models import loaded_model
 from serving_load import with_words
 
 from vanilla_transformer_export import TextRuntime
@@ -20,7 +21,7 @@ from vanilla_transformer_export.engine.inputs import Event
 from vanilla_transformer_export.engine.limits import shutting_down
 from vanilla_transformer_export.serving import page
 from vanilla_transformer_export.serving.app import create_app
-from vanilla_transformer_export.serving.models import ServedModel, ServedModels
+from vanilla_transformer_export.serving.models import ServedModels
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
 MOST_BYTES = 20 * 1024
@@ -36,11 +37,11 @@ def served(exported_for, tmp_path_factory):
         ("poet", "causal", []),
     ):
         export = with_words(exported_for(kind, "cpu")[1], tmp_path_factory.mktemp(name))
-        result[name] = ServedModel(name, *text_client(export, slots=4), languages)
+        result[name] = loaded_model(name, *text_client(export, slots=4), languages)
     reader = TextRuntime(
         with_words(exported_for("encoder", "cpu")[1], tmp_path_factory.mktemp("reader")), threads=1
     )
-    yield ServedModels({**result, "reader": ServedModel("reader", reader)})
+    yield ServedModels({**result, "reader": loaded_model("reader", reader)})
     for model in result.values():
         model.scheduler.close()
 
@@ -224,7 +225,7 @@ class FailingEngine:
 def test_error_after_first_text_is_sent_as_event(served):
     poet = served.models["poet"]
     failing_app = create_app(
-        ServedModels({"poet": ServedModel("poet", poet.runtime, FailingEngine(poet))}),
+        ServedModels({"poet": loaded_model("poet", poet.runtime, FailingEngine(poet))}),
         (page.PROTOCOL,),
     )
     result = events(ask(failing_app, "POST", "/page/stream", text="w5"))
@@ -233,7 +234,7 @@ def test_error_after_first_text_is_sent_as_event(served):
 
 def test_disconnected_client_closes_stream(served):
     poet = served.models["poet"]
-    model = ServedModel("poet", poet.runtime, FailingEngine(poet))
+    model = loaded_model("poet", poet.runtime, FailingEngine(poet))
 
     async def read_two_events():
         pieces = await page.completion(model, page.PageRequest(text="w5"))

@@ -15,12 +15,11 @@ from messages import check_message, raises
 from opened_engines import text_client
 from PIL import Image
 from served import served
-from served_models import PROTOCOLS, serving
+from served_models import PROTOCOLS, loaded_model, serving
 from transformers import pipeline
 
 from vanilla_transformer_export import ImageRuntime, TextRuntime, export
 from vanilla_transformer_export.inference.export_info import ExportInfo
-from vanilla_transformer_export.serving.models import ServedModel
 
 
 @pytest.fixture(autouse=True)
@@ -352,7 +351,7 @@ def generators(tmp_path_factory):
         export(checkpoint, folder / "export", cases=1)
         made[name] = TextRuntime(folder / "export", threads=1)
         served_runtime, engine = text_client(folder / "export")
-        models[name] = ServedModel(name, served_runtime, engine)
+        models[name] = loaded_model(name, served_runtime, engine)
     with served(protocols=PROTOCOLS) as server:
         server.server.service.models.models.update(models)
         yield made, server.url

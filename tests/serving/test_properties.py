@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opened_engines import text_client
+from served_models import loaded_model
 from serving_load import with_words
 
 from vanilla_transformer_export.serving.app import create_app
-from vanilla_transformer_export.serving.models import ServedModel, ServedModels
+from vanilla_transformer_export.serving.models import ServedModels
 from vanilla_transformer_export.serving.service import PROTOCOLS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was cut after")
@@ -113,7 +114,7 @@ def app(exported_for, tmp_path_factory):
     result = {}
     for name, kind, languages in (("pair", "seq2seq", [("en", "de")]), ("poet", "causal", [])):
         export = with_words(exported_for(kind, "cpu")[1], tmp_path_factory.mktemp(name))
-        result[name] = ServedModel(name, *text_client(export, slots=4), languages)
+        result[name] = loaded_model(name, *text_client(export, slots=4), languages)
     yield create_app(ServedModels(result), PROTOCOLS)
     for model in result.values():
         model.scheduler.close()

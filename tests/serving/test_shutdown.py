@@ -30,7 +30,7 @@ def test_shutdown_answers_accepted_requests_and_rejects_new_ones():
         rejected = client.post("/stub", json={"q": "a"})
         assert rejected.headers["Retry-After"] == "5"
         assert rejected.headers["Connection"] == "close"
-        assert client.get("/health").json() == {"status": "shutting down"}
+        assert client.get("/health").json() == {"status": "shutting down", "models": {}}
         assert read_answer(accepted)[0] == 200
         server.thread.join(5)
         assert not server.thread.is_alive()

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import uvloop
@@ -19,9 +20,16 @@ from vanilla_transformer_export.errors import RequestError, TooLong
 from vanilla_transformer_export.serving.protocols.protocol import Protocol
 from vanilla_transformer_export.serving.server import Server, listening
 from vanilla_transformer_export.serving.settings import Settings
+from vanilla_transformer_export.serving.sources import Source
 
 router = APIRouter(tags=["stub"])
-MODEL = SimpleNamespace(backend=SimpleNamespace(close=lambda: None))  # for paths with its name
+# for paths with its name
+MODEL = SimpleNamespace(
+    name="a",
+    state="ready",
+    backend=SimpleNamespace(close=lambda: None),
+    unload_if_idle=lambda seconds: None,
+)
 SEEN: list[str] = []  # outcomes of the slow requests
 
 
@@ -93,16 +101,22 @@ PROTOCOL = Protocol(
 
 class Served:
     """A server in a thread of this process, at `port`. `lines` are what it says, `error` how it
-    failed."""
+    failed. `sources` are the exports that it serves."""
 
-    def __init__(self, settings: Settings, token: bytes | None, protocols: tuple[Protocol, ...]):
+    def __init__(
+        self,
+        settings: Settings,
+        token: bytes | None,
+        protocols: tuple[Protocol, ...],
+        sources: Sequence[Source] = (),
+    ):
         self.lines: list[str] = []
         self.listener = listening("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.error: BaseException | None = None
         self._is_made = threading.Event()
-        self._arguments = ([], settings, token, self.lines.append, protocols)
+        self._arguments = (sources, settings, token, self.lines.append, protocols)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
         self._is_made.wait()

@@ -1,17 +1,21 @@
-"""A server of models that read whole sequences, in a thread of this process."""
+"""Models as a server has them, and a server of models that read whole sequences, in a thread of
+this process."""
 
 import contextlib
 
 from served import served
 
+from vanilla_transformer_export.engine.limits import Arrangement
+from vanilla_transformer_export.heads import TRANSLATE, has_task
 from vanilla_transformer_export.serving.encoder_runtime import batched
-from vanilla_transformer_export.serving.models import ServedModel
+from vanilla_transformer_export.serving.models import ModelPlan, OpenModel, ServedModel
 from vanilla_transformer_export.serving.protocols import (
     open_inference,
     openai_api,
     pipelines,
     text_embeddings,
 )
+from vanilla_transformer_export.text.language_pairs import Directions, read_directions
 
 PROTOCOLS = (
     openai_api.PROTOCOL,
@@ -21,6 +25,20 @@ PROTOCOLS = (
 )
 
 
+def loaded_model(name, runtime, scheduler=None, given=(), encoder=None):
+    """Return a model of a server that is loaded already.
+
+    `scheduler` and `encoder` are those of `OpenModel`, and `given` are language pairs.
+    """
+    directions = Directions((), {}, False)
+    if has_task(runtime.info.architecture, TRANSLATE):
+        directions = read_directions(runtime.info, runtime.languages, given)
+    plan = ModelPlan(runtime.info, Arrangement(2, 1), None, directions)
+    model = ServedModel(name, plan, open=None, changed=None)
+    model.put(OpenModel(plan, runtime, scheduler, encoder))
+    return model
+
+
 @contextlib.contextmanager
 def serving(runtimes, **settings):
     """Yield a server of `runtimes`, {name: runtime}, which run through the server's queue.
@@ -28,7 +46,7 @@ def serving(runtimes, **settings):
     `settings` are those of the server.
     """
     models = {
-        name: ServedModel(name, runtime, encoder=batched(runtime, workers=2))
+        name: loaded_model(name, runtime, encoder=batched(runtime, workers=2))
         for name, runtime in runtimes.items()
     }
     try:

@@ -39,6 +39,10 @@ def opened(checkpoint, out, **options):
     return TextRuntime(out, threads=1)
 
 
+def facts_of(runtime):
+    return model_facts(runtime.info, runtime.runtime.threads, runtime.tokenizer)
+
+
 def embed_warnings(runtime):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -52,7 +56,7 @@ def test_embedder_has_its_choices_and_no_warning(tmp_path):
         tmp_path, prompts=PROMPTS, default_prompt_name="query", similarity_fn_name="dot"
     )
     runtime = opened(checkpoint, tmp_path / "out", target="cpu", dtype="int8")
-    facts = model_facts(runtime)
+    facts = facts_of(runtime)
     assert facts.pop("threads") == 1 and facts.pop("cpu_quota") == cpu_quota()
     assert facts == {
         "target": "cpu", "device": "cpu", "dtype": "int8", "calibration": None,
@@ -71,7 +75,7 @@ def test_embedder_has_its_choices_and_no_warning(tmp_path):
 def test_rows_are_independent_where_bits_are_the_same(tmp_path, target, dtype, expected):
     checkpoint = save_head("VanillaEncoderModel", word_pieces(), tmp_path / "model")
     runtime = opened(checkpoint, tmp_path / "out", target=target, dtype=dtype)
-    assert model_facts(runtime)["rows_are_independent"] is expected
+    assert facts_of(runtime)["rows_are_independent"] is expected
 
 
 def test_missing_pooling_is_one_warning_and_a_fact(tmp_path, capsys):
@@ -79,7 +83,7 @@ def test_missing_pooling_is_one_warning_and_a_fact(tmp_path, capsys):
     runtime = opened(checkpoint, tmp_path / "out")
     [warning] = embed_warnings(runtime)
     check_message(warning, seen="no pooling", expected="modules.json")
-    facts = model_facts(runtime)
+    facts = facts_of(runtime)
     assert (facts["pooling"], facts["warnings"]) == (["mean"], [warning])
     main(["info", str(tmp_path / "out")])
     assert f"warning                  {warning}" in capsys.readouterr().out.splitlines()
@@ -98,7 +102,7 @@ def test_pooling_that_does_not_fit_attention_is_a_warning(
     tmp_path, architecture, pooling, is_wrong
 ):
     runtime = opened(save_embedder(tmp_path, pooling, architecture), tmp_path / "out")
-    problems = model_facts(runtime)["warnings"]
+    problems = facts_of(runtime)["warnings"]
     assert embed_warnings(runtime) == problems and len(problems) == is_wrong
     if is_wrong:
         check_message(problems[0], seen=(pooling,), expected="attention")
@@ -110,7 +114,7 @@ def test_max_seq_length_above_positions_is_a_warning(tmp_path):
     runtime = opened(checkpoint, tmp_path / "out")
     [problem] = embed_warnings(runtime)
     check_message(problem, seen="max_seq_length=1000", expected="max_position_embeddings=512")
-    assert model_facts(runtime)["max_seq_length"] == 512
+    assert facts_of(runtime)["max_seq_length"] == 512
 
 
 @pytest.mark.parametrize(
@@ -126,7 +130,7 @@ def test_classifier_has_activation_and_labels(tmp_path, problem_type, labels, ac
         "VanillaEncoderForSequenceClassification", word_pieces(), tmp_path / "model",
         problem_type=problem_type, id2label=labels, label2id={v: k for k, v in labels.items()},
     )  # fmt: skip
-    facts = model_facts(opened(checkpoint, tmp_path / "out"))
+    facts = facts_of(opened(checkpoint, tmp_path / "out"))
     assert (facts["problem_type"], facts["activation"]) == (problem_type, activation)
     assert facts["labels"] == list(labels.values()) and facts["warnings"] == []
 
@@ -135,7 +139,7 @@ def test_labels_without_names_are_a_warning(tmp_path):
     checkpoint = save_head(
         "VanillaEncoderForSequenceClassification", word_pieces(), tmp_path / "model", num_labels=3
     )
-    [problem] = model_facts(opened(checkpoint, tmp_path / "out"))["warnings"]
+    [problem] = facts_of(opened(checkpoint, tmp_path / "out"))["warnings"]
     check_message(problem, seen="LABEL_0", expected="id2label")
 
 
@@ -147,7 +151,7 @@ def test_calibration_and_token_types_are_facts(tmp_path):
     runtime = opened(
         checkpoint, tmp_path / "out", target="cpu", dtype="int8", calibrate=tmp_path / "text"
     )
-    facts = model_facts(runtime)
+    facts = facts_of(runtime)
     assert facts["token_types"] is True
     assert facts["calibration"]["matmuls"] == 6 >= facts["calibration"]["row_scales"]
 
@@ -212,7 +216,7 @@ def test_tokens_without_embedding_are_a_warning(tmp_path):
     tokenizer.add_tokens(["[new]", "[newer]"])
     tokenizer.save_pretrained(checkpoint)
     runtime = opened(checkpoint, tmp_path / "out")
-    [problem] = model_facts(runtime)["warnings"]
+    [problem] = facts_of(runtime)["warnings"]
     check_message(
         problem, seen=(f"2 tokens from id {size} on", "[new]"), expected=f"vocab_size={size}"
     )

@@ -16,7 +16,14 @@ from ...text.tasks.translation import Splitting
 from ..models import ServedModel
 from ..translation.html_text import TextRun, replace_runs, text_runs
 from ..translation.translator import MAX_SENTENCES, call_off_loop, translate
-from .protocol import Items, Protocol, name_in_path, served_models, server_settings
+from .protocol import (
+    Items,
+    Protocol,
+    name_in_path,
+    served_models,
+    server_settings,
+    use_model,
+)
 
 AUTO = "auto"
 NO_LIMIT = -1
@@ -128,6 +135,7 @@ async def translate_texts(request: Request) -> JSONResponse:
             400, f"Invalid request: q is {body.q!r}, expected a text or a list of texts"
         )
     model, direction = model_for(request, body)
+    await use_model(request, model)
     check_counts(request, model, body)
     texts = [body.q] if isinstance(body.q, str) else body.q
     count = body.alternatives + 1

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, Field
 
 from ... import __version__
 from ...engine.encoder import LENGTHS
@@ -21,16 +22,17 @@ from ...specs.graph_spec import TensorSpec
 from ...specs.sequences import token_inputs
 from ...text.checks import check_strings
 from ...text.tasks.rows import Cut, run_rows
-from ...text_runtime import TextRuntime
-from ..models import ServedModel
+from ..models import LOADING, READY, UNLOADED, UNLOADING, ServedModel
 from ..translation.translator import call_off_loop
 from .pipelines import continue_texts
 from .protocol import (
     Protocol,
     check_language_names,
     check_names_and_sizes,
+    parse_body,
     served_models,
     server_settings,
+    use_model,
 )
 from .tensors import (
     JSON_LENGTH,
@@ -84,14 +86,12 @@ PROTOCOL = Protocol("Open Inference Protocol", router)
 
 
 @router.get("/v2")
-async def server() -> JSONResponse:
+async def server(request: Request) -> JSONResponse:
     """Return the name, the version and the extensions of this server."""
+    controls = ["model_repository"] if request.app.state.needs_token else []
+    extensions = ["binary_tensor_data", *controls]
     return JSONResponse(
-        {
-            "name": "vanilla-transformer",
-            "version": __version__,
-            "extensions": ["binary_tensor_data"],
-        }
+        {"name": "vanilla-transformer", "version": __version__, "extensions": extensions}
     )
 
 
@@ -138,8 +138,12 @@ async def metadata(request: Request, name: str) -> JSONResponse:
 @router.get("/v2/models/{name}/ready")
 @router.get("/v2/models/{name}/versions/{version}/ready", **VERSIONED)
 async def model_ready(request: Request, name: str) -> JSONResponse:
-    """Return status 200 if this server has the model, else 404."""
-    return JSONResponse({"name": find_model(request, name).name, "ready": True})
+    """Return status 200 if the model is loaded, 400 if it is not, and 404 if this server does not
+    have it.
+
+    A request to a model that is not loaded loads it."""
+    is_ready = find_model(request, name).state == READY
+    return JSONResponse({"name": name, "ready": is_ready}, 200 if is_ready else 400)
 
 
 def find_model(request: Request, name: str) -> ServedModel:
@@ -147,8 +151,7 @@ def find_model(request: Request, name: str) -> ServedModel:
 
 
 def inputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
-    reads_tokens = HEADS[model.architecture].reads == READS_TOKENS
-    takes_texts = reads_tokens and isinstance(model.runtime, TextRuntime)
+    takes_texts = HEADS[model.architecture].reads == READS_TOKENS and model.reads_texts
     return ((TEXT,) if takes_texts else ()) + tensors_for(model)
 
 
@@ -157,15 +160,112 @@ def tensors_for(model: ServedModel) -> tuple[TensorSpec, ...]:
 
     They are those of the graph of an encoder, or token ids and mask of a model that generates.
     """
-    if model.encoder is not None:
-        return model.encoder.graph.spec.inputs
-    return token_inputs(model.runtime.info.config, ("batch_size", "source_length"))
+    if not model.info.generates:
+        return model.info.specs["encoder"].inputs
+    return token_inputs(model.info.config, ("batch_size", "source_length"))
 
 
 def outputs_for(model: ServedModel) -> tuple[TensorSpec, ...]:
-    if model.encoder is None:
+    if model.info.generates:
         return (GENERATED,)
-    return model.encoder.graph.spec.outputs + ((EMBEDDING,) if model.embeds else ())
+    return model.info.specs["encoder"].outputs + ((EMBEDDING,) if model.embeds else ())
+
+
+# ------------------------------------------------------------------------------ loading, unloading
+
+STATES = {UNLOADED: "UNAVAILABLE", LOADING: "LOADING", READY: "READY", UNLOADING: "UNLOADING"}
+
+
+class RepositoryRequest(BaseModel):
+    """A request for the index of the models, or to load or unload one."""
+
+    ready: bool = Field(False, description="of the index: only models that are loaded")
+    parameters: dict[str, Any] | None = Field(
+        None, description="unload_dependents has no effect: no model depends on another"
+    )
+
+
+def check_control(request: Request) -> None:
+    """Raise RequestError 403 unless the server has a token: others could unload its models."""
+    if not request.app.state.needs_token:
+        raise RequestError(
+            403, "models are loaded and unloaded by requests with a token, expected --token-file"
+        )
+
+
+CONTROL: dict[str, Any] = {
+    "dependencies": [Depends(check_control)],
+    "openapi_extra": {
+        "requestBody": {
+            "content": {"application/json": {"schema": RepositoryRequest.model_json_schema()}}
+        }
+    },
+}
+
+
+@router.post("/v2/repository/index", **CONTROL)
+async def repository_index(request: Request) -> JSONResponse:
+    """Return the models of this server, loaded or not.
+
+    Each has `name`, `version`, `state` (READY, LOADING, UNLOADING or UNAVAILABLE) and `reason`, why
+    it is not available. With `ready` in the request, only those that are READY. The server needs
+    `--token-file`."""
+    body = await read_repository_request(request)
+    return JSONResponse(
+        [
+            {
+                "name": model.name,
+                "version": VERSION,
+                "state": STATES[model.state],
+                "reason": (model.problem or UNLOADED) if model.state == UNLOADED else "",
+            }
+            for model in served_models(request)
+            if model.state == READY or not body.ready
+        ]
+    )
+
+
+@router.post("/v2/repository/models/{name}/load", **CONTROL)
+async def load(request: Request, name: str) -> Response:
+    """Load a model of this server, and respond when it is loaded. A loaded model stays as it is.
+
+    The server needs `--token-file`."""
+    model = find_model(request, name)
+    await read_repository_request(request)
+    try:
+        await model.load()
+    except RequestError:
+        raise
+    except Exception as error:
+        raise RequestError(400, f"the model {name} cannot be loaded: {error}") from None
+    return Response()
+
+
+@router.post("/v2/repository/models/{name}/unload", **CONTROL)
+async def unload(request: Request, name: str) -> Response:
+    """Unload a model when no request uses it any more, and respond then.
+
+    A later request loads it again. The server needs `--token-file`."""
+    model = find_model(request, name)
+    await read_repository_request(request)
+    await model.unload()
+    return Response()
+
+
+async def read_repository_request(request: Request) -> RepositoryRequest:
+    """Return the body of `request`, which may be empty.
+
+    Raises UsageError for files or a config of a model: only the exports that the server was started
+    with are loaded."""
+    content = await request.body()  # Triton's client sends no Content-Type
+    body = parse_body(content.strip() or b"{}", RepositoryRequest)
+    for parameter in body.parameters or {}:
+        if parameter != "unload_dependents":
+            raise UsageError(
+                f"parameters has {parameter!r:.60}, expected only unload_dependents: a model is "
+                "loaded from its export"
+            )
+    return body
 
 
 # ---------------------------------------------------------------------------------------- inference
@@ -213,7 +313,7 @@ async def infer(request: Request, name: str) -> Response:
     flat list. Rows are in the order of the inputs. With `binary_data` the values follow the JSON as
     bytes instead; the header `Inference-Header-Content-Length` is then the length of the JSON. A
     model that generates has the one output `generated_text`."""
-    model = find_model(request, name)
+    model = await use_model(request, find_model(request, name))
     content = await request.body()
     max_rows = server_settings(request).max_batch
     parsed = await call_off_loop(

@@ -39,6 +39,7 @@ from .openai_requests import (
 )
 from .protocol import (
     Protocol,
+    choose_model,
     json_response,
     name_in_path,
     served_models,
@@ -109,9 +110,7 @@ async def complete(request: Request, body: CompletionRequest) -> Any:
 
     Besides the fields of OpenAI, a request can have generation options of transformers, such as
     `num_beams`."""
-    model = served_models(request).choose(
-        completes, "complete texts", name_in_path(request), body.model
-    )
+    model = await choose_model(request, completes, "complete texts", body.model)
     scheduler: Client = model.scheduler  # type: ignore[assignment]
     options = check_completion_options(model.runtime, body)
     stops = parse_stops(body.stop)
@@ -374,9 +373,7 @@ async def embed(request: Request, body: EmbeddingRequest) -> Any:
     list of numbers, or with the `encoding_format` base64 the bytes of little-endian float32. Texts
     get the prompt of the export, token ids do not. Inputs with too many tokens are cut, or rejected
     if the server has `--auto-truncate false`."""
-    model = served_models(request).choose(
-        lambda model: model.embeds, "embed texts", name_in_path(request), body.model
-    )
+    model = await choose_model(request, lambda model: model.embeds, "embed texts", body.model)
     settings = server_settings(request)
     vocab_size = model.runtime.info.config["vocab_size"]
     inputs = parse_prompts_or_inputs("input", body.input, settings.max_batch, vocab_size)
@@ -456,7 +453,7 @@ def find_model(request: Request, name: str) -> ServedModel:
 
 
 def describe_model(model: ServedModel) -> dict[str, Any]:
-    created = int(model.runtime.info.directory.stat().st_mtime)
+    created = int(model.info.directory.stat().st_mtime)
     return {
         "id": model.name,
         "object": "model",

@@ -23,11 +23,10 @@ from .protocol import (
     Protocol,
     check_language_names,
     check_names_and_sizes,
+    choose_model,
     json_response,
-    name_in_path,
     parse_body,
     render_list,
-    served_models,
     server_settings,
     short_repr,
 )
@@ -105,11 +104,8 @@ async def predict(request: Request, task: str) -> Response:
         raise RequestError(404, f"task is {task!r:.100}, {known}")
     reads_images = PIPELINES[task].forms == (IMAGE,)
     body = read_body(await request.body(), request.headers.get("content-type", ""), reads_images)
-    model = served_models(request).choose(
-        lambda model: model.has_task(PIPELINES[task]),
-        f"do {task}",
-        name_in_path(request),
-        body.model,
+    model = await choose_model(
+        request, lambda model: model.has_task(PIPELINES[task]), f"do {task}", body.model
     )
     check_pipeline(model, task)
     fields = {**(body.model_extra or {}), **(body.parameters or {})}
@@ -123,7 +119,7 @@ async def predict(request: Request, task: str) -> Response:
 def check_pipeline(model: ServedModel, task: str) -> None:
     """Raise RequestError 404 for a pipeline that `model`, trained for another one, would run
     without an error and answer wrongly."""
-    pipeline = model.runtime.info.pipeline
+    pipeline = model.info.pipeline
     if pipeline is not None and task not in (pipeline, GENERAL):
         raise RequestError(
             404,

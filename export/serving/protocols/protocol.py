@@ -18,13 +18,15 @@ from pydantic import BaseModel, Field, ValidationError
 from ...errors import RequestError, UsageError
 from ...inference.options import check_names
 from ...text.checks import check_unicode
-from ..models import ServedModels
+from .. import rejections
+from ..models import ServedModel, ServedModels
 from ..settings import Settings
 from ..streams import to_json
 
 # token ids in one option; every step checks all of them, which delays other requests
 MAX_IDS = 1 << 16
 MAX_VALUE_LENGTH = 80  # characters of a wrong value in an error
+IN_USE = "models"  # field of a request's scope: the models that it uses
 SHORT = reprlib.Repr()
 SHORT.maxother = SHORT.maxstring = SHORT.maxlong = MAX_VALUE_LENGTH
 EXPECTED = "a text, a list of texts, a list of token ids or a list of lists of token ids"
@@ -53,6 +55,31 @@ class Protocol:
 
 def served_models(request: Request) -> ServedModels:
     return request.app.state.models
+
+
+async def choose_model(
+    request: Request, fits: Callable[[ServedModel], bool], purpose: str, name: str | None
+) -> ServedModel:
+    """Return the model in the path, or with this `name`, or the only one that `fits`, as
+    `use_model` does. `purpose` completes "a model that can ..." in errors."""
+    models = served_models(request)
+    return await use_model(request, models.choose(fits, purpose, name_in_path(request), name))
+
+
+async def use_model(request: Request, model: ServedModel) -> ServedModel:
+    """Return `model` when it is loaded. It stays so until the response is complete.
+
+    Raises:
+        RequestError: 503 if the model cannot be loaded, or does not fit into memory.
+    """
+    try:
+        await model.acquire()
+    except RequestError:
+        raise
+    except Exception:
+        raise rejections.not_loadable(model.name) from None
+    request.scope[IN_USE].append(model)
+    return model
 
 
 def server_settings(request: Request) -> Settings:
@@ -93,11 +120,9 @@ def parse_body(content: bytes, model: type[Model]) -> Model:
     try:
         fields = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise UsageError(
-            f"the body is not valid JSON: {error}, expected an object with inputs"
-        ) from None
+        raise UsageError(f"the body is not valid JSON: {error}, expected a JSON object") from None
     if not isinstance(fields, dict):
-        raise UsageError(f"the body is {short_repr(fields)}, expected an object with inputs")
+        raise UsageError(f"the body is {short_repr(fields)}, expected a JSON object")
     with validated(fields, "body"):
         return model.model_validate(fields)
 

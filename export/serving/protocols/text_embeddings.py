@@ -11,16 +11,17 @@ from fastapi.responses import JSONResponse, Response
 from tokenizers import Encoding
 
 from ... import __version__
-from ...engine.encoder import MAX_CALLS
+from ...engine.encoder import MAX_CALLS, max_row_length
 from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError, tokenizer_errors
 from ...heads import CLASSIFY, MAX_CHARACTERS
 from ...text.model_facts import model_facts
 from ...text.scores import identity, probability_function
-from ...text.sentence_modules import normalize
+from ...text.sentence_modules import normalize, read_poolings
 from ...text.tasks import embedding, reranking
 from ...text.tasks.classification import label_rows, sentence_config
 from ...text.tasks.rows import Cut, Row, decode_batch, encode_texts
 from ...text_runtime import TextRuntime
+from ..encoder_runtime import max_batch_tokens
 from ..models import ServedModel
 from .protocol import (
     Protocol,
@@ -30,6 +31,7 @@ from .protocol import (
     served_models,
     server_settings,
     short_repr,
+    use_model,
     validated,
 )
 from .text_embeddings_requests import (
@@ -77,7 +79,7 @@ async def answer(request: Request, body: dict[str, Any]) -> Response:
 
     `InferenceClient(model=url)` of huggingface_hub sends its requests to this path."""
     name = body.get("model")
-    model = choose_model(
+    model = find_model(
         request, reads, "embed or label texts", name if isinstance(name, str) else None
     )
     endpoint, form = next((endpoint, form) for fits, endpoint, form in ENDPOINTS if fits(model))
@@ -93,7 +95,7 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
     The response is a list of lists of numbers in the order of the inputs, also for one input. The
     export's sentence-transformers modules select pooling and linear maps. The field `normalize`
     decides about normalization."""
-    model = choose_model(request, lambda model: model.embeds, "embed texts", body.model)
+    model = await choose_model(request, lambda model: model.embeds, "embed texts", body.model)
     inputs = read_inputs(request, model, body.inputs)
     cut = cut_for(request, model, body)
 
@@ -112,7 +114,7 @@ async def embed_all(request: Request, body: EmbedAllRequest) -> Response:
 
     The response is a list in the order of the inputs, also for one input. Each entry has a list of
     numbers for each token, with the special tokens and those of a prompt."""
-    model = choose_model(request, lambda model: model.embeds, "embed texts", body.model)
+    model = await choose_model(request, lambda model: model.embeds, "embed texts", body.model)
     inputs = read_inputs(request, model, body.inputs)
     cut = cut_for(request, model, body)
 
@@ -129,7 +131,7 @@ async def similarity(request: Request, body: SimilarityRequest) -> Response:
     """Return the cosine similarity of a sentence to each of several other sentences.
 
     The response is a list of numbers in the order of `sentences`."""
-    model = choose_model(request, lambda model: model.embeds, "embed texts", body.model)
+    model = await choose_model(request, lambda model: model.embeds, "embed texts", body.model)
     if not body.inputs.sentences:
         raise empty_error("inputs.sentences")
     inputs = read_inputs(request, model, [body.inputs.source_sentence, *body.inputs.sentences])
@@ -150,7 +152,7 @@ async def predict(request: Request, body: PredictRequest) -> Response:
     The response to a text or a pair is a list of `{"score": number, "label": name}`. The response
     to a list of lists is a list of such lists, in the same order. Scores are probabilities, or
     logits with `raw_scores`."""
-    model = choose_model(request, classifies, "label texts", body.model)
+    model = await choose_model(request, classifies, "label texts", body.model)
     sequences, is_batch = parse_sequences(body.inputs)
     check_number("inputs", sequences, server_settings(request).max_batch)
     cut = cut_for(request, model, body)
@@ -172,7 +174,7 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
     The response is a list of `{"index": number, "score": number}`, where `index` is the position of
     the text in the request. With `return_text` each entry has the `text` too. The model must have
     one label."""
-    model = choose_model(
+    model = await choose_model(
         request, reranks, "rerank texts, for which a head with one label is needed", body.model
     )
     check_number("texts", body.texts, server_settings(request).max_batch)
@@ -196,7 +198,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     The response is a list of tokens for each text, also for one text. A token has the fields `id`,
     `text`, `special`, `start` and `stop`. `start` and `stop` are offsets in the UTF-8 bytes of the
     text after its prompt is added, null for special tokens. Texts are not truncated."""
-    model = choose_model(request, has_tokenizer, "tokenize texts", body.model)
+    model = await choose_model(request, has_tokenizer, "tokenize texts", body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise UsageError(f"inputs is {short_repr(body.inputs)}, expected a text or a list of texts")
@@ -212,7 +214,7 @@ async def decode_ids(request: Request, body: DecodeRequest) -> Response:
     """Return the text of each list of token ids.
 
     The response is a list of texts in the same order, also for one list."""
-    model = choose_model(request, has_tokenizer, "decode token ids", body.model)
+    model = await choose_model(request, has_tokenizer, "decode token ids", body.model)
     rows = read_inputs(request, model, body.ids, "ids")
     if any(isinstance(row, str) for row in rows):
         raise UsageError(
@@ -227,11 +229,12 @@ async def info(request: Request, model: str | None = None) -> Response:
     """Return information about the model, with the fields of text-embeddings-inference.
 
     More fields are the choices that the model makes, such as its pooling, prompts and target, and
-    `warnings` of those that are probably wrong.
+    `warnings` of those that are probably wrong. The vocabulary is checked while the model is
+    loaded.
     """
-    served = choose_model(request, reads, "embed or label texts", model)
-    settings, runtime = server_settings(request), served.runtime.runtime
-    dtype = runtime.dtype
+    served = find_model(request, reads, "embed or label texts", model)
+    settings, dtype = server_settings(request), served.info.dtype
+    max_source, arrangement = settings.max_source, served.plan.arrangement
     facts = {
         "model_id": served.name,
         "model_sha": None,
@@ -239,8 +242,8 @@ async def info(request: Request, model: str | None = None) -> Response:
         "served_model_name": served.name,
         "model_type": model_type(served),
         "max_concurrent_requests": settings.requests,
-        "max_input_length": longest(served),
-        "max_batch_tokens": runtime.max_tokens,
+        "max_input_length": cut_length(served, max_row_length(served.info.config, max_source)),
+        "max_batch_tokens": max_batch_tokens(served.info, arrangement),
         "max_batch_requests": None,
         "max_client_batch_size": settings.max_batch,
         "auto_truncate": settings.auto_truncate,
@@ -249,7 +252,8 @@ async def info(request: Request, model: str | None = None) -> Response:
         "sha": None,
         "docker_label": None,
     }
-    return JSONResponse(model_facts(served.runtime) | facts)
+    tokenizer = None if served.runtime is None else served.runtime.tokenizer
+    return JSONResponse(model_facts(served.info, arrangement.threads, tokenizer) | facts)
 
 
 # (condition, endpoint, request class) of POST /; the first condition that is true counts
@@ -263,11 +267,18 @@ ENDPOINTS: tuple[tuple[Callable[[Any], bool], Callable[..., Any], type[TEIReques
 # ------------------------------------------------------------------------------------------- models
 
 
-def choose_model(
+async def choose_model(
     request: Request, fits: Callable[[ServedModel], bool], purpose: str, name: str | None
 ) -> ServedModel:
-    """Return the model of the path, or with this `name`, or the only one that `fits`. `purpose`
-    completes "a model that can ..." in errors.
+    """Return what `find_model` returns, as `use_model` does."""
+    return await use_model(request, find_model(request, fits, purpose, name))
+
+
+def find_model(
+    request: Request, fits: Callable[[ServedModel], bool], purpose: str, name: str | None
+) -> ServedModel:
+    """Return the model of the path, or with this `name`, or the only one that `fits`. It need not
+    be loaded. `purpose` completes "a model that can ..." in errors.
 
     Raises:
         RequestError: 422 for an unknown name, and 424 if no model, several models or the named one
@@ -284,7 +295,7 @@ def classifies(model: ServedModel) -> bool:
 
 
 def reranks(model: ServedModel) -> bool:
-    return classifies(model) and len(model.runtime.info.config["id2label"]) == 1
+    return classifies(model) and len(model.info.config["id2label"]) == 1
 
 
 def reads(model: ServedModel) -> bool:
@@ -292,24 +303,26 @@ def reads(model: ServedModel) -> bool:
 
 
 def has_tokenizer(model: ServedModel) -> bool:
-    return isinstance(model.runtime, TextRuntime)
+    return model.reads_texts
 
 
 def longest(model: ServedModel) -> int:
     """Return the maximum number of tokens of a text that the model reads, including special
     tokens."""
-    limit = (
-        model.runtime.info.config["max_position_embeddings"]
-        if model.encoder is None
-        else model.encoder.max_length
-    )
-    return min(limit, embedding.length_and_case(model.runtime)[0]) if model.embeds else limit
+    assert model.encoder is not None  # a model that is loaded and reads texts
+    return cut_length(model, model.encoder.max_length)
+
+
+def cut_length(model: ServedModel, limit: int) -> int:
+    """Return `limit`, the maximum number of tokens of a row, or fewer if the export says so."""
+    return min(limit, embedding.length_and_case(model.info)[0]) if model.embeds else limit
 
 
 def model_type(model: ServedModel) -> dict[str, Any]:
     if model.embeds:
-        return {"embedding": {"pooling": "+".join(model.runtime.sentence_modules.poolings)}}
-    config = model.runtime.info.config
+        modules = model.info.manifest.get("sentence_modules") or [{}]
+        return {"embedding": {"pooling": "+".join(read_poolings(modules[0]))}}
+    config = model.info.config
     names = {"id2label": config["id2label"], "label2id": config.get("label2id") or {}}
     return {"reranker" if reranks(model) else "classifier": names}
 
@@ -366,7 +379,7 @@ def encode_inputs(
     """
     if not model.embeds:
         return encode_texts(model.runtime, limit_characters(inputs, cut), cut), 0
-    prompt = embedding.select_prompt(sentence_config(model.runtime), prompt_name, None)
+    prompt = embedding.select_prompt(sentence_config(model.info), prompt_name, None)
     inputs = limit_characters(inputs, cut)
     return embedding.rows_to_embed(model.runtime, inputs, prompt, cut)
 
@@ -392,7 +405,7 @@ def check_dimensions(dimensions: int, width: int) -> None:
 
 
 def render_tokens(runtime: TextRuntime, texts: Sequence[str], body: TokenizeRequest) -> bytes:
-    prompt = embedding.select_prompt(sentence_config(runtime), body.prompt_name, None)
+    prompt = embedding.select_prompt(sentence_config(runtime.info), body.prompt_name, None)
     prompted = [prompt + text for text in texts]
     with tokenizer_errors(runtime.path):
         encodings = runtime.encode(prompted, special_tokens=body.add_special_tokens)

@@ -11,7 +11,7 @@ from tokenizers import Encoding
 
 from ...errors import TooLong, UsageError
 from ...heads import CLASSIFY, TEXT, ZERO_SHOT
-from ...inference.export_info import json_object
+from ...inference.export_info import ExportInfo, json_object
 from ..checks import (
     Pair,
     check_choice,
@@ -89,43 +89,41 @@ def scoring(runtime: TextModel, name: str | None) -> Scoring:
     if name is not None:
         check_choice("function_to_apply", name, FUNCTIONS)
         return FUNCTIONS[name]
-    if recorded := recorded_activation(runtime):
+    if recorded := recorded_activation(runtime.info):
         return activation(recorded, "the activation of this cross-encoder")
     return default_function(runtime.info.config)
 
 
-def activation_name(runtime: TextModel) -> str:
+def activation_name(info: ExportInfo) -> str:
     """Return the name of the function that scores have by default: "softmax", or that of a torch
     class."""
-    default = default_function(runtime.info.config)
+    default = default_function(info.config)
     names = [name for name, function in FUNCTIONS.items() if function is default]
-    return recorded_activation(runtime) or names[0]
+    return recorded_activation(info) or names[0]
 
 
-def label_problems(runtime: TextModel) -> list[str]:
+def label_problems(info: ExportInfo) -> list[str]:
     """Return a warning if the labels of the export have no names."""
-    labels = list(runtime.info.config["id2label"].values())
+    labels = list(info.config["id2label"].values())
     if not labels or not all(UNNAMED.fullmatch(str(label)) for label in labels):
         return []
-    directory = runtime.info.directory
-    return [f"{directory} has the labels {reprlib.repr(labels)}, expected names in id2label"]
+    return [f"{info.directory} has the labels {reprlib.repr(labels)}, expected names in id2label"]
 
 
-def recorded_activation(runtime: TextModel) -> str | None:
+def recorded_activation(info: ExportInfo) -> str | None:
     """Return the name of the torch class that a cross-encoder applies to its logits, or None.
     sentence-transformers has stored the name in three places."""
-    config = runtime.info.config
+    config = info.config
     nested = config.get("sentence_transformers")
     if isinstance(nested, dict) and nested.get("activation_fn"):
         return nested["activation_fn"]
     if older := config.get("sbert_ce_default_activation_function"):
         return older
-    return sentence_config(runtime).get("activation_fn")
+    return sentence_config(info).get("activation_fn")
 
 
-def sentence_config(runtime: TextModel) -> dict:
+def sentence_config(info: ExportInfo) -> dict:
     """Return the content of config_sentence_transformers.json, empty without the file."""
-    info = runtime.info
     return json_object(info.directory / SENTENCE_CONFIG, info.read(SENTENCE_CONFIG) or b"{}")
 
 

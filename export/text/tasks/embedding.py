@@ -14,6 +14,7 @@ from ...inference.export_info import ExportInfo, json_object
 from ..checks import check_count, check_strings
 from ..sentence_modules import SentenceModules, normalize, read_poolings
 from ..text_model import TextModel
+from ..tokenizer_settings import read_longest, read_tokenizer_config
 from .classification import sentence_config
 from .rows import Cut, Row, decode, encode_texts, plain_row, require, run_rows
 from .task import TaskCall
@@ -54,8 +55,10 @@ def embed(
     require(runtime, EMBED)
     if truncate_dim is not None:
         check_count("truncate_dim", truncate_dim)
-    prompt = select_prompt(sentence_config(runtime), prompt_name, prompt)
-    rows = rows_to_embed(runtime, check_strings(texts), prompt, Cut(length_and_case(runtime)[0]))
+    prompt = select_prompt(sentence_config(runtime.info), prompt_name, prompt)
+    rows = rows_to_embed(
+        runtime, check_strings(texts), prompt, Cut(length_and_case(runtime.info)[0])
+    )
     return vectors(runtime, *rows, truncate_dim or default_width(runtime))
 
 
@@ -68,7 +71,7 @@ def rows_to_embed(
     Inputs of token ids are used unchanged without a prompt. With one they are decoded and encoded
     again after it.
     """
-    lowers = length_and_case(runtime)[1]
+    lowers = length_and_case(runtime.info)[1]
     lowered = normalizers.Lowercase().normalize_str if lowers else str
     if prompt:
         inputs = [
@@ -110,7 +113,7 @@ def vectors(
 
 def default_width(runtime: TextModel) -> int | None:
     """Return the number of values of a vector that the export sets, or None."""
-    width = sentence_config(runtime).get("truncate_dim")
+    width = sentence_config(runtime.info).get("truncate_dim")
     if width is not None:
         check_count("truncate_dim", width)
     return width
@@ -132,7 +135,7 @@ def similarity(runtime: TextModel, first: np.ndarray, second: np.ndarray, /) -> 
         ValueError: if the arrays have more than two axes or differ in E, or the export has another
             `similarity_fn_name`.
     """
-    name = sentence_config(runtime).get("similarity_fn_name") or "cosine"
+    name = sentence_config(runtime.info).get("similarity_fn_name") or "cosine"
     if name not in SIMILARITIES:
         raise ValueError(
             f"similarity_fn_name of the export is {name!r:.60}, expected one of "
@@ -185,12 +188,12 @@ def count_prompt_tokens(prompt: Encoding) -> int:
     return len(prompt.ids) - (prompt.special_tokens_mask[-1:] == [1])
 
 
-def length_and_case(runtime: TextModel) -> tuple[int, bool]:
+def length_and_case(info: ExportInfo) -> tuple[int, bool]:
     """Return the maximum number of tokens of a text, including special tokens, and True if texts
     are lowercased."""
-    config = length_config(runtime.info)
-    longest = config.get("max_seq_length") or runtime.tokenizer_settings.longest
-    limit = runtime.info.config["max_position_embeddings"]
+    config = length_config(info)
+    longest = config.get("max_seq_length") or read_longest(read_tokenizer_config(info))
+    limit = info.config["max_position_embeddings"]
     return min(longest or limit, limit), bool(config.get("do_lower_case"))
 
 
@@ -200,9 +203,8 @@ def length_config(info: ExportInfo) -> dict:
     return json_object(info.directory / names[0], info.read(names[0]) or b"{}") if names else {}
 
 
-def length_problems(runtime: TextModel) -> list[str]:
+def length_problems(info: ExportInfo) -> list[str]:
     """Return a warning if `max_seq_length` of the export is more than the model has positions."""
-    info = runtime.info
     longest = length_config(info).get("max_seq_length")
     limit = info.config["max_position_embeddings"]
     if not longest or longest <= limit:
@@ -211,10 +213,9 @@ def length_problems(runtime: TextModel) -> list[str]:
     return [f"{info.directory} has max_seq_length={longest}, {cut}"]
 
 
-def pooling_problems(runtime: TextModel) -> list[str]:
+def pooling_problems(info: ExportInfo) -> list[str]:
     """Return a warning if the export configures no pooling, or one that does not fit the attention:
     the first token of a decoder reads no other."""
-    info = runtime.info
     if not (modules := info.manifest.get("sentence_modules")):
         return [f"{info.directory} configures no pooling, expected modules.json: it is the mean"]
     is_decoder = info.config["model_type"] == "vanilla-decoder"

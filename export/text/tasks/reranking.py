@@ -70,7 +70,9 @@ def rerank(
     lists = check_candidates(check_strings(queries), texts)
     pairs = [(query, text) for query, candidates in lists for text in candidates]
     instruction = select_instruction(runtime, prompt_name, prompt)
-    scores = score_pairs(runtime, pairs, instruction, Cut(length_and_case(runtime)[0]), raw_scores)
+    scores = score_pairs(
+        runtime, pairs, instruction, Cut(length_and_case(runtime.info)[0]), raw_scores
+    )
     ends = np.cumsum([len(candidates) for _, candidates in lists])[:-1]
     return [rank_texts(scores_of_query, top_k) for scores_of_query in np.split(scores, ends)]
 
@@ -123,7 +125,7 @@ def select_instruction(
     whose prompt has no instruction.
     """
     reranker = runtime.info.config.get("reranker") or {}
-    instruction = select_prompt(sentence_config(runtime), prompt_name, prompt)
+    instruction = select_prompt(sentence_config(runtime.info), prompt_name, prompt)
     if instruction and "{instruction}" not in reranker.get("template", ""):
         if prompt_name is None and prompt is None:
             return ""

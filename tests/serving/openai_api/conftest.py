@@ -3,10 +3,10 @@
 import openai
 import pytest
 from openai_server import OneByOne, serve_engine, with_tokenizer
+from served_models import loaded_model
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.serving.encoder_runtime import batched
-from vanilla_transformer_export.serving.models import ServedModel
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,8 @@ def engine(decoder):
 def url(decoder, encoder, engine):
     read = TextRuntime(encoder.runtime.info.directory, threads=1)
     with serve_engine(
-        ServedModel("decoder", decoder, engine), ServedModel("encoder", read, encoder=batched(read))
+        loaded_model("decoder", decoder, engine),
+        loaded_model("encoder", read, encoder=batched(read)),
     ) as url:
         yield url
 

@@ -12,11 +12,11 @@ from checkpoints import EOS, START
 from messages import raises
 from openai_server import OneByOne, new_tokens, post, serve_engine, with_tokenizer
 from opened_engines import text_client
+from served_models import loaded_model
 
 from vanilla_transformer_export import TextRuntime
 from vanilla_transformer_export.engine.limits import overloaded
 from vanilla_transformer_export.errors import RequestError
-from vanilla_transformer_export.serving.models import ServedModel
 from vanilla_transformer_export.serving.protocols import openai_api
 
 
@@ -116,8 +116,8 @@ def test_concurrent_requests_match_requests_alone(decoder, exported_for, tmp_pat
     with contextlib.ExitStack() as stack:
         actual = []
         for served in (
-            ServedModel("decoder", runtime, engine),
-            ServedModel("decoder", alone, OneByOne(alone.runtime)),
+            loaded_model("decoder", runtime, engine),
+            loaded_model("decoder", alone, OneByOne(alone.runtime)),
         ):
             url = stack.enter_context(serve_engine(served))
             client = stack.enter_context(
