@@ -34,14 +34,29 @@ from .logs import Log, format_error
 from .metrics import Metrics
 from .middleware import Frame
 from .models import ServedModel, ServedModels
-from .protocols import libretranslate, open_inference, openai_api, pipelines, text_embeddings
+from .protocols import (
+    libretranslate,
+    open_inference,
+    openai_api,
+    pipelines,
+    rerank_api,
+    text_embeddings,
+)
 from .protocols.protocol import Protocol
 from .settings import Settings
 from .sources import Source
 
 PROTOCOLS: tuple[Protocol, ...] = tuple(
     module.PROTOCOL
-    for module in (libretranslate, openai_api, text_embeddings, pipelines, open_inference, page)
+    for module in (
+        libretranslate,
+        openai_api,
+        text_embeddings,
+        rerank_api,
+        pipelines,
+        open_inference,
+        page,
+    )
 )
 CONFIG = "config.json"
 Say = Callable[[str], None]

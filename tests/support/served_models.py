@@ -10,12 +10,14 @@ from vanilla_transformer_export.serving.protocols import (
     open_inference,
     openai_api,
     pipelines,
+    rerank_api,
     text_embeddings,
 )
 
 PROTOCOLS = (
     openai_api.PROTOCOL,
     text_embeddings.PROTOCOL,
+    rerank_api.PROTOCOL,
     pipelines.PROTOCOL,
     open_inference.PROTOCOL,
 )

@@ -14,6 +14,7 @@ from ... import __version__
 from ...engine.encoder import MAX_CALLS
 from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError, tokenizer_errors
 from ...heads import CLASSIFY, MAX_CHARACTERS
+from ...text.checks import Pair
 from ...text.model_facts import model_facts
 from ...text.scores import identity, probability_function
 from ...text.sentence_modules import normalize
@@ -54,6 +55,7 @@ router = APIRouter(tags=["text-embeddings-inference"])
 # characters per token; longer texts are rejected before they are tokenized
 MAX_TOKEN_LENGTH = 250
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+RERANKS = "rerank texts, for which a head with one label is needed"
 TYPES = {400: "Empty", 424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Unhealthy"}
 
 
@@ -172,17 +174,14 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
     The response is a list of `{"index": number, "score": number}`, where `index` is the position of
     the text in the request. With `return_text` each entry has the `text` too. The model must have
     one label."""
-    model = choose_model(
-        request, reranks, "rerank texts, for which a head with one label is needed", body.model
-    )
+    model = choose_model(request, reranks, RERANKS, body.model)
     check_number("texts", body.texts, server_settings(request).max_batch)
     cut = cut_for(request, model, body)
-    pairs = limit_characters([(body.query, text) for text in body.texts], cut)
+    pairs = [(body.query, text) for text in body.texts]
 
     def answer() -> list[dict[str, Any]]:
-        instruction = reranking.select_instruction(model.runtime)
-        scores = reranking.score_pairs(model.runtime, pairs, instruction, cut, body.raw_scores)
-        return reranking.rank_texts(scores)
+        rows = rows_to_rank(model, pairs, cut)
+        return reranking.rank_texts(reranking.score_rows(model.runtime, rows, body.raw_scores))
 
     ranks = await model.read(len(pairs), answer)
     texts = [{"text": body.texts[rank["index"]]} if body.return_text else {} for rank in ranks]
@@ -369,6 +368,13 @@ def encode_inputs(
     prompt = embedding.select_prompt(sentence_config(model.runtime), prompt_name, None)
     inputs = limit_characters(inputs, cut)
     return embedding.rows_to_embed(model.runtime, inputs, prompt, cut)
+
+
+def rows_to_rank(model: ServedModel, pairs: Sequence[Pair], cut: Cut) -> Sequence[Row]:
+    """Return the tokens of each pair of a query and a text, with the instruction of the export.
+    Raises TooLong for a pair that `cut` rejects."""
+    instruction = reranking.select_instruction(model.runtime)
+    return reranking.pair_rows(model.runtime, limit_characters(pairs, cut), instruction, cut)
 
 
 def embed_inputs(
