@@ -113,6 +113,8 @@ class TextRuntime:
     answer = question_answering.answer
     fill_mask = masks.fill_mask
     embed = embedding.embed
+    encode_query = embedding.encode_query
+    encode_document = embedding.encode_document
     similarity = embedding.similarity
     next_sentence = pairs.next_sentence
     choose = pairs.choose
