@@ -77,6 +77,7 @@ EMBED = Task(
     pipelines=("feature-extraction", "sentence-similarity"),
     takes_blank=True,
 )
+EMBED_SPARSE = Task("embed-sparse", "text.tasks.sparse_embedding:embed_sparse", takes_blank=True)
 EMBED_IMAGES = Task(
     "embed", "image_runtime:ImageRuntime.embed", (IMAGE,), ("image-feature-extraction",)
 )
@@ -99,6 +100,9 @@ SOURCE_STATES = Output("encoder_last_hidden_state", ("source_length", "hidden_si
 IMAGE_STATES = Output("last_hidden_state", ("image_length", "hidden_size"))
 POOLED = Output("pooler_output", ("hidden_size",), needs="pooler_act")
 TOKEN_SCORES = Output("logits", ("source_length", "vocab_size"))
+# A masked language model whose graph pools its logits by SpladePooling: `config.splade` has the
+# fields of the module. Torch has no class for it, checkpoints are VanillaEncoderForMaskedLM.
+SPARSE_EMBEDDING = "VanillaEncoderForSparseEmbedding"
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,7 @@ HEADS: dict[str, Head] = {
     "VanillaEncoderForMaskedLM": Head(
         (TOKEN_SCORES,), (FILL_MASK,), "fill-mask", "pseudo_perplexity"
     ),
+    SPARSE_EMBEDDING: Head((Output("sentence_embedding", ("vocab_size",)),), (EMBED_SPARSE,)),
     "VanillaEncoderForPreTraining": Head(
         (
             Output("prediction_logits", ("source_length", "vocab_size")),

@@ -35,6 +35,7 @@ from .text.tasks import (
     pairs,
     question_answering,
     reranking,
+    sparse_embedding,
     tagging,
     translation,
 )
@@ -115,6 +116,7 @@ class TextRuntime:
     embed = embedding.embed
     encode_query = embedding.encode_query
     encode_document = embedding.encode_document
+    embed_sparse = sparse_embedding.embed_sparse
     similarity = embedding.similarity
     next_sentence = pairs.next_sentence
     choose = pairs.choose

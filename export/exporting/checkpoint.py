@@ -19,7 +19,7 @@ from vanilla_transformer.checkpoint_files import (
     read_json,
     readers_errors,
 )
-from vanilla_transformer.companions import Companions, companions
+from vanilla_transformer.companions import SPLADE, Companions, companions
 from vanilla_transformer.errors import torch_missing
 from vanilla_transformer.files import CONFIG
 from vanilla_transformer.generation_settings import read_generation_settings
@@ -28,15 +28,21 @@ from ..errors import UsageError
 from ..graphs.config import Config
 from ..graphs.expected_weights import load_checked_weights
 from ..graphs.weights import CheckpointWeights
-from ..heads import HEADS, READS_IMAGES
+from ..heads import HEADS, READS_IMAGES, SPARSE_EMBEDDING
 from ..inference.export_info import CARD, TOKENIZER_FILES, default_options
 from ..inference.options import PROMPT_LOOKUP
+from ..text.checks import check_choice
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from vanilla_transformer.conversion.tokenizers import FoundTokenizer
 
+# fields of the module SpladePooling with their known values, the first of which is the default
+SPLADE_FIELDS = {
+    "pooling_strategy": ("max", "sum"),
+    "activation_function": ("relu", "log1p_relu"),
+}
 LEFT_OUT = ("auto_map", "custom_pipelines", "_name_or_path")  # not in an export's config.json
 
 
@@ -84,11 +90,12 @@ class Checkpoint:
         config = Config(content, architecture)
         if image_size is not None:
             set_image_size(name, config, image_size)
+        companion_files = companions(directory)
+        set_sparse_head(name, config, companion_files)
         model = load_model(directory) if HAS_TORCH else None
         weights = (load_checked_weights if model is None else CheckpointWeights)(directory, config)
         generation = generation_settings(directory, config, model)
         default_options(generation, directory)
-        companion_files = companions(directory)
         return cls(name, directory, config, weights, generation, model, tokenizer, companion_files)
 
     @property
@@ -140,6 +147,29 @@ def set_image_size(name: str | os.PathLike, config: Config, image_size: str) -> 
             "expected a vision model"
         )
     config.values.interpolate_pos_encoding = image_size == "free"
+
+
+def set_sparse_head(name: str | os.PathLike, config: Config, companions: Companions) -> None:
+    """Give `config` the head of sparse embeddings if the modules of the checkpoint `name` pool its
+    logits by SpladePooling.
+
+    Raises ValueError for other modules besides it, another class than a masked language model, and
+    a setting of the module that is unknown.
+    """
+    facts = companions.facts()
+    if SPLADE not in [module["type"] for module in facts]:
+        return
+    kinds = [module["type"] for module in facts]
+    if len(facts) > 1 or config.architecture != "VanillaEncoderForMaskedLM":
+        raise ValueError(
+            f"{name} is a {config.architecture} with the modules {', '.join(kinds)}, expected a "
+            f"VanillaEncoderForMaskedLM with {SPLADE}"
+        )
+    splade = {key: facts[0].get(key, known[0]) for key, known in SPLADE_FIELDS.items()}
+    for key, value in splade.items():
+        check_choice(f"{key} of {SPLADE}", value, SPLADE_FIELDS[key])
+    config.values.splade = splade
+    config.architecture = SPARSE_EMBEDDING
 
 
 def load_model(directory: Path) -> "PreTrainedModel":

@@ -205,11 +205,11 @@ def head(config: Config) -> Shapes:
     labels = len(config.id2label)
     for name, outputs in HEADS[config.architecture].linear.items():
         yield from linear(name, size, int(axis_size(outputs, config.to_dict())))
-    if config.head in ("MaskedLM", "PreTraining"):
+    if config.head in ("MaskedLM", "SparseEmbedding", "PreTraining"):
         yield from lm_transform(config)
     yield from classifier_transform(config)
     match config.head:
-        case "MaskedLM" | "PreTraining" | "CausalLM" | "ConditionalGeneration":
+        case "MaskedLM" | "SparseEmbedding" | "PreTraining" | "CausalLM" | "ConditionalGeneration":
             yield from linear(
                 "lm_head", config.embedding_size, config.vocab_size, config.lm_head_bias
             )

@@ -3,7 +3,7 @@ server."""
 
 from typing import Any
 
-from ..heads import CLASSIFY, EMBED, HEADS
+from ..heads import CLASSIFY, EMBED, EMBED_SPARSE, HEADS
 from ..inference.cpu_quota import cpu_quota
 from .sentence_modules import read_poolings
 from .tasks.classification import activation_name, label_problems, sentence_config
@@ -40,6 +40,9 @@ def model_facts(runtime: TextModel) -> dict[str, Any]:
     if EMBED in tasks:
         facts |= embedding_facts(runtime)
         warnings += pooling_problems(runtime) + length_problems(runtime)
+    if EMBED_SPARSE in tasks:
+        facts |= sparse_facts(runtime)
+        warnings += length_problems(runtime)
     if CLASSIFY in tasks:
         facts |= label_facts(runtime)
         warnings += label_problems(runtime)
@@ -54,18 +57,38 @@ def calibration(manifest: dict, dtype: str) -> dict[str, int] | None:
 
 
 def embedding_facts(runtime: TextModel) -> dict[str, Any]:
-    """Return the facts of a model that embeds: max_seq_length, pooling, modules (those after it),
-    prompts (their names), default_prompt_name, similarity and truncate_dim."""
-    config = sentence_config(runtime)
+    """Return the facts of a model that embeds: pooling, modules (those after it), similarity,
+    truncate_dim and those of `prompt_facts`."""
     modules = runtime.info.manifest.get("sentence_modules") or []
     return {
-        "max_seq_length": length_and_case(runtime)[0],
+        **prompt_facts(runtime),
         "pooling": list(read_poolings(modules[0] if modules else {})),
         "modules": [module["type"] for module in modules[1:]],
+        "similarity": sentence_config(runtime).get("similarity_fn_name") or "cosine",
+        "truncate_dim": sentence_config(runtime).get("truncate_dim"),
+    }
+
+
+def sparse_facts(runtime: TextModel) -> dict[str, Any]:
+    """Return the facts of a model that embeds texts as sparse vectors: pooling_strategy,
+    activation_function, max_active_dims, similarity and those of `prompt_facts`."""
+    config = sentence_config(runtime)
+    return {
+        **prompt_facts(runtime),
+        **runtime.info.config["splade"],
+        "max_active_dims": config.get("max_active_dims"),
+        "similarity": config.get("similarity_fn_name") or "dot",
+    }
+
+
+def prompt_facts(runtime: TextModel) -> dict[str, Any]:
+    """Return max_seq_length, prompts (their names) and default_prompt_name of a model that
+    embeds."""
+    config = sentence_config(runtime)
+    return {
+        "max_seq_length": length_and_case(runtime)[0],
         "prompts": list(config.get("prompts") or {}),
         "default_prompt_name": config.get("default_prompt_name"),
-        "similarity": config.get("similarity_fn_name") or "cosine",
-        "truncate_dim": config.get("truncate_dim"),
     }
 
 

@@ -20,7 +20,7 @@ from vanilla_transformer_export import export
 from vanilla_transformer_export.graphs.config import Config
 from vanilla_transformer_export.graphs.expected_weights import expected_weights
 from vanilla_transformer_export.graphs.weights import tied_names
-from vanilla_transformer_export.heads import GENERATORS, HEADS
+from vanilla_transformer_export.heads import GENERATORS, HEADS, SPARSE_EMBEDDING
 
 DTYPES = ("fp32", "fp16", "bf16", "int8", "int4")
 # models whose config options are all exported; of others only the first config
@@ -54,11 +54,14 @@ def cases() -> Iterator[Case]:
 def write_checkpoint(case: Case, folder: Path) -> None:
     """Write config.json, and weights from a normal distribution."""
     names = {name: kind.auto_classes().values() for name, kind in CONFIGS.items()}
-    [model_type] = [name for name, classes in names.items() if case.architecture in classes]
+    model_class = case.architecture.replace("SparseEmbedding", "MaskedLM")
+    [model_type] = [name for name, classes in names.items() if model_class in classes]
     fields = sizes(case.architecture) | variants(case.architecture)[case.variant]
-    content = {"model_type": model_type, "architectures": [case.architecture], **fields}
+    content = {"model_type": model_type, "architectures": [model_class], **fields}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    if case.architecture == SPARSE_EMBEDDING:
+        write_splade(folder)
     config, rng = Config(*read_config(folder)), np.random.default_rng(0)
     shapes = expected_weights(config)
     for name in [name for name in tied_names(config) if name in shapes][1:]:
@@ -68,6 +71,15 @@ def write_checkpoint(case: Case, folder: Path) -> None:
         {name: array.astype(np.float32) for name, array in weights.items()},
         folder / "model.safetensors",
     )
+
+
+def write_splade(folder: Path) -> None:
+    """Write modules.json and the config of SpladePooling with its defaults."""
+    types = {"": "Transformer", "1_SpladePooling": "SpladePooling"}
+    modules = [{"path": path, "type": kind} for path, kind in types.items()]
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    (folder / "1_SpladePooling").mkdir(exist_ok=True)
+    (folder / "1_SpladePooling/config.json").write_text("{}", encoding="utf-8")
 
 
 def write(output: Path, case: Case) -> None:

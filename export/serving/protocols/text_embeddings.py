@@ -21,6 +21,7 @@ from ...text.sentence_modules import normalize
 from ...text.tasks import embedding, reranking
 from ...text.tasks.classification import label_rows, sentence_config
 from ...text.tasks.rows import Cut, Row, decode_batch, encode_texts
+from ...text.tasks.sparse_embedding import sparse_vectors
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
 from .protocol import (
@@ -37,6 +38,7 @@ from .text_embeddings_requests import (
     DecodeRequest,
     EmbedAllRequest,
     EmbedRequest,
+    EmbedSparseRequest,
     PredictRequest,
     RerankRequest,
     SimilarityParameters,
@@ -104,6 +106,26 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
         if body.dimensions is not None:
             check_dimensions(body.dimensions, vectors.shape[1])
         return render_list((normalize(vectors) if body.normalize else vectors).tolist())
+
+    return json_response(await model.read(len(inputs), answer))
+
+
+@router.post("/embed_sparse")
+async def embed_sparse(request: Request, body: EmbedSparseRequest) -> Response:
+    """Return one sparse vector for each input.
+
+    The response is a list in the order of the inputs, also for one input. Each entry is a list of
+    `{"index": number, "value": number}` with the values that are not 0, where `index` is the id of
+    a token. The model must be a masked language model with SpladePooling."""
+    purpose = "embed texts as sparse vectors"
+    model = choose_model(request, lambda model: model.embeds_sparse, purpose, body.model)
+    inputs = read_inputs(request, model, body.inputs)
+    cut = cut_for(request, model, body)
+
+    def answer() -> bytes:
+        rows, _ = encode_inputs(model, inputs, body.prompt_name, cut)
+        max_values = sentence_config(model.runtime).get("max_active_dims")
+        return render_list(sparse_vectors(model.runtime, rows, max_values))
 
     return json_response(await model.read(len(inputs), answer))
 
@@ -254,6 +276,7 @@ async def info(request: Request, model: str | None = None) -> Response:
 # (condition, endpoint, request class) of POST /; the first condition that is true counts
 ENDPOINTS: tuple[tuple[Callable[[Any], bool], Callable[..., Any], type[TEIRequest]], ...] = (
     (lambda model: model.embeds, embed, EmbedRequest),
+    (lambda model: model.embeds_sparse, embed_sparse, EmbedSparseRequest),
     (lambda model: reranks(model), rerank, RerankRequest),
     (lambda model: classifies(model), predict, PredictRequest),
 )
@@ -287,7 +310,7 @@ def reranks(model: ServedModel) -> bool:
 
 
 def reads(model: ServedModel) -> bool:
-    return model.embeds or classifies(model)
+    return model.has_prompts or classifies(model)
 
 
 def has_tokenizer(model: ServedModel) -> bool:
@@ -302,12 +325,16 @@ def longest(model: ServedModel) -> int:
         if model.encoder is None
         else model.encoder.max_length
     )
-    return min(limit, embedding.length_and_case(model.runtime)[0]) if model.embeds else limit
+    if not model.has_prompts:
+        return limit
+    return min(limit, embedding.length_and_case(model.runtime)[0])
 
 
 def model_type(model: ServedModel) -> dict[str, Any]:
     if model.embeds:
         return {"embedding": {"pooling": "+".join(model.runtime.sentence_modules.poolings)}}
+    if model.embeds_sparse:
+        return {"embedding": {"pooling": "splade"}}
     config = model.runtime.info.config
     names = {"id2label": config["id2label"], "label2id": config.get("label2id") or {}}
     return {"reranker" if reranks(model) else "classifier": names}
@@ -363,7 +390,7 @@ def encode_inputs(
     Raises UsageError for an unknown prompt, and TooLong for an input that is too long without
     truncation.
     """
-    if not model.embeds:
+    if not model.has_prompts:
         return encode_texts(model.runtime, limit_characters(inputs, cut), cut), 0
     prompt = embedding.select_prompt(sentence_config(model.runtime), prompt_name, None)
     inputs = limit_characters(inputs, cut)
