@@ -28,7 +28,7 @@ from ..errors import UsageError
 from ..graphs.config import Config
 from ..graphs.expected_weights import load_checked_weights
 from ..graphs.weights import CheckpointWeights
-from ..heads import HEADS, READS_IMAGES, SPARSE_EMBEDDING
+from ..heads import HEADS, MASKED_LM, READS_IMAGES, SPARSE_EMBEDDING
 from ..inference.export_info import CARD, TOKENIZER_FILES, default_options
 from ..inference.options import PROMPT_LOOKUP
 from ..text.checks import check_choice
@@ -121,6 +121,8 @@ class Checkpoint:
         """Content of the export's config.json: without references to code, and without the
         checkpoint's place."""
         content = self.config.to_dict() | {"dtype": "float32"}
+        if "splade" in content:  # last, as the order depends on whether torch is installed
+            content["splade"] = content.pop("splade")
         return {name: value for name, value in content.items() if name not in LEFT_OUT}
 
 
@@ -157,13 +159,13 @@ def set_sparse_head(name: str | os.PathLike, config: Config, companions: Compani
     a setting of the module that is unknown.
     """
     facts = companions.facts()
-    if SPLADE not in [module["type"] for module in facts]:
-        return
     kinds = [module["type"] for module in facts]
-    if len(facts) > 1 or config.architecture != "VanillaEncoderForMaskedLM":
+    if SPLADE not in kinds:
+        return
+    if len(facts) > 1 or config.architecture != MASKED_LM:
         raise ValueError(
             f"{name} is a {config.architecture} with the modules {', '.join(kinds)}, expected a "
-            f"VanillaEncoderForMaskedLM with {SPLADE}"
+            f"{MASKED_LM} with {SPLADE}"
         )
     splade = {key: facts[0].get(key, known[0]) for key, known in SPLADE_FIELDS.items()}
     for key, value in splade.items():

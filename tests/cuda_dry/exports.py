@@ -20,7 +20,7 @@ from vanilla_transformer_export import export
 from vanilla_transformer_export.graphs.config import Config
 from vanilla_transformer_export.graphs.expected_weights import expected_weights
 from vanilla_transformer_export.graphs.weights import tied_names
-from vanilla_transformer_export.heads import GENERATORS, HEADS, SPARSE_EMBEDDING
+from vanilla_transformer_export.heads import GENERATORS, HEADS, SPARSE_EMBEDDING, model_class
 
 DTYPES = ("fp32", "fp16", "bf16", "int8", "int4")
 # models whose config options are all exported; of others only the first config
@@ -54,10 +54,10 @@ def cases() -> Iterator[Case]:
 def write_checkpoint(case: Case, folder: Path) -> None:
     """Write config.json, and weights from a normal distribution."""
     names = {name: kind.auto_classes().values() for name, kind in CONFIGS.items()}
-    model_class = case.architecture.replace("SparseEmbedding", "MaskedLM")
-    [model_type] = [name for name, classes in names.items() if model_class in classes]
+    class_name = model_class(case.architecture)
+    [model_type] = [name for name, classes in names.items() if class_name in classes]
     fields = sizes(case.architecture) | variants(case.architecture)[case.variant]
-    content = {"model_type": model_type, "architectures": [model_class], **fields}
+    content = {"model_type": model_type, "architectures": [class_name], **fields}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
     if case.architecture == SPARSE_EMBEDDING:

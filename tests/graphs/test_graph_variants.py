@@ -77,8 +77,7 @@ def find_differences(architecture, table, formats, folder):
         shortlist = fields.pop("shortlist", None)
         if architecture == SPARSE_EMBEDDING:
             fields["splade"] = {"pooling_strategy": "max", "activation_function": "log1p_relu"}
-        model_class = architecture.replace("SparseEmbedding", "MaskedLM")
-        model = perturbed(model_class, fields).float()  # xIELU is initialized in bfloat16
+        model = perturbed(architecture, fields).float()  # xIELU is initialized in bfloat16
         model.save_pretrained(folder / name)
         config = Config(model.config, architecture)
         weights = CheckpointWeights(folder / name, config)

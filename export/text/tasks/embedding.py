@@ -228,7 +228,7 @@ def check_ranges(precision: str, ranges: Any) -> np.ndarray | None:
     try:
         limits = np.asarray(ranges, np.float32)
     except (TypeError, ValueError):
-        limits = np.empty(0)
+        limits = np.empty(0, np.float32)
     is_pair = limits.ndim == 2 and len(limits) == 2
     if not is_pair or not np.isfinite(limits).all() or (limits[0] > limits[1]).any():
         raise UsageError(
