@@ -17,7 +17,7 @@ def model_facts(runtime: TextModel) -> dict[str, Any]:
     The keys are target, device, dtype, calibration (the numbers `matmuls` and `row_scales`, those
     with a scale for each row, or None), rows_are_independent, threads, cpu_quota,
     max_position_embeddings, token_types (whether the graph reads them) and warnings. Models that
-    embed add `embedding_facts`, and classifiers `label_facts`.
+    embed add `embedding_facts` or `sparse_facts`, and classifiers `label_facts`.
     """
     info, opened = runtime.info, runtime.runtime
     tasks = HEADS[info.architecture].tasks
