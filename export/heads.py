@@ -76,6 +76,7 @@ EMBED = Task(
     pipelines=("feature-extraction", "sentence-similarity"),
     takes_blank=True,
 )
+EMBED_SPARSE = Task("embed-sparse", "text.tasks.sparse_embedding:embed_sparse", takes_blank=True)
 EMBED_IMAGES = Task(
     "embed", "image_runtime:ImageRuntime.embed", (IMAGE,), ("image-feature-extraction",)
 )
@@ -98,6 +99,10 @@ SOURCE_STATES = Output("encoder_last_hidden_state", ("source_length", "hidden_si
 IMAGE_STATES = Output("last_hidden_state", ("image_length", "hidden_size"))
 POOLED = Output("pooler_output", ("hidden_size",), needs="pooler_act")
 TOKEN_SCORES = Output("logits", ("source_length", "vocab_size"))
+# A masked language model whose graph pools its logits by SpladePooling: `config.splade` has the
+# fields of the module.
+SPARSE_EMBEDDING = "VanillaEncoderForSparseEmbedding"
+MASKED_LM = "VanillaEncoderForMaskedLM"
 
 
 @dataclass(frozen=True)
@@ -146,9 +151,8 @@ ANSWERS = Head(
 # By architecture, the name of the class of models.
 HEADS: dict[str, Head] = {
     "VanillaEncoderModel": FEATURES,
-    "VanillaEncoderForMaskedLM": Head(
-        (TOKEN_SCORES,), (FILL_MASK,), "fill-mask", "pseudo_perplexity"
-    ),
+    MASKED_LM: Head((TOKEN_SCORES,), (FILL_MASK,), "fill-mask", "pseudo_perplexity"),
+    SPARSE_EMBEDDING: Head((Output("sentence_embedding", ("vocab_size",)),), (EMBED_SPARSE,)),
     "VanillaEncoderForPreTraining": Head(
         (
             Output("prediction_logits", ("source_length", "vocab_size")),
@@ -191,6 +195,11 @@ GENERATORS = tuple(name for name, head in HEADS.items() if head.generates)
 PIPELINES = {
     name: task for head in HEADS.values() for task in head.tasks for name in task.pipelines
 }
+
+
+def model_class(architecture: str) -> str:
+    """Return the name of the torch class of `architecture`, a key of `HEADS`."""
+    return MASKED_LM if architecture == SPARSE_EMBEDDING else architecture
 
 
 def has_task(architecture: str, task: Task) -> bool:

@@ -35,6 +35,7 @@ from .text.tasks import (
     pairs,
     question_answering,
     reranking,
+    sparse_embedding,
     tagging,
     translation,
 )
@@ -113,6 +114,9 @@ class TextRuntime:
     answer = question_answering.answer
     fill_mask = masks.fill_mask
     embed = embedding.embed
+    encode_query = embedding.encode_query
+    encode_document = embedding.encode_document
+    embed_sparse = sparse_embedding.embed_sparse
     similarity = embedding.similarity
     next_sentence = pairs.next_sentence
     choose = pairs.choose

@@ -18,9 +18,13 @@ from .our_files import COMPANION
 
 MODULE_CONFIG = "config.json"
 MODULE_WEIGHTS = (WEIGHTS, PICKLE)
+SPLADE = "SpladePooling"  # pools the logits of a masked language model
+# first modules, which load the model; the second one is of older versions
+MODELS = ("Transformer", "MLMTransformer")
 # kind of module -> tuples of file names; a module needs one file of each tuple
 REQUIRED_FILES = {
     "Pooling": ((MODULE_CONFIG,),),
+    SPLADE: ((MODULE_CONFIG,),),
     "Dense": ((MODULE_CONFIG,), MODULE_WEIGHTS),
     "LayerNorm": ((MODULE_CONFIG,), MODULE_WEIGHTS),
     "Normalize": (),
@@ -123,7 +127,7 @@ def read_modules(path: Path) -> tuple[Module, ...]:
     if not isinstance(content, list) or not content:
         raise ValueError(f"{path} holds {shorten(content)}, expected a list of modules")
     first, *rest = [parse_module(path, entry) for entry in content]
-    if first != Module("Transformer", ""):
+    if first.kind not in MODELS or first.folder:
         raise ValueError(
             f"{path} begins with a {first.kind} in {first.folder!r}, expected a Transformer in ''"
         )

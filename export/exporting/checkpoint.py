@@ -15,7 +15,7 @@ from vanilla_transformer.checkpoint_files import (
     read_json,
     readers_errors,
 )
-from vanilla_transformer.companions import Companions, companions
+from vanilla_transformer.companions import SPLADE, Companions, companions
 from vanilla_transformer.errors import torch_missing
 from vanilla_transformer.files import PICKLE, WEIGHTS
 from vanilla_transformer.generation_settings import read_generation_settings
@@ -25,15 +25,21 @@ from vanilla_transformer.variants import index_name
 from ..errors import UsageError
 from ..graphs.config import Config
 from ..graphs.weights import CheckpointWeights, load_checked_weights
-from ..heads import HEADS, READS_IMAGES
+from ..heads import HEADS, MASKED_LM, READS_IMAGES, SPARSE_EMBEDDING
 from ..inference.export_info import CARD, TOKENIZER_FILES, default_options
 from ..inference.options import PROMPT_LOOKUP
+from ..text.checks import check_choice
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from vanilla_transformer.conversion.tokenizers import FoundTokenizer
 
+# fields of the module SpladePooling with their known values, the first of which is the default
+SPLADE_FIELDS = {
+    "pooling_strategy": ("max", "sum"),
+    "activation_function": ("relu", "log1p_relu"),
+}
 LEFT_OUT = ("auto_map", "custom_pipelines", "_name_or_path")  # not in an export's config.json
 
 
@@ -75,11 +81,12 @@ class Checkpoint:
         config = Config(exportable_config(source), source.architecture)
         if image_size is not None:
             set_image_size(source, config, image_size)
+        files = companions(directory)
+        set_sparse_head(source, config, files)
         model = load_torch_model(source) if HAS_TORCH else None
         weights = (load_checked_weights if model is None else CheckpointWeights)(directory, config)
         generation = generation_settings(directory, config, model)
         default_options(generation, directory)
-        files = companions(directory)
         return cls(source, config, weights, generation, model, tokenizer, files)
 
     @property
@@ -105,6 +112,8 @@ class Checkpoint:
         """Content of the export's config.json: without references to code, and without the
         checkpoint's place."""
         content = self.config.to_dict() | {"dtype": "float32"}
+        if "splade" in content:  # last, as the order depends on whether torch is installed
+            content["splade"] = content.pop("splade")
         return {name: value for name, value in content.items() if name not in LEFT_OUT}
 
 
@@ -133,6 +142,29 @@ def set_image_size(source: Source, config: Config, image_size: str) -> None:
             "expected a vision model"
         )
     config.values.interpolate_pos_encoding = image_size == "free"
+
+
+def set_sparse_head(source: Source, config: Config, companions: Companions) -> None:
+    """Give `config` the head of sparse embeddings if the modules of the checkpoint pool its
+    logits by SpladePooling.
+
+    Raises ValueError for other modules besides it, another class than a masked language model, and
+    a setting of the module that is unknown.
+    """
+    facts = companions.facts()
+    kinds = [module["type"] for module in facts]
+    if SPLADE not in kinds:
+        return
+    if len(facts) > 1 or config.architecture != MASKED_LM:
+        raise ValueError(
+            f"{source} is a {config.architecture} with the modules {', '.join(kinds)}, expected a "
+            f"{MASKED_LM} with {SPLADE}"
+        )
+    splade = {key: facts[0].get(key, known[0]) for key, known in SPLADE_FIELDS.items()}
+    for key, value in splade.items():
+        check_choice(f"{key} of {SPLADE}", value, SPLADE_FIELDS[key])
+    config.values.splade = splade
+    config.architecture = SPARSE_EMBEDDING
 
 
 def load_torch_model(source: Source) -> "PreTrainedModel":

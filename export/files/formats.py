@@ -69,7 +69,7 @@ def select_format(
         case "Parquet":
             from .parquet import Parquet
 
-            return Parquet(fields, predictions.field == "embedding", name).checked(path)
+            return Parquet(fields, predictions.vector_type, name).checked(path)
         case "JSON lines":
             # a pipe is read only once
             number = first_line_with(path, name) if path.is_file() else None

@@ -21,11 +21,11 @@ READ_ROWS = 16  # rows that are read together; a row may be long
 @dataclass(frozen=True)
 class Parquet:
     """The `FileFormat` of tables: the content of a shard is a table. Results are written as a
-    column `output_field` after the others: a list of float32 if the results are vectors, else a
-    string, which is JSON unless the result is a text."""
+    column `output_field` after the others: a list of numbers of type `vector_type`, such
+    as "float32", or if that is None a string, which is JSON unless the result is a text."""
 
     fields: RecordFields
-    has_vectors: bool
+    vector_type: str | None
     output_field: str
 
     def checked(self, path: Path) -> "Parquet":
@@ -86,9 +86,11 @@ class Parquet:
         return [self.fields.parse_record(record) for record in known.to_pylist()]
 
     def write(self, file: BinaryIO, shard: Shard, rows: list[Row], results: list[Any]) -> None:
-        kind = pyarrow.list_(pyarrow.float32()) if self.has_vectors else pyarrow.string()
-        values = results if self.has_vectors else [*map(text_or_json, results)]
-        table = shard.content.append_column(self.output_field, pyarrow.array(values, kind))
+        if self.vector_type is None:
+            kind, results = pyarrow.string(), [*map(text_or_json, results)]
+        else:
+            kind = pyarrow.list_(pyarrow.type_for_alias(self.vector_type))
+        table = shard.content.append_column(self.output_field, pyarrow.array(results, kind))
         pyarrow.parquet.write_table(table, file)
 
     def join(self, parts: Iterable[Path], file: BinaryIO) -> None:

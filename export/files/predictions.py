@@ -8,6 +8,8 @@ from typing import Any
 from ..errors import UsageError
 from ..heads import MAX_CHARACTERS, Task, find_task
 from ..inference.logits import row_seed
+from ..text.checks import check_choice
+from ..text.tasks.embedding import PRECISIONS
 from ..text.tasks.task import TaskCall, task_function
 
 GENERATING = ("generate", "translate")  # methods of TextRuntime that give a text for a text
@@ -80,7 +82,16 @@ class Predictions:
         an encoder-decoder, "embedding" for vectors, else "prediction"."""
         if self.generates and "encoder" in self.runtime.runtime.specs:
             return "translation"
-        return "embedding" if self.kind.method == "embed" else "prediction"
+        return "prediction" if self.vector_type is None else "embedding"
+
+    @property
+    def vector_type(self) -> str | None:
+        """Type of the numbers of an embedding, such as "float32"; None for other tasks."""
+        if self.kind.method != "embed":
+            return None
+        precision = self.options.get("precision", "float32")
+        check_choice("precision", precision, PRECISIONS)
+        return PRECISIONS[precision]
 
     def check_generation(self) -> None:
         """Raise UsageError or ValueError for options of generation that are unknown or do not fit

@@ -29,6 +29,8 @@ from .layers import (
 )
 from .positions import causal_biases, offsets, padded_positions, source_bias, token_positions
 
+# activations of SpladePooling, log(1 + x) once or twice after the ReLU
+SPLADE_LOGARITHMS = {"relu": 1, "log1p_relu": 2}
 EncoderAttention = Callable[[GraphContext, Tokens | None], Attention]  # images have no tokens
 
 
@@ -179,6 +181,23 @@ def vocabulary_logits(g: GraphContext, states: Value) -> Value:
     return logits(g, transformed(g, states, g.config.lm_transform_act))
 
 
+def sparse_embedding(g: GraphContext, states: Value, inputs: Values) -> list[Value]:
+    """Return [sparse embeddings (B, V)] of a masked language model, pooled as SpladePooling does:
+    the largest log(1 + relu(logit)) of the tokens of a row for each entry of the vocabulary, or
+    their sum.
+
+    The activations do not decrease, so those of the largest logit are computed, not of all.
+    """
+    op = g.op
+    mask = op.cast(inputs["attention_mask"], op.dtype.name)
+    scores = op("Mul", vocabulary_logits(g, states), op("Unsqueeze", mask, [2]))
+    is_sum = g.config.splade["pooling_strategy"] == "sum"
+    pooled = op("Relu", scores if is_sum else op("ReduceMax", scores, [1], keepdims=0))
+    for _ in range(SPLADE_LOGARITHMS[g.config.splade["activation_function"]]):
+        pooled = op("Log", op("Add", pooled, 1.0))
+    return [token_sum(g, pooled, mask) if is_sum else pooled]
+
+
 def transformed(g: GraphContext, states: Value, act: str) -> Value:
     """Return the states (..., D) after the linear map, activation and norm of "transform"."""
     inner = g.target.dialect.activated_linear(g, states, "transform.dense", act)
@@ -257,19 +276,23 @@ def token_flags(g: GraphContext, ids: Value, mask: Value) -> Value:
 
 
 def mean(g: GraphContext, states: Value, mask: Value) -> Value:
-    """Return the mean of the states (B, S, D) that are not padding, (B, D).
+    """Return the mean of the states (B, S, D) that are not padding, (B, D)."""
+    op = g.op
+    weights = op.cast(mask, op.dtype.name)
+    count = op("ReduceSum", weights, [1], keepdims=1)
+    return op("Div", token_sum(g, states, weights), op("Max", count, 1.0))
+
+
+def token_sum(g: GraphContext, states: Value, weights: Value) -> Value:
+    """Return the sum of the states (B, S, D) with the `weights` (B, S), (B, D).
 
     It is a matmul, because `ReduceSum` adds in one order for one row and in another for several.
     Two equal rows of weights keep it a matrix-matrix product: a matrix-vector product would add in
     a third order.
     """
     op = g.op
-    weights = op("Unsqueeze", op.cast(mask, op.dtype.name), [1])
-    sums = op(
-        "ReduceMax", op("MatMul", op("Concat", weights, weights, axis=1), states), [1], keepdims=0
-    )
-    count = op("ReduceSum", op("Squeeze", weights, [1]), [1], keepdims=1)
-    return op("Div", sums, op("Max", count, 1.0))
+    row = op("Unsqueeze", weights, [1])
+    return op("ReduceMax", op("MatMul", op("Concat", row, row, axis=1), states), [1], keepdims=0)
 
 
 def last_state(g: GraphContext, states: Value, flags: Value) -> Value:
@@ -291,6 +314,7 @@ def state_at(g: GraphContext, states: Value, indices: Value) -> Value:
 WRITERS: dict[str, Callable[[GraphContext, Value, Values], list[Value]]] = {
     "": model_outputs,
     "MaskedLM": lambda g, states, inputs: [vocabulary_logits(g, states)],
+    "SparseEmbedding": sparse_embedding,
     "PreTraining": lambda g, states, inputs: [vocabulary_logits(g, states), is_next(g, states)],
     "NextSentencePrediction": lambda g, states, inputs: [is_next(g, states)],
     "SequenceClassification": sequence_labels,

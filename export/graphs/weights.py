@@ -19,6 +19,7 @@ from vanilla_transformer.checkpoint_files import (
 from vanilla_transformer.files import safetensors_header
 from vanilla_transformer.standins import weight_shapes
 
+from ..heads import model_class
 from .config import Config
 from .saving import MIN_EXTERNAL, write_external
 
@@ -93,7 +94,7 @@ def load_checked_weights(checkpoint: Path, config: Config) -> CheckpointWeights:
     files = weight_files(checkpoint)
     stored = {name: facts for file in files for name, facts in stored_tensors(file).items()}
     check_depth(config, stored, checkpoint)
-    shapes = weight_shapes(config.architecture, config.values)
+    shapes = weight_shapes(model_class(config.architecture), config.values)
     expected = {bare(name): shape for name, shape in shapes.items()}
     check_tensors(config.architecture, expected, tied_names(config), stored, checkpoint)
     weights = CheckpointWeights(checkpoint, config)

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from ..graphs.encoder_attention import block_size, min_block_length
+from ..heads import SPARSE_EMBEDDING
 from ..inference.export_info import ExportInfo
 from .compare import Report, Tolerance, clear_lengths, expected_tolerance
 from .outcome import BEAMS, greedy_margins, token_facts
@@ -95,7 +96,21 @@ def torch_outcome(model: PreTrainedModel, info: ExportInfo, case: Reference) -> 
     if "pixel_values" in inputs:
         inputs["interpolate_pos_encoding"] = "height" in spec.inputs[0].shape
     outputs = model(**inputs)
+    if info.architecture == SPARSE_EMBEDDING:
+        pooled = splade_pooling(outputs["logits"], inputs["attention_mask"], info.config["splade"])
+        return {"sentence_embedding": pooled.numpy()}
     return {tensor.name: outputs[tensor.name].numpy() for tensor in spec.outputs}
+
+
+def splade_pooling(
+    logits: torch.Tensor, mask: torch.Tensor, config: dict[str, str]
+) -> torch.Tensor:
+    """Return the sparse embeddings (B, V) of the logits (B, S, V), as the module SpladePooling with
+    this `config` does. `mask` (B, S) is 0 for padding."""
+    values = torch.log1p((logits * mask[..., None]).relu())
+    if config["activation_function"] == "log1p_relu":
+        values = torch.log1p(values)
+    return values.sum(dim=1) if config["pooling_strategy"] == "sum" else values.amax(dim=1)
 
 
 def tensors(model: PreTrainedModel, feeds: Arrays, names: Iterable[str] = ()) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..heads import model_class
 from ..inference.export_info import ExportInfo
 from ..runtime import Runtime
 from .checks import Subject, attempt, compare_manifests, stored_tolerance
@@ -66,7 +67,7 @@ def check_same_model(runtime: Runtime, model: "PreTrainedModel") -> None:
 
     Otherwise the comparison would fail inside numpy.
     """
-    facts = {"architecture": runtime.architecture, **runtime.config}
+    facts = {"architecture": model_class(runtime.architecture), **runtime.config}
     facts["num_labels"] = len(runtime.config.get("id2label") or ())
     expected = {name: getattr(model.config, name, None) for name in SIZES}
     for name, value in {"architecture": type(model).__name__, **expected}.items():

@@ -11,7 +11,7 @@ from ..engine.encoder import EncoderScheduler
 from ..engine.limits import Admission, Arrangement
 from ..engine.process import trim_heap
 from ..errors import RequestError, did_you_mean
-from ..heads import EMBED, GENERATE, TRANSLATE, Task, has_task
+from ..heads import EMBED, EMBED_SPARSE, GENERATE, TRANSLATE, Task, has_task
 from ..inference.config import VISION
 from ..inference.export_info import ExportInfo
 from ..text.language_pairs import Directions
@@ -275,6 +275,15 @@ class ServedModel:
     @property
     def embeds(self) -> bool:
         return self.has_task(EMBED)
+
+    @property
+    def embeds_sparse(self) -> bool:
+        return self.has_task(EMBED_SPARSE)
+
+    @property
+    def has_prompts(self) -> bool:
+        """True if texts follow a prompt of the export."""
+        return self.embeds or self.embeds_sparse
 
     @property
     def completes(self) -> bool:

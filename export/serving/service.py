@@ -36,7 +36,14 @@ from .logs import Log, format_error
 from .metrics import Metrics
 from .middleware import Frame
 from .models import READY, ModelPlan, OpenModel, ServedModel, ServedModels
-from .protocols import libretranslate, open_inference, openai_api, pipelines, text_embeddings
+from .protocols import (
+    libretranslate,
+    open_inference,
+    openai_api,
+    pipelines,
+    rerank_api,
+    text_embeddings,
+)
 from .protocols.protocol import Protocol
 from .rejections import megabytes
 from .settings import Settings
@@ -44,7 +51,15 @@ from .sources import Source
 
 PROTOCOLS: tuple[Protocol, ...] = tuple(
     module.PROTOCOL
-    for module in (libretranslate, openai_api, text_embeddings, pipelines, open_inference, page)
+    for module in (
+        libretranslate,
+        openai_api,
+        text_embeddings,
+        rerank_api,
+        pipelines,
+        open_inference,
+        page,
+    )
 )
 CONFIG = "config.json"
 TOKENIZER_SHARE = 11  # bytes in memory per byte of tokenizer.json; measured, WordPiece of 30,000

@@ -147,8 +147,8 @@ class Settings:
         BOOLEAN,
         True,
         "true cuts inputs of /embed, /embed_all, /similarity, /predict (not /predict/TASK), "
-        "/rerank and /v1/embeddings that are too long; false rejects them; a request's `truncate` "
-        "takes precedence",
+        "/rerank, /v1/rerank and /v1/embeddings that are too long; false rejects them; a "
+        "request's `truncate` takes precedence",
     )
     max_body: int = option(
         COUNT,

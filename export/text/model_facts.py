@@ -6,7 +6,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ..engine.model import find_target
-from ..heads import CLASSIFY, EMBED, HEADS
+from ..heads import CLASSIFY, EMBED, EMBED_SPARSE, HEADS
 from ..inference.cpu_quota import cpu_quota
 from ..inference.export_info import ExportInfo
 from .sentence_modules import read_poolings
@@ -23,7 +23,7 @@ def model_facts(
     The keys are target, device, dtype, calibration (the numbers `matmuls` and `row_scales`, those
     with a scale for each row, or None), rows_are_independent, threads, cpu_quota,
     max_position_embeddings, token_types (whether the graph reads them) and warnings. Models that
-    embed add `embedding_facts`, and classifiers `label_facts`.
+    embed add `embedding_facts` or `sparse_facts`, and classifiers `label_facts`.
     """
     target, tasks = find_target(info), HEADS[info.architecture].tasks
     facts = {
@@ -45,6 +45,9 @@ def model_facts(
     if EMBED in tasks:
         facts |= embedding_facts(info)
         warnings += pooling_problems(info) + length_problems(info)
+    if EMBED_SPARSE in tasks:
+        facts |= sparse_facts(info)
+        warnings += length_problems(info)
     if CLASSIFY in tasks:
         facts |= label_facts(info)
         warnings += label_problems(info)
@@ -71,18 +74,39 @@ def vocabulary_problems(info: ExportInfo, tokenizer: Tokenizer) -> list[str]:
 
 
 def embedding_facts(info: ExportInfo) -> dict[str, Any]:
-    """Return the facts of a model that embeds: max_seq_length, pooling, modules (those after it),
-    prompts (their names), default_prompt_name, similarity and truncate_dim."""
+    """Return the facts of a model that embeds: pooling, modules (those after it), similarity,
+    truncate_dim and those of `prompt_facts`."""
     config = sentence_config(info)
     modules = info.manifest.get("sentence_modules") or []
     return {
-        "max_seq_length": length_and_case(info)[0],
+        **prompt_facts(info),
         "pooling": list(read_poolings(modules[0] if modules else {})),
         "modules": [module["type"] for module in modules[1:]],
-        "prompts": list(config.get("prompts") or {}),
-        "default_prompt_name": config.get("default_prompt_name"),
         "similarity": config.get("similarity_fn_name") or "cosine",
         "truncate_dim": config.get("truncate_dim"),
+    }
+
+
+def sparse_facts(info: ExportInfo) -> dict[str, Any]:
+    """Return the facts of a model that embeds texts as sparse vectors: pooling_strategy,
+    activation_function, max_active_dims, similarity and those of `prompt_facts`."""
+    config = sentence_config(info)
+    return {
+        **prompt_facts(info),
+        **info.config["splade"],
+        "max_active_dims": config.get("max_active_dims"),
+        "similarity": config.get("similarity_fn_name") or "dot",
+    }
+
+
+def prompt_facts(info: ExportInfo) -> dict[str, Any]:
+    """Return max_seq_length, prompts (their names) and default_prompt_name of a model that
+    embeds."""
+    config = sentence_config(info)
+    return {
+        "max_seq_length": length_and_case(info)[0],
+        "prompts": list(config.get("prompts") or {}),
+        "default_prompt_name": config.get("default_prompt_name"),
     }
 
 

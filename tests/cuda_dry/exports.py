@@ -22,7 +22,7 @@ from vanilla_transformer.standins import weight_shapes
 from vanilla_transformer_export import export
 from vanilla_transformer_export.graphs.config import Config
 from vanilla_transformer_export.graphs.weights import tied_names
-from vanilla_transformer_export.heads import GENERATORS, HEADS
+from vanilla_transformer_export.heads import GENERATORS, HEADS, SPARSE_EMBEDDING, model_class
 
 DTYPES = ("fp32", "fp16", "bf16", "int8", "int4")
 # models whose config options are all exported; of others only the first config
@@ -56,14 +56,17 @@ def cases() -> Iterator[Case]:
 def write_checkpoint(case: Case, folder: Path) -> None:
     """Write config.json, and weights from a normal distribution."""
     names = {name: kind.auto_classes().values() for name, kind in CONFIGS.items()}
-    [model_type] = [name for name, classes in names.items() if case.architecture in classes]
+    class_name = model_class(case.architecture)
+    [model_type] = [name for name, classes in names.items() if class_name in classes]
     fields = sizes(case.architecture) | variants(case.architecture)[case.variant]
-    content = {"model_type": model_type, "architectures": [case.architecture], **fields}
+    content = {"model_type": model_type, "architectures": [class_name], **fields}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    if case.architecture == SPARSE_EMBEDDING:
+        write_splade(folder)
     source, rng = Source.open(folder), np.random.default_rng(0)
     config = Config(source.config(), source.architecture)
-    shapes = weight_shapes(case.architecture, config.values)
+    shapes = weight_shapes(class_name, config.values)
     names = {bare(name): name for name in shapes}
     for name in [names[name] for name in tied_names(config) if name in names][1:]:
         del shapes[name]  # one tensor for all
@@ -72,6 +75,15 @@ def write_checkpoint(case: Case, folder: Path) -> None:
         {name: array.astype(np.float32) for name, array in weights.items()},
         folder / "model.safetensors",
     )
+
+
+def write_splade(folder: Path) -> None:
+    """Write modules.json and the config of SpladePooling with its defaults."""
+    types = {"": "Transformer", "1_SpladePooling": "SpladePooling"}
+    modules = [{"path": path, "type": kind} for path, kind in types.items()]
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    (folder / "1_SpladePooling").mkdir(exist_ok=True)
+    (folder / "1_SpladePooling/config.json").write_text("{}", encoding="utf-8")
 
 
 def write(output: Path, case: Case) -> None:

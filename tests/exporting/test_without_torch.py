@@ -55,6 +55,7 @@ for line in sys.stdin:
     print(json.dumps([source.architecture, source.config().to_dict()]))
 """
 IGNORED = {"_name_or_path", "transformers_version", "auto_map", "_from_model_config"}  # in configs
+SPLADE = {"": "Transformer", "1_SpladePooling": "SpladePooling"}  # folders of modules
 SIZES = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4}
 MODELS = {
     "encoder": (
@@ -69,6 +70,7 @@ MODELS = {
         "VanillaSeq2SeqForConditionalGeneration",
         {"encoder_layers": 1, "decoder_layers": 2},
     ),
+    "sparse": ("VanillaEncoderForMaskedLM", {"num_hidden_layers": 1}),
     "vision": (
         "VanillaVisionForImageClassification",
         {"num_hidden_layers": 1, "image_size": 12, "patch_size": 4},
@@ -93,6 +95,7 @@ EXPORTS = {
     "seq2seq ": ["--target", "cpu", "--dtype", "int8", "--generate", "beam"],
     "seq2seq in shards": ["--target", "portable", "--dtype", "int8"],
     "seq2seq in float16": ["--target", "cpu"],
+    "sparse": ["--target", "cpu", "--dtype", "int8"],
     "vision": ["--image-size", "free"],
 }
 
@@ -130,6 +133,13 @@ def checkpoints(tmp_path_factory):
         if name == "seq2seq":
             model.save_pretrained(folder / "seq2seq in shards", max_shard_size="30KB")
             model.half().save_pretrained(folder / "seq2seq in float16")
+    modules = [
+        {"path": path, "type": f"sentence_transformers.models.{kind}"}
+        for path, kind in SPLADE.items()
+    ]
+    (folder / "sparse/modules.json").write_text(json.dumps(modules))
+    (folder / "sparse/1_SpladePooling").mkdir()
+    (folder / "sparse/1_SpladePooling/config.json").write_text("{}")
     words = Tokenizer(
         models.WordLevel({f"w{number}": number for number in range(48)}, unk_token="w3")
     )

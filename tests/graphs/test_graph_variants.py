@@ -18,7 +18,7 @@ from vanilla_transformer_export.exporting.options import ExportOptions
 from vanilla_transformer_export.exporting.plan import Graphs, uses_target
 from vanilla_transformer_export.graphs.config import Config
 from vanilla_transformer_export.graphs.weights import CheckpointWeights
-from vanilla_transformer_export.heads import GENERATORS, HEADS
+from vanilla_transformer_export.heads import GENERATORS, HEADS, SPARSE_EMBEDDING
 from vanilla_transformer_export.inference.export_info import write_manifest
 from vanilla_transformer_export.proof.torch import torch_model
 from vanilla_transformer_export.proof.verify import prove
@@ -78,6 +78,8 @@ def find_differences(architecture, table, formats, folder, others=()):
     for name, fields in table.items():
         fields = {**sizes(architecture), **fields}
         shortlist = fields.pop("shortlist", None)
+        if architecture == SPARSE_EMBEDDING:
+            fields["splade"] = {"pooling_strategy": "max", "activation_function": "log1p_relu"}
         model = perturbed(architecture, fields).float()  # xIELU is initialized in bfloat16
         model.save_pretrained(folder / name)
         config = Config(model.config, architecture)

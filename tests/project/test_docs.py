@@ -36,10 +36,10 @@ NOT_RUN = {
     "coming-from-optimum.md": 1,
     "coming-from-text-embeddings-inference.md": 1,
     "training.md": 4,
-    "run.md": 2,
+    "run.md": 3,
     "serving.md": 2,
     "serving-ray.md": 2,
-    "serving-tasks.md": 1,
+    "serving-tasks.md": 2,
     "serving-translate.md": 2,
 }
 # Run in `make test`; the other pages run in `make test-all`.

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 import vanilla_transformer
 from vanilla_transformer.training.tokenizer import train_tokenizer
 from vanilla_transformer_export import export
+from vanilla_transformer_export.heads import model_class
 
 PAD, START, EOS = 0, 1, 2
 VOCABULARY, WIDTH, HEADS, KEY_WIDTH, VALUE_WIDTH = 48, 32, 4, 6, 10
@@ -111,14 +112,14 @@ class Exported:
 
 
 def perturbed(architecture: str, fields: dict, scale: float = 0.2) -> transformers.PreTrainedModel:
-    """Return a model of the class `architecture`, from seed 0, in evaluation mode.
+    """Return a model of `architecture`, a key of `HEADS`, from seed 0, in evaluation mode.
 
     `fields` are those of its config. Noise times `scale` is added, so no two weights, biases or
     norms are alike.
     """
     transformers.set_seed(0)
-    model_class = getattr(vanilla_transformer, architecture)
-    model = model_class(model_class.config_class(**fields)).eval()
+    class_ = getattr(vanilla_transformer, model_class(architecture))
+    model = class_(class_.config_class(**fields)).eval()
     for parameter in model.parameters():
         parameter.data += scale * torch.randn_like(parameter)
     return model

@@ -5,6 +5,7 @@ import pytest
 import torch
 import transformers
 from checkpoints import SIZES, perturbed
+from families import random_config, random_model
 from transformers import BertTokenizer
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
@@ -30,6 +31,12 @@ PAIRS = [
     ("the man", "the woman reads the old book ."),
     *zip(MANY, MANY[1:]),
 ]
+PREFIXES = {
+    "xlm-roberta": "XLMRoberta",
+    "mpnet": "MPNet",
+    "distilbert": "DistilBert",
+    "modernbert": "ModernBert",
+}
 ENCODER = "VanillaEncoderFor"
 # name: (architecture, tokenizer, fields)
 HEADS = {
@@ -127,6 +134,23 @@ def save_head(architecture, tokenizer, directory, **fields):
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return str(directory)
+
+
+def save_family(family, head, directory, **fields):
+    """Save a random checkpoint of `family` of transformers with a tokenizer to `directory`.
+
+    `head` is the end of its class name, such as "ForMaskedLM". `fields` are those of its config.
+    """
+    architecture = PREFIXES.get(family, family.capitalize()) + head
+    tokenizer = word_pieces()
+    config = random_config(family, architecture, 0)
+    config.update({"vocab_size": len(tokenizer), "max_position_embeddings": 200, **fields})
+    specials = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.sep_token_id}
+    config.update({**specials, "bos_token_id": tokenizer.cls_token_id})
+    random_model(architecture, config).save_pretrained(directory)
+    if getattr(config, "type_vocab_size", 0) < 2:
+        tokenizer = word_pieces(model_input_names=["input_ids", "attention_mask"])
+    tokenizer.save_pretrained(directory)
 
 
 def export_for_images(folder, architecture="VanillaVisionForImageClassification", **fields):

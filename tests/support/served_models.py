@@ -13,6 +13,7 @@ from vanilla_transformer_export.serving.protocols import (
     open_inference,
     openai_api,
     pipelines,
+    rerank_api,
     text_embeddings,
 )
 from vanilla_transformer_export.text.language_pairs import Directions, read_directions
@@ -20,6 +21,7 @@ from vanilla_transformer_export.text.language_pairs import Directions, read_dire
 PROTOCOLS = (
     openai_api.PROTOCOL,
     text_embeddings.PROTOCOL,
+    rerank_api.PROTOCOL,
     pipelines.PROTOCOL,
     open_inference.PROTOCOL,
 )

@@ -14,12 +14,14 @@ from ... import __version__
 from ...engine.encoder import MAX_CALLS, max_row_length
 from ...errors import TOKENIZER_FAILED, RequestError, TooLong, UsageError, tokenizer_errors
 from ...heads import CLASSIFY, MAX_CHARACTERS
+from ...text.checks import Pair
 from ...text.model_facts import model_facts
 from ...text.scores import identity, probability_function
 from ...text.sentence_modules import normalize, read_poolings
 from ...text.tasks import embedding, reranking
 from ...text.tasks.classification import label_rows, sentence_config
 from ...text.tasks.rows import Cut, Row, decode_batch, encode_texts
+from ...text.tasks.sparse_embedding import sparse_vectors
 from ...text_runtime import TextRuntime
 from ..encoder_runtime import max_batch_tokens
 from ..models import ServedModel
@@ -38,6 +40,7 @@ from .text_embeddings_requests import (
     DecodeRequest,
     EmbedAllRequest,
     EmbedRequest,
+    EmbedSparseRequest,
     PredictRequest,
     RerankRequest,
     SimilarityParameters,
@@ -56,6 +59,7 @@ router = APIRouter(tags=["text-embeddings-inference"])
 # characters per token; longer texts are rejected before they are tokenized
 MAX_TOKEN_LENGTH = 250
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+RERANKS = "rerank texts, for which a head with one label is needed"
 TYPES = {400: "Empty", 424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Unhealthy"}
 
 
@@ -104,6 +108,26 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
         if body.dimensions is not None:
             check_dimensions(body.dimensions, vectors.shape[1])
         return render_list((normalize(vectors) if body.normalize else vectors).tolist())
+
+    return json_response(await model.read(len(inputs), answer))
+
+
+@router.post("/embed_sparse")
+async def embed_sparse(request: Request, body: EmbedSparseRequest) -> Response:
+    """Return one sparse vector for each input.
+
+    The response is a list in the order of the inputs, also for one input. Each entry is a list of
+    `{"index": number, "value": number}` with the values that are not 0, where `index` is the id of
+    a token. The model must be a masked language model with SpladePooling."""
+    purpose = "embed texts as sparse vectors"
+    model = await choose_model(request, lambda model: model.embeds_sparse, purpose, body.model)
+    inputs = read_inputs(request, model, body.inputs)
+    cut = cut_for(request, model, body)
+
+    def answer() -> bytes:
+        rows, _ = encode_inputs(model, inputs, body.prompt_name, cut)
+        max_values = sentence_config(model.runtime).get("max_active_dims")
+        return render_list(sparse_vectors(model.runtime, rows, max_values))
 
     return json_response(await model.read(len(inputs), answer))
 
@@ -174,17 +198,14 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
     The response is a list of `{"index": number, "score": number}`, where `index` is the position of
     the text in the request. With `return_text` each entry has the `text` too. The model must have
     one label."""
-    model = await choose_model(
-        request, reranks, "rerank texts, for which a head with one label is needed", body.model
-    )
+    model = await choose_model(request, reranks, RERANKS, body.model)
     check_number("texts", body.texts, server_settings(request).max_batch)
     cut = cut_for(request, model, body)
-    pairs = limit_characters([(body.query, text) for text in body.texts], cut)
+    pairs = [(body.query, text) for text in body.texts]
 
     def answer() -> list[dict[str, Any]]:
-        instruction = reranking.select_instruction(model.runtime)
-        scores = reranking.score_pairs(model.runtime, pairs, instruction, cut, body.raw_scores)
-        return reranking.rank_texts(scores)
+        rows = rows_to_rank(model, pairs, cut)
+        return reranking.rank_texts(reranking.score_rows(model.runtime, rows, body.raw_scores))
 
     ranks = await model.read(len(pairs), answer)
     texts = [{"text": body.texts[rank["index"]]} if body.return_text else {} for rank in ranks]
@@ -259,6 +280,7 @@ async def info(request: Request, model: str | None = None) -> Response:
 # (condition, endpoint, request class) of POST /; the first condition that is true counts
 ENDPOINTS: tuple[tuple[Callable[[Any], bool], Callable[..., Any], type[TEIRequest]], ...] = (
     (lambda model: model.embeds, embed, EmbedRequest),
+    (lambda model: model.embeds_sparse, embed_sparse, EmbedSparseRequest),
     (lambda model: reranks(model), rerank, RerankRequest),
     (lambda model: classifies(model), predict, PredictRequest),
 )
@@ -299,7 +321,7 @@ def reranks(model: ServedModel) -> bool:
 
 
 def reads(model: ServedModel) -> bool:
-    return model.embeds or classifies(model)
+    return model.has_prompts or classifies(model)
 
 
 def has_tokenizer(model: ServedModel) -> bool:
@@ -315,13 +337,15 @@ def longest(model: ServedModel) -> int:
 
 def cut_length(model: ServedModel, limit: int) -> int:
     """Return `limit`, the maximum number of tokens of a row, or fewer if the export says so."""
-    return min(limit, embedding.length_and_case(model.info)[0]) if model.embeds else limit
+    return min(limit, embedding.length_and_case(model.info)[0]) if model.has_prompts else limit
 
 
 def model_type(model: ServedModel) -> dict[str, Any]:
     if model.embeds:
         modules = model.info.manifest.get("sentence_modules") or [{}]
         return {"embedding": {"pooling": "+".join(read_poolings(modules[0]))}}
+    if model.embeds_sparse:
+        return {"embedding": {"pooling": "splade"}}
     config = model.info.config
     names = {"id2label": config["id2label"], "label2id": config.get("label2id") or {}}
     return {"reranker" if reranks(model) else "classifier": names}
@@ -377,11 +401,18 @@ def encode_inputs(
     Raises UsageError for an unknown prompt, and TooLong for an input that is too long without
     truncation.
     """
-    if not model.embeds:
+    if not model.has_prompts:
         return encode_texts(model.runtime, limit_characters(inputs, cut), cut), 0
     prompt = embedding.select_prompt(sentence_config(model.info), prompt_name, None)
     inputs = limit_characters(inputs, cut)
     return embedding.rows_to_embed(model.runtime, inputs, prompt, cut)
+
+
+def rows_to_rank(model: ServedModel, pairs: Sequence[Pair], cut: Cut) -> Sequence[Row]:
+    """Return the tokens of each pair of a query and a text, with the instruction of the export.
+    Raises TooLong for a pair that `cut` rejects."""
+    instruction = reranking.select_instruction(model.runtime)
+    return reranking.pair_rows(model.runtime, limit_characters(pairs, cut), instruction, cut)
 
 
 def embed_inputs(

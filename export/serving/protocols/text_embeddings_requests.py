@@ -79,6 +79,10 @@ class EmbedAllRequest(Truncation):
     prompt_name: str | None = Field(None, description=PROMPT_NAME)
 
 
+class EmbedSparseRequest(EmbedAllRequest):
+    """Texts or token ids to embed as sparse vectors."""
+
+
 class EmbedRequest(EmbedAllRequest):
     """Texts or token ids to embed."""
 

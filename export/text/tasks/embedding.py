@@ -3,7 +3,9 @@ export's sentence-transformers files."""
 
 import re
 import reprlib
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from tokenizers import Encoding, normalizers
@@ -11,7 +13,7 @@ from tokenizers import Encoding, normalizers
 from ...errors import UsageError, did_you_mean
 from ...heads import EMBED, TEXT
 from ...inference.export_info import ExportInfo, json_object
-from ..checks import check_count, check_strings
+from ..checks import check_choice, check_count, check_strings
 from ..sentence_modules import SentenceModules, normalize, read_poolings
 from ..text_model import TextModel
 from ..tokenizer_settings import read_longest, read_tokenizer_config
@@ -21,6 +23,14 @@ from .task import TaskCall
 
 # file with `max_seq_length` and `do_lower_case`
 LENGTH_CONFIG = re.compile(r"sentence_[\w-]+_config\.json")
+# by name, the type of the numbers
+PRECISIONS = {
+    "float32": "float32",
+    "int8": "int8",
+    "uint8": "uint8",
+    "binary": "int8",
+    "ubinary": "uint8",
+}
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
@@ -31,6 +41,8 @@ def embed(
     prompt_name: str | None = None,
     prompt: str | None = None,
     truncate_dim: int | None = None,
+    precision: str = "float32",
+    ranges: Any = None,
 ) -> np.ndarray:
     """Return one vector for each text (B, E), float32, as `SentenceTransformer.encode` does. The
     export's modules.json selects pooling, linear maps and normalization. Without modules.json it is
@@ -45,21 +57,70 @@ def embed(
         truncate_dim: number of values of each vector, from its start; by default the `truncate_dim`
             of the export, or all. The vectors are not normalized again, and no file has the layer
             norm that the card of nomic-embed-text applies first, without weights.
+        precision: `"float32"`, or as `quantize_embeddings` of sentence-transformers returns it:
+            `"int8"` or `"uint8"` (B, E), or the signs, 8 to a byte (B, E / 8), as `"binary"` (int8)
+            or `"ubinary"` (uint8).
+        ranges: for int8 and uint8, the smallest and the largest value of each dimension (2, E),
+            which become the ends of 256 steps. sentence-transformers takes those of the batch by
+            default; here they are needed, so that a vector does not depend on other texts.
 
     Raises:
-        UsageError: if `prompt_name` is unknown, if both a prompt and a name are set, or if
-            `truncate_dim` is not a positive integer.
+        UsageError: if `prompt_name` or `precision` is unknown, if both a prompt and a name are set,
+            if `truncate_dim` is not a positive integer, or if `ranges` is missing, of another shape
+            or set for another precision.
         ValueError: if the export does not return hidden states, a text is a pair or has no tokens,
             or a module is not supported.
     """
     require(runtime, EMBED)
     if truncate_dim is not None:
         check_count("truncate_dim", truncate_dim)
+    check_choice("precision", precision, PRECISIONS)
+    limits = check_ranges(precision, ranges)
     prompt = select_prompt(sentence_config(runtime.info), prompt_name, prompt)
     rows = rows_to_embed(
         runtime, check_strings(texts), prompt, Cut(length_and_case(runtime.info)[0])
     )
-    return vectors(runtime, *rows, truncate_dim or default_width(runtime))
+    return quantize(
+        vectors(runtime, *rows, truncate_dim or default_width(runtime)), precision, limits
+    )
+
+
+def encode_query(
+    runtime: TextModel,
+    texts: Sequence[str],
+    /,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    **options: Any,
+) -> np.ndarray:
+    """Return the vectors of queries, as `SentenceTransformer.encode_query` does.
+
+    The default prompt is "query" of the export, or none. `options` are other options of `embed`,
+    which also says what is raised.
+    """
+    if prompt_name is None and prompt is None:
+        prompt = configured_prompt(runtime, "query")
+    return embed(runtime, texts, prompt_name, prompt, **options)
+
+
+def encode_document(
+    runtime: TextModel,
+    texts: Sequence[str],
+    /,
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    **options: Any,
+) -> np.ndarray:
+    """Return the vectors of documents, as `SentenceTransformer.encode_document` does.
+
+    The default prompt is "document" of the export, or none. There is a warning if the export has
+    only a prompt "passage" or "corpus", which sentence-transformers does not use here. `options`
+    are other options of `embed`, which also says what is raised.
+    """
+    if prompt_name is None and prompt is None:
+        prompt = configured_prompt(runtime, "document")
+        warn_of_other_prompts(runtime, prompt)
+    return embed(runtime, texts, prompt_name, prompt, **options)
 
 
 def rows_to_embed(
@@ -154,7 +215,68 @@ def similarity(runtime: TextModel, first: np.ndarray, second: np.ndarray, /) -> 
     return -np.stack([np.linalg.norm(row - other, ord=order, axis=1) for row in one])
 
 
+# ------------------------------------------------------------------------------------ the precision
+
+
+def check_ranges(precision: str, ranges: Any) -> np.ndarray | None:
+    """Return `ranges` as an array (2, E), float32, or None for a precision that needs none.
+
+    Raises UsageError if they are missing, not finite numbers of this shape, or not needed.
+    """
+    if precision not in ("int8", "uint8"):
+        if ranges is not None:
+            needed = "expected None, or the precision int8 or uint8"
+            raise UsageError(f"ranges is set with precision={precision!r}, {needed}", "ranges")
+        return None
+    try:
+        limits = np.asarray(ranges, np.float32)
+    except (TypeError, ValueError):
+        limits = np.empty(0, np.float32)
+    is_pair = limits.ndim == 2 and len(limits) == 2
+    if not is_pair or not np.isfinite(limits).all() or (limits[0] > limits[1]).any():
+        raise UsageError(
+            f"ranges is {reprlib.repr(ranges)} with precision={precision!r}, expected the smallest "
+            "and the largest value of each dimension, (2, E)",
+            "ranges",
+        )
+    return limits
+
+
+def quantize(vectors: np.ndarray, precision: str, ranges: np.ndarray | None) -> np.ndarray:
+    """Return the vectors (B, E) in a `precision` of `PRECISIONS`. `ranges` (2, E) are for int8 and
+    uint8. Raises UsageError if they have another E."""
+    if precision == "float32":
+        return vectors
+    if ranges is None:
+        bits = np.packbits(vectors > 0, axis=-1)
+        return bits if precision == "ubinary" else (bits - 128).astype(np.int8)
+    if ranges.shape[1] != vectors.shape[1]:
+        raise UsageError(
+            f"ranges has {ranges.shape[1]} dimensions, expected {vectors.shape[1]}", "ranges"
+        )
+    start, end = ranges
+    steps = (end - start) / 255
+    levels = np.clip(np.floor((vectors - start) / np.where(steps == 0, 1, steps)), 0, 255)
+    return (levels - 128 * (precision == "int8")).astype(PRECISIONS[precision])
+
+
 # -------------------------------------------------------------------------------------- the prompts
+
+
+def configured_prompt(runtime: TextModel, name: str) -> str:
+    """Return the prompt `name` of the export, or "" without one."""
+    return (sentence_config(runtime.info).get("prompts") or {}).get(name) or ""
+
+
+def warn_of_other_prompts(runtime: TextModel, prompt: str) -> None:
+    """Warn if the `prompt` of documents is empty and the export has one under another name."""
+    others = [name for name in ("passage", "corpus") if configured_prompt(runtime, name)]
+    if others and not prompt:
+        warnings.warn(
+            f"{runtime.info.directory} has a prompt {others[0]!r}, expected one with the name "
+            f"document: documents get none, as in sentence-transformers; see prompt_name",
+            stacklevel=3,
+        )
 
 
 def select_prompt(config: dict, prompt_name: str | None, prompt: str | None) -> str:

@@ -70,18 +70,15 @@ def rerank(
     lists = check_candidates(check_strings(queries), texts)
     pairs = [(query, text) for query, candidates in lists for text in candidates]
     instruction = select_instruction(runtime, prompt_name, prompt)
-    scores = score_pairs(
-        runtime, pairs, instruction, Cut(length_and_case(runtime.info)[0]), raw_scores
-    )
+    rows = pair_rows(runtime, pairs, instruction, Cut(length_and_case(runtime.info)[0]))
+    scores = score_rows(runtime, rows, raw_scores)
     ends = np.cumsum([len(candidates) for _, candidates in lists])[:-1]
     return [rank_texts(scores_of_query, top_k) for scores_of_query in np.split(scores, ends)]
 
 
-def score_pairs(
-    runtime: TextModel, pairs: Sequence[Pair], instruction: str, cut: Cut, raw_scores: bool
-) -> np.ndarray:
-    """Return the score of each pair of a query and a text, (B,) float32, as `rerank` does."""
-    rows = pair_rows(runtime, pairs, instruction, cut)
+def score_rows(runtime: TextModel, rows: Sequence[Row], raw_scores: bool = False) -> np.ndarray:
+    """Return the score of each of `rows`, (B,) float32, as `rerank` does. Each row is a pair of a
+    query and a text, see `pair_rows`."""
     logits = np.array(run_rows(runtime, rows, lambda row, outputs: outputs["logits"][0]))
     return logits if raw_scores else sigmoid(logits)
 

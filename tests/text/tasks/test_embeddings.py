@@ -4,12 +4,14 @@ import json
 import shutil
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 import transformers
 from checkpoints import SIZES, copy_folder, edit_json, list_file
 from heads import MANY, TEXTS, close, save_head, word_pieces
-from messages import raises
+from messages import check_message, raises
 from pipelines_compared import both
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
@@ -19,8 +21,10 @@ from sentence_transformers.sentence_transformer.modules import (
     Pooling,
     Transformer,
 )
+from sentence_transformers.util import quantize_embeddings
 
 from vanilla_transformer_export import TextRuntime, export
+from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
 
 PROMPTS = {"query": "the book : ", "document": ""}
@@ -177,6 +181,107 @@ def test_export_converts_pickled_module_weights_to_safetensors(tmp_path):
     result = TextRuntime(tmp_path / "export", threads=1).embed(TEXTS)
     np.testing.assert_allclose(result, model.encode(TEXTS), rtol=1e-5, atol=1e-5)
     export(tmp_path / "model", tmp_path / "export", cases=1, force=True)
+
+
+@pytest.mark.parametrize(
+    "prompts, default",
+    [
+        ({"query": "the book : ", "document": "the house : "}, None),
+        ({"query": "the book : "}, "query"),
+        ({"document": "the house : ", "passage": "a man : "}, "passage"),
+        ({"STS": "a man : "}, "STS"),
+        ({}, None),
+    ],
+)
+def test_queries_and_documents_get_their_prompts(make_embedder, prompts, default):
+    model, runtime = make_embedder(
+        Pooling(SIZES["hidden_size"]), prompts=prompts, default_prompt_name=default
+    )
+    options = [{}, {"truncate_dim": 5}, {"prompt": "two : "}]
+    options += [{"prompt_name": default}] if default else []
+    for name in ("encode_query", "encode_document"):
+        for given in options:
+            expected = getattr(model, name)(TEXTS, **given)
+            got = getattr(runtime, name)(TEXTS, **given)
+            np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+    if "document" in prompts:
+        assert abs(runtime.encode_document(TEXTS) - runtime.embed(TEXTS, prompt="")).max() > 1e-3
+
+
+def test_prompt_of_passages_is_named_but_not_used(make_embedder):
+    model, runtime = make_embedder(Pooling(SIZES["hidden_size"]), prompts={"passage": "a man : "})
+    with pytest.warns(UserWarning) as caught:
+        got = runtime.encode_document(TEXTS)
+    check_message(str(caught[0].message), seen="passage", expected="document")
+    np.testing.assert_allclose(got, model.encode_document(TEXTS), rtol=0, atol=1e-5)
+
+
+def test_precisions_match_sentence_transformers(make_embedder):
+    _, runtime = make_embedder(Pooling(SIZES["hidden_size"]), Normalize(), prompts=PROMPTS)
+    vectors = runtime.embed(MANY)
+    ranges = np.stack([vectors[2:].min(0), vectors[2:].max(0)])  # others are outside
+    ranges[:, 3] = 0
+    for precision in ("int8", "uint8", "binary", "ubinary", "float32"):
+        needs = {"ranges": ranges} if precision in ("int8", "uint8") else {}
+        expected = quantize_embeddings(vectors, precision, **needs)
+        got = runtime.embed(MANY, precision=precision, **needs)
+        assert got.dtype == expected.dtype
+        np.testing.assert_array_equal(got, expected)
+        alone = runtime.embed(MANY[1:2], precision=precision, **needs)
+        np.testing.assert_array_equal(alone, got[1:2])
+    cut = runtime.encode_query(MANY, truncate_dim=13, precision="ubinary")
+    expected = quantize_embeddings(runtime.encode_query(MANY)[:, :13], "ubinary")
+    np.testing.assert_array_equal(cut, expected)
+    lists = {"precision": "uint8", "ranges": ranges.tolist()}
+    np.testing.assert_array_equal(
+        runtime.encode_document(MANY, **lists), quantize_embeddings(vectors, "uint8", ranges)
+    )
+
+
+@pytest.mark.parametrize(
+    "options, seen, expected",
+    [
+        ({"precision": "half"}, ("precision", "half"), ("int8", "ubinary")),
+        ({"precision": 8}, ("precision", 8), "int8"),
+        ({"precision": ["int8"]}, ("precision", "int8"), "binary"),
+        ({"precision": "int8"}, ("ranges", None), "(2, E)"),
+        ({"precision": "int8", "ranges": [[0.0], [0.0]]}, ("ranges", 1), 32),
+        ({"precision": "uint8", "ranges": [1.0, 2.0]}, ("ranges", 1.0), "(2, E)"),
+        ({"precision": "uint8", "ranges": [[0.0], ["a"]]}, ("ranges", "a"), "(2, E)"),
+        ({"precision": "uint8", "ranges": [[1.0] * 32, [0.0] * 32]}, "ranges", "(2, E)"),
+        ({"precision": "uint8", "ranges": [[0.0] * 32, [np.nan] * 32]}, "ranges", "(2, E)"),
+        ({"precision": "binary", "ranges": [[0.0], [1.0]]}, ("ranges", "binary"), "int8"),
+        ({"ranges": [[0.0], [1.0]]}, ("ranges", "float32"), "int8"),
+    ],
+    ids=str,
+)
+def test_wrong_precisions_raise(make_embedder, options, seen, expected):
+    _, runtime = make_embedder(Pooling(SIZES["hidden_size"]))
+    with raises(UsageError, seen=seen, expected=expected):
+        runtime.embed(["a"], **options)
+
+
+def test_files_keep_the_type_of_a_precision(make_embedder, tmp_path):
+    _, runtime = make_embedder(Pooling(SIZES["hidden_size"]))
+    table = pyarrow.table({"text": MANY})
+    pyarrow.parquet.write_table(table, tmp_path / "texts.parquet")
+    (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in MANY))
+    directory = str(runtime.info.directory)
+    expected = runtime.embed(MANY, precision="binary")
+    for name in ("texts.parquet", "texts.txt"):
+        arguments = ["--input", str(tmp_path / name), "--output", str(tmp_path / f"out {name}")]
+        main(["predict", directory, *arguments, "--set", "precision=binary"])
+    column = pyarrow.parquet.read_table(tmp_path / "out texts.parquet").column("embedding")
+    assert column.type == pyarrow.list_(pyarrow.int8())
+    np.testing.assert_array_equal(column.to_pylist(), expected)
+    lines = (tmp_path / "out texts.txt").read_text().splitlines()
+    np.testing.assert_array_equal([json.loads(line) for line in lines], expected)
+    out = tmp_path / "wrong.parquet"
+    arguments = ["--input", str(tmp_path / "texts.parquet"), "--output", str(out)]
+    for wrong in ("precision=half", "precision=[]", "precision=int8"):
+        with pytest.raises(SystemExit):
+            main(["predict", directory, *arguments, "--set", wrong])
+    assert not out.exists()
 
 
 def test_unknown_prompts_and_unsupported_modules_raise(make_embedder, monkeypatch):

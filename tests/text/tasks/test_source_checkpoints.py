@@ -1,8 +1,7 @@
 """Tests of exports of converted checkpoints, against the pipelines of the source models."""
 
 import pytest
-from families import random_config, random_model
-from heads import LABELLED, MANY, TAGS, word_pieces
+from heads import LABELLED, MANY, TAGS, save_family
 from pipelines_compared import CONTEXTS, QUESTIONS, WINDOWS, same
 from transformers import pipeline
 
@@ -43,7 +42,13 @@ FAMILIES = {
     "bart": ("ForSequenceClassification", "ForQuestionAnswering"),
     "t5": ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
 }
-PREFIXES = {"xlm-roberta": "XLMRoberta", "mpnet": "MPNet", "distilbert": "DistilBert"}
+LABELS = {
+    "ForSequenceClassification": LABELLED,
+    "ForTokenClassification": {
+        "id2label": TAGS,
+        "label2id": {label: index for index, label in TAGS.items()},
+    },
+}
 
 
 @pytest.mark.slow
@@ -51,22 +56,7 @@ PREFIXES = {"xlm-roberta": "XLMRoberta", "mpnet": "MPNet", "distilbert": "Distil
     "family, head", [(family, head) for family, heads in FAMILIES.items() for head in heads]
 )
 def test_export_of_converted_checkpoint_matches_source_pipeline(tmp_path, family, head):
-    architecture = PREFIXES.get(family, family.capitalize()) + head
-    tokenizer = word_pieces()
-    config = random_config(family, architecture, 0)
-    config.update({"vocab_size": len(tokenizer), "max_position_embeddings": 200})
-    if head == "ForSequenceClassification":
-        config.update(LABELLED)
-    if head == "ForTokenClassification":
-        config.update(
-            {"id2label": TAGS, "label2id": {label: index for index, label in TAGS.items()}}
-        )
-    specials = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.sep_token_id}
-    config.update({**specials, "bos_token_id": tokenizer.cls_token_id})
-    random_model(architecture, config).save_pretrained(tmp_path / "source")
-    if getattr(config, "type_vocab_size", 0) < 2:
-        tokenizer = word_pieces(model_input_names=["input_ids", "attention_mask"])
-    tokenizer.save_pretrained(tmp_path / "source")
+    save_family(family, head, tmp_path / "source", **LABELS.get(head, {}))
     convert(tmp_path / "source", tmp_path / "ours")
     export(tmp_path / "ours", tmp_path / "export", cases=1)
     runtime, source = TextRuntime(tmp_path / "export", threads=1), str(tmp_path / "source")
