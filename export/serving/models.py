@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ..engine.client import Client
 from ..engine.encoder import EncoderScheduler
 from ..engine.limits import Admission
+from ..engine.loop import Client
 from ..errors import RequestError, did_you_mean
 from ..heads import EMBED, GENERATE, TRANSLATE, Task, has_task
 from ..text.language_pairs import Directions, names_by_code

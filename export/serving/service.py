@@ -16,9 +16,8 @@ from typing import Any
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from ..engine.client import Client
 from ..engine.limits import Admission, Arrangement, arrange_workers
-from ..engine.loop import SWITCH_INTERVAL, Engine
+from ..engine.loop import SWITCH_INTERVAL, Client, ClientEngine, Engine
 from ..engine.model import find_target, open_export
 from ..engine.process import EngineProcess
 from ..errors import UsageError
@@ -118,9 +117,12 @@ async def generator(
     }
     admission = Admission(info, max_waiting=settings.queue, **sizes)
     runtime = await in_thread(functools.partial(TextRuntime.around, admission))
-    if process is not None:
-        return runtime, await process.open(source.name, admission, settings.dtype, sizes)
-    engine = await in_thread(functools.partial(Engine.open, admission))
+    engine: ClientEngine
+    if process is None:
+        engine = await in_thread(functools.partial(Engine.open, admission))
+    else:
+        directory = str(info.directory)
+        engine = await process.open(source.name, directory, settings.dtype, sizes)
     return runtime, Client(admission, engine)
 
 

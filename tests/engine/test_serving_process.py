@@ -37,9 +37,8 @@ from serving_load import (
 from serving_servers import OURS, Plan, Server, outcome
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.engine.client import Client
 from vanilla_transformer_export.engine.inputs import Update
-from vanilla_transformer_export.engine.loop import Engine
+from vanilla_transformer_export.engine.loop import Client, Engine
 from vanilla_transformer_export.engine.process import (
     Outbox,
     ProcessEngine,
@@ -230,7 +229,7 @@ def test_worker_that_cannot_send_results_ends_child_and_server(export, tmp_path)
 from vanilla_transformer_export.engine import process
 frame = process.frame
 def without_memory(message):
-    if len(message) == 4 and any(answers for _, _, answers, _ in message[-1]):
+    if len(message) == 4 and any(update.results for _, update in message[-1]):
         raise MemoryError
     return frame(message)
 process.frame = without_memory
@@ -472,7 +471,7 @@ def test_closed_client_fails_pending_requests_and_rejects_new_ones():
             assert rejection.value.status == 503
 
     asyncio.run(ask())
-    assert [message[0] for message in sent] == ["put"] and not client.pending
+    assert [message[0] for message in sent] == ["put"] and not client.room.num_rows
 
 
 def test_update_that_arrives_after_its_client_left_is_ignored():
@@ -486,13 +485,13 @@ def test_update_that_arrives_after_its_client_left_is_ignored():
             await asyncio.sleep(0)
             leaving.cancel()
             number = sent[-1][2]
-            engine.received((1, 0), [], [Update(number, [], [[]], None)])
+            engine.received((1, 0), [], [(number, Update([], [[]], None))])
             with pytest.raises(asyncio.CancelledError):
                 await leaving
-            engine.received((1, 0), [], [Update(number, [], [[]], None)])
+            engine.received((1, 0), [], [(number, Update([], [[]], None))])
 
     asyncio.run(ask())
-    assert not client.pending
+    assert not client.room.num_rows and not engine.receivers
 
 
 def test_last_message_about_a_cancelled_request_has_no_running_rows(exported_for):
@@ -519,26 +518,24 @@ def test_no_child_process_without_generating_models():
 
 LARGE = """
 import asyncio, os
-from types import SimpleNamespace
 from vanilla_transformer_export.engine import process
 
 def fail(directory, dtype, sizes):
     raise ValueError(len(sizes["text"]) * "x")
 
 process.open_engine = fail
-admission = SimpleNamespace(info=SimpleNamespace(directory="a"))
 
 async def main(started):
     await started.connect()
     for size in (0, 1, 10**7):
         try:
-            await started.open("a", admission, None, {"text": "y" * size})
+            await started.open("a", "directory", None, {"text": "y" * size})
         except ValueError as error:
             print(len(str(error)))
     os.kill(started.pid, 9)
     for _ in range(2):
         try:
-            await started.open("a", admission, None, {"text": ""})
+            await started.open("a", "directory", None, {"text": ""})
         except ChildProcessError as error:
             print(error)
 
