@@ -284,3 +284,63 @@ def test_large_sequence_group_is_not_overtaken_indefinitely(exported_for, monkey
     assert queue.take(batch) == []  # the beams wait for all slots and join next
     batch.remove(batch.running[:1])
     assert [part.num_rows for part in queue.take(batch)] == [4]
+
+
+def test_small_requests_join_spare_rows_beside_samples_that_wait_too_long(
+    exported_for, monkeypatch
+):
+    """8 requests of 4 samples: 2 fill the slots, and the next one is overdue. Small ones join in
+    the 2 spare rows, whatever becomes free. All free slots are kept for the samples."""
+    monkeypatch.setattr("vanilla_transformer_export.engine.queue.MAX_OVERTAKEN", 0.0)
+    monkeypatch.setattr(generation_batch, "WAIT_PER_PART", 0.0)
+    client = open_client(exported_for(DECODER, "cpu")[1], slots=8)
+    batch, queue = first_batch(client), RequestQueue()
+    options = dict(do_sample=True, num_return_sequences=4, max_new_tokens=9, min_new_tokens=9)
+    samples = [start_request([client.admission.admit([5], options)]) for _ in range(8)]
+    small = client.admission.admit([5], dict(max_new_tokens=9))
+    singles = [start_request([small]) for _ in range(4)]
+    pair = start_request([small] * 2)
+
+    def joining():
+        parts = queue.take(batch)
+        batch.join(parts)
+        return [part.request for part in parts]
+
+    def leave(request, count=None):
+        batch.remove([part for part in batch.running if part.request is request][:count])
+
+    for request in samples:
+        queue.put(request)
+    assert joining() == samples[:2] and joining() == []
+    for request in (*singles[:2], pair):
+        queue.put(request)
+    assert joining() == singles[:2] and joining() == []
+    batch.step()  # each sample has a group now
+    leave(samples[0], 3)
+    assert joining() == []  # 3 slots are kept for the next samples, and no spare row is free
+    leave(singles[0])
+    assert joining() == []  # both rows of the pair need spare rows
+    queue.put(singles[2])
+    assert joining() == [singles[2]]
+    leave(samples[0])
+    assert joining() == [samples[2]] and joining() == []
+    leave(singles[1])
+    leave(singles[2])
+    assert joining() == [pair] and joining() == []
+    assert batch.num_rows + sum(group.num_rows for group in batch.prefilling) <= 10
+
+
+def test_large_requests_use_no_spare_rows(exported_for, monkeypatch):
+    monkeypatch.setattr(generation_batch, "WAIT_PER_PART", 0.0)
+    client = open_client(exported_for(DECODER, "cpu")[1], slots=8)
+    batch, queue = first_batch(client), RequestQueue()
+    job = client.admission.admit([5], dict(max_new_tokens=9))
+    queue.put(start_request([job] * 3))
+    batch.join(queue.take(batch))
+    queue.put(start_request([job] * 12))
+    batch.join(queue.take(batch))
+    assert len(batch.running) == 8 and queue.take(batch) == []
+    queue.put(start_request([job] * 3))  # one more than there are spare rows
+    assert queue.take(batch) == []
+    queue.put(start_request([job] * 2))
+    assert len(queue.take(batch)) == 2

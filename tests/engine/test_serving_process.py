@@ -326,6 +326,30 @@ def test_new_request_overtakes_lists_of_texts(export, tmp_path):
     assert server.stop() == 0
 
 
+def test_short_request_does_not_wait_for_many_samples(export, tmp_path):
+    """8 requests of 8 samples each want 64 of 8 slots, and all that wait are overdue."""
+    code = "from vanilla_transformer_export.engine import queue\nqueue.MAX_OVERTAKEN = 0.0"
+    server = start_patched(code, export, tmp_path / "log", "--slots", "8", "--workers", "1")
+    child, order = server.processes[1], []
+    samples = {"do_sample": True, "num_return_sequences": 8, "seed": 0, "min_new_tokens": 30}
+
+    def ask_for(texts, **parameters):
+        fields = {"inputs": texts, "parameters": {"max_new_tokens": 30, **parameters}}
+        server.post("/predict/text2text-generation", fields)
+        order.append(texts)
+
+    os.kill(child, signal.SIGSTOP)
+    with ThreadPoolExecutor(9) as pool:
+        requests = [pool.submit(ask_for, "w5 w6", **samples) for _ in range(8)]
+        wait_until(lambda: metric(server, WAITING) == 64)
+        requests.append(pool.submit(ask_for, "w7"))
+        wait_until(lambda: metric(server, WAITING) == 65)
+        os.kill(child, signal.SIGCONT)
+        assert [request.result() for request in requests] == [None] * 9
+    assert order.index("w7") <= 1
+    assert server.stop() == 0
+
+
 def test_queue_full_of_one_request_accepts_small_ones(export, tmp_path):
     with serving(
         export, tmp_path / "log", "--slots", "1", "--workers", "1", "--queue", "16"

@@ -56,13 +56,13 @@ def generate_with_transformers(model, ids, mask, prefixes=None, **options):
 
 @pytest.fixture
 def steps(monkeypatch):
-    """(Thread id, number of running rows) of each step of rows that may join, in order."""
+    """(Thread, number of running rows) of each step of rows that may join, in order."""
     result = []
     step = GenerationBatch.step
 
     def note_and_step(batch):
         if batch.joining is not None:
-            result.append((threading.get_ident(), len(batch.running)))
+            result.append((threading.current_thread(), len(batch.running)))
         return step(batch)
 
     monkeypatch.setattr(GenerationBatch, "step", note_and_step)
