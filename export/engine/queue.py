@@ -301,7 +301,7 @@ class RequestQueue:
         free, spare = self.free_rows(batch)
         self.remove_finished()
         num_blocked = 0  # requests at the front whose next part does not fit
-        while num_blocked < len(self.requests) and max(free, spare) > 0:
+        while num_blocked < len(self.requests):
             request = self.requests[num_blocked]
             rows = request.waiting[0].num_rows
             uses_spare = rows > free and (request.is_spare or request.num_rows <= spare)

@@ -326,7 +326,7 @@ def test_small_requests_join_spare_rows_beside_samples_that_wait_too_long(
     assert joining() == [samples[2]] and joining() == []
     leave(singles[1])
     leave(singles[2])
-    assert joining() == [pair] and joining() == []
+    assert joining() == [pair, pair] and joining() == []
     assert batch.num_rows + sum(group.num_rows for group in batch.prefilling) <= 10
 
 
