@@ -214,10 +214,10 @@ def generated_text(number: int, result: Any, n_best: int | None, scores: bool) -
 
     With `n_best` it has a line "number ||| text ||| score" for each {"text", "score"} of `result`.
     With `scores` alone it is the text, a tab and the score; else `result` is the text. A `result`
-    of None gives an empty line, or with `n_best` an empty text with score 0.
+    of None gives an empty line, or with `n_best` that many empty texts with score 0.
     """
     if n_best is not None:
-        pairs = result or [{"text": "", "score": 0.0}]
+        pairs = result or [{"text": "", "score": 0.0}] * n_best
         return "\n".join(
             f"{number} ||| {in_one_line(pair['text'])} ||| {pair['score']:.6f}" for pair in pairs
         )
