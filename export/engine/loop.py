@@ -81,19 +81,17 @@ class Worker:
 
         Return the seconds until the first token of each request that has it since the last call.
         """
-        first_tokens, leaving = [], []
-        for part in self.parts:
-            request = part.request
-            if part.has_started and not request.has_started:
-                request.has_started = True
-                first_tokens.append(time.perf_counter() - request.arrived_at)
-            if part.is_finished or request.is_finished:
-                leaving.append(part)
-        if leaving:
+        parts = self.parts
+        started = {part.request for part in parts if part.has_started}
+        first = [request for request in started if not request.has_started]
+        for request in first:
+            request.has_started = True
+        if leaving := [part for part in parts if part.is_finished or part.request.is_finished]:
             self.batch.remove(leaving)
         if not self.batch.running:
             self.num_rows = 0
-        return first_tokens
+        now = time.perf_counter() if first else 0.0
+        return [now - request.arrived_at for request in first]
 
 
 def engine_failure(error: Exception) -> Exception:

@@ -231,12 +231,14 @@ class RequestQueue:
         `time.perf_counter`.
         """
         is_empty = not batch.running and not batch.prefilling
+        # parts deferred to a batch with a longer delay would wait in vain
+        should_grow = batch.should_grow and batch.join_delay < MAX_DEFERRED
+        self.growing[batch] = len(batch.running) if should_grow else 0
+        if not (is_empty or self.requests):
+            return []  # without the lock, because most steps of a call end here
         with self.changed:
             while True:
                 now = time.perf_counter()
-                # parts deferred to a batch with a longer delay would wait in vain
-                should_grow = batch.should_grow and batch.join_delay < MAX_DEFERRED
-                self.growing[batch] = len(batch.running) if should_grow else 0
                 if self.requests and self.is_worth_joining(batch, now, last_join):
                     return self.select(batch, now)
                 if not is_empty:
