@@ -37,6 +37,7 @@ class Worker:
         self.must_stop = False
         self.joined_at = 0.0
         self.num_rows = 0  # rows of the last step; 0 while the batch is empty
+        self.requests: set[ClientRequest] = set()  # of the parts in the batch
 
     @property
     def parts(self) -> list[Any]:
@@ -59,39 +60,47 @@ class Worker:
         joining = self.queue.take(self.batch, self.joined_at)
         if joining is None:
             return None
-        requests = {part.request for part in (*joining, *self.parts)}
-        now, rows, tokens = time.perf_counter(), 0, 0
+        rows, tokens, now = 0, 0, time.perf_counter()
         if joining:
             self.joined_at = now
-        waits = [now - part.request.arrived_at for part in joining]
+            self.requests |= {part.request for part in joining}
         try:
             self.batch.join(joining)
             self.num_rows = self.batch.num_rows
             tokens, rows = self.batch.step(), self.num_rows
         except Exception as error:
-            for request in requests:
+            for request in self.requests:
                 request.fail(engine_failure(error))
-        first_tokens = self.remove_finished()
-        for request in requests:
+        waits = [now - part.request.arrived_at for part in joining]
+        first_tokens = self.note_first_tokens()
+        changed = [request for request in self.requests if request.is_changed]
+        if self.remove_finished() or changed:
+            self.requests = {part.request for part in self.parts}
+        for request in changed:
             request.answer()
         return Activity(waits, first_tokens, rows, tokens)
 
-    def remove_finished(self) -> list[float]:
-        """Remove finished parts, and parts of requests that failed or whose client left.
-
-        Return the seconds until the first token of each request that has it since the last call.
-        """
-        parts = self.parts
-        started = {part.request for part in parts if part.has_started}
+    def note_first_tokens(self) -> list[float]:
+        """Return the seconds until the first token of each request that has it since the last
+        call."""
+        if all(request.has_started for request in self.requests):
+            return []
+        started = {part.request for part in self.parts if part.has_started}
         first = [request for request in started if not request.has_started]
         for request in first:
             request.has_started = True
-        if leaving := [part for part in parts if part.is_finished or part.request.is_finished]:
+        now = time.perf_counter()
+        return [now - request.arrived_at for request in first]
+
+    def remove_finished(self) -> bool:
+        """Remove finished parts, and parts of requests that failed or whose client left. Return
+        True if there are any."""
+        leaving = [part for part in self.parts if part.is_finished or part.request.is_finished]
+        if leaving:
             self.batch.remove(leaving)
         if not self.batch.running:
             self.num_rows = 0
-        now = time.perf_counter() if first else 0.0
-        return [now - request.arrived_at for request in first]
+        return bool(leaving)
 
 
 def engine_failure(error: Exception) -> Exception:
