@@ -44,9 +44,8 @@ def engine(
         threads: CPU threads of each.
         inputs: the inputs that the slots of all workers hold, each with its beams.
     """
-    from vanilla_transformer_export.engine.client import Client
     from vanilla_transformer_export.engine.limits import Admission
-    from vanilla_transformer_export.engine.loop import Engine
+    from vanilla_transformer_export.engine.loop import Client, Engine
     from vanilla_transformer_export.engine.model import open_export
 
     info = open_export(folder / dtype)
@@ -116,11 +115,11 @@ def runtime(
         inputs: the inputs of a batch.
     """
     from vanilla_transformer_export import Runtime
-    from vanilla_transformer_export.engine import offline as module
+    from vanilla_transformer_export.engine import capacity
     from vanilla_transformer_export.inference.inputs import pad_sequences
 
     # otherwise many rows would run in workers
-    module.MIN_OFFLINE_ROWS = module.MIN_BEAM_INPUTS = math.inf
+    capacity.MIN_JOINING = capacity.MIN_BEAM_INPUTS = math.inf
     runtimes = [Runtime(folder / dtype, threads=threads) for _ in range(workers)]
 
     def generate(ids):

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from .engine import offline
+from .engine.capacity import batch_together, call_batches
 from .engine.inputs import (
     Generated,
     GenerationInput,
@@ -17,6 +17,7 @@ from .engine.inputs import (
     generation_inputs,
 )
 from .engine.limits import arrange_workers, offline_workers
+from .engine.loop import Engine
 from .engine.model import OnnxModel, check_threads, find_target, main_roles, open_export
 from .errors import UsageError
 from .inference.devices import available_cpus, require, require_onnxruntime
@@ -362,7 +363,14 @@ class Runtime:
         """Yield the tokens of `stream` for rows that `inputs` returned."""
         if (num_beams := inputs[0].options.num_beams) > 1:
             raise UsageError(f"num_beams is {num_beams}, expected num_beams=1 to stream")
-        return offline.stream(self.model, inputs)
+        return self._streamed(inputs)
+
+    def _streamed(self, inputs: list[GenerationInput]) -> Iterator[np.ndarray]:
+        """Yield the tokens of `stream`. Raises ValueError if this runtime is closed before the last
+        token."""
+        for tokens in Engine([batch_together(self.model, inputs)]).stream(inputs):
+            self.model.check_open()
+            yield tokens
 
     def check_options(self, options: dict[str, Any] | Options) -> Options:
         """Return `options`, with those of generation_config.json, or else defaults, for all that is
@@ -398,7 +406,8 @@ class Runtime:
     def sequences(self, inputs: list[GenerationInput]) -> list[list[Generated]]:
         """Return the `num_return_sequences` sequences of each of `inputs`, which `inputs` returned
         at once."""
-        return offline.run(self.model, lambda: self._worker_model, self.workers, inputs)
+        batches = call_batches(self.model, lambda: self._worker_model, self.workers, inputs)
+        return Engine(batches).run(inputs)
 
     @functools.cached_property
     def _worker_model(self) -> OnnxModel:

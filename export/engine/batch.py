@@ -35,6 +35,7 @@ class GenerationBatch:
         threads: CPU threads that select the best tokens.
         joining: rows that may join while others run, instead of those that `factory` opens.
         pace: how much may join between two steps, with `joining` rows.
+        mixes_lengths: True if rows of any lengths may start together.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class GenerationBatch:
         threads: int,
         joining: JoiningRows | None = None,
         pace: Pace | None = None,
+        mixes_lengths: bool = False,
     ):
         self.factory = factory
         self.capacity = capacity
         self.threads = threads
         self.joining = joining
         self.pace = pace or Pace()
+        self.mixes_lengths = mixes_lengths
         self.rows: Rows | None = joining
         self.num_spare_rows = spare_rows(capacity) if joining else 0
         self.count = 0  # of rows of the last step, and added since then
@@ -98,6 +101,8 @@ class GenerationBatch:
         number of rows each and the same `search_key`. Decoder prompts of a seq2seq model, and
         prompts that the steps read, must be equally long.
         """
+        if self.mixes_lengths:
+            return not self.running
         groups = [*beside, group]
         if self.joining is not None:
             num_rows = sum(other.num_rows for other in groups)

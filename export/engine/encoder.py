@@ -6,14 +6,13 @@ is not needed on the CPU this was measured on (AMD EPYC, onnxruntime 1.31, fp32,
 kinds of models, 1 and 2 threads, 1 to 64 rows of 1 to 64 tokens). There, more padding changed the
 bits of a row only where a classifier takes the mean of its tokens: that sum has other bits at
 lengths that are no multiples of 4. Equal lengths cost little and hold on other CPUs too. In the
-same sum, a row that ran alone had other bits: such a row runs twice, as `batch_invariance` measures
+same sum, a row that ran alone had other bits: such a row runs twice, as `invariant_rows` measures
 when a model is loaded.
 """
 
 import asyncio
 import contextvars
 import functools
-import itertools
 import operator
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,13 +22,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..errors import TooLong
-from ..inference.inputs import position_limit
+from ..inference.inputs import check_inputs, position_limit
 from ..specs.graph_spec import TensorSpec, concrete_shape
 from ..specs.sequences import pair
-from .batch_invariance import invariant_rows
-from .inputs import Activity, Update, ignore_activity
-from .limits import SMALL_ROWS, Arrangement, check_room, shutting_down
-from .loop import Engine
+from .inputs import Update, ignore_activity
+from .limits import Arrangement, Room, shutting_down
+from .loop import Engine, Observe
 from .model import OnnxModel
 from .queue import ClientRequest
 
@@ -235,6 +233,7 @@ class EncoderBatch:
         self.prefilling = ()
         self.num_free_rows = MAX_ROWS
         self.num_spare_rows = 0
+        self.has_ended = True  # a step computes complete rows
 
     @property
     def num_rows(self) -> int:
@@ -276,6 +275,87 @@ def last_lengths(mask: np.ndarray) -> list[int]:
     return np.maximum(places.reshape(len(mask), -1).max(axis=1), 1).tolist()
 
 
+# lengths and numbers of rows with which `invariant_rows` runs a graph
+PROBED_LENGTHS, PROBED_ROWS = (8, 24), (2, 5)
+
+
+def invariant_rows(graph: EncoderGraph, architecture: str) -> tuple[int, int]:
+    """Return the smallest and largest number of rows that may run together.
+
+    In between, the number of rows does not change the bits of a row's result. It is measured by
+    runs of `graph`, because kernels differ between machines. `architecture` is the name of the
+    model class.
+    """
+    min_rows = 1
+    for length in PROBED_LENGTHS:
+        size = min(length, graph.max_positions), max(PROBED_ROWS)
+        feeds = check_inputs(graph.spec.inputs, random_feeds(graph, *size), architecture)
+        alone, doubled = (run_rows_apart(graph, feeds, copies) for copies in (1, 2))
+        for rows in PROBED_ROWS:
+            together = graph.run({name: values[:rows] for name, values in feeds.items()})
+            if has_same_bits(alone, together):
+                continue
+            if not has_same_bits(doubled, together):
+                return 1, 1
+            min_rows = 2
+    return min_rows, MAX_ROWS
+
+
+def run_rows_apart(
+    graph: EncoderGraph, feeds: dict[str, np.ndarray], copies: int
+) -> list[list[np.ndarray]]:
+    """Return `[outputs of row 0, outputs of row 1, …]`, where each row runs without the others.
+
+    It runs as a batch of `copies` copies of itself. `feeds` are the inputs of all rows by name.
+    """
+    num_rows = len(next(iter(feeds.values())))
+    rows = [
+        graph.run({name: values[[row] * copies] for name, values in feeds.items()})
+        for row in range(num_rows)
+    ]
+    return [[values[0] for values in outputs] for outputs in rows]
+
+
+def has_same_bits(rows: list[list[np.ndarray]], together: list[np.ndarray]) -> bool:
+    return all(
+        np.array_equal(rows[place][output], row)
+        for output, values in enumerate(together)
+        for place, row in enumerate(values)
+    )
+
+
+def random_feeds(graph: EncoderGraph, length: int, rows: int) -> dict[str, np.ndarray | None]:
+    """Return `{name: random values}` for all inputs of `graph`, always the same.
+
+    There are `rows` rows. Each has `length` token ids and a mask of ones, or one image if the graph
+    reads images.
+    """
+    rng = np.random.default_rng(0)
+    sizes = {
+        "batch_size": rows,
+        "num_choices": 1,
+        "source_length": length,
+        "target_length": length,
+        **graph.spec.example_sizes,
+    }
+    end = graph.config.get("eos_token_id")
+    feeds: dict[str, np.ndarray | None] = {}
+    for tensor in graph.spec.inputs:
+        shape = concrete_shape(tensor, sizes)
+        if tensor.name.endswith("mask"):
+            feeds[tensor.name] = np.ones(shape, np.int64)
+        elif "float" in tensor.dtype:
+            feeds[tensor.name] = rng.standard_normal(shape).astype(np.float32)
+        else:
+            lowest, highest = tensor.range or (0, 0)
+            feeds[tensor.name] = ids = rng.integers(lowest, highest + 1, shape)
+            if tensor.name == "input_ids" and end is not None:
+                ids[..., -1] = np.ravel(end)[0]
+    return feeds
+
+
+# ------------------------------------------------------------------------------------ the scheduler
+
 MAX_WAITING = 256  # rows
 MAX_CALLS = 64  # calls at once: their texts are tokenized, and answers made of the outputs
 Result = TypeVar("Result")
@@ -309,22 +389,18 @@ class EncoderScheduler:
         workers: int = 1,
         max_waiting: int = MAX_WAITING,
         max_source: int | None = None,
-        observe: Callable[[Activity], None] = ignore_activity,
+        observe: Observe = ignore_activity,
         max_calls: int = MAX_CALLS,
     ):
         self.graph = EncoderGraph(model)
         self.arrangement = Arrangement(workers, model.threads)
         self.max_length = max_row_length(model.info.config, max_source)
-        self.max_waiting = max_waiting
-        self.num_unanswered = 0  # rows of calls
-        self.num_small = 0  # those of small calls
+        self.room = Room(max_waiting)
         self.batches: list[EncoderBatch] = []
         for _ in range(workers):
             EncoderBatch(self.graph, self.batches)
-        self.calls: dict[int, Updates] = {}
-        self.numbers = itertools.count()
         self.pool = ThreadPoolExecutor(max_calls, "encoder call")
-        self.engine = Engine(self.batches).start(self.report, observe)
+        self.engine = Engine(self.batches).start(observe)
 
     def describe(self) -> str:
         """Return one line about the batches and workers, for the log."""
@@ -346,22 +422,15 @@ class EncoderScheduler:
         """
         if self.engine.is_closed:
             raise shutting_down()
-        is_small = num_rows <= SMALL_ROWS
-        limit, state = self.max_waiting, "waiting or running"
-        check_room(self.num_unanswered, num_rows, limit, self.num_small, state)
         call, context = Updates(), contextvars.copy_context()
         context.run(CALL.set, call)
-        self.num_unanswered += num_rows
-        self.num_small += num_rows * is_small
-        try:
-            work = functools.partial(context.run, function, *args, **options)
-            return await asyncio.get_running_loop().run_in_executor(self.pool, work)
-        except asyncio.CancelledError:
-            call.put(None)
-            raise
-        finally:
-            self.num_unanswered -= num_rows
-            self.num_small -= num_rows * is_small
+        work = functools.partial(context.run, function, *args, **options)
+        with self.room.hold(num_rows, state="waiting or running"):
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+            except asyncio.CancelledError:
+                call.put(None)
+                raise
 
     def run(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return `{output: array}` for `feeds`, the inputs that `inputs.encoder_feeds` returns.
@@ -378,25 +447,18 @@ class EncoderScheduler:
         for lengths in inputs.lengths.values():
             if (length := max(lengths)) > self.max_length:
                 raise TooLong(f"a text has {length} tokens, expected at most {self.max_length}")
-        call, number = CALL.get(None) or Updates(), next(self.numbers)
-        self.calls[number] = call
+        updates = CALL.get(None) or Updates()
+        request = ClientRequest(self.graph.rows(inputs), updates.put)
+        self.engine.add(request)
         try:
-            self.engine.add(ClientRequest(self.graph.rows(inputs), number))
-            update = call.get()
+            update = updates.get()
         finally:
-            del self.calls[number]
-            self.engine.cancel(number)
+            self.engine.cancel(request)
         if update is None:
             raise Disconnected
         if update.error is not None:
             raise update.error
         return inputs.outputs
-
-    def report(self, updates: list[Update]) -> None:
-        """Give `updates` to the threads that wait for them."""
-        for update in updates:
-            if (call := self.calls.get(update.number)) is not None:
-                call.put(update)
 
     def close(self) -> None:
         """Accept no more calls. Rows that are in the queue are still run; a call whose rows are not

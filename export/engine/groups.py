@@ -1,7 +1,7 @@
 """The rows of one input during generation, and cohorts: groups that one search advances."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -9,8 +9,8 @@ import numpy as np
 from ..inference.logits import LogitsProcessors, Prompt, Sampler, log_sum_exp, row_uniforms, top
 from ..inference.options import Options
 from ..inference.rows import DeviceSearch
-from .inputs import LENGTH, STOP, Event, Generated, GenerationInput, TokenLogprobs
-from .queue import ClientRequest
+from .inputs import LENGTH, STOP, Event, Generated, GenerationInput, TokenLogprobs, Update
+from .queue import ClientRequest, ignore_update
 from .search import BeamSearch, Search, StepLogits, TokenSearch
 
 
@@ -159,14 +159,14 @@ def token_logprobs(logits: np.ndarray, token: int, count: int) -> TokenLogprobs:
 
 def start_request(
     inputs: Sequence[GenerationInput],
+    receive: Callable[[Update], object] = ignore_update,
     streams: bool = False,
-    number: int = 0,
     arrived_at: float = 0.0,
 ) -> "ClientRequest[Group]":
     """Return a request that generates from the checked `inputs`. The other arguments are those of
     `ClientRequest`."""
     num_results = sum(row.num_independent_results for row in inputs)
-    return ClientRequest(map(Group, inputs), number, streams, num_results, arrived_at)
+    return ClientRequest(map(Group, inputs), receive, streams, num_results, arrived_at)
 
 
 class Cohort:

@@ -125,14 +125,13 @@ class Event:
 
 
 class Update(NamedTuple):
-    """A change of the request `number`: its new `events`, and in the last update its `results` or
-    its `error`.
+    """A change of a request: its new `events`, and in the last update its `results` or its
+    `error`.
 
     The results are the sequences of each input. Those of beam search are sorted, best first;
     samples are in the order of their numbers.
     """
 
-    number: int
     events: list[Event]
     results: list[list[Generated]] | None
     error: Exception | None

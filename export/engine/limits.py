@@ -1,8 +1,9 @@
 """Limits of a served export, the defaults that its size gives, and errors beyond them."""
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,13 +32,11 @@ STEP_COST = 35e6
 SOURCE_LENGTHS = (64, 512)  # minimum and maximum source tokens that are encoded at a time
 CHUNK_LENGTHS = (16, 256)  # minimum and maximum prompt tokens per prefill chunk
 MAX_SLOTS = 64  # of all workers together
-# Offline inference: minimum rows per worker for continuous batching, and maximum slots per worker.
-MIN_OFFLINE_ROWS, MAX_OFFLINE_ROWS = 24, 64
 MAX_SLOT_BYTES = 2**30  # memory for the slots of a worker if their number is not set
 
 
-# Slots besides those of the setting: a part per four, at most 8. A new request need not wait for a
-# slot while long lists of texts have all others.
+# Slots besides those of the setting: a part per four, at most 8. Only requests that fit into them
+# use them, so these never wait for larger ones.
 SPARE_SHARE, MAX_SPARE = 4, 8
 
 
@@ -178,24 +177,46 @@ def slots_per_worker(workers: int, slot_bytes: int) -> int:
 SMALL_ROWS, SMALL_SHARE = 16, 8
 
 
-def check_room(
-    num_waiting: int, num_rows: int, max_waiting: int, num_small: int, state: str = "waiting"
-) -> None:
-    """Check that the queue has room for a request. An empty queue accepts any number of rows.
+class Room:
+    """The rows of unanswered requests, and the room for more.
 
     Args:
-        num_waiting: the number of rows in the queue, or in another `state`.
-        num_rows: the number of rows of the request.
-        max_waiting: the maximum of both together.
-        num_small: the rows of unanswered requests of at most `SMALL_ROWS`. Such a request is
-            accepted while they have less than a share of `max_waiting`.
-
-    Raises:
-        RequestError: 429 if the queue has no room.
+        max_waiting: the maximum number of rows that wait. An empty queue accepts any number.
     """
-    is_small = num_rows <= SMALL_ROWS and num_small + num_rows <= max_waiting // SMALL_SHARE
-    if num_waiting and num_waiting + num_rows > max_waiting and not is_small:
-        raise overloaded(num_waiting, num_rows, max_waiting, state)
+
+    def __init__(self, max_waiting: int):
+        self.max_waiting = max_waiting
+        self.num_rows = 0
+        self.num_small = 0  # rows of requests of at most `SMALL_ROWS`
+
+    @contextlib.contextmanager
+    def hold(
+        self, num_rows: int, num_waiting: int | None = None, state: str = "waiting"
+    ) -> Iterator[None]:
+        """Count the rows of a request until the end of the context, when it is answered.
+
+        A small request is accepted while the small ones have less than a share of `max_waiting`.
+
+        Args:
+            num_rows: the number of its rows.
+            num_waiting: the number of rows that wait, by default those of all unanswered requests.
+            state: what these rows do.
+
+        Raises:
+            RequestError: 429 if the queue has no room.
+        """
+        num_waiting = self.num_rows if num_waiting is None else num_waiting
+        num_small = num_rows if num_rows <= SMALL_ROWS else 0
+        has_share = num_small and self.num_small + num_rows <= self.max_waiting // SMALL_SHARE
+        if num_waiting and num_waiting + num_rows > self.max_waiting and not has_share:
+            raise overloaded(num_waiting, num_rows, self.max_waiting, state)
+        self.num_rows += num_rows
+        self.num_small += num_small
+        try:
+            yield
+        finally:
+            self.num_rows -= num_rows
+            self.num_small -= num_small
 
 
 def overloaded(

@@ -1,18 +1,22 @@
-"""The engine: a queue, and worker threads that each step a batch of their own."""
+"""The engine: a queue of requests, and a worker for each batch. The caller's thread or a thread of
+each worker drives them over the same step."""
 
-import dataclasses
+import asyncio
+import contextlib
+import functools
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
 
 from ..errors import UsageError
-from ..inference.rows import JoiningRowsFactory
-from .batch import GenerationBatch
+from .capacity import open_batches
 from .groups import start_request
-from .inputs import Activity, GenerationInput, Update, ignore_activity
-from .limits import Admission, Pace, shutting_down, spare_rows
-from .model import OnnxModel, open_for_workers, worker_roles
+from .inputs import Activity, Event, Generated, GenerationInput, Update, ignore_activity
+from .limits import Admission, Room, shutting_down
+from .model import OnnxModel, open_for_workers
 from .queue import Batch, ClientRequest, RequestQueue
 
 # Seconds until a thread must release the GIL. A worker waits for the GIL after each run of a graph,
@@ -20,86 +24,86 @@ from .queue import Batch, ClientRequest, RequestQueue
 # per second.
 SWITCH_INTERVAL = 0.0002
 
+Observe = Callable[[Activity], object]
+Receive = Callable[[Update], object]
+
 
 class Worker:
-    """A thread that computes `batch` step by step while there are requests in `queue`.
-
-    Parts join and leave between steps.
-    """
-
-    report: Callable[[list[Update]], None]
-    observe: Callable[[Activity], None]
+    """The steps of `batch`: parts of the requests in `queue` join it, get tokens and leave."""
 
     def __init__(self, queue: RequestQueue, batch: Batch):
-        self.thread = threading.Thread(target=self.run, name="worker", daemon=True)
         self.queue = queue
         self.batch = batch
         self.must_stop = False
         self.joined_at = 0.0
         self.num_rows = 0  # rows of the last step; 0 while the batch is empty
+        self.requests: set[ClientRequest] = set()  # of the parts in the batch
+        self.has_first_tokens = True  # each of the requests has its first token
 
-    def start(
-        self, report: Callable[[list[Update]], None], observe: Callable[[Activity], None]
-    ) -> None:
-        """Start the thread. After each step, it calls `report` with what is new of requests, and
-        `observe` with what it did."""
-        self.report, self.observe = report, observe
-        self.thread.start()
+    @property
+    def parts(self) -> list[Any]:
+        """The parts in the batch."""
+        return [*self.batch.running, *self.batch.prefilling]
 
-    def run(self) -> None:
-        """Serve the queue until it is closed and empty: let parts join, compute a step, report
-        results.
+    def run(self, observe: Observe = ignore_activity) -> None:
+        """Step until the queue is closed and empty, or `must_stop` is true. `observe` is called
+        after each step with what it did."""
+        while not self.must_stop and (activity := self.step()) is not None:
+            observe(activity)
 
-        Errors of a join or a step fail the requests of the batch; they are not raised.
+    def step(self) -> Activity | None:
+        """Let parts join, compute the next token of each row, and answer requests.
+
+        While the batch is empty, wait for requests. Return what was done, or `None` once the queue
+        is closed and empty, and the batch too. Errors of onnxruntime, such as out of memory, fail
+        the requests of the batch; they are not raised.
         """
-        while (joining := self.queue.take(self.batch, self.joined_at)) is not None:
-            parts = (*joining, *self.batch.running, *self.batch.prefilling)
-            requests = {part.request for part in parts}
-            if self.must_stop:
-                self.fail(shutting_down(), requests)
-            joining = [part for part in joining if not part.request.is_finished]
-            now, rows, tokens = time.perf_counter(), 0, 0
-            waits = [now - part.request.arrived_at for part in joining]
-            try:
-                self.join(joining)
-                tokens, rows = self.step(), self.num_rows
-            except Exception as error:  # errors of onnxruntime, such as out of memory
-                self.fail(engine_failure(error), requests)
-            self.observe(Activity(waits, self.remove_finished(), rows, tokens))
-            self.report([request.take_update() for request in requests if request.is_changed])
-
-    def join(self, joining: list) -> None:
+        joining = self.queue.take(self.batch, self.joined_at)
+        if joining is None:
+            return None
+        rows, tokens, now = 0, 0, time.perf_counter()
         if joining:
-            self.joined_at = time.perf_counter()
-        self.batch.join(joining)
+            self.joined_at = now
+            self.requests |= {part.request for part in joining}
+            self.has_first_tokens = False
+        try:
+            self.batch.join(joining)
+            if joining and not self.queue.requests:  # else `take` does it before the next step
+                self.queue.note_growth(self.batch)
+            self.num_rows = self.batch.num_rows
+            tokens, rows = self.batch.step(), self.num_rows
+        except Exception as error:
+            for request in self.requests:
+                request.fail(engine_failure(error))
+        waits = [now - part.request.arrived_at for part in joining]
+        first_tokens = [] if self.has_first_tokens else self.note_first_tokens()
+        changed = [request for request in self.requests if request.is_changed]
+        if self.batch.has_ended or any(request.is_finished for request in self.requests):
+            self.remove_finished()
+        for request in changed:
+            request.answer()
+        return Activity(waits, first_tokens, rows, tokens)
 
-    def step(self) -> int:
-        """Compute one step, and return the number of new tokens."""
-        self.num_rows = self.batch.num_rows
-        return self.batch.step()
+    def note_first_tokens(self) -> list[float]:
+        """Return the seconds until the first token of each request that has it since the last
+        call."""
+        started = {part.request for part in self.parts if part.has_started}
+        first = [request for request in started if not request.has_started]
+        for request in first:
+            request.has_started = True
+        self.has_first_tokens = all(request.has_started for request in self.requests)
+        now = time.perf_counter()
+        return [now - request.arrived_at for request in first]
 
-    def fail(self, error: Exception, requests: Iterable[ClientRequest]) -> None:
-        for request in requests:
-            request.fail(error)
-
-    def remove_finished(self) -> list[float]:
-        """Remove finished parts, and parts of requests that failed or whose client left.
-
-        Return the seconds until the first token of each request that has it since the last call.
-        """
-        now, first_tokens, leaving = time.perf_counter(), [], []
-        for part in (*self.batch.running, *self.batch.prefilling):
-            request = part.request
-            if part.has_started and not request.has_started:
-                request.has_started = True
-                first_tokens.append(now - request.arrived_at)
-            if part.is_finished or request.is_finished:
-                leaving.append(part)
+    def remove_finished(self) -> None:
+        """Remove finished parts, and parts of requests that failed or whose client left."""
+        leaving = [part for part in self.parts if part.is_finished or part.request.is_finished]
         if leaving:
             self.batch.remove(leaving)
+        self.requests = {part.request for part in self.parts}
+        self.queue.note_growth(self.batch)
         if not self.batch.running:
             self.num_rows = 0
-        return first_tokens
 
 
 def engine_failure(error: Exception) -> Exception:
@@ -115,16 +119,16 @@ def engine_failure(error: Exception) -> Exception:
 
 
 class Engine:
-    """A queue of requests, and a worker thread for each of `batches`.
+    """A queue of requests, and a worker for each of `batches`.
 
-    A worker moves parts of requests from the queue into its batch, computes the batch step by step
-    and reports what is new.
+    `run` and `stream` generate from the inputs of one call, after which the engine is closed. With
+    `start`, threads of the workers compute the requests that `put` adds, until `close`.
     """
 
     def __init__(self, batches: Sequence[Batch]):
         self.queue = RequestQueue()
-        self.requests: dict[int, ClientRequest] = {}  # unfinished ones
         self.workers = [Worker(self.queue, batch) for batch in batches]
+        self.threads: list[threading.Thread] = []
 
     @classmethod
     def open(cls, admission: Admission, model: OnnxModel | None = None) -> "Engine":
@@ -142,8 +146,62 @@ class Engine:
         opened = model or open_for_workers(admission.info, admission.arrangement.threads)
         return cls(open_batches(admission, opened))
 
+    # ---------------------------------------------------------------- driven by the caller's thread
+
+    def run(self, inputs: Sequence[GenerationInput]) -> list[list[Generated]]:
+        """Return the sequences of each of `inputs`, at least one. The longest start first.
+
+        Several workers run in threads of their own, while the caller waits.
+
+        Raises:
+            UsageError: if a batch does not fit into memory.
+            ValueError: if onnxruntime cannot compute the model, or logits decide no token.
+            RequestError: if the engine is closed.
+        """
+        order = sorted(
+            range(len(inputs)), key=lambda row: -len(inputs[row].source or inputs[row].prompt)
+        )
+        updates: list[Update] = []
+        with contextlib.closing(self):
+            self.put([inputs[row] for row in order], updates.append)
+            self.end()
+            if len(self.workers) == 1:
+                self.workers[0].run()
+            else:
+                self.start()
+                for thread in self.threads:
+                    thread.join()
+        results = read_results(updates[0])
+        by_row = dict(zip(order, results, strict=True))
+        return [by_row[row] for row in range(len(inputs))]
+
+    def stream(self, inputs: Sequence[GenerationInput]) -> Iterator[np.ndarray]:
+        """Yield the new token of each row, (rows,), after each step of greedy search or sampling.
+
+        The only batch has room for all `inputs`. Rows that have ended get the fill token.
+        """
+        options = inputs[0].options
+        updates: list[list[Update]] = [[] for _ in inputs]
+        with contextlib.closing(self):
+            for row, of_row in zip(inputs, updates, strict=True):
+                self.put([row], of_row.append, streams=True)
+            self.end()
+            while self.workers[0].step() is not None:
+                tokens = np.full((len(inputs), options.num_return_sequences), options.fill_token_id)
+                for row_tokens, of_row in zip(tokens, updates, strict=True):
+                    for update in of_row:
+                        if update.error is not None:
+                            read_results(update)
+                        for event in update.events:
+                            row_tokens[event.index] = event.token
+                    of_row.clear()
+                yield tokens.ravel()
+
+    # --------------------------------------------------------------------- driven by worker threads
+
     @property
     def is_closed(self) -> bool:
+        """True if no more requests are accepted."""
         return self.queue.is_closed
 
     @property
@@ -160,45 +218,27 @@ class Engine:
         """
         return sum(worker.num_rows for worker in self.workers)
 
-    def start(
-        self,
-        report: Callable[[list[Update]], None],
-        observe: Callable[[Activity], None] = ignore_activity,
-    ) -> "Engine":
-        """Start the workers.
-
-        Args:
-            report: called after each step with what is new of requests, an empty list for nothing.
-            observe: called after each step with what was done, for metrics.
-
-        Both are called from several threads, so they must be fast and thread-safe.
-        """
-
-        def forget_and_report(updates: list[Update]) -> None:
-            for update in updates:
-                if update.is_last:
-                    self.requests.pop(update.number, None)
-            report(updates)
-
+    def start(self, observe: Observe = ignore_activity) -> "Engine":
+        """Start a thread for each worker. They call `observe` after each step with what was done,
+        so it must be fast and thread-safe."""
         for worker in self.workers:
-            worker.start(forget_and_report, observe)
+            run = functools.partial(worker.run, observe)
+            self.threads.append(threading.Thread(target=run, name="worker", daemon=True))
+            self.threads[-1].start()
         return self
 
     def put(
-        self,
-        number: int,
-        inputs: Sequence[GenerationInput],
-        streams: bool = False,
-        arrived_at: float = 0.0,
-    ) -> None:
-        """Add a request that generates from `inputs`. `number` identifies it.
-
-        The other arguments are those of `ClientRequest`.
+        self, inputs: Sequence[GenerationInput], receive: Receive, streams: bool = False
+    ) -> ClientRequest:
+        """Add a request that generates from `inputs`, and return it. The other arguments are those
+        of `ClientRequest`.
 
         Raises:
             RequestError: 503 after `end` or `close`.
         """
-        self.add(start_request(inputs, streams, number, arrived_at))
+        request = start_request(inputs, receive, streams)
+        self.add(request)
+        return request
 
     def add(self, request: ClientRequest) -> None:
         """Add a request to the queue.
@@ -206,17 +246,14 @@ class Engine:
         Raises:
             RequestError: 503 after `end` or `close`.
         """
-        self.requests[request.number] = request
         self.queue.put(request)
 
-    def cancel(self, number: int) -> None:
+    def cancel(self, request: ClientRequest) -> None:
         """Cancel a request, unless it is finished. Its waiting parts leave the queue at once.
 
         Its running parts leave their batch after the current step.
         """
-        request = self.requests.pop(number, None)
-        if request is not None:
-            self.queue.cancel(request)
+        self.queue.cancel(request)
 
     def end(self) -> None:
         """Accept no more requests. The waiting and running ones are still finished, without waiting
@@ -224,42 +261,150 @@ class Engine:
         self.queue.close()
 
     def close(self) -> None:
-        """Accept no more requests, fail those that are not finished with a RequestError and end the
-        worker threads."""
+        """Accept no more requests, fail those that are not finished with a RequestError, and free
+        the memory of the batches. Closing again changes nothing."""
         for worker in self.workers:
             worker.must_stop = True
         self.queue.close()
+        requests = {*self.queue.clear()}
+        for thread in self.threads:
+            thread.join()
         for worker in self.workers:
-            worker.thread.join()
-        self.workers.clear()  # frees the memory of their batches
+            requests |= {part.request for part in worker.parts}
+            worker.batch.remove(worker.parts)
+        for request in requests:
+            request.fail(shutting_down())
+            request.answer()
+        self.workers.clear()
 
 
-def open_batches(admission: Admission, model: OnnxModel) -> list[Batch]:
-    """Return an empty batch for each worker of `admission`, which all run `model`.
-
-    Raises:
-        UsageError: if the slots do not fit into memory.
-    """
+def read_results(update: Update) -> list[list[Generated]]:
+    """Return the results of the last update of a call, or raise what stopped it, such as an error
+    of onnxruntime."""
     try:
-        return [open_batch(admission, model) for _ in range(admission.arrangement.workers)]
-    except MemoryError:
-        raise UsageError(
-            f"no memory for {admission.slots} slots of {admission.describe_slots()}: expected "
-            "fewer slots, or a smaller max_source or max_length"
-        ) from None
+        return update.read_results()
+    except RuntimeError as failure:
+        raise failure.__cause__ or failure from None
 
 
-def open_batch(admission: Admission, model: OnnxModel) -> GenerationBatch:
-    """Return an empty batch of `model` with the rows of one worker.
+# ------------------------------------------------------------------------------------------ clients
 
-    They may join while others run if the export has a step graph.
+
+class ClientEngine(Protocol):
+    """The part of an `Engine` that clients use. It runs in this process or in another one."""
+
+    @property
+    def is_closed(self) -> bool:
+        """True if no more requests are accepted."""
+
+    @property
+    def waiting(self) -> int:
+        """The number of rows in the queue."""
+
+    @property
+    def running(self) -> int:
+        """The number of rows that the workers computed in their last step."""
+
+    def start(self, observe: Observe) -> object:
+        """Compute requests, and call `observe` with what was done after each step."""
+
+    def put(self, inputs: Sequence[GenerationInput], receive: Receive, streams: bool) -> Any:
+        """Add a request and return what identifies it for `cancel`. The arguments are those of
+        `ClientRequest`."""
+
+    def cancel(self, request: Any) -> None:
+        """Drop the rows of a request, unless it is finished."""
+
+    def close(self) -> None:
+        """Accept no more requests, and fail those that are not finished with a RequestError: the
+        server is shutting down."""
+
+
+class Client:
+    """The requests of one export, in any event loop.
+
+    Args:
+        admission: the limits of the export.
+        engine: computes the requests; `start` starts it.
     """
-    capacity, config, step = admission.slot_size.rows, model.info.config, model.info.step
-    model.open(worker_roles(model.info))
-    if step is None:
-        return GenerationBatch(model.factory, capacity, model.threads)
-    pace = Pace.of(config)
-    size = dataclasses.replace(admission.slot_size, rows=capacity + spare_rows(capacity))
-    factory = cast(JoiningRowsFactory, model.factory)
-    rows = factory.open_slots(step, size, pace.max_source_tokens)
-    return GenerationBatch(model.factory, capacity, model.threads, rows, pace)
+
+    def __init__(self, admission: Admission, engine: ClientEngine):
+        self.admission = admission
+        self.engine = engine
+        self.room = Room(admission.max_waiting)
+
+    def start(self, observe: Observe = ignore_activity) -> "Client":
+        """Start the engine. `observe` gets what its workers do, for metrics."""
+        self.engine.start(observe)
+        return self
+
+    async def generate(self, inputs: Sequence[GenerationInput]) -> list[list[Generated]]:
+        """Return the `num_return_sequences` sequences of each of `inputs`.
+
+        Those of beam search are sorted, best first. Samples are in the order of their numbers.
+        Cancelling the coroutine stops the generation.
+
+        Raises:
+            RequestError: if the queue is full or the server is shutting down.
+            Exception: what stopped the generation, such as a RuntimeError of the engine.
+        """
+        if not inputs:
+            return []
+        with self.request(inputs) as updates:
+            return (await updates.get()).read_results()
+
+    async def stream(self, generation_input: GenerationInput) -> AsyncGenerator[Event, None]:
+        """Yield an event for each new token of all sequences. Closing the generator stops the
+        generation.
+
+        Raises:
+            RequestError: if the queue is full or the server is shutting down.
+            UsageError: for beam search, which cannot stream.
+            Exception: what stopped the generation, such as a RuntimeError of the engine.
+        """
+        if (num_beams := generation_input.options.num_beams) > 1:
+            raise UsageError(f"num_beams is {num_beams}, which cannot stream: expected num_beams=1")
+        with self.request([generation_input], streams=True) as updates:
+            is_last = False
+            while not is_last:
+                update = await updates.get()
+                is_last = update.is_last
+                for event in update.events:
+                    yield event
+            update.read_results()  # raises the error, if there is one
+
+    @contextlib.contextmanager
+    def request(
+        self, inputs: Sequence[GenerationInput], streams: bool = False
+    ) -> Iterator[asyncio.Queue[Update]]:
+        """Put a request into the queue of the engine, and yield the queue of its updates.
+
+        It is cancelled at the end of the context, if it is not answered then. It gets an update
+        after each step if it `streams`, else a single one.
+        """
+        if self.engine.is_closed:
+            raise shutting_down()
+        updates: asyncio.Queue[Update] = asyncio.Queue()
+        receive = functools.partial(put_in_loop, asyncio.get_running_loop(), updates)
+        with self.room.hold(sum(row.num_rows for row in inputs), self.engine.waiting):
+            request = self.engine.put(inputs, receive, streams)
+            try:
+                yield updates
+            finally:
+                self.engine.cancel(request)
+
+    def close(self) -> None:
+        """Accept no more requests and fail those that are not answered with a RequestError: the
+        server is shutting down."""
+        self.engine.close()
+
+
+def put_in_loop(
+    loop: asyncio.AbstractEventLoop, updates: asyncio.Queue[Update], update: Update
+) -> None:
+    """Put `update` into the queue `updates` of a client in `loop`, from any thread."""
+    with contextlib.suppress(RuntimeError):  # there is no loop in this thread, or it is closed
+        if asyncio.get_running_loop() is loop:
+            return updates.put_nowait(update)
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(updates.put_nowait, update)

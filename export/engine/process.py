@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import itertools
 import os
 import pickle
 import signal
@@ -17,11 +18,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
-from .client import Client, Observe, Report
+from .groups import start_request
 from .inputs import Activity, GenerationInput, Update
-from .limits import Admission
-from .loop import SWITCH_INTERVAL, Engine
+from .limits import Admission, shutting_down
+from .loop import SWITCH_INTERVAL, Engine, Observe, Receive
 from .model import open_export
+from .queue import ClientRequest
 
 PING = ""  # the kind of a message that is answered by itself, and no name of an engine
 HEADER = 4  # bytes of the length before each message
@@ -106,7 +108,7 @@ class Child:
 
     def open(self, name: str, *content: Any) -> None:
         engine = open_engine(*content)
-        if not any(outbox.engine.requests for outbox in self.outboxes.values()):
+        if not any(outbox.requests for outbox in self.outboxes.values()):
             gc.collect()  # what is frozen is never collected: neither garbage nor requests
             gc.freeze()
         self.outboxes[name] = Outbox(functools.partial(self.send, name), engine)
@@ -123,40 +125,54 @@ class Outbox:
     def __init__(self, send: Callable[..., None], engine: Engine):
         self.send = send
         self.engine = engine
+        self.requests: dict[int, ClientRequest] = {}  # unanswered ones
         self.num_rows_received = 0
         self.activities: deque[Activity] = deque()
+        self.updates: deque[tuple[int, Update]] = deque()
         self.lock = threading.Lock()
         self.sent_at = 0.0
-        engine.start(self.report, self.activities.append)
+        engine.start(self.observe)
 
     # Messages of the parent.
 
     def put(
         self, number: int, inputs: Sequence[GenerationInput], streams: bool, arrived_at: float
     ) -> None:
-        self.num_rows_received += sum(row.num_rows for row in inputs)
-        self.engine.put(number, inputs, streams, arrived_at)
+        receive = functools.partial(self.receive, number)
+        self.requests[number] = request = start_request(inputs, receive, streams, arrived_at)
+        self.num_rows_received += request.num_rows
+        self.engine.add(request)
 
     def cancel(self, number: int) -> None:
-        self.engine.cancel(number)
-        self.flush([])
+        if (request := self.requests.pop(number, None)) is not None:
+            self.engine.cancel(request)
+        self.flush()
 
-    # What workers report.
+    # What workers do.
 
-    def report(self, updates: list[Update]) -> None:
+    def receive(self, number: int, update: Update) -> None:
+        if update.is_last:
+            self.requests.pop(number, None)
+        self.updates.append((number, portable_update(update)))
+
+    def observe(self, activity: Activity) -> None:
+        self.activities.append(activity)
         is_due = time.perf_counter() > self.sent_at + MAX_DELAY
-        if updates or is_due or not self.engine.running:
-            self.flush(updates)
+        if self.updates or is_due or not self.engine.running:
+            self.flush()
 
-    def flush(self, updates: list[Update]) -> None:
+    def flush(self) -> None:
         """Send one message to the parent: the numbers of rows that have left the queue and that run
-        now, the activities since the last message, and `updates`."""
+        now, and the activities and updates since the last message."""
         with self.lock:
             self.sent_at = time.perf_counter()
             counts = self.num_rows_received - self.engine.waiting, self.engine.running
-            # workers may add some meanwhile
-            activities = [self.activities.popleft() for _ in range(len(self.activities))]
-            self.send(counts, activities, [portable_update(update) for update in updates])
+            self.send(counts, pop_all(self.activities), pop_all(self.updates))
+
+
+def pop_all(values: deque) -> list:
+    """Remove and return all `values`. Workers may add some meanwhile."""
+    return [values.popleft() for _ in range(len(values))]
 
 
 def open_engine(directory: str, dtype: str | None, sizes: dict[str, Any]) -> Engine:
@@ -250,7 +266,6 @@ class EngineProcess(asyncio.Protocol):
         gc.freeze()  # garbage collection would copy shared pages
         self.pid = fork(lambda: run_child(self.socket, child_socket))
         child_socket.close()
-        self.clients: dict[str, Client] = {}
         self.engines: dict[str, ProcessEngine] = {}
         # called if the child exits by itself
         self.failed: Callable[[ChildProcessError], object] = lambda error: None
@@ -266,26 +281,26 @@ class EngineProcess(asyncio.Protocol):
         self._transport, _ = await loop.create_unix_connection(lambda: self, sock=self.socket)
 
     async def open(
-        self, name: str, admission: Admission, dtype: str | None, sizes: dict[str, Any]
-    ) -> Client:
-        """Open an engine in the child and return its client, not started, once the model is loaded.
+        self, name: str, directory: str, dtype: str | None, sizes: dict[str, Any]
+    ) -> "ProcessEngine":
+        """Open an engine in the child and return its side here, not started, once the model is
+        loaded.
 
         Calls for one name must not overlap, also not with `close_engine`.
 
         Args:
             name: identifies the engine; it must be unique.
-            admission: the limits of the export.
+            directory: the folder of the export.
             dtype: the dtype of the weights, `None` for the default of the export.
-            sizes: the arguments of `admission` by name, such as `slots`.
+            sizes: further arguments of `Admission` by name, such as `slots`.
 
         Raises:
-            Exception: any error that `child.open_engine` raises.
+            Exception: any error that `open_engine` raises.
             ChildProcessError: if the child has exited.
         """
-        await self.ask("open", name, str(admission.info.directory), dtype, sizes)
+        await self.ask("open", name, directory, dtype, sizes)
         self.engines[name] = ProcessEngine(self, name)
-        self.clients[name] = Client(admission, self.engines[name])
-        return self.clients[name]
+        return self.engines[name]
 
     async def close_engine(self, name: str) -> None:
         """Close an engine that has no requests, and free its memory in the child.
@@ -293,8 +308,7 @@ class EngineProcess(asyncio.Protocol):
         Raises:
             ChildProcessError: if the child has exited.
         """
-        self.clients.pop(name).close()
-        del self.engines[name]
+        self.engines.pop(name).close()
         await self.ask("close", name)
 
     async def ask(self, kind: str, name: str, *content: Any) -> None:
@@ -367,8 +381,8 @@ class EngineProcess(asyncio.Protocol):
         )
         for name in list(self._asked):
             self.answered(name, self.error)
-        for client in self.clients.values():
-            client.close()
+        for engine in self.engines.values():
+            engine.close()
         self.failed(self.error)
 
     def reap(self) -> str:
@@ -401,12 +415,13 @@ class ProcessEngine:
     Its methods must be called in the event loop.
     """
 
-    report: Report
     observe: Observe
 
     def __init__(self, process: EngineProcess, name: str):
         self.process = process
         self.name = name
+        self.numbers = itertools.count()
+        self.receivers: dict[int, Receive] = {}  # of unanswered requests, by number
         self.num_rows_sent = 0
         self.num_rows_started = 0  # or cancelled, as last reported by the child
         self.running = 0
@@ -417,40 +432,45 @@ class ProcessEngine:
         """The number of rows in the queue, including those on their way to the child."""
         return self.num_rows_sent - self.num_rows_started
 
-    def start(self, report: Report, observe: Observe) -> None:
-        self.report, self.observe = report, observe
+    def start(self, observe: Observe) -> None:
+        self.observe = observe
 
-    def put(
-        self, number: int, inputs: Sequence[GenerationInput], streams: bool, arrived_at: float
-    ) -> None:
-        self.process.send(("put", self.name, number, inputs, streams, arrived_at))
+    def put(self, inputs: Sequence[GenerationInput], receive: Receive, streams: bool) -> int:
+        number = next(self.numbers)
+        self.process.send(("put", self.name, number, inputs, streams, time.perf_counter()))
+        self.receivers[number] = receive
         self.num_rows_sent += sum(row.num_rows for row in inputs)
+        return number
 
     def cancel(self, number: int) -> None:
-        if self.process.error is None:
+        if self.receivers.pop(number, None) is not None and self.process.error is None:
             self.process.send(("cancel", self.name, number))
 
     def received(
-        self, counts: tuple[int, int], activities: list[Activity], updates: list[Update]
+        self, counts: tuple[int, int], activities: list[Activity], updates: list[tuple[int, Update]]
     ) -> None:
         """Handle one message of the child's `Outbox`.
 
         Args:
             counts: the numbers of rows that have left the queue so far, and that run now.
             activities: what the workers did since the last message.
-            updates: what is new of requests.
+            updates: what is new of requests, by their numbers.
         """
         self.num_rows_started, self.running = counts
         for activity in activities:
             self.observe(activity)
-        self.report(updates)
-
-    def end(self) -> None:
-        self.is_closed = True
+        for number, update in updates:
+            forget = self.receivers.pop if update.is_last else self.receivers.get
+            if (receive := forget(number, None)) is not None:  # else it was cancelled
+                receive(update)
 
     def close(self) -> None:
-        """Accept no more requests. The child computes the others until they are cancelled."""
+        """Accept no more requests and fail those that are not answered with a RequestError. The
+        child computes them until it ends."""
         self.is_closed = True
+        receivers, self.receivers = self.receivers, {}
+        for receive in receivers.values():
+            receive(Update([], None, shutting_down()))
 
 
 def fork(run: Callable[[], None]) -> int:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from .inputs import Event, Update
@@ -27,12 +27,16 @@ class RequestPart(Protocol):
 AnyPart = TypeVar("AnyPart", bound=RequestPart)
 
 
+def ignore_update(update: Update) -> None:
+    """Do nothing, where the request itself is read."""
+
+
 class ClientRequest(Generic[AnyPart]):
     """A request of one client: parts that are answered together. Each part holds its results.
 
     Args:
         parts: the parts that workers run; each may start in another batch.
-        number: identifies the request in updates.
+        receive: called by workers with what is new, in their threads.
         streams: True for an update after each step that produced a token. Otherwise the only one
             comes when all parts are finished or one has failed.
         num_results: the number of results that finish independently, by default one per part.
@@ -43,7 +47,7 @@ class ClientRequest(Generic[AnyPart]):
     def __init__(
         self,
         parts: Iterable[AnyPart],
-        number: int = 0,
+        receive: Callable[[Update], object] = ignore_update,
         streams: bool = False,
         num_results: int | None = None,
         arrived_at: float = 0.0,
@@ -52,11 +56,13 @@ class ClientRequest(Generic[AnyPart]):
         for part in self.parts:
             part.request = self
         self.waiting = deque(self.parts)
-        self.number = number
+        self.num_rows = self.num_waiting_rows = sum(part.num_rows for part in self.parts)
+        self.receive = receive
         self.streams = streams
         self.num_unfinished = len(self.parts) if num_results is None else num_results
         self.arrived_at = arrived_at
         self.joined_at = 0.0  # time of the last join of one of its parts
+        self.is_spare = False  # True if its rows are spare ones of a batch
         self.events: list[Event] = []
         self.error: Exception | None = None
         self.is_cancelled = False
@@ -65,18 +71,16 @@ class ClientRequest(Generic[AnyPart]):
         self.lock = threading.Lock()  # several workers may finish parts of this request
 
     @property
-    def num_waiting_rows(self) -> int:
-        return sum(part.num_rows for part in self.waiting)
-
-    @property
-    def has_joined(self) -> bool:
-        """True if a part has left the queue."""
-        return len(self.waiting) < len(self.parts)
-
-    @property
     def is_finished(self) -> bool:
         """True if the request is answered, cancelled or failed."""
         return self.num_unfinished == 0 or self.is_cancelled or self.error is not None
+
+    def take_part(self, now: float) -> AnyPart:
+        """Remove and return the next waiting part, which joins a batch at the time `now`."""
+        part = self.waiting.popleft()
+        self.num_waiting_rows -= part.num_rows
+        self.joined_at = now
+        return part
 
     def finish_result(self) -> None:
         """Count one more finished result. The request is finished with the last."""
@@ -88,18 +92,19 @@ class ClientRequest(Generic[AnyPart]):
         self.events.append(event)
         self.is_changed = True
 
-    def take_update(self) -> Update:
-        """Return what is new since the last call."""
-        events, self.events = self.events, []
-        self.is_changed = False
-        is_answered = self.is_finished and self.error is None
-        results = [part.results for part in self.parts] if is_answered else None
-        return Update(self.number, events, results, self.error)
-
     def fail(self, error: Exception) -> None:
         if self.error is None:
             self.error = error
             self.is_changed = True
+
+    def answer(self) -> None:
+        """Call `receive` with what is new since the last call, if anything is."""
+        if not self.is_changed:
+            return
+        events, self.events, self.is_changed = self.events, [], False
+        is_answered = self.is_finished and self.error is None
+        results = [part.results for part in self.parts] if is_answered else None
+        self.receive(Update(events, results, self.error))
 
 
 WAIT_PER_PART = 0.00025  # seconds per running part, which waits for the prefill of a join
@@ -124,6 +129,10 @@ class Batch(Protocol):
         """The parts that have joined and whose prompts are not read completely yet."""
 
     @property
+    def has_ended(self) -> bool:
+        """True after a step in which parts finished or failed."""
+
+    @property
     def join_delay(self) -> float:
         """The seconds that parts may wait, so that more of them join together.
 
@@ -143,7 +152,7 @@ class Batch(Protocol):
 
     @property
     def num_spare_rows(self) -> int:
-        """Number of further rows, for first parts of requests while larger requests wait."""
+        """Number of further rows, which only requests that fit into them use."""
 
     def fits(self, part: Any, beside: Sequence[Any]) -> bool:
         """Return True if `part` can join now together with `beside`.
@@ -176,7 +185,7 @@ class Batch(Protocol):
 # Minimum rows that join together. Fewer join once a row has waited the batch's `join_delay`.
 JOIN_SIZE = 8
 # Seconds that a part of many rows, such as beams, may be overtaken by smaller parts. After that
-# nothing joins until it fits. New requests overtake others for as long.
+# only spare rows are for others until it fits. New requests overtake others for as long.
 MAX_OVERTAKEN = 0.5
 MAX_DEFERRED = 0.005  # seconds that a part waits for another batch, which should grow
 
@@ -185,7 +194,8 @@ class RequestQueue:
     """The requests that wait for a batch.
 
     They take turns, one part each, and a new request has the next turn. So a long list of texts
-    does not delay a short request.
+    does not delay a short request. Nor does a request of many samples or beams: a batch has spare
+    rows, which only small requests use.
     """
 
     def __init__(self) -> None:
@@ -225,12 +235,12 @@ class RequestQueue:
         `time.perf_counter`.
         """
         is_empty = not batch.running and not batch.prefilling
+        if not (is_empty or self.requests):
+            return []  # without the lock, because most steps of a call end here
+        self.note_growth(batch)
         with self.changed:
             while True:
                 now = time.perf_counter()
-                # parts deferred to a batch with a longer delay would wait in vain
-                should_grow = batch.should_grow and batch.join_delay < MAX_DEFERRED
-                self.growing[batch] = len(batch.running) if should_grow else 0
                 if self.requests and self.is_worth_joining(batch, now, last_join):
                     return self.select(batch, now)
                 if not is_empty:
@@ -238,6 +248,12 @@ class RequestQueue:
                 if self.is_closed and not self.requests:
                     return None
                 self.changed.wait(self.wait_seconds(batch, now))
+
+    def note_growth(self, batch: Batch) -> None:
+        """Note how many parts run in `batch` if more should join them, else 0."""
+        # parts deferred to a batch with a longer delay would wait in vain
+        should_grow = batch.should_grow and batch.join_delay < MAX_DEFERRED
+        self.growing[batch] = len(batch.running) if should_grow else 0
 
     def wait_seconds(self, batch: Batch, now: float) -> float | None:
         """Return the seconds until `batch` looks at the queue again, `None` to wait for a change.
@@ -260,20 +276,22 @@ class RequestQueue:
             now: the time, in seconds of `time.perf_counter`.
             last_join: the time of the batch's last join.
         """
-        free = self.num_free_rows(batch)
+        free, spare = self.free_rows(batch)
         if self.is_closed:
             return free >= min(JOIN_SIZE, self.num_rows, len(batch.running))
-        if self.should_defer(batch, now):
+        if max(free, spare) <= 0 or self.should_defer(batch, now):
             return False
         waited = now - max(self.requests[0].arrived_at, last_join)
-        is_due = waited >= batch.join_delay
-        return free > 0 and (is_due or min(self.num_rows, free) >= JOIN_SIZE)
+        return waited >= batch.join_delay or min(self.num_rows, free) >= JOIN_SIZE
 
-    def num_free_rows(self, batch: Batch) -> int:
-        """Return the number of rows of `batch` that the next part may use. The spare ones are for
-        the first part of a request that has had no turn while others have."""
-        is_first = not self.requests[0].has_joined and self.requests[-1].has_joined
-        return batch.num_free_rows + (batch.num_spare_rows if is_first else 0)
+    def free_rows(self, batch: Batch) -> tuple[int, int]:
+        """Return the numbers of rows that can join `batch` now: in the rows for all requests, and
+        in the spare ones."""
+        if not batch.num_spare_rows:
+            return batch.num_free_rows, 0
+        running = {part.request for part in (*batch.running, *batch.prefilling)}
+        used = sum(request.num_rows for request in running if request.is_spare)
+        return batch.num_free_rows + used, batch.num_spare_rows - used
 
     def should_defer(self, batch: Batch, now: float) -> bool:
         """Return True if `batch` should leave the next parts to a batch with more running parts,
@@ -286,33 +304,31 @@ class RequestQueue:
         """Remove and return the parts that fit into `batch`, taking one part of each request in
         turn.
 
-        `now` is the time, in seconds of `time.perf_counter`. A part of many rows that waits too
-        long stops the others until it fits.
+        `now` is the time, in seconds of `time.perf_counter`. The free rows are set aside for a part
+        that has waited too long and does not fit yet. Then others only have the spare rows.
         """
         parts: list[RequestPart] = []
-        num_blocked = 0  # consecutive requests whose next part does not fit
-        num_rows = 0  # of `parts`
-        while self.requests and num_blocked < len(self.requests):
-            request = self.requests[0]
-            if request.is_finished:
-                self.num_rows -= request.num_waiting_rows
-                self.requests.popleft()
-                continue
-            part, free = request.waiting[0], self.num_free_rows(batch) - num_rows
-            if free <= 0 or part.num_rows > free and now - request.arrived_at > MAX_OVERTAKEN:
-                break
-            if part.num_rows <= free and batch.fits(part, parts):
-                parts.append(request.waiting.popleft())
-                request.joined_at = now
-                num_rows += part.num_rows
-                num_blocked = 0
+        free, spare = self.free_rows(batch)
+        self.remove_finished()
+        num_blocked = 0  # requests at the front whose next part does not fit
+        while num_blocked < len(self.requests):
+            request = self.requests[num_blocked]
+            rows = request.waiting[0].num_rows
+            uses_spare = rows > free and (request.is_spare or request.num_rows <= spare)
+            if (rows <= free or uses_spare) and batch.fits(request.waiting[0], parts):
+                free -= 0 if uses_spare else rows
+                spare -= request.num_rows if uses_spare and not request.is_spare else 0
+                request.is_spare |= uses_spare
+                parts.append(request.take_part(now))
+                del self.requests[num_blocked]
+                if request.waiting:
+                    self.requests.append(request)
             else:
                 num_blocked += 1
-            self.requests.rotate(-1)
-            if not request.waiting:
-                self.requests.pop()
-        self.num_rows -= num_rows
-        if self.num_rows:  # the other rows did not fit: wake another worker
+                if rows > free and now - request.arrived_at > MAX_OVERTAKEN:
+                    free = min(free, 0)
+        self.num_rows -= sum(part.num_rows for part in parts)
+        if parts and self.num_rows:  # the other rows did not fit: wake another worker
             self.growing[batch] = 0
             self.changed.notify()
         return parts
@@ -335,3 +351,11 @@ class RequestQueue:
         with self.changed:
             self.is_closed = True
             self.changed.notify_all()
+
+    def clear(self) -> list[ClientRequest]:
+        """Remove all requests and return them."""
+        with self.changed:
+            requests = [*self.requests]
+            self.requests.clear()
+            self.num_rows = 0
+            return requests

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from ..engine.model import OnnxModel, find_target, main_roles
-from ..engine.offline import generate
 from ..errors import RequestError
 from ..inference.export_info import ExportInfo
 from ..runtime import Runtime
@@ -27,7 +26,7 @@ from .compare import (
     expected_tolerance,
 )
 from .kernels import Kernels, count_copies, describe_kernels
-from .outcome import outcome, searches, served_outputs, served_sequences
+from .outcome import outcome, run_together, searches, served_outputs, served_sequences
 from .reference import TORCH, Arrays, Reference, manifest_facts, sample
 
 # errors of a check, after which the others still run; the last are of a manifest that lacks fields
@@ -247,7 +246,7 @@ class Subject:
     def speed(self) -> dict[str, float]:
         """Return the tokens per second of greedy search, or the rows per second of other models."""
         if self.model.info.generates:
-            seconds = fastest(generate, self.model, self.reference.rows(self.model.info))
+            seconds = fastest(run_together, self.model, self.reference.rows(self.model.info))
             return {"tokens_per_second": self.results["greedy"].size / seconds}
         seconds = fastest(outcome, self.model, self.reference)
         return {"rows_per_second": self.reference.num_rows / seconds}

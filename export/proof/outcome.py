@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.client import Client
+from ..engine.capacity import batch_together
 from ..engine.encoder import EncoderScheduler
-from ..engine.inputs import GenerationInput, encoder_feeds
+from ..engine.inputs import Generated, GenerationInput, encoder_feeds
 from ..engine.limits import Admission
 from ..engine.loop import Engine
 from ..engine.model import OnnxModel
-from ..engine.offline import generate
 from ..inference.inputs import pad_sequences
 from .compare import error_scale, relative_margins
 from .reference import Arrays, Reference, compared_outputs
@@ -57,10 +56,15 @@ def sequences(
     """Return the new tokens (B, T) and the scores of the rows of `reference`, with `options`
     besides its own."""
     rows = reference.rows(model.info, **options)
-    results = [sequence for [sequence] in generate(model, rows)]
+    results = [sequence for [sequence] in run_together(model, rows)]
     fill = rows[0].options.fill_token_id
     tokens, _ = pad_sequences([result.tokens for result in results], fill)
     return tokens, [result.score for result in results]
+
+
+def run_together(model: OnnxModel, rows: Sequence[GenerationInput]) -> list[list[Generated]]:
+    """Return the sequences of each of `rows`, which start together."""
+    return Engine([batch_together(model, rows)]).run(rows)
 
 
 def record(model: OnnxModel, reference: Reference) -> Arrays:
@@ -139,8 +143,7 @@ def served_sequences(model: OnnxModel, reference: Reference) -> tuple[list[np.nd
     length = max(len(row.prompt) + row.options.max_new_tokens for row in (*greedy, *scored))
     admission = Admission(model.info, 1, model.threads, REQUESTS, source or None, length)
     mixed = [row for pair in zip(greedy, scored) for row in pair]
-    with closing(Client(admission, Engine.open(admission, model)).start()) as client:
-        sequences = [sequence for [sequence] in client.run(mixed)]
+    sequences = [sequence for [sequence] in Engine.open(admission, model).run(mixed)]
     count = reference.inputs["tokens"].shape[1]
     logprobs = [
         [token.logprob for token in (sequence.prompt_logprobs or [])[-count:]]

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..engine.client import Client
 from ..engine.encoder import EncoderScheduler
 from ..engine.limits import Admission, Arrangement
+from ..engine.loop import Client
 from ..engine.process import trim_heap
 from ..errors import RequestError, did_you_mean
 from ..heads import EMBED, EMBED_SPARSE, GENERATE, TRANSLATE, Task, has_task

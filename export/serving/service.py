@@ -16,10 +16,9 @@ from typing import Any
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from ..engine.client import Client, Observe
 from ..engine.encoder import EncoderScheduler
 from ..engine.limits import Admission, Arrangement, arrange_workers
-from ..engine.loop import SWITCH_INTERVAL, Engine
+from ..engine.loop import SWITCH_INTERVAL, Client, ClientEngine, Engine, Observe
 from ..engine.model import check_threads, find_target, open_export, weight_bytes
 from ..engine.process import EngineProcess, share_heap
 from ..errors import UsageError
@@ -122,16 +121,16 @@ async def open_model(
     if plan.admission is None:
         return await open_encoder(source, plan, settings, observe)
     runtime = await in_thread(functools.partial(TextRuntime.around, plan.admission))
+    engine: ClientEngine
     free: Callable[[], Awaitable[None]]
     if process is not None:
-        sizes = slot_sizes(plan.arrangement, settings)
-        client = await process.open(source.name, plan.admission, settings.dtype, sizes)
+        sizes, directory = slot_sizes(plan.arrangement, settings), str(plan.info.directory)
+        engine = await process.open(source.name, directory, settings.dtype, sizes)
         free = functools.partial(process.close_engine, source.name)
     else:
         engine = await in_thread(functools.partial(Engine.open, plan.admission))
-        client = Client(plan.admission, engine)
-        free = functools.partial(in_thread, client.close)
-    client.start(observe)
+        free = functools.partial(in_thread, engine.close)
+    client = Client(plan.admission, engine).start(observe)
     try:
         await warm(client)
     except BaseException:

@@ -268,7 +268,7 @@ def test_waiting_rows_of_cancelled_request_are_dropped(stub):
         assert await first == [5] and await stays == [140]
 
     asyncio.run(ask())
-    assert 6 not in session.order and scheduler.num_unanswered == 0
+    assert 6 not in session.order and scheduler.room.num_rows == 0
 
 
 def test_full_queue_returns_429_but_empty_queue_accepts_large_request(stub):
@@ -278,7 +278,7 @@ def test_full_queue_returns_429_but_empty_queue_accepts_large_request(stub):
         assert len(await submit(scheduler, [[5]] * 30)) == 30
         session.free.clear()
         waiting = asyncio.create_task(submit(scheduler, [[5]] * 18))
-        await wait_until(lambda: scheduler.num_unanswered == 18)
+        await wait_until(lambda: scheduler.room.num_rows == 18)
         with raises(RequestError, seen="18 rows are waiting or running", expected=20) as refused:
             await submit(scheduler, [[5]] * 3)
         assert refused.value.status == 429 and refused.value.retry_after

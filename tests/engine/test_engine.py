@@ -13,15 +13,15 @@ import onnxruntime
 import pytest
 import torch
 from messages import raises
-from opened_engines import first_batch, open_client
+from opened_engines import first_batch, open_client, run
 from targets import SIZES
 
 from vanilla_transformer_export import Runtime
-from vanilla_transformer_export.engine import offline
+from vanilla_transformer_export.engine.capacity import batch_together, open_batch
 from vanilla_transformer_export.engine.groups import Cohort, start_request
 from vanilla_transformer_export.engine.inputs import LENGTH, STOP
 from vanilla_transformer_export.engine.limits import Admission, Pace
-from vanilla_transformer_export.engine.loop import open_batch
+from vanilla_transformer_export.engine.loop import Engine
 from vanilla_transformer_export.engine.model import open_for_workers
 from vanilla_transformer_export.errors import RequestError, SessionError, UsageError
 from vanilla_transformer_export.targets.cpu.slots import SlotRows
@@ -117,7 +117,7 @@ def test_batched_jobs_match_runtime_generate(exported_for, start_engine, name, t
     )
     jobs = admit_jobs(client, name)
     shuffled = random.Random(0).sample(jobs, len(jobs))
-    answers = dict(zip(shuffled, client.run(shuffled), strict=True))
+    answers = dict(zip(shuffled, run(client, shuffled), strict=True))
     runtime = Runtime(directory, threads=1)
     reference = [
         expected_tokens(runtime, ids, prefix, each)
@@ -242,7 +242,7 @@ def test_logprobs_of_prompt_and_new_tokens_match_torch(exported_for, start_engin
             top_logprobs=3,
             scores_prompt=True,
         )
-        [[result]] = client.run([job])
+        [[result]] = run(client, [job])
         with torch.no_grad():
             logits = model(torch.tensor([prompt + result.tokens])).logits[0].double()
         log_p = torch.log_softmax(logits, dim=-1).numpy()
@@ -260,14 +260,14 @@ def test_samples_are_seeded_with_seed_and_sample_number(exported_for, start_engi
     _, directory = exported_for(DECODER, target)
     client, runtime = start_engine(directory), Runtime(directory, threads=1)
     options = dict(do_sample=True, top_k=0, max_new_tokens=MAX_NEW_TOKENS, seed=11)
-    [result] = client.run(
-        [client.admission.admit([5, 6, 7], {**options, "num_return_sequences": 4})]
+    [result] = run(
+        client, [client.admission.admit([5, 6, 7], {**options, "num_return_sequences": 4})]
     )
     for number, answer in enumerate(result):
         [row] = runtime.inputs(np.array([[5, 6, 7]]), None, None, options)
         uniforms = np.random.default_rng([11, number] if number else 11).random
         row = dataclasses.replace(row, uniforms=uniforms)
-        [[expected]] = offline.generate(runtime.model, [row])
+        [[expected]] = Engine([batch_together(runtime.model, [row])]).run([row])
         assert answer.tokens == expected.tokens
     assert len({tuple(answer.tokens) for answer in result}) > 1
 
@@ -345,18 +345,18 @@ def test_failed_request_does_not_affect_others(exported_for, start_engine, monke
 
     error, answers = asyncio.run(check())
     assert isinstance(error, ValueError)
-    assert answers == client.run([fine])
+    assert answers == run(client, [fine])
 
     def fail(*args):
         raise Exception("no memory")  # the class of onnxruntime's errors
 
     monkeypatch.setattr(onnxruntime.InferenceSession, "run_with_iobinding", fail)
     with raises(RuntimeError, seen="no memory"):
-        asyncio.run(client.generate([fine]))
+        run(client, [fine])
     with raises(SessionError, seen="no memory"):
-        client.run([fine])
+        Engine.open(client.admission).run([fine])
     monkeypatch.undo()
-    assert client.run([fine]) == answers
+    assert run(client, [fine]) == answers
 
 
 def test_end_finishes_accepted_requests_and_close_fails_them(exported_for):
@@ -365,7 +365,7 @@ def test_end_finishes_accepted_requests_and_close_fails_them(exported_for):
         client = open_client(directory, slots=8).start()
         job = client.admission.admit([5], dict(max_new_tokens=50, min_new_tokens=50))
         with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(client.run, [job] * 30)
+            running = pool.submit(run, client, [job] * 30)
             while not client.engine.running:
                 time.sleep(0.001)
             if closes:
@@ -379,8 +379,8 @@ def test_end_finishes_accepted_requests_and_close_fails_them(exported_for):
             else:
                 assert len(running.result(30)) == 30
         with pytest.raises(RequestError) as refused:
-            client.run([job])
-        assert refused.value.status == 503 and not client.pending
+            run(client, [job])
+        assert refused.value.status == 503 and not client.room.num_rows
         client.close()
 
 
@@ -391,14 +391,14 @@ def test_jobs_in_one_batch_keep_their_options(exported_for, start_engine):
         client.admission.admit([5, 6, 7], {"max_new_tokens": MAX_NEW_TOKENS, **each})
         for each in OPTIONS
     ]
-    alone = [client.run([job])[0] for job in jobs]
-    assert client.run(jobs) == alone
-    assert client.run(jobs[::-1]) == alone[::-1]
+    alone = [run(client, [job])[0] for job in jobs]
+    assert run(client, jobs) == alone
+    assert run(client, jobs[::-1]) == alone[::-1]
 
 
 def test_empty_list_of_inputs_has_no_results(exported_for, start_engine):
     client = start_engine(exported_for(DECODER, "cpu")[1])
-    assert client.run([]) == asyncio.run(client.generate([])) == []
+    assert run(client, []) == asyncio.run(client.generate([])) == []
 
 
 @pytest.mark.parametrize("target", ["cpu", "portable"])
@@ -464,9 +464,9 @@ def test_source_that_cannot_be_encoded_leaves_the_slots_as_they_were(
         raise SessionError("no memory")
 
     monkeypatch.setattr(SlotRows, "encode", fail)
-    with raises(SessionError, seen="no memory"):
-        client.run([job])
+    with raises(RuntimeError, seen="no memory"):
+        run(client, [job])
     monkeypatch.undo()
-    [[answer]] = client.run([job])
+    [[answer]] = run(client, [job])
     runtime = Runtime(client.admission.info.directory, threads=1)
     assert [answer.tokens] == expected_tokens(runtime, [5, 6], [], {})

@@ -1,11 +1,12 @@
 """Tests of the queue: turns of requests, groups that join, and the batch that they join."""
 
+import asyncio
 import functools
 import threading
 
 import pytest
 from messages import raises
-from opened_engines import first_batch, open_client
+from opened_engines import first_batch, open_client, run
 
 from vanilla_transformer_export.engine import batch as generation_batch
 from vanilla_transformer_export.engine.groups import start_request
@@ -26,24 +27,28 @@ def test_long_request_does_not_delay_short_ones_and_full_queue_returns_429(expor
     client.engine.add(single)
     assert queue.num_rows == 21
     with raises(RequestError, seen=21, expected=30) as refused:
-        client.run([job() for _ in range(10)])
+        run(client, [job() for _ in range(10)])
     assert (refused.value.status, refused.value.retry_after) == (429, 1)
     batch = first_batch(client)
     while queue.num_rows:
-        runs = queue.take(batch)
-        batch.join(runs)
-        order += [run.request for run in runs]
+        parts = queue.take(batch)
+        batch.join(parts)
+        order += [part.request for part in parts]
         while batch.running:
             batch.step()
-            for run in [run for run in batch.running if run.is_finished]:
-                batch.remove([run])
+            for part in [part for part in batch.running if part.is_finished]:
+                batch.remove([part])
     assert order[:3] == [bulk, single, bulk] and order.count(bulk) == 20
+
     # an empty queue accepts a request of more rows than may wait
-    with client.request([job() for _ in range(40)], False, None, order.append):
-        assert client.engine.waiting == 40
+    async def ask():
+        with client.request([job() for _ in range(40)]):
+            assert client.engine.waiting == 40
+
+    asyncio.run(ask())
     assert client.engine.waiting == 0  # it was cancelled
     queue.close()
-    for put in (lambda: client.engine.add(single), lambda: client.run([job()])):
+    for put in (lambda: client.engine.add(single), lambda: run(client, [job()])):
         with pytest.raises(RequestError) as refused:
             put()
         assert refused.value.status == 503
@@ -97,7 +102,7 @@ def test_cancelled_request_leaves_queue_and_full_batch_takes_nothing(
     batch.join(queue.take(batch))
     assert (batch.num_free_rows, queue.take(batch), queue.num_rows) == (0, [], 3)
     with raises(RequestError, seen=3, expected=4):
-        client.run([job] * 2)
+        run(client, [job] * 2)
     queue.cancel(gone)
     assert queue.num_rows == 1
     queue.put(last)
@@ -114,11 +119,11 @@ def test_running_rows_of_cancelled_request_are_freed(exported_for, options, step
     job = client.admission.admit([5], dict(max_new_tokens=9, **options))
     request = start_request([job])
     client.engine.add(request)
-    worker.join(worker.queue.take(worker.batch))
+    worker.batch.join(worker.queue.take(worker.batch))
     for _ in range(steps):
-        worker.step()
+        worker.batch.step()
     assert worker.batch.num_free_rows == 4 - job.num_rows
-    client.engine.cancel(request.number)
+    client.engine.cancel(request)
     worker.remove_finished()
     assert worker.batch.num_free_rows == 4 and not worker.batch.running
 
@@ -127,19 +132,20 @@ def test_rows_join_a_running_batch_in_groups(exported_for, monkeypatch):
     client = open_client(exported_for(DECODER, "cpu")[1], slots=12)
     job = client.admission.admit([5], dict(max_new_tokens=3))
     batch, queue = first_batch(client), RequestQueue()
+    batch.num_spare_rows = 0
 
     def put(count):
         for _ in range(count):
             queue.put(start_request([job]))
 
     def joining():
-        runs = queue.take(batch)
-        batch.join(runs)
-        return len(runs)
+        parts = queue.take(batch)
+        batch.join(parts)
+        return len(parts)
 
     def leave(count):
-        for run in batch.running[:count]:
-            batch.remove([run])
+        for part in batch.running[:count]:
+            batch.remove([part])
 
     monkeypatch.setattr("vanilla_transformer_export.engine.batch.WAIT_PER_PART", 1000.0)
     put(3)
@@ -179,6 +185,7 @@ def test_new_rows_join_the_larger_batch_until_it_has_its_preferred_rows(exported
             queue.put(start_request([job]))
         parts = queue.take(batch)
         batch.join(parts)
+        queue.note_growth(batch)
         return len(parts)
 
     assert [joining(smaller, 1), joining(larger, 2), joining(larger, 0)] == [1, 2, 0]
@@ -221,7 +228,7 @@ def test_rows_that_do_not_fit_the_larger_batch_join_another_at_once(exported_for
     rows = larger.capacity
     queue.put(start_request([admit([5], dict(max_new_tokens=20))]))
     larger.join(queue.take(larger))
-    assert queue.take(larger) == []
+    queue.note_growth(larger)
     queue.put(start_request([admit([5], dict(max_new_tokens=20))] * rows))
     waits, taken, wait = threading.Event(), [], queue.changed.wait
 
@@ -277,4 +284,64 @@ def test_large_sequence_group_is_not_overtaken_indefinitely(exported_for, monkey
     queue.put(start_request([small] * 3))
     assert queue.take(batch) == []  # the beams wait for all slots and join next
     batch.remove(batch.running[:1])
-    assert [run.num_rows for run in queue.take(batch)] == [4]
+    assert [part.num_rows for part in queue.take(batch)] == [4]
+
+
+def test_small_requests_join_spare_rows_beside_samples_that_wait_too_long(
+    exported_for, monkeypatch
+):
+    """8 requests of 4 samples: 2 fill the slots, and the next one is overdue. Small ones join in
+    the 2 spare rows, whatever becomes free. All free slots are kept for the samples."""
+    monkeypatch.setattr("vanilla_transformer_export.engine.queue.MAX_OVERTAKEN", 0.0)
+    monkeypatch.setattr(generation_batch, "WAIT_PER_PART", 0.0)
+    client = open_client(exported_for(DECODER, "cpu")[1], slots=8)
+    batch, queue = first_batch(client), RequestQueue()
+    options = dict(do_sample=True, num_return_sequences=4, max_new_tokens=9, min_new_tokens=9)
+    samples = [start_request([client.admission.admit([5], options)]) for _ in range(8)]
+    small = client.admission.admit([5], dict(max_new_tokens=9))
+    singles = [start_request([small]) for _ in range(4)]
+    pair = start_request([small] * 2)
+
+    def joining():
+        parts = queue.take(batch)
+        batch.join(parts)
+        return [part.request for part in parts]
+
+    def leave(request, count=None):
+        batch.remove([part for part in batch.running if part.request is request][:count])
+
+    for request in samples:
+        queue.put(request)
+    assert joining() == samples[:2] and joining() == []
+    for request in (*singles[:2], pair):
+        queue.put(request)
+    assert joining() == singles[:2] and joining() == []
+    batch.step()  # each sample has a group now
+    leave(samples[0], 3)
+    assert joining() == []  # 3 slots are kept for the next samples, and no spare row is free
+    leave(singles[0])
+    assert joining() == []  # both rows of the pair need spare rows
+    queue.put(singles[2])
+    assert joining() == [singles[2]]
+    leave(samples[0])
+    assert joining() == [samples[2]] and joining() == []
+    leave(singles[1])
+    leave(singles[2])
+    assert joining() == [pair, pair] and joining() == []
+    assert batch.num_rows + sum(group.num_rows for group in batch.prefilling) <= 10
+
+
+def test_large_requests_use_no_spare_rows(exported_for, monkeypatch):
+    monkeypatch.setattr(generation_batch, "WAIT_PER_PART", 0.0)
+    client = open_client(exported_for(DECODER, "cpu")[1], slots=8)
+    batch, queue = first_batch(client), RequestQueue()
+    job = client.admission.admit([5], dict(max_new_tokens=9))
+    queue.put(start_request([job] * 3))
+    batch.join(queue.take(batch))
+    queue.put(start_request([job] * 12))
+    batch.join(queue.take(batch))
+    assert len(batch.running) == 8 and queue.take(batch) == []
+    queue.put(start_request([job] * 3))  # one more than there are spare rows
+    assert queue.take(batch) == []
+    queue.put(start_request([job] * 2))
+    assert len(queue.take(batch)) == 2

@@ -37,9 +37,8 @@ from serving_load import (
 from serving_servers import OURS, Plan, Server, outcome
 
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.engine.client import Client
 from vanilla_transformer_export.engine.inputs import Update
-from vanilla_transformer_export.engine.loop import Engine
+from vanilla_transformer_export.engine.loop import Client, Engine
 from vanilla_transformer_export.engine.process import (
     Outbox,
     ProcessEngine,
@@ -230,7 +229,7 @@ def test_worker_that_cannot_send_results_ends_child_and_server(export, tmp_path)
 from vanilla_transformer_export.engine import process
 frame = process.frame
 def without_memory(message):
-    if len(message) == 4 and any(answers for _, _, answers, _ in message[-1]):
+    if len(message) == 4 and any(update.results for _, update in message[-1]):
         raise MemoryError
     return frame(message)
 process.frame = without_memory
@@ -324,6 +323,30 @@ def test_new_request_overtakes_lists_of_texts(export, tmp_path):
         wait_until(lambda: metric(server, WAITING) == num_waiting + 1)
         os.kill(child, signal.SIGCONT)
     assert order.index("w5") - num_before <= 3
+    assert server.stop() == 0
+
+
+def test_short_request_does_not_wait_for_many_samples(export, tmp_path):
+    """8 requests of 8 samples each want 64 of 8 slots, and all that wait are overdue."""
+    code = "from vanilla_transformer_export.engine import queue\nqueue.MAX_OVERTAKEN = 0.0"
+    server = start_patched(code, export, tmp_path / "log", "--slots", "8", "--workers", "1")
+    child, order = server.processes[1], []
+    samples = {"do_sample": True, "num_return_sequences": 8, "seed": 0, "min_new_tokens": 30}
+
+    def ask_for(texts, **parameters):
+        fields = {"inputs": texts, "parameters": {"max_new_tokens": 30, **parameters}}
+        server.post("/predict/text2text-generation", fields)
+        order.append(texts)
+
+    os.kill(child, signal.SIGSTOP)
+    with ThreadPoolExecutor(9) as pool:
+        requests = [pool.submit(ask_for, "w5 w6", **samples) for _ in range(8)]
+        wait_until(lambda: metric(server, WAITING) == 64)
+        requests.append(pool.submit(ask_for, "w7"))
+        wait_until(lambda: metric(server, WAITING) == 65)
+        os.kill(child, signal.SIGCONT)
+        assert [request.result() for request in requests] == [None] * 9
+    assert order.index("w7") <= 1
     assert server.stop() == 0
 
 
@@ -472,7 +495,7 @@ def test_closed_client_fails_pending_requests_and_rejects_new_ones():
             assert rejection.value.status == 503
 
     asyncio.run(ask())
-    assert [message[0] for message in sent] == ["put"] and not client.pending
+    assert [message[0] for message in sent] == ["put"] and not client.room.num_rows
 
 
 def test_update_that_arrives_after_its_client_left_is_ignored():
@@ -486,13 +509,13 @@ def test_update_that_arrives_after_its_client_left_is_ignored():
             await asyncio.sleep(0)
             leaving.cancel()
             number = sent[-1][2]
-            engine.received((1, 0), [], [Update(number, [], [[]], None)])
+            engine.received((1, 0), [], [(number, Update([], [[]], None))])
             with pytest.raises(asyncio.CancelledError):
                 await leaving
-            engine.received((1, 0), [], [Update(number, [], [[]], None)])
+            engine.received((1, 0), [], [(number, Update([], [[]], None))])
 
     asyncio.run(ask())
-    assert not client.pending
+    assert not client.room.num_rows and not engine.receivers
 
 
 def test_last_message_about_a_cancelled_request_has_no_running_rows(exported_for):
@@ -519,26 +542,24 @@ def test_no_child_process_without_generating_models():
 
 LARGE = """
 import asyncio, os
-from types import SimpleNamespace
 from vanilla_transformer_export.engine import process
 
 def fail(directory, dtype, sizes):
     raise ValueError(len(sizes["text"]) * "x")
 
 process.open_engine = fail
-admission = SimpleNamespace(info=SimpleNamespace(directory="a"))
 
 async def main(started):
     await started.connect()
     for size in (0, 1, 10**7):
         try:
-            await started.open("a", admission, None, {"text": "y" * size})
+            await started.open("a", "directory", None, {"text": "y" * size})
         except ValueError as error:
             print(len(str(error)))
     os.kill(started.pid, 9)
     for _ in range(2):
         try:
-            await started.open("a", admission, None, {"text": ""})
+            await started.open("a", "directory", None, {"text": ""})
         except ChildProcessError as error:
             print(error)
 

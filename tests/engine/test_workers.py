@@ -15,16 +15,16 @@ from targets import SIZES
 
 from vanilla_transformer_export import Runtime, TextRuntime, evaluate
 from vanilla_transformer_export.cli.main import main
-from vanilla_transformer_export.engine import offline
+from vanilla_transformer_export.engine import capacity
 from vanilla_transformer_export.engine.batch import GenerationBatch
-from vanilla_transformer_export.engine.limits import MIN_OFFLINE_ROWS
+from vanilla_transformer_export.engine.capacity import MIN_JOINING
 from vanilla_transformer_export.errors import SessionError, UsageError
 from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.run import Runner
 from vanilla_transformer_export.inference.inputs import move_padding, pad_sequences
 
 SEQ2SEQ, DECODER = "seq2seq", "causal"
-COUNT = 2 * MIN_OFFLINE_ROWS + 12
+COUNT = 2 * MIN_JOINING + 12
 OPTIONS = [
     dict(),
     dict(repetition_penalty=1.4, no_repeat_ngram_size=2, min_new_tokens=4),
@@ -56,14 +56,13 @@ def generate_with_transformers(model, ids, mask, prefixes=None, **options):
 
 @pytest.fixture
 def steps(monkeypatch):
-    """(Thread id, number of running rows) of each step that workers run, in order."""
+    """(Thread, number of running rows) of each step of rows that may join, in order."""
     result = []
     step = GenerationBatch.step
 
     def note_and_step(batch):
-        thread = threading.current_thread()
-        if thread.name == "worker":
-            result.append((thread.ident, len(batch.running)))
+        if batch.joining is not None:
+            result.append((threading.current_thread(), len(batch.running)))
         return step(batch)
 
     monkeypatch.setattr(GenerationBatch, "step", note_and_step)
@@ -88,7 +87,7 @@ def test_many_rows_run_in_workers_and_match_transformers(exported_for, steps, na
             )
             assert count_threads(steps) == (workers or 1)
             steps.clear()
-            few = MIN_OFFLINE_ROWS * (workers or 1) - 1
+            few = MIN_JOINING * (workers or 1) - 1
             runtime.generate(ids[:few], mask[:few], max_new_tokens=9, **options)
             assert not steps
 
@@ -127,7 +126,7 @@ def test_sampling_scores_and_missing_slots_use_static_batches(
     options = dict(do_sample=True, seed=3, max_new_tokens=9)
     sampled = runtime.generate(ids, mask, **options)
     scored = runtime.generate_with_scores(ids, mask, max_new_tokens=9)
-    monkeypatch.setattr(offline, "MAX_SLOT_BYTES", 1)  # no room for slots
+    monkeypatch.setattr(capacity, "MAX_SLOT_BYTES", 1)  # no room for slots
     greedy = runtime.generate(ids, mask, max_new_tokens=9)
     assert not steps
     monkeypatch.undo()
@@ -144,18 +143,18 @@ def test_beam_search_splits_rows_into_batches_of_similar_length_with_same_result
     ids, mask = inputs(name)
     options = dict(num_beams=3, num_return_sequences=2, max_new_tokens=7)
     runtime = Runtime(directory, threads=2)
-    groups, generate = [], offline.generate
+    groups, start = [], GenerationBatch.start
 
-    def note_lengths_and_search(model, rows):
-        groups.append(sorted(len(row.source or row.prompt) for row in rows))
-        return generate(model, rows)
+    def note_lengths_and_start(batch, parts):
+        groups.append(sorted(len(part.input.source or part.input.prompt) for part in parts))
+        start(batch, parts)
 
-    monkeypatch.setattr(offline, "generate", note_lengths_and_search)
+    monkeypatch.setattr(GenerationBatch, "start", note_lengths_and_start)
     expected = runtime.generate_with_scores(ids, mask, **options)
     assert [*map(len, groups)] == [COUNT // runtime.workers] * runtime.workers
     groups.clear()
-    monkeypatch.setattr(offline, "MAX_BEAM_ROWS", 1)
-    monkeypatch.setattr(offline, "MIN_BEAM_INPUTS", 8)
+    monkeypatch.setattr(capacity, "MAX_BEAM_ROWS", 1)
+    monkeypatch.setattr(capacity, "MIN_BEAM_INPUTS", 8)
     actual = runtime.generate_with_scores(ids, mask, **options)
     assert max(map(len, groups)) == 8
     assert sum(sorted(groups), []) == sorted(mask.sum(axis=1))  # no batch overlaps another

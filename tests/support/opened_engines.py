@@ -1,9 +1,10 @@
 """Clients of engines over exports, whose workers are threads of the tests."""
 
+import asyncio
+
 from vanilla_transformer_export import TextRuntime
-from vanilla_transformer_export.engine.client import Client
 from vanilla_transformer_export.engine.limits import Admission
-from vanilla_transformer_export.engine.loop import Engine
+from vanilla_transformer_export.engine.loop import Client, Engine
 from vanilla_transformer_export.engine.model import open_export
 
 
@@ -15,6 +16,11 @@ def open_client(directory, workers=1, slots=None, threads=1, **sizes):
     sizes = {"max_waiting": 10_000, **sizes}
     admission = Admission(open_export(directory), workers, threads, slots, **sizes)
     return Client(admission, Engine.open(admission))
+
+
+def run(client, inputs):
+    """Return the sequences that the started `client` generates from each of `inputs`."""
+    return asyncio.run(client.generate(inputs))
 
 
 def first_batch(client):

@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from opened_engines import run
 from targets import exports_for, prompts
 
 from vanilla_transformer_export import Options, Runtime
-from vanilla_transformer_export.engine.client import Client
+from vanilla_transformer_export.engine.capacity import open_batch
 from vanilla_transformer_export.engine.groups import start_request
 from vanilla_transformer_export.engine.limits import Admission
-from vanilla_transformer_export.engine.loop import Engine, open_batch
+from vanilla_transformer_export.engine.loop import Client, Engine
 from vanilla_transformer_export.engine.model import OnnxModel, open_export
 from vanilla_transformer_export.errors import SessionError
 from vanilla_transformer_export.inference.rows import GenerationRequest
@@ -211,7 +212,7 @@ def test_engine_matches_rows_alone(exported, name, monkeypatch):
     Captures(monkeypatch)
     engine = Engine.open(admission, OnnxModel(info, 1, device="cpu"))
     with contextlib.closing(Client(admission, engine).start()) as client:
-        results = client.run([admission.admit(*cases[place]) for place in shuffled])
+        results = run(client, [admission.admit(*cases[place]) for place in shuffled])
     for place, sequences in zip(shuffled, results, strict=True):
         assert [sequence.tokens for sequence in sequences] == expected[place], cases[place]
 
@@ -282,7 +283,7 @@ def test_failed_capture_raises_and_buffers_are_reused(exported, monkeypatch):
         asyncio.run(client.generate([admission.admit([5], {})]))
     assert not isinstance(error.value, ValueError) and "900" in str(error.value)
     monkeypatch.setattr(buffers, "bind_and_capture", bind)
-    assert client.run([admission.admit([5], {})]) and len(model.factory.pool.free) == 1
+    assert run(client, [admission.admit([5], {})]) and len(model.factory.pool.free) == 1
     client.close()
 
 

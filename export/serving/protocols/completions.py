@@ -6,8 +6,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...engine.client import Client
 from ...engine.inputs import LENGTH, STOP, Event, Generated, GenerationInput, TokenLogprobs
+from ...engine.loop import Client
 from ...text_runtime import TextRuntime
 from ..translation.translator import call_off_loop
 

@@ -12,8 +12,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from ...engine.client import Client
 from ...engine.inputs import Generated, GenerationInput, check_options
+from ...engine.loop import Client
 from ...errors import UNKNOWN_PATH, RequestError, TooLong, UsageError
 from ...inference.options import Options
 from ...text.sentence_modules import normalize
