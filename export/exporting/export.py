@@ -278,7 +278,7 @@ def manifest_facts(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
     """Return the fields of the manifest about the checkpoint and all graphs.
 
     They are model_type, architecture, target, activations, shortlist and opset, and pipeline,
-    calibration and step if there are any.
+    calibration, alignment and step if there are any.
     """
     config, architecture = checkpoint.config_json, checkpoint.architecture
     facts = {
@@ -293,6 +293,8 @@ def manifest_facts(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
         facts["pipeline"] = checkpoint.pipeline
     if graphs.source.calibration is not None:
         facts["calibration"] = graphs.source.calibration.facts()
+    if graphs.source.alignment:
+        facts["alignment"] = {"heads": [list(head) for head in graphs.source.alignment]}
     if step := graphs.target.step_role(config, architecture):
         facts["step"] = step
     return facts

@@ -36,7 +36,7 @@ REQUIRED = {
     "variants": dict,
     "activations": str,
 }
-OPTIONAL = {"languages": dict, "step": str}
+OPTIONAL = {"languages": dict, "step": str, "alignment": dict}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,92 @@
+"""Word alignments: the cross-attention of an encoder-decoder model, from its alignment graph."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..inference.export_info import ExportInfo
+from ..inference.inputs import (
+    bucket_by_length,
+    check_positions,
+    num_positions,
+    pad_sequences,
+)
+from ..inference.rows import cross_states
+from ..specs.alignment import OUTPUT, ROLE, AlignmentHead, parse_heads
+from .inputs import check_generates, check_tokens
+
+if TYPE_CHECKING:
+    from .model import OnnxModel
+
+Rows = list[list[int]]
+
+
+def alignments(
+    model: "OnnxModel", sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+) -> list[np.ndarray]:
+    """Return the weights of `Runtime.alignments` for rows of token ids. Rows of similar length run
+    together."""
+    check_alignment(model.info)
+    heads = parse_heads(model.info.manifest[ROLE].get("heads"), model.info.config)
+    sources, targets = [list(row) for row in sources], [list(row) for row in targets]
+    check_pairs(model.info, sources, targets)
+    lengths = np.array([max(len(source), len(target)) for source, target in zip(sources, targets)])
+    mask = np.arange(lengths.max(initial=0)) < lengths[:, None]
+    results: list[np.ndarray] = [np.zeros((0, 0), np.float32)] * len(sources)
+    for rows, _ in bucket_by_length(mask, model.max_tokens) if len(mask) else ():
+        batch = [sources[row] for row in rows], [targets[row] for row in rows]
+        for row, weights in zip(rows, cross_attentions(model, *batch), strict=True):
+            weights = weights[:, : len(targets[row]), : len(sources[row])]
+            results[row] = mean_of_heads(weights, heads)
+    return results
+
+
+def check_alignment(info: ExportInfo) -> None:
+    """Raise ValueError for an export of another model than an encoder-decoder, and for one without
+    an alignment graph."""
+    check_generates(info)
+    if "encoder" not in info.specs:
+        raise ValueError(
+            f"{info.directory} is the export of a {info.architecture}, expected an encoder-decoder "
+            "model for alignments"
+        )
+    if ROLE not in info.specs:
+        raise ValueError(
+            f"{info.directory} has no alignment graph, expected one: export again with --target cpu"
+        )
+
+
+def check_pairs(info: ExportInfo, sources: Rows, targets: Rows) -> None:
+    """Raise ValueError for numbers of rows that differ, and for a row that the model cannot
+    read."""
+    if len(sources) != len(targets):
+        raise ValueError(f"targets are {len(targets)} rows, expected {len(sources)}, as sources")
+    for name, rows in (("sources", sources), ("targets", targets)):
+        for number, row in enumerate(rows):
+            if len(row) == 0:
+                expected = "the start token first" if name == "targets" else "at least one"
+                raise ValueError(f"row {number} of {name} has no tokens, expected {expected}")
+            check_tokens(info, row)
+            ids = np.array([row])
+            check_positions(num_positions(ids, np.ones_like(ids), info.config), info.config)
+
+
+def cross_attentions(model: "OnnxModel", sources: Rows, targets: Rows) -> np.ndarray:
+    """Return the output (B, heads, T, S) of the alignment graph. Padding of a source has weight
+    0."""
+    pad = model.info.config.get("pad_token_id")
+    ids, mask = pad_sequences(sources, pad)
+    target, _ = pad_sequences(targets, pad)  # later tokens change no row
+    states = cross_states(model.outputs({"input_ids": ids, "attention_mask": mask}))
+    inputs = {"decoder_input_ids": target, "encoder_attention_mask": mask} | states
+    [weights] = model.session(ROLE).run([OUTPUT], inputs)
+    return weights
+
+
+def mean_of_heads(weights: np.ndarray, heads: list[AlignmentHead]) -> np.ndarray:
+    """Return the mean (T - 1, S) of the weights (heads, T, S) after the start token. The row of a
+    token is that of the step that its head's shift names."""
+    shifted = {"made": weights[:, :-1], "read": weights[:, 1:]}
+    rows = [shifted[head.shift][number] for number, head in enumerate(heads)]
+    return np.mean(rows, axis=0, dtype=np.float32)
