@@ -29,15 +29,15 @@ def alignments(
     together."""
     check_alignment(model.info)
     heads = parse_heads(model.info.manifest[ROLE].get("heads"), model.info.config)
-    sources, targets = [list(row) for row in sources], [list(row) for row in targets]
-    check_pairs(model.info, sources, targets)
-    lengths = np.array([max(len(source), len(target)) for source, target in zip(sources, targets)])
+    source_rows, target_rows = list(map(list, sources)), list(map(list, targets))
+    check_pairs(model.info, source_rows, target_rows)
+    lengths = np.array([max(map(len, pair)) for pair in zip(source_rows, target_rows)])
     mask = np.arange(lengths.max(initial=0)) < lengths[:, None]
-    results: list[np.ndarray] = [np.zeros((0, 0), np.float32)] * len(sources)
+    results: list[np.ndarray] = [np.zeros((0, 0), np.float32)] * len(source_rows)
     for rows, _ in bucket_by_length(mask, model.max_tokens) if len(mask) else ():
-        batch = [sources[row] for row in rows], [targets[row] for row in rows]
+        batch = [source_rows[row] for row in rows], [target_rows[row] for row in rows]
         for row, weights in zip(rows, cross_attentions(model, *batch), strict=True):
-            weights = weights[:, : len(targets[row]), : len(sources[row])]
+            weights = weights[:, : len(target_rows[row]), : len(source_rows[row])]
             results[row] = mean_of_heads(weights, heads)
     return results
 
@@ -88,5 +88,5 @@ def mean_of_heads(weights: np.ndarray, heads: list[AlignmentHead]) -> np.ndarray
     """Return the mean (T - 1, S) of the weights (heads, T, S) after the start token. The row of a
     token is that of the step that its head's shift names."""
     shifted = {"made": weights[:, :-1], "read": weights[:, 1:]}
-    rows = [shifted[head.shift][number] for number, head in enumerate(heads)]
-    return np.mean(rows, axis=0, dtype=np.float32)
+    rows = np.stack([shifted[head.shift][number] for number, head in enumerate(heads)])
+    return rows.mean(axis=0)

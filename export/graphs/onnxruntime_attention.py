@@ -167,9 +167,12 @@ def target_attention(g: GraphContext, positions: Value, biases: dict[str, Value]
     Its weights are those of `beam_attention`. `positions` (B or 1, T) are for rotary embeddings,
     and `biases` those of `causal_biases`.
     """
-    return lambda layer, name, x: multi_head(
-        g, *split_projections(g, name, x, positions), biases[g.config.layer_type(name)]
-    )
+
+    def attend(layer: int, name: str, x: Value) -> Value:
+        query, keys, values = split_projections(g, name, x, positions)
+        return multi_head(g, query, keys, values, biases[g.config.layer_type(name)])
+
+    return attend
 
 
 def cross_attention(g: GraphContext, mask: Value, states: Pairs) -> Attention:
