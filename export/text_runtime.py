@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from .engine.alignments import check_alignment
 from .engine.inputs import check_options, with_targets
 from .errors import UsageError, tokenizer_errors
 from .inference import options as option_fields
@@ -23,7 +24,7 @@ from .inference.inputs import pad_sequences
 from .inference.logits import row_seeds
 from .inference.options import Options, special_token
 from .runtime import Runtime
-from .text.checks import check_texts, check_unicode, with_names
+from .text.checks import check_flags, check_texts, check_unicode, with_names
 from .text.detokenizer import Detokenizer, TokenNames
 from .text.language_pairs import sentence_languages
 from .text.languages import Choice, read_languages
@@ -38,6 +39,7 @@ from .text.tasks import (
     tagging,
     translation,
 )
+from .text.tasks.alignment import Translation, aligned_texts
 from .text.tasks.rows import decode_batch
 from .text.tokenization_spaces import CleaningDetokenizer
 from .text.tokenizer_settings import TokenizerSettings, read_tokenizer_settings
@@ -125,8 +127,9 @@ class TextRuntime:
         src_lang: Choice = None,
         tgt_lang: Choice = None,
         seeds: Sequence[int] | None = None,
+        return_alignments: bool = False,
         **options: Any,
-    ) -> list[str]:
+    ) -> list[str] | list[Translation]:
         """Return one text for each of `texts`, or `num_return_sequences`: the translation, or the
         continuation of a decoder.
 
@@ -140,6 +143,7 @@ class TextRuntime:
                 generation_config.json.
             seeds: one per text; by default derived from the option `seed` and the number of the
                 text.
+            return_alignments: return a `Translation` for each text, see `translate`.
             options: those of `Runtime.generate`.
 
         Raises:
@@ -147,11 +151,19 @@ class TextRuntime:
                 and for another number of `seeds`.
             ValueError: for no texts, anything but a list of strings, a blank text, a text that the
                 tokenizer fails on or that begins with an unknown language, a `target_prefix` of
-                another length, or too many tokens.
+                another length, or too many tokens. With `return_alignments` also for an export
+                without an alignment graph.
         """
+        check_flags(return_alignments=return_alignments)
+        if return_alignments:
+            check_alignment(self.info)
         rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options)
         prefixes = self.prefixes(target_prefix, len(rows))
-        return self.decode(self.generate_tokens(rows, prefixes, checked, seeds=seeds)[0])
+        tokens = self.generate_tokens(rows, prefixes, checked, seeds=seeds)[0]
+        if not return_alignments:
+            return self.decode(tokens)
+        starts = [checked_row.decoder_start_token_id for checked_row in checked]
+        return aligned_texts(self, texts, rows, tokens, starts)
 
     def generate_with_scores(
         self,

@@ -25,20 +25,29 @@ Rows = list[list[int]]
 def alignments(
     model: "OnnxModel", sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
 ) -> list[np.ndarray]:
-    """Return the weights of `Runtime.alignments` for rows of token ids. Rows of similar length run
-    together."""
+    """Return the weights of `Runtime.alignments` for rows of token ids."""
     check_alignment(model.info)
     heads = parse_heads(model.info.manifest[ROLE].get("heads"), model.info.config)
+    return [mean_of_heads(weights, heads) for weights in head_weights(model, sources, targets)]
+
+
+def head_weights(
+    model: "OnnxModel", sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+) -> list[np.ndarray]:
+    """Return what the alignment graph returns for each pair of rows, (heads, T, S): one row of
+    weights for each step of the decoder, the first of which reads the start token.
+
+    Rows of similar length run together.
+    """
     source_rows, target_rows = list(map(list, sources)), list(map(list, targets))
     check_pairs(model.info, source_rows, target_rows)
     lengths = np.array([max(map(len, pair)) for pair in zip(source_rows, target_rows)])
     mask = np.arange(lengths.max(initial=0)) < lengths[:, None]
-    results: list[np.ndarray] = [np.zeros((0, 0), np.float32)] * len(source_rows)
+    results: list[np.ndarray] = [np.empty(0)] * len(source_rows)
     for rows, _ in bucket_by_length(mask, model.max_tokens) if len(mask) else ():
         batch = [source_rows[row] for row in rows], [target_rows[row] for row in rows]
         for row, weights in zip(rows, cross_attentions(model, *batch), strict=True):
-            weights = weights[:, : len(target_rows[row]), : len(source_rows[row])]
-            results[row] = mean_of_heads(weights, heads)
+            results[row] = weights[:, : len(target_rows[row]), : len(source_rows[row])]
     return results
 
 

@@ -155,7 +155,7 @@ def check_calibrate(options: "ExportOptions") -> None:
 
 def check_generate(options: "ExportOptions") -> None:
     """Raise UsageError for an unknown mode, for a target whose decoder does not go into a loop, and
-    with `image_size`."""
+    with `image_size` or `alignments`."""
     mode = options.generate
     if mode is None:
         return
@@ -171,6 +171,11 @@ def check_generate(options: "ExportOptions") -> None:
         raise UsageError(
             f"generate={mode!r} is not supported with image_size={options.image_size!r}: "
             "images are not generated"
+        )
+    if options.alignments is not None:
+        raise UsageError(
+            f"generate={mode!r} is not supported with alignments={os.fspath(options.alignments)!r}"
+            ": one graph returns no alignments, expected None"
         )
 
 
@@ -247,6 +252,14 @@ class ExportOptions:
         PATH,
         metavar="FILE",
     )
+    alignments: File = option(
+        None,
+        "parallel text, lines of a source, a tab and its translation, at least 100, by which the "
+        "heads that align words are chosen; on portable and cuda, also write the alignment graph",
+        path,
+        kind=PATH,
+        metavar="FILE",
+    )
     generate: str | None = option(
         None,
         "write one graph with the whole generation loop, from token ids to sequences: greedy, "
@@ -317,9 +330,9 @@ class ExportOptions:
 
     @property
     def texts(self) -> list[str | os.PathLike]:
-        """Paths of the text files that export reads besides the checkpoint: `shortlist` and
-        `calibrate`. A shortlist of token ids is not among them."""
-        texts = (self.shortlist, self.calibrate)
+        """Paths of the text files that export reads besides the checkpoint: `shortlist`,
+        `calibrate` and `alignments`. A shortlist of token ids is not among them."""
+        texts = (self.shortlist, self.calibrate, self.alignments)
         return [text for text in texts if isinstance(text, str | os.PathLike)]
 
 

@@ -3,7 +3,7 @@ is written."""
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from ..graphs.layers import LM_HEAD
 from ..heads import HEADS
 from ..proof.compare import TOLERANCES, Report
 from ..specs.alignment import ROLE as ALIGNMENT
-from ..specs.alignment import alignment_heads
+from ..specs.alignment import AlignmentHead, alignment_heads
 from ..specs.graph_spec import GraphSpec
 from ..targets.registry import default_target, get_target
 from ..targets.target import Target
@@ -26,7 +26,10 @@ from .triton import instance_kind, write_triton_model
 
 @dataclass(frozen=True)
 class Graphs:
-    """The graphs of an export for `target`, in each of `dtypes`: the specs by role."""
+    """The graphs of an export for `target`, in each of `dtypes`: the specs by role.
+
+    `alignment_facts` are fields of the manifest about the choice of alignment heads.
+    """
 
     source: GraphSource
     target: Target
@@ -34,6 +37,7 @@ class Graphs:
     activations: str
     opset: int
     specs: dict[str, dict[str, GraphSpec]]
+    alignment_facts: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def plan(cls, checkpoint: Checkpoint, options: ExportOptions) -> "Graphs":
@@ -57,6 +61,15 @@ class Graphs:
             specs = {dtype: without_alignment(by_role) for dtype, by_role in specs.items()}
         source = graph_source(checkpoint, options, ALIGNMENT in specs[dtypes[0]])
         return cls(source, target, dtypes, activations, options.opset or target.opsets[0], specs)
+
+    def with_alignment(
+        self, heads: list[AlignmentHead], facts: dict[str, float] | None = None
+    ) -> "Graphs":
+        """Return the same graphs with other heads of the alignment graph, and `facts` about
+        them."""
+        return replace(
+            self, source=replace(self.source, alignment=heads), alignment_facts=facts or {}
+        )
 
     def write(self, directory: Path) -> None:
         """Write the ONNX files of all graphs with their weights to the export `directory`."""
