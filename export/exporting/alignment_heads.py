@@ -16,7 +16,7 @@ from vanilla_transformer.training.data import read_all_lines
 
 from ..engine.alignments import head_weights
 from ..specs.alignment import SHIFTS, AlignmentHead
-from ..text.alignments import mutual_best, shares, word_table, word_weights, words
+from ..text.alignments import mutual_best, shares, word_weights, words
 from ..text.token_spans import source_spans
 from ..text_runtime import TextRuntime
 
@@ -25,6 +25,7 @@ CHUNK = 32  # lines whose weights of all heads are in memory together
 MAX_HEADS = 4
 MIN_GAIN = 0.002  # of F1 by another head
 ROUNDS = 8  # of expectation maximization
+NEIGHBORS = (-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1)
 DIAGONAL = 4.0  # how much the diagonal is preferred
 
 Pair = tuple[list[str], list[str]]  # words of a source and of its translation
@@ -132,7 +133,7 @@ def f1_of_heads(
     """
     both = size = 0
     for of_pair, expected in zip(weights, gold, strict=True):
-        links = mutual_best(word_table(np.mean([of_pair[place] for place in places], axis=0)))
+        links = mutual_best(np.mean([of_pair[place] for place in places], axis=0))
         both += len(expected.intersection(links))
         size += len(expected) + len(links)
     return 2 * both / max(size, 1)
@@ -142,13 +143,41 @@ def f1_of_heads(
 
 
 def model_1_links(pairs: Sequence[Pair]) -> list[Links]:
-    """Return the links of each of `pairs` that both directions of IBM model 1 have."""
+    """Return the links of each of `pairs` from both directions of IBM model 1."""
     forward, backward = model_1(pairs), model_1([(target, source) for source, target in pairs])
     return [
-        best_sources(forward, source, target)
-        & {(word, other) for other, word in best_sources(backward, target, source)}
+        symmetrized(
+            best_sources(forward, source, target),
+            {(word, other) for other, word in best_sources(backward, target, source)},
+        )
         for source, target in pairs
     ]
+
+
+def symmetrized(forward: Links, backward: Links) -> Links:
+    """Return the links of two directions by grow-diag-final-and (Koehn et al. 2005).
+
+    The links that both have grow by neighbors that one has, if one of the words is not linked yet.
+    Then links of one direction follow whose words are both not linked.
+    """
+    links, either = forward & backward, forward | backward
+    before = None
+    while links != before:
+        before = set(links)
+        for source, target in sorted(before):
+            for step in NEIGHBORS:
+                link = source + step[0], target + step[1]
+                if link in either and num_linked(link, links) < 2:
+                    links.add(link)
+    for link in [*sorted(forward), *sorted(backward)]:
+        if num_linked(link, links) == 0:
+            links.add(link)
+    return links
+
+
+def num_linked(link: tuple[int, int], links: Links) -> int:
+    """Return how many of the two words of `link` are in `links`."""
+    return sum(any(other[side] == link[side] for other in links) for side in (0, 1))
 
 
 def model_1(pairs: Sequence[Pair]) -> Table:

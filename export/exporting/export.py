@@ -68,9 +68,8 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
             (None)
         calibrate: text file to calibrate int8 on the cpu target: one activation scale for all rows
             instead of one per row; faster (None)
-        alignments: parallel text, lines of a source, a tab and its translation, at least 100, by
-            which the heads that align words are chosen; on portable and cuda, also write the
-            alignment graph (None)
+        alignments: parallel text of at least 100 lines to choose the heads that align words, on the
+            cpu target: a source, a tab and its translation in each line (None)
         generate: write one graph with the whole generation loop, from token ids to sequences:
             greedy, sample or beam (None)
         keep: directory for the converted CHECKPOINT of another family; default: temporary (None)

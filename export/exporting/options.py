@@ -153,6 +153,16 @@ def check_calibrate(options: "ExportOptions") -> None:
     raise UsageError(f"{problem}, expected {', '.join(fits)}")
 
 
+def check_alignments(options: "ExportOptions") -> None:
+    """Raise UsageError for `alignments` of a target without an alignment graph."""
+    supporting = [target.name for target in targets() if target.shares_weights]
+    if options.alignments is not None and options.target not in supporting:
+        raise UsageError(
+            f"alignments={os.fspath(options.alignments)!r} is not supported by the target "
+            f"{options.target!r}, expected {' or '.join(supporting)}"
+        )
+
+
 def check_generate(options: "ExportOptions") -> None:
     """Raise UsageError for an unknown mode, for a target whose decoder does not go into a loop, and
     with `image_size` or `alignments`."""
@@ -254,10 +264,11 @@ class ExportOptions:
     )
     alignments: File = option(
         None,
-        "parallel text, lines of a source, a tab and its translation, at least 100, by which the "
-        "heads that align words are chosen; on portable and cuda, also write the alignment graph",
+        "parallel text of at least 100 lines to choose the heads that align words, on the cpu "
+        "target: a source, a tab and its translation in each line",
         path,
-        kind=PATH,
+        check_alignments,
+        PATH,
         metavar="FILE",
     )
     generate: str | None = option(

@@ -20,7 +20,6 @@ NO_SPACES = re.compile(
     "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     "\U00020000-\U0003ffff]"
 )
-SMALL = 1e-6  # added to weights, so that no row of a table is 0
 
 
 def words(text: str, tokens: Collection[Span]) -> list[Span]:
@@ -66,42 +65,34 @@ def shares(tokens: Sequence[Span], spans: Sequence[Span]) -> np.ndarray:
 def word_weights(weights: np.ndarray, source: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Return the weights of words (..., T, S) from those of tokens. `source` and `target` are the
     `shares` of the tokens in words."""
-    means = target / np.maximum(target.sum(axis=0), SMALL)
+    means = target / np.maximum(target.sum(axis=0), 1e-6)  # a word without tokens has weights 0
     return means.T @ weights @ source
 
 
-def word_table(weights: np.ndarray) -> np.ndarray:
-    """Return how much of each target word comes from each source word, (T, S). Rows sum to 1.
-
-    `weights` (T, S) are those of words. They are squared, so that a head that looks everywhere does
-    not blur one that does not.
+def mutual_best(weights: np.ndarray) -> list[tuple[int, int]]:
+    """Return (source word, target word) where each is the best of the other by the `weights` (T, S)
+    of words. Rows are not normalized: a word that mostly attends to the end token has no partner.
     """
-    squares = (weights + SMALL) ** 2
-    return squares / squares.sum(axis=1, keepdims=True)
-
-
-def mutual_best(table: np.ndarray) -> list[tuple[int, int]]:
-    """Return (source word, target word) where each is the best of the other in `table` (T, S)."""
-    if not table.size:
+    if not weights.size:
         return []
-    sources, targets = table.argmax(axis=1), table.argmax(axis=0)
+    sources, targets = weights.argmax(axis=1), weights.argmax(axis=0)
     return [(int(source), word) for word, source in enumerate(sources) if targets[source] == word]
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """The words of a text and of its translation, and how much of each target word comes from each
-    source word: `table` (T, S), whose rows sum to 1."""
+    """The words of a text and of its translation, and how much each target word attends to each
+    source word: `weights` (T, S)."""
 
     source: list[Span]
     target: list[Span]
-    table: np.ndarray
+    weights: np.ndarray
 
     @property
     def links(self) -> list[tuple[int, int]]:
         """Numbers (source word, target word) of the words that belong together, in the order of the
         translation: each is the best of the other."""
-        return mutual_best(self.table)
+        return mutual_best(self.weights)
 
     @property
     def spans(self) -> list[tuple[Span, Span]]:
@@ -116,4 +107,4 @@ def align_words(
     their tokens, whose spans are `tokens`."""
     source, target = (words(text, spans) for text, spans in zip(texts, tokens))
     of_source, of_target = shares(tokens[0], source), shares(tokens[1], target)
-    return Alignment(source, target, word_table(word_weights(weights, of_source, of_target)))
+    return Alignment(source, target, word_weights(weights, of_source, of_target))

@@ -8,6 +8,7 @@ from messages import raises
 
 from vanilla_transformer_export import TextRuntime, export
 from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.exporting.alignment_heads import symmetrized
 from vanilla_transformer_export.files.predictions import Predictions
 from vanilla_transformer_export.files.run import Runner
 
@@ -151,7 +152,16 @@ def test_alignments_of_models_and_targets_without_a_graph_are_rejected(tmp_path,
     with pytest.raises(FileNotFoundError, match="missing"):
         export(CARD, tmp_path / "export", target="cpu", alignments=tmp_path / "missing.tsv")
     with raises(UsageError, seen=("greedy", "pairs.tsv"), expected="None"):
-        export(CARD, tmp_path / "export", generate="greedy", alignments=parallel_text)
+        options = dict(target="cpu", generate="greedy", alignments=parallel_text)
+        export(CARD, tmp_path / "export", **options)
+    with raises(UsageError, seen=("portable", "pairs.tsv"), expected="cpu"):
+        export(CARD, tmp_path / "export", alignments=parallel_text)
     decoder = CARD.parent / "vanilla-decoder-tiny-shakespeare"
     with raises(ValueError, seen="VanillaDecoderForCausalLM", expected="encoder-decoder"):
         export(decoder, tmp_path / "export", target="cpu", alignments=parallel_text)
+
+
+def test_two_directions_grow_as_in_moses():
+    """A neighbor of a common link grows if a word of it is free; words of no link come last."""
+    forward, backward = {(0, 0), (1, 1), (3, 5)}, {(0, 0), (0, 1), (4, 5)}
+    assert symmetrized(forward, backward) == {(0, 0), (0, 1), (1, 1), (3, 5)}
