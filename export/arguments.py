@@ -5,18 +5,17 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from types import NoneType
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn
 
 from .errors import UsageError, did_you_mean
+from .shared.options import COUNT, COUNT_OR_0, Kind
 from .terminal import flush_output
 
 FLAG = re.compile(r"--\w[\w-]*")
 # Python's spelling of literals that JSON writes in lower case
 LITERALS = {"True": True, "False": False, "None": None}
-MAX_INT64 = 2**63 - 1
 MAX_SHOWN = 40  # characters of a wrong value in an error
 VARIANT_HELP = (
     "variant of the weights, as in from_pretrained: fp16 reads model.fp16.safetensors; default: "
@@ -26,7 +25,11 @@ DTYPE_HELP = (
     "dtype of the weights to run, such as fp32 or int8, if an export has several; default: the "
     "first in its manifest"
 )
-SET_HELP = "VALUE is JSON or text; may be repeated"
+SET_HELP = (
+    "VALUE is JSON or text; may be repeated; KEY is a value of the recipe for train, a field of "
+    "config.json for convert and export, an option for generate, an argument of the task for "
+    "predict"
+)
 LEAVE_OUT_HELP = (
     "names of tensors to leave out, with shell wildcards: 'cls.chain.*'; may be repeated"
 )
@@ -78,28 +81,60 @@ class Parser(argparse.ArgumentParser):
             )
 
 
-def add_field(group: argparse._ArgumentGroup, field: dataclasses.Field) -> None:
-    """Add the flag of `field`, a generation option whose metadata has its `kind` and `help`.
+def add_options(
+    group: argparse._ActionsContainer, fields: Iterable[dataclasses.Field], source: str = ""
+) -> None:
+    """Add the flag of each of `fields`, options of a dataclass. The value of an absent flag is
+    None; `set_options` reads the others.
 
-    Its value is None if the user does not set it.
+    `source` is where defaults come from, before those of the fields.
     """
-    flag = f"--{field.name.replace('_', '-')}"
+    for field in fields:
+        kind, name = field.metadata["kind"], flag(field)
+        help = help_text(field).replace("%", "%%")
+        settings: dict[str, Any] = {"dest": field.name, "default": None, "help": help}
+        if kind.metavar or source:
+            settings["help"] += default_note(field, source)
+        if kind.metavar:
+            settings |= {"type": read_as(kind), "metavar": kind.metavar}
+            settings["action"] = "append" if kind.collect else "store"
+        else:  # what the source turns on can be turned off
+            settings["action"] = argparse.BooleanOptionalAction if source else "store_true"
+        if name:
+            group.add_argument(name, **settings)
+
+
+def set_options(args: argparse.Namespace, fields: Iterable[dataclasses.Field]) -> dict[str, Any]:
+    """Return {name: value} of the options `fields` that the user set in the parsed flags `args`."""
+    options = {}
+    for field in fields:
+        if (value := getattr(args, field.name, None)) is not None:
+            collect = field.metadata["kind"].collect
+            options[field.name] = collect(value) if collect else value
+    return options
+
+
+def flag(field: dataclasses.Field) -> str | None:
+    """Return the flag of an option, such as `--num-beams`, or None if it has none."""
+    return field.metadata.get("flag", f"--{field.name.replace('_', '-')}")
+
+
+def help_text(field: dataclasses.Field) -> str:
     help = field.metadata["help"]
-    if "default:" not in help:
-        default = "" if field.default is None else f", else {json.dumps(field.default)}"
-        help += f"; default: generation_config.json{default}"
-    help = help.replace("%", "%%")
-    if field.type is bool:
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, help=help)
-    else:
-        group.add_argument(
-            flag, type=json_argument(field.metadata["kind"]), metavar=metavar(field.type), help=help
-        )
+    return help if isinstance(help, str) else help()
 
 
-def metavar(field_type: Any) -> str:
-    kinds = set(get_args(field_type) or [field_type]) - {NoneType}
-    return "N" if kinds == {int} else "X" if kinds == {float} else "JSON"
+def default_text(field: dataclasses.Field) -> str:
+    """Return the default of an option, in JSON if it is no text; empty without a default."""
+    if field.default in (None, ()):
+        return ""
+    return field.default if isinstance(field.default, str) else json.dumps(field.default)
+
+
+def default_note(field: dataclasses.Field, source: str) -> str:
+    """Return the end of the help about the default, if the help itself does not say it."""
+    words = ", else ".join(filter(None, (source, default_text(field))))
+    return f"; default: {words}" if words and "default:" not in help_text(field) else ""
 
 
 def add_set(parser: Parser, help: str) -> None:
@@ -159,20 +194,24 @@ def choice_type(what: str, known: Iterable[str]) -> Callable[[str], str]:
     return name
 
 
-def json_argument(kind: Any) -> Callable[[str], Any]:
-    """Return a function that reads JSON, or text that is no JSON, and checks it with `kind.holds`,
-    for argparse's `type`.
+def read_as(kind: Any) -> Callable[[str], Any]:
+    """Return a function that reads a value of the `kind` in a text, for argparse's `type`; for a
+    kind that collects values, one of them.
 
     It raises ArgumentTypeError for other values, with `kind.expected`.
     """
 
-    def checked(text: str) -> Any:
-        parsed = value(unicode(text))
-        if not kind.holds(parsed):
-            raise argparse.ArgumentTypeError(f"expected {kind.expected}, got {text[:MAX_SHOWN]!r}")
+    def read(text: str) -> Any:
+        wrong = f"expected {kind.expected}, got {text[:MAX_SHOWN]!r}"
+        try:
+            parsed = (kind.read or value)(text)
+        except ValueError:  # of int and float
+            raise argparse.ArgumentTypeError(wrong) from None
+        if not (kind.collect or kind.holds(parsed)):
+            raise argparse.ArgumentTypeError(wrong)
         return parsed
 
-    return checked
+    return read
 
 
 def key_value(text: str) -> tuple[str, Any]:
@@ -191,8 +230,10 @@ def value(text: str) -> Any:
     """Return the JSON value of `text`, or `text` itself if it is not JSON. True, False and None may
     be written as in Python.
 
-    Raises ArgumentTypeError for JSON that is too deep or has numbers that are too long.
+    Raises ArgumentTypeError for JSON that is too deep or has numbers that are too long, and as
+    `unicode` does.
     """
+    unicode(text)
     try:
         return LITERALS[text] if text in LITERALS else json.loads(text)
     except json.JSONDecodeError:
@@ -229,23 +270,13 @@ def path(text: str) -> Path:
     return Path(source(text))
 
 
-def positive(text: str) -> int:
-    return integer(text, 1)
+def choices(what: str, known: Collection[str]) -> Kind:
+    """Return the kind of the names `known`. `what` says what they are, such as "level"."""
+    expected = f"one of {', '.join(known)}"
+    metavar = what.rpartition(" ")[2].upper()
+    return Kind(expected, lambda value: value in known, choice_type(what, known), metavar)
 
 
-def natural(text: str) -> int:
-    return integer(text, 0)
-
-
-def integer(text: str, minimum: int) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"expected a whole number of at least {minimum}, got {text[:MAX_SHOWN]!r}"
-        ) from None
-    if not minimum <= number <= MAX_INT64:
-        raise argparse.ArgumentTypeError(
-            f"expected a whole number of at least {minimum} and below 2**63, got {text[:MAX_SHOWN]}"
-        )
-    return number
+positive, natural = read_as(COUNT), read_as(COUNT_OR_0)
+TEXT = Kind("a text", lambda value: isinstance(value, str), unicode, "NAME")
+PATH = Kind("a path", lambda value: isinstance(value, str | os.PathLike), path, "FILE")

@@ -5,8 +5,7 @@ function of `text/tasks/` with its `PIPELINES` if no task here fits. The command
 model cards and all protocols of the server read this table.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from .errors import UsageError
@@ -111,9 +110,6 @@ class Head:
         hub_task: the Hub's name of the task, if a pipeline reads these outputs.
         metric: the score of `evaluate`, see `exporting.evaluation`.
         reads: one of `READS_TOKENS`, `READS_CHOICES`, `READS_TARGETS` and `READS_IMAGES`.
-        linear: its linear layers that read the states of the model: their numbers of outputs, as
-            in `Output.axes`. Layers with other inputs are in `graphs.expected_weights`.
-        is_pooled: true if it reads the state of the first token through the pooler.
         needs_end_token: true if it reads the state at an end token, so every row must have one.
     """
 
@@ -122,8 +118,6 @@ class Head:
     hub_task: str | None = None
     metric: str | None = None
     reads: str = READS_TOKENS
-    linear: Mapping[str, int | str] = field(default_factory=dict)
-    is_pooled: bool = False
     needs_end_token: bool = False
 
     @property
@@ -131,7 +125,7 @@ class Head:
         return not self.outputs
 
 
-FEATURES = Head((STATES, POOLED), (EMBED,), "feature-extraction", is_pooled=True)
+FEATURES = Head((STATES, POOLED), (EMBED,), "feature-extraction")
 LABELS = Head(
     (Output("logits", ("num_labels",)),),
     (CLASSIFY, ZERO_SHOT, RERANK),
@@ -142,13 +136,11 @@ TOKEN_LABELS = Head(
     (Output("logits", ("source_length", "num_labels")),),
     (TAG,),
     "token-classification",
-    linear={"classifier": "num_labels"},
 )
 ANSWERS = Head(
     (Output("start_logits", ("source_length",)), Output("end_logits", ("source_length",))),
     (ANSWER,),
     "question-answering",
-    linear={"qa_outputs": 2},
 )
 
 # By architecture, the name of the class of models.
@@ -164,12 +156,8 @@ HEADS: dict[str, Head] = {
         ),
         (FILL_MASK, NEXT_SENTENCE),
         metric="pseudo_perplexity",
-        linear={"next_sentence": 2},
-        is_pooled=True,
     ),
-    "VanillaEncoderForNextSentencePrediction": Head(
-        (Output("logits", (2,)),), (NEXT_SENTENCE,), linear={"next_sentence": 2}, is_pooled=True
-    ),
+    "VanillaEncoderForNextSentencePrediction": Head((Output("logits", (2,)),), (NEXT_SENTENCE,)),
     "VanillaEncoderForSequenceClassification": LABELS,
     "VanillaEncoderForTokenClassification": TOKEN_LABELS,
     "VanillaEncoderForQuestionAnswering": ANSWERS,
@@ -177,8 +165,6 @@ HEADS: dict[str, Head] = {
         (Output("logits", ("num_choices",)),),
         (CHOOSE,),
         reads=READS_CHOICES,
-        linear={"choice_classifier": 1},
-        is_pooled=True,
     ),
     "VanillaDecoderModel": replace(FEATURES, outputs=(DECODER_STATES,)),
     "VanillaDecoderForSequenceClassification": LABELS,
@@ -192,7 +178,6 @@ HEADS: dict[str, Head] = {
         (EMBED_IMAGES,),
         "image-feature-extraction",
         reads=READS_IMAGES,
-        is_pooled=True,
     ),
     "VanillaVisionForImageClassification": Head(
         LABELS.outputs, (CLASSIFY_IMAGES,), "image-classification", reads=READS_IMAGES

@@ -23,8 +23,9 @@ from .errors import UsageError
 from .inference.devices import available_cpus, require, require_onnxruntime
 from .inference.export_info import ExportInfo
 from .inference.inputs import pad_sequences
-from .inference.options import Options, is_int64
+from .inference.options import Options
 from .inference.session import SessionChanges
+from .shared.options import FLAG, check_option, is_int64
 from .targets.registry import default_target
 
 
@@ -69,6 +70,7 @@ class Runtime:
     ):
         require_onnxruntime()
         check_threads(threads)
+        check_option("arena", arena, FLAG)
         self.info: ExportInfo = open_export(directory, dtype)
         self.architecture, self.dtype = self.info.architecture, self.info.dtype
         self.config, self.specs, self.defaults = (
@@ -273,8 +275,8 @@ class Runtime:
             decoder_input_ids: decoder prompts (B, P) for seq2seq, with or without the start token.
                 They are returned too. They count for `max_length` and `min_length`, but not for
                 `max_new_tokens` and the score.
-            seeds: one seed per input; by default derived from `seed` and the number of the input.
-                The first input has `seed` itself.
+            seeds: one seed per input, without `seed`; by default derived from `seed` and the number
+                of the input. The first input has `seed` itself.
             max_new_tokens: maximum number of new tokens; if max_length is set, by default what that
                 leaves (20)
             max_length: maximum number of tokens including the prompt; ignored if max_new_tokens is

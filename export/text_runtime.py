@@ -148,7 +148,7 @@ class TextRuntime:
 
         Raises:
             UsageError: for an unknown language, for a missing target language that the model needs,
-                and for another number of `seeds`.
+                and for another number of `seeds`, or with `seed`.
             ValueError: for no texts, anything but a list of strings, a blank text, a text that the
                 tokenizer fails on or that begins with an unknown language, a `target_prefix` of
                 another length, or too many tokens. With `return_alignments` also for an export
@@ -157,7 +157,7 @@ class TextRuntime:
         check_flags(return_alignments=return_alignments)
         if return_alignments:
             check_alignment(self.info)
-        rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options)
+        rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options, seeds)
         prefixes = self.prefixes(target_prefix, len(rows))
         tokens = self.generate_tokens(rows, prefixes, checked, seeds=seeds)[0]
         if not return_alignments:
@@ -180,13 +180,18 @@ class TextRuntime:
 
         The score is sum(log p) / length^length_penalty of the new tokens, including the end token.
         """
-        rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options)
+        rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options, seeds)
         prefixes = self.prefixes(target_prefix, len(rows))
         tokens, scores = self.generate_tokens(rows, prefixes, checked, True, seeds)
         return self.decode(tokens), scores
 
     def checked_rows(
-        self, texts: list[str], src_lang: Choice, tgt_lang: Choice, options: dict[str, Any]
+        self,
+        texts: list[str],
+        src_lang: Choice,
+        tgt_lang: Choice,
+        options: dict[str, Any],
+        seeds: Sequence[int] | None = None,
     ) -> tuple[list[list[int]], list[Options]]:
         """Return the token ids of each text, and its checked options with its target language.
 
@@ -194,6 +199,7 @@ class TextRuntime:
         """
         checked = check_options(self.info, options)
         rows = self.rows(texts, src_lang)
+        option_fields.check_seeds(seeds, len(rows), checked.seed)
         targets = self.target_options(tgt_lang, len(rows), options)
         return rows, with_targets(self.info, checked, targets)
 
@@ -214,7 +220,7 @@ class TextRuntime:
         with prefixes of the same length and one target language run together. `seeds` are seeds of
         sampling, one for each row.
         """
-        seeds = text_seeds(seeds, len(rows), options[0])
+        seeds = row_seeds(options[0].seed, len(rows)) if seeds is None else seeds
         copies = options[0].num_return_sequences
         tokens: list[list[list[int]]] = [[]] * len(rows)
         scores = np.full((len(rows), copies), np.nan, np.float32)
@@ -405,15 +411,6 @@ class TextRuntime:
             if len(texts) == 1:  # without the threads of a batch
                 return [selected.encode(texts[0], add_special_tokens=special_tokens)]
             return selected.encode_batch(texts, add_special_tokens=special_tokens)
-
-
-def text_seeds(seeds: Sequence[int] | None, count: int, options: Options) -> Sequence[int] | None:
-    """Return `seeds`, by default those derived from the seed of `options`, for `count` texts.
-
-    The result is None without any. Raises UsageError if `seeds` has not one seed for each text.
-    """
-    option_fields.check_seeds(seeds, count)
-    return row_seeds(options.seed, count) if seeds is None else seeds
 
 
 def open_runtime(directory: str | os.PathLike, threads: int | None = None, **options: Any) -> Any:

@@ -25,7 +25,7 @@ from transformers.utils import logging
 
 import vanilla_transformer
 
-from .checkpoint_config import check_depth, read_config
+from .checkpoint_config import check_depth
 from .checkpoint_files import (
     GENERATION_CONFIG,
     bare,
@@ -44,6 +44,7 @@ from .checkpoint_files import (
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .files import CONFIG, IMAGE_PROCESSOR, TARGET_TOKENIZER, TOKENIZER_FILES, VOCABULARIES
 from .generation_settings import drop_unused_settings
+from .source import Source
 from .variants import opened_variant
 
 logger = logging.get_logger(__name__)
@@ -75,20 +76,20 @@ def load_checkpoint(source: str | os.PathLike, variant: str | None = None) -> Pr
         ValueError: for files that are damaged or do not fit each other, and a checkpoint of another
             family. Also for weights that are missing, too many, of other shapes or not finite.
     """
-    with opened_variant(checkpoint_directory(source), variant) as directory:
-        return load_directory(source, directory)
+    opened = Source.open(source)
+    with opened_variant(opened.download(), variant) as directory:
+        return load_model(opened.at(directory))
 
 
-def load_directory(source: str | os.PathLike, directory: Path) -> PreTrainedModel:
-    """Return the model in `directory`, in float32 and evaluation mode.
+def load_model(source: Source) -> PreTrainedModel:
+    """Return the model in the directory of `source`, in float32 and evaluation mode.
 
     Raises:
-        FileNotFoundError: without config.json or safetensors weights.
-        ValueError: for files that are damaged or do not fit each other, and a checkpoint of another
-            family. Also for values that are not finite, in an error that names `source` in place of
-            `directory`.
+        FileNotFoundError: without safetensors weights.
+        ValueError: for files that are damaged or do not fit each other, for a checkpoint of another
+            family, and for values that are not finite.
     """
-    config, model_class = config_and_class(directory)
+    directory, (config, model_class) = source.directory, config_and_class(source)
     check_generation(directory / GENERATION_CONFIG, getattr(config, "vocab_size", 0))
     stored = {
         name: facts
@@ -285,14 +286,14 @@ def config_and_class(
 ) -> tuple[VanillaTransformerConfig, type[PreTrainedModel]]:
     """Return the config and the model class of a Vanilla Transformer checkpoint.
 
-    `source` is a directory or Hub id. Weights are not read.
+    `source` is a directory, a Hub id or an open checkpoint. Weights are not read.
 
     Raises:
         FileNotFoundError: without a directory or config.json.
         ValueError: for a damaged config, and a checkpoint of another family.
     """
-    config, name = read_config(checkpoint_directory(source, (CONFIG,)))
-    return config, getattr(vanilla_transformer, name)
+    opened = Source.open(source)
+    return opened.config(), getattr(vanilla_transformer, opened.architecture)
 
 
 # ------------------------------------------------------------------------------------------ weights

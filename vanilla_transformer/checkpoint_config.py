@@ -23,14 +23,12 @@ MAX_LABELS = 2**17
 ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
 
 
-def read_config(directory: Path) -> tuple[Any, str]:
-    """Return the config of the Vanilla Transformer checkpoint in `directory`, and the name of its
-    model class.
+def build_known_config(content: dict, name: str, directory: Path) -> Any:
+    """Return the config of a Vanilla Transformer checkpoint, from the `content` of the config.json
+    in `directory` and the `name` of its model class.
 
-    Raises FileNotFoundError without config.json. Raises ValueError for a damaged one, and for
-    another family or class.
+    Raises ValueError for a wrong value, and for another family or class.
     """
-    content, name = read_raw_config(directory)
     if content["model_type"] is None:
         raise ValueError(f"{directory / CONFIG} has the model_type None, expected a name")
     model_type = content["model_type"]
@@ -61,7 +59,7 @@ def read_config(directory: Path) -> tuple[Any, str]:
     config = build_config(config_class, content, directory)
     # a file may name other code; our models are saved with ours
     config.auto_map = dict(config.default_auto_map)
-    return config, name
+    return config
 
 
 def read_raw_config(directory: Path) -> tuple[dict, str]:

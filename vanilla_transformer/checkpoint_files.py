@@ -5,6 +5,7 @@ import contextlib
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 from huggingface_hub.errors import (
@@ -27,6 +28,8 @@ from .files import (
     json_object,
     write_json,
 )
+from .generation_options import KINDS
+from .options import COUNT_OR_0, FLAG, NUMBER, ONE_OR_MORE_TOKENS, as_list
 from .variants import index_name, variant_hint
 
 GENERATION_CONFIG = "generation_config.json"
@@ -34,18 +37,14 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 DTYPES = (*FLOATS, "I64", "I32", "U8", "BOOL")  # dtypes of tensors in safetensors files
 # files of a Hub repository; its folders hold exports and the checkpoints of a training run
 FILES = ("*.json", "*.txt", "*.spm", "*.model", "*.jinja", "*.safetensors")
-# fields of a generation config
-COUNTS = (
-    "max_length",
-    "max_new_tokens",
-    "min_length",
-    "min_new_tokens",
-    "num_beams",
-    "num_return_sequences",
-)
-COUNTS += ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "top_k")
-NUMBERS = ("temperature", "top_p", "min_p", "typical_p", "length_penalty", "repetition_penalty")
-SEVERAL = ("eos_token_id", "forced_eos_token_id")
+# kinds of fields of a generation config that are no options of ours
+OTHER_KINDS = {
+    "encoder_no_repeat_ngram_size": COUNT_OR_0,
+    "typical_p": NUMBER,
+    **dict.fromkeys(("use_cache", "output_attentions", "output_hidden_states"), FLAG),
+    **dict.fromkeys(("output_scores", "output_logits"), FLAG),
+}
+WIDEST = {int: COUNT_OR_0, float: NUMBER}  # kinds of numbers that have no effect in some modes
 # fields of a tokenizer's config in which transformers records where it was loaded from
 LOADING_FIELDS = ("is_local", "local_files_only")
 TOKENIZER_OF_BYTES = "ByT5Tokenizer"
@@ -55,10 +54,13 @@ INPUT_NAMES = ["input_ids", "attention_mask"]  # inputs of a `PreTrainedTokenize
 OPTIONAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
-def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FILES) -> Path:
+def checkpoint_directory(
+    source: str | os.PathLike, files: tuple[str, ...] = FILES, **options: Any
+) -> Path:
     """Return the directory `source`, or the cached one of the Hub id `source`.
 
     The `files` of a Hub id, shell patterns of names, are downloaded if they are not in the cache.
+    `options` are those of `huggingface_hub.snapshot_download`, such as `revision`.
 
     Raises:
         FileNotFoundError: if it is neither, and where the Hub cannot be reached and the cache may
@@ -83,7 +85,7 @@ def checkpoint_directory(source: str | os.PathLike, files: tuple[str, ...] = FIL
         ignored = None if any("/" in file for file in files) else ["*/*"]
         directory = Path(
             huggingface_hub.snapshot_download(
-                name, allow_patterns=list(files), ignore_patterns=ignored
+                name, allow_patterns=list(files), ignore_patterns=ignored, **options
             )
         )
     except RepositoryNotFoundError:
@@ -167,7 +169,8 @@ def check_generation(path: Path, vocab_size: int) -> None:
     """Raise ValueError for a wrong value in the generation_config.json at `path`, if it exists.
 
     Token ids, except those of bos and eos, must be below `vocab_size`. Null is valid everywhere.
-    transformers notices most wrong types only while it generates.
+    Numbers may be out of range, as they may have no effect. transformers notices most wrong types
+    only while it generates.
     """
     content = read_json(path) if path.is_file() else {}
     for name, value in content.items():
@@ -175,27 +178,22 @@ def check_generation(path: Path, vocab_size: int) -> None:
             raise ValueError(f"{path} has {name} {shorten(value)}, {fault}")
 
 
-def generation_fault(name: str, value: object, vocab_size: int = 2**31) -> str | None:
+def generation_fault(name: str, value: object, vocab_size: int) -> str | None:
     """Return what is expected instead of `value` in the field `name` of a generation config, or
-    None if the value is valid.
-
-    Token ids, except those of bos and eos, must be below `vocab_size`. The caller allows None."""
+    None if the value is valid."""
     if name in OF_THE_HUB:
         return "which runs code from the Hub in transformers: expected none"
-    if name in COUNTS and not (type(value) is int and 0 <= value < 2**31):
-        return "expected a whole number of at least 0 and below 2**31"
-    if name in NUMBERS and type(value) not in (int, float):
-        return "expected a number"
-    is_flag = name.startswith("output_") or name in ("do_sample", "use_cache")
-    if is_flag and type(value) is not bool:
-        return "expected true or false"
-    if name.endswith("_token_id") and not is_absent_token(name, value):
-        tokens = value if isinstance(value, list) and name in SEVERAL else [value]
+    kind = KINDS.get(name) or OTHER_KINDS.get(name)
+    if name.endswith("_token_id"):
+        tokens = as_list(value) if kind is ONE_OR_MORE_TOKENS else [value]
         # a model need not be able to generate these two
         size = 2**31 if name in ("bos_token_id", "eos_token_id") else vocab_size
-        if not tokens or not all(type(token) is int and 0 <= token < size for token in tokens):
-            return f"expected one of [0, {size - 1}]"
-    return None
+        is_right = tokens and all(type(token) is int and 0 <= token < size for token in tokens)
+        return (
+            None if is_right or is_absent_token(name, value) else f"expected one of [0, {size - 1}]"
+        )
+    kind = kind and WIDEST.get(kind.read, kind)
+    return None if kind is None or kind.holds(value) else f"expected {kind.expected}"
 
 
 def is_absent_token(name: str, value: object) -> bool:
@@ -212,18 +210,27 @@ def weight_files(directory: Path, names: tuple[str, ...] = (WEIGHTS,)) -> list[P
         FileNotFoundError: without weights, or if a shard is missing.
         ValueError: for an invalid index, and for a git-lfs pointer.
     """
-    for name in names:
-        if (directory / name).is_file():
-            check_no_pointer(directory / name)
-            return [directory / name]
-        index = directory / index_name(name)
-        if index.is_file():
-            return shards(index, Path(name).suffix)
+    for paths in weight_sets(directory, names):
+        return paths
     files = ", ".join(sorted(os.listdir(directory))[:10]) or "nothing"
     raise FileNotFoundError(
         f"{directory} has no weights: expected {' or '.join(names)}, found "
         f"{files}{variant_hint(directory, names)}"
     )
+
+
+def weight_sets(directory: Path, names: tuple[str, ...]) -> Iterator[list[Path]]:
+    """Yield the paths of each set of weights in `directory`: files of `names`, and their shards.
+
+    The first set is the one that is read. Raises as `weight_files`.
+    """
+    for name in names:
+        if (directory / name).is_file():
+            check_no_pointer(directory / name)
+            yield [directory / name]
+        index = directory / index_name(name)
+        if index.is_file():
+            yield shards(index, Path(name).suffix)
 
 
 def shards(index: Path, suffix: str) -> list[Path]:
@@ -339,7 +346,6 @@ def read_json(path: Path) -> dict:
     Raises:
         ValueError: if it holds something else.
     """
-    check_no_pointer(path)
     return json_object(path, path.read_bytes())
 
 

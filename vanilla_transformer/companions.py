@@ -10,13 +10,10 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import huggingface_hub
-from huggingface_hub.errors import CachedRepoTreeNotFoundError
-
 from . import HAS_TORCH
-from .checkpoint_files import checkpoint_directory, read_json, readers_errors, shorten
+from .checkpoint_files import read_json, readers_errors, shorten
 from .errors import torch_missing
-from .files import CONFIG, MODULES, PICKLE, WEIGHTS, check_no_pointer
+from .files import MODULES, PICKLE, WEIGHTS, check_no_pointer
 from .our_files import COMPANION
 
 MODULE_CONFIG = "config.json"
@@ -29,10 +26,6 @@ REQUIRED_FILES = {
     "Normalize": (),
     "LogitScore": ((MODULE_CONFIG,),),
 }
-# files that transformers reads with the weights, and that a converted checkpoint cannot keep
-ADAPTERS = re.compile(
-    r"adapter_config\.json|adapter_model\.(safetensors|bin)|custom_generate/generate\.py"
-)
 
 
 @dataclass(frozen=True)
@@ -98,26 +91,15 @@ def replace_pickle(path: Path) -> None:
     path.unlink()
 
 
-def companions(source: str | os.PathLike, has_modules: bool = True) -> Companions:
-    """Return the companion files and modules of the checkpoint `source`, a directory or Hub id.
-
-    Without `has_modules` its modules.json does not count.
+def companions(directory: Path) -> Companions:
+    """Return the companion files and modules of the checkpoint in `directory`.
 
     Raises:
-        FileNotFoundError: if there is no such directory or Hub id, or a module lacks a file.
+        FileNotFoundError: if a module lacks a file.
         ValueError: for a modules.json that is damaged or names a module that is not known.
     """
-    directory = checkpoint_directory(source)
-    modules = read_modules(directory / MODULES) if has_modules else ()
-    if modules and not os.path.isdir(source):
-        paths = (
-            f"{module.folder}/{name}"
-            for module in modules
-            for name in (MODULE_CONFIG, *MODULE_WEIGHTS)
-        )
-        directory = checkpoint_directory(source, tuple(paths))
+    modules = read_modules(directory / MODULES)
     names = [name for name in sorted(os.listdir(directory)) if COMPANION.fullmatch(name)]
-    names = [name for name in names if has_modules or name != MODULES]
     names += [name for module in modules for name in module_files(directory, module)]
     for name in names:
         check_no_pointer(directory / name)
@@ -191,46 +173,3 @@ def module_files(directory: Path, module: Module) -> list[str]:
                 f"{directory} lacks {' or '.join(paths)}, which {MODULES} asks for"
             )
     return [name for names in files.values() for name in names]
-
-
-def omitted_files(source: str | os.PathLike, content: dict) -> list[str]:
-    """Return the names of files in `source` that change its results and are not converted.
-
-    These are adapters, and the code that `content`, its config.json, names in `auto_map`. `source`
-    is a directory or Hub id.
-    """
-    references = content.get("auto_map")
-    references = references.values() if isinstance(references, dict) else ()
-    code = {
-        f"{reference.partition('.')[0]}.py"
-        for reference in references
-        if isinstance(reference, str) and "--" not in reference
-    }
-    return [name for name in file_names(source) if ADAPTERS.fullmatch(name) or name in code]
-
-
-def file_names(source: str | os.PathLike) -> list[str]:
-    """Return the sorted relative paths of the files of `source`, a directory or Hub id.
-
-    Of a directory they are at most one folder deep, and folders are included. For a Hub id,
-    config.json is downloaded unless it is cached. The paths then come from the cached list of its
-    files, and are empty without that list.
-
-    Raises:
-        FileNotFoundError: if `source` is neither a directory nor found on the Hub or in its cache.
-        NotADirectoryError: if `source` is a file.
-    """
-    if os.path.isdir(source):
-        root = Path(source)
-        return sorted(
-            path.relative_to(root).as_posix()
-            for pattern in ("*", "*/*")
-            for path in root.glob(pattern)
-        )
-    try:
-        files = huggingface_hub.get_cached_repo_tree(
-            os.fspath(source), revision=checkpoint_directory(source, (CONFIG,)).name
-        )
-    except CachedRepoTreeNotFoundError:
-        return []
-    return sorted(file.path for file in files)

@@ -47,11 +47,16 @@ def check_no_pointer(path: str | os.PathLike) -> None:
     if not Path(path).is_file():
         return
     with open(path, "rb") as file:
-        if file.read(len(LFS_POINTER)) == LFS_POINTER:
-            raise ValueError(
-                f"{path} is a git-lfs pointer, expected the file itself: run `git lfs pull` in "
-                f"the clone"
-            )
+        check_content(path, file.read(len(LFS_POINTER)))
+
+
+def check_content(path: str | os.PathLike, content: bytes) -> None:
+    """Raise ValueError if the `content` of the file `path` is a pointer of git-lfs."""
+    if content.startswith(LFS_POINTER):
+        raise ValueError(
+            f"{path} is a git-lfs pointer, expected the file itself: run `git lfs pull` in the "
+            "clone"
+        )
 
 
 def sha256(path: Path) -> str:
@@ -68,6 +73,7 @@ def file_stamp(status: os.stat_result) -> tuple:
 def json_object(path: Path, content: bytes) -> dict[str, Any]:
     """Return the parsed `content` of the file `path`. Raise ValueError unless it is a JSON
     object."""
+    check_content(path, content)
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:

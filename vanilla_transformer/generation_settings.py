@@ -12,26 +12,14 @@ from .checkpoint_files import (
     is_absent_token,
     read_json,
 )
+from .generation_options import BEAMS, SAMPLING, SAMPLING_ONLY, defaults_of_mode
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
 # By mode: the values that have no effect anyway, of the settings that only this mode uses.
-SAMPLING = {
-    "temperature": 1.0,
-    "top_k": 50,
-    "top_p": 1.0,
-    "min_p": None,
-    "top_h": None,
-    "typical_p": 1.0,
-}
-SAMPLING |= {"epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
-BEAMS = {
-    "early_stopping": False,
-    "length_penalty": 1.0,
-    "num_beam_groups": 1,
-    "diversity_penalty": 0.0,
-}
+OF_SAMPLING = defaults_of_mode(SAMPLING) | SAMPLING_ONLY
+OF_BEAMS = defaults_of_mode(BEAMS) | {"num_beam_groups": 1, "diversity_penalty": 0}
 OUTPUTS = dict.fromkeys(
     ("output_attentions", "output_hidden_states", "output_scores", "output_logits"), False
 )
@@ -104,8 +92,8 @@ def modes(generation: "GenerationConfig | SimpleNamespace") -> list[tuple[dict, 
     `generation` uses the mode. `reason` says why the settings have no effect if not.
     """
     return [
-        (SAMPLING, generation.do_sample is True, "which has no effect without do_sample"),
-        (BEAMS, (generation.num_beams or 1) > 1, "which has no effect without beams"),
+        (OF_SAMPLING, generation.do_sample is True, "which has no effect without do_sample"),
+        (OF_BEAMS, (generation.num_beams or 1) > 1, "which has no effect without beams"),
         (
             OUTPUTS,
             generation.return_dict_in_generate is True,

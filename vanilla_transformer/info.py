@@ -12,7 +12,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .checkpoint import config_and_class
-from .checkpoint_files import checkpoint_directory
 from .configuration_vanilla_transformer import (
     VanillaEncoderConfig,
     VanillaSeq2SeqConfig,
@@ -20,9 +19,9 @@ from .configuration_vanilla_transformer import (
     VanillaVisionConfig,
 )
 from .conversion import plan_conversion
-from .converted import is_ours
 from .errors import UsageError
 from .modeling_vanilla_transformer import VanillaSeq2SeqForConditionalGeneration
+from .source import Source
 from .variants import check_variant
 
 BYTES = {"float32": 4, "float16 or bfloat16": 2, "int8": 1, "int4": 0.5}
@@ -98,12 +97,13 @@ def load_config_and_class(
         OSError: if there is no config, or no weights of `variant`.
         ValueError: if it is damaged, or neither one of ours nor one that converts.
     """
-    if not is_ours(source):
-        model = plan_conversion(source, variant=variant).model
+    opened = Source.open(source)
+    if not opened.is_ours:
+        model = plan_conversion(opened, variant=variant).model
         return model.config, type(model)
     if variant is not None:
-        check_variant(checkpoint_directory(source), variant)
-    return config_and_class(source)
+        check_variant(opened.download(), variant)
+    return config_and_class(opened)
 
 
 def depth_fields(config: VanillaTransformerConfig) -> tuple[str, ...]:

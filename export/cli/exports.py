@@ -11,12 +11,14 @@ from typing import BinaryIO
 from ..arguments import (
     DTYPE_HELP,
     Parser,
+    add_options,
     add_output,
     choice_type,
     get_output,
     natural,
     path,
     positive,
+    set_options,
     source,
 )
 from ..inference.session import ATTENTION_KERNELS, CAPTURE, FUSIONS
@@ -36,11 +38,11 @@ from .verbs import (
 
 
 def export_arguments(parser: Parser) -> None:
-    from ..exporting.options import add_options
+    from ..exporting.options import FIELDS
 
     parser.add_argument("checkpoint", type=source, metavar="CHECKPOINT", help=CHECKPOINT)
     add_output(parser, "export directory to write")
-    add_options(parser)
+    add_options(parser, FIELDS.values())
 
 
 @verb("write a checkpoint as ONNX graphs", export_arguments, extras="export,cpu")
@@ -50,13 +52,13 @@ def export(args: argparse.Namespace) -> None:
     from vanilla_transformer.outputs import output_path
 
     from ..exporting.export import export
-    from ..exporting.options import options_from_flags
+    from ..exporting.options import FIELDS
 
     for directory in [output] if args.triton is None else [output, args.triton]:
         output_path(
             directory, [text for text in (args.shortlist, args.calibrate) if text is not None]
         )
-    manifest = export(args.checkpoint, output, **options_from_flags(args))
+    manifest = export(args.checkpoint, output, **set_options(args, FIELDS.values()))
     files = {name: facts["bytes"] for name, facts in manifest["files"].items()}
     parity = {dtype: facts["parity"] for dtype, facts in manifest["variants"].items()}
     first = parity.pop(manifest["default_dtype"])

@@ -1,7 +1,6 @@
 """The registry of commands, and the flags that several commands share."""
 
 import argparse
-import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -10,13 +9,15 @@ from ..arguments import (
     LEAVE_OUT_HELP,
     VARIANT_HELP,
     Parser,
-    add_field,
+    add_options,
     choice_type,
     path,
     positive,
+    set_options,
     source,
     unicode,
 )
+from ..shared.generation_options import FIELDS
 
 CHECKPOINT = "checkpoint directory or Hub id"
 DEVICES = ("cpu", "cuda", "tensorrt")
@@ -71,7 +72,7 @@ def add_runtime(parser: Parser) -> None:
         "--threads",
         type=positive,
         metavar="N",
-        help="CPU threads; default: all that this process may use",
+        help="CPU threads, of all workers together; default: all that this process may use",
     )
     add_device(parser)
     parser.add_argument("--dtype", help=DTYPE_HELP)
@@ -107,20 +108,14 @@ def language_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_generation_options(parser: Parser, excluded: Collection[str] = ()) -> None:
-    """Add a flag for each field of `Options` whose name is not in `excluded`."""
-    from ..inference.options import Options
-
+    """Add a flag for each generation option whose name is not in `excluded`."""
     group = parser.add_argument_group(
         "generation", "Flags take precedence over the model's generation_config.json."
     )
-    for field in dataclasses.fields(Options):
-        if field.name not in excluded:
-            add_field(group, field)
+    fields = [field for name, field in FIELDS.items() if name not in excluded]
+    add_options(group, fields, "generation_config.json")
 
 
 def generation_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return {name: value} of the generation options that the user set."""
-    from ..inference.options import Options
-
-    options = {field.name: getattr(args, field.name, None) for field in dataclasses.fields(Options)}
-    return {name: value for name, value in options.items() if value is not None}
+    return set_options(args, FIELDS.values())

@@ -10,6 +10,7 @@ import numpy as np
 from ..heads import GENERATORS, HEADS
 from ..inference.export_info import ExportInfo
 from ..inference.inputs import (
+    as_array,
     check_contiguous,
     check_ends,
     check_input,
@@ -22,8 +23,9 @@ from ..inference.inputs import (
     position_limit,
 )
 from ..inference.logits import row_seeds
-from ..inference.options import Options, as_list, check_seeds, resolve
+from ..inference.options import Options, check_seeds, resolve
 from ..inference.rows import check_memory
+from ..shared.options import as_list
 from ..specs.sequences import token_inputs
 
 # why a sequence ended: at an end token, or at the maximum length
@@ -327,7 +329,7 @@ def generation_inputs(
         ]
     # before a search has a state of its rows; a decoder adds its caches
     check_memory(len(rows), final, info.config["vocab_size"])
-    check_seeds(seeds, len(rows))
+    check_seeds(seeds, len(rows), None if options is checked else checked.seed)
     if seeds is None:
         seeds = row_seeds(final.seed, len(rows))
     return [
@@ -371,7 +373,7 @@ def prompts(
     """
     pad = options.pad_token_id
     if attention_mask is None and pad is not None and pad not in options.eos_token_ids:
-        attention_mask = np.asarray(input_ids) != pad
+        attention_mask = as_array("input_ids", input_ids) != pad
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
     tensors = token_inputs(info.config, ("batch_size", "source_length"))
     feeds = check_inputs(tensors, inputs, info.architecture)
@@ -409,5 +411,5 @@ def start_tokens(
     if decoder_input_ids is None:
         return starts
     tensor = token_inputs(info.config, ("batch_size", "target_length"), prefix="decoder_")[0]
-    ids = check_input(tensor, np.asarray(decoder_input_ids), {"batch_size": rows})
+    ids = check_input(tensor, decoder_input_ids, {"batch_size": rows})
     return ids if (ids[:, 0] == start).any() else np.concatenate([starts, ids], axis=1)

@@ -98,19 +98,22 @@ def token_cost(config: dict) -> float:
     )
 
 
-def arrange_workers(
-    config: dict, cores: int, workers: int | None = None, threads: int | None = None
-) -> Arrangement:
-    """Return the number of workers and of threads per worker for a model on this many CPU `cores`.
+def arrange_workers(config: dict, threads: int, workers: int | None = None) -> Arrangement:
+    """Return the number of workers that share these CPU `threads`, and of the threads of each.
 
-    If both are `None`, a large model gets one worker with all cores, and a small one a worker per
-    core. If one is `None`, it is the cores divided by the other. `config` are the fields of
-    config.json.
+    By default a large model gets one worker with all threads, and a small one a worker for each
+    thread. `config` are the fields of config.json.
+
+    Raises:
+        UsageError: if there are more workers than threads.
     """
     if workers is None:
-        is_small = token_cost(config) <= SMALL_COST
-        workers = max(1, cores // (threads or 1)) if is_small or threads else 1
-    return Arrangement(workers, threads or max(1, cores // workers))
+        workers = threads if token_cost(config) <= SMALL_COST else 1
+    if workers > threads:
+        raise UsageError(
+            f"workers is {workers}, expected at most {threads}, the number of threads", "workers"
+        )
+    return Arrangement(workers, threads // workers)
 
 
 def offline_workers(config: dict, threads: int) -> int:

@@ -18,9 +18,9 @@ from ..inference.config import check_config
 from ..inference.devices import CUDA, TENSORRT, require, require_onnxruntime
 from ..inference.export_info import ExportInfo, open_export_info
 from ..inference.inputs import MAX_GPU_TOKENS, MAX_TOKENS, run_by_length
-from ..inference.options import is_int64
 from ..inference.rows import LoadedExport, RowsFactory
 from ..inference.session import ATTENTION_KERNELS, FUSIONS, Session, SessionChanges, Sessions
+from ..shared.options import is_int64
 from ..specs.alignment import ROLE as ALIGNMENT
 from ..specs.graph_spec import GraphSpec
 from ..targets.registry import get_target, known_targets
@@ -179,7 +179,7 @@ class OnnxModel:
                 that onnxruntime cannot load or that does not fit the config.
             OSError: if the graphs do not run on the device of this model.
         """
-        self._check_open()
+        self.check_open()
         self._check_listed()
         done = self.sessions.keys() | self._opener.contents.keys()
         if not (missing := sorted(set(roles) - done)):
@@ -203,7 +203,7 @@ class OnnxModel:
         self._opener = dataclasses.replace(self._opener, contents={})
         vars(self).pop("factory", None)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         """Raise ValueError if this model is closed."""
         if self.is_closed:
             raise ValueError(
@@ -236,7 +236,7 @@ class OnnxModel:
         The new model has no open graphs. Call `open` before several threads use it: otherwise
         graphs are opened on first use. This model stays as it is.
         """
-        self._check_open()
+        self.check_open()
         if threads == self.threads:
             return self
         arena, device, cache = self._opener.arena, self.device, self.engine_cache
@@ -262,7 +262,7 @@ class OnnxModel:
 
         A model that does not generate raises ValueError.
         """
-        self._check_open()
+        self.check_open()
         check_generates(self.info)
         info, sessions = self.info, self.sessions
         encoder = functools.partial(encode, sessions, info.specs, self.max_tokens)

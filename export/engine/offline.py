@@ -100,7 +100,8 @@ def generate(model: OnnxModel, inputs: list[GenerationInput]) -> list[list[Gener
 def stream(model: OnnxModel, inputs: list[GenerationInput]) -> Iterator[np.ndarray]:
     """Yield the new token of each row, (rows,), after each step of greedy search or sampling.
 
-    Rows that have ended get the fill token.
+    Rows that have ended get the fill token. Raises ValueError if the model was closed before the
+    last token.
     """
     options = inputs[0].options
     requests = [start_request([row], streams=True) for row in inputs]
@@ -110,6 +111,8 @@ def stream(model: OnnxModel, inputs: list[GenerationInput]) -> Iterator[np.ndarr
             for event in request.take_update().events:
                 row[event.index] = event.token
         yield tokens.ravel()
+        if not all(request.is_finished for request in requests):
+            model.check_open()
 
 
 def steps(model: OnnxModel, requests: Sequence[ClientRequest[Group]]) -> Iterator[None]:

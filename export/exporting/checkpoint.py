@@ -1,33 +1,30 @@
 """The checkpoint of an export: its files, config, settings and weights, opened and checked once."""
 
 import json
-import os
 import warnings
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
 from vanilla_transformer import HAS_TORCH
-from vanilla_transformer.checkpoint_config import read_config
 from vanilla_transformer.checkpoint_files import (
     check_tokenizer_files,
-    checkpoint_directory,
     has_tokenizer,
     read_json,
     readers_errors,
 )
 from vanilla_transformer.companions import Companions, companions
 from vanilla_transformer.errors import torch_missing
-from vanilla_transformer.files import CONFIG
+from vanilla_transformer.files import PICKLE, WEIGHTS
 from vanilla_transformer.generation_settings import read_generation_settings
+from vanilla_transformer.source import Source
+from vanilla_transformer.variants import index_name
 
 from ..errors import UsageError
 from ..graphs.config import Config
-from ..graphs.expected_weights import load_checked_weights
-from ..graphs.weights import CheckpointWeights
+from ..graphs.weights import CheckpointWeights, load_checked_weights
 from ..heads import HEADS, READS_IMAGES
 from ..inference.export_info import CARD, TOKENIZER_FILES, default_options
 from ..inference.options import PROMPT_LOOKUP
@@ -45,8 +42,7 @@ class Checkpoint:
     """A checkpoint that is exported.
 
     Args:
-        name: the directory or Hub id that the user gave.
-        directory: its files; those of the converted checkpoint if it is of another family.
+        source: its files; those of the converted checkpoint if it is of another family.
         generation: the content of generation_config.json; nothing for a model that does not
             generate.
         model: in torch, to compare with; `None` where torch is not installed.
@@ -54,8 +50,7 @@ class Checkpoint:
         companions: the files of image processors and sentence-transformers.
     """
 
-    name: str | os.PathLike
-    directory: Path
+    source: Source
     config: Config
     weights: CheckpointWeights
     generation: dict[str, Any]
@@ -64,11 +59,8 @@ class Checkpoint:
     companions: Companions = field(default_factory=Companions)
 
     @classmethod
-    def open(
-        cls, name: str | os.PathLike, directory: Path, image_size: str | None = None
-    ) -> "Checkpoint":
-        """Return the checkpoint in `directory`, after a check of its files. `name` is the directory
-        or Hub id that the user gave.
+    def open(cls, source: Source, image_size: str | None = None) -> "Checkpoint":
+        """Return the checkpoint `source`, one of ours, after a check of its files.
 
         `image_size` is the option of `export`: "trained", "free" or None.
 
@@ -78,18 +70,17 @@ class Checkpoint:
             UsageError: for an `image_size` of a model that reads text.
             ValueError: for files that are damaged, or a model that no target exports.
         """
+        directory = source.directory
         tokenizer = tokenizer_to_write(directory)
-        content, architecture = read_config(directory)
-        check_exportable(name, content, architecture)
-        config = Config(content, architecture)
+        config = Config(exportable_config(source), source.architecture)
         if image_size is not None:
-            set_image_size(name, config, image_size)
-        model = load_model(directory) if HAS_TORCH else None
+            set_image_size(source, config, image_size)
+        model = load_torch_model(source) if HAS_TORCH else None
         weights = (load_checked_weights if model is None else CheckpointWeights)(directory, config)
         generation = generation_settings(directory, config, model)
         default_options(generation, directory)
-        companion_files = companions(directory)
-        return cls(name, directory, config, weights, generation, model, tokenizer, companion_files)
+        files = companions(directory)
+        return cls(source, config, weights, generation, model, tokenizer, files)
 
     @property
     def architecture(self) -> str:
@@ -99,10 +90,10 @@ class Checkpoint:
     def generates(self) -> bool:
         return HEADS[self.architecture].generates
 
-    @cached_property
+    @property
     def card(self) -> Path:
         """Path of README.md in the checkpoint that the user named. The file may be missing."""
-        return checkpoint_directory(self.name, (CONFIG,)) / CARD
+        return self.source.root / CARD
 
     @property
     def pipeline(self) -> str | None:
@@ -117,18 +108,20 @@ class Checkpoint:
         return {name: value for name, value in content.items() if name not in LEFT_OUT}
 
 
-def check_exportable(name: str | os.PathLike, config: Any, architecture: str) -> None:
-    """Raise ValueError if no target can export the class `architecture` with this `config`. `name`
-    is the checkpoint, for the message."""
-    if architecture not in HEADS:
-        raise ValueError(f"{name} is a {architecture}, expected one of {', '.join(HEADS)}")
+def exportable_config(source: Source) -> Any:
+    """Return the config of `source`, one of ours. Raise ValueError if it is damaged, or no target
+    can export the model."""
+    config = source.config()
+    if source.architecture not in HEADS:
+        raise ValueError(f"{source} is a {source.architecture}, expected one of {', '.join(HEADS)}")
     if getattr(config, "add_cross_attention", False):
         raise ValueError(
-            f"{name} has add_cross_attention=True, which exports do not support: expected False"
+            f"{source} has add_cross_attention=True, which exports do not support: expected False"
         )
+    return config
 
 
-def set_image_size(name: str | os.PathLike, config: Config, image_size: str) -> None:
+def set_image_size(source: Source, config: Config, image_size: str) -> None:
     """Set in `config` whether the graphs read images of any size: `image_size` "free", or "trained"
     for only one size.
 
@@ -136,16 +129,22 @@ def set_image_size(name: str | os.PathLike, config: Config, image_size: str) -> 
     """
     if HEADS[config.architecture].reads != READS_IMAGES:
         raise UsageError(
-            f"image_size={image_size!r} is not supported for {name}, a {config.architecture}: "
+            f"image_size={image_size!r} is not supported for {source}, a {config.architecture}: "
             "expected a vision model"
         )
     config.values.interpolate_pos_encoding = image_size == "free"
 
 
-def load_model(directory: Path) -> "PreTrainedModel":
-    from vanilla_transformer.checkpoint import load_checkpoint
+def load_torch_model(source: Source) -> "PreTrainedModel":
+    from vanilla_transformer.checkpoint import load_model
 
-    return load_checkpoint(directory)
+    names = [path for name in (WEIGHTS, PICKLE) for path in (name, index_name(name))]
+    if sum((source.directory / name).is_file() for name in names) > 1:
+        from vanilla_transformer.conversion.tensors import unequal_weights
+
+        for note in unequal_weights(source.directory):
+            warnings.warn(note, stacklevel=2)
+    return load_model(source)
 
 
 def tokenizer_to_write(directory: Path) -> "FoundTokenizer | None":

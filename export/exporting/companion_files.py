@@ -56,7 +56,7 @@ def write_companions(checkpoint: Checkpoint, graphs: Graphs, directory: Path) ->
     clients = write_for_clients(checkpoint, graphs, directory)
     write_card(
         directory,
-        base_name(checkpoint.name),
+        base_name(checkpoint.source),
         checkpoint.card,
         checkpoint.architecture,
         graphs.target,
@@ -78,7 +78,7 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         if checkpoint.tokenizer is not None:
             checkpoint.tokenizer.save(Path(temporary))
-        source = checkpoint.directory if checkpoint.tokenizer is None else Path(temporary)
+        source = checkpoint.source.directory if checkpoint.tokenizer is None else Path(temporary)
         for name in (*TOKENIZER_FILES, CHAT_TEMPLATE):
             if (source / name).is_file():
                 shutil.copyfile(source / name, directory / name)

@@ -11,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from vanilla_transformer.converted import converted
 from vanilla_transformer.outputs import new_directory
+from vanilla_transformer.source import converted
 
 from ..engine.model import open_export
 from ..errors import UsageError
@@ -73,8 +73,10 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
         generate: write one graph with the whole generation loop, from token ids to sequences:
             greedy, sample or beam (None)
         keep: directory for the converted CHECKPOINT of another family; default: temporary (None)
-        config: field of config.json in JSON or text, for a CHECKPOINT of another family:
-            architectures=BertModel ...; may be repeated (None)
+        config: field of config.json for a CHECKPOINT of another family: architectures=BertModel
+            ...; VALUE is JSON or text; may be repeated; KEY is a value of the recipe for train, a
+            field of config.json for convert and export, an option for generate, an argument of the
+            task for predict (None)
         leave_out: names of tensors to leave out, with shell wildcards: 'cls.chain.*'; may be
             repeated (())
         variant: variant of the weights, as in from_pretrained: fp16 reads model.fp16.safetensors;
@@ -109,7 +111,7 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
         ours = outputs.enter_context(
             converted(checkpoint, parsed.keep, parsed.config, parsed.leave_out, parsed.variant)
         )
-        opened = Checkpoint.open(checkpoint, ours, parsed.image_size)
+        opened = Checkpoint.open(ours, parsed.image_size)
         return write_export(opened, parsed, *directories)
 
 
@@ -165,7 +167,7 @@ def check_translates(checkpoint: Checkpoint, text: str | os.PathLike) -> None:
     """Raise ValueError for a model whose words cannot be aligned on parallel `text`."""
     if not (checkpoint.generates and checkpoint.config.is_seq2seq):
         raise ValueError(
-            f"{checkpoint.name} is a {checkpoint.architecture}, expected an encoder-decoder model "
+            f"{checkpoint.source} is a {checkpoint.architecture}, expected an encoder-decoder model "
             f"that generates for alignments={os.fspath(text)!r}"
         )
 
@@ -207,7 +209,7 @@ def write_one_graph(
     with tempfile.TemporaryDirectory() as parts:
         graphs.write(Path(parts))
         describe(checkpoint, graphs, Path(parts), options)
-        base = base_name(checkpoint.name)
+        base = base_name(checkpoint.source)
         write_generator_card(directory, base, checkpoint.card, target, dtypes, mode)
         manifest, spec = write_generator(Path(parts), directory, target, mode, options.cases)
     if triton is not None:
@@ -232,7 +234,7 @@ def check_whole_sequences(checkpoint: Checkpoint) -> None:
     """Raise ValueError for a model whose graphs continue sequences in steps, which Triton does not
     run by itself."""
     if checkpoint.generates:
-        problem = f"{checkpoint.name} is a {checkpoint.architecture}"
+        problem = f"{checkpoint.source} is a {checkpoint.architecture}"
         raise ValueError(
             f"{problem}, expected a model that does not generate for triton, or the option generate"
         )
@@ -298,7 +300,7 @@ def compare_with_torch(
         runtime = Runtime(info.directory, device=device, dtype=dtype)
         report = reports[dtype] = verify.prove(runtime, checkpoint.model, reference, cases)
         if report.failures:
-            problem = f"the export of {checkpoint.name} differs from torch: {report.failures[0]}"
+            problem = f"the export of {checkpoint.source} differs from torch: {report.failures[0]}"
             raise DiffersFromTorch(problem)
         if reference is not None and dtype in RECORDED:
             reference.results[dtype] = record(runtime.model, reference)

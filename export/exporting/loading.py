@@ -4,11 +4,10 @@ import os
 
 from transformers import PreTrainedModel
 
-from vanilla_transformer import checkpoint as checkpoints
-from vanilla_transformer.checkpoint_config import read_config
-from vanilla_transformer.converted import converted
+from vanilla_transformer.checkpoint import load_model
+from vanilla_transformer.source import converted
 
-from .checkpoint import check_exportable
+from .checkpoint import exportable_config
 
 
 def load_checkpoint(checkpoint: str | os.PathLike, variant: str | None = None) -> PreTrainedModel:
@@ -23,5 +22,5 @@ def load_checkpoint(checkpoint: str | os.PathLike, variant: str | None = None) -
             known, and for a model that no target exports.
     """
     with converted(checkpoint, variant=variant) as ours:
-        check_exportable(checkpoint, *read_config(ours))
-        return checkpoints.load_checkpoint(ours)
+        exportable_config(ours)
+        return load_model(ours)

@@ -28,12 +28,12 @@ def check_model(checkpoint: Checkpoint, mode: str) -> None:
     `mode` is "greedy", "sample" or "beam".
     """
     if not checkpoint.generates:
-        problem = f"{checkpoint.name} is a {checkpoint.architecture}"
+        problem = f"{checkpoint.source} is a {checkpoint.architecture}"
         raise ValueError(f"{problem}, expected a {' or a '.join(GENERATORS)} for --generate")
     rules = Rules.of(mode, checkpoint.generation, checkpoint.config_json)
     if checkpoint.config.is_seq2seq and rules.options.decoder_start_token_id is None:
         raise ValueError(
-            f"{checkpoint.name} has decoder_start_token_id None, expected the id of the first "
+            f"{checkpoint.source} has decoder_start_token_id None, expected the id of the first "
             "decoder token"
         )
 

@@ -1,44 +1,46 @@
-"""The options of `export`, other than the checkpoint and the output directory.
+"""The options of `export`, other than the checkpoint and the output directory. Each is one field of
+`ExportOptions`."""
 
-An option is one field of `ExportOptions`, with its default, its flag, its help and its check. The
-flags of the command, the docstring of `export` and the table of the documentation come from here.
-"""
-
-import argparse
-import dataclasses
 import os
-import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..arguments import (
     LEAVE_OUT_HELP,
+    PATH,
+    SET_HELP,
+    TEXT,
     VARIANT_HELP,
-    Parser,
     choice_type,
+    choices,
     key_value,
-    path,
-    positive,
-    source,
-    unicode,
 )
 from ..errors import UsageError, did_you_mean
-from ..inference.options import FLAG, Kind
 from ..one_graph import MODES
+from ..shared.options import COUNT, FLAG, Kind, check_option, fields_by_name, option
 from ..specs.sequences import IMAGE_SIZES
 from ..targets.registry import default_target, get_target, known_targets, targets
 
 File = str | os.PathLike | None
-PATH = Kind("a path", lambda value: isinstance(value, str | os.PathLike))
-NAME = Kind("a name", lambda value: isinstance(value, str))
+DIRECTORY = PATH._replace(metavar="DIR")
 NAMES = Kind(
-    "a list of names", lambda value: isinstance(value, Iterable) and not isinstance(value, str)
+    "a list of names",
+    lambda value: isinstance(value, Iterable) and not isinstance(value, str),
+    TEXT.read,
+    "PATTERN",
+    list,
 )
-FIELDS_BY_NAME = Kind("a dict of fields by name", lambda value: isinstance(value, Mapping))
-PATH_OR_TOKENS = Kind(
-    "the path of a text or a list of token ids",
-    lambda value: PATH.holds(value) or isinstance(value, Iterable),
+FIELDS_BY_NAME = Kind(
+    "a dict of fields by name",
+    lambda value: isinstance(value, Mapping),
+    key_value,
+    "KEY=VALUE",
+    dict,
+)
+PATH_OR_TOKENS = PATH._replace(
+    expected="the path of a text or a list of token ids",
+    holds=lambda value: PATH.holds(value) or isinstance(value, Iterable),
 )
 
 
@@ -67,7 +69,7 @@ def opset_help() -> str:
     return f"opset of the graphs: {', '.join(opsets)}; default: the lowest"
 
 
-# -------------------------------------------------------------------------------- types of flags
+# -------------------------------------------------------------------------- targets and dtypes
 
 
 def target_name(text: str) -> str:
@@ -80,12 +82,12 @@ def dtype_names(text: str) -> str | list[str]:
     return [dtype(name) for name in text.split(",")] if "," in text else dtype(text)
 
 
+# their values are checked together
+TARGET = Kind("a target", lambda value: True, target_name, "TARGET")
+DTYPES = Kind("a dtype, or several", lambda value: True, dtype_names, "DTYPE")
+
+
 # ---------------------------------------------------------------------------------------- checks
-
-
-def check_kind(name: str, value: Any, kind: Kind | None) -> None:
-    if not (value is None or kind is None or kind.holds(value)):
-        raise UsageError(f"{name} is {value!r:.100}, expected {kind.expected}", name)
 
 
 def check_target(options: "ExportOptions") -> None:
@@ -118,13 +120,6 @@ def check_opset(options: "ExportOptions") -> None:
         expected = " to ".join(dict.fromkeys(map(str, (target.opsets[0], target.opsets[-1]))))
         raise UsageError(
             f"opset is {options.opset}, expected {expected} for the target {target.name!r}"
-        )
-
-
-def check_image_size(options: "ExportOptions") -> None:
-    if options.image_size not in (None, *IMAGE_SIZES):
-        raise UsageError(
-            f"image_size is {options.image_size!r}, expected one of {', '.join(IMAGE_SIZES)}"
         )
 
 
@@ -164,13 +159,11 @@ def check_alignments(options: "ExportOptions") -> None:
 
 
 def check_generate(options: "ExportOptions") -> None:
-    """Raise UsageError for an unknown mode, for a target whose decoder does not go into a loop, and
-    with `image_size` or `alignments`."""
+    """Raise UsageError for a target whose decoder does not go into a loop, and with `image_size` or
+    `alignments`."""
     mode = options.generate
     if mode is None:
         return
-    if mode not in MODES:
-        raise UsageError(f"generate is {mode!r}, expected one of {', '.join(MODES)}")
     supporting = [target.name for target in targets() if target.generation_step is not None]
     if options.target not in supporting:
         raise UsageError(
@@ -189,42 +182,7 @@ def check_generate(options: "ExportOptions") -> None:
         )
 
 
-def check_cases(options: "ExportOptions") -> None:
-    """Raise UsageError if `cases` is not at least 1: an export that was not compared is not
-    done."""
-    if not isinstance(options.cases, int) or options.cases < 1:
-        raise UsageError(f"cases is {options.cases!r}, expected a whole number of at least 1")
-
-
 # --------------------------------------------------------------------------------------- options
-
-
-def option(
-    default: Any,
-    help: str | Callable[[], str],
-    read: Callable[[str], Any] | None = None,
-    check: Callable[["ExportOptions"], None] | None = None,
-    kind: Kind | None = None,
-    is_repeated: bool = False,
-    flag: str | None = None,
-    metavar: str | None = None,
-) -> Any:
-    """Return a field of `ExportOptions`.
-
-    Args:
-        default: the value without the option.
-        help: text, or a function that returns it if it names the targets that are registered.
-        read: reads the text of its flag, and raises ArgumentTypeError; None for a flag without a
-            value.
-        check: gets all options, and raises UsageError for a wrong value of this one.
-        kind: the type of its values, if `check` does not check it.
-        is_repeated: True if the flag may be repeated.
-        flag: name of the flag; by default that of the field, such as `--leave-out`.
-        metavar: name of the flag's value in the help.
-    """
-    metadata: dict[str, Any] = {"help": help, "read": read, "check": check, "kind": kind}
-    metadata |= {"is_repeated": is_repeated, "flag": flag, "metavar": metavar}
-    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -236,91 +194,78 @@ class ExportOptions:
         ImportError: for `calibrate` without torch.
     """
 
-    target: str = option(default_target(), target_help, target_name, check_target)
-    dtype: str | Sequence[str] | None = option(None, dtype_help, dtype_names, check_dtypes)
-    opset: int | None = option(None, opset_help, positive, check_opset, metavar="N")
+    target: str = option(TARGET, default_target(), target_help, check=check_target)
+    dtype: str | Sequence[str] | None = option(DTYPES, None, dtype_help, check=check_dtypes)
+    opset: int | None = option(COUNT, None, opset_help, check=check_opset)
     image_size: str | None = option(
+        choices("image size", IMAGE_SIZES),
         None,
         "images of a vision model: trained (only the size of the config) or free (any size); "
         "default: by the model's config",
-        choice_type("image size", IMAGE_SIZES),
-        check_image_size,
     )
     shortlist: Iterable[int] | str | os.PathLike | None = option(
+        PATH_OR_TOKENS,
         None,
         "text in the output language; only its tokens and special tokens are generated",
-        path,
-        kind=PATH_OR_TOKENS,
-        metavar="FILE",
     )
     calibrate: File = option(
+        PATH,
         None,
         "text file to calibrate int8 on the cpu target: one activation scale for all rows "
         "instead of one per row; faster",
-        path,
-        check_calibrate,
-        PATH,
-        metavar="FILE",
+        check=check_calibrate,
     )
     alignments: File = option(
+        PATH,
         None,
         "parallel text of at least 100 lines to choose the heads that align words, on the cpu "
         "target: a source, a tab and its translation in each line",
-        path,
-        check_alignments,
-        PATH,
-        metavar="FILE",
+        check=check_alignments,
     )
     generate: str | None = option(
+        choices("mode", MODES),
         None,
         "write one graph with the whole generation loop, from token ids to sequences: greedy, "
         "sample or beam",
-        choice_type("mode", MODES),
-        check_generate,
-        metavar="MODE",
+        check=check_generate,
     )
     keep: File = option(
+        DIRECTORY,
         None,
         "directory for the converted CHECKPOINT of another family; default: temporary",
-        path,
-        kind=PATH,
-        metavar="DIR",
     )
     config: Mapping[str, Any] | None = option(
+        FIELDS_BY_NAME,
         None,
-        "field of config.json in JSON or text, for a CHECKPOINT of another family: "
-        "architectures=BertModel ...; may be repeated",
-        key_value,
-        kind=FIELDS_BY_NAME,
-        is_repeated=True,
+        "field of config.json for a CHECKPOINT of another family: architectures=BertModel ...; "
+        f"{SET_HELP}",
         flag="--set",
-        metavar="KEY=VALUE",
     )
-    leave_out: Iterable[str] = option(
-        (), LEAVE_OUT_HELP, unicode, kind=NAMES, is_repeated=True, metavar="PATTERN"
-    )
-    variant: str | None = option(None, VARIANT_HELP, source, kind=NAME, metavar="NAME")
+    leave_out: Iterable[str] = option(NAMES, (), LEAVE_OUT_HELP)
+    variant: str | None = option(TEXT._replace(expected="a name"), None, VARIANT_HELP)
     triton: File = option(
+        DIRECTORY,
         None,
         "directory for a Triton model, a folder of a model repository; for models that do not "
         "generate, or with --generate",
-        path,
-        kind=PATH,
-        metavar="DIR",
     )
-    force: bool = option(False, "replace OUTPUT if vanilla-transformer wrote it", kind=FLAG)
+    force: bool = option(FLAG, False, "replace OUTPUT if vanilla-transformer wrote it")
     cases: int = option(
-        12, "number of random inputs on which the graphs are compared with torch", check=check_cases
+        COUNT,
+        12,
+        "number of random inputs on which the graphs are compared with torch",
+        flag=None,
     )
 
     def __post_init__(self) -> None:
         for name, field in FIELDS.items():
-            if getattr(self, name) is None:
+            value = getattr(self, name)
+            if value is None:
                 object.__setattr__(self, name, field.default)
-        for name, field in FIELDS.items():
-            check_kind(name, getattr(self, name), field.metadata["kind"])
-            if check := field.metadata["check"]:
-                check(self)
+            else:
+                check_option(name, value, field.metadata["kind"])
+        for field in FIELDS.values():
+            field.metadata.get("check", lambda options: None)(self)
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "ExportOptions":
@@ -347,60 +292,4 @@ class ExportOptions:
         return [text for text in texts if isinstance(text, str | os.PathLike)]
 
 
-FIELDS = {field.name: field for field in dataclasses.fields(ExportOptions)}
-WITHOUT_FLAG = ("cases",)
-
-
-def flag_name(field: dataclasses.Field) -> str:
-    return field.metadata["flag"] or f"--{field.name.replace('_', '-')}"
-
-
-def flag_help(field: dataclasses.Field) -> str:
-    help = field.metadata["help"]
-    return help if isinstance(help, str) else help()
-
-
-def add_options(parser: Parser) -> None:
-    """Add the flag of each field to `parser`, in the order of the fields."""
-    for name, field in FIELDS.items():
-        if name in WITHOUT_FLAG:
-            continue
-        settings: dict[str, Any] = {"dest": name, "help": flag_help(field).replace("%", "%%")}
-        if field.default is False:
-            settings |= {"action": "store_true"}
-        else:
-            settings |= {"type": field.metadata["read"], "metavar": field.metadata["metavar"]}
-            settings |= {"default": field.default}
-        if field.metadata["is_repeated"]:
-            settings |= {"action": "append", "default": []}
-        elif field.default:
-            settings["help"] += "; default: %(default)s"
-        parser.add_argument(flag_name(field), **settings)
-
-
-def options_from_flags(args: argparse.Namespace) -> dict[str, Any]:
-    """Return {name: value} of the options of `export` in the parsed flags `args`."""
-    options = {name: getattr(args, name) for name in FIELDS if name not in WITHOUT_FLAG}
-    return options | {"config": dict(options["config"])}
-
-
-def options_text(indent: str = "") -> str:
-    """Return a line "name: help (default)" for each field, for a docstring, wrapped at 100 columns.
-    Lines begin with `indent`."""
-    hanging = textwrap.TextWrapper(100, initial_indent=indent, subsequent_indent=f"{indent}    ")
-    return "\n".join(
-        hanging.fill(f"{name}: {flag_help(field)} ({field.default!r})")
-        for name, field in FIELDS.items()
-    )
-
-
-def options_table() -> str:
-    """Return a table of the fields in Markdown, for the documentation."""
-    lines = ["| option | flag | default | meaning |", "|---|---|---|---|"]
-    for name, field in FIELDS.items():
-        metavar = field.metadata["metavar"] or name.upper()
-        value = "" if field.default is False else f" {metavar}"
-        flag = "" if name in WITHOUT_FLAG else f"`{flag_name(field)}{value}`"
-        default = "" if field.default in (None, (), False) else f"`{field.default}`"
-        lines.append(f"| `{name}` | {flag} | {default} | {flag_help(field)} |")
-    return "\n".join(lines)
+FIELDS = fields_by_name(ExportOptions)

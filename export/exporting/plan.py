@@ -162,7 +162,7 @@ def shortlist_tokens(
     if shortlist is None:
         return None
     if isinstance(shortlist, str | os.PathLike):
-        shortlist = shortlist_from_text(shortlist, checkpoint.directory)
+        shortlist = shortlist_from_text(shortlist, checkpoint.source.directory)
     return with_special_tokens(shortlist, checkpoint.config, checkpoint.generation)
 
 
@@ -176,4 +176,4 @@ def calibrate_inputs(
 
     assert checkpoint.model is not None  # see `options.check_calibrate`
     with with_shortlist(checkpoint.model, tokens):
-        return calibrate(checkpoint.model, load_tokenizer(checkpoint.directory), text)
+        return calibrate(checkpoint.model, load_tokenizer(checkpoint.source.directory), text)

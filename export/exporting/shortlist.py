@@ -3,9 +3,9 @@ others."""
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from vanilla_transformer.checkpoint_files import checkpoint_directory
 from vanilla_transformer.files import TARGET_TOKENIZER
 from vanilla_transformer.training.data import read_all_lines
 
@@ -51,17 +51,16 @@ def with_special_tokens(
     return sorted(known)
 
 
-def shortlist_from_text(text: str | os.PathLike, checkpoint: str | os.PathLike) -> list[int]:
+def shortlist_from_text(text: str | os.PathLike, directory: Path) -> list[int]:
     """Return the sorted tokens of the lines of the file `text`, and all special tokens.
 
-    The tokenizer is that of `checkpoint`, for target text if it has one.
+    The tokenizer is that of the checkpoint in `directory`, for target text if it has one.
 
     Raises:
         FileNotFoundError: if the text or the tokenizer is missing.
         ValueError: for a tokenizer that is damaged, and for a line that is not UTF-8 text or is too
             long.
     """
-    directory = checkpoint_directory(checkpoint)
     has_target = (directory / TARGET_TOKENIZER).is_file()
     path = directory / (TARGET_TOKENIZER if has_target else "tokenizer.json")
     if not path.is_file():

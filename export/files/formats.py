@@ -212,11 +212,11 @@ def generated_text(number: int, result: Any, n_best: int | None) -> str:
 
     With `n_best` it has a line "number ||| text ||| score" for each {"text", "score"} of `result`.
     Otherwise `result` is a text, or a dict whose values are separated by tabs: the text, then its
-    score or its alignments. A `result` of None gives an empty line, or with `n_best` an empty text
-    with score 0.
+    score or its alignments. A `result` of None gives an empty line, or with `n_best` that many
+    empty texts with score 0.
     """
     if n_best is not None:
-        pairs = result or [{"text": "", "score": 0.0}]
+        pairs = result or [{"text": "", "score": 0.0}] * n_best
         return "\n".join(
             f"{number} ||| {in_one_line(pair['text'])} ||| {pair['score']:.6f}" for pair in pairs
         )

@@ -9,8 +9,15 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from vanilla_transformer.checkpoint_files import bare, weight_files
+from vanilla_transformer.checkpoint_config import check_depth
+from vanilla_transformer.checkpoint_files import (
+    bare,
+    check_tensors,
+    stored_tensors,
+    weight_files,
+)
 from vanilla_transformer.files import safetensors_header
+from vanilla_transformer.standins import weight_shapes
 
 from .config import Config
 from .saving import MIN_EXTERNAL, write_external
@@ -73,6 +80,38 @@ class CheckpointWeights:
         """Return a name that is the same for all names of the same values, such as those of tied
         weights."""
         return name if name in self.rows else self.owner(name)
+
+
+def load_checked_weights(checkpoint: Path, config: Config) -> CheckpointWeights:
+    """Return the weights in `checkpoint`, after a check of its files that needs no torch.
+
+    Raises:
+        FileNotFoundError: without safetensors weights.
+        ValueError: for files that are damaged, and for weights that are missing, too many, of other
+            shapes or not finite.
+    """
+    files = weight_files(checkpoint)
+    stored = {name: facts for file in files for name, facts in stored_tensors(file).items()}
+    check_depth(config, stored, checkpoint)
+    shapes = weight_shapes(config.architecture, config.values)
+    expected = {bare(name): shape for name, shape in shapes.items()}
+    check_tensors(config.architecture, expected, tied_names(config), stored, checkpoint)
+    weights = CheckpointWeights(checkpoint, config)
+    for name in stored:
+        check_finite(name, weights[name], checkpoint)
+    return weights
+
+
+def check_finite(name: str, values: np.ndarray, where: Path) -> None:
+    """Raise ValueError if `values`, the weights `name` of the checkpoint `where`, are not all
+    finite."""
+    with np.errstate(all="ignore"):
+        is_finite = np.isfinite(values.sum())  # also false for finite values whose sum is too large
+    wrong = 0 if is_finite else values.size - int(np.isfinite(values).sum())
+    if wrong:
+        raise ValueError(
+            f"{name} of {where} has {wrong} of {values.size} values that are NaN or infinite"
+        )
 
 
 def read_header(path: Path) -> dict[str, tuple[Path, int, dict]]:

@@ -3,7 +3,8 @@
 import reprlib
 from pathlib import Path
 
-from .options import COUNT, COUNT_OR_0, FIELDS, Kind, is_int64
+from ..shared.generation_options import KINDS
+from ..shared.options import COUNT, COUNT_OR_0, Kind, is_int64
 
 MAX_LAYERS = 10_000  # more than any model has, and a bound for the number of tensor names
 LAYERS = Kind(
@@ -71,10 +72,10 @@ def check_config(config: dict, path: Path) -> None:
         )
     inputs = OF_IMAGES if config["model_type"] == VISION else OF_TEXT
     required = {**REQUIRED, **inputs, LAYERS_OF[config["model_type"]]: LAYERS}
-    optional = {**OPTIONAL, **{name: FIELDS[name].metadata["kind"] for name in SPECIAL_TOKENS}}
-    for name, (expected, holds) in {**required, **optional}.items():
+    optional = {**OPTIONAL, **{name: KINDS[name] for name in SPECIAL_TOKENS}}
+    for name, kind in {**required, **optional}.items():
         value = config.get(name)
-        if not holds(value) and not (value is None and name in optional):
+        if not kind.holds(value) and not (value is None and name in optional):
             raise ValueError(
-                f"{path} has {name} {reprlib.repr(value)}, expected {expected}: export again"
+                f"{path} has {name} {reprlib.repr(value)}, expected {kind.expected}: export again"
             )

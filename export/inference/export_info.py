@@ -14,8 +14,9 @@ from typing import Any
 
 from ..errors import UsageError
 from ..shared.files import check_no_pointer, file_stamp, json_object, sha256
+from ..shared.generation_options import FIELDS
 from ..specs.graph_spec import GraphSpec
-from .options import FIELDS, check
+from .options import check
 
 MANIFEST = "manifest.json"
 CARD = "README.md"  # not in the manifest, because users edit it
@@ -191,15 +192,14 @@ def write_manifest(directory: Path, **facts: Any) -> dict[str, Any]:
     unlisted = (directory / MANIFEST, directory / CARD)
     files = sorted(path for path in directory.rglob("*") if path.is_file() and path not in unlisted)
     manifest = {"schema_version": SCHEMA_VERSION, **facts}
-    manifest["files"] = {
-        path.relative_to(directory).as_posix(): {
-            "bytes": path.stat().st_size,
-            "sha256": sha256(path),
-        }
-        for path in files
-    }
+    manifest["files"] = {path.relative_to(directory).as_posix(): file_facts(path) for path in files}
     (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     return manifest
+
+
+def file_facts(path: Path) -> dict[str, Any]:
+    """Return what a manifest says of the file `path`: {"bytes": size, "sha256": hash}."""
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def read_export_info(directory: str | os.PathLike) -> ExportInfo:

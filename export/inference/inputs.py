@@ -1,5 +1,6 @@
 """Checks of inputs against the spec of a graph, padding, and batches of rows of similar length."""
 
+import reprlib
 from collections.abc import Sequence, Sized
 from typing import Any
 
@@ -50,7 +51,7 @@ def check_inputs(
                 concrete_shape(tensor, sizes), tensor.default, tensor.dtype
             )
         else:
-            checked[tensor.name] = check_input(tensor, np.asarray(values), sizes)
+            checked[tensor.name] = check_input(tensor, values, sizes)
     return checked
 
 
@@ -63,17 +64,28 @@ def check_sequence_inputs(
     models without types.
     """
     has_types = any(tensor.name == "token_type_ids" for tensor in tensors)
-    if not has_types and not np.any(inputs.get("token_type_ids")):
+    if not has_types and not as_array("token_type_ids", inputs.get("token_type_ids")).any():
         inputs = {**inputs, "token_type_ids": None}
     return check_inputs(tensors, inputs, model)
 
 
-def check_input(tensor: TensorSpec, values: np.ndarray, sizes: dict[str, int]) -> np.ndarray:
+def as_array(name: str, values: Any) -> np.ndarray:
+    """Return `values` as an array. Raises ValueError for lists of several lengths; `name` is for
+    the message."""
+    try:
+        return np.asarray(values)
+    except ValueError:
+        seen = reprlib.repr(values)
+        raise ValueError(f"{name} must have rows of one length, got {seen}") from None
+
+
+def check_input(tensor: TensorSpec, values: Any, sizes: dict[str, int]) -> np.ndarray:
     """Return `values` in the dtype of `tensor`, after a check of dtype, shape and range.
 
     `sizes` are the sizes of named axes so far, to which axes of this tensor are added in place.
     Raises ValueError.
     """
+    values = as_array(tensor.name, values)
     is_flag = tensor.name.endswith("mask")
     is_float = "float" in tensor.dtype
     kinds = "biuf" if is_flag else "iuf" if is_float else "iu"

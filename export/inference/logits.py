@@ -37,8 +37,8 @@ class Prompt:
         return self.ids.shape[1]
 
 
-# Each of the following functions returns a processor, or `None` if `options` (`options.Options`) do
-# not enable it.
+# Each of the following functions has the name of an option, and returns its processor, or `None` if
+# `options` (`options.Options`) do not enable it.
 
 
 def repetition_penalty(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
@@ -62,7 +62,7 @@ def repetition_penalty(options: "Options", prompt: Prompt) -> LogitsProcessor | 
     return process if options.repetition_penalty != 1 else None
 
 
-def no_repeat_ngrams(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
+def no_repeat_ngram_size(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     size = options.no_repeat_ngram_size
 
     def process(ids: np.ndarray, scores: np.ndarray) -> None:
@@ -75,7 +75,7 @@ def no_repeat_ngrams(options: "Options", prompt: Prompt) -> LogitsProcessor | No
     return process if size else None
 
 
-def bad_words(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
+def bad_words_ids(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     """Return the processor that suppresses the last token of each of `bad_words_ids` after its
     other tokens, or None.
 
@@ -112,13 +112,13 @@ def min_new_tokens(options: "Options", prompt: Prompt) -> LogitsProcessor | None
     )
 
 
-def forced_bos(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
+def forced_bos_token_id(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     if options.forced_bos_token_id is None:
         return None
     return partial(force, tokens=options.forced_bos_token_id, length=1)
 
 
-def forced_eos(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
+def forced_eos_token_id(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     if options.forced_eos_token_id is None:
         return None
     return partial(
@@ -141,7 +141,7 @@ def begin_suppress_tokens(options: "Options", prompt: Prompt) -> LogitsProcessor
     return partial(suppress, tokens=distinct(options.begin_suppress_tokens), lengths=(first,))
 
 
-def renormalize(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
+def renormalize_logits(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     """Return the processor that normalizes the log p of beams after the other processors, or None
     if it is off.
 
@@ -157,13 +157,30 @@ def renormalize(options: "Options", prompt: Prompt) -> LogitsProcessor | None:
     return process if options.renormalize_logits and options.num_beams > 1 else None
 
 
+PROCESSORS = (  # in the order of transformers
+    repetition_penalty,
+    no_repeat_ngram_size,
+    bad_words_ids,
+    min_new_tokens,
+    forced_bos_token_id,
+    forced_eos_token_id,
+    suppress_tokens,
+    begin_suppress_tokens,
+    renormalize_logits,
+)
+
+
 class LogitsProcessors:
     """The logits processors of `options`, in the order of transformers. False if there are none."""
 
     def __init__(self, options: "Options", prompt: Prompt):
         self.options = options
         self.prompt = prompt
-        processors = [function(options, prompt) for function in options.logits_functions]
+        processors = [
+            function(options, prompt)
+            for function in PROCESSORS
+            if function.__name__ in options.changed
+        ]
         self.active = [process for process in processors if process is not None]
 
     def __bool__(self) -> bool:

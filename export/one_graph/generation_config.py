@@ -8,15 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..inference.options import Options, as_list, resolve
+from ..inference.logits import PROCESSORS
+from ..inference.options import Options, resolve
+from ..shared.generation_options import DEFAULTS, SAMPLING, defaults_of_mode
+from ..shared.options import as_list
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
     from ..graphs.ops import Ops
 
-# Fields of `Options` whose values no graph here holds, and those that do.
-UNSUPPORTED = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_return_sequences": 1}
+# The options that graphs here apply, of those that change logits or that only sampling has.
+SUPPORTED = {
+    *("bad_words_ids", "min_new_tokens", "suppress_tokens", "begin_suppress_tokens"),
+    *("forced_bos_token_id", "forced_eos_token_id", "renormalize_logits"),
+    *("temperature", "top_k", "top_p"),
+}
 # a decoder's count the prompt, whose length no exporter knows
 OF_PROMPTS = ("min_length", "forced_bos_token_id")
 
@@ -104,7 +111,9 @@ def check_fields(mode: str, generation: dict[str, Any], config: dict[str, Any]) 
 
     `generation` is the content of generation_config.json, `config` that of config.json.
     """
-    unsupported = UNSUPPORTED | ({"min_p": 0.0} if mode == "sample" else {})
+    names = {"num_return_sequences", *(function.__name__ for function in PROCESSORS)}
+    names |= defaults_of_mode(SAMPLING).keys() if mode == "sample" else set()
+    unsupported = {name: DEFAULTS[name] for name in sorted(names - SUPPORTED)}
     if config["model_type"] == "vanilla-decoder":
         unsupported |= dict.fromkeys(OF_PROMPTS)
     for name, neutral in unsupported.items():

@@ -136,14 +136,14 @@ class ORTModel(PushToHubMixin):
             FileNotFoundError: for a `file_name` or `subfolder` that is not there.
             ValueError: if the model has no outputs for this class, and for graphs of another
                 exporter that generate.
-            OSError: by transformers, for a `model_id` that does not exist.
+            OSError: for a `model_id` that does not exist.
         """
         if not hasattr(cls, "tasks"):
             raise TypeError(f"{cls.__name__} has no task, expected one of {[*MODEL_CLASSES]}")
         arguments, subfolder = opening.runtime_arguments(options), subfolder or ""
         config = None if config is None else opening.resolve_config(config, options)
         graph = None if export or cls.is_generator else str(file_name or DEFAULT_NAME)
-        root = opening.local_directory(model_id, subfolder, graph, options)
+        root = opening.model_directory(model_id, subfolder, graph, options)
         folder, temporary = root / subfolder, None
         if opening.must_export(folder, export):
             hub = opening.checkpoint_options(options)

@@ -9,8 +9,9 @@ import torch
 from transformers import Cache
 
 from ..inference import inputs
-from ..inference.options import Options, is_integer
+from ..inference.options import Options
 from ..inference.rows import INITIAL_CAPACITY, GenerationRequest
+from ..shared.options import is_integer
 from ..specs.sequences import token_inputs
 from .base import to_numpy
 

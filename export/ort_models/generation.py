@@ -11,7 +11,9 @@ from transformers.generation import GenerationMode
 
 from .. import heads
 from ..errors import SessionError
-from ..inference.options import FIELDS, PROMPT_LOOKUP, Options, as_list, check_applied, to_python
+from ..inference.options import PROMPT_LOOKUP, Options, check_applied
+from ..shared.generation_options import FIELDS
+from ..shared.options import as_list, to_python
 from .base import ORTModel, from_numpy, to_numpy
 from .decoder_cache import DecoderCache, check_cache
 

@@ -12,10 +12,10 @@ from pickle import PicklingError
 from typing import Any
 
 import onnxruntime
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError
 from transformers import AutoConfig, PreTrainedConfig
-from transformers.utils import CONFIG_NAME, cached_file, logging
+from transformers.utils import CONFIG_NAME, logging
+
+from vanilla_transformer.checkpoint_files import checkpoint_directory
 
 from ..errors import UsageError
 from ..exporting.export import export
@@ -76,44 +76,29 @@ def find_threads(session_options: Any) -> int | None:
     return session_options.intra_op_num_threads or None
 
 
-def local_directory(
+def model_directory(
     model_id: str | os.PathLike, subfolder: str, graph: str | None, options: Mapping[str, Any]
 ) -> Path:
-    """Return the directory `model_id`, or the folder of the Hub repository, see `download`.
+    """Return the directory `model_id`, or that of the Hub repository in the cache.
 
-    Raises OSError if there is neither, or no `subfolder`.
+    An export is downloaded, or companion files and the graph of that name. If the repository does
+    not have the graph, all graphs are downloaded. Raises OSError if there is neither, or no
+    `subfolder`.
     """
     hub = {name: options[name] for name in HUB_OPTIONS & options.keys()}
-    is_local = Path(model_id).is_dir()
-    root = Path(model_id) if is_local else download(str(model_id), subfolder, graph, hub)
+    get = partial(checkpoint_directory, model_id, **hub)  # nothing to do for a directory
+    root = get(COMPANION_FILES)
+    directory, folder = config_directory(root, root / subfolder), f"{subfolder}/".lstrip("/")
+    if files := read_json(directory / MANIFEST).get("files"):
+        prefix = directory.relative_to(root)
+        get(tuple((prefix / name).as_posix() for name in files))
+    elif graph is not None:
+        get((f"{folder}{graph}*", f"{folder}*/{graph}*"))
+        if not any((root / subfolder).rglob(graph)):
+            get((f"{folder}*.onnx*", f"{folder}*/*.onnx*"))
     if not (root / subfolder).is_dir():
         raise FileNotFoundError(f"{root} has no folder {subfolder!r}, expected one with the model")
     return root.resolve()
-
-
-def download(model_id: str, subfolder: str, graph: str | None, hub: Mapping[str, Any]) -> Path:
-    """Download an export, or companion files and the graph of that name, and return the folder.
-
-    If the repository does not have the graph, all graphs are downloaded. Raises OSError, as
-    transformers does.
-    """
-    if not subfolder:  # a subfolder may have the only config.json
-        cached_file(model_id, CONFIG_NAME, **hub)  # with transformers' errors
-    get = partial(snapshot_download, model_id, **hub)
-    try:
-        root = Path(get(allow_patterns=[*COMPANION_FILES]))
-    except HFValidationError as error:
-        raise OSError(f"{model_id} is no folder, expected one or a repository: {error}") from None
-    directory = config_directory(root, root / subfolder)
-    if files := read_json(directory / MANIFEST).get("files"):
-        prefix = directory.relative_to(root)
-        return Path(get(allow_patterns=[(prefix / name).as_posix() for name in files]))
-    folder = f"{subfolder}/" if subfolder else ""
-    if graph is not None:
-        get(allow_patterns=[f"{folder}{path}{graph}*" for path in ("", "*/")])
-        if not any((root / subfolder).rglob(graph)):
-            get(allow_patterns=f"{folder}*.onnx*")
-    return root
 
 
 def config_directory(root: Path, folder: Path) -> Path:

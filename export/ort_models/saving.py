@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..inference.export_info import MANIFEST, ExportInfo, is_rewritable
-from ..shared.files import json_object, sha256, write_json
+from ..inference.export_info import MANIFEST, ExportInfo, file_facts, is_rewritable
+from ..shared.files import json_object, write_json
 
 # configs and their code, tokenizers and modules of sentence-transformers, beside weights or graphs
 COMPANION_FILES = ("*.json", "*.py", "*.txt", "*.jinja", "*.model", "*.spm", "*.bpe", "[0-9]_*/*")
@@ -28,25 +28,15 @@ def save(info: ExportInfo, directory: Path, changes: Mapping[str, dict[str, Any]
     if directory.resolve() != info.directory.resolve():
         remove_export(directory, names)
         copy_files(info.directory, names, directory)
-    if is_export and info.dtype != info.dtypes[0]:
-        change_json(directory / MANIFEST, {"default_dtype": info.dtype})
+    manifest = read_json(directory / MANIFEST)
+    files = dict(manifest.get("files", {}))
     for name, fields in changes.items():
         if fields:
-            change_config(directory, name, fields)
-
-
-def change_config(directory: Path, name: str, fields: Mapping[str, Any]) -> None:
-    """Change `fields` of the config file `name`, and its facts in the manifest if there is one."""
-    path, manifest = directory / name, directory / MANIFEST
-    change_json(path, fields)
-    if files := read_json(manifest).get("files"):
-        facts = {"bytes": path.stat().st_size, "sha256": sha256(path)}
-        change_json(manifest, {"files": files | {name: facts}})
-
-
-def change_json(path: Path, fields: Mapping[str, Any]) -> None:
-    """Set `fields` of the JSON object in the file `path`."""
-    write_json(path, {**read_json(path), **fields})
+            path = write_json(directory / name, {**read_json(directory / name), **fields})
+            files[name] = file_facts(path)
+    changed = {**manifest, "default_dtype": info.dtype, "files": files}
+    if is_export and changed != manifest:
+        write_json(directory / MANIFEST, changed)
 
 
 def remove_export(directory: Path, names: Iterable[str]) -> None:

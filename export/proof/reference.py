@@ -15,8 +15,9 @@ from ..engine.inputs import GenerationInput, generation_inputs
 from ..heads import HEADS, READS_IMAGES
 from ..inference.export_info import ExportInfo
 from ..inference.inputs import move_padding, position_limit
-from ..inference.options import Options, as_list, special_token
+from ..inference.options import Options, special_token
 from ..inference.rows import GenerationRequest
+from ..shared.options import as_list
 from ..specs.graph_spec import TensorSpec, concrete_shape
 from ..specs.sequences import pair
 

@@ -29,7 +29,7 @@ from .protocols.protocol import Protocol, short_repr
 from .settings import Settings
 
 MODEL_PREFIX = "/models/{model}"
-MODEL_IN_PATH = re.compile(r"^/models/[^/]+(?=/|$)")
+MODEL_IN_PATH = re.compile(r"^/models/([^/]+)(?=/|$)")
 MAX_ERROR_LENGTH = 1000  # characters of an error
 TOO_NESTED = "the body is nested too deeply, expected fewer levels of brackets"
 # modules that write responses; a ValueError from them is not the fault of the request

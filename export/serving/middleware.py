@@ -12,17 +12,19 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ..engine.limits import shutting_down
 from ..errors import RequestError
 from . import health, rejections
-from .app import Errors
+from .app import MODEL_IN_PATH, Errors
 from .json_limits import check_size, check_values, json_text
 from .lifecycle import Lifecycle
 from .logs import Log, format_error
 from .metrics import Metrics
+from .models import ServedModels
 from .origins import check_origin
 from .settings import Settings
 
@@ -137,7 +139,7 @@ class Exchange:
         This needs a task, so only requests that take longer than `UNWATCHED` are watched.
         """
         while (await self._receive())["type"] != "http.disconnect":
-            pass
+            pass  # the rest of the body, which the application does not read
         if not self.is_complete:
             self.cancel(GONE)
 
@@ -153,30 +155,28 @@ class Frame:
     """An ASGI application that adds limits, authorization, metrics and log lines to `app`.
 
     Args:
+        app: the application, from `create_app`, whose state it reads.
         token: the token that clients must send; `None` if no token is required.
     """
 
     def __init__(
         self,
-        app: ASGIApp,
-        errors: Errors,
-        settings: Settings,
-        lifecycle: Lifecycle,
-        metrics: Metrics,
+        app: FastAPI,
         log: Log,
         token: bytes | None = None,
     ):
         self.app = app
-        self.errors = errors
-        self.settings = settings
-        self.lifecycle = lifecycle
-        self.metrics = metrics
+        self.errors: Errors = app.state.errors
+        self.settings: Settings = app.state.settings
+        self.lifecycle: Lifecycle = app.state.lifecycle
+        self.metrics: Metrics = app.state.metrics
+        self.models: ServedModels = app.state.models
         self.log = log
         self.token = token
         self.running: set[Exchange] = set()
         self._prefix = os.urandom(4).hex()
         self._numbers = itertools.count(1)
-        metrics.in_flight.set_function(lambda: len(self.running))
+        self.metrics.in_flight.set_function(lambda: len(self.running))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -214,6 +214,8 @@ class Frame:
             text = exchange.json_text()
             await call_for(text, check_size, self.settings.max_body)
             await self._authorize(exchange)
+            if match := MODEL_IN_PATH.match(exchange.scope["path"]):
+                self.models.find(match[1])
             await call_for(text, check_values, self.errors.validation(exchange.scope["path"]))
             exchange.until, exchange.reason = time.perf_counter() + self.settings.timeout, LATE
             # Starlette then does not watch the client of a stream; `Exchange.watch` does

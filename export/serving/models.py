@@ -117,17 +117,20 @@ class ServedModels:
         """
         name = in_path if in_path is not None else in_body
         if name is not None:
-            if name not in self.models:
-                known = f"expected one of {', '.join(self.models)}{did_you_mean(name, self.models)}"
-                raise RequestError(404, f"model is {name!r:.100}, {known}")
-            if not fits(self.models[name]):
+            model = self.find(name)
+            if not fits(model):
                 raise RequestError(
-                    400,
-                    f"the model {name} is a {self.models[name].architecture}, which cannot "
-                    f"{purpose}",
+                    400, f"the model {name} is a {model.architecture}, which cannot {purpose}"
                 )
-            return self.models[name]
+            return model
         return self.only([model for model in self if fits(model)], purpose)
+
+    def find(self, name: str) -> ServedModel:
+        """Return the model with this name. Raises RequestError 404 if there is none."""
+        if name not in self.models:
+            known = f"expected one of {', '.join(self.models)}{did_you_mean(name, self.models)}"
+            raise RequestError(404, f"model is {name!r:.100}, {known}")
+        return self.models[name]
 
     def only(self, fitting: Iterable[ServedModel], purpose: str) -> ServedModel:
         """Return the only model of `fitting`. `purpose` completes "models can ..." in errors.

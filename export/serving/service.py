@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from ..engine.client import Client
 from ..engine.limits import Admission, Arrangement, arrange_workers
 from ..engine.loop import SWITCH_INTERVAL, Engine
-from ..engine.model import find_target, open_export
+from ..engine.model import check_threads, find_target, open_export
 from ..engine.process import EngineProcess
 from ..errors import UsageError
 from ..inference.devices import available_cpus
@@ -56,8 +56,8 @@ async def load(
     cores: int,
     process: EngineProcess | None,
 ) -> ServedModel:
-    """Return the loaded model of `source`. The default numbers of workers and threads use `cores`
-    CPU cores.
+    """Return the loaded model of `source`. The default number of threads is `cores`, that of CPU
+    cores.
 
     If there is a `process`, it runs the workers of models that generate. `metrics` counts what the
     workers of the model do. The caller closes the model's `backend`.
@@ -125,9 +125,10 @@ async def generator(
 
 
 def limit_workers(arranged: Arrangement, info: ExportInfo, settings: Settings) -> Arrangement:
-    """Return `arranged` with at most the number of workers that the target supports.
+    """Return `arranged` with at most the number of workers that the target supports. They share the
+    threads that the settings ask for.
 
-    Raises UsageError if the settings ask for more.
+    Raises UsageError if the settings ask for more workers.
     """
     max_workers = find_target(info).max_workers
     if max_workers is None or arranged.workers <= max_workers:
@@ -138,20 +139,24 @@ def limit_workers(arranged: Arrangement, info: ExportInfo, settings: Settings) -
             f"workers is {settings.workers}, expected at most {max_workers} with the target "
             f"{target!r}"
         )
-    return dataclasses.replace(arranged, workers=max_workers)
+    threads = arranged.threads if settings.threads is None else settings.threads // max_workers
+    return Arrangement(max_workers, threads)
 
 
 def arrangement_for(source: Source, settings: Settings, cores: int) -> Arrangement:
     """Return the numbers of workers and of threads for a model, by its size, `settings` and `cores`
     CPU cores.
 
-    Raises ValueError if config.json lacks a size of the model or has an invalid one; the runtime
-    checks the other fields later.
+    Raises:
+        UsageError: for more workers than threads, or too many threads.
+        ValueError: if config.json lacks a size of the model or has an invalid one; the runtime
+            checks the other fields later.
     """
+    check_threads(settings.threads)
     path = source.directory / CONFIG
     config = json_object(path, path.read_bytes())
     try:
-        return arrange_workers(config, cores, settings.workers, settings.threads)
+        return arrange_workers(config, settings.threads or cores, settings.workers)
     except (KeyError, TypeError) as error:
         reason = (
             f"lacks {error}" if isinstance(error, KeyError) else f"has an invalid size: {error}"
@@ -203,9 +208,7 @@ class Service:
         self.models = ServedModels({})
         app = create_app(self.models, protocols, settings, self.lifecycle, self.metrics)
         app.state.needs_token = token is not None
-        self.frame = Frame(
-            app, app.state.errors, settings, self.lifecycle, self.metrics, self.log, token
-        )
+        self.frame = Frame(app, self.log, token)
         self.app = with_cors(self.frame, settings.cors_origin)
 
     async def start(self) -> None:

@@ -1,204 +1,170 @@
-"""The settings of `serve`. Each field of `Settings` has a default, a parser and a help text. The
-flags, the environment variables and the table in the documentation are made from the fields."""
+"""The settings of `serve`. Each is one field of `Settings`, with a flag and an environment
+variable."""
 
 import argparse
-import dataclasses
-import json
-import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import Field, dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args
+from typing import Any
 
-from ..arguments import DTYPE_HELP, MAX_SHOWN, Parser, choice_type, integer, path, positive, unicode
+from ..arguments import (
+    DTYPE_HELP,
+    MAX_SHOWN,
+    PATH,
+    TEXT,
+    Parser,
+    add_options,
+    choices,
+    read_as,
+    set_options,
+)
 from ..errors import UsageError
+from ..shared.options import COUNT, Kind, fields_by_name, integers, numbers, option
 
 PREFIX = "VANILLA_TRANSFORMER_"  # prefix of environment variables
 # not a flag, because all users of a machine see the arguments of a process
 TOKEN = f"{PREFIX}TOKEN"
 LEVELS = ("debug", "info", "warning", "error")
-PAIR = re.compile(r"(?:([\w.-]+):)?([\w-]+?)-(\w+)")
+PAIR_FORM = re.compile(r"(?:([\w.-]+):)?([\w-]+?)-(\w+)")
+ORIGIN_FORM = re.compile(r"https?://[\w.:\[\]-]+|\*")
 MEBIBYTE = 2**20
-
-
-def port(text: str) -> int:
-    number = integer(text, 0)
-    if number > 65535:
-        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text[:MAX_SHOWN]}")
-    return number
-
-
-def seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number <= 1e6:
-        raise argparse.ArgumentTypeError(
-            f"expected a number of seconds above 0 and up to 1000000, got {text[:MAX_SHOWN]!r}"
-        )
-    return number
 
 
 def pair(text: str) -> tuple[str | None, str, str]:
     """Return (model, source, target) of the text `en-de` or `NAME:en-de`; the model is None without
     a name.
 
-    The last hyphen separates the codes. Raises ArgumentTypeError for another text.
+    The last hyphen separates the codes. Raises ValueError for another text.
     """
-    match = PAIR.fullmatch(unicode(text))
-    if not match:
-        raise argparse.ArgumentTypeError(
-            f"expected a language pair such as en-de or NAME:en-de, got {text[:MAX_SHOWN]!r}"
-        )
+    if not (match := PAIR_FORM.fullmatch(text)):
+        raise ValueError(text[:MAX_SHOWN])
     return match[1], match[2], match[3]
 
 
 def origin(text: str) -> str:
-    if text != "*" and not re.fullmatch(r"https?://[\w.:\[\]-]+", text):
-        raise argparse.ArgumentTypeError(
-            f"expected an origin such as https://example.org, or *, got {text[:MAX_SHOWN]!r}"
-        )
+    if not ORIGIN_FORM.fullmatch(text):
+        raise ValueError(text[:MAX_SHOWN])
     return text
 
 
-def boolean(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"expected true or false, got {text[:MAX_SHOWN]!r}")
-    return text == "true"
+def is_tuple(value: object) -> bool:
+    return isinstance(value, tuple)
 
 
-def setting(kind: Callable[[str], Any], default: Any, help: str) -> Any:
-    """Return a field of `Settings` with its default and help.
-
-    `kind` parses the text of a value, or raises ArgumentTypeError. The flag of a field with the
-    default `()` may be repeated.
-    """
-    return dataclasses.field(default=default, metadata={"kind": kind, "help": help})
+PORT = integers("a port from 0 to 65535", 0, 65535)
+SECONDS = numbers(
+    "a number of seconds above 0 and up to 1000000", lambda value: 0 < value <= 1e6
+)._replace(metavar="SECONDS")
+BOOLEAN = Kind("true or false", lambda value: isinstance(value, bool), metavar="BOOL")
+PAIRS = Kind("a language pair such as en-de or NAME:en-de", is_tuple, pair, "SOURCE-TARGET", tuple)
+ORIGINS = Kind("an origin such as https://example.org, or *", is_tuple, origin, "ORIGIN", tuple)
 
 
 @dataclass(frozen=True)
 class Settings:
     """The settings of a server. The scheduler chooses values that are `None`."""
 
-    host: str = setting(unicode, "127.0.0.1", "address to listen on; 0.0.0.0 for all interfaces")
-    port: int = setting(port, 8000, "port to listen on; 0 picks a free port and prints it")
-    languages: tuple[tuple[str | None, str, str], ...] = setting(
-        pair,
+    host: str = option(
+        TEXT._replace(metavar="HOST"),
+        "127.0.0.1",
+        "address to listen on; 0.0.0.0 for all interfaces",
+    )
+    port: int = option(PORT, 8000, "port to listen on; 0 picks a free port and prints it")
+    languages: tuple[tuple[str | None, str, str], ...] = option(
+        PAIRS,
         (),
         "source and target language of a model, such as en-de; NAME:en-de if several models "
         "translate; may be repeated; default: the languages of the tokenizer or the model card",
     )
-    dtype: str | None = setting(unicode, None, DTYPE_HELP)
-    workers: int | None = setting(
-        positive,
+    dtype: str | None = option(TEXT._replace(metavar="DTYPE"), None, DTYPE_HELP)
+    workers: int | None = option(
+        COUNT,
         None,
-        "workers, each with its own batch and --threads CPU threads; default: by the size of the "
+        "workers, each with its own batch, which share the threads; default: by the size of the "
         "model",
     )
-    threads: int | None = setting(
-        positive, None, "CPU threads per worker; default: by the size of the model"
+    threads: int | None = option(
+        COUNT,
+        None,
+        "CPU threads, of all workers together; default: all that this process may use",
     )
-    slots: int | None = setting(
-        positive,
+    slots: int | None = option(
+        COUNT,
         None,
         "rows (sequences or beams) that all workers run at once; default: 64, or fewer if a "
         "worker's slots would need more than 1 GiB",
     )
-    max_source: int | None = setting(
-        positive,
+    max_source: int | None = option(
+        COUNT,
         None,
         "maximum number of source tokens, longer sources are rejected; default: the model's limit; "
         "at most 512 for models that generate",
     )
-    max_length: int | None = setting(
-        positive,
+    max_length: int | None = option(
+        COUNT,
         None,
-        "maximum number of tokens of prompt and continuation; default: the model's limit, but "
-        "at most 512",
+        "maximum number of tokens of prompt and continuation: requests for more are rejected, "
+        "while --max-length of generate is where a text ends; default: the model's limit, but at "
+        "most 512",
     )
-    queue: int = setting(
-        positive,
+    queue: int = option(
+        COUNT,
         1024,
         "maximum number of waiting rows; further requests are rejected with 429, small ones "
         "beyond an eighth more",
     )
-    max_batch: int = setting(positive, 128, "maximum number of texts in a request")
-    auto_truncate: bool = setting(
-        boolean,
+    max_batch: int = option(COUNT, 128, "maximum number of texts in a request")
+    auto_truncate: bool = option(
+        BOOLEAN,
         True,
         "true cuts inputs of /embed, /embed_all, /similarity, /predict (not /predict/TASK), "
         "/rerank and /v1/embeddings that are too long; false rejects them; a request's `truncate` "
         "takes precedence",
     )
-    max_body: int = setting(
-        positive,
+    max_body: int = option(
+        COUNT,
         4 * MEBIBYTE,
         "maximum size of a request body in bytes; its JSON may have a value per 16 bytes",
     )
-    requests: int = setting(
-        positive, 512, "maximum number of requests at once, not counting health checks and metrics"
+    requests: int = option(
+        COUNT, 512, "maximum number of requests at once, not counting health checks and metrics"
     )
-    connections: int = setting(
-        positive, 4096, "maximum number of open connections; further connections are closed"
+    connections: int = option(
+        COUNT, 4096, "maximum number of open connections; further connections are closed"
     )
-    timeout: float = setting(
-        seconds, 120.0, "seconds until a request without a complete response fails"
+    timeout: float = option(
+        SECONDS, 120.0, "seconds until a request without a complete response fails"
     )
-    header_timeout: float = setting(
-        seconds, 10.0, "seconds that a connection may take to send the header of its next request"
+    header_timeout: float = option(
+        SECONDS, 10.0, "seconds that a connection may take to send the header of its next request"
     )
-    body_timeout: float = setting(seconds, 30.0, "seconds that a client may take to send the body")
-    grace: float = setting(
-        seconds,
+    body_timeout: float = option(SECONDS, 30.0, "seconds that a client may take to send the body")
+    grace: float = option(
+        SECONDS,
         1.0,
         "seconds after SIGTERM in which requests are still accepted, while /health/ready is 503",
     )
-    drain: float = setting(
-        seconds, 30.0, "seconds after the grace period for running requests to finish"
+    drain: float = option(
+        SECONDS, 30.0, "seconds after the grace period for running requests to finish"
     )
-    token_file: Path | None = setting(
-        path,
+    token_file: Path | None = option(
+        PATH,
         None,
         "file with the token that clients must send as `Authorization: Bearer TOKEN`; or set the "
         f"variable {TOKEN} to the token, but not both; default: no token is required",
     )
-    cors_origin: tuple[str, ...] = setting(
-        origin,
+    cors_origin: tuple[str, ...] = option(
+        ORIGINS,
         (),
         "origin of web pages of other hosts that may send requests, or *; may be repeated",
     )
-    log_level: str = setting(
-        choice_type("level", LEVELS), "info", f"minimum level of log lines: {', '.join(LEVELS)}"
+    log_level: str = option(
+        choices("level", LEVELS), "info", f"minimum level of log lines: {', '.join(LEVELS)}"
     )
 
 
-FIELDS = {field.name: field for field in dataclasses.fields(Settings)}
-
-
-def is_repeatable(field: dataclasses.Field) -> bool:
-    return field.default == ()
-
-
-def flag(field: dataclasses.Field) -> str:
-    return f"--{field.name.replace('_', '-')}"
-
-
-def metavar(field: dataclasses.Field) -> str:
-    kinds = set(get_args(field.type) or [field.type]) - {NoneType}
-    names = {
-        "languages": "SOURCE-TARGET",
-        "cors_origin": "ORIGIN",
-        "log_level": "LEVEL",
-        "auto_truncate": "BOOL",
-        "host": "HOST",
-        "dtype": "DTYPE",
-    }
-    return names.get(field.name) or (
-        "N" if kinds == {int} else "SECONDS" if kinds == {float} else "FILE"
-    )
+FIELDS = fields_by_name(Settings)
 
 
 def add_settings(parser: Parser) -> None:
@@ -207,14 +173,7 @@ def add_settings(parser: Parser) -> None:
         "settings",
         f"Each can also be set by a variable, such as {PREFIX}PORT; flags take precedence.",
     )
-    for field in FIELDS.values():
-        default = "" if field.default in (None, ()) else f"; default: {json.dumps(field.default)}"
-        help = f"{field.metadata['help']}{default}"
-        action = "append" if is_repeatable(field) else "store"
-        kind = field.metadata["kind"]
-        group.add_argument(
-            flag(field), type=kind, action=action, metavar=metavar(field), default=None, help=help
-        )
+    add_options(group, FIELDS.values())
 
 
 def parse_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
@@ -227,23 +186,21 @@ def parse_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> 
     Raises:
         UsageError: if a variable has an invalid value.
     """
-    values: dict[str, Any] = {}
-    for name, field in FIELDS.items():
+    values = set_options(args, FIELDS.values())
+    for name in FIELDS.keys() - values.keys():
         variable = f"{PREFIX}{name.upper()}"
-        value = getattr(args, name, None)
-        if value is None and environment.get(variable, "").strip():
-            value = read(f"variable {variable}", environment[variable].strip(), field)
-        if value is not None:
-            values[name] = tuple(value) if is_repeatable(field) else value
+        if text := environment.get(variable, "").strip():
+            values[name] = read(f"variable {variable}", text, FIELDS[name])
     return Settings(**values)
 
 
-def read(name: str, text: str, field: dataclasses.Field) -> Any:
-    """Return the value of `field` in `text`, a list if its flag may be repeated. Raises UsageError
-    if it is invalid; `name` is for the message."""
+def read(name: str, text: str, field: Field) -> Any:
+    """Return the value of `field` in `text`. Raises UsageError if it is invalid; `name` is for the
+    message."""
     kind = field.metadata["kind"]
+    value = read_as(kind)
     try:
-        return [kind(word) for word in text.split()] if is_repeatable(field) else kind(text)
+        return kind.collect(map(value, text.split())) if kind.collect else value(text)
     except argparse.ArgumentTypeError as error:
         raise UsageError(f"{name}: {error}") from None
 
@@ -272,14 +229,3 @@ def read_token(settings: Settings, environment: Mapping[str, str]) -> bytes | No
             f"{name} has no token, expected one line of ASCII characters without spaces"
         )
     return token.encode()
-
-
-def settings_table() -> str:
-    """Return a Markdown table of the settings for the documentation."""
-    lines = ["| flag | default | meaning |", "|---|---|---|"]
-    for field in FIELDS.values():
-        default = (
-            "" if field.default in (None, ()) else f"`{json.dumps(field.default)}`".replace('"', "")
-        )
-        lines.append(f"| `{flag(field)} {metavar(field)}` | {default} | {field.metadata['help']} |")
-    return "\n".join(lines)

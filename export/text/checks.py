@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..errors import UsageError, did_you_mean
-from ..inference.options import is_integer
+from ..shared.options import is_integer
 
 Pair = tuple[str, str]
 
@@ -108,7 +108,7 @@ def check_choice(name: str, value: object, known: Iterable[object]) -> None:
         raise UsageError(f"{seen}{did_you_mean(str(value), map(str, known))}", name)
 
 
-def check_count(name: str, value: object, min_value: int = 1, max_value: int | None = None) -> None:
+def check_count(name: str, value: Any, min_value: int = 1, max_value: int | None = None) -> None:
     if not is_integer(value) or value < min_value or (max_value is not None and value > max_value):
         upper = "" if max_value is None else f" and at most {max_value}"
         raise UsageError(

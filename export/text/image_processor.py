@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..inference.options import Kind, is_int64
+from ..shared.options import Kind, is_int64
 
 SIZE = Kind("an integer of at least 1", lambda value: is_int64(value) and value >= 1)
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
@@ -143,10 +143,10 @@ class ImageProcessor:
         # null means False, as in transformers
         settings |= {name: False for name in config.keys() - values if KINDS.get(name) is FLAG}
         settings |= {name: value for name, value in values.items() if name in settings}
-        for name, (expected, holds) in KINDS.items():
-            if name in values and not holds(values[name]):
+        for name, kind in KINDS.items():
+            if name in values and not kind.holds(values[name]):
                 raise ValueError(
-                    f"{path} has {name} {reprlib.repr(values[name])}, expected {expected}"
+                    f"{path} has {name} {reprlib.repr(values[name])}, expected {kind.expected}"
                 )
         settings["size"] = parse_size("size", settings["size"], settings["default_to_square"], path)
         if settings["do_center_crop"]:

@@ -36,7 +36,7 @@ def model_facts(runtime: TextModel) -> dict[str, Any]:
             for tensor in spec.inputs
         ),
     }
-    warnings = []
+    warnings = vocabulary_problems(runtime)
     if EMBED in tasks:
         facts |= embedding_facts(runtime)
         warnings += pooling_problems(runtime) + length_problems(runtime)
@@ -51,6 +51,18 @@ def calibration(manifest: dict, dtype: str) -> dict[str, int] | None:
     without a calibration of the weights in `dtype`."""
     facts = manifest.get("calibration") if dtype == "int8" else None
     return facts and {name: facts[name] for name in ("matmuls", "row_scales")}
+
+
+def vocabulary_problems(runtime: TextModel) -> list[str]:
+    """Return a warning if the tokenizer has tokens that the model has no embedding for."""
+    size = runtime.info.config["vocab_size"]
+    tokens = runtime.tokenizer.get_vocab(with_added_tokens=True)
+    unknown = sorted((id, token) for token, id in tokens.items() if id >= size)
+    if not unknown:
+        return []
+    seen = f"{len(unknown)} tokens from id {unknown[0][0]} on, such as {unknown[0][1]!r}"
+    problem = f"expected ids below vocab_size={size}: texts with them are an error"
+    return [f"{runtime.info.directory} has a tokenizer with {seen}, {problem}"]
 
 
 def embedding_facts(runtime: TextModel) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ..inference.options import as_list
 from ..shared.files import safetensors_header
+from ..shared.options import as_list
 from .checks import check_choice
 from .scores import activation
 

@@ -238,7 +238,7 @@ def test_every_option_field_has_a_flag_with_its_help(verb, excluded, capsys):
     [
         ("", {}),
         ("--num-beams 2 --max-new-tokens 5", {"num_beams": 2, "max_new_tokens": 5}),
-        ("--length-penalty -0.5 --temperature 2", {"length_penalty": -0.5, "temperature": 2}),
+        ("--length-penalty -0.5 --temperature 2", {"length_penalty": -0.5, "temperature": 2.0}),
         ("--do-sample --seed 0", {"do_sample": True, "seed": 0}),
         ("--no-do-sample", {"do_sample": False}),
         ("--early-stopping never", {"early_stopping": "never"}),

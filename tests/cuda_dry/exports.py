@@ -15,10 +15,12 @@ import numpy as np
 from graph_variants import sizes, variants
 from safetensors.numpy import save_file
 
-from vanilla_transformer.checkpoint_config import CONFIGS, read_config
+from vanilla_transformer.checkpoint_config import CONFIGS
+from vanilla_transformer.checkpoint_files import bare
+from vanilla_transformer.source import Source
+from vanilla_transformer.standins import weight_shapes
 from vanilla_transformer_export import export
 from vanilla_transformer_export.graphs.config import Config
-from vanilla_transformer_export.graphs.expected_weights import expected_weights
 from vanilla_transformer_export.graphs.weights import tied_names
 from vanilla_transformer_export.heads import GENERATORS, HEADS
 
@@ -59,9 +61,11 @@ def write_checkpoint(case: Case, folder: Path) -> None:
     content = {"model_type": model_type, "architectures": [case.architecture], **fields}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
-    config, rng = Config(*read_config(folder)), np.random.default_rng(0)
-    shapes = expected_weights(config)
-    for name in [name for name in tied_names(config) if name in shapes][1:]:
+    source, rng = Source.open(folder), np.random.default_rng(0)
+    config = Config(source.config(), source.architecture)
+    shapes = weight_shapes(case.architecture, config.values)
+    names = {bare(name): name for name in shapes}
+    for name in [names[name] for name in tied_names(config) if name in names][1:]:
         del shapes[name]  # one tensor for all
     weights = {name: rng.normal(0, 0.2, shape) for name, shape in shapes.items()}
     save_file(

@@ -140,13 +140,10 @@ def test_small_models_use_several_workers_and_large_models_all_threads():
     )
     assert arrange_workers(tiny, 2) == arrange_workers(base, 2) == Arrangement(2, 1)
     assert arrange_workers(gpt2, 2) == Arrangement(1, 2)
-    assert (
-        arrange_workers(tiny, 4, threads=2)
-        == arrange_workers(base, 4, threads=2)
-        == Arrangement(2, 2)
-    )
-    assert arrange_workers(gpt2, 4, workers=2) == Arrangement(2, 2)
-    assert arrange_workers(tiny, 4, workers=1, threads=3) == Arrangement(1, 3)
+    assert arrange_workers(tiny, 4, 2) == arrange_workers(gpt2, 4, 2) == Arrangement(2, 2)
+    assert arrange_workers(tiny, 3, 2) == Arrangement(2, 1)
+    with raises(UsageError, seen=("workers", 5000), expected=2):
+        arrange_workers(tiny, 2, 5000)
     assert [chunk_length(config) for config in (tiny, base, gpt2)] == [256, 32, 16]
     assert [sources_length(config) for config in (tiny, base)] == [512, 122]
     one_key = {**gpt2, "num_key_value_heads": 1}

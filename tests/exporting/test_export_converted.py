@@ -6,6 +6,7 @@ import json
 import tempfile
 from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
+from vanilla_transformer.checkpoint_files import FILES
 from vanilla_transformer.conversion import conversion_plan, convert
 from vanilla_transformer.errors import UsageError
 from vanilla_transformer.info import info
@@ -66,6 +68,25 @@ def temporary(tmp_path, monkeypatch):
     directory.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
     return directory
+
+
+def test_hub_id_is_looked_up_twice(theirs, tmp_path, monkeypatch):
+    """config.json is downloaded first, then all other files; each export opens its source once."""
+    downloads = []
+
+    def download(hub_id, allow_patterns, ignore_patterns):
+        downloads.append(allow_patterns)
+        return str(theirs[0] if hub_id == "someone/bert" else tmp_path / "ours")
+
+    with monkeypatch.context() as patch:
+        convert(theirs[0], tmp_path / "ours")
+        patch.setattr(huggingface_hub, "snapshot_download", download)
+        export("someone/ours", tmp_path / "ours-export", cases=1)
+        assert downloads == [["config.json"], list(FILES)]
+        downloads.clear()
+        export("someone/bert", tmp_path / "bert-export", cases=1)
+    # the weights of this BERT are pickled
+    assert downloads == [["config.json"], list(FILES), ["pytorch_model*.bin"]]
 
 
 def test_export_converts_checkpoint(theirs, temporary, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from checkpoints import perturbed
 
-from vanilla_transformer.checkpoint_config import read_config
+from vanilla_transformer.source import Source
 from vanilla_transformer_export.exporting.graphs import GraphFormat, GraphSource, write_graphs
 from vanilla_transformer_export.graphs.config import Config
 from vanilla_transformer_export.graphs.weights import CheckpointWeights
@@ -45,7 +45,8 @@ def test_export_peak_memory_is_below_three_times_largest_matrix(
 ):
     checkpoint = checkpoints / str(dtype)
     assert len(list(checkpoint.glob("*.safetensors"))) > 1
-    config = Config(*read_config(checkpoint))
+    source = Source.open(checkpoint)
+    config = Config(source.config(), source.architecture)
     kind = get_target(target)
     activations = weights if weights == "fp16" else "fp32"
     specs = kind.graph_specs(config.to_dict(), config.architecture, weights, activations)

@@ -19,11 +19,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 
+import vanilla_transformer
 from vanilla_transformer.checkpoint_config import CONFIGS
 from vanilla_transformer.checkpoint_files import bare
+from vanilla_transformer.standins import weight_shapes
 from vanilla_transformer_export import Runtime, export, verify
 from vanilla_transformer_export.graphs.config import Config
-from vanilla_transformer_export.graphs.expected_weights import expected_weights
 from vanilla_transformer_export.graphs.weights import tied_names
 from vanilla_transformer_export.heads import HEADS
 
@@ -48,10 +49,10 @@ import json, sys
 from pathlib import Path
 for name in ("torch", "transformers"):
     sys.modules[name] = None
-from vanilla_transformer.checkpoint_config import read_config
+from vanilla_transformer.source import Source
 for line in sys.stdin:
-    config, name = read_config(Path(line.strip()))
-    print(json.dumps([name, config.to_dict()]))
+    source = Source.open(Path(line.strip()))
+    print(json.dumps([source.architecture, source.config().to_dict()]))
 """
 IGNORED = {"_name_or_path", "transformers_version", "auto_map", "_from_model_config"}  # in configs
 SIZES = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4}
@@ -231,15 +232,19 @@ def test_manifest_has_versions_of_installed_packages_only(checkpoints, tmp_path,
 
 
 @pytest.mark.parametrize("architecture", HEADS)
-def test_expected_weights_match_torch_model(architecture):
+def test_weight_shapes_match_torch_model(architecture):
+    """The model classes are imported again with stand-ins; those with torch stay what they are."""
+    name = vanilla_transformer.VanillaEncoderModel.__module__
+    modules = {key: sys.modules[key] for key in ("torch", "transformers", name)}
     for fields in variants(architecture).values():
         model = perturbed(architecture, {**sizes(architecture), **fields})
         config = Config(model.config, architecture)
-        assert expected_weights(config) == {
-            bare(name): tuple(value.shape) for name, value in model.state_dict().items()
+        assert weight_shapes(architecture, model.config) == {
+            name: tuple(value.shape) for name, value in model.state_dict().items()
         }
         tied = {bare(name) for name in model.get_expanded_tied_weights_keys(all_submodels=True)}
         assert tied <= {*tied_names(config)}
+    assert modules == {key: sys.modules[key] for key in modules}
 
 
 def test_config_fields_match_transformers(tmp_path):

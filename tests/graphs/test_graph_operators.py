@@ -10,7 +10,7 @@ import pytest
 from checkpoints import perturbed
 from messages import raises
 
-from vanilla_transformer.checkpoint_config import read_config
+from vanilla_transformer.source import Source
 from vanilla_transformer_export.exporting.graphs import (
     GraphFormat,
     GraphSource,
@@ -188,7 +188,8 @@ def test_graphs_have_expected_operator_counts(checkpoints, name, target, dtype, 
 
 
 def write_and_count_operators(checkpoint, target, dtype, role, folder):
-    config, kind = Config(*read_config(checkpoint)), get_target(target)
+    source, kind = Source.open(checkpoint), get_target(target)
+    config = Config(source.config(), source.architecture)
     activations = "fp16" if target == "cuda" else "fp32"
     spec = kind.graph_specs(config.to_dict(), config.architecture, dtype, activations)[role]
     form = GraphFormat(kind, dtype, activations, kind.opsets[0])

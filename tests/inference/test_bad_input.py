@@ -7,6 +7,7 @@ from messages import raises
 from random_prompts import in_torch, prompts
 
 from vanilla_transformer_export import Runtime
+from vanilla_transformer_export.errors import UsageError
 
 IDS, MASK = prompts()
 
@@ -25,6 +26,9 @@ IDS, MASK = prompts()
         (np.full((1, 3), 48), None, {}, 48, (0, 47)),
         (IDS, MASK[:, :-1], {}, (6, 8), (6, 9)),
         (IDS, MASK[0], {}, 9, (6, 9)),
+        ([[5, 6], [7]], None, {}, ("input_ids", "[[5, 6], [7]]"), "one length"),
+        (IDS, [[1], [1, 1]], {}, "attention_mask", "one length"),
+        (IDS, MASK, dict(do_sample=True, seed=3, seeds=[0] * 6), ("seed", 3), "seeds"),
         (IDS, MASK * 2, {}, "0s", "1s"),
         (IDS, MASK * 0.5, {}, "0s", "1s"),
         (IDS, MASK * np.array([[1], [1], [0], [1], [1], [1]]), {}, 2, ()),
@@ -45,6 +49,18 @@ def test_invalid_generate_input_error_names_value(
 ):
     with raises(ValueError, seen=seen, expected=expected):
         runtimes(name).generate(ids, mask, **options)
+
+
+def test_arrays_of_several_lengths_and_other_arenas_are_rejected(runtimes):
+    ragged = [[5, 6], [7]]
+    for name in ("input_ids", "attention_mask", "token_type_ids"):
+        inputs = {"input_ids": IDS, name: ragged}
+        with raises(ValueError, seen=(name, str(ragged)), expected="one length"):
+            runtimes("encoder").outputs(**inputs)
+    with raises(ValueError, seen="decoder_input_ids", expected="one length"):
+        runtimes("seq2seq").generate(IDS, MASK, decoder_input_ids=ragged)
+    with raises(UsageError, seen=("arena", "'x'"), expected=("True", "False")):
+        Runtime(runtimes("encoder").info.directory, arena="x")
 
 
 def test_mask_with_other_numbers_error_names_number(runtimes):

@@ -100,6 +100,20 @@ def test_closed_runtime_raises_and_frees_its_sessions(directory):
     np.testing.assert_array_equal(run(Runtime(directory)), expected)
 
 
+def test_stream_ends_with_an_error_after_close(directory):
+    runtime = Runtime(directory)
+    stream = runtime.stream(IDS, max_new_tokens=3, eos_token_id=None)
+    next(stream)
+    runtime.close()
+    with raises(ValueError, seen="closed"):
+        next(stream)
+    with Runtime(directory) as runtime:
+        for number, _ in enumerate(runtime.stream(IDS, max_new_tokens=3, eos_token_id=None)):
+            if number == 2:  # the last token ends the stream, closed or not
+                runtime.close()
+    assert number == 2
+
+
 def test_dropped_runtime_is_freed_without_garbage_collection(directory):
     """A circle of references would keep the graphs in memory until Python looks for circles."""
     gc.collect()

@@ -628,7 +628,7 @@ def test_subfolders_of_hub_repository_are_not_downloaded(saved, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert isinstance(load_checkpoint("someone/model"), torch.nn.Module)
-    assert downloads == [("someone/model", True, ["*/*"])]
+    assert downloads == [("someone/model", False, ["*/*"]), ("someone/model", True, ["*/*"])]
 
 
 def test_failed_hub_download_error_names_hub_id_without_text_of_hub_client(monkeypatch):

@@ -12,7 +12,7 @@ from messages import raises
 from vanilla_transformer_export import Runtime
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.inference.inputs import check_contiguous, move_padding
-from vanilla_transformer_export.inference.options import FIELDS
+from vanilla_transformer_export.shared.generation_options import FIELDS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Unfeasible length")
 # for tests that also run torch

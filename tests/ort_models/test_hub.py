@@ -55,5 +55,8 @@ def test_exports_and_checkpoints_are_downloaded_and_pushed(saved, tmp_path):
         hub.add("someone/graphs", graphs)
         process = hub.run(tmp_path, "-c", CODE, str(exported.directory))
         assert process.returncode == 0, process.stderr
-        assert "someone/nothing is not a local folder and is not a valid model" in process.stdout
+        assert (
+            "someone/nothing is neither a checkpoint directory nor on the Hub: the Hub has no"
+            in process.stdout
+        )
         assert "manifest.json" in hub.files("someone/pushed")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from messages import check_message
-from served import served
+from served import MODEL, served
 
 from vanilla_transformer_export.errors import RequestError
 from vanilla_transformer_export.serving import health
@@ -50,6 +50,7 @@ BAD_BODIES = {
 @pytest.fixture(scope="module")
 def client():
     with served() as server, httpx.Client(base_url=server.url) as client:
+        server.server.service.models.models.update({"a-name": MODEL, "a": MODEL})
         yield client
 
 

@@ -19,6 +19,7 @@ from checkpoints import copy_folder, with_tokenizer
 from command_line import COMMAND, read_error
 from messages import check_message, raises
 
+from vanilla_transformer_export.arguments import flag
 from vanilla_transformer_export.cli import main as cli
 from vanilla_transformer_export.engine.limits import Arrangement
 from vanilla_transformer_export.errors import UsageError
@@ -30,7 +31,6 @@ from vanilla_transformer_export.serving.settings import (
     PREFIX,
     TOKEN,
     Settings,
-    flag,
     parse_settings,
     read_token,
 )
@@ -415,7 +415,7 @@ def test_kubernetes_gpu_manifest_requests_one_gpu():
 def test_kubernetes_manifest_has_token_and_as_many_threads_as_cpus():
     container = read_container("kubernetes.yaml")
     args = cli.parse(["serve", *container["args"]])
-    assert str(args.workers * args.threads) == container["resources"]["limits"]["cpu"]
+    assert str(args.threads) == container["resources"]["limits"]["cpu"]
     [variable] = container["env"]
     assert variable["name"] == TOKEN and variable["valueFrom"]["secretKeyRef"]
 
@@ -425,6 +425,7 @@ def test_number_of_workers_is_limited_by_target():
     cpu, cuda = (SimpleNamespace(manifest={"target": name}, dtypes=[]) for name in ("cpu", "cuda"))
     assert limit_workers(arranged, cpu, Settings()) == arranged
     assert limit_workers(arranged, cuda, Settings()) == Arrangement(1, 1)
+    assert limit_workers(arranged, cuda, Settings(threads=4)) == Arrangement(1, 4)
     with raises(UsageError, seen=("workers", 4), expected=(1, "cuda")):
         limit_workers(arranged, cuda, Settings(workers=4))
 

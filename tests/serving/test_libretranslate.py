@@ -223,7 +223,7 @@ def test_form_requests_match_json_requests(client, alone):
 
 def test_list_returns_list_and_texts_without_letters_are_copied(client, alone):
     first, last = alone.translate(["w5", TEXT])
-    actual = answer(client, {"q": ["w5", " \n", "", TEXT], "alternatives": -1})
+    actual = answer(client, {"q": ["w5", " \n", "", TEXT], "alternatives": 0})
     assert actual == {"translatedText": [first, " \n", "", last]}
     assert answer(client, {"q": ["\N{DOG FACE} 1"]}) == {"translatedText": ["\N{DOG FACE} 1"]}
     assert answer(client, {"q": " "}) == {"translatedText": " "}
@@ -371,6 +371,15 @@ def test_model_is_selected_by_path_body_or_languages(model, load, alone):
         check_message(error_text, seen=("source", "auto"), expected=("de", "en"))
         error_text = error_message(client.get("/models/x/languages"), 404)
         check_message(error_text, seen="x", expected=("tiny", "back", "twin"))
+        for path in (
+            "/models/x/translate",
+            "/models/x/predict/translation",
+            "/models/x/v1/none",
+        ):
+            for body in (b"{", b"[]", b'{"q": 5}', b'{"q": NaN}', b""):
+                response = client.post(path, content=body)
+                assert response.status_code == 404, (path, body, response.text)
+                check_message(response.text, seen="x", expected=("tiny", "back", "twin"))
 
 
 TOKENS = {"eng_Latn": 40, "deu_Latn": 41, "zho_Hans": 42, "zho_Hant": 43}
@@ -627,6 +636,7 @@ def test_configured_languages_must_be_supported_by_model(alone, monkeypatch):
         ({"format": ["html"]}, ("format", "html"), ("text", "html")),
         ({"alternatives": "two"}, ("alternatives", "two"), ()),
         ({"alternatives": 1.5}, ("alternatives", 1.5), ()),
+        ({"alternatives": -1}, ("alternatives", -1), 0),
         ({"alternatives": SLOTS}, ("alternatives", SLOTS), SLOTS - 1),
         ({"alternatives": 10**30}, (), SLOTS - 1),
         ({"model": 5}, 5, ()),

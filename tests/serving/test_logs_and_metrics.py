@@ -7,7 +7,7 @@ import time
 
 import httpx
 import pytest
-from served import served
+from served import MODEL, served
 
 from vanilla_transformer_export.engine.inputs import Activity
 from vanilla_transformer_export.serving.logs import Log
@@ -103,6 +103,7 @@ def test_unwritable_log_does_not_stop_server(kind, monkeypatch):
 
 def test_metrics_of_requests_and_engine(monkeypatch):
     with served() as server, httpx.Client(base_url=server.url) as client:
+        server.server.service.models.models["a"] = MODEL
         for path in ("/stub", "/models/a/stub", "/nowhere", "/models/a/nowhere/x"):
             client.post(path, json={"q": "a"})
         client.get("/raise/mistake")

@@ -169,7 +169,7 @@ def serve_engine(*served):
     settings, lifecycle, metrics = Settings(max_batch=6), Lifecycle(), Metrics()
     by_name = ServedModels({model.name: model for model in served})
     app = serving.create_app(by_name, (openai_api.PROTOCOL,), settings, lifecycle, metrics)
-    framed = Frame(app, app.state.errors, settings, lifecycle, metrics, Log("error"))
+    framed = Frame(app, Log("error"))
     server = uvicorn.Server(uvicorn.Config(framed, port=0, log_config=None, lifespan="off"))
 
     async def serve():

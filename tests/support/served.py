@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import uvloop
 from fastapi import APIRouter
@@ -20,6 +21,7 @@ from vanilla_transformer_export.serving.server import Server, listening
 from vanilla_transformer_export.serving.settings import Settings
 
 router = APIRouter(tags=["stub"])
+MODEL = SimpleNamespace(backend=SimpleNamespace(close=lambda: None))  # for paths with its name
 SEEN: list[str] = []  # outcomes of the slow requests
 
 

@@ -4,11 +4,15 @@ import json
 import warnings
 
 import pytest
+import torch
+from families import random_config, random_model
 from heads import save_head, word_pieces
 from messages import check_message
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
+from vanilla_transformer.files import PICKLE
 from vanilla_transformer_export import TextRuntime, export
 from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.inference.cpu_quota import cpu_quota
@@ -146,3 +150,71 @@ def test_calibration_and_token_types_are_facts(tmp_path):
     facts = model_facts(runtime)
     assert facts["token_types"] is True
     assert facts["calibration"]["matmuls"] == 6 >= facts["calibration"]["row_scales"]
+
+
+# --------------------------------------------------------------------- checkpoints that do not fit
+
+
+@pytest.fixture
+def notes(caplog):
+    """A function that exports a checkpoint and returns the warnings and the notes of that."""
+
+    def run(checkpoint, out):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            export(checkpoint, out, cases=1)
+        return [str(warning.message) for warning in caught] + caplog.messages
+
+    return run
+
+
+@pytest.mark.parametrize("family", ["ours", "bert"])
+@pytest.mark.parametrize("is_equal", [False, True])
+def test_older_weights_beside_the_ones_that_are_read_are_a_warning(
+    tmp_path, family, is_equal, notes
+):
+    directory = tmp_path / "model"
+    if family == "ours":
+        save_head("VanillaEncoderForMaskedLM", word_pieces(), directory)
+    else:
+        random_model(
+            "BertForMaskedLM", random_config("bert", "BertForMaskedLM", 0)
+        ).save_pretrained(directory)
+    tensors = load_file(directory / "model.safetensors")
+    name = min(tensors)
+    torch.save(tensors | ({} if is_equal else {name: tensors[name] + 1}), directory / PICKLE)
+    problems = [note for note in notes(directory, tmp_path / "out") if PICKLE in note]
+    assert len(problems) == (not is_equal)
+    if problems:
+        check_message(problems[0], seen=(PICKLE,), expected="model.safetensors is read")
+
+
+def test_missing_head_is_an_error_or_a_note(tmp_path, notes):
+    save_head("VanillaEncoderForTokenClassification", word_pieces(), tmp_path / "ours")
+    config = random_config("bert", "BertForTokenClassification", 0)
+    random_model("BertForTokenClassification", config).save_pretrained(tmp_path / "bert")
+    for folder in ("ours", "bert"):
+        path = tmp_path / folder / "model.safetensors"
+        tensors = load_file(path)
+        kept = {name: tensors[name] for name in tensors if not name.startswith("classifier")}
+        save_file(kept, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="2 are missing: classifier.bias, classifier.weight"):
+        export(tmp_path / "ours", tmp_path / "out")
+    messages = notes(tmp_path / "bert", tmp_path / "out")
+    note = "the head of BertForTokenClassification is missing, so the base class BertModel is"
+    assert len([message for message in messages if note in message]) == 1
+
+
+def test_tokens_without_embedding_are_a_warning(tmp_path):
+    tokenizer = word_pieces()
+    checkpoint = save_head("VanillaEncoderForMaskedLM", tokenizer, tmp_path / "model")
+    size = len(tokenizer)
+    tokenizer.add_tokens(["[new]", "[newer]"])
+    tokenizer.save_pretrained(checkpoint)
+    runtime = opened(checkpoint, tmp_path / "out")
+    [problem] = model_facts(runtime)["warnings"]
+    check_message(
+        problem, seen=(f"2 tokens from id {size} on", "[new]"), expected=f"vocab_size={size}"
+    )
+    with pytest.raises(ValueError, match=f"{size}"):
+        runtime.fill_mask(["a book [MASK] [new]"])

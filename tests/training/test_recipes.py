@@ -22,7 +22,7 @@ from vanilla_transformer.training.run import train
 from vanilla_transformer.training.tasks import TASKS, sequence_classification
 from vanilla_transformer.training.trainer import training_arguments
 from vanilla_transformer_export.cli import main as cli
-from vanilla_transformer_export.inference.options import FIELDS
+from vanilla_transformer_export.shared.generation_options import KINDS
 
 RECIPES = pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.toml")))
 SMALL = dict(
@@ -97,13 +97,10 @@ FOLDS = {"train": "train.txt", "folds": 5, "fold": 0}
         ("model.dropout", "0.1", "a number or a whole number"),
         ("model.path", 5, "a string"),
         ("model.tie_word_embeddings", "no", "true or false"),
-        ("generation.num_beams", 0, "a whole number of at least 1"),
-        ("generation.length_penalty", "1", "a number"),
-        *[
-            (f"generation.{name}", 2**31, "a whole number of at least 0 and below 2**31")
-            for name in GENERATED
-        ],
-        ("generation.early_stopping", "always", "true or false or one of 'never'"),
+        ("generation.num_beams", 0, "a whole number from 1 to 2**63 - 1"),
+        ("generation.length_penalty", "1", "a float32 number"),
+        *[(f"generation.{name}", 2**63, "a whole number from ") for name in GENERATED],
+        ("generation.early_stopping", "always", "True, False or 'never'"),
         ("evaluation.bleu_tokenize", 13, "a string"),
         ("data.train", 3, "a string or a list"),
         ("data.train", [], "a string or a list that is not empty"),
@@ -262,9 +259,9 @@ def test_generation_values_rejected_by_exports_are_rejected_in_recipes():
         float("nan"),
     ]
     num_rejected = 0
-    for name in hints.keys() & FIELDS.keys():
+    for name in hints.keys() & KINDS.keys():
         for value in values:
-            if not FIELDS[name].metadata["kind"].holds(value):
+            if not KINDS[name].holds(value):
                 num_rejected += 1
                 with raises(UsageError, seen="generation"):
                     Recipe("translation", generation={name: value})

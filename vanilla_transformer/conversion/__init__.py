@@ -16,8 +16,8 @@ from typing import Any
 
 from transformers.utils import logging
 
-from ..converted import converted
 from ..outputs import new_directory
+from ..source import converted
 from .conversion_plan import ConversionPlan
 from .planning import plan_conversion
 from .registry import FAMILIES, Family

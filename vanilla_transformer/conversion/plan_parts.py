@@ -11,13 +11,13 @@ from transformers import CONFIG_MAPPING, GenerationConfig, PreTrainedConfig, Pre
 from transformers.utils import logging
 
 from ..checkpoint import CONFIG, limit_generation
-from ..checkpoint_config import CONFIGS, build_config, read_raw_config
-from ..checkpoint_files import GENERATION_CONFIG, checkpoint_directory, read_json, readers_errors
-from ..companions import companions, omitted_files
+from ..checkpoint_config import CONFIGS, build_config
+from ..checkpoint_files import GENERATION_CONFIG, read_json, readers_errors
+from ..companions import companions
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..files import MODULES
 from ..generation_settings import DEFAULT_LENGTH, drop_unused_settings, forget_default_length
 from ..linked_copies import errors_name
+from ..source import Source
 from ..variants import has_weights, linked_variant
 from .architectures import MissingTensors
 from .conversion_plan import ConversionPlan
@@ -43,64 +43,66 @@ COMMON_FIELDS = ("id2label", "label2id", "problem_type", "task_specific_params")
 # the activation on the score of a cross-encoder
 COMMON_FIELDS += ("sentence_transformers", "sbert_ce_default_activation_function")
 COMMON_FIELDS += ("reranker",)  # the prompt of a cross-encoder, see `reranker`
+# files that transformers reads with the weights, and that a converted checkpoint cannot keep
+ADAPTERS = re.compile(
+    r"adapter_config\.json|adapter_model\.(safetensors|bin)|custom_generate/generate\.py"
+)
 
 
 def plan_variant(
-    source: str | PathLike, variant: str | None, plan_as: Callable[[Path], ConversionPlan]
+    name: str | PathLike, variant: str | None, plan_as: Callable[[Source], ConversionPlan]
 ) -> ConversionPlan:
-    """Return `plan_as(directory)` for the directory of `source`, downloaded if it is a Hub id.
+    """Return `plan_as(source)` for the checkpoint `name`, downloaded if it is a Hub id.
 
-    For a `variant` such as "fp16", the directory is a temporary copy in which
+    For a `variant` such as "fp16", the source is a temporary copy in which
     model.fp16.safetensors is called model.safetensors.
     """
-    directory = download(source, variant)
-    return (
-        plan_as(directory)
-        if variant is None
-        else plan_copy(directory, linked_variant(directory, variant), plan_as)
-    )
+    source = download(name, variant)
+    if variant is None:
+        return plan_as(source)
+    return plan_copy(source, linked_variant(source.directory, variant), plan_as)
 
 
 def plan_copy(
-    directory: Path, copy: TemporaryDirectory, plan_as: Callable[[Path], ConversionPlan]
+    source: Source, copy: TemporaryDirectory, plan_as: Callable[[Source], ConversionPlan]
 ) -> ConversionPlan:
-    """Return `plan_as(copy)` for a `copy` of `directory`. The plan keeps the copy alive.
+    """Return `plan_as` of the files in `copy`, a copy of those of `source`. The plan keeps the copy
+    alive.
 
-    Errors name `directory` in place of the copy.
+    Errors name the directory of `source` in place of the copy.
     """
-    with errors_name(directory, Path(copy.name)):
-        plan = plan_as(Path(copy.name))
+    path = Path(copy.name)
+    with errors_name(source.directory, path):
+        plan = plan_as(source.at(path))
     plan.temporaries.append(copy)
     return plan
 
 
-def download(source: str | PathLike, variant: str | None = None) -> Path:
-    """Return the directory of `source`, downloaded if `source` is a Hub id.
+def download(name: str | PathLike, variant: str | None = None) -> Source:
+    """Return the open checkpoint `name`, downloaded if it is a Hub id.
 
     Pickled weights are downloaded only if there are no safetensors of `variant`. Raises
     NotADirectoryError for a file.
     """
     try:
-        path = checkpoint_directory(source)
+        source = Source.open(name)
     except NotADirectoryError as error:
         example = "examples/convert_torch_transformer.py"
         raise NotADirectoryError(
             f"{error}; for the state dict of a torch.nn.Transformer see {example}"
         ) from None
-    if not Path(source).is_dir() and not has_weights(path, variant):
-        # pickles only if there are no safetensors
-        path = checkpoint_directory(source, ("pytorch_model*.bin",))
-    return path
+    if not has_weights(source.download(), variant):
+        source.download(("pytorch_model*.bin",))
+    return source
 
 
-def read_known_config(source: str | PathLike, path: Path) -> PreTrainedConfig:
-    """Return the config in the directory `path`, of a family in the registry or of ours.
+def read_known_config(source: Source) -> PreTrainedConfig:
+    """Return the config of `source`, a checkpoint of a family in the registry or of ours.
 
     Raises:
-        ValueError: for another family. The message calls the checkpoint `source`.
+        ValueError: for another family.
     """
-    content, _ = read_raw_config(path)
-    content = hub_names(content)
+    path, content = source.directory, hub_names(source.content)
     model_type = content["model_type"]
     check_supported(content, source)
     if model_type is None:
@@ -193,17 +195,16 @@ def check_missing(names: list[str], architecture: str, files: TensorFiles) -> No
         )
 
 
-def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path) -> ConversionPlan:
-    """Add the other files of the checkpoint to `plan`, and return it.
+def attach_other_files(plan: ConversionPlan, source: Source) -> ConversionPlan:
+    """Add the other files of the checkpoint `source` to `plan`, and return it.
 
     These are the generation config, the tokenizer, and the files of image processors and
-    sentence-transformers. `source` is the directory or Hub id, `path` its local directory. Raises
-    ValueError for an invalid file.
+    sentence-transformers. Raises ValueError for an invalid file.
     """
-    plan.companions = companions(source, (path / MODULES).is_file())
-    content, _ = read_raw_config(path)
-    if content["model_type"] not in CONFIGS:  # the code beside our own weights is what is converted
-        plan.left_out += omitted_files(source, content)
+    path = source.directory
+    plan.companions = companions(path)
+    if not source.is_ours:  # the code beside our own weights is what is converted
+        plan.left_out += omitted_files(source)
     if plan.model.can_generate():
         plan.generation_config = read_generation_config(path)
         plan.remarks += drop_unused_settings(plan.generation_config)
@@ -212,6 +213,21 @@ def attach_other_files(plan: ConversionPlan, source: str | PathLike, path: Path)
             plan.generation_config.validate(strict=True)
     plan.tokenizer = find_tokenizer(path)
     return plan
+
+
+def omitted_files(source: Source) -> list[str]:
+    """Return the names of files in `source` that change its results and are not converted.
+
+    These are adapters, and the code that config.json names in `auto_map`.
+    """
+    references = source.content.get("auto_map")
+    references = references.values() if isinstance(references, dict) else ()
+    code = {
+        f"{reference.partition('.')[0]}.py"
+        for reference in references
+        if isinstance(reference, str) and "--" not in reference
+    }
+    return [name for name in source.file_names() if ADAPTERS.fullmatch(name) or name in code]
 
 
 def set_default_length(generation: GenerationConfig, config: PreTrainedConfig) -> None:

@@ -25,7 +25,7 @@ def plan_conversion(
     """Return the checked plan of what `convert` would do, without writing to `out`.
 
     Args:
-        source: a directory or Hub id.
+        source: a directory, a Hub id or an open checkpoint.
         to: the name of a family that one of our checkpoints is converted to; by default another
             project's checkpoint becomes ours.
         config: fields that replace those in the config.json of `source`.
@@ -40,8 +40,7 @@ def plan_conversion(
     """
     overrides = Overrides(config or {}, tuple(leave_out), variant)
     if to is None:
-        plan_as = partial(plan_overridden, source, overrides=overrides)
-        return plan_variant(source, variant, plan_as)
+        return plan_variant(source, variant, partial(plan_overridden, overrides=overrides))
     if overrides:
         raise UsageError(
             "config and leave_out are for checkpoints of another family, expected none with "
@@ -50,4 +49,4 @@ def plan_conversion(
     families = [name for name, family in FAMILIES.items() if family.converts_back]
     if to not in families:
         raise ValueError(f"checkpoints can be converted to {', '.join(families)}, got {to!r}")
-    return plan_variant(source, variant, partial(plan_family, source, to=to))
+    return plan_variant(source, variant, partial(plan_family, to=to))

@@ -4,6 +4,7 @@ A conversion is a list of `TensorMap`s. Read forwards they make our tensors of a
 read backwards the reverse.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -18,7 +19,7 @@ from safetensors import safe_open
 from transformers.utils import logging
 
 from ..checkpoint import TORCH_DTYPES, Shapes, stored_shapes
-from ..checkpoint_files import weight_files
+from ..checkpoint_files import weight_files, weight_sets
 from ..files import PICKLE, WEIGHTS, check_no_pointer
 
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
@@ -210,24 +211,26 @@ class TensorFiles:
     """The tensors of a checkpoint directory or of one file, by name, read when asked for.
 
     `shapes` maps each name to its shape and dtype. `prefixed` are the names that had the prefix of
-    a base model. `removed` are tensors that are not converted. safetensors files and their shards
-    take precedence over pickles. Pickles are read with `weights_only=True` and memory-mapped; a
-    pickle of torch before 1.6 is loaded into memory, with a warning.
+    a base model. `removed` are tensors that are not converted. By default `files` are the
+    safetensors file or its shards, or else the pickles. Pickles are read with `weights_only=True`
+    and memory-mapped; a pickle of torch before 1.6 is loaded into memory, with a warning.
 
     Raises:
         FileNotFoundError: if there are no weights, or a shard is missing.
         ValueError: for a truncated or damaged file, or a pickle that holds more than tensors.
     """
 
-    def __init__(self, path: str | os.PathLike) -> None:
+    def __init__(self, path: str | os.PathLike, files: list[Path] | None = None) -> None:
         self.path = Path(path)
         self.shapes: Shapes = {}
         self.prefixed: set[str] = set()
         self.removed: list[str] = []
         self._where: dict[str, tuple[Path, str]] = {}
         self._pickled: dict[str, torch.Tensor] = {}
-        is_file = self.path.is_file()
-        for file in [self.path] if is_file else weight_files(self.path, (WEIGHTS, PICKLE)):
+        if files is None:
+            is_file = self.path.is_file()
+            files = [self.path] if is_file else weight_files(self.path, (WEIGHTS, PICKLE))
+        for file in files:
             check_no_pointer(file)
             if file.suffix != ".safetensors":
                 self._open_pickle(file)
@@ -305,6 +308,31 @@ class TensorFiles:
         # Opened for each tensor: the pages of an open file would add up to the whole checkpoint.
         with safe_open(file, "pt") as tensors:
             return tensors.get_tensor(stored)
+
+
+def unequal_weights(directory: Path) -> list[str]:
+    """Return a warning if a second set of weights in `directory`, such as pickled ones, has another
+    value in a tensor.
+
+    This library and transformers read the first set only. Tensors of one set only are not compared,
+    and a second set that cannot be read is ignored.
+    """
+    with contextlib.suppress(ValueError, OSError):
+        first, *others = weight_sets(directory, (WEIGHTS, PICKLE))
+        for files in others:
+            name = unequal_name(TensorFiles(directory, first), TensorFiles(directory, files))
+            if name is not None:
+                other = f"{files[0].name} than in {first[0].name}, expected the same"
+                return [f"{directory} has another {name} in {other}: {first[0].name} is read"]
+    return []
+
+
+def unequal_name(first: TensorFiles, second: TensorFiles) -> str | None:
+    """Return the first name of a tensor that both have with different values, or None."""
+    for name in sorted(first.shapes.keys() & second.shapes.keys()):
+        if not torch.equal(first.read(name).float(), second.read(name).float()):
+            return name
+    return None
 
 
 def unpickling_fault(error: Exception) -> str:

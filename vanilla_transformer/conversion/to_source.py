@@ -1,8 +1,6 @@
 """The plan of a checkpoint of ours as one of another family."""
 
 from collections.abc import Collection
-from os import PathLike
-from pathlib import Path
 
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -11,6 +9,7 @@ import vanilla_transformer
 
 from ..checkpoint_config import CONFIGS, check_depth
 from ..files import VERSION_KEY
+from ..source import Source
 from .conversion_plan import ConversionPlan, TensorStep
 from .converter import get_converter
 from .fields import require_kept
@@ -28,13 +27,12 @@ from .tensors import TensorFiles, TensorMap
 COMPUTED_TOLERANCE = 2e-4  # machines differ by 6e-5 at position 1024 in float32
 
 
-def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
-    """Return the plan for our checkpoint in `path` as a checkpoint of the family `to`.
+def plan_family(source: Source, to: str) -> ConversionPlan:
+    """Return the plan for our checkpoint `source` as a checkpoint of the family `to`.
 
-    `source` is what the user calls the checkpoint. Raises ValueError if the checkpoint is not ours,
-    or the family cannot represent it.
+    Raises ValueError if the checkpoint is not ours, or the family cannot represent it.
     """
-    ours = read_known_config(source, path)
+    ours = read_known_config(source)
     if ours.model_type not in CONFIGS:
         raise ValueError(
             f"{source} has model_type {ours.model_type}, expected one of {', '.join(CONFIGS)}"
@@ -46,8 +44,8 @@ def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
     config = getattr(transformers, converter.CONFIG)(
         **common_fields(ours), **converter.to_source_config(ours, architecture), **mark
     )
-    files = TensorFiles(path)
-    check_depth(ours, files.shapes, path)
+    files = TensorFiles(source.directory)
+    check_depth(ours, files.shapes, source.directory)
     if not any(name.startswith("model.") for name in files.shapes):
         files.rename(lambda name: f"model.{name}")
     model = empty_model(getattr(transformers, architecture), config, files, ours)
@@ -63,7 +61,7 @@ def plan_family(source: str | PathLike, path: Path, to: str) -> ConversionPlan:
             name: source for name, source in tied.items() if name != "lm_head.weight"
         }
     steps, unused = steps_to_source(model, maps, architecture, files)
-    plan = attach_other_files(ConversionPlan(model, files, steps, unused), source, path)
+    plan = attach_other_files(ConversionPlan(model, files, steps, unused), source)
     if is_untied:
         config.tie_word_embeddings = False  # T5's class always sets this to true
     return plan

@@ -2,7 +2,7 @@
 
 import copy
 import re
-from os import PathLike
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,11 +13,12 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 import vanilla_transformer
 
 from ..checkpoint import CONFIG
-from ..checkpoint_config import CONFIGS, build_config, check_depth, read_raw_config
+from ..checkpoint_config import CONFIGS, build_config, check_depth
 from ..checkpoint_files import read_json, readers_errors
 from ..companions import read_modules
 from ..files import MODULES, write_json
 from ..linked_copies import linked_copy
+from ..source import Source
 from .architectures import (
     PlanAs,
     fitting_classes,
@@ -39,22 +40,19 @@ from .plan_parts import (
 )
 from .registry import FAMILIES
 from .reranker import classifier_files, read_reranker
-from .tensors import TensorFiles
+from .tensors import TensorFiles, unequal_weights
 from .unknown_tensors import check_foreign_prefix, further_heads
 
 # fields that act in training only and have no counterpart (Fan et al. 2020, LayerDrop)
 TRAINING_FIELDS = ("encoder_layerdrop", "decoder_layerdrop", "layerdrop")
 
 
-def plan_overridden(
-    source: str | PathLike, directory: Path, overrides: Overrides
-) -> ConversionPlan:
-    """Return the plan for the checkpoint in `directory`, with the config fields of `overrides`.
+def plan_overridden(source: Source, overrides: Overrides) -> ConversionPlan:
+    """Return the plan for the checkpoint `source`, with the config fields of `overrides`.
 
-    A missing `model_type` is found by the tensors. `source` is what the user calls the checkpoint.
+    A missing `model_type` is found by the tensors.
     """
-    before, _ = read_raw_config(directory)
-    content = overrides.apply(before)
+    directory, content = source.directory, overrides.apply(source.content)
     remarks = []
     if content["model_type"] is None:
         content["model_type"] = find_family(directory, content, overrides)
@@ -67,20 +65,19 @@ def plan_overridden(
         linked = linked_copy(directory, changed)
         if CONFIG in changed:
             write_json(Path(linked.name, CONFIG), content)
-        plan = plan_copy(directory, linked, lambda path: plan_directory(source, path, overrides))
+        plan = plan_copy(source, linked, partial(plan_complete, overrides=overrides))
     else:
-        plan = plan_directory(source, directory, overrides)
+        plan = plan_complete(source, overrides)
     plan.remarks = remarks + plan.remarks
     return plan
 
 
-def plan_directory(source: str | PathLike, path: Path, overrides: Overrides) -> ConversionPlan:
-    """Return the plan for the checkpoint in `path`, whose config.json is complete.
+def plan_complete(source: Source, overrides: Overrides) -> ConversionPlan:
+    """Return the plan for the checkpoint `source`, whose config.json is complete.
 
-    `source` is what the user calls the checkpoint; errors name it. `overrides` are changes to it:
-    config fields, tensors to leave out, and the variant of weights.
+    `overrides` are changes to it: config fields, tensors to leave out, and the variant of weights.
     """
-    theirs = read_known_config(source, path)
+    path, theirs = source.directory, read_known_config(source)
     if theirs.model_type in CONFIGS:
         raise ValueError(
             f"{source} has model_type {theirs.model_type} already, expected a family to "
@@ -96,10 +93,10 @@ def plan_directory(source: str | PathLike, path: Path, overrides: Overrides) -> 
         architecture, more = without_head(architecture, converter, path)
         remarks += more
     plan, more = plan_or_base(architecture, converter, planner(theirs, converter, files))
-    plan.remarks += notes + remarks + more
+    plan.remarks += notes + remarks + more + unequal_weights(path)
     values = {name: getattr(theirs, name, 0) for name in TRAINING_FIELDS}
     plan.left_out += [f"{name}={value}" for name, value in values.items() if value]
-    plan = attach_other_files(plan, source, path)
+    plan = attach_other_files(plan, source)
     if hasattr(theirs, "score_tokens"):
         plan.temporaries.append(directory := TemporaryDirectory())
         plan.companions = classifier_files(plan.companions, Path(directory.name))

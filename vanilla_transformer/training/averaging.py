@@ -14,6 +14,7 @@ from ..checkpoint_files import checkpoint_directory, for_every_version, read_jso
 from ..companions import companions
 from ..files import MODULES
 from ..outputs import new_directory
+from ..source import Source
 
 # config fields without effect on the model; fields of tokenizer.json that the last call left
 NEUTRAL = {
@@ -114,7 +115,7 @@ def average_modules(checkpoints: list[str | os.PathLike], directory: Path) -> No
 
     Raises ValueError if modules or their configs differ, or weights are missing or not safetensors.
     """
-    checkpoint_modules = [companions(checkpoint) for checkpoint in checkpoints]
+    checkpoint_modules = [companions(Source.open(path).download()) for path in checkpoints]
     first, *others = checkpoint_modules
     for checkpoint, other in zip(checkpoints[1:], others):
         if other.modules != first.modules:

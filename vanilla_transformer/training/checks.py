@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, get_scheduler
 
-from ..checkpoint_files import generation_fault
 from ..errors import UsageError
 from .data import check_files
 from .metrics import check_tokenize
@@ -54,9 +53,6 @@ def check_generation(settings: dict) -> None:
 
     transformers applies the same checks when a result is read back or saved.
     """
-    for name, value in settings.items():
-        if fault := generation_fault(name, value):
-            raise UsageError(f"generation.{name} is {value}, {fault}")
     attempt("generation", lambda: GenerationConfig(**settings).validate(strict=True))
 
 

@@ -20,6 +20,7 @@ from transformers.utils import logging
 from ..checkpoint import config_and_class, limit_generation, load_image_processor, load_tokenizer
 from ..checkpoint_files import checkpoint_directory
 from ..errors import UsageError
+from ..options import ONE_OR_MORE_TOKENS, TOKEN, TOKENS, WORDS
 from .batches import SIDES
 from .checks import attempt
 from .data import REPORTED, BadRows, check_exist, find_line, split_key
@@ -29,17 +30,13 @@ from .recipe import TEXT_AUGMENTATION, Recipe
 from .tasks import TASKS
 from .tasks.task import Rows, Task
 from .tokenizer import train_tokenizer
-from .values import SPLITS, describe_type
+from .values import GENERATION, SPLITS, describe_type
 
 logger = logging.get_logger(__name__)
 FEW_EXAMPLES, USEFUL_EXAMPLES = 1_000, 10_000
-TOKEN_KEYS = (
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-    "bad_words_ids",
-)
+TOKEN_KEYS = [
+    name for name, kind in GENERATION.items() if kind in (TOKEN, TOKENS, ONE_OR_MORE_TOKENS, WORDS)
+]
 
 
 def check_complete(recipe: Recipe) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, did_you_mean
+from ..options import Kind
 from .checks import check_together
 from .names import check_name
 from .tasks import TASKS
@@ -83,7 +84,7 @@ class Recipe:
         check_together(vars(self), task)
 
 
-def key_types(task: Task) -> dict[str, dict[str, KeyType]]:
+def key_types(task: Task) -> dict[str, dict[str, KeyType | Kind]]:
     """Return {table: {key: type and range}} of all keys that a recipe may have with `task`."""
     return {
         "data": task.data,

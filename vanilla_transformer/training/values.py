@@ -17,6 +17,8 @@ from transformers import Seq2SeqTrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from ..errors import UsageError
+from ..generation_options import KINDS, SPECIAL_TOKENS
+from ..options import Kind
 from .names import check_name
 from .tokenizer import train_tokenizer
 
@@ -93,20 +95,12 @@ DATA = {
 }
 # at least 5: four are special tokens
 NEW_TOKENIZER = {"kind": None, "vocab_size": at_least(5), "lowercase": None}
-# What an export of the result applies too (see its runtime); the special tokens are those of the
-# model.
+# What an export of the result applies too. Special tokens are those of the model, and an evaluation
+# reads one sequence.
 GENERATION = {
-    **dict.fromkeys(("max_new_tokens", "max_length", "num_beams"), COUNTED),
-    **dict.fromkeys(("min_new_tokens", "min_length", "top_k"), KeyType(int)),
-    **dict.fromkeys(("no_repeat_ngram_size", "forced_bos_token_id"), KeyType(int)),
-    **dict.fromkeys(("repetition_penalty", "temperature"), KeyType(float, POSITIVE)),
-    **dict.fromkeys(("top_p", "min_p"), KeyType(float, PROBABILITY)),
-    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), KeyType(list[int])),
-    "length_penalty": KeyType(float, ANY),
-    **dict.fromkeys(("do_sample", "renormalize_logits"), KeyType(bool)),
-    "early_stopping": KeyType(bool | Literal["never"]),
-    "forced_eos_token_id": KeyType(int | list[int], ANY),
-    "bad_words_ids": KeyType(list[list[int]], NOT_EMPTY),
+    name: kind
+    for name, kind in KINDS.items()
+    if name not in (*SPECIAL_TOKENS, "seed", "num_return_sequences")
 }
 # Fields of `Trainer`'s that a run sets itself, that have no effect on one, or that a recipe cannot
 # hold.
@@ -202,7 +196,7 @@ def is_secret(name: str) -> bool:
     return name.endswith("token")
 
 
-def check_table(table: str, values: Any, types: dict[str, dict[str, KeyType]]) -> None:
+def check_table(table: str, values: Any, types: dict[str, dict[str, KeyType | Kind]]) -> None:
     """Raise UsageError if `values` is no table, or has an unknown key or a wrong value.
 
     `types` are the `key_types` of the task. The message suggests the nearest key of `table`.
@@ -224,9 +218,13 @@ def check_table(table: str, values: Any, types: dict[str, dict[str, KeyType]]) -
         check_value(f"{table}.{name}", value, types[table][name])
 
 
-def check_value(key: str, value: Any, expected: KeyType) -> None:
+def check_value(key: str, value: Any, expected: KeyType | Kind) -> None:
     """Raise UsageError if the `value` of `key`, such as "training.seed", lacks the `expected` type
     or range."""
+    if isinstance(expected, Kind):
+        if not expected.holds(value):
+            raise UsageError(f"{key} is {reprlib.repr(value)}, expected {expected.expected}")
+        return
     is_amount = {*alternatives(expected.type)} - {NoneType} <= {int, float}
     in_range = expected.range or (NOT_NEGATIVE if is_amount else ANY)
     if value is None and fits(None, expected.type):

@@ -61,6 +61,7 @@ class Translation(BaseModel):
     alternatives: Annotated[int, BeforeValidator(lambda value: 0 if value is None else value)] = (
         Field(
             0,
+            ge=0,
             description=(
                 "number of alternative translations; there may be fewer, because duplicates are "
                 "omitted"
@@ -129,7 +130,7 @@ async def translate_texts(request: Request) -> JSONResponse:
     model, direction = model_for(request, body)
     check_counts(request, model, body)
     texts = [body.q] if isinstance(body.q, str) else body.q
-    count = max(0, body.alternatives) + 1
+    count = body.alternatives + 1
     splitting = Splitting(copy_letterless=body.copy_letterless, language=direction.source)
     if body.format == "html":
         translations = await translate_html(model, direction, texts, splitting)

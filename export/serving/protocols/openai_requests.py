@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, create_model
 
 from ...errors import RequestError, TooLong, UsageError
-from ...inference import options as generation
 from ...inference.options import special_token
+from ...shared.generation_options import FIELDS
+from ...shared.options import COUNT, check_option
 from ...text_runtime import TextRuntime, prompt
 from ..translation.translator import call_off_loop, check_characters
 from .protocol import EXPECTED, check_names_and_sizes, parse_inputs, short_repr
@@ -41,7 +42,7 @@ RENAMED = {
     "seed",
 }
 NO_FIELDS = {*RENAMED, "pad_token_id", "decoder_start_token_id"}
-OPTIONS = [name for name in generation.FIELDS if name not in NO_FIELDS]
+OPTIONS = [name for name in FIELDS if name not in NO_FIELDS]
 # fields that are not supported, with the only value that is accepted
 NEUTRAL = {
     "best_of": 1,
@@ -96,9 +97,7 @@ class CompletionFields(OpenAIRequest):
             "generation_config.json, or 1"
         ),
     )
-    top_p: float | None = Field(
-        None, ge=0, le=1, description=generation.FIELDS["top_p"].metadata["help"]
-    )
+    top_p: float | None = Field(None, ge=0, le=1, description=FIELDS["top_p"].metadata["help"])
     n: int | None = Field(
         1,
         ge=1,
@@ -151,8 +150,7 @@ if TYPE_CHECKING:
     CompletionRequest = CompletionFields
 else:
     option_fields = {
-        name: (Any, Field(None, description=generation.FIELDS[name].metadata["help"]))
-        for name in OPTIONS
+        name: (Any, Field(None, description=FIELDS[name].metadata["help"])) for name in OPTIONS
     }
     CompletionRequest = create_model(
         "CompletionRequest",
@@ -218,7 +216,7 @@ def parse_options(body: CompletionFields, defaults: dict[str, Any]) -> dict[str,
     present = {name: value for name, value in values.items() if value is not None}
     options = {"num_beams": 1, **present}
     check_names_and_sizes(options)
-    generation.check_values({"num_beams": options["num_beams"]})
+    check_option("num_beams", options["num_beams"], COUNT)
     beams, n = options["num_beams"], body.n or 1
     temperature = body.temperature
     if temperature is None:

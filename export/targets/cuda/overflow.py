@@ -7,7 +7,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from vanilla_transformer.layers_vanilla_transformer import eager_attention_forward
 
 from ...heads import HEADS, READS_CHOICES, READS_IMAGES
-from ...inference.options import as_list
+from ...shared.options import as_list
 from ...specs.sequences import pair
 
 FLOAT16_MAX = torch.finfo(torch.float16).max

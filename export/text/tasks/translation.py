@@ -56,8 +56,8 @@ def translate(
         options: options of `Runtime.generate`, except for several translations per text.
 
     Raises:
-        UsageError: if an option or a language is invalid, or the number of `seeds` is not the
-            number of texts.
+        UsageError: if an option or a language is invalid, the number of `seeds` is not the
+            number of texts, or `seed` is set too.
         ValueError: if the export is not an encoder-decoder, a text is blank or begins with an
             unknown language word, or a sentence has more tokens than the model has positions. With
             `return_alignments` also for an export without an alignment graph.
@@ -67,7 +67,7 @@ def translate(
     if return_alignments:
         check_alignment(runtime.info)
     plan = make_plan(runtime, texts, Splitting(split, copy_letterless), src_lang, tgt_lang, options)
-    check_seeds(seeds, len(texts))
+    check_seeds(seeds, len(texts), plan.options[0].seed)
     rows = tokenize(runtime, plan)
     tokens = translate_rows(runtime, plan, rows, seeds) if rows else []
     sentences = runtime.decode(tokens)
