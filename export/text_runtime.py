@@ -14,7 +14,6 @@ from typing import Any, Self
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from .engine.alignments import check_alignment
 from .engine.inputs import check_options, with_targets
 from .errors import UsageError, tokenizer_errors
 from .inference import options as option_fields
@@ -39,7 +38,7 @@ from .text.tasks import (
     tagging,
     translation,
 )
-from .text.tasks.alignment import Translation, aligned_texts
+from .text.tasks.alignment import aligned_texts, start_token
 from .text.tasks.rows import decode_batch
 from .text.tokenization_spaces import CleaningDetokenizer
 from .text.tokenizer_settings import TokenizerSettings, read_tokenizer_settings
@@ -129,9 +128,9 @@ class TextRuntime:
         seeds: Sequence[int] | None = None,
         return_alignments: bool = False,
         **options: Any,
-    ) -> list[str] | list[Translation]:
+    ) -> list[Any]:
         """Return one text for each of `texts`, or `num_return_sequences`: the translation, or the
-        continuation of a decoder.
+        continuation of a decoder. With `return_alignments`, a `Translation` replaces each text.
 
         Args:
             texts: the sources, or the prompts of a decoder.
@@ -143,7 +142,7 @@ class TextRuntime:
                 generation_config.json.
             seeds: one per text; by default derived from the option `seed` and the number of the
                 text.
-            return_alignments: return a `Translation` for each text, see `translate`.
+            return_alignments: return the aligned words of each text too, see `translate`.
             options: those of `Runtime.generate`.
 
         Raises:
@@ -156,13 +155,13 @@ class TextRuntime:
         """
         check_flags(return_alignments=return_alignments)
         if return_alignments:
-            check_alignment(self.info)
+            self.info.check_alignment()
         rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options, seeds)
         prefixes = self.prefixes(target_prefix, len(rows))
         tokens = self.generate_tokens(rows, prefixes, checked, seeds=seeds)[0]
         if not return_alignments:
             return self.decode(tokens)
-        starts = [checked_row.decoder_start_token_id for checked_row in checked]
+        starts = [start_token(self, checked_row) for checked_row in checked]
         return aligned_texts(self, texts, rows, tokens, starts)
 
     def generate_with_scores(

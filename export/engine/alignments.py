@@ -14,7 +14,7 @@ from ..inference.inputs import (
 )
 from ..inference.rows import cross_states
 from ..specs.alignment import OUTPUT, ROLE, AlignmentHead, parse_heads
-from .inputs import check_generates, check_tokens
+from .inputs import check_tokens
 
 if TYPE_CHECKING:
     from .model import OnnxModel
@@ -26,7 +26,7 @@ def alignments(
     model: "OnnxModel", sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
 ) -> list[np.ndarray]:
     """Return the weights of `Runtime.alignments` for rows of token ids."""
-    check_alignment(model.info)
+    model.info.check_alignment()
     heads = parse_heads(model.info.manifest[ROLE].get("heads"), model.info.config)
     return [mean_of_heads(weights, heads) for weights in head_weights(model, sources, targets)]
 
@@ -49,21 +49,6 @@ def head_weights(
         for row, weights in zip(rows, cross_attentions(model, *batch), strict=True):
             results[row] = weights[:, : len(target_rows[row]), : len(source_rows[row])]
     return results
-
-
-def check_alignment(info: ExportInfo) -> None:
-    """Raise ValueError for an export of another model than an encoder-decoder, and for one without
-    an alignment graph."""
-    check_generates(info)
-    if "encoder" not in info.specs:
-        raise ValueError(
-            f"{info.directory} is the export of a {info.architecture}, expected an encoder-decoder "
-            "model for alignments"
-        )
-    if ROLE not in info.specs:
-        raise ValueError(
-            f"{info.directory} has no alignment graph, expected one: export again with --target cpu"
-        )
 
 
 def check_pairs(info: ExportInfo, sources: Rows, targets: Rows) -> None:

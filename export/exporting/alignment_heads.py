@@ -17,6 +17,7 @@ from vanilla_transformer.training.data import read_all_lines
 from ..engine.alignments import head_weights
 from ..specs.alignment import SHIFTS, AlignmentHead
 from ..text.alignments import mutual_best, shares, word_weights, words
+from ..text.tasks.alignment import start_token
 from ..text.token_spans import source_spans
 from ..text_runtime import TextRuntime
 
@@ -107,7 +108,7 @@ def weights_and_words(
         runtime.encode(targets, False, runtime.target_tokenizer),
     )
     [options] = runtime.checked_rows(sources[:1], None, None, {})[1]
-    first = [options.decoder_start_token_id, *runtime.first_tokens(options)]
+    first = [start_token(runtime, options), *runtime.first_tokens(options)]
     target_rows = [first + encoding.ids for encoding in encodings[1]]
     weights = head_weights(runtime.runtime.model, rows, target_rows)
     for texts, row, source, target, steps in zip(pairs, rows, *encodings, weights, strict=True):

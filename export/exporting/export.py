@@ -167,8 +167,8 @@ def check_translates(checkpoint: Checkpoint, text: str | os.PathLike) -> None:
     """Raise ValueError for a model whose words cannot be aligned on parallel `text`."""
     if not (checkpoint.generates and checkpoint.config.is_seq2seq):
         raise ValueError(
-            f"{checkpoint.source} is a {checkpoint.architecture}, expected an encoder-decoder model "
-            f"that generates for alignments={os.fspath(text)!r}"
+            f"{checkpoint.source} is a {checkpoint.architecture}, expected an encoder-decoder "
+            f"model that generates for alignments={os.fspath(text)!r}"
         )
 
 

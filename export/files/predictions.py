@@ -5,7 +5,6 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..engine.alignments import check_alignment
 from ..errors import UsageError
 from ..heads import MAX_CHARACTERS, Task, find_task
 from ..inference.logits import row_seed
@@ -64,7 +63,7 @@ class Predictions:
         if self.generates:
             self.check_generation()
         if self.alignments:
-            check_alignment(self.runtime.info)
+            self.runtime.info.check_alignment()
 
     @property
     def kind(self) -> Task:

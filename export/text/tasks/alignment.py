@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from ...engine.inputs import start_tokens
+from ...inference.options import Options
 from ..alignments import Alignment, Span, align_words, words
 from ..text_model import Translator
 from ..token_spans import source_spans, target_spans
@@ -34,6 +36,11 @@ class Sentence(NamedTuple):
     tokens: list[int]
     start: int
     prefix: int = 0
+
+
+def start_token(runtime: Translator, options: Options) -> int:
+    """Return the start token of `options`. Raises ValueError if there is none."""
+    return int(start_tokens(runtime.info, 1, None, options)[0, 0])
 
 
 def align_sentences(runtime: Translator, sentences: Sequence[Sentence]) -> list[Alignment]:

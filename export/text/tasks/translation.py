@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ...engine.alignments import check_alignment
 from ...engine.inputs import check_options, with_targets
 from ...heads import TRANSLATE
 from ...inference.logits import row_seed, row_seeds
@@ -14,7 +13,14 @@ from ..alignments import Alignment
 from ..checks import check_flags, check_texts
 from ..languages import Choice
 from ..text_model import Translator
-from .alignment import Sentence, Translation, align_sentences, copied_words, shifted
+from .alignment import (
+    Sentence,
+    Translation,
+    align_sentences,
+    copied_words,
+    shifted,
+    start_token,
+)
 from .rows import check_row, require
 from .sentences import DEFAULT_LANGUAGE, WIDE_ENDS, sentences_and_spaces
 
@@ -32,7 +38,7 @@ def translate(
     seeds: Sequence[int] | None = None,
     return_alignments: bool = False,
     **options: Any,
-) -> list[str] | list[Translation]:
+) -> list[Any]:
     """Return the translation of each text, of any length. Sentences are translated separately and
     joined with the text between them, so line breaks and paragraphs stay. A language word at the
     start of a text, such as `>>deu<<`, applies to all of its sentences.
@@ -65,7 +71,7 @@ def translate(
     check_flags(return_alignments=return_alignments)
     options = check_single(options, "translate returns")
     if return_alignments:
-        check_alignment(runtime.info)
+        runtime.info.check_alignment()
     plan = make_plan(runtime, texts, Splitting(split, copy_letterless), src_lang, tgt_lang, options)
     check_seeds(seeds, len(texts), plan.options[0].seed)
     rows = tokenize(runtime, plan)
@@ -296,7 +302,7 @@ def align_plan(
     """Return the alignment of each sentence of `plan`, whose token ids are `rows` and whose
     translations are `tokens`."""
     prefixes = [part.prefix for parts in plan.parts for part in parts if part.is_translated]
-    starts = [plan.options[text].decoder_start_token_id for text, _ in plan.places]
+    starts = [start_token(runtime, plan.options[text]) for text, _ in plan.places]
     columns = zip(plan.sentences, rows, tokens, starts, prefixes, strict=True)
     return align_sentences(runtime, [Sentence(*column) for column in columns])
 
