@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from .engine.alignments import alignments
 from .engine.capacity import batch_together, call_batches
 from .engine.inputs import (
     Generated,
@@ -371,6 +372,27 @@ class Runtime:
         for tokens in Engine([batch_together(self.model, inputs)]).stream(inputs):
             self.model.check_open()
             yield tokens
+
+    def alignments(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> list[np.ndarray]:
+        """Return how much each token of a target attends to each token of its source: float32
+        weights (T, S) for each pair of rows. The rows of weights sum to 1.
+
+        They are the mean cross-attention of the heads in `alignment` of the manifest. The encoder
+        runs again, and the alignment graph once, whatever the number of tokens.
+
+        Args:
+            sources: token ids of each source, without padding.
+            targets: token ids of each target as `generate` returns them, without padding: T tokens
+                after the start token.
+
+        Raises:
+            ValueError: for an export without an alignment graph, rows without tokens, numbers of
+                rows that differ, ids outside the vocabulary, and more tokens than a learned
+                position table has rows.
+        """
+        return alignments(self.model, sources, targets)
 
     def check_options(self, options: dict[str, Any] | Options) -> Options:
         """Return `options`, with those of generation_config.json, or else defaults, for all that is

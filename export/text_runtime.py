@@ -23,7 +23,7 @@ from .inference.inputs import pad_sequences
 from .inference.logits import row_seeds
 from .inference.options import Options, special_token
 from .runtime import Runtime
-from .text.checks import check_texts, check_unicode, with_names
+from .text.checks import check_flags, check_texts, check_unicode, with_names
 from .text.detokenizer import Detokenizer, TokenNames
 from .text.language_pairs import sentence_languages
 from .text.languages import Choice, read_languages
@@ -39,6 +39,7 @@ from .text.tasks import (
     tagging,
     translation,
 )
+from .text.tasks.alignment import aligned_texts, start_token
 from .text.tasks.rows import decode_batch
 from .text.tokenization_spaces import CleaningDetokenizer
 from .text.tokenizer_settings import TokenizerSettings, read_tokenizer_settings
@@ -129,10 +130,11 @@ class TextRuntime:
         src_lang: Choice = None,
         tgt_lang: Choice = None,
         seeds: Sequence[int] | None = None,
+        return_alignments: bool = False,
         **options: Any,
-    ) -> list[str]:
+    ) -> list[Any]:
         """Return one text for each of `texts`, or `num_return_sequences`: the translation, or the
-        continuation of a decoder.
+        continuation of a decoder. With `return_alignments`, a `Translation` replaces each text.
 
         Args:
             texts: the sources, or the prompts of a decoder.
@@ -144,6 +146,7 @@ class TextRuntime:
                 generation_config.json.
             seeds: one per text; by default derived from the option `seed` and the number of the
                 text.
+            return_alignments: return the aligned words of each text too, see `translate`.
             options: those of `Runtime.generate`.
 
         Raises:
@@ -151,11 +154,19 @@ class TextRuntime:
                 and for another number of `seeds`, or with `seed`.
             ValueError: for no texts, anything but a list of strings, a blank text, a text that the
                 tokenizer fails on or that begins with an unknown language, a `target_prefix` of
-                another length, or too many tokens.
+                another length, or too many tokens. With `return_alignments` also for an export
+                without an alignment graph.
         """
+        check_flags(return_alignments=return_alignments)
+        if return_alignments:
+            self.info.check_alignment()
         rows, checked = self.checked_rows(texts, src_lang, tgt_lang, options, seeds)
         prefixes = self.prefixes(target_prefix, len(rows))
-        return self.decode(self.generate_tokens(rows, prefixes, checked, seeds=seeds)[0])
+        tokens = self.generate_tokens(rows, prefixes, checked, seeds=seeds)[0]
+        if not return_alignments:
+            return self.decode(tokens)
+        starts = [start_token(self, checked_row) for checked_row in checked]
+        return aligned_texts(self, texts, rows, tokens, starts)
 
     def generate_with_scores(
         self,

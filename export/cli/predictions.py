@@ -114,6 +114,14 @@ def add_generation(parser: Parser) -> None:
         action="store_true",
         help="write a tab and the log-probability score after each result",
     )
+    shape.add_argument(
+        "--alignments",
+        action="store_true",
+        help=(
+            "write a tab and the aligned words after each translation, as in Moses: 0-0 1-2, the "
+            "numbers of a source word and a target word"
+        ),
+    )
     add_generation_options(parser)
 
 
@@ -200,7 +208,7 @@ def check_sources(args: argparse.Namespace) -> None:
     for name, other in needs.items():
         if name in flags and other not in flags:
             raise UsageError(f"{flag(name)} needs {flag(other)}")
-    for name in ("n_best", "scores"):
+    for name in ("n_best", "scores", "alignments"):
         if name in flags and flags & {"text", "stream"}:
             raise UsageError(
                 f"{flag(name)} needs lines from --input or standard input, expected no TEXT "
@@ -309,6 +317,7 @@ def open_predictions(args: argparse.Namespace, task: str | None) -> "Predictions
             args.batch_size,
             args.n_best,
             args.scores,
+            args.alignments,
             args.max_characters,
         )
     except UsageError as error:

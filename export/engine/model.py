@@ -21,6 +21,7 @@ from ..inference.inputs import MAX_GPU_TOKENS, MAX_TOKENS, run_by_length
 from ..inference.rows import LoadedExport, RowsFactory
 from ..inference.session import ATTENTION_KERNELS, FUSIONS, Session, SessionChanges, Sessions
 from ..shared.options import is_int64
+from ..specs.alignment import ROLE as ALIGNMENT
 from ..specs.graph_spec import GraphSpec
 from ..targets.registry import get_target, known_targets
 from ..targets.target import Target
@@ -33,6 +34,8 @@ if find_spec("onnxruntime") is None:  # it is imported when graphs are loaded
     )
 
 MAX_THREADS = 1024
+# roles of the graphs that are opened when they are first needed, fields of a manifest that has them
+ON_FIRST_USE = ("step", ALIGNMENT)
 
 
 def open_export(
@@ -65,8 +68,8 @@ def open_export(
     opened = dataclasses.replace(info, dtype=dtype or info.dtypes[0])
     activations = info.manifest["activations"]
     specs = target.graph_specs(info.config, info.architecture, opened.dtype, activations)
-    if info.manifest.get("step") is None:
-        specs = {role: spec for role, spec in specs.items() if role != "step"}
+    lacking = [role for role in ON_FIRST_USE if info.manifest.get(role) is None]
+    specs = {role: spec for role, spec in specs.items() if role not in lacking}
     opened = dataclasses.replace(opened, specs=specs)
     _ = opened.defaults  # which raises for values that generation_config.json cannot have
     return opened
@@ -94,8 +97,8 @@ def check_threads(threads: Any) -> None:
 
 
 def main_roles(info: ExportInfo) -> list[str]:
-    """Return the roles of all graphs but `"step"`, which is opened when it is first needed."""
-    return [role for role in info.specs if role != "step"]
+    """Return the roles of all graphs but those that are opened when they are first needed."""
+    return [role for role in info.specs if role not in ON_FIRST_USE]
 
 
 def worker_roles(info: ExportInfo) -> list[str]:
@@ -227,7 +230,7 @@ class OnnxModel:
     def _check_listed(self) -> None:
         info = self.info
         for role, spec in info.specs.items():
-            if role != "step" and spec.file not in info.manifest["files"]:
+            if role not in ON_FIRST_USE and spec.file not in info.manifest["files"]:
                 raise ValueError(
                     f"{info.directory}/manifest.json does not list {spec.file}: export again"
                 )

@@ -21,6 +21,8 @@ from ..one_graph import ROLE
 from ..proof.compare import RECORDED, Report
 from ..proof.reference import Reference
 from ..runtime import Runtime
+from ..text_runtime import TextRuntime
+from .alignment_heads import all_heads, choose_heads, read_pairs
 from .checkpoint import Checkpoint
 from .companion_files import write_companions
 from .options import ExportOptions
@@ -66,6 +68,8 @@ def export(checkpoint: str | os.PathLike, out: str | os.PathLike, **options: Any
             (None)
         calibrate: text file to calibrate int8 on the cpu target: one activation scale for all rows
             instead of one per row; faster (None)
+        alignments: parallel text of at least 100 lines to choose the heads that align words, on the
+            cpu target: a source, a tab and its translation in each line (None)
         generate: write one graph with the whole generation loop, from token ids to sequences:
             greedy, sample or beam (None)
         keep: directory for the converted CHECKPOINT of another family; default: temporary (None)
@@ -122,7 +126,7 @@ def write_export(
         return write_one_graph(checkpoint, options, directory, triton)
     if triton is not None:
         check_whole_sequences(checkpoint)
-    graphs = Graphs.plan(checkpoint, options)
+    graphs = plan_graphs(checkpoint, options)
     wider = wider_dtypes(graphs, options)
     while True:
         graphs.write(directory)
@@ -134,11 +138,38 @@ def write_export(
             if dtype is None:
                 raise
             warnings.warn(f"{error}: the dtype is {dtype} instead of {before}", stacklevel=2)
-            graphs = Graphs.plan(checkpoint, dataclasses.replace(options, dtype=dtype))
+            graphs = plan_graphs(checkpoint, dataclasses.replace(options, dtype=dtype))
             remove_entries(directory)
     if triton is not None:
         graphs.save_for_triton(directory, triton)
     return manifest
+
+
+def plan_graphs(checkpoint: Checkpoint, options: ExportOptions) -> Graphs:
+    """Return the graphs to write. With `options.alignments`, the heads of the alignment graph are
+    chosen on this text, by an export with all heads to a temporary directory."""
+    graphs = Graphs.plan(checkpoint, options)
+    if options.alignments is None:
+        return graphs
+    check_translates(checkpoint, options.alignments)
+    pairs = read_pairs(options.alignments)
+    every = graphs.with_alignment(all_heads(checkpoint.config_json))
+    with tempfile.TemporaryDirectory() as temporary:
+        every.write(Path(temporary))
+        facts = manifest_facts(checkpoint, every)
+        facts |= write_companions(checkpoint, every, Path(temporary))
+        write_manifest(Path(temporary), **facts, **every.facts({}))
+        with TextRuntime(temporary) as runtime:
+            return graphs.with_alignment(*choose_heads(runtime, pairs))
+
+
+def check_translates(checkpoint: Checkpoint, text: str | os.PathLike) -> None:
+    """Raise ValueError for a model whose words cannot be aligned on parallel `text`."""
+    if not (checkpoint.generates and checkpoint.config.is_seq2seq):
+        raise ValueError(
+            f"{checkpoint.source} is a {checkpoint.architecture}, expected an encoder-decoder "
+            f"model that generates for alignments={os.fspath(text)!r}"
+        )
 
 
 def wider_dtypes(graphs: Graphs, options: ExportOptions) -> Iterator[str]:
@@ -280,7 +311,7 @@ def manifest_facts(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
     """Return the fields of the manifest about the checkpoint and all graphs.
 
     They are model_type, architecture, target, activations, shortlist and opset, and pipeline,
-    calibration and step if there are any.
+    calibration, alignment and step if there are any.
     """
     config, architecture = checkpoint.config_json, checkpoint.architecture
     facts = {
@@ -295,6 +326,9 @@ def manifest_facts(checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any]:
         facts["pipeline"] = checkpoint.pipeline
     if graphs.source.calibration is not None:
         facts["calibration"] = graphs.source.calibration.facts()
+    if graphs.source.alignment:
+        heads = [list(head) for head in graphs.source.alignment]
+        facts["alignment"] = {"heads": heads, **graphs.alignment_facts}
     if step := graphs.target.step_role(config, architecture):
         facts["step"] = step
     return facts

@@ -1,5 +1,6 @@
 """The graphs of an export, from specs to files."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ..graphs.ops import CONTRIB, IR_VERSION, Ops, with_spec
 from ..graphs.saving import save_graph
 from ..graphs.weights import CheckpointWeights, WeightStore
 from ..heads import HEADS
+from ..specs.alignment import AlignmentHead
 from ..specs.graph_spec import GraphSpec
 from ..targets.target import Target
 
@@ -32,13 +34,14 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class GraphSource:
-    """A model whose graphs are written: its config and weights, the tokens of a shortlist, and what
-    its linear maps read."""
+    """A model whose graphs are written: its config and weights, the tokens of a shortlist, what its
+    linear maps read, and the heads of its alignment graph."""
 
     config: Config
     weights: CheckpointWeights
     shortlist: list[int] | None = None
     calibration: Calibration | None = None
+    alignment: Sequence[AlignmentHead] = ()
 
 
 @dataclass(frozen=True)
@@ -85,9 +88,8 @@ def write_graph(
     """
     target: TargetGraphs = form.target.graphs(form.dtype)
     op = Ops(store.dtype)
-    g = GraphContext(
-        op, source.config, store, target, form.opset, source.shortlist, source.calibration
-    )
+    options = source.shortlist, source.calibration, source.alignment
+    g = GraphContext(op, source.config, store, target, form.opset, *options)
     inputs = {tensor.name: with_spec(Value(), tensor) for tensor in spec.inputs}
     outputs = target.write[graph_kind(role, source.config)](g, dict(inputs))
     graph = ir.Graph(

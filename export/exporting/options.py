@@ -148,9 +148,19 @@ def check_calibrate(options: "ExportOptions") -> None:
     raise UsageError(f"{problem}, expected {', '.join(fits)}")
 
 
+def check_alignments(options: "ExportOptions") -> None:
+    """Raise UsageError for `alignments` of a target without an alignment graph."""
+    supporting = [target.name for target in targets() if target.shares_weights]
+    if options.alignments is not None and options.target not in supporting:
+        raise UsageError(
+            f"alignments={os.fspath(options.alignments)!r} is not supported by the target "
+            f"{options.target!r}, expected {' or '.join(supporting)}"
+        )
+
+
 def check_generate(options: "ExportOptions") -> None:
-    """Raise UsageError for a target whose decoder does not go into a loop, and with
-    `image_size`."""
+    """Raise UsageError for a target whose decoder does not go into a loop, and with `image_size` or
+    `alignments`."""
     mode = options.generate
     if mode is None:
         return
@@ -164,6 +174,11 @@ def check_generate(options: "ExportOptions") -> None:
         raise UsageError(
             f"generate={mode!r} is not supported with image_size={options.image_size!r}: "
             "images are not generated"
+        )
+    if options.alignments is not None:
+        raise UsageError(
+            f"generate={mode!r} is not supported with alignments={os.fspath(options.alignments)!r}"
+            ": one graph returns no alignments, expected None"
         )
 
 
@@ -199,6 +214,13 @@ class ExportOptions:
         "text file to calibrate int8 on the cpu target: one activation scale for all rows "
         "instead of one per row; faster",
         check=check_calibrate,
+    )
+    alignments: File = option(
+        PATH,
+        None,
+        "parallel text of at least 100 lines to choose the heads that align words, on the cpu "
+        "target: a source, a tab and its translation in each line",
+        check=check_alignments,
     )
     generate: str | None = option(
         choices("mode", MODES),
@@ -264,9 +286,9 @@ class ExportOptions:
 
     @property
     def texts(self) -> list[str | os.PathLike]:
-        """Paths of the text files that export reads besides the checkpoint: `shortlist` and
-        `calibrate`. A shortlist of token ids is not among them."""
-        texts = (self.shortlist, self.calibrate)
+        """Paths of the text files that export reads besides the checkpoint: `shortlist`,
+        `calibrate` and `alignments`. A shortlist of token ids is not among them."""
+        texts = (self.shortlist, self.calibrate, self.alignments)
         return [text for text in texts if isinstance(text, str | os.PathLike)]
 
 

@@ -3,7 +3,7 @@ is written."""
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from ..graphs.input_scales import Calibration
 from ..graphs.layers import LM_HEAD
 from ..heads import HEADS
 from ..proof.compare import TOLERANCES, Report
+from ..specs.alignment import ROLE as ALIGNMENT
+from ..specs.alignment import AlignmentHead, alignment_heads
 from ..specs.graph_spec import GraphSpec
 from ..targets.registry import default_target, get_target
 from ..targets.target import Target
@@ -24,7 +26,10 @@ from .triton import instance_kind, write_triton_model
 
 @dataclass(frozen=True)
 class Graphs:
-    """The graphs of an export for `target`, in each of `dtypes`: the specs by role."""
+    """The graphs of an export for `target`, in each of `dtypes`: the specs by role.
+
+    `alignment_facts` are fields of the manifest about the choice of alignment heads.
+    """
 
     source: GraphSource
     target: Target
@@ -32,6 +37,7 @@ class Graphs:
     activations: str
     opset: int
     specs: dict[str, dict[str, GraphSpec]]
+    alignment_facts: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def plan(cls, checkpoint: Checkpoint, options: ExportOptions) -> "Graphs":
@@ -45,14 +51,25 @@ class Graphs:
         target = get_target(options.target)
         if uses_target(checkpoint.config):
             check_fields(checkpoint.config, target)
-        source = graph_source(checkpoint, options)
         activations = target.activations(checkpoint.model, options.dtypes[0])
         dtypes = [dtype or activations for dtype in options.dtypes]
         config, architecture = checkpoint.config_json, checkpoint.architecture
         specs = {
             dtype: target.graph_specs(config, architecture, dtype, activations) for dtype in dtypes
         }
+        if not writes_alignment(target, options):
+            specs = {dtype: without_alignment(by_role) for dtype, by_role in specs.items()}
+        source = graph_source(checkpoint, options, ALIGNMENT in specs[dtypes[0]])
         return cls(source, target, dtypes, activations, options.opset or target.opsets[0], specs)
+
+    def with_alignment(
+        self, heads: list[AlignmentHead], facts: dict[str, float] | None = None
+    ) -> "Graphs":
+        """Return the same graphs with other heads of the alignment graph, and `facts` about
+        them."""
+        return replace(
+            self, source=replace(self.source, alignment=heads), alignment_facts=facts or {}
+        )
 
     def write(self, directory: Path) -> None:
         """Write the ONNX files of all graphs with their weights to the export `directory`."""
@@ -112,16 +129,31 @@ def check_fields(config: Config, target: Target) -> None:
         raise ValueError(f"{problem}, expected {expected}: use --target {default_target()}")
 
 
-def graph_source(checkpoint: Checkpoint, options: ExportOptions) -> GraphSource:
-    """Return the config and the weights of the graphs, the tokens of the shortlist, and the
-    calibration, by `options`."""
+def writes_alignment(target: Target, options: ExportOptions) -> bool:
+    """Return True if an export of an encoder-decoder model has an alignment graph.
+
+    It has one where graphs share their weights, unless all become one graph.
+    """
+    return target.shares_weights and options.generate is None
+
+
+def without_alignment(specs: Mapping[str, GraphSpec]) -> dict[str, GraphSpec]:
+    return {role: spec for role, spec in specs.items() if role != ALIGNMENT}
+
+
+def graph_source(
+    checkpoint: Checkpoint, options: ExportOptions, has_alignment: bool
+) -> GraphSource:
+    """Return the config and the weights of the graphs, the tokens of the shortlist and the
+    calibration, by `options`. With `has_alignment` also the heads of the alignment graph."""
     tokens = shortlist_tokens(checkpoint, options.shortlist)
     rows = {} if tokens is None else {f"{LM_HEAD}.{part}": tokens for part in ("weight", "bias")}
     calibration = None
     if options.calibrate is not None:
         calibration = calibrate_inputs(checkpoint, tokens, options.calibrate)
     weights = checkpoint.weights.with_rows(rows)
-    return GraphSource(checkpoint.config, weights, tokens, calibration)
+    heads = alignment_heads(checkpoint.config_json) if has_alignment else []
+    return GraphSource(checkpoint.config, weights, tokens, calibration, heads)
 
 
 def shortlist_tokens(

@@ -115,10 +115,8 @@ def text_format(predictions: Predictions, read: Callable[[bytes], Row]) -> "Line
     if not predictions.generates:
         return Lines(read, lambda number, line, row, result: to_json(result))
     # no runtime in the function: Ray pickles the formats
-    n_best, scores = predictions.n_best, predictions.scores
-    return Lines(
-        read, lambda number, line, row, result: generated_text(number, result, n_best, scores)
-    )
+    n_best = predictions.n_best
+    return Lines(read, lambda number, line, row, result: generated_text(number, result, n_best))
 
 
 def first_line_with(path: Path, name: str) -> int | None:
@@ -209,12 +207,13 @@ def to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def generated_text(number: int, result: Any, n_best: int | None, scores: bool) -> str:
+def generated_text(number: int, result: Any, n_best: int | None) -> str:
     """Return the output for the `result` of line `number`, from 0, without the last line break.
 
     With `n_best` it has a line "number ||| text ||| score" for each {"text", "score"} of `result`.
-    With `scores` alone it is the text, a tab and the score; else `result` is the text. A `result`
-    of None gives an empty line, or with `n_best` that many empty texts with score 0.
+    Otherwise `result` is a text, or a dict whose values are separated by tabs: the text, then its
+    score or its alignments. A `result` of None gives an empty line, or with `n_best` that many
+    empty texts with score 0.
     """
     if n_best is not None:
         pairs = result or [{"text": "", "score": 0.0}] * n_best
@@ -223,9 +222,10 @@ def generated_text(number: int, result: Any, n_best: int | None, scores: bool) -
         )
     if result is None:
         return ""
-    return (
-        f"{in_one_line(result['text'])}\t{result['score']:.6f}" if scores else in_one_line(result)
-    )
+    if isinstance(result, str):
+        return in_one_line(result)
+    text, value = result.values()
+    return f"{in_one_line(text)}\t{value if isinstance(value, str) else f'{value:.6f}'}"
 
 
 def in_one_line(text: str) -> str:

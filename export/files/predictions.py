@@ -10,6 +10,7 @@ from ..heads import MAX_CHARACTERS, Task, find_task
 from ..inference.logits import row_seed
 from ..text.checks import check_choice
 from ..text.tasks.embedding import PRECISIONS
+from ..text.tasks.alignment import moses_pairs
 from ..text.tasks.task import TaskCall, task_function
 
 GENERATING = ("generate", "translate")  # methods of TextRuntime that give a text for a text
@@ -30,13 +31,15 @@ class Predictions:
         n_best: for `generate`, the number of texts of each example, which then come in a list with
             their scores, best first. None for one text.
         scores: for `generate`, add the score of each text.
+        alignments: for `generate`, add the words of each text that belong together, as in Moses.
         max_characters: maximum length of a text, checked before it is tokenized.
 
     Raises:
         UsageError: for a task that the architecture is not for, an unknown or a missing option of
-            its function, and options that do not fit the model. Also for `n_best` and `scores` with
-            a task other than `generate`.
-        ValueError: for an architecture that no task is for.
+            its function, and options that do not fit the model. Also for `n_best`, `scores` and
+            `alignments` with a task other than `generate`.
+        ValueError: for an architecture that no task is for, and for `alignments` of an export
+            without an alignment graph.
     """
 
     runtime: Any
@@ -45,18 +48,24 @@ class Predictions:
     batch_size: int = 32
     n_best: int | None = None
     scores: bool = False
+    alignments: bool = False
     max_characters: int = MAX_CHARACTERS
 
     def __post_init__(self) -> None:
         self.task_call.check_options(self.kind.method, self.options, "--set {}=VALUE")
-        if self.is_scored and self.kind.method != "generate":
-            name = "scores" if self.scores else "n_best"
+        results = ("scores", self.scores), ("alignments", self.alignments), ("n_best", self.n_best)
+        name = next((name for name, value in results if value), None)
+        if name is not None and self.kind.method != "generate":
             raise UsageError(
                 f"{name} is not supported by the task {self.kind.method}, expected the task "
                 "generate"
             )
+        if self.alignments and self.is_scored:
+            raise UsageError("alignments cannot be combined with scores or n_best, expected one")
         if self.generates:
             self.check_generation()
+        if self.alignments:
+            self.runtime.info.check_alignment()
 
     @property
     def kind(self) -> Task:
@@ -137,8 +146,9 @@ class Predictions:
         """Return the result of each example, a dict with `text` and, optionally, `target_prefix`.
 
         `numbers` are the line numbers, from which the seeds of sampling are derived. A result is a
-        text; with `scores` a dict of `text` and `score`; with `n_best` a list of `n_best` such
-        dicts, best first, whether `scores` is set or not."""
+        text; with `scores` a dict of `text` and `score`; with `alignments` a dict of `text` and
+        `alignments`, such as "0-0 1-2"; with `n_best` a list of `n_best` dicts of `text` and
+        `score`, best first."""
         options = dict(self.options)
         seed = options.pop("seed", None)
         if seed is not None:
@@ -149,6 +159,12 @@ class Predictions:
         count = self.n_best or 1
         options["target_prefix"] = [example.get("target_prefix", "") for example in examples]
         options["num_return_sequences"] = count
+        if self.alignments:
+            aligned = self.runtime.generate(texts, return_alignments=True, **options)
+            return [
+                {"text": result.text, "alignments": moses_pairs(source, *result)}
+                for source, result in zip(texts, aligned, strict=True)
+            ]
         if not self.is_scored:
             return self.runtime.generate(texts, **options)
         outputs, scores = self.runtime.generate_with_scores(texts, **options)
@@ -180,6 +196,7 @@ class Predictions:
             "batch_size": self.batch_size,
             "n_best": self.n_best,
             "scores": self.scores,
+            "alignments": self.alignments,
             "max_characters": self.max_characters,
             "task": self.kind.method,
             **self.options,

@@ -248,13 +248,28 @@ def scaled_dot_product(
     query (B, T, H * d_k), keys (B, key heads, S, d_k), values (B, key heads, S, d_v) -> (B, T, H *
     d_v). `bias` is added to the scores.
     """
+    return weighted_values(g, attention_weights(g, query, keys, bias), values)
+
+
+def attention_weights(g: GraphContext, query: Value, keys: Value, bias: Value | None) -> Value:
+    """Return the softmax of equation 1, (B, H, T, S), for query (B, T, H * d_k) and keys (B, key
+    heads, S, d_k).
+
+    `bias` is added to the scores.
+    """
     op, heads, key_heads = g.op, g.config.num_attention_heads, g.config.num_key_value_heads
     queries = regroup(g, op("Mul", split_queries(g, query), scale(g)), key_heads)
     scores = op("MatMul", queries, op("Transpose", keys, perm=[0, 1, 3, 2]))
     scores = regroup(g, scores, heads)
-    scores = scores if bias is None else op("Add", scores, bias)
-    weights = regroup(g, op("Softmax", scores, axis=-1), key_heads)
-    return merge_heads(g, regroup(g, op("MatMul", weights, values), heads))
+    return op("Softmax", scores if bias is None else op("Add", scores, bias), axis=-1)
+
+
+def weighted_values(g: GraphContext, weights: Value, values: Value) -> Value:
+    """Return the sums (B, T, H * d_v) of `values` (B, key heads, S, d_v) by `weights` (B, H, T,
+    S)."""
+    heads, key_heads = g.config.num_attention_heads, g.config.num_key_value_heads
+    sums = g.op("MatMul", regroup(g, weights, key_heads), values)
+    return merge_heads(g, regroup(g, sums, heads))
 
 
 def fused_product(

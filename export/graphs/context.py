@@ -9,6 +9,7 @@ from typing import Any
 
 from onnx_ir import Value
 
+from ..specs.alignment import AlignmentHead
 from .config import Config
 from .ops import CONTRIB, Ops, branch
 from .weights import WeightStore, unchanged
@@ -124,6 +125,7 @@ class GraphContext:
         shortlist: the tokens that have logits; all if `None`.
         calibration: what the inputs of matrices were on a text, see `input_scales.Calibration`;
             `None` without.
+        alignment: the heads whose cross-attention an alignment graph returns.
     """
 
     op: Ops
@@ -133,6 +135,7 @@ class GraphContext:
     opset: int
     shortlist: list[int] | None = None
     calibration: Any = None
+    alignment: Sequence[AlignmentHead] = ()
 
     def contrib(self, op_type: str, *operands: Any, **attributes: Any) -> Value:
         """Append a node with the operator `op_type`, which only onnxruntime has, and return its

@@ -6,6 +6,7 @@
 | `grouped_attention` | GroupQueryAttention | rows of different lengths | decoders on cpu |
 | `row_cross_attention` | GroupQueryAttention | of sources of different lengths | seq2seq on cpu |
 | `beam_attention` | DecoderMaskedMultiHeadAttention | with room, shared by beams | beams on cpu |
+| `target_attention` | MultiHeadAttention | none | alignment of seq2seq |
 | `cross_attention`, `beam_cross_attention` | MultiHeadAttention | of the source | seq2seq |
 
 Each function returns what `layers.stack` calls in its layers. Past and present of a cache are one
@@ -150,15 +151,26 @@ def beam_attention(g: GraphContext, inputs: Values, caches: Caches) -> Attention
     beams = [length, inputs["num_beams"], inputs["cache_indirection"]]
 
     def attend(layer: int, name: str, x: Value) -> Value:
-        states: Sequence[Value]
-        if is_packed(g):
-            states = op.outputs(3, "Split", packed(g, name, x), [key_width(g)] * 3, axis=-1)
-        else:
-            states = project(g, name, x, positions)
+        states = split_projections(g, name, x, positions)
         operands = [*states, None, bias, *caches.past[layer], *beams]
         return write_cache(
             g, "DecoderMaskedMultiHeadAttention", operands, caches, past_present_share_buffer=1
         )
+
+    return attend
+
+
+def target_attention(g: GraphContext, positions: Value, biases: dict[str, Value]) -> Attention:
+    """Return the function that writes a decoder's attention over a whole target, for
+    `layers.stack` to call.
+
+    Its weights are those of `beam_attention`. `positions` (B or 1, T) are for rotary embeddings,
+    and `biases` those of `causal_biases`.
+    """
+
+    def attend(layer: int, name: str, x: Value) -> Value:
+        query, keys, values = split_projections(g, name, x, positions)
+        return multi_head(g, query, keys, values, biases[g.config.layer_type(name)])
 
     return attend
 
@@ -210,6 +222,17 @@ def packed(g: GraphContext, name: str, x: Value) -> Value:
     """Return queries, keys and values of the module `name` for x side by side, (B, T, (H + 2 * key
     heads) * d)."""
     return linear(g, x, *(f"{name}.{part}_proj" for part in "qkv"))
+
+
+def split_projections(g: GraphContext, name: str, x: Value, positions: Value) -> Sequence[Value]:
+    """Return queries, keys and values (B, T, H * d) of the module `name` for x, from one matrix
+    multiplication if `is_packed`.
+
+    `positions` (B or 1, T) are for rotary embeddings.
+    """
+    if is_packed(g):
+        return g.op.outputs(3, "Split", packed(g, name, x), [key_width(g)] * 3, axis=-1)
+    return project(g, name, x, positions)
 
 
 def key_width(g: GraphContext) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 from ..errors import UsageError
 from ..shared.files import check_no_pointer, file_stamp, json_object, sha256
 from ..shared.generation_options import FIELDS
+from ..specs.alignment import ROLE as ALIGNMENT
 from ..specs.graph_spec import GraphSpec
 from .options import check
 
@@ -38,7 +39,7 @@ REQUIRED = {
     "variants": dict,
     "activations": str,
 }
-OPTIONAL = {"languages": dict, "step": str}
+OPTIONAL = {"languages": dict, "step": str, "alignment": dict}
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,20 @@ class ExportInfo:
         for name, comparing in self.hashing.items():
             if name.endswith(ending):
                 comparing.result()
+
+    def check_alignment(self) -> None:
+        """Raise ValueError for an export of another model than an encoder-decoder that generates,
+        and for one without an alignment graph."""
+        if not (self.generates and "encoder" in self.specs):
+            raise ValueError(
+                f"{self.directory} is the export of a {self.architecture}, expected an "
+                "encoder-decoder model that generates for alignments"
+            )
+        if ALIGNMENT not in self.specs:
+            raise ValueError(
+                f"{self.directory} has no alignment graph, expected one: export again with "
+                "--target cpu"
+            )
 
     def check_unchanged(self) -> None:
         """Wait until all hashes are checked, and check that no file was replaced or changed since

@@ -112,6 +112,11 @@ class Languages:
         others = {"forced_bos_token_id": None} if self.target == "decoder_start_token_id" else {}
         return [{**others, self.target: id} for id in ids]
 
+    def word_end(self, text: str) -> int:
+        """Return where the language word at the start of `text` ends, 0 without one."""
+        match = LANGUAGE_WORD.match(text) if self.words else None
+        return match.end() if match else 0
+
     def check_words(self, texts: Iterable[str]) -> None:
         """Raise ValueError if a text begins with a language word, such as >>fra<<, that the model
         lacks."""

@@ -11,8 +11,10 @@ from tokenizers import Encoding, Tokenizer
 
 from ..inference.export_info import ExportInfo
 from ..inference.options import Options
+from .detokenizer import Detokenizer
 from .languages import Choice, Languages
 from .sentence_modules import SentenceModules
+from .tokenization_spaces import CleaningDetokenizer
 from .tokenizer_settings import TokenizerSettings
 
 
@@ -43,6 +45,12 @@ class Translator(TextModel, Protocol):
     """A model that translates: texts become rows of token ids, and rows become texts."""
 
     languages: Languages
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+    def detokenizer(self) -> Detokenizer | CleaningDetokenizer:
+        """Return an incremental detokenizer for one row of tokens."""
 
     @property
     def sentence_languages(self) -> dict[str | None, str]: ...

@@ -195,7 +195,7 @@ def test_gzip_and_carriage_returns_give_same_output_as_plain_text(runtime, tmp_p
 
 
 def test_line_breaks_within_a_result_become_spaces():
-    assert generated_text(0, "one\r\n\ntwo\n", None, False) == "one two "
+    assert generated_text(0, "one\r\n\ntwo\n", None) == "one two "
 
 
 def test_empty_input_gives_empty_output(runtime, tmp_path):

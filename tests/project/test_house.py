@@ -61,6 +61,7 @@ MAY_BE_HEAVY = {
         for name in ("calibration", "checkpoint", "companion_files", "evaluation", "export")
     ),
     *(f"exporting/{name}.py" for name in ("graphs", "loading", "one_graph", "shortlist")),
+    "exporting/alignment_heads.py",
     "proof/torch.py",
     *(
         relative_name(path)

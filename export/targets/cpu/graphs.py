@@ -8,6 +8,7 @@ from functools import partial
 
 from onnx_ir import Value
 
+from ...graphs.alignment import cross_attentions
 from ...graphs.context import (
     Caches,
     GraphContext,
@@ -25,8 +26,10 @@ from ...graphs.onnxruntime_attention import (
     fused_rotate,
     grouped_attention,
     row_cross_attention,
+    target_attention,
     tiled_attention,
 )
+from ...graphs.positions import causal_biases, offsets, source_bias, token_positions
 from ...graphs.precisions import BLOCK_INT4, FLOAT, ROW_INT8
 from ...graphs.sequences import sequence_outputs, source_encoder, state_at
 
@@ -85,6 +88,18 @@ def beams(g: GraphContext, inputs: Values) -> list[Value]:
     return [next_logits(g, states), *flat(caches.present)]
 
 
+def alignment(g: GraphContext, inputs: Values) -> list[Value]:
+    """Write the alignment graph and return its output (B, heads, T, S) in a list.
+
+    Weights are shared with the other graphs.
+    """
+    ids, states = inputs["decoder_input_ids"], Caches(inputs, is_source=True).past
+    positions = token_positions(g, ids, None)
+    self_attn = target_attention(g, positions, causal_biases(g, offsets(g, ids), None))
+    bias = source_bias(g, inputs["encoder_attention_mask"])
+    return cross_attentions(g, inputs, positions, self_attn, states, bias)
+
+
 def next_logits(g: GraphContext, states: Value) -> Value:
     """Return the logits (rows, V) after the one token of each row, whose `states` are (rows, 1,
     D)."""
@@ -97,6 +112,7 @@ WRITE: dict[str, WriteGraph] = {
     "seq2seq encoder": partial(source_encoder, attention=tiled_attention),
     "seq2seq decoder": beams,
     "seq2seq step": step,
+    "seq2seq alignment": alignment,
 }
 PRECISIONS: dict[str, Precision] = {"fp32": FLOAT, "int8": ROW_INT8, "int4": BLOCK_INT4}
 

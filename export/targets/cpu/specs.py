@@ -12,9 +12,10 @@ key and value a beam reads at each position.
 Beside `encoder` and `decoder`, a seq2seq model has the graph `step`, a decode step for continuous
 batching. Its rows differ in length, and each has its own source in a cache of `max_source`
 positions. `last_source_position` is the position of the last source token of each row,
-`total_source_length` the longest source.
+`total_source_length` the longest source. The graph `alignment` is that of all targets.
 """
 
+from ...specs.alignment import ROLE, alignment_spec
 from ...specs.caches import NAMES, cache_specs, fixed_cache_specs
 from ...specs.graph_spec import GraphSpec, TensorSpec
 from ...specs.sequences import sequence_specs
@@ -26,6 +27,9 @@ def graph_specs(config: dict, architecture: str) -> dict[str, GraphSpec]:
     specs = sequence_specs(config, architecture) or decoder_specs(config)
     if step_role(config, architecture) == "step":
         specs = specs | {"step": step_spec(config)}
+    if specs.keys() >= {"encoder", "decoder"}:
+        source = [tensor for tensor in specs["decoder"].inputs if ".encoder." in tensor.name]
+        specs = specs | {ROLE: alignment_spec(config, source)}
     return specs
 
 

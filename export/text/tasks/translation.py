@@ -1,7 +1,7 @@
 """Translation of texts of any length, sentence by sentence."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,9 +9,18 @@ from ...engine.inputs import check_options, with_targets
 from ...heads import TRANSLATE
 from ...inference.logits import row_seed, row_seeds
 from ...inference.options import Options, check_seeds, check_single
+from ..alignments import Alignment
 from ..checks import check_flags, check_texts
-from ..languages import LANGUAGE_WORD, Choice
+from ..languages import Choice
 from ..text_model import Translator
+from .alignment import (
+    Sentence,
+    Translation,
+    align_sentences,
+    copied_words,
+    shifted,
+    start_token,
+)
 from .rows import check_row, require
 from .sentences import DEFAULT_LANGUAGE, WIDE_ENDS, sentences_and_spaces
 
@@ -27,8 +36,9 @@ def translate(
     tgt_lang: Choice = None,
     copy_letterless: bool = True,
     seeds: Sequence[int] | None = None,
+    return_alignments: bool = False,
     **options: Any,
-) -> list[str]:
+) -> list[Any]:
     """Return the translation of each text, of any length. Sentences are translated separately and
     joined with the text between them, so line breaks and paragraphs stay. A language word at the
     start of a text, such as `>>deu<<`, applies to all of its sentences.
@@ -46,18 +56,30 @@ def translate(
             of translating them.
         seeds: seeds of sampling, one for each text; by default derived from the option `seed`. The
             seed of a sentence is derived from that of its text.
+        return_alignments: return a `Translation` for each text, with its text and its alignments:
+            pairs of the span of a word in the source and that of a word in the translation. A span
+            is the start and the end of its characters.
         options: options of `Runtime.generate`, except for several translations per text.
 
     Raises:
         UsageError: if an option or a language is invalid, the number of `seeds` is not the
             number of texts, or `seed` is set too.
         ValueError: if the export is not an encoder-decoder, a text is blank or begins with an
-            unknown language word, or a sentence has more tokens than the model has positions.
+            unknown language word, or a sentence has more tokens than the model has positions. With
+            `return_alignments` also for an export without an alignment graph.
     """
+    check_flags(return_alignments=return_alignments)
     options = check_single(options, "translate returns")
+    if return_alignments:
+        runtime.info.check_alignment()
     plan = make_plan(runtime, texts, Splitting(split, copy_letterless), src_lang, tgt_lang, options)
     check_seeds(seeds, len(texts), plan.options[0].seed)
-    return plan.join(translate_plan(runtime, plan, seeds))
+    rows = tokenize(runtime, plan)
+    tokens = translate_rows(runtime, plan, rows, seeds) if rows else []
+    sentences = runtime.decode(tokens)
+    if not return_alignments:
+        return plan.join(sentences)
+    return plan.join_aligned(sentences, align_plan(runtime, plan, rows, tokens))
 
 
 class Splitting(NamedTuple):
@@ -84,11 +106,17 @@ class Splitting(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A sentence, or the white space between two sentences. A sentence is translated or copied."""
+    """A sentence, or the white space between two sentences. A sentence is translated or copied.
+
+    The first `prefix` characters of `text` are not of the sentence, but a language word. `start` is
+    where the part begins in its text.
+    """
 
     text: str
     is_sentence: bool
     is_translated: bool
+    start: int
+    prefix: int = 0
 
 
 @dataclass(frozen=True)
@@ -117,16 +145,32 @@ class Plan:
     def join(self, translated: Iterable[str]) -> list[str]:
         """Return the translation of each text. `translated` has the translations of `sentences`, in
         order."""
+        return [join_parts(parts) for parts in self.translated_parts(translated)]
+
+    def translated_parts(self, translated: Iterable[str]) -> list[list[tuple[str, bool]]]:
+        """Return the parts of each translation, each a text and True if it is a sentence."""
         rest = iter(translated)
         return [
-            join_parts(
-                [
-                    (next(rest) if part.is_translated else part.text, part.is_sentence)
-                    for part in parts
-                ]
-            )
+            [(next(rest) if part.is_translated else part.text, part.is_sentence) for part in parts]
             for parts in self.parts
         ]
+
+    def join_aligned(
+        self, translated: Iterable[str], alignments: Iterable[Alignment]
+    ) -> list[Translation]:
+        """Return the translation of each text with its alignments. `translated` and `alignments`
+        are those of `sentences`, in order."""
+        rest = iter(alignments)
+        results = []
+        for parts, texts in zip(self.parts, self.translated_parts(translated), strict=True):
+            pairs, joined = [], ""
+            for part, (text, _), spaced in zip(parts, texts, spaced_parts(texts)):
+                joined += spaced
+                start = len(joined) - len(text)
+                spans = next(rest).spans if part.is_translated else copied_words(text)
+                pairs += shifted(spans, part.start, start)
+            results.append(Translation(joined, pairs))
+        return results
 
 
 def make_plan(
@@ -198,23 +242,31 @@ def split_text(runtime: Translator, text: str, splitting: Splitting) -> list[Par
 
     `splitting` has the options: whether to split, what is copied, and the language.
     """
-    word = LANGUAGE_WORD.match(text) if runtime.languages.words else None
-    rest = text[word.end() :].lstrip() if word else text
+    word = text[: runtime.languages.word_end(text)]
+    rest = text[len(word) :].lstrip() if word else text
+    start = len(text) - len(rest)
     if not (splitting.split and rest):
-        return [sentence_part(rest, text[: len(text) - len(rest)], splitting)]
-    prefix = f"{word[0]} " if word else ""
-    return [
-        sentence_part(part, prefix, splitting) if is_sentence else Part(part, False, False)
-        for part, is_sentence in sentences_and_spaces(rest, splitting.language or DEFAULT_LANGUAGE)
-    ]
+        return [sentence_part(rest, start, text[:start], splitting)]
+    prefix = f"{word} " if word else ""
+    parts = []
+    for part, is_sentence in sentences_and_spaces(rest, splitting.language or DEFAULT_LANGUAGE):
+        parts.append(
+            sentence_part(part, start, prefix, splitting)
+            if is_sentence
+            else Part(part, False, False, start)
+        )
+        start += len(part)
+    return parts
 
 
-def sentence_part(sentence: str, prefix: str, splitting: Splitting) -> Part:
-    """Return the part of a plan for `sentence`. A sentence without letters is copied if `splitting`
-    says so, else it is translated, with `prefix`, such as a language word, before it.
+def sentence_part(sentence: str, start: int, prefix: str, splitting: Splitting) -> Part:
+    """Return the part of a plan for `sentence`, which begins at `start` of its text. A sentence
+    without letters is copied if `splitting` says so, else it is translated, with `prefix`, such as
+    a language word, before it.
     """
-    is_translated = not splitting.copy_letterless or has_letters(sentence)
-    return Part(prefix + sentence if is_translated else sentence, True, is_translated)
+    if splitting.copy_letterless and not has_letters(sentence):
+        return Part(sentence, True, False, start)
+    return Part(prefix + sentence, True, True, start, len(prefix))
 
 
 def has_letters(text: str) -> bool:
@@ -222,17 +274,16 @@ def has_letters(text: str) -> bool:
     return any(map(str.isalpha, text))
 
 
-def translate_plan(
-    runtime: Translator, plan: Plan, seeds: Sequence[int] | None = None
-) -> list[str]:
-    """Return the translation of each sentence of `plan`. Sentences of similar length run together.
+def translate_rows(
+    runtime: Translator, plan: Plan, rows: list[list[int]], seeds: Sequence[int] | None = None
+) -> list[list[int]]:
+    """Return the generated tokens of each sentence of `plan`, whose token ids are `rows`. Sentences
+    of similar length run together.
 
     A sentence that was cut at the limit causes a warning. `seeds` has a seed for each text, from
     which those of its sentences are derived, by default from the seed of the options.
     """
-    sentences, places, rows = plan.sentences, plan.places, tokenize(runtime, plan)
-    if not rows:
-        return []
+    sentences, places = plan.sentences, plan.places
     if seeds is None:
         seeds = row_seeds(plan.options[0].seed, len(plan.parts))
     if seeds is not None:
@@ -242,7 +293,18 @@ def translate_plan(
     for sentence, row in zip(sentences, tokens, strict=True):
         if is_cut(row, plan.options[0]):
             warn_of_cut(sentence, plan.options[0].max_new_tokens)
-    return runtime.decode(tokens)
+    return tokens
+
+
+def align_plan(
+    runtime: Translator, plan: Plan, rows: list[list[int]], tokens: list[list[int]]
+) -> list[Alignment]:
+    """Return the alignment of each sentence of `plan`, whose token ids are `rows` and whose
+    translations are `tokens`."""
+    prefixes = [part.prefix for parts in plan.parts for part in parts if part.is_translated]
+    starts = [start_token(runtime, plan.options[text]) for text, _ in plan.places]
+    columns = zip(plan.sentences, rows, tokens, starts, prefixes, strict=True)
+    return align_sentences(runtime, [Sentence(*column) for column in columns])
 
 
 def warn_of_cut(sentence: str, limit: int) -> None:
@@ -263,16 +325,21 @@ def is_cut(tokens: list[int], options: Options) -> bool:
 
 
 def join_parts(parts: list[tuple[str, bool]]) -> str:
-    """Return the joined text of `parts`, each a text and True if it is a sentence.
+    """Return the joined text of `parts`, each a text and True if it is a sentence."""
+    return "".join(spaced_parts(parts))
+
+
+def spaced_parts(parts: list[tuple[str, bool]]) -> Iterator[str]:
+    """Yield the text of each of `parts`, a text and True if it is a sentence, with a space before
+    it where one is needed.
 
     A space separates two sentences without white space between them, except after a full stop of
     Chinese or Japanese.
     """
-    text = ""
+    last = ""  # character before the part
     is_open = False  # a sentence came last
     for part, is_sentence in parts:
-        if is_sentence and is_open and text and text[-1] not in WIDE_ENDS:
-            text += " "
-        text += part
+        needs_space = is_sentence and is_open and last and last not in WIDE_ENDS
+        yield f" {part}" if needs_space else part
+        last = part[-1:] or (" " if needs_space else last)
         is_open = is_sentence or (is_open and not part)
-    return text

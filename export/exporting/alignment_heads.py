@@ -1,0 +1,210 @@
+"""The heads that align words best, chosen on parallel text.
+
+Sets of heads are compared with what both directions of IBM model 1 say about the same text (Brown
+et al. 1993), so nothing but the text is needed. The agreement of a head's own two directions is no
+criterion: a head that looks at the diagonal agrees with itself.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import chain, product
+
+import numpy as np
+
+from vanilla_transformer.training.data import read_all_lines
+
+from ..engine.alignments import head_weights
+from ..specs.alignment import SHIFTS, AlignmentHead
+from ..text.alignments import mutual_best, shares, word_weights, words
+from ..text.tasks.alignment import start_token
+from ..text.token_spans import source_spans
+from ..text_runtime import TextRuntime
+
+MIN_LINES, MAX_LINES = 100, 500  # of parallel text
+CHUNK = 32  # lines whose weights of all heads are in memory together
+MAX_HEADS = 4
+MIN_GAIN = 0.002  # of F1 by another head
+ROUNDS = 8  # of expectation maximization
+NEIGHBORS = (-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1)
+DIAGONAL = 4.0  # how much the diagonal is preferred
+
+Pair = tuple[list[str], list[str]]  # words of a source and of its translation
+Links = set[tuple[int, int]]  # numbers of a source word and of a target word
+Table = dict[tuple[str | None, str], float]  # P(target word | source word); None is the empty word
+
+
+def all_heads(config: dict) -> list[AlignmentHead]:
+    """Return all heads of the decoder of `config`, layer by layer, with the shift "made"."""
+    numbers = product(range(config["decoder_layers"]), range(config["num_attention_heads"]))
+    return [AlignmentHead(layer, head, "made") for layer, head in numbers]
+
+
+def choose_heads(
+    runtime: TextRuntime, pairs: list[tuple[str, str]]
+) -> tuple[list[AlignmentHead], dict[str, float]]:
+    """Return up to `MAX_HEADS` heads that align `pairs` of a source and its translation best, and
+    {"pairs": the number of pairs, "f1": the agreement with IBM model 1}.
+
+    The alignment graph of `runtime` returns `all_heads`. Heads are added one after the other, as
+    long as F1 grows by `MIN_GAIN`.
+    """
+    starts = range(0, len(pairs), CHUNK)
+    chunks = (weights_and_words(runtime, pairs[start : start + CHUNK]) for start in starts)
+    weights, words_of_pairs = zip(*chain.from_iterable(chunks))
+    gold = model_1_links(words_of_pairs)
+    rest = list(product(range(len(SHIFTS)), range(weights[0].shape[1])))
+    best: list[tuple[int, int]] = []  # (shift, head)
+    f1 = 0.0
+    while rest and len(best) < MAX_HEADS:
+        scores = [f1_of_heads(weights, [*best, place], gold) for place in rest]
+        if best and max(scores) < f1 + MIN_GAIN:
+            break
+        f1 = max(scores)
+        best.append(rest.pop(scores.index(f1)))
+    heads = all_heads(runtime.info.config)
+    chosen_heads = [heads[number]._replace(shift=SHIFTS[shift]) for shift, number in best]
+    return chosen_heads, {"pairs": len(pairs), "f1": round(f1, 4)}
+
+
+def read_pairs(text: str | os.PathLike) -> list[tuple[str, str]]:
+    """Return the first `MAX_LINES` pairs of `text`, whose lines are a source, a tab and its
+    translation. Blank lines are skipped.
+
+    Raises:
+        FileNotFoundError: without the file.
+        ValueError: for a line without one tab between two texts, and for less than `MIN_LINES`.
+    """
+    pairs = []
+    for number, line in enumerate(read_all_lines([os.fspath(text)], fault=None), 1):
+        if not line.strip():
+            continue
+        source, *targets = line.split("\t")
+        if len(targets) != 1 or not source.strip() or not targets[0].strip():
+            raise ValueError(
+                f"line {number} of {text} is {line!r:.100}, expected a source, one tab and its "
+                "translation"
+            )
+        pairs.append((source, targets[0]))
+    if len(pairs) < MIN_LINES:
+        raise ValueError(
+            f"{text} has {len(pairs)} lines of parallel text, expected at least {MIN_LINES}"
+        )
+    return pairs[:MAX_LINES]
+
+
+# ----------------------------------------------------------------------------- weights of all heads
+
+
+def weights_and_words(
+    runtime: TextRuntime, pairs: Sequence[tuple[str, str]]
+) -> Iterator[tuple[np.ndarray, Pair]]:
+    """Yield, for each of `pairs`, the weights of words (shifts, heads, T, S) of all heads, and the
+    words of both texts in lower case."""
+    sources, targets = (list(texts) for texts in zip(*pairs))
+    rows = runtime.rows(sources)
+    encodings = (
+        runtime.encode(sources, False),
+        runtime.encode(targets, False, runtime.target_tokenizer),
+    )
+    [options] = runtime.checked_rows(sources[:1], None, None, {})[1]
+    first = [start_token(runtime, options), *runtime.first_tokens(options)]
+    target_rows = [first + encoding.ids for encoding in encodings[1]]
+    weights = head_weights(runtime.runtime.model, rows, target_rows)
+    for texts, row, source, target, steps in zip(pairs, rows, *encodings, weights, strict=True):
+        spans = source_spans(row, source), target.offsets
+        of_words = [words(text, of_text) for text, of_text in zip(texts, spans)]
+        in_words = [shares(tokens, places) for tokens, places in zip(spans, of_words)]
+        steps = steps[:, len(first) - 1 :]  # from the step that makes the first token
+        lowered = [
+            [text[start:end].lower() for start, end in places]
+            for text, places in zip(texts, of_words)
+        ]
+        shifts = np.stack([steps[:, :-1], steps[:, 1:]])
+        yield word_weights(shifts, *in_words), (lowered[0], lowered[1])
+
+
+def f1_of_heads(
+    weights: Sequence[np.ndarray], places: Sequence[tuple[int, int]], gold: Sequence[Links]
+) -> float:
+    """Return F1 of the mean of the heads at `places`, (shift, head), against the links `gold` of
+    all pairs.
+
+    `weights` (shifts, heads, T, S) are those of the words of each pair.
+    """
+    both = size = 0
+    for of_pair, expected in zip(weights, gold, strict=True):
+        links = mutual_best(np.mean([of_pair[place] for place in places], axis=0))
+        both += len(expected.intersection(links))
+        size += len(expected) + len(links)
+    return 2 * both / max(size, 1)
+
+
+# -------------------------------------------------------------------------------------- IBM model 1
+
+
+def model_1_links(pairs: Sequence[Pair]) -> list[Links]:
+    """Return the links of each of `pairs` from both directions of IBM model 1."""
+    forward, backward = model_1(pairs), model_1([(target, source) for source, target in pairs])
+    return [
+        symmetrized(
+            best_sources(forward, source, target),
+            {(word, other) for other, word in best_sources(backward, target, source)},
+        )
+        for source, target in pairs
+    ]
+
+
+def symmetrized(forward: Links, backward: Links) -> Links:
+    """Return the links of two directions by grow-diag-final-and (Koehn et al. 2005).
+
+    The links that both have grow by neighbors that one has, if one of the words is not linked yet.
+    Then links of one direction follow whose words are both not linked.
+    """
+    links, either = forward & backward, forward | backward
+    before = None
+    while links != before:
+        before = set(links)
+        for source, target in sorted(before):
+            for step in NEIGHBORS:
+                link = source + step[0], target + step[1]
+                if link in either and num_linked(link, links) < 2:
+                    links.add(link)
+    for link in [*sorted(forward), *sorted(backward)]:
+        if num_linked(link, links) == 0:
+            links.add(link)
+    return links
+
+
+def num_linked(link: tuple[int, int], links: Links) -> int:
+    """Return how many of the two words of `link` are in `links`."""
+    return sum(any(other[side] == link[side] for other in links) for side in (0, 1))
+
+
+def model_1(pairs: Sequence[Pair]) -> Table:
+    """Return P(target word | source word) of IBM model 1 for `pairs` of words, by `ROUNDS` of
+    expectation maximization."""
+    table: Table = defaultdict(lambda: 1.0)
+    for _ in range(ROUNDS):
+        counts: Table = defaultdict(float)
+        totals: dict[str | None, float] = defaultdict(float)
+        for source, target in pairs:
+            for word in target:
+                scores = [table[other, word] for other in (None, *source)]
+                total = sum(scores)
+                for other, score in zip((None, *source), scores):
+                    counts[other, word] += score / total
+                    totals[other] += score / total
+        table = {key: count / totals[key[0]] for key, count in counts.items()}
+    return table
+
+
+def best_sources(table: Table, source: list[str], target: list[str]) -> Links:
+    """Return the link of each target word to its best source word by `table`. Words near the
+    diagonal are preferred."""
+    rows, columns = (np.arange(len(side)) / max(len(side), 1) for side in (target, source))
+    near = np.exp(-DIAGONAL * abs(rows[:, None] - columns))
+    scores = np.array([[table.get((other, word), 0.0) for other in source] for word in target])
+    if not scores.size:
+        return set()
+    return {(int(other), word) for word, other in enumerate((scores * near).argmax(axis=1))}

@@ -1,0 +1,181 @@
+"""Tests of the alignment graph: cross-attention as torch's, the same bits in every batch."""
+
+import json
+import shutil
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from checkpoints import START, perturbed
+from messages import raises
+from targets import SIZES, build
+
+from vanilla_transformer_export import Runtime, export
+
+SEQ2SEQ = "VanillaSeq2SeqForConditionalGeneration"
+# As NLLB: pre-norm, a learned table that counts tokens by their ids, scaled embeddings.
+NLLB = dict(
+    encoder_layers=2,
+    decoder_layers=3,
+    position_embedding_type="learned",
+    position_ids_from="ids",
+    max_position_embeddings=40,
+    norm_first=True,
+    final_norm=True,
+    hidden_act="relu",
+)
+HEADS = [[0, 1, "read"], [1, 0, "made"], [1, 3, "read"]]
+SOURCES = [[7, 8, 9, 10, 11, 2], [5, 2], [30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 2]]
+TARGETS = [
+    [START, 12, 13, 2],
+    [START, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 2],
+    [START, 25],
+]
+
+
+def model_of(name):
+    return perturbed(SEQ2SEQ, {**SIZES, **NLLB}) if name == "seq2seq-nllb" else build(name)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A function from a name, a dtype and heads to a model in torch and the directory of its cpu
+    export."""
+    made = {}
+
+    def make(name, dtype="fp32", heads=HEADS):
+        key = name, dtype, heads is None
+        if key not in made:
+            model, folder = model_of(name), tmp_path_factory.mktemp(name)
+            model.config.alignment_heads = heads
+            model.save_pretrained(folder / "checkpoint")
+            export(folder / "checkpoint", folder / "export", target="cpu", dtype=dtype, cases=2)
+            made[key] = model, folder / "export"
+        return made[key]
+
+    return make
+
+
+def torch_weights(model, source, target, heads):
+    """Return the mean of torch's cross-attention of `heads`, each with its shift, (T, S)."""
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        layers = model(
+            input_ids=torch.tensor([source]),
+            decoder_input_ids=torch.tensor([target]),
+            output_attentions=True,
+        ).cross_attentions
+    steps = {"made": slice(0, -1), "read": slice(1, None)}
+    rows = [layers[layer][0, head, steps[shift]].double() for layer, head, shift in heads]
+    return torch.stack(rows).mean(0).numpy()
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "seq2seq-t5", "seq2seq-nllb"])
+def test_weights_are_those_of_torch(exported, name):
+    model, directory = exported(name)
+    found = Runtime(directory).alignments(SOURCES, TARGETS)
+    for weights, source, target in zip(found, SOURCES, TARGETS, strict=True):
+        assert (weights.shape, weights.dtype) == ((len(target) - 1, len(source)), np.float32)
+        expected = torch_weights(model, source, target, HEADS)
+        np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-5)
+        assert np.ptp(expected) > 0.05  # no head looks everywhere alike
+
+
+def test_default_is_mean_of_layer_before_last(exported):
+    model, directory = exported("seq2seq-nllb", heads=None)
+    expected = torch_weights(
+        model, SOURCES[0], TARGETS[0], [(1, head, "made") for head in range(4)]
+    )
+    [weights] = Runtime(directory).alignments(SOURCES[:1], TARGETS[:1])
+    np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+@pytest.mark.parametrize("name", ["seq2seq", "seq2seq-t5"])
+def test_rows_have_the_same_bits_alone_and_in_a_batch(exported, name, dtype):
+    _, directory = exported(name, dtype)
+    rng = np.random.default_rng(0)
+    sources = [rng.integers(4, 48, size).tolist() for size in rng.integers(1, 40, 24)]
+    targets = [[START, *rng.integers(4, 48, size)] for size in rng.integers(1, 40, 24)]
+    for threads in (1, 2):
+        runtime = Runtime(directory, threads=threads)
+        together = runtime.alignments(sources, targets)
+        for source, target, weights in zip(sources, targets, together, strict=True):
+            [alone] = runtime.alignments([source], [target])
+            np.testing.assert_array_equal(alone, weights)
+
+
+def test_integer_weights_are_near_those_of_float(exported):
+    exact, rounded = (
+        Runtime(exported("seq2seq", dtype)[1]).alignments(SOURCES, TARGETS)
+        for dtype in ("fp32", "int8")
+    )
+    errors = np.concatenate([abs(a - b).ravel() for a, b in zip(exact, rounded, strict=True)])
+    assert 0 < errors.mean() < 0.02
+
+
+def test_weights_are_shared_with_other_graphs(exported):
+    """All external weights of the graph are also in the others, at the same place in the file."""
+    _, directory = exported("seq2seq")
+    places = {
+        path.stem: {
+            tuple(entry.value for entry in tensor.external_data)
+            for tensor in onnx.load(path, load_external_data=False).graph.initializer
+            if tensor.external_data
+        }
+        for path in directory.glob("onnx/*.onnx")
+    }
+    own = places.pop("alignment_model")
+    assert own and own <= set().union(*places.values())
+
+
+def test_target_without_tokens_has_no_rows(exported):
+    [weights] = Runtime(exported("seq2seq")[1]).alignments(SOURCES[:1], [[START]])
+    assert weights.shape == (0, len(SOURCES[0]))
+    assert Runtime(exported("seq2seq")[1]).alignments([], []) == []
+
+
+def test_export_without_graph_generates_and_says_what_it_lacks(exported, tmp_path):
+    model, directory = exported("seq2seq")
+    old = tmp_path / "old"
+    shutil.copytree(directory, old)
+    (old / "onnx/alignment_model.onnx").unlink()
+    manifest = json.loads((old / "manifest.json").read_text())
+    del manifest["alignment"], manifest["files"]["onnx/alignment_model.onnx"]
+    (old / "manifest.json").write_text(json.dumps(manifest))
+    runtime = Runtime(old)
+    assert runtime.generate(np.array(SOURCES[:1])).shape[0] == 1
+    with raises(ValueError, seen="no alignment graph", expected="--target cpu"):
+        runtime.alignments(SOURCES, TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets", "seen", "expected"),
+    [
+        (SOURCES, TARGETS[:2], 2, 3),
+        (SOURCES[:1], [[]], ("0", "targets"), "the start token first"),
+        ([[]], TARGETS[:1], ("0", "sources"), "at least one"),
+        ([[48]], TARGETS[:1], 48, 47),
+        (SOURCES[:1], [[START, -1]], -1, 0),
+        ([list(range(4, 45))], TARGETS[:1], 41, 40),
+    ],
+)
+def test_bad_rows_are_named(exported, sources, targets, seen, expected):
+    with raises(ValueError, seen=seen, expected=expected):
+        Runtime(exported("seq2seq-nllb")[1]).alignments(sources, targets)
+
+
+def test_decoder_export_has_no_alignments(exported_for):
+    with raises(ValueError, seen="VanillaDecoderForCausalLM", expected="encoder-decoder"):
+        Runtime(exported_for("causal", "cpu")[1]).alignments(SOURCES, TARGETS)
+
+
+@pytest.mark.parametrize("heads", [[], [[3, 0, "made"]], [[0, 4, "made"]], [[0, 0]], [[0, 0, "x"]]])
+def test_heads_that_model_lacks_are_rejected(tmp_path, heads):
+    model = model_of("seq2seq-nllb")
+    model.config.alignment_heads = heads
+    model.save_pretrained(tmp_path / "checkpoint")
+    with raises(ValueError, seen="alignment_heads", expected=("below 3", "below 4")):
+        export(tmp_path / "checkpoint", tmp_path / "export", target="cpu")
+    assert not (tmp_path / "export").exists()

@@ -1,0 +1,34 @@
+"""Sentences in the style of captions whose words have one translation each, for the shipped
+translator from English to German."""
+
+import itertools
+from pathlib import Path
+
+CARD = Path(__file__).parents[2] / "model_cards" / "vanilla-seq2seq-tiny-multi30k-en-de"
+WHO = {"dog": "hund", "man": "mann", "woman": "frau", "girl": "mädchen", "boy": "junge"}
+WHAT = {"sitting": "sitzt", "sleeping": "schläft", "standing": "steht", "playing": "spielt"}
+WHERE = {"beach": "strand", "street": "straße", "bench": "bank", "grass": "gras", "snow": "schnee"}
+DICTIONARY = WHO | WHAT | WHERE
+SENTENCES = [
+    f"A {who} is {what} in the {where}." for who, what, where in itertools.product(WHO, WHAT, WHERE)
+] + [
+    f"A {one} and a {other} are {what}."
+    for one, other in itertools.permutations(WHO, 2)
+    for what in WHAT
+]
+
+
+def dictionary_scores(sources, translations):
+    """Return (right, found): how many aligned source words of `DICTIONARY` have the translation
+    that it gives, and how many were aligned, of those whose translation occurs."""
+    right = found = 0
+    for source, (text, alignments) in zip(sources, translations, strict=True):
+        pairs = {
+            source[start:end].lower(): text[first:last].lower()
+            for (start, end), (first, last) in alignments
+        }
+        for word, translated in DICTIONARY.items():
+            if word in source.lower() and translated in text.lower():
+                found += 1
+                right += pairs.get(word) == translated
+    return right, found

@@ -1,0 +1,167 @@
+"""Tests of aligned translations of the shipped translator, by words with one translation each."""
+
+import json
+
+import pytest
+from alignments import CARD, DICTIONARY, SENTENCES, dictionary_scores
+from messages import raises
+
+from vanilla_transformer_export import TextRuntime, export
+from vanilla_transformer_export.errors import UsageError
+from vanilla_transformer_export.exporting.alignment_heads import symmetrized
+from vanilla_transformer_export.files.predictions import Predictions
+from vanilla_transformer_export.files.run import Runner
+
+GREEDY = dict(num_beams=1)
+
+
+@pytest.fixture(scope="module")
+def parallel_text(tmp_path_factory, plain):
+    """A file of parallel text: the sentences and their translations."""
+    path = tmp_path_factory.mktemp("parallel") / "pairs.tsv"
+    targets = plain.translate(SENTENCES, **GREEDY)
+    pairs = zip(SENTENCES, targets, strict=True)
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
+    return path
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """An export with the default heads."""
+    directory = tmp_path_factory.mktemp("plain") / "export"
+    export(CARD, directory, target="cpu", cases=1)
+    return TextRuntime(directory)
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory, parallel_text):
+    """An export whose heads were chosen on the parallel text."""
+    directory = tmp_path_factory.mktemp("calibrated") / "export"
+    export(CARD, directory, target="cpu", cases=1, alignments=parallel_text)
+    return TextRuntime(directory)
+
+
+def test_chosen_heads_find_the_words_of_a_dictionary(plain, calibrated):
+    facts = calibrated.info.manifest["alignment"]
+    assert 1 <= len(facts["heads"]) <= 4 and facts["pairs"] == len(SENTENCES)
+    shares = []
+    for runtime in (plain, calibrated):
+        found = runtime.translate(SENTENCES, return_alignments=True, **GREEDY)
+        right, number = dictionary_scores(SENTENCES, found)
+        assert number > 200
+        shares.append(right / number)
+    assert shares[0] > 0.6 and shares[1] > 0.95 and shares[1] >= shares[0]
+
+
+def test_spans_are_of_the_texts_as_given_and_as_returned(calibrated):
+    text = "A dog is sleeping. A man is standing!\n\n12:30\n  A woman is sitting.  "
+    [plain] = calibrated.translate([text], **GREEDY)
+    [found] = calibrated.translate([text], return_alignments=True, **GREEDY)
+    assert found.text == plain
+    pairs = [
+        (text[start:end].lower(), found.text[first:last].lower())
+        for (start, end), (first, last) in found.alignments
+    ]
+    for word in ("dog", "sleeping", "man", "standing", "woman", "sitting"):
+        assert (word, DICTIONARY[word]) in pairs
+    starts = [target for _, target in found.alignments]
+    assert starts == sorted(starts)
+
+
+def test_copied_sentences_are_aligned_with_themselves(calibrated):
+    [found] = calibrated.translate(["12:30\nA dog is sleeping."], return_alignments=True, **GREEDY)
+    assert found.text.startswith("12:30\n")
+    assert found.alignments[:3] == [((0, 2), (0, 2)), ((2, 3), (2, 3)), ((3, 5), (3, 5))]
+
+
+def test_alignments_do_not_depend_on_other_texts(calibrated):
+    texts = [*SENTENCES[:12], "A dog."]
+    together = calibrated.translate(texts, return_alignments=True, **GREEDY)
+    alone = [calibrated.translate([text], return_alignments=True, **GREEDY)[0] for text in texts]
+    assert together == alone
+
+
+def test_generate_aligns_each_of_several_results(calibrated):
+    options = dict(num_beams=3, num_return_sequences=3)
+    texts = SENTENCES[:3]
+    found = calibrated.generate(texts, return_alignments=True, **options)
+    assert [result.text for result in found] == calibrated.generate(texts, **options)
+    sources = [text for text in texts for _ in range(3)]
+    right, number = dictionary_scores(sources, found)
+    assert right / number > 0.9
+
+
+def test_moses_pairs_follow_a_tab_in_text_and_are_a_field_in_json(calibrated, tmp_path):
+    (tmp_path / "in").write_text("A dog is sleeping.\n\nA man is standing.\n")
+    runner = Runner(Predictions(calibrated, "generate", dict(GREEDY), alignments=True))
+    runner.to_file(tmp_path / "in", tmp_path / "out")
+    lines = [line.split("\t") for line in (tmp_path / "out").read_text().split("\n")]
+    assert lines[1:2] + lines[3:] == [[""], [""]]
+    assert [text for text, _ in lines[::2]] == calibrated.generate(
+        ["A dog is sleeping.", "A man is standing."], **GREEDY
+    )
+    assert all({"0-0", "1-1", "3-2"} <= {*pairs.split()} for _, pairs in lines[::2])
+    (tmp_path / "in.jsonl").write_text('{"text": "A dog is sleeping."}\n')
+    runner.to_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    [record] = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert record["translation"] == dict(zip(("text", "alignments"), lines[0], strict=True))
+
+
+def test_alignments_exclude_scores_and_other_tasks(calibrated):
+    for others in (dict(scores=True), dict(n_best=2)):
+        with raises(UsageError, seen="alignments", expected="one"):
+            Predictions(calibrated, "generate", alignments=True, **others)
+    with raises(UsageError, seen=("alignments", "translate"), expected="generate"):
+        Predictions(calibrated, "translate", alignments=True)
+
+
+def test_portable_export_says_that_it_has_no_alignment_graph(tmp_path):
+    export(CARD, tmp_path / "export", cases=1)
+    runtime = TextRuntime(tmp_path / "export")
+    for method in (runtime.translate, runtime.generate):
+        with raises(ValueError, seen="no alignment graph", expected="--target cpu"):
+            method(["A dog."], return_alignments=True)
+
+
+# --------------------------------------------------------------------------- export with alignments
+
+
+def lines_of(path, count):
+    return path.read_text().splitlines()[:count]
+
+
+@pytest.mark.parametrize(
+    ("change", "seen", "expected"),
+    [
+        (lambda lines: lines[:99], 99, 100),
+        (lambda lines: [*lines, "no tab"], (len(SENTENCES) + 1, "no tab"), "one tab"),
+        (lambda lines: [*lines, "two\ttabs\there"], len(SENTENCES) + 1, "one tab"),
+        (lambda lines: [*lines, "source\t "], len(SENTENCES) + 1, "its translation"),
+        (lambda lines: [], 0, 100),
+    ],
+)
+def test_parallel_text_is_checked_first(parallel_text, tmp_path, change, seen, expected):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{line}\n" for line in change(lines_of(parallel_text, None))))
+    with raises(ValueError, seen=seen, expected=expected):
+        export(CARD, tmp_path / "export", target="cpu", alignments=path)
+    assert not (tmp_path / "export").exists()
+
+
+def test_alignments_of_models_and_targets_without_a_graph_are_rejected(tmp_path, parallel_text):
+    with pytest.raises(FileNotFoundError, match="missing"):
+        export(CARD, tmp_path / "export", target="cpu", alignments=tmp_path / "missing.tsv")
+    with raises(UsageError, seen=("greedy", "pairs.tsv"), expected="None"):
+        options = dict(target="cpu", generate="greedy", alignments=parallel_text)
+        export(CARD, tmp_path / "export", **options)
+    with raises(UsageError, seen=("portable", "pairs.tsv"), expected="cpu"):
+        export(CARD, tmp_path / "export", alignments=parallel_text)
+    decoder = CARD.parent / "vanilla-decoder-tiny-shakespeare"
+    with raises(ValueError, seen="VanillaDecoderForCausalLM", expected="encoder-decoder"):
+        export(decoder, tmp_path / "export", target="cpu", alignments=parallel_text)
+
+
+def test_two_directions_grow_as_in_moses():
+    """A neighbor of a common link grows if a word of it is free; words of no link come last."""
+    forward, backward = {(0, 0), (1, 1), (3, 5)}, {(0, 0), (0, 1), (4, 5)}
+    assert symmetrized(forward, backward) == {(0, 0), (0, 1), (1, 1), (3, 5)}
