@@ -9,8 +9,8 @@ from ..errors import UsageError
 from ..heads import MAX_CHARACTERS, Task, find_task
 from ..inference.logits import row_seed
 from ..text.checks import check_choice
-from ..text.tasks.embedding import PRECISIONS
 from ..text.tasks.alignment import moses_pairs
+from ..text.tasks.embedding import PRECISIONS
 from ..text.tasks.task import TaskCall, task_function
 
 GENERATING = ("generate", "translate")  # methods of TextRuntime that give a text for a text
