@@ -71,6 +71,8 @@ class GenerationBatch:
 
     @property
     def num_rows(self) -> int:
+        if len(self.cohorts) == 1:
+            return self.cohorts[0].num_rows
         return sum(cohort.num_rows for cohort in self.cohorts)
 
     # -------------------------------------------------------------------------- joining and leaving

@@ -39,6 +39,7 @@ class Worker:
         self.num_rows = 0  # rows of the last step; 0 while the batch is empty
         self.requests: set[ClientRequest] = set()  # of the parts in the batch
         self.has_first_tokens = True  # each of the requests has its first token
+        self.is_changed = False  # parts joined or left in the last step
 
     @property
     def parts(self) -> list[Any]:
@@ -58,31 +59,38 @@ class Worker:
         is closed and empty, and the batch too. Errors of onnxruntime, such as out of memory, fail
         the requests of the batch; they are not raised.
         """
-        joining = self.queue.take(self.batch, self.joined_at)
+        may_join = self.queue.requests or not self.requests
+        joining = self.queue.take(self.batch, self.joined_at) if may_join else []
         if joining is None:
             return None
-        rows, tokens, now = 0, 0, time.perf_counter()
-        if joining:
-            self.joined_at = now
-            self.requests |= {part.request for part in joining}
-            self.has_first_tokens = False
+        if self.is_changed and not may_join:  # else `take` has noted it
+            self.queue.note_growth(self.batch)
+        self.is_changed = bool(joining)
+        rows, tokens, waits = 0, 0, self.note_joining(joining) if joining else []
         try:
-            self.batch.join(joining)
-            if joining and not self.queue.requests:  # else `take` does it before the next step
-                self.queue.note_growth(self.batch)
+            if joining or self.batch.prefilling:
+                self.batch.join(joining)
             self.num_rows = self.batch.num_rows
             tokens, rows = self.batch.step(), self.num_rows
         except Exception as error:
             for request in self.requests:
                 request.fail(engine_failure(error))
-        waits = [now - part.request.arrived_at for part in joining]
         first_tokens = [] if self.has_first_tokens else self.note_first_tokens()
-        changed = [request for request in self.requests if request.is_changed]
-        if self.batch.has_ended or any(request.is_finished for request in self.requests):
+        changed = [
+            request for request in self.requests if request.is_changed or request.is_finished
+        ]
+        if changed or self.batch.has_ended:
             self.remove_finished()
-        for request in changed:
-            request.answer()
+            for request in changed:
+                request.answer()
         return Activity(waits, first_tokens, rows, tokens)
+
+    def note_joining(self, parts: list[Any]) -> list[float]:
+        """Return the seconds for which each of `parts`, which join now, has waited."""
+        self.joined_at = time.perf_counter()
+        self.requests |= {part.request for part in parts}
+        self.has_first_tokens = False
+        return [self.joined_at - part.request.arrived_at for part in parts]
 
     def note_first_tokens(self) -> list[float]:
         """Return the seconds until the first token of each request that has it since the last
@@ -101,7 +109,7 @@ class Worker:
         if leaving:
             self.batch.remove(leaving)
         self.requests = {part.request for part in self.parts}
-        self.queue.note_growth(self.batch)
+        self.is_changed = True
         if not self.batch.running:
             self.num_rows = 0
 

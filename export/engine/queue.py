@@ -235,8 +235,6 @@ class RequestQueue:
         `time.perf_counter`.
         """
         is_empty = not batch.running and not batch.prefilling
-        if not (is_empty or self.requests):
-            return []  # without the lock, because most steps of a call end here
         self.note_growth(batch)
         with self.changed:
             while True:

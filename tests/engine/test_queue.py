@@ -185,7 +185,6 @@ def test_new_rows_join_the_larger_batch_until_it_has_its_preferred_rows(exported
             queue.put(start_request([job]))
         parts = queue.take(batch)
         batch.join(parts)
-        queue.note_growth(batch)
         return len(parts)
 
     assert [joining(smaller, 1), joining(larger, 2), joining(larger, 0)] == [1, 2, 0]
@@ -228,7 +227,7 @@ def test_rows_that_do_not_fit_the_larger_batch_join_another_at_once(exported_for
     rows = larger.capacity
     queue.put(start_request([admit([5], dict(max_new_tokens=20))]))
     larger.join(queue.take(larger))
-    queue.note_growth(larger)
+    assert queue.take(larger) == []
     queue.put(start_request([admit([5], dict(max_new_tokens=20))] * rows))
     waits, taken, wait = threading.Event(), [], queue.changed.wait
 

@@ -214,7 +214,7 @@ def test_root_embeds_for_huggingface_hub_client(embedder):
         seen=("query", "a"),
     )
     check_rejected(post(url, "/", inputs=TEXTS, model="that"), 422, "Validation", seen="that")
-    check_rejected(post(url, "/models/that", inputs=TEXTS), 422, "Validation", seen="that")
+    check_rejected(post(url, "/models/that", inputs=TEXTS), 404, "Validation", seen="that")
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ async def embed_sparse(request: Request, body: EmbedSparseRequest) -> Response:
 
     def answer() -> bytes:
         rows, _ = encode_inputs(model, inputs, body.prompt_name, cut)
-        max_values = sentence_config(model.runtime).get("max_active_dims")
+        max_values = sentence_config(model.info).get("max_active_dims")
         return render_list(sparse_vectors(model.runtime, rows, max_values))
 
     return json_response(await model.read(len(inputs), answer))

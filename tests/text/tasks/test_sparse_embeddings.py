@@ -130,7 +130,8 @@ OLD = "sentence_transformers.sparse_encoder.models"
 
 
 def test_facts_name_the_pooling(saved):
-    facts = model_facts(TextRuntime(saved("bert", "sum") / "export", threads=1))
+    runtime = TextRuntime(saved("bert", "sum") / "export", threads=1)
+    facts = model_facts(runtime.info, runtime.runtime.threads, runtime.tokenizer)
     assert (facts["pooling_strategy"], facts["activation_function"]) == ("sum", "relu")
     assert facts["prompts"] == ["document", "query"] and facts["max_seq_length"] == 40
     assert facts["warnings"] == []
