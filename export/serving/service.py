@@ -54,9 +54,9 @@ PROTOCOLS: tuple[Protocol, ...] = tuple(
         libretranslate,
         openai_api,
         text_embeddings,
-        rerank_api,
         pipelines,
         open_inference,
+        rerank_api,
         page,
     )
 )

@@ -15,6 +15,7 @@ import vanilla_transformer
 from vanilla_transformer.conversion import convert
 from vanilla_transformer.conversion.converter import get_converter
 from vanilla_transformer.conversion.plan_parts import common_fields, read_known_config
+from vanilla_transformer.source import Source
 
 NAMES = pytest.mark.parametrize("name", HUB_ENCODERS)
 SMALL = {"hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 4, "vocab_size": 64}
@@ -31,7 +32,7 @@ GPT2_NAMES |= {"num_attention_heads": "n_head"}
 def write_config(directory, content):
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps(content))
-    return read_known_config(directory, directory)
+    return read_known_config(Source.open(directory))
 
 
 def narrow(content):

@@ -168,7 +168,9 @@ def test_calibrated_generator_has_no_row_scales(tmp_path, text, architecture, fi
     tokens = range(len(tokenizer) // 2, len(tokenizer))
     settings = {"target": "cpu", "dtype": "int8", "shortlist": tokens, "calibrate": text}
     manifest = export(tmp_path / "model", tmp_path / "out", cases=1, **settings)
-    for file in default_graphs(manifest).values():
+    graphs = default_graphs(manifest)
+    graphs.pop("alignment", None)  # attention in standard operators
+    for file in graphs.values():
         _, counts = load_graph(tmp_path / "out" / file)
         assert counts["MatMulIntegerToFloat"] > 4 and counts["MatMul"] == counts["ReduceMax"] == 0
     ids = np.array([tokenizer(line)["input_ids"][:4] for line in MANY])

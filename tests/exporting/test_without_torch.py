@@ -26,7 +26,7 @@ from vanilla_transformer.standins import weight_shapes
 from vanilla_transformer_export import Runtime, export, verify
 from vanilla_transformer_export.graphs.config import Config
 from vanilla_transformer_export.graphs.weights import tied_names
-from vanilla_transformer_export.heads import HEADS
+from vanilla_transformer_export.heads import HEADS, model_class
 
 # Reads the arguments of one command per line, and prints its error (or None), output and warnings.
 COMMANDS = """
@@ -247,11 +247,11 @@ def test_weight_shapes_match_torch_model(architecture):
     name = vanilla_transformer.VanillaEncoderModel.__module__
     modules = {key: sys.modules[key] for key in ("torch", "transformers", name)}
     for fields in variants(architecture).values():
-        model_class = getattr(vanilla_transformer, architecture)
+        class_ = getattr(vanilla_transformer, model_class(architecture))
         with torch.device("meta"):
-            model = model_class(model_class.config_class(**sizes(architecture) | fields))
+            model = class_(class_.config_class(**sizes(architecture) | fields))
         config = Config(model.config, architecture)
-        assert weight_shapes(architecture, model.config) == {
+        assert weight_shapes(model_class(architecture), model.config) == {
             name: tuple(value.shape) for name, value in model.state_dict().items()
         }
         tied = {bare(name) for name in model.get_expanded_tied_weights_keys(all_submodels=True)}

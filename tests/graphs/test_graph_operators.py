@@ -123,9 +123,9 @@ base cuda fp16 decoder
   TensorScatter 13 Unsqueeze 10 Where 3
 
 base cuda fp16 beams
-  Add 5 And 7 Cast 9 Concat 4 CumSum 1 Div 3 Equal 3 GatherElements 4 GatherND 3 Greater 4
-  GreaterOrEqual 1 Less 1 LogSoftmax 1 Mul 1 Not 2 Or 3 Pow 2 ReduceMax 2 ReduceMin 2 Reshape 3
-  Shape 2 Slice 2 Sub 1 TensorScatter 1 TopK 4 Unsqueeze 9 Where 4
+  Add 4 And 6 Cast 9 Concat 4 CumSum 1 Div 3 Equal 3 GatherElements 4 GatherND 3 Greater 2
+  GreaterOrEqual 1 Less 2 LogSoftmax 1 Mul 1 Not 2 Or 4 Pow 2 ReduceMax 2 ReduceMin 1 Reshape 3
+  Shape 2 Slice 2 Sub 1 TensorScatter 1 TopK 4 Unsqueeze 9 Where 3
 
 base cuda int4 encoder
   Add 14 Attention 6 Cast 3 Concat 7 ConstantOfShape 3 Cos 1 Expand 1 Gather 1 MatMulNBits 25 Mod 1

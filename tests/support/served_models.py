@@ -21,9 +21,9 @@ from vanilla_transformer_export.text.language_pairs import Directions, read_dire
 PROTOCOLS = (
     openai_api.PROTOCOL,
     text_embeddings.PROTOCOL,
-    rerank_api.PROTOCOL,
     pipelines.PROTOCOL,
     open_inference.PROTOCOL,
+    rerank_api.PROTOCOL,
 )
 
 

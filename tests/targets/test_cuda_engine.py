@@ -254,7 +254,8 @@ def test_greedy_and_beam_search_of_batch_stay_on_device(exported, calls, beams, 
     admission = Admission(info, slots=16)
     options = dict(max_new_tokens=20, num_beams=beams, eos_token_id=[])
     inputs = [admission.admit(row, options) for row in ([5, 6, 7], [8, 9, 10])]
-    request = start_request(inputs, streams)
+    updates = []
+    request = start_request(inputs, updates.append, streams)
     batch = open_batch(admission, OnnxModel(info, 1, device="cpu"))
     [first, second] = request.waiting
     assert batch.fits(first, []) and batch.fits(second, [first])
@@ -264,10 +265,10 @@ def test_greedy_and_beam_search_of_batch_stay_on_device(exported, calls, beams, 
     while not request.is_finished:
         num_tokens += batch.step()
         num_steps += 1
-        update = request.take_update()
+        request.answer()
     assert not calls
     assert num_steps == (20 if streams else 3) and num_tokens == 2 * 20
-    assert [len(result.tokens) for [result] in update.results] == [20, 20]
+    assert [len(result.tokens) for [result] in updates[-1].results] == [20, 20]
     batch.remove([first, second])
     assert batch.search is None and len(batch.factory.pool.free) == 1
 
