@@ -27,8 +27,13 @@ def alignments(
 ) -> list[np.ndarray]:
     """Return the weights of `Runtime.alignments` for rows of token ids."""
     model.info.check_alignment()
-    heads = parse_heads(model.info.manifest[ROLE].get("heads"), model.info.config)
+    heads = recorded_heads(model.info)
     return [mean_of_heads(weights, heads) for weights in head_weights(model, sources, targets)]
+
+
+def recorded_heads(info: ExportInfo) -> list[AlignmentHead]:
+    """Return the heads that the alignment graph returns, from the manifest of its export."""
+    return parse_heads(info.manifest[ROLE].get("heads"), info.config)
 
 
 def head_weights(
@@ -43,10 +48,13 @@ def head_weights(
     check_pairs(model.info, source_rows, target_rows)
     lengths = np.array([max(map(len, pair)) for pair in zip(source_rows, target_rows)])
     mask = np.arange(lengths.max(initial=0)) < lengths[:, None]
+    pad = model.info.config.get("pad_token_id")
     results: list[np.ndarray] = [np.empty(0)] * len(source_rows)
     for rows, _ in bucket_by_length(mask, model.max_tokens) if len(mask) else ():
-        batch = [source_rows[row] for row in rows], [target_rows[row] for row in rows]
-        for row, weights in zip(rows, cross_attentions(model, *batch), strict=True):
+        batch = pad_sequences([source_rows[row] for row in rows], pad)
+        # padding of targets is last, and later tokens change no row
+        ids, _ = pad_sequences([target_rows[row] for row in rows], pad)
+        for row, weights in zip(rows, cross_attentions(model, *batch, ids), strict=True):
             results[row] = weights[:, : len(target_rows[row]), : len(source_rows[row])]
     return results
 
@@ -66,14 +74,14 @@ def check_pairs(info: ExportInfo, sources: Rows, targets: Rows) -> None:
             check_positions(num_positions(ids, np.ones_like(ids), info.config), info.config)
 
 
-def cross_attentions(model: "OnnxModel", sources: Rows, targets: Rows) -> np.ndarray:
-    """Return the output (B, heads, T, S) of the alignment graph. Padding of a source has weight
-    0."""
-    pad = model.info.config.get("pad_token_id")
-    ids, mask = pad_sequences(sources, pad)
-    target, _ = pad_sequences(targets, pad)  # later tokens change no row
-    states = cross_states(model.outputs({"input_ids": ids, "attention_mask": mask}))
-    inputs = {"decoder_input_ids": target, "encoder_attention_mask": mask} | states
+def cross_attentions(
+    model: "OnnxModel", input_ids: np.ndarray, attention_mask: np.ndarray, targets: np.ndarray
+) -> np.ndarray:
+    """Return the output (B, heads, T, S) of the alignment graph for sources (B, S) and `targets`
+    (B, T). Padding of a source, where `attention_mask` is 0, has weight 0."""
+    encoded = model.outputs({"input_ids": input_ids, "attention_mask": attention_mask})
+    inputs = {"decoder_input_ids": targets, "encoder_attention_mask": attention_mask}
+    inputs |= cross_states(encoded)
     [weights] = model.session(ROLE).run([OUTPUT], inputs)
     return weights
 

@@ -17,6 +17,7 @@ from ..engine.model import OnnxModel, find_target, main_roles
 from ..errors import RequestError
 from ..inference.export_info import ExportInfo
 from ..runtime import Runtime
+from ..specs import alignment
 from .compare import (
     MIN_TOKENS,
     SAME_BITS,
@@ -26,7 +27,14 @@ from .compare import (
     expected_tolerance,
 )
 from .kernels import Kernels, count_copies, describe_kernels
-from .outcome import outcome, run_together, searches, served_outputs, served_sequences
+from .outcome import (
+    alignment_weights,
+    outcome,
+    run_together,
+    searches,
+    served_outputs,
+    served_sequences,
+)
 from .reference import TORCH, Arrays, Reference, manifest_facts, sample
 
 # errors of a check, after which the others still run; the last are of a manifest that lacks fields
@@ -103,6 +111,8 @@ class Subject:
             checks["recorded outputs"] = self.check_recorded
         if self.model.info.generates:
             checks |= {"greedy search": self.check_greedy, "beam search": self.check_beams}
+        if alignment.ROLE in self.model.info.specs:
+            checks["alignment"] = self.check_alignment
         if self.model.info.step:  # which has a graph of its own
             checks["served requests"] = self.check_served
         return checks
@@ -146,6 +156,12 @@ class Subject:
         """Compare the scores of beam search: several sequences may be the best."""
         report = Report(self.expected_tolerance)
         report.compare_beams(self.results["beam_scores"], self.expected)
+        return report
+
+    def check_alignment(self) -> Report:
+        report, name = Report(self.expected_tolerance), alignment.OUTPUT
+        weights = sample(alignment_weights(self.model, self.reference)[name])
+        report.compare(name, weights, self.expected[name], np.ones(len(weights), bool))
         return report
 
     # ----------------------------------------------------------------------------- repeated runs

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..engine.alignments import cross_attentions
 from ..engine.capacity import batch_together
 from ..engine.encoder import EncoderScheduler
 from ..engine.inputs import Generated, GenerationInput, encoder_feeds
@@ -15,8 +16,9 @@ from ..engine.limits import Admission
 from ..engine.loop import Engine
 from ..engine.model import OnnxModel
 from ..inference.inputs import pad_sequences
+from ..specs import alignment
 from .compare import error_scale, relative_margins
-from .reference import Arrays, Reference, compared_outputs
+from .reference import Arrays, Reference, compared_outputs, decoder_ids
 
 BEAMS = 3
 REQUESTS = 8  # at a time
@@ -68,9 +70,10 @@ def run_together(model: OnnxModel, rows: Sequence[GenerationInput]) -> list[list
 
 
 def record(model: OnnxModel, reference: Reference) -> Arrays:
-    """Return the results that a reference keeps of an export: its outcome and its searches, and
-    what others are compared by, see `greedy_margins` and `token_facts`."""
+    """Return the results that a reference keeps of an export: its outcome, its searches and its
+    alignment, and what others are compared by, see `greedy_margins` and `token_facts`."""
     results = outcome(model, reference) | searches(model, reference)
+    results |= alignment_weights(model, reference)
     if model.info.generates:
         greedy = results["greedy"]
         margins = greedy_margins(next_logits(model, reference, greedy), greedy, reference)
@@ -103,6 +106,16 @@ def next_logits(
         for start, end in zip(places, places[1:]):
             logits.append(rows.step(tokens[:, start:end]).copy())
     return np.concatenate(logits, axis=1)
+
+
+def alignment_weights(model: OnnxModel, case: Reference) -> Arrays:
+    """Return `cross_attentions` (B, heads, T, S), what the alignment graph returns for the source
+    and the tokens of `case`; nothing for an export without one."""
+    if alignment.ROLE not in model.info.specs:
+        return {}
+    source = case.inputs["input_ids"], case.inputs["attention_mask"]
+    targets = decoder_ids(case.inputs["start"], case.inputs["tokens"])
+    return {alignment.OUTPUT: cross_attentions(model, *source, targets)}
 
 
 def greedy_margins(logits: np.ndarray, greedy: np.ndarray, reference: Reference) -> np.ndarray:

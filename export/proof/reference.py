@@ -151,6 +151,12 @@ class Reference:
         return real
 
 
+def decoder_ids(start: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Return what a decoder reads (B, P + T - 1) before each of `tokens` (B, T), which follow
+    `start` (B, P)."""
+    return np.concatenate([start, tokens[:, :-1]], axis=1)
+
+
 def manifest_facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a manifest that decide how an export runs."""
     variants = {

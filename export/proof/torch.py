@@ -9,12 +9,22 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
+from ..engine.alignments import recorded_heads
 from ..graphs.encoder_attention import block_size, min_block_length
 from ..heads import SPARSE_EMBEDDING
 from ..inference.export_info import ExportInfo
+from ..specs import alignment
 from .compare import Report, Tolerance, clear_lengths, expected_tolerance
 from .outcome import BEAMS, greedy_margins, token_facts
-from .reference import LENGTHS, TORCH, Arrays, Reference, compared_outputs, reference_inputs
+from .reference import (
+    LENGTHS,
+    TORCH,
+    Arrays,
+    Reference,
+    compared_outputs,
+    decoder_ids,
+    reference_inputs,
+)
 
 # tokens of greedy search before near ties that a reference should have: more than `MIN_TOKENS`, as
 # weights that are rounded to integers have other margins
@@ -36,7 +46,8 @@ def torch_model(model: PreTrainedModel, info: ExportInfo) -> Iterator[None]:
 
 def make_reference(model: PreTrainedModel, info: ExportInfo) -> Reference:
     """Return the reference of an export of `model`: random inputs from seed 0, torch's outputs, and
-    for a model that generates torch's tokens of greedy search and of beam search."""
+    for a model that generates torch's tokens of greedy search and of beam search, and what the
+    alignment graph returns, if there is one."""
     rng = np.random.default_rng(0)
     if not info.generates:
         reference = reference_inputs(info, rng, long_length(model.config))
@@ -49,6 +60,7 @@ def make_reference(model: PreTrainedModel, info: ExportInfo) -> Reference:
         **greedy,
         **token_facts(logits, reference),
         **search(model, reference, num_beams=BEAMS, output_scores=True),
+        **alignment_weights(model, info, reference),
     }
     return reference
 
@@ -138,7 +150,7 @@ def next_logits(model: PreTrainedModel, feeds: Arrays, tokens: np.ndarray) -> np
     `feeds`. Torch reads all of a sequence at once, without a cache."""
     ids, mask = feeds["input_ids"], feeds["attention_mask"]
     if (start := feeds.get("start")) is not None:
-        targets = np.concatenate([start, tokens[:, :-1]], axis=1)
+        targets = decoder_ids(start, tokens)
         inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": targets}
     else:
         mask = np.concatenate([mask, np.ones_like(tokens[:, :-1])], axis=1)
@@ -149,6 +161,22 @@ def next_logits(model: PreTrainedModel, feeds: Arrays, tokens: np.ndarray) -> np
         inputs["position_ids"] = np.maximum(mask.cumsum(axis=1) - 1, 0)
     outputs = model(**tensors(model, inputs), use_cache=False)
     return outputs.logits[:, -tokens.shape[1] :].numpy()
+
+
+def alignment_weights(model: PreTrainedModel, info: ExportInfo, case: Reference) -> Arrays:
+    """Return the cross-attention of `model` as `outcome.alignment_weights` does."""
+    if alignment.ROLE not in info.specs:
+        return {}
+    inputs = tensors(model, case.inputs, SOURCE)
+    targets = torch.from_numpy(decoder_ids(case.inputs["start"], case.inputs["tokens"]))
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation("eager")  # other implementations return no weights
+    try:
+        outputs = model(**inputs, decoder_input_ids=targets, output_attentions=True)
+    finally:
+        model.set_attn_implementation(implementation)
+    heads = [outputs.cross_attentions[head.layer][:, head.head] for head in recorded_heads(info)]
+    return {alignment.OUTPUT: torch.stack(heads, dim=1).numpy()}
 
 
 def search(model: PreTrainedModel, reference: Reference, **options: Any) -> Arrays:

@@ -29,6 +29,7 @@ EXPORTS = [
     ("encoder-relative", "cpu", "int8"),
     ("seq2seq-values", "cuda", "fp16"),
     ("encoder", "cuda", "int8"),
+    ("seq2seq", "cpu"),
 ]
 SEARCHES = ["greedy search", "beam search"]
 ALWAYS = ["second thread", "rows alone", "served requests", "speed"]
@@ -53,6 +54,7 @@ def test_export_of_each_target_is_certified(exported_for, kind):
         "outputs",
         *["recorded outputs"] * is_integer,
         *SEARCHES * generates,
+        *["alignment"] * (kind[:2] == ("seq2seq", "cpu")),
         *(WITH_STEP if generates and kind[1] == "cpu" else ALWAYS),
     ]
 

@@ -16,10 +16,11 @@ from vanilla_transformer_export.proof.certify import certify
 
 ENCODER, CAUSAL, SEQ2SEQ = ("encoder", "portable"), ("causal", "portable"), ("seq2seq", "cpu")
 INT8, CUDA = ("causal", "cpu", "int8"), ("seq2seq", "cuda", "fp16")
+INT8_SEQ2SEQ = ("seq2seq", "cpu", "int8")
 WINDOW, PORTABLE_INT8 = ("causal-window", "portable"), ("seq2seq", "portable", "int8")
 MODEL, SOURCES = "onnx/model.onnx", "onnx/encoder_model.onnx"
 DECODER, STEP = "onnx/decoder_model_merged.onnx", "onnx/decoder_step_model.onnx"
-BEAMS = "onnx/beam_search.onnx"
+BEAMS, ALIGNMENT = "onnx/beam_search.onnx", "onnx/alignment_model.onnx"
 
 
 # ------------------------------------------------------------------------------- faults of graphs
@@ -199,6 +200,11 @@ GRAPH_FAULTS = {
     ),
     "caches of sources": (
         SEQ2SEQ, STEP, swap("past_key_values.0.encoder.key", "past_key_values.1.encoder.key")
+    ),
+    "mask of an alignment": (SEQ2SEQ, ALIGNMENT, mask_of_ones("encoder_attention_mask")),
+    "scale of an alignment": (SEQ2SEQ, ALIGNMENT, change_scale),
+    "weight of an alignment in int8": (
+        INT8_SEQ2SEQ, ALIGNMENT, change_weight("layers.0.cross_attn.q_proj.weight.int8", negate)
     ),
     "scale in half precision": (CUDA, DECODER, change_scale),
     "mask on a GPU": (CUDA, DECODER, mask_of_ones("encoder_attention_mask")),
