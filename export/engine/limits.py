@@ -13,7 +13,7 @@ from ..inference.inputs import position_limit
 from ..inference.logits import row_seed
 from ..inference.options import Options
 from ..inference.rows import SlotSize, position_bytes, slot_shape
-from ..specs.caches import key_heads
+from ..specs.caches import cache_tensors, key_heads
 from .inputs import GenerationInput, check_options, check_row
 
 # Multiplications per token up to which workers have one thread by default. Matrix multiplications
@@ -158,7 +158,7 @@ def preferred_rows(config: dict) -> int:
 def slot_bytes(info: ExportInfo, size: SlotSize) -> int:
     """Return the bytes that the caches of one slot take. `size.rows` is ignored."""
     spec = info.specs[info.step or "decoder"]
-    sources = [tensor for tensor in spec.inputs if ".encoder." in tensor.name]
+    sources = cache_tensors(spec, is_source=True)
     source = sum(4 * math.prod(slot_shape(tensor, SlotSize(1, 1, 1))) for tensor in sources)
     return size.length * position_bytes(spec) + size.source * source
 

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from ..errors import UsageError
+from ..specs.caches import cache_tensors
 from ..specs.graph_spec import GraphSpec, TensorSpec, concrete_shape
 from .logits import Prompt
 from .options import Options
@@ -266,13 +267,6 @@ def position_bytes(spec: GraphSpec) -> int:
         size * (2 if "16" in tensor.dtype else 4)
         for size, tensor in zip(sizes, caches, strict=True)
     )
-
-
-def cache_tensors(spec: GraphSpec, is_source: bool = False) -> list[TensorSpec]:
-    """Return the inputs of the decoder graph `spec` that are caches: of its own tokens, or of those
-    of the source."""
-    caches = [tensor for tensor in spec.inputs if tensor.name.startswith("past_key_values")]
-    return [tensor for tensor in caches if (".encoder." in tensor.name) == is_source]
 
 
 def slot_shape(tensor: TensorSpec, size: SlotSize) -> list[int]:

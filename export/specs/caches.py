@@ -37,6 +37,13 @@ def cache_specs(
     )
 
 
+def cache_tensors(spec: GraphSpec, is_source: bool = False) -> list[TensorSpec]:
+    """Return the inputs of the decoder graph `spec` that are caches: of its own tokens, or of those
+    of the source."""
+    caches = [tensor for tensor in spec.inputs if tensor.name.startswith("past_key_values")]
+    return [tensor for tensor in caches if (".encoder." in tensor.name) == is_source]
+
+
 def key_heads(config: dict) -> int:
     """Return the number of heads of keys and values: `num_key_value_heads`, by default all."""
     return config.get("num_key_value_heads") or config["num_attention_heads"]

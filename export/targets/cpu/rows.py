@@ -14,11 +14,11 @@ from ...inference.rows import (
     LoadedExport,
     Rows,
     SlotSize,
-    cache_tensors,
     check_memory,
     cross_states,
 )
 from ...inference.session import Session
+from ...specs.caches import cache_tensors
 from ...specs.graph_spec import GraphSpec, concrete_shape
 from .buffers import BoundGraph, FreeMemory, by_name, ortvalue, ortvalues
 from .slots import SlotRows

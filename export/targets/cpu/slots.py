@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...inference.inputs import bucket_by_length, pad_sequences
-from ...inference.rows import LoadedExport, SlotSize, cache_tensors, slot_shape
+from ...inference.rows import LoadedExport, SlotSize, slot_shape
+from ...specs.caches import cache_tensors
 from ...specs.graph_spec import TensorSpec
 from .buffers import BoundGraph, by_name, ortvalue, ortvalues
 

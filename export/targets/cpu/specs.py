@@ -16,7 +16,7 @@ positions. `last_source_position` is the position of the last source token of ea
 """
 
 from ...specs.alignment import ROLE, alignment_spec
-from ...specs.caches import NAMES, cache_specs, fixed_cache_specs
+from ...specs.caches import NAMES, cache_specs, cache_tensors, fixed_cache_specs
 from ...specs.graph_spec import GraphSpec, TensorSpec
 from ...specs.sequences import sequence_specs
 
@@ -28,7 +28,7 @@ def graph_specs(config: dict, architecture: str) -> dict[str, GraphSpec]:
     if step_role(config, architecture) == "step":
         specs = specs | {"step": step_spec(config)}
     if specs.keys() >= {"encoder", "decoder"}:
-        source = [tensor for tensor in specs["decoder"].inputs if ".encoder." in tensor.name]
+        source = cache_tensors(specs["decoder"], is_source=True)
         specs = specs | {ROLE: alignment_spec(config, source)}
     return specs
 
