@@ -28,7 +28,8 @@ IMAGE_PROCESSOR = "preprocessor_config.json"
 # tokenizer of target text, if it differs from that of source text
 TARGET_TOKENIZER = "target_tokenizer.json"
 TOKENIZERS = ("tokenizer.json", TARGET_TOKENIZER)
-TOKENIZER_FILES = (*TOKENIZERS, "tokenizer_config.json")
+TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER_FILES = (*TOKENIZERS, TOKENIZER_CONFIG)
 # Required and optional fields of the manifest.
 REQUIRED = {
     "architecture": str,
@@ -88,6 +89,12 @@ class ExportInfo:
         An invalid value raises ValueError.
         """
         return default_options(self.generation_config, self.directory)
+
+    @cached_property
+    def tokenizer_config(self) -> dict:
+        """Content of tokenizer_config.json, empty without the file."""
+        path = self.directory / TOKENIZER_CONFIG
+        return json_object(path, self.read(TOKENIZER_CONFIG) or b"{}")
 
     @property
     def dtypes(self) -> list[str]:

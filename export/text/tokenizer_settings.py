@@ -6,10 +6,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ..inference.export_info import ExportInfo, json_object
+from ..inference.export_info import ExportInfo
 from .tokenization_spaces import cleans_up
 
-TOKENIZER_CONFIG = "tokenizer_config.json"
 NO_LIMIT = 10**9  # tokens; transformers writes 10**30 for a tokenizer without a limit
 # Special tokens of the tokenizer classes, for an old tokenizer_config.json without special tokens.
 CONVENTIONS = {
@@ -35,7 +34,7 @@ class TokenizerSettings:
 
 def read_tokenizer_settings(info: ExportInfo, tokenizer: Tokenizer) -> TokenizerSettings:
     """Return the settings of `tokenizer`, that of the export `info`."""
-    config = read_tokenizer_config(info)
+    config = info.tokenizer_config
     is_silent = not any(name.endswith("_token") for name in config)
     tokens = {
         name: token_id(tokenizer, config.get(name), names if is_silent else ())
@@ -50,11 +49,6 @@ def read_tokenizer_settings(info: ExportInfo, tokenizer: Tokenizer) -> Tokenizer
         config.get("truncation_side", "right"),
         config.get("padding_side", "right"),
     )
-
-
-def read_tokenizer_config(info: ExportInfo) -> dict:
-    """Return the content of tokenizer_config.json, empty without the file."""
-    return json_object(info.directory / TOKENIZER_CONFIG, info.read(TOKENIZER_CONFIG) or b"{}")
 
 
 def read_longest(config: dict) -> int | None:

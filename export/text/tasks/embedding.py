@@ -16,7 +16,7 @@ from ...inference.export_info import ExportInfo, json_object
 from ..checks import check_choice, check_count, check_strings
 from ..sentence_modules import SentenceModules, normalize, read_poolings
 from ..text_model import TextModel
-from ..tokenizer_settings import read_longest, read_tokenizer_config
+from ..tokenizer_settings import read_longest
 from .classification import sentence_config
 from .rows import Cut, Row, decode, encode_texts, plain_row, require, run_rows
 from .task import TaskCall
@@ -314,7 +314,7 @@ def length_and_case(info: ExportInfo) -> tuple[int, bool]:
     """Return the maximum number of tokens of a text, including special tokens, and True if texts
     are lowercased."""
     config = length_config(info)
-    longest = config.get("max_seq_length") or read_longest(read_tokenizer_config(info))
+    longest = config.get("max_seq_length") or read_longest(info.tokenizer_config)
     limit = info.config["max_position_embeddings"]
     return min(longest or limit, limit), bool(config.get("do_lower_case"))
 

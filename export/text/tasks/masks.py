@@ -10,10 +10,10 @@ from tokenizers import Encoding
 
 from ...errors import UsageError
 from ...heads import FILL_MASK, TEXT
+from ...inference.export_info import TOKENIZER_CONFIG
 from ..checks import check_count, check_texts, with_names
 from ..scores import softmax
 from ..text_model import TextModel
-from ..tokenizer_settings import TOKENIZER_CONFIG
 from .rows import decode, encode_texts, require, run_rows
 from .task import TaskCall
 
