@@ -16,7 +16,7 @@ from vanilla_transformer.training.data import read_all_lines
 
 from ..engine.alignments import head_weights
 from ..specs.alignment import SHIFTS, AlignmentHead
-from ..text.alignments import mutual_best, shares, word_weights, words
+from ..text.alignments import align_words, mutual_best
 from ..text.tasks.alignment import start_token
 from ..text.token_spans import source_spans
 from ..text_runtime import TextRuntime
@@ -102,26 +102,23 @@ def weights_and_words(
     """Yield, for each of `pairs`, the weights of words (shifts, heads, T, S) of all heads, and the
     words of both texts in lower case."""
     sources, targets = (list(texts) for texts in zip(*pairs))
-    rows = runtime.rows(sources)
+    rows, [options, *_] = runtime.checked_rows(sources, None, None, {})
     encodings = (
         runtime.encode(sources, False),
         runtime.encode(targets, False, runtime.target_tokenizer),
     )
-    [options] = runtime.checked_rows(sources[:1], None, None, {})[1]
     first = [start_token(runtime, options), *runtime.first_tokens(options)]
     target_rows = [first + encoding.ids for encoding in encodings[1]]
     weights = head_weights(runtime.runtime.model, rows, target_rows)
     for texts, row, source, target, steps in zip(pairs, rows, *encodings, weights, strict=True):
-        spans = source_spans(row, source), target.offsets
-        of_words = [words(text, of_text) for text, of_text in zip(texts, spans)]
-        in_words = [shares(tokens, places) for tokens, places in zip(spans, of_words)]
         steps = steps[:, len(first) - 1 :]  # from the step that makes the first token
-        lowered = [
-            [text[start:end].lower() for start, end in places]
-            for text, places in zip(texts, of_words)
-        ]
         shifts = np.stack([steps[:, :-1], steps[:, 1:]])
-        yield word_weights(shifts, *in_words), (lowered[0], lowered[1])
+        aligned = align_words(texts, (source_spans(row, source), target.offsets), shifts)
+        lowered = [
+            [text[start:end].lower() for start, end in spans]
+            for text, spans in zip(texts, (aligned.source, aligned.target))
+        ]
+        yield aligned.weights, (lowered[0], lowered[1])
 
 
 def f1_of_heads(

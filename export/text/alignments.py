@@ -82,7 +82,10 @@ def mutual_best(weights: np.ndarray) -> list[tuple[int, int]]:
 @dataclass(frozen=True)
 class Alignment:
     """The words of a text and of its translation, and how much each target word attends to each
-    source word: `weights` (T, S)."""
+    source word: `weights` (T, S).
+
+    Weights of several heads are (..., T, S). They have no links and no spans.
+    """
 
     source: list[Span]
     target: list[Span]
@@ -103,8 +106,8 @@ class Alignment:
 def align_words(
     texts: tuple[str, str], tokens: tuple[Sequence[Span], Sequence[Span]], weights: np.ndarray
 ) -> Alignment:
-    """Return the alignment of a source and its translation, `texts`, from the `weights` (T, S) of
-    their tokens, whose spans are `tokens`."""
+    """Return the alignment of a source and its translation, `texts`, from the `weights` (..., T, S)
+    of their tokens, whose spans are `tokens`."""
     source, target = (words(text, spans) for text, spans in zip(texts, tokens))
     of_source, of_target = shares(tokens[0], source), shares(tokens[1], target)
     return Alignment(source, target, word_weights(weights, of_source, of_target))
