@@ -148,11 +148,11 @@ def write_export(
 def plan_graphs(checkpoint: Checkpoint, options: ExportOptions) -> Graphs:
     """Return the graphs to write. With `options.alignments`, the heads of the alignment graph are
     chosen on this text, by an export with all heads to a temporary directory."""
-    graphs = Graphs.plan(checkpoint, options)
     if options.alignments is None:
-        return graphs
+        return Graphs.plan(checkpoint, options)
     check_translates(checkpoint, options.alignments)
     pairs = read_pairs(options.alignments)
+    graphs = Graphs.plan(checkpoint, options)
     every = graphs.with_alignment(all_heads(checkpoint.config_json))
     with tempfile.TemporaryDirectory() as temporary:
         every.write(Path(temporary))

@@ -18,7 +18,7 @@ from ..targets.target import Target
 from .checkpoint import Checkpoint
 from .repository_files import GENAI_CONFIG
 
-OMITTED_FACTS = ("step", "alignment", "genai")  # facts of the manifest
+OMITTED_FACTS = ("step", "genai")  # facts of the manifest
 
 
 def check_model(checkpoint: Checkpoint, mode: str) -> None:

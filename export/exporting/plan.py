@@ -57,7 +57,7 @@ class Graphs:
         specs = {
             dtype: target.graph_specs(config, architecture, dtype, activations) for dtype in dtypes
         }
-        if not writes_alignment(target, options):
+        if options.generate is not None:  # one graph returns no alignments
             specs = {dtype: without_alignment(by_role) for dtype, by_role in specs.items()}
         source = graph_source(checkpoint, options, ALIGNMENT in specs[dtypes[0]])
         return cls(source, target, dtypes, activations, options.opset or target.opsets[0], specs)
@@ -127,14 +127,6 @@ def check_fields(config: Config, target: Target) -> None:
     for name, expected in target.unsupported_fields(config).items():
         problem = f"{name}={getattr(config, name)!r} is not supported by the {target.name} target"
         raise ValueError(f"{problem}, expected {expected}: use --target {default_target()}")
-
-
-def writes_alignment(target: Target, options: ExportOptions) -> bool:
-    """Return True if an export of an encoder-decoder model has an alignment graph.
-
-    It has one where graphs share their weights, unless all become one graph.
-    """
-    return target.shares_weights and options.generate is None
 
 
 def without_alignment(specs: Mapping[str, GraphSpec]) -> dict[str, GraphSpec]:
