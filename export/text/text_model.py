@@ -2,7 +2,7 @@
 runs. `TextRuntime` implements them."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,6 +57,9 @@ class Translator(TextModel, Protocol):
 
     def rows(self, texts: list[str], src_lang: Choice = None) -> list[list[int]]:
         """Return the token ids of each text in the language `src_lang`."""
+
+    def encodings(self, texts: list[str], special_tokens: bool) -> Iterator[Encoding]:
+        """Yield the encodings of `texts`, with or without special tokens."""
 
     def decode(self, rows: list[list[int]]) -> list[str]:
         """Return the text of each row of token ids, without special tokens."""

@@ -54,7 +54,7 @@ def align_sentences(runtime: Translator, sentences: Sequence[Sentence]) -> list[
     rows = [sentence.row for sentence in sentences]
     targets = [[sentence.start, *sentence.tokens] for sentence in sentences]
     weights = runtime.runtime.alignments(rows, targets)
-    encodings = runtime.encode([sentence.text for sentence in sentences], False)
+    encodings = runtime.encodings([sentence.text for sentence in sentences], special_tokens=False)
     results = []
     for sentence, encoding, of_tokens in zip(sentences, encodings, weights, strict=True):
         before = sentence.prefix
