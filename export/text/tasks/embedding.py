@@ -99,7 +99,7 @@ def encode_query(
     which also says what is raised.
     """
     if prompt_name is None and prompt is None:
-        prompt = configured_prompt(runtime, "query")
+        prompt = configured_prompts(runtime).get("query") or ""
     return embed(runtime, texts, prompt_name, prompt, **options)
 
 
@@ -118,8 +118,9 @@ def encode_document(
     are other options of `embed`, which also says what is raised.
     """
     if prompt_name is None and prompt is None:
-        prompt = configured_prompt(runtime, "document")
-        warn_of_other_prompts(runtime, prompt)
+        prompts = configured_prompts(runtime)
+        prompt = prompts.get("document") or ""
+        warn_of_other_prompts(runtime, prompts)
     return embed(runtime, texts, prompt_name, prompt, **options)
 
 
@@ -263,18 +264,18 @@ def quantize(vectors: np.ndarray, precision: str, ranges: np.ndarray | None) -> 
 # -------------------------------------------------------------------------------------- the prompts
 
 
-def configured_prompt(runtime: TextModel, name: str) -> str:
-    """Return the prompt `name` of the export, or "" without one."""
-    return (sentence_config(runtime.info).get("prompts") or {}).get(name) or ""
+def configured_prompts(runtime: TextModel) -> dict[str, str]:
+    """Return the prompts of the export by name."""
+    return sentence_config(runtime.info).get("prompts") or {}
 
 
-def warn_of_other_prompts(runtime: TextModel, prompt: str) -> None:
-    """Warn if the `prompt` of documents is empty and the export has one under another name."""
-    others = [name for name in ("passage", "corpus") if configured_prompt(runtime, name)]
-    if others and not prompt:
+def warn_of_other_prompts(runtime: TextModel, prompts: dict[str, str]) -> None:
+    """Warn if `prompts` have none of the name "document", but one under another name."""
+    others = [name for name in ("passage", "corpus") if prompts.get(name)]
+    if others and not prompts.get("document"):
         warnings.warn(
             f"{runtime.info.directory} has a prompt {others[0]!r}, expected one with the name "
-            f"document: documents get none, as in sentence-transformers; see prompt_name",
+            "document: documents get none, as in sentence-transformers; see prompt_name",
             stacklevel=3,
         )
 
