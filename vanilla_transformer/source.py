@@ -88,7 +88,7 @@ class Source(os.PathLike):
         if os.path.isdir(self.name):
             return self.directory
         # of the commit that config.json is of, whatever is pushed meanwhile
-        get = partial(checkpoint_directory, self.name, revision=self.root.name)
+        get = partial(checkpoint_directory, self.name, commit=self.root.name)
         get(files)
         modules: tuple[Module, ...] = ()
         with contextlib.suppress(ValueError):  # raised where modules.json is read

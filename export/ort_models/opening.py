@@ -88,7 +88,7 @@ def model_directory(
     hub = {name: options[name] for name in HUB_OPTIONS & options.keys()}
     root = checkpoint_directory(model_id, COMPANION_FILES, **hub)
     # nothing to do for a directory; of a Hub id, all files are of the commit that was found first
-    get = partial(checkpoint_directory, model_id, **hub | {"revision": root.name})
+    get = partial(checkpoint_directory, model_id, commit=root.name, **hub)
     directory, folder = config_directory(root, root / subfolder), f"{subfolder}/".lstrip("/")
     if files := read_json(directory / MANIFEST).get("files"):
         prefix = directory.relative_to(root)
