@@ -108,8 +108,8 @@ class Worker:
         leaving = [part for part in self.parts if part.is_finished or part.request.is_finished]
         if leaving:
             self.batch.remove(leaving)
+            self.is_changed = True
         self.requests = {part.request for part in self.parts}
-        self.is_changed = True
         if not self.batch.running:
             self.num_rows = 0
 

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 
 import numpy as np
 import onnxruntime
@@ -56,13 +57,19 @@ def generate_with_transformers(model, ids, mask, prefixes=None, **options):
 
 @pytest.fixture
 def steps(monkeypatch):
-    """(Thread, number of running rows) of each step of rows that may join, in order."""
+    """(Thread, number of running rows) of each step of rows that may join, in order.
+
+    The first step of a thread is slow: on a busy machine the other thread may start late.
+    """
     result = []
     step = GenerationBatch.step
 
     def note_and_step(batch):
         if batch.joining is not None:
-            result.append((threading.current_thread(), len(batch.running)))
+            thread = threading.current_thread()
+            if all(other is not thread for other, _ in result):
+                time.sleep(0.05)
+            result.append((thread, len(batch.running)))
         return step(batch)
 
     monkeypatch.setattr(GenerationBatch, "step", note_and_step)

@@ -16,7 +16,7 @@ import tritonclient.http as triton
 from checkpoints import copy_folder
 from command_line import COMMAND, read_error
 from messages import check_message, raises
-from served import Served, wait_for
+from served import served, wait_for
 from serving_load import with_words
 from tritonclient.utils import InferenceServerException
 
@@ -50,21 +50,15 @@ def exports(exported, exported_for, tmp_path_factory):
 
 
 @contextlib.contextmanager
-def serving(exports, token=TOKEN, ready=True, **settings):
+def serving(exports, token=TOKEN, languages=(), **settings):
     """Yield a server of `exports`, {name: directory}, whose engines run in this process."""
-    given = Settings(**{"grace": 0.01, "drain": 5.0, "log_level": "error", "threads": 1} | settings)
-    named = sources([f"{name}={path}" for name, path in exports.items()], given.languages)
-    server = Served(given, token, PROTOCOLS, named)
-    wait_for(lambda: "ready" in server.lines or server.error, 60)
-    try:
-        with httpx.Client(base_url=server.url, headers=HEADERS, timeout=60) as server.client:
-            yield server
-    finally:
-        if server.thread.is_alive():
-            server.stop()
-        server.thread.join(20)
-    if server.error is not None:
-        raise server.error
+    named = sources([f"{name}={path}" for name, path in exports.items()], languages)
+    settings = {"grace": 0.01, "threads": 1, "languages": languages} | settings
+    with (
+        served(token, PROTOCOLS, named, **settings) as server,
+        httpx.Client(base_url=server.url, headers=HEADERS, timeout=60) as server.client,
+    ):
+        yield server
 
 
 def states(server):

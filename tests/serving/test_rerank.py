@@ -2,6 +2,7 @@
 scores of sentence-transformers."""
 
 import contextlib
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -9,9 +10,12 @@ import pytest
 from heads import MANY, save_family, save_head, word_pieces
 from messages import check_message
 from sentence_transformers import CrossEncoder
+from served import served
 from served_models import serving
 
 from vanilla_transformer_export import TextRuntime, export
+from vanilla_transformer_export.serving.service import PROTOCOLS
+from vanilla_transformer_export.serving.sources import sources
 
 QUERY = "the old man"
 FAMILIES = ("bert", "xlm-roberta", "modernbert")
@@ -66,6 +70,16 @@ def test_scores_equal_cross_encoder(reranker, family):
         post(url, query=QUERY, documents=MANY, top_n=99).json()["results"][1:2]
         == (best["results"][1:])
     )
+
+
+def test_model_that_is_not_loaded_is_loaded(reranker):
+    checkpoint, url = reranker("bert")
+    body = {"query": QUERY, "documents": MANY}
+    [source] = sources([f"it={Path(checkpoint).with_name('export')}"], ())
+    with served(None, PROTOCOLS, [source], threads=1, lazy=True) as server:
+        answer = post(server.url, **body)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["results"] == post(url, **body).json()["results"]
 
 
 def test_usage_has_the_tokens_that_the_model_reads(reranker):

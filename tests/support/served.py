@@ -147,13 +147,16 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(token: bytes | None = None, protocols: tuple[Protocol, ...] = (PROTOCOL,), **settings):
-    server = Served(
-        Settings(**{"grace": 0.05, "drain": 5.0, "log_level": "error", **settings}),
-        token,
-        protocols,
-    )
-    wait_for(lambda: "ready" in server.lines or server.error)
+def served(
+    token: bytes | None = None,
+    protocols: tuple[Protocol, ...] = (PROTOCOL,),
+    exports: Sequence[Source] = (),
+    **settings,
+):
+    """Yield a `Served` that is ready, and stop it. Raise the error with which it failed."""
+    given = Settings(**{"grace": 0.05, "drain": 5.0, "log_level": "error", **settings})
+    server = Served(given, token, protocols, exports)
+    wait_for(lambda: "ready" in server.lines or server.error, 60)
     try:
         yield server
     finally:

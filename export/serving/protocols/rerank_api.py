@@ -13,7 +13,7 @@ from ...text.tasks import reranking
 from ...text.tasks.rows import Cut
 from ...text_runtime import TextRuntime
 from ..models import ServedModel
-from .protocol import Protocol, name_in_path, served_models, server_settings, short_repr
+from .protocol import Protocol, choose_model, server_settings, short_repr
 from .text_embeddings import RERANKS, longest, reranks, rows_to_rank
 from .text_embeddings_requests import check_number
 
@@ -77,7 +77,7 @@ async def rank(request: Request, body: RankRequest) -> Response:
     the `document` too. The score is the sigmoid of the model's logit. Documents that are too long
     are cut, or rejected if the server has `--auto-truncate false`. The model must have one
     label."""
-    model = served_models(request).choose(reranks, RERANKS, name_in_path(request), body.model)
+    model = await choose_model(request, reranks, RERANKS, body.model)
     settings = server_settings(request)
     check_number("documents", body.documents, settings.max_batch)
     documents = [read_document(item, index) for index, item in enumerate(body.documents)]
