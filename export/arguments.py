@@ -194,7 +194,7 @@ def choice_type(what: str, known: Iterable[str]) -> Callable[[str], str]:
     return name
 
 
-def read_as(kind: Any) -> Callable[[str], Any]:
+def read_as(kind: Kind) -> Callable[[str], Any]:
     """Return a function that reads a value of the `kind` in a text, for argparse's `type`; for a
     kind that collects values, one of them.
 

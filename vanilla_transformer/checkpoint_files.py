@@ -55,12 +55,16 @@ OPTIONAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def checkpoint_directory(
-    source: str | os.PathLike, files: tuple[str, ...] = FILES, **options: Any
+    source: str | os.PathLike,
+    files: tuple[str, ...] = FILES,
+    commit: str | None = None,
+    **options: Any,
 ) -> Path:
     """Return the directory `source`, or the cached one of the Hub id `source`.
 
     The `files` of a Hub id, shell patterns of names, are downloaded if they are not in the cache.
-    `options` are those of `huggingface_hub.snapshot_download`, such as `revision`.
+    `commit` is the name of the directory that an earlier call returned, so that all files are of
+    one commit. `options` are those of `huggingface_hub.snapshot_download`, such as `revision`.
 
     Raises:
         FileNotFoundError: if it is neither, and where the Hub cannot be reached and the cache may
@@ -81,6 +85,9 @@ def checkpoint_directory(
         validate_repo_id(name)
     except HFValidationError:
         raise FileNotFoundError(f"{source or repr(name)} does not exist, {expected}") from None
+    if commit is not None:
+        options["revision"] = commit
+    partial = "the cache has only a part of it and the Hub cannot be reached"
     try:
         ignored = None if any("/" in file for file in files) else ["*/*"]
         directory = Path(
@@ -91,9 +98,9 @@ def checkpoint_directory(
     except RepositoryNotFoundError:
         reason = "the Hub has no repository of this name, or none that this login may read"
     except IncompleteSnapshotError:
-        reason = "the cache has only a part of it and the Hub cannot be reached"
-    except LocalEntryNotFoundError:
-        reason = "it is not in the cache and the Hub cannot be reached"
+        reason = partial
+    except LocalEntryNotFoundError:  # with a commit, of a single file
+        reason = partial if commit else "it is not in the cache and the Hub cannot be reached"
     except (OSError, ValueError) as error:  # errors of the Hub client
         reason = one_line(error)
     else:

@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +19,7 @@ from huggingface_hub.errors import CachedRepoTreeNotFoundError
 from . import HAS_TORCH
 from .checkpoint_config import CONFIGS, build_known_config, read_raw_config
 from .checkpoint_files import FILES, checkpoint_directory
-from .companions import MODULE_CONFIG, MODULE_WEIGHTS, read_modules
+from .companions import MODULE_CONFIG, MODULE_WEIGHTS, Module, read_modules
 from .errors import UsageError, torch_missing
 from .files import CONFIG, MODULES
 from .linked_copies import errors_name
@@ -86,13 +87,15 @@ class Source(os.PathLike):
         """
         if os.path.isdir(self.name):
             return self.directory
-        checkpoint_directory(self.name, files)
-        modules = []
+        # of the commit that config.json is of, whatever is pushed meanwhile
+        get = partial(checkpoint_directory, self.name, commit=self.root.name)
+        get(files)
+        modules: tuple[Module, ...] = ()
         with contextlib.suppress(ValueError):  # raised where modules.json is read
-            modules = read_modules(self.root / MODULES) if files == FILES else []
+            modules = read_modules(self.root / MODULES) if files == FILES else ()
         names = (MODULE_CONFIG, *MODULE_WEIGHTS)
         if paths := [f"{module.folder}/{name}" for module in modules for name in names]:
-            checkpoint_directory(self.name, tuple(paths))
+            get(tuple(paths))
         return self.directory
 
     def file_names(self) -> list[str]:

@@ -23,6 +23,10 @@ def index_name(name: str) -> str:
     return f"{name}.index.json"
 
 
+# names of files and indexes of weights without a variant
+PLAIN_NAMES = [plain for name in (WEIGHTS, PICKLE) for plain in (name, index_name(name))]
+
+
 def find_variants(
     directory: Path, names: Collection[str] = (WEIGHTS, PICKLE)
 ) -> dict[str, dict[str, str]]:
@@ -92,9 +96,7 @@ def linked_variant(directory: Path, variant: str) -> TemporaryDirectory:
         FileNotFoundError: if there are no weights of `variant`.
     """
     check_variant(directory, variant)
-    copy = linked_copy(
-        directory, {plain for name in (WEIGHTS, PICKLE) for plain in (name, index_name(name))}
-    )
+    copy = linked_copy(directory, PLAIN_NAMES)
     for plain, file in find_variants(directory)[variant].items():
         Path(copy.name, plain).symlink_to(directory.resolve() / file)
     return copy

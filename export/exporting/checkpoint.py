@@ -17,10 +17,9 @@ from vanilla_transformer.checkpoint_files import (
 )
 from vanilla_transformer.companions import SPLADE, Companions, companions
 from vanilla_transformer.errors import torch_missing
-from vanilla_transformer.files import PICKLE, WEIGHTS
 from vanilla_transformer.generation_settings import read_generation_settings
 from vanilla_transformer.source import Source
-from vanilla_transformer.variants import index_name
+from vanilla_transformer.variants import PLAIN_NAMES
 
 from ..errors import UsageError
 from ..graphs.config import Config
@@ -170,11 +169,11 @@ def set_sparse_head(source: Source, config: Config, companions: Companions) -> N
 def load_torch_model(source: Source) -> "PreTrainedModel":
     from vanilla_transformer.checkpoint import load_model
 
-    names = [path for name in (WEIGHTS, PICKLE) for path in (name, index_name(name))]
-    if sum((source.directory / name).is_file() for name in names) > 1:
+    if sum((source.directory / name).is_file() for name in PLAIN_NAMES) > 1:
+        # takes 0.1 s to import
         from vanilla_transformer.conversion.tensors import unequal_weights
 
-        for note in unequal_weights(source.directory):
+        for note in unequal_weights(source):
             warnings.warn(note, stacklevel=2)
     return load_model(source)
 

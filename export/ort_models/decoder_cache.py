@@ -66,6 +66,7 @@ class DecoderCache(Cache):
     def get_max_length(self, layer_idx: int | None = None) -> int:
         return -1  # as a `DynamicCache`, which grows
 
+    # the decoder keeps its caches in onnxruntime, where these methods of `Cache` cannot change them
     def _reject(self, method: str, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(f"{method} of a DecoderCache, expected a cache of torch tensors")
 

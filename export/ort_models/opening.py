@@ -86,8 +86,9 @@ def model_directory(
     `subfolder`.
     """
     hub = {name: options[name] for name in HUB_OPTIONS & options.keys()}
-    get = partial(checkpoint_directory, model_id, **hub)  # nothing to do for a directory
-    root = get(COMPANION_FILES)
+    root = checkpoint_directory(model_id, COMPANION_FILES, **hub)
+    # nothing to do for a directory; of a Hub id, all files are of the commit that was found first
+    get = partial(checkpoint_directory, model_id, commit=root.name, **hub)
     directory, folder = config_directory(root, root / subfolder), f"{subfolder}/".lstrip("/")
     if files := read_json(directory / MANIFEST).get("files"):
         prefix = directory.relative_to(root)

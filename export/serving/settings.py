@@ -20,7 +20,7 @@ from ..arguments import (
     set_options,
 )
 from ..errors import UsageError
-from ..shared.options import COUNT, Kind, fields_by_name, integers, numbers, option
+from ..shared.options import COUNT, FLAG, Kind, fields_by_name, integers, numbers, option
 
 PREFIX = "VANILLA_TRANSFORMER_"  # prefix of environment variables
 # not a flag, because all users of a machine see the arguments of a process
@@ -70,8 +70,8 @@ SIZE = Kind(
     memory,
     "SIZE",
 )
-SWITCH = Kind("true or false", lambda value: isinstance(value, bool), metavar=None)
-BOOLEAN = Kind("true or false", lambda value: isinstance(value, bool), metavar="BOOL")
+SWITCH = FLAG._replace(expected="true or false")
+BOOLEAN = SWITCH._replace(metavar="BOOL")
 PAIRS = Kind("a language pair such as en-de or NAME:en-de", is_tuple, pair, "SOURCE-TARGET", tuple)
 ORIGINS = Kind("an origin such as https://example.org, or *", is_tuple, origin, "ORIGIN", tuple)
 

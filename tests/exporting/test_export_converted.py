@@ -71,12 +71,15 @@ def temporary(tmp_path, monkeypatch):
 
 
 def test_hub_id_is_looked_up_twice(theirs, tmp_path, monkeypatch):
-    """config.json is downloaded first, then all other files; each export opens its source once."""
+    """config.json is downloaded first, then all other files of the same commit; each export opens
+    its source once."""
     downloads = []
 
-    def download(hub_id, allow_patterns, ignore_patterns):
+    def download(hub_id, allow_patterns, ignore_patterns, revision=None):
+        directory = theirs[0] if hub_id == "someone/bert" else tmp_path / "ours"
+        assert revision == (directory.name if downloads else None)
         downloads.append(allow_patterns)
-        return str(theirs[0] if hub_id == "someone/bert" else tmp_path / "ours")
+        return str(directory)
 
     with monkeypatch.context() as patch:
         convert(theirs[0], tmp_path / "ours")

@@ -19,7 +19,7 @@ class Echo:
         self.runtime = self.info = self
 
     def check_options(self, options):
-        pass
+        pass  # all options are valid
 
     def generate(self, texts, /, **options):
         return [*map(repr, texts)]

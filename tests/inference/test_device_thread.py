@@ -36,7 +36,7 @@ def test_error_reaches_caller_and_device_thread_keeps_running():
 
 def test_device_thread_keeps_no_reference_to_arguments():
     class Array:
-        pass
+        """An object without attributes, only to be referred to."""
 
     array = Array()
     reference = weakref.ref(array)

@@ -622,7 +622,7 @@ def test_file_or_broken_link_instead_of_directory_is_rejected(verb, tmp_path, ca
 def test_subfolders_of_hub_repository_are_not_downloaded(saved, monkeypatch):
     downloads = []
 
-    def download(hub_id, allow_patterns, ignore_patterns):
+    def download(hub_id, allow_patterns, ignore_patterns, revision=None):
         downloads.append((hub_id, "*.safetensors" in allow_patterns, ignore_patterns))
         return str(saved)
 

@@ -252,6 +252,31 @@ def test_only_required_files_are_downloaded(results, hub):
     assert pickles and all(f"/{PICKLED}/" in line for line in pickles)
 
 
+PUSH_BETWEEN = """
+import sys
+from huggingface_hub import upload_file
+from vanilla_transformer.source import Source
+
+source = Source.open(sys.argv[1])
+upload_file(path_or_fileobj=b"new", path_in_repo="vocab.txt", repo_id=sys.argv[1])
+print(source.download().joinpath("vocab.txt").read_text())
+"""
+
+
+@pytest.mark.slow
+def test_files_are_of_the_commit_that_was_opened(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "bert"}')
+    (model / "vocab.txt").write_text("old")
+    with running() as hub:
+        hub.add("someone/moving", model)
+        process = hub.run(tmp_path, "-c", PUSH_BETWEEN, "someone/moving")
+        assert (process.stdout, hub.files("someone/moving")["vocab.txt"]) == ("old\n", b"new")
+        resolved = [line for line in hub.requests if line.startswith("GET /api/models/someone")]
+        assert len([line for line in resolved if "/revision/main" in line]) == 1
+
+
 # ---------------------------------------------------------------------------------- without the Hub
 
 

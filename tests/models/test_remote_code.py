@@ -62,7 +62,7 @@ sys.meta_path.insert(0, NotInstalled())
 try:
     import vanilla_transformer
 except ImportError:
-    pass  # as it must be
+    pass  # as on a machine without the package, where the checkpoint's own code must do
 else:
     sys.exit("the package can be imported: what follows would prove nothing")
 

@@ -41,10 +41,10 @@ class Unchanged:
         return scores
 
     def put(self, tokens):
-        pass
+        pass  # a streamer would show them
 
     def end(self):
-        pass
+        pass  # a streamer would show what it still holds
 
 
 PROCESSORS = {"logits_processor": LogitsProcessorList([Unchanged()])}

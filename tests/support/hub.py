@@ -139,7 +139,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *message):
-        pass
+        pass  # would print a line for each request
 
     def do_GET(self):  # noqa: N802, the name of http.server
         address = urlsplit(self.path)

@@ -21,6 +21,7 @@ from transformers.utils import logging
 from ..checkpoint import TORCH_DTYPES, Shapes, stored_shapes
 from ..checkpoint_files import weight_files, weight_sets
 from ..files import PICKLE, WEIGHTS, check_no_pointer
+from ..source import Source
 
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 logger = logging.get_logger(__name__)
@@ -310,20 +311,21 @@ class TensorFiles:
             return tensors.get_tensor(stored)
 
 
-def unequal_weights(directory: Path) -> list[str]:
-    """Return a warning if a second set of weights in `directory`, such as pickled ones, has another
+def unequal_weights(source: Source) -> list[str]:
+    """Return a warning if a second set of weights of `source`, such as pickled ones, has another
     value in a tensor.
 
     This library and transformers read the first set only. Tensors of one set only are not compared,
     and a second set that cannot be read is ignored.
     """
+    directory = source.directory
     with contextlib.suppress(ValueError, OSError):
         first, *others = weight_sets(directory, (WEIGHTS, PICKLE))
         for files in others:
             name = unequal_name(TensorFiles(directory, first), TensorFiles(directory, files))
             if name is not None:
                 other = f"{files[0].name} than in {first[0].name}, expected the same"
-                return [f"{directory} has another {name} in {other}: {first[0].name} is read"]
+                return [f"{source} has another {name} in {other}: {first[0].name} is read"]
     return []
 
 

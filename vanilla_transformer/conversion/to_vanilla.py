@@ -93,7 +93,7 @@ def plan_complete(source: Source, overrides: Overrides) -> ConversionPlan:
         architecture, more = without_head(architecture, converter, path)
         remarks += more
     plan, more = plan_or_base(architecture, converter, planner(theirs, converter, files))
-    plan.remarks += notes + remarks + more + unequal_weights(path)
+    plan.remarks += notes + remarks + more + unequal_weights(source)
     values = {name: getattr(theirs, name, 0) for name in TRAINING_FIELDS}
     plan.left_out += [f"{name}={value}" for name, value in values.items() if value]
     plan = attach_other_files(plan, source)

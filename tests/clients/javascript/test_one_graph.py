@@ -27,7 +27,7 @@ class Handler(SimpleHTTPRequestHandler):
     }
 
     def log_message(self, *args):
-        pass
+        pass  # would print a line for each request
 
 
 @pytest.fixture(scope="module")

@@ -122,8 +122,8 @@ def worker_pids():
         try:
             if path.read_bytes().startswith(b"ray::MapWorker(MapBatches(PredictionWorker)).submit"):
                 result.append(int(path.parent.name))
-        except OSError:  # the process has ended
-            pass
+        except OSError:
+            pass  # the process has ended since the folder was listed
     return result
 
 
