@@ -31,6 +31,8 @@ from .positions import causal_biases, offsets, padded_positions, source_bias, to
 
 # activations of SpladePooling, log(1 + x) once or twice after the ReLU
 SPLADE_LOGARITHMS = {"relu": 1, "log1p_relu": 2}
+# onnxruntime's Log gives the last values of an array other bits, unless this divides their number
+LOG_MULTIPLE = 16
 EncoderAttention = Callable[[GraphContext, Tokens | None], Attention]  # images have no tokens
 
 
@@ -193,9 +195,17 @@ def sparse_embedding(g: GraphContext, states: Value, inputs: Values) -> list[Val
     scores = op("Mul", vocabulary_logits(g, states), op("Unsqueeze", mask, [2]))
     is_sum = g.config.splade["pooling_strategy"] == "sum"
     pooled = op("Relu", scores if is_sum else op("ReduceMax", scores, [1], keepdims=0))
-    for _ in range(SPLADE_LOGARITHMS[g.config.splade["activation_function"]]):
-        pooled = op("Log", op("Add", pooled, 1.0))
+    pooled = logarithms(g, pooled, SPLADE_LOGARITHMS[g.config.splade["activation_function"]])
     return [token_sum(g, pooled, mask) if is_sum else pooled]
+
+
+def logarithms(g: GraphContext, x: Value, times: int) -> Value:
+    """Return log(1 + x) of values (..., V), `times` times, with the same bits in any batch."""
+    size = g.config.vocab_size
+    x = g.op("Pad", x, [0, -size % LOG_MULTIPLE], None, [-1])
+    for _ in range(times):
+        x = g.op("Log", g.op("Add", x, 1.0))
+    return g.op("Slice", x, [0], [size], [-1])
 
 
 def transformed(g: GraphContext, states: Value, act: str) -> Value:

@@ -13,6 +13,7 @@ from messages import check_message, raises
 from sentence_transformers import SparseEncoder
 from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
 from served_models import serving
+from transformers import AutoModelForMaskedLM
 
 from vanilla_transformer.conversion import convert
 from vanilla_transformer_export import TextRuntime, export
@@ -89,6 +90,21 @@ def test_cpu_target_gives_the_same_bits_alone_and_in_a_batch(saved, strategy, dt
     if dtype == "fp32":
         expected = SparseEncoder(str(root / "theirs"), device="cpu").encode(MANY)
         check_equal(together, expected, strategy)
+
+
+@pytest.mark.parametrize("size", [98, 105])
+def test_vocabulary_of_any_size_gives_the_same_bits_in_a_batch(saved, tmp_path, size):
+    root = shutil.copytree(saved("bert"), tmp_path / "bert")
+    model = AutoModelForMaskedLM.from_pretrained(root / "theirs")
+    model.resize_token_embeddings(size)
+    model.save_pretrained(root / "theirs")
+    export(root / "theirs", tmp_path / "export", target="cpu", cases=2)
+    runtime = TextRuntime(tmp_path / "export", threads=1)
+    texts = [f"{text} {number}" for text in MANY for number in range(10)]
+    together = runtime.embed_sparse(texts)
+    assert [runtime.embed_sparse([text])[0] for text in texts] == together
+    expected = SparseEncoder(str(root / "theirs"), device="cpu").encode(texts)
+    check_equal(together, expected)
 
 
 def test_graph_returns_pooled_logits_only(saved):
