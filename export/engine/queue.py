@@ -32,7 +32,7 @@ def ignore_update(update: Update) -> None:
 
 
 class ClientRequest(Generic[AnyPart]):
-    """A request of one client: parts that are answered together. Each part holds its results.
+    """A request of one client: parts that are answered together. Each part fills its results.
 
     Args:
         parts: the parts that workers run; each may start in another batch.
@@ -52,14 +52,14 @@ class ClientRequest(Generic[AnyPart]):
         num_results: int | None = None,
         arrived_at: float = 0.0,
     ):
-        self.parts = list(parts)
-        for part in self.parts:
+        self.waiting = deque(parts)
+        for part in self.waiting:
             part.request = self
-        self.waiting = deque(self.parts)
-        self.num_rows = self.num_waiting_rows = sum(part.num_rows for part in self.parts)
+        self.results = [part.results for part in self.waiting]  # parts that have ended are freed
+        self.num_rows = self.num_waiting_rows = sum(part.num_rows for part in self.waiting)
         self.receive = receive
         self.streams = streams
-        self.num_unfinished = len(self.parts) if num_results is None else num_results
+        self.num_unfinished = len(self.waiting) if num_results is None else num_results
         self.arrived_at = arrived_at
         self.joined_at = 0.0  # time of the last join of one of its parts
         self.is_spare = False  # True if its rows are spare ones of a batch
@@ -103,8 +103,7 @@ class ClientRequest(Generic[AnyPart]):
             return
         events, self.events, self.is_changed = self.events, [], False
         is_answered = self.is_finished and self.error is None
-        results = [part.results for part in self.parts] if is_answered else None
-        self.receive(Update(events, results, self.error))
+        self.receive(Update(events, self.results if is_answered else None, self.error))
 
 
 WAIT_PER_PART = 0.00025  # seconds per running part, which waits for the prefill of a join
@@ -218,7 +217,7 @@ class RequestQueue:
             request.arrived_at = request.arrived_at or time.perf_counter()
             self.requests.insert(self.next_turn(), request)
             self.num_rows += request.num_waiting_rows
-            self.changed.notify(len(request.parts))
+            self.changed.notify(len(request.waiting))
 
     def next_turn(self) -> int:
         """Return the index of a new request in `requests`: before those that have had a turn

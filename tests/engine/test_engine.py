@@ -145,7 +145,11 @@ def found(monkeypatch):
         values = logits.of(cohort.rows)
         rows = values.reshape(len(cohort.groups), -1, values.shape[-1])
         for group, group_rows in zip(cohort.groups, rows, strict=True):
-            place = [part.input for part in group.request.parts].index(group.input)
+            [place] = [
+                place
+                for place, results in enumerate(group.request.results)
+                if results is group.results
+            ]
             for beam, row in enumerate(group_rows):
                 result.setdefault((place, group.sample, beam), []).append(row.tobytes())
         return advance(cohort, logits)
@@ -165,7 +169,7 @@ def run_in_batch(client, model, name, order, slots, most_joining):
     time."""
     batch = open_batch(Admission(model.info, threads=model.threads, slots=slots), model)
     client_request = start_request(admit_jobs(client, name))
-    waiting = [client_request.parts[place] for place in order]
+    waiting = [client_request.waiting[place] for place in order]
     rng = random.Random(len(order))
     while waiting or batch.running or batch.prefilling:
         joining = []
@@ -212,7 +216,7 @@ def test_long_prompt_is_prefilled_in_chunks_while_other_rows_continue(exported_f
         client.admission.admit(list(range(4, 22)), {"max_new_tokens": MAX_NEW_TOKENS}),
     )
     events = start_request([short], streams=True)
-    [first], [second] = events.parts, start_request([long]).parts
+    [first], [second] = events.waiting, start_request([long]).waiting
     batch.join([first])
     batch.step()
     progress = []
@@ -321,7 +325,7 @@ def test_static_batch_closes_decoder_with_last_row(exported_for, monkeypatch):
     client = open_client(exported_for(DECODER, "portable")[1], slots=2)
     batch = first_batch(client)
     job = client.admission.admit([5], dict(max_new_tokens=3))
-    batch.join(start_request([job] * 2).parts)
+    batch.join(list(start_request([job] * 2).waiting))
     closed = []
     monkeypatch.setattr(batch.rows, "close", lambda: closed.append(True))
     first, last = batch.running
@@ -418,7 +422,7 @@ def test_groups_that_leave_in_any_state_do_not_change_others(exported_for, name,
     def run(inputs, leaves):
         """Return the tokens of each of `inputs`. Number i is removed before step `leaves[i]`."""
         batch = open_batch(client.admission, model)
-        parts = start_request(inputs).parts
+        parts = list(start_request(inputs).waiting)
         batch.join(parts)
         for step in itertools.count():
             going = [part for place, part in enumerate(parts) if leaves.get(place) == step]
@@ -450,7 +454,7 @@ def test_rows_are_closed_if_their_prompts_cannot_be_read(exported_for, monkeypat
     monkeypatch.setattr(PortableRows, "prefill", fail)
     monkeypatch.setattr(PortableRows, "close", lambda rows: closed.append(rows))
     with raises(SessionError, seen="no memory"):
-        batch.join(start_request([job]).parts)
+        batch.join(list(start_request([job]).waiting))
     assert len(closed) == 1 and batch.rows is None and not batch.running
 
 
