@@ -8,7 +8,6 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import uvicorn
 import uvloop
@@ -114,16 +113,18 @@ class Server:
         return allowed
 
     def config(self) -> uvicorn.Config:
-        off: dict[str, Any] = dict(
-            log_config=None, access_log=False, server_header=False, proxy_headers=False
-        )
-        idle = math.ceil(self.settings.header_timeout)
-        times: dict[str, Any] = dict(
-            timeout_keep_alive=idle, timeout_graceful_shutdown=SHUTDOWN_TIMEOUT
-        )
-        opened: Any = self.connections.open  # uvicorn accepts any callable that returns a protocol
         return uvicorn.Config(
-            self.service.app, http=opened, ws="none", lifespan="off", **off, **times
+            self.service.app,
+            # uvicorn accepts any callable that returns a protocol
+            http=self.connections.open,  # type: ignore[arg-type]
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=math.ceil(self.settings.header_timeout),
+            timeout_graceful_shutdown=SHUTDOWN_TIMEOUT,
         )
 
     async def run(self, listener: socket.socket) -> None:

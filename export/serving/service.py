@@ -34,7 +34,7 @@ from .lifecycle import Lifecycle
 from .logs import Log, format_error
 from .metrics import Metrics
 from .middleware import Frame
-from .models import READY, ModelPlan, OpenModel, ServedModel, ServedModels
+from .models import READY, ModelPlan, OpenModel, ServedModel, ServedModels, megabytes
 from .protocols import (
     libretranslate,
     open_inference,
@@ -44,7 +44,6 @@ from .protocols import (
     text_embeddings,
 )
 from .protocols.protocol import Protocol
-from .rejections import megabytes
 from .settings import Settings
 from .sources import Source
 
@@ -142,12 +141,17 @@ async def open_model(
 async def open_encoder(
     source: Source, plan: ModelPlan, settings: Settings, observe: Observe
 ) -> OpenModel:
-    options: dict[str, Any] = dict(threads=plan.arrangement.threads, dtype=settings.dtype)
-    sizes: dict[str, Any] = dict(max_source=settings.max_source, observe=observe)
+    arrangement = plan.arrangement
 
     def open_both() -> tuple[Any, EncoderScheduler]:
-        runtime = open_runtime(source.directory, **options)
-        return runtime, batched(runtime, plan.arrangement.workers, settings.queue, **sizes)
+        runtime = open_runtime(source.directory, threads=arrangement.threads, dtype=settings.dtype)
+        return runtime, batched(
+            runtime,
+            arrangement.workers,
+            settings.queue,
+            max_source=settings.max_source,
+            observe=observe,
+        )
 
     runtime, encoder = await in_thread(open_both)
 
@@ -408,7 +412,10 @@ def in_thread(function: Callable[[], Any]) -> asyncio.Future:
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     if not origins:
         return app
-    allowed: dict[str, Any] = dict(allow_methods=["GET", "HEAD", "POST"], allow_headers=["*"])
     return CORSMiddleware(
-        app, allow_origins=origins, expose_headers=["Retry-After", "X-Request-ID"], **allowed
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "HEAD", "POST"],
+        allow_headers=["*"],
+        expose_headers=["Retry-After", "X-Request-ID"],
     )

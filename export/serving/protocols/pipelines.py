@@ -16,10 +16,11 @@ from ...heads import IMAGE, MAX_CHARACTERS, PIPELINES, TEXT
 from ...text.checks import check_flags, check_texts
 from ...text.tasks.task import are_objects, pipeline_call, read_inputs
 from ...text.tasks.translation import Splitting
-from ..models import ServedModel
+from ..models import Ability, ServedModel
 from ..streams import to_json
 from ..translation.translator import call_off_loop, check_characters, translate
 from .protocol import (
+    ModelName,
     Protocol,
     check_language_names,
     check_names_and_sizes,
@@ -62,9 +63,7 @@ class PipelineRequest(BaseModel):
     inputs: Any = Field(description="inputs of the pipeline; an image is a file in base64")
     parameters: dict[str, Any] | None = Field(None, description="options of the task")
     stream: bool | None = Field(None, description="must not be true; /v1/completions can stream")
-    model: str | None = Field(
-        None, description="name of a model; by default the only model that fits"
-    )
+    model: ModelName = None
     options: dict[str, Any] | None = Field(None, description="has no effect")
 
 
@@ -104,9 +103,8 @@ async def predict(request: Request, task: str) -> Response:
         raise RequestError(404, f"task is {task!r:.100}, {known}")
     reads_images = PIPELINES[task].forms == (IMAGE,)
     body = read_body(await request.body(), request.headers.get("content-type", ""), reads_images)
-    model = await choose_model(
-        request, lambda model: model.has_task(PIPELINES[task]), f"do {task}", body.model
-    )
+    does_task = Ability(f"do {task}", lambda model: model.has_task(PIPELINES[task]))
+    model = await choose_model(request, does_task, body.model)
     check_pipeline(model, task)
     fields = {**(body.model_extra or {}), **(body.parameters or {})}
     parameters = {name: value for name, value in fields.items() if value is not None}
