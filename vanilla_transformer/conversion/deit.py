@@ -1,14 +1,11 @@
 """DeiT (Touvron et al. 2021): ViT with a distillation token after the class token. A classifier
 reads one of them or both."""
 
-from collections.abc import Collection
-
 import torch
-from transformers import PreTrainedConfig
 
 from ..configuration_vanilla_transformer import VanillaVisionConfig
 from . import vit
-from .fields import Fields
+from .fields import Fields, TensorNames, Theirs
 from .tensors import Op, TensorMap, tensor_map
 
 CONFIG = "DeiTConfig"
@@ -29,15 +26,11 @@ MEAN_OF_BOTH = Op(
 OF_CLASS_TOKEN = Op("and zeros", lambda t: (torch.cat([t, torch.zeros_like(t)], dim=1),))
 
 
-def to_vanilla_config(
-    theirs: PreTrainedConfig, architecture: str, names: Collection[str]
-) -> Fields:
-    return vit.to_vanilla_config(theirs, architecture, names) | {"num_first_tokens": 2}
+def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:
+    return vit.to_vanilla_config(theirs, names) | {"num_first_tokens": 2}
 
 
-def tensor_maps(
-    ours: VanillaVisionConfig, theirs: PreTrainedConfig, architecture: str
-) -> list[TensorMap]:
+def tensor_maps(ours: VanillaVisionConfig, theirs: Theirs) -> list[TensorMap]:
     both = ("embeddings.distillation_token",)
     first = TensorMap(
         ("model.embeddings.first_tokens",), "embeddings.cls_token", BOTH_TOKENS, extra_inputs=both
@@ -45,7 +38,7 @@ def tensor_maps(
     return [
         first,
         *vit.body(ours, theirs.qkv_bias),
-        *classifier(architecture.endswith("WithTeacher")),
+        *classifier(theirs.architectures[0].endswith("WithTeacher")),
     ]
 
 
