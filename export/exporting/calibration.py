@@ -21,6 +21,7 @@ from ..graphs.input_scales import Calibration, InputStatistics
 from ..graphs.weights import bare
 from ..heads import HEADS, READS_CHOICES
 from ..proof.torch import SHORTLISTED
+from ..text.checks import check_tokens
 
 LINES = 512  # first lines of the text
 TOKENS = 256  # maximum of a line
@@ -106,12 +107,7 @@ def read(
             f"{problem}, expected text in the language of the model: without calibrate, each "
             "row has its own scale"
         )
-    largest = max(map(max, filter(None, rows)))
-    size = model.config.vocab_size
-    if largest >= size:
-        raise ValueError(
-            f"the tokenizer returned token id {largest}, expected less than vocab_size={size}"
-        )
+    check_tokens(max(map(max, filter(None, rows))), model.config.vocab_size)
     for _, group in groupby(sorted(filter(None, rows), key=len), len):
         alike = torch.tensor(list(group))
         yield from alike.split(BATCH)
