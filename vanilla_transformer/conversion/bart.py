@@ -25,7 +25,6 @@ from .tensors import (
     zeros,
 )
 
-CONFIG = "BartConfig"
 ARCHITECTURES = {
     "BartModel": "VanillaSeq2SeqModel",
     "BartForConditionalGeneration": "VanillaSeq2SeqForConditionalGeneration",
@@ -33,7 +32,6 @@ ARCHITECTURES = {
     "BartForQuestionAnswering": "VanillaSeq2SeqForQuestionAnswering",
     "BartForCausalLM": "VanillaDecoderForCausalLM",
 }
-PREFIX = "model."
 FIELDS = {
     "hidden_size": "d_model",
     "hidden_act": "activation_function",

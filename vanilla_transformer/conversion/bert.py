@@ -17,7 +17,6 @@ from .fields import (
 )
 from .tensors import TensorMap, layers, linear, modules, tensor_map, tokens, zeros
 
-CONFIG = "BertConfig"
 HEADS = (
     *("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
     *("ForQuestionAnswering", "ForMultipleChoice"),
@@ -31,7 +30,6 @@ def encoder_classes(theirs: str, heads: Iterable[str] = HEADS) -> dict[str, str]
 
 
 ARCHITECTURES = encoder_classes("Bert", (*HEADS, "ForPreTraining", "ForNextSentencePrediction"))
-PREFIX = "bert."
 POSITIONS = tensor_map(
     "model.embeddings.embed_positions.weight", "embeddings.position_embeddings.weight"
 )

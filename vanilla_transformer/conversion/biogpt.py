@@ -5,14 +5,12 @@ from . import bart, bert
 from .fields import Fields, Ours, TensorNames, Theirs, same_names
 from .tensors import TensorMap, drop_rows, layers, linear, tensor_map, tokens
 
-CONFIG = "BioGptConfig"
 ARCHITECTURES = {
     "BioGptModel": "VanillaDecoderModel",
     "BioGptForCausalLM": "VanillaDecoderForCausalLM",
     "BioGptForSequenceClassification": "VanillaDecoderForSequenceClassification",
     "BioGptForTokenClassification": "VanillaDecoderForTokenClassification",
 }
-PREFIX = "biogpt."
 
 
 def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:

@@ -5,13 +5,11 @@ from . import bart
 from .fields import Fields, Ours, TensorNames, Theirs
 from .tensors import TensorMap
 
-CONFIG = "BlenderbotConfig"
 ARCHITECTURES = {
     "BlenderbotModel": "VanillaSeq2SeqModel",
     "BlenderbotForConditionalGeneration": "VanillaSeq2SeqForConditionalGeneration",
     "BlenderbotForCausalLM": "VanillaDecoderForCausalLM",
 }
-PREFIX = "model."
 
 
 def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:

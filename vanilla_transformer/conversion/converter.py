@@ -4,6 +4,8 @@ import copy
 import importlib
 from typing import Protocol, cast
 
+import transformers
+
 from .fields import Fields, Ours, TensorNames, Theirs
 from .registry import FAMILIES
 from .tensors import TensorMap
@@ -19,19 +21,16 @@ class Converter(Protocol):
     `fields.require_kept`). `LOST` names fields that may be.
     """
 
-    CONFIG: str
-    """The name of their config class in transformers."""
     ARCHITECTURES: dict[str, str]
-    """The names of their model classes in transformers, each with the name of ours."""
-    PREFIX: str
-    """What the names of the base model's tensors begin with in files of a model with a head."""
+    """The names of their model classes in transformers, that of the base model first, each with the
+    name of ours."""
 
     def to_vanilla_config(self, theirs: Theirs, names: TensorNames) -> Fields:
         """Return the fields of our config, except labels and special tokens, which `planning`
         converts.
 
-        `names` are those of the source's tensors, without `PREFIX`. Raises ValueError for a field
-        that our config cannot represent.
+        `names` are those of the source's tensors, without `base_prefix`. Raises ValueError for a
+        field that our config cannot represent.
         """
 
     def tensor_maps(self, ours: Ours, theirs: Theirs) -> list[TensorMap]:
@@ -46,6 +45,13 @@ def get_converter(model_type: str) -> Converter:
     not in the registry."""
     module = importlib.import_module(f".{FAMILIES[model_type].module}", __package__)
     return cast(Converter, module)
+
+
+def base_prefix(converter: Converter) -> str:
+    """Return what the names of the base model's tensors begin with in files of a model with a head,
+    such as "bert."."""
+    base_model = getattr(transformers, next(iter(converter.ARCHITECTURES)))
+    return f"{base_model.base_model_prefix}."
 
 
 def as_class(theirs: Theirs, architecture: str) -> Theirs:

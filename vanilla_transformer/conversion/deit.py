@@ -8,13 +8,11 @@ from . import vit
 from .fields import Fields, TensorNames, Theirs
 from .tensors import Op, TensorMap, tensor_map
 
-CONFIG = "DeiTConfig"
 ARCHITECTURES = {
     "DeiTModel": "VanillaVisionModel",
     "DeiTForImageClassification": "VanillaVisionForImageClassification",
     "DeiTForImageClassificationWithTeacher": "VanillaVisionForImageClassification",
 }
-PREFIX = "deit."
 IMAGE_PROCESSOR = "DeiTImageProcessor"
 
 BOTH_TOKENS = Op("both tokens", lambda cls, distillation: (torch.cat([cls[0], distillation[0]]),))

@@ -9,9 +9,7 @@ from . import vit
 from .fields import Fields, TensorNames, Theirs, require
 from .tensors import ROW, Op, TensorMap, linear, tensor_map
 
-CONFIG = "Dinov2Config"
 ARCHITECTURES = {"Dinov2Model": "VanillaVisionModel"}
-PREFIX = "dinov2."
 IMAGE_PROCESSOR = "BitImageProcessor"
 UNUSED = r"embeddings\.mask_token"  # used in training only
 NAMES = {"layernorm_before": "norm1", "layernorm_after": "norm2"}

@@ -5,9 +5,7 @@ from . import bert
 from .fields import Fields, Ours, TensorNames, Theirs, read_fields, same_names
 from .tensors import TensorMap, layers, modules, tensor_map, tokens
 
-CONFIG = "DistilBertConfig"
 ARCHITECTURES = bert.encoder_classes("DistilBert")
-PREFIX = "distilbert."
 FIELDS = {
     "hidden_size": "dim",
     "intermediate_size": "hidden_dim",

@@ -6,11 +6,9 @@ from . import bert
 from .fields import Fields, Ours, TensorNames, Theirs, require
 from .tensors import TensorMap, modules, tensor_map
 
-CONFIG = "ElectraConfig"
 ARCHITECTURES = bert.encoder_classes("Electra") | {
     "ElectraForPreTraining": "VanillaEncoderForTokenClassification"
 }
-PREFIX = "electra."
 
 
 def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:

@@ -15,7 +15,6 @@ from .tensors import (
     tokens,
 )
 
-CONFIG = "GPT2Config"
 ARCHITECTURES = {
     "GPT2Model": "VanillaDecoderModel",
     "GPT2LMHeadModel": "VanillaDecoderForCausalLM",
@@ -23,7 +22,6 @@ ARCHITECTURES = {
     "GPT2ForTokenClassification": "VanillaDecoderForTokenClassification",
     "GPT2ForQuestionAnswering": "VanillaDecoderForQuestionAnswering",
 }
-PREFIX = "transformer."
 FIELDS = {
     "hidden_size": "n_embd",
     "intermediate_size": "n_inner",

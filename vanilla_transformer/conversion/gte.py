@@ -6,9 +6,7 @@ from .fields import Fields, Ours, TensorNames, Theirs, require
 from .rotary import HALVES, fused, no_bias, one_base, paired, paired_thirds, renamed
 from .tensors import SAME, TensorMap, modules, tensor_map
 
-CONFIG = "GteConfig"
 ARCHITECTURES = bert.encoder_classes("Gte", bert.HEADS[:4])
-PREFIX = "gte."
 HUB_PREFIX = "new."
 # modules of a layer: our name, the names in the class and in files of the Hub
 LAYER = {

@@ -11,7 +11,6 @@ from .reranker import row_difference
 from .rotary import one_base, paired
 from .tensors import SAME, Op, TensorMap, linear, tensor_map, then, tokens
 
-CONFIG = "LlamaConfig"
 HEADS = {
     "Model": "VanillaDecoderModel",
     "ForCausalLM": "VanillaDecoderForCausalLM",
@@ -20,7 +19,6 @@ HEADS = {
     "ForQuestionAnswering": "VanillaDecoderForQuestionAnswering",
 }
 ARCHITECTURES = {f"Llama{head}": ours for head, ours in HEADS.items()}
-PREFIX = "model."
 HUB_PREFIX = "transformer."  # with the head of question answering
 BIASES = {"attention_bias": "attention_bias", "linear_bias": "mlp_bias"}
 # fields that Llama, its relatives and Gemma share

@@ -7,12 +7,10 @@ from .fields import Fields, Ours, TensorNames, Theirs, require_padding
 from .sinusoids import check_table, fairseq_table
 from .tensors import TensorFiles, TensorMap, constant
 
-CONFIG = "M2M100Config"
 ARCHITECTURES = {
     "M2M100Model": "VanillaSeq2SeqModel",
     "M2M100ForConditionalGeneration": "VanillaSeq2SeqForConditionalGeneration",
 }
-PREFIX = "model."
 TRANSLATES = True  # all its checkpoints with a language model head
 UNUSED = r"(encoder|decoder)\.(version|embed_positions\.weights|embed_positions\._float_tensor)"
 

@@ -15,13 +15,11 @@ from .fields import Fields, Ours, TensorNames, Theirs, require
 from .sinusoids import check_table, marian_table
 from .tensors import Op, TensorFiles, TensorMap, constant, then
 
-CONFIG = "MarianConfig"
 ARCHITECTURES = {
     "MarianModel": "VanillaSeq2SeqModel",
     "MarianMTModel": "VanillaSeq2SeqForConditionalGeneration",
     "MarianForCausalLM": "VanillaDecoderForCausalLM",
 }
-PREFIX = "model."
 TRANSLATES = True  # all its checkpoints with a language model head
 UNUSED = r"(encoder|decoder)\.embed_positions\.weight"  # sinusoids, see `check_tensors`
 STREAM_WRITERS = (

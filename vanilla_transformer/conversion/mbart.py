@@ -5,9 +5,7 @@ from . import bart
 from .fields import Fields, Ours, TensorNames, Theirs
 from .tensors import TensorMap
 
-CONFIG = "MBartConfig"
 ARCHITECTURES = {f"M{theirs}": ours for theirs, ours in bart.ARCHITECTURES.items()}
-PREFIX = "model."
 UNUSED = bart.UNUSED
 to_source_config = bart.to_source_config
 

@@ -2,10 +2,9 @@
 
 from . import llama
 from .fields import Fields, Ours, TensorNames, Theirs
-from .llama import HUB_PREFIX, PREFIX, tensor_maps
+from .llama import HUB_PREFIX, tensor_maps
 
-__all__ = ["HUB_PREFIX", "PREFIX", "tensor_maps"]
-CONFIG = "MistralConfig"
+__all__ = ["HUB_PREFIX", "tensor_maps"]
 ARCHITECTURES = {f"Mistral{head}": ours for head, ours in llama.HEADS.items()}
 
 

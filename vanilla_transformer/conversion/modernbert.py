@@ -16,9 +16,7 @@ from .fields import (
 from .rotary import HALVES, no_bias, paired_thirds
 from .tensors import TensorMap, linear, tensor_map, tokens
 
-CONFIG = "ModernBertConfig"
 ARCHITECTURES = bert.encoder_classes("ModernBert")
-PREFIX = "model."
 FIELDS = {
     "hidden_act": "hidden_activation",
     "layer_norm_eps": "norm_eps",

@@ -6,9 +6,7 @@ from . import bert, roberta
 from .fields import Fields, Ours, TensorNames, Theirs, require, write_fields
 from .tensors import TensorMap, layers, linear, tensor_map, tokens
 
-CONFIG = "MPNetConfig"
 ARCHITECTURES = bert.encoder_classes("MPNet")
-PREFIX = "mpnet."
 PADDING = 1
 BUCKETS = {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}
 LAYER = {

@@ -15,14 +15,12 @@ from .fields import (
 )
 from .tensors import TensorMap, drop_rows, layers, linear, tensor_map, tokens
 
-CONFIG = "OPTConfig"
 ARCHITECTURES = {
     "OPTModel": "VanillaDecoderModel",
     "OPTForCausalLM": "VanillaDecoderForCausalLM",
     "OPTForSequenceClassification": "VanillaDecoderForSequenceClassification",
     "OPTForQuestionAnswering": "VanillaDecoderForQuestionAnswering",
 }
-PREFIX = "model."
 FIELDS = {
     "embedding_size": "word_embed_proj_dim",
     "intermediate_size": "ffn_dim",

@@ -3,13 +3,11 @@
 from . import bart, marian
 from .fields import Fields, TensorNames, Theirs
 
-CONFIG = "PegasusConfig"
 ARCHITECTURES = {
     "PegasusModel": "VanillaSeq2SeqModel",
     "PegasusForConditionalGeneration": "VanillaSeq2SeqForConditionalGeneration",
     "PegasusForCausalLM": "VanillaDecoderForCausalLM",
 }
-PREFIX = "model."
 UNUSED = marian.UNUSED
 check_tensors = marian.check_tensors
 tensor_maps = marian.tensor_maps

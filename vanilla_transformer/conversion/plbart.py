@@ -2,12 +2,11 @@
 the decoder."""
 
 from . import bart
-from .bart import PREFIX, UNUSED, tensor_maps
+from .bart import UNUSED, tensor_maps
 from .fields import Fields, TensorNames, Theirs
 
-__all__ = ["PREFIX", "UNUSED", "tensor_maps"]
+__all__ = ["UNUSED", "tensor_maps"]
 
-CONFIG = "PLBartConfig"
 HEADS = ("Model", "ForConditionalGeneration", "ForSequenceClassification", "ForCausalLM")
 ARCHITECTURES = {f"PLBart{head}": bart.ARCHITECTURES[f"Bart{head}"] for head in HEADS}
 

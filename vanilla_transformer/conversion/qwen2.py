@@ -3,12 +3,11 @@ values."""
 
 from . import llama
 from .fields import Fields, Ours, TensorNames, Theirs, require
-from .llama import HUB_PREFIX, PREFIX
+from .llama import HUB_PREFIX
 from .rotary import no_bias
 from .tensors import TensorMap
 
-__all__ = ["HUB_PREFIX", "PREFIX"]
-CONFIG = "Qwen2Config"
+__all__ = ["HUB_PREFIX"]
 ARCHITECTURES = {f"Qwen2{head}": ours for head, ours in llama.HEADS.items()}
 
 

@@ -8,9 +8,7 @@ from . import bert
 from .fields import Fields, Ours, TensorNames, Theirs, require_padding
 from .tensors import TensorMap, drop_rows, modules
 
-CONFIG = "RobertaConfig"
 ARCHITECTURES = bert.encoder_classes("Roberta")
-PREFIX = "roberta."
 
 
 def to_vanilla_config(theirs: Theirs, names: TensorNames) -> Fields:

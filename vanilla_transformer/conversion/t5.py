@@ -18,7 +18,6 @@ from .fields import (
 )
 from .tensors import SAME, Op, TensorMap, equal, linear, modules, scaled, tensor_map
 
-CONFIG = "T5Config"
 ARCHITECTURES = {
     "T5Model": "VanillaSeq2SeqModel",
     "T5ForConditionalGeneration": "VanillaSeq2SeqForConditionalGeneration",
@@ -27,7 +26,6 @@ ARCHITECTURES = {
     "T5EncoderModel": "VanillaEncoderModel",
     "T5ForTokenClassification": "VanillaEncoderForTokenClassification",
 }
-PREFIX = "transformer."
 # in old files, of no effect
 UNUSED = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 ENCODERS = ("EncoderModel", "ForTokenClassification")

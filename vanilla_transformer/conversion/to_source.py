@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 import transformers
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
 import vanilla_transformer
 
@@ -41,9 +41,7 @@ def plan_family(source: Source, to: str) -> ConversionPlan:
     names = {our_name: name for name, our_name in converter.ARCHITECTURES.items()}
     architecture = names[check_architecture(ours, names)]
     mark = {VERSION_KEY: vanilla_transformer.__version__}  # this package may replace it
-    config = getattr(transformers, converter.CONFIG)(
-        **common_fields(ours), **converter.to_source_config(ours), **mark
-    )
+    config = CONFIG_MAPPING[to](**common_fields(ours), **converter.to_source_config(ours), **mark)
     files = TensorFiles(source.directory)
     check_depth(ours, files.shapes, source.directory)
     if not any(name.startswith("model.") for name in files.shapes):

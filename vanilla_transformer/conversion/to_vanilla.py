@@ -25,7 +25,7 @@ from .architectures import (
     settle_architecture,
 )
 from .conversion_plan import ConversionPlan, TensorStep
-from .converter import Converter, as_class, get_converter
+from .converter import Converter, as_class, base_prefix, get_converter
 from .fields import require
 from .overrides import Overrides
 from .plan_parts import (
@@ -148,10 +148,11 @@ def open_tensors(path: Path, converter: Converter, overrides: Overrides) -> Tens
     leave out."""
     files = TensorFiles(path)
     files.rename(modern_name)
-    alias = getattr(converter, "HUB_PREFIX", converter.PREFIX)
-    files.rename(lambda name: re.sub(f"^{re.escape(alias)}", converter.PREFIX, name))
-    files.strip(converter.PREFIX)
-    overrides.remove_tensors(files, converter.PREFIX)
+    prefix = base_prefix(converter)
+    alias = getattr(converter, "HUB_PREFIX", prefix)
+    files.rename(lambda name: re.sub(f"^{re.escape(alias)}", prefix, name))
+    files.strip(prefix)
+    overrides.remove_tensors(files, prefix)
     return files
 
 

@@ -11,12 +11,10 @@ from . import bert
 from .fields import Fields, TensorNames, Theirs, read_fields, require, same_names, write_fields
 from .tensors import ROW, Op, TensorMap, linear, tensor_map
 
-CONFIG = "ViTConfig"
 ARCHITECTURES = {
     "ViTModel": "VanillaVisionModel",
     "ViTForImageClassification": "VanillaVisionForImageClassification",
 }
-PREFIX = "vit."
 IMAGE_PROCESSOR = "ViTImageProcessor"
 
 # of ViT, DeiT and DINOv2

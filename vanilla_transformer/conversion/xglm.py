@@ -5,9 +5,7 @@ from .fields import Fields, Ours, TensorNames, Theirs, require
 from .sinusoids import check_table, fairseq_table
 from .tensors import TensorFiles, TensorMap, constant, layers, linear, tokens
 
-CONFIG = "XGLMConfig"
 ARCHITECTURES = {"XGLMModel": "VanillaDecoderModel", "XGLMForCausalLM": "VanillaDecoderForCausalLM"}
-PREFIX = "model."
 UNUSED = r"embed_positions\.weights"
 
 
