@@ -65,9 +65,10 @@ def translate(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[dict[str, t
     """
     # without an end token
     max_new_tokens = min(2 * ids.shape[1] + 10, model.config.max_position_embeddings - 1)
-    settings = {"num_beams": 1, "do_sample": False, "max_new_tokens": max_new_tokens}
     # `generate` is a mixin's method and has no type.
-    outputs = model.generate(ids, **settings)  # type: ignore[operator]
+    outputs = model.generate(  # type: ignore[operator]
+        ids, num_beams=1, do_sample=False, max_new_tokens=max_new_tokens
+    )
     lengths = [
         num_read(output, model.generation_config.eos_token_id) for output in outputs.tolist()
     ]

@@ -15,6 +15,7 @@ from huggingface_hub.utils import validate_repo_id, yaml_dump
 from ..heads import HEADS
 from ..inference.export_info import CARD, IMAGE_PROCESSOR
 from ..shared.files import read_object, write_json
+from ..shared.options import without_none
 from ..specs.caches import key_heads
 from ..targets.target import Target
 
@@ -182,11 +183,11 @@ def write_genai_config(directory: Path, config: dict, generation: dict, file: st
         "type": "decoder",
         "vocab_size": config["vocab_size"],
         "context_length": length,
-        **{name: token for name, token in tokens.items() if token is not None},
+        **without_none(tokens),
         **({"tokenizer_dir": NO_TOKENIZER} if because else {}),
         "decoder": decoder,
     }
-    sampling = {name: generation[name] for name in SAMPLING if generation.get(name) is not None}
+    sampling = without_none({name: generation.get(name) for name in SAMPLING})
     search = {"max_length": length, "past_present_share_buffer": False, **sampling}
     write_json(directory / GENAI_CONFIG, {"model": model, "search": search})
     return {
@@ -292,7 +293,7 @@ def front_matter(of_base: dict[str, Any], **fields: Any) -> list[str]:
     """Return the lines that a card begins with, in YAML: `fields`, and those of the metadata
     `of_base` that hold for exports. None values are left out."""
     metadata = {name: of_base.get(name) for name in OF_THE_BASE} | fields
-    known = {name: value for name, value in metadata.items() if value is not None}
+    known = without_none(metadata)
     known["tags"] = ["onnx", "vanilla-transformer"]
     return ["---", yaml_dump(known).rstrip(), "---", ""]
 

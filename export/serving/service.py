@@ -82,7 +82,10 @@ def make_plan(source: Source, settings: Settings, cores: int, hashes: bool = Fal
             "when the server started: start it again"
         )
     arranged = limit_workers(arranged, info, settings)
-    admission = admission_for(info, arranged, settings) if source.generates else None
+    admission = None
+    if source.generates:
+        sizes = slot_sizes(arranged, settings)
+        admission = Admission(info, max_waiting=settings.queue, **sizes)
     directions = read_directions(info, read_languages(info), source.languages)
     slot_bytes = 0 if admission is None else admission.slot_bytes
     files = info.manifest["files"]
@@ -95,10 +98,6 @@ def slot_sizes(arranged: Arrangement, settings: Settings) -> dict[str, Any]:
     """Return the arguments of `Admission` about workers and slots, by name."""
     names = ("slots", "max_source", "max_length")
     return dataclasses.asdict(arranged) | {name: getattr(settings, name) for name in names}
-
-
-def admission_for(info: ExportInfo, arranged: Arrangement, settings: Settings) -> Admission:
-    return Admission(info, max_waiting=settings.queue, **slot_sizes(arranged, settings))
 
 
 async def open_model(

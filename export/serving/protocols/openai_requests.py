@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, create_model
 from ...errors import RequestError, TooLong, UsageError
 from ...inference.options import special_token
 from ...shared.generation_options import FIELDS
-from ...shared.options import COUNT, check_option
+from ...shared.options import COUNT, check_option, without_none
 from ...text_runtime import TextRuntime, prompt
 from ..translation.translator import call_off_loop, check_characters
 from .protocol import (
@@ -206,8 +206,7 @@ def parse_options(body: CompletionFields, defaults: dict[str, Any]) -> dict[str,
         UsageError: if a value is invalid, or if two values contradict each other.
     """
     values = {name: getattr(body, name) for name in OPTIONS}
-    present = {name: value for name, value in values.items() if value is not None}
-    options = {"num_beams": 1, **present}
+    options = {"num_beams": 1, **without_none(values)}
     check_names_and_sizes(options)
     check_option("num_beams", options["num_beams"], COUNT)
     beams, n = options["num_beams"], body.n or 1
@@ -232,7 +231,7 @@ def parse_options(body: CompletionFields, defaults: dict[str, Any]) -> dict[str,
     options["do_sample"] = is_sampled
     if is_sampled:
         sampling = {"temperature": temperature, "top_p": body.top_p, "seed": body.seed}
-        options |= {name: value for name, value in sampling.items() if value is not None}
+        options |= without_none(sampling)
         options.setdefault("top_k", defaults.get("top_k", 0))
     return options
 

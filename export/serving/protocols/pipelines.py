@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ...engine.inputs import GenerationInput
 from ...errors import RequestError, TooLong, UsageError, did_you_mean
 from ...heads import IMAGE, MAX_CHARACTERS, PIPELINES, TEXT
+from ...shared.options import without_none
 from ...text.checks import check_flags, check_texts
 from ...text.tasks.task import are_objects, pipeline_call, read_inputs
 from ...text.tasks.translation import Splitting
@@ -106,8 +107,7 @@ async def predict(request: Request, task: str) -> Response:
     does_task = Ability(f"do {task}", lambda model: model.has_task(PIPELINES[task]))
     model = await choose_model(request, does_task, body.model)
     check_pipeline(model, task)
-    fields = {**(body.model_extra or {}), **(body.parameters or {})}
-    parameters = {name: value for name, value in fields.items() if value is not None}
+    parameters = without_none({**(body.model_extra or {}), **(body.parameters or {})})
     if body.stream:
         raise UsageError("stream is true, expected false: use /v1/completions to stream")
     answer_all = generate_answers if task in GENERATION_OPTIONS else run_task
@@ -244,7 +244,7 @@ def generation_options(
     more = parameters.pop("generate_parameters", {})
     if not isinstance(more, dict):
         raise UsageError(f"generate_parameters is {short_repr(more)}, expected an object")
-    parameters |= {name: value for name, value in more.items() if value is not None}
+    parameters |= without_none(more)
     task_options = {
         name: parameters.pop(name, default) for name, default in GENERATION_OPTIONS[task].items()
     }
@@ -270,7 +270,14 @@ async def continue_texts(
     slot = model.admission.slot_size
     check_characters("text", map(len, rows), slot.source or slot.length)
     size = sum(map(len, rows))
-    inputs = await call_off_loop(size, admit_rows, model, rows, languages, options)
+
+    def admit_rows() -> list[GenerationInput]:
+        ids, checked = model.runtime.checked_rows(
+            rows, languages.get("src_lang"), languages.get("tgt_lang"), options
+        )
+        return model.admission.admit_all(ids, checked)
+
+    inputs = await call_off_loop(size, admit_rows)
     results = await model.scheduler.generate(inputs)
     decoded = iter(
         await call_off_loop(
@@ -278,12 +285,3 @@ async def continue_texts(
         )
     )
     return [[next(decoded) for _ in answers] for answers in results]
-
-
-def admit_rows(
-    model: ServedModel, rows: list[str], languages: dict[str, Any], options: dict[str, Any]
-) -> list[GenerationInput]:
-    ids, checked = model.runtime.checked_rows(
-        rows, languages.get("src_lang"), languages.get("tgt_lang"), options
-    )
-    return model.admission.admit_all(ids, checked)

@@ -45,10 +45,6 @@ def json_schema(kind: Any) -> WithJsonSchema:
     return WithJsonSchema(TypeAdapter(kind).json_schema())
 
 
-def message_body(error: RequestError) -> dict[str, Any]:
-    return {"error": error.message}
-
-
 @dataclass(frozen=True)
 class Protocol:
     """The endpoints of one API and its error format. `error_body` returns the JSON of an error.
@@ -57,7 +53,7 @@ class Protocol:
 
     name: str
     router: APIRouter
-    error_body: Callable[[RequestError], dict[str, Any]] = message_body
+    error_body: Callable[[RequestError], dict[str, Any]] = lambda error: {"error": error.message}
     validation: int = 400
     public_paths: frozenset[str] = frozenset()
 

@@ -110,9 +110,7 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
     The response is a list of lists of numbers in the order of the inputs, also for one input. The
     export's sentence-transformers modules select pooling and linear maps. The field `normalize`
     decides about normalization."""
-    model = await choose_model(request, EMBEDS, body.model)
-    inputs = read_inputs(request, model, body.inputs)
-    cut = cut_for(request, model, body)
+    model, inputs, cut = await open_inputs(request, EMBEDS, body)
 
     def answer() -> bytes:
         vectors = embed_inputs(model, inputs, body.prompt_name, cut, body.dimensions)
@@ -130,9 +128,7 @@ async def embed_sparse(request: Request, body: EmbedSparseRequest) -> Response:
     The response is a list in the order of the inputs, also for one input. Each entry is a list of
     `{"index": number, "value": number}` with the values that are not 0, where `index` is the id of
     a token. The model must be a masked language model with SpladePooling."""
-    model = await choose_model(request, EMBEDS_SPARSE, body.model)
-    inputs = read_inputs(request, model, body.inputs)
-    cut = cut_for(request, model, body)
+    model, inputs, cut = await open_inputs(request, EMBEDS_SPARSE, body)
 
     def answer() -> bytes:
         rows, _ = encode_inputs(model, inputs, body.prompt_name, cut)
@@ -148,9 +144,7 @@ async def embed_all(request: Request, body: EmbedAllRequest) -> Response:
 
     The response is a list in the order of the inputs, also for one input. Each entry has a list of
     numbers for each token, with the special tokens and those of a prompt."""
-    model = await choose_model(request, EMBEDS, body.model)
-    inputs = read_inputs(request, model, body.inputs)
-    cut = cut_for(request, model, body)
+    model, inputs, cut = await open_inputs(request, EMBEDS, body)
 
     def answer() -> bytes:
         rows, _ = encode_inputs(model, inputs, body.prompt_name, cut)
@@ -351,6 +345,15 @@ def read_inputs(
     errors as `parse_texts` does."""
     vocab_size = model.runtime.info.config["vocab_size"]
     return parse_texts(name, value, server_settings(request).max_batch, vocab_size)
+
+
+async def open_inputs(
+    request: Request, ability: Ability, body: EmbedAllRequest
+) -> tuple[ServedModel, list[str | list[int]], Cut]:
+    """Return the model of `request` and what it embeds: the inputs of `body`, and how they are
+    cut. Raises errors as `choose_model` and `parse_texts` do."""
+    model = await choose_model(request, ability, body.model)
+    return model, read_inputs(request, model, body.inputs), cut_for(request, model, body)
 
 
 def cut_for(request: Request, model: ServedModel, body: Truncation) -> Cut:
