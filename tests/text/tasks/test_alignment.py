@@ -7,6 +7,7 @@ from alignments import CARD, DICTIONARY, SENTENCES, dictionary_scores
 from messages import raises
 
 from vanilla_transformer_export import TextRuntime, export
+from vanilla_transformer_export.cli.main import main
 from vanilla_transformer_export.errors import UsageError
 from vanilla_transformer_export.exporting.alignment_heads import symmetrized
 from vanilla_transformer_export.files.predictions import Predictions
@@ -115,6 +116,18 @@ def test_alignments_exclude_scores_and_other_tasks(calibrated):
         Predictions(calibrated, "translate", alignments=True)
 
 
+def test_heads_of_a_portable_export_are_chosen_on_its_own_graph(
+    calibrated, parallel_text, tmp_path
+):
+    command = ["export", str(CARD), str(tmp_path / "out"), "--dtype", "fp32,int8", "--alignments"]
+    main([*command, str(parallel_text)])
+    runtime = TextRuntime(tmp_path / "out", dtype="int8")
+    assert runtime.info.manifest["alignment"] == calibrated.info.manifest["alignment"]
+    found = runtime.translate(SENTENCES, return_alignments=True, **GREEDY)
+    right, number = dictionary_scores(SENTENCES, found)
+    assert number > 200 and right / number > 0.95
+
+
 def test_portable_export_says_that_it_has_no_alignment_graph(tmp_path):
     export(CARD, tmp_path / "export", cases=1)
     runtime = TextRuntime(tmp_path / "export")
@@ -151,14 +164,15 @@ def test_parallel_text_is_checked_first(parallel_text, tmp_path, change, seen, e
 def test_alignments_of_models_and_targets_without_a_graph_are_rejected(tmp_path, parallel_text):
     with pytest.raises(FileNotFoundError, match="missing"):
         export(CARD, tmp_path / "export", target="cpu", alignments=tmp_path / "missing.tsv")
-    with raises(UsageError, seen=("greedy", "pairs.tsv"), expected="None"):
+    with raises(UsageError, seen=("greedy", "pairs.tsv"), expected="False"):
         options = dict(target="cpu", generate="greedy", alignments=parallel_text)
         export(CARD, tmp_path / "export", **options)
-    with raises(UsageError, seen=("portable", "pairs.tsv"), expected="cpu"):
-        export(CARD, tmp_path / "export", alignments=parallel_text)
     decoder = CARD.parent / "vanilla-decoder-tiny-shakespeare"
-    with raises(ValueError, seen="VanillaDecoderForCausalLM", expected="encoder-decoder"):
-        export(decoder, tmp_path / "export", target="cpu", alignments=parallel_text)
+    for alignments in (parallel_text, True):
+        with raises(ValueError, seen="VanillaDecoderForCausalLM", expected="encoder-decoder"):
+            export(decoder, tmp_path / "export", target="cpu", alignments=alignments)
+    with raises(UsageError, seen=5, expected=("path", "True")):
+        export(CARD, tmp_path / "export", alignments=5)
 
 
 def test_two_directions_grow_as_in_moses():
